@@ -1,0 +1,158 @@
+"""Build hook: compile the hot path with Cython, or say why not and package plain Python.
+
+A module of ``deep500_timing`` that has a ``.pxd`` beside it is compiled from the same ``.py`` that runs as plain Python.
+The compiled form is an optimisation only: without a compiler, or without Cython, the build warns and carries on,
+and the package behaves the same, slower. The environment variable ``DEEP500_TIMING_BUILD`` decides otherwise:
+
+* ``auto`` (or unset): compile if possible, else warn.
+* ``pure``: compile nothing; a wheel is then tagged ``py3-none-any``.
+* ``compiled``: a failure to compile ends the build.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from sysconfig import get_config_var
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+PACKAGE = "deep500_timing"
+MODE_VARIABLE = "DEEP500_TIMING_BUILD"
+MODES = ("auto", "pure", "compiled")
+
+DIRECTIVES: dict[str, Any] = {
+    "language_level": 3,
+    # The modules index C arrays whose bounds they keep themselves.
+    "boundscheck": False,
+    "wraparound": False,
+    "initializedcheck": False,
+    "cdivision": True,
+    # Methods become the interpreter's own method descriptors, which it calls faster than Cython's function objects;
+    # the embedded signature keeps `help()` and `inspect.signature` working.
+    "binding": False,
+    "embedsignature": True,
+    "embedsignature.format": "clinic",
+}
+
+
+class CompileHook(BuildHookInterface):  # type: ignore[type-arg]
+    """Adds the compiled modules to a wheel, or puts them beside their sources for an editable install."""
+
+    PLUGIN_NAME = "custom"
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Compile before the wheel's files are collected.
+
+        Args:
+            version: ``"standard"`` or ``"editable"``.
+            build_data: What hatchling is about to build; the compiled files and the wheel's tag are written into it.
+
+        Raises:
+            ValueError: ``DEEP500_TIMING_BUILD`` holds an unknown value.
+            RuntimeError: The modules could not be compiled and ``DEEP500_TIMING_BUILD=compiled``.
+        """
+        mode = os.environ.get(MODE_VARIABLE) or "auto"
+        if mode not in MODES:
+            raise ValueError(f"{MODE_VARIABLE}={mode!r} is not known; use one of {', '.join(MODES)}")
+
+        package = Path(self.root, PACKAGE)
+        sources = sorted(path.with_suffix(".py") for path in package.glob("*.pxd"))
+        if version == "editable":
+            # An older compiled module would shadow the source, also where this build compiles nothing.
+            _remove_compiled(sources)
+        if mode == "pure" or not sources:
+            return
+
+        # The scratch folder outlives this method, because the wheel's files are collected after it. An object that
+        # cleans up after itself serves better than `finalize`, which hatchling leaves out after a failure.
+        self._scratch = tempfile.TemporaryDirectory(prefix="deep500-timing-build-")
+        try:
+            compiled = _compile(package, sources, Path(self._scratch.name))
+        except (Exception, SystemExit) as error:
+            # Whatever a missing or broken compiler raises: setuptools, distutils and Cython share no base class.
+            if mode == "compiled":
+                raise RuntimeError(
+                    f"{MODE_VARIABLE}=compiled: compiling {_names(sources)} failed: {_describe(error)}; "
+                    f"install a C compiler and the headers of Python, or build with {MODE_VARIABLE}=auto"
+                ) from error
+            self._warn(
+                f"could not compile {_names(sources)}: {_describe(error)}. "
+                "The package works the same without, slower; a C compiler and the headers of Python make it fast."
+            )
+            return
+
+        if version == "editable":
+            for path in compiled:
+                shutil.copy2(path, package / path.name)
+        else:
+            build_data["pure_python"] = False
+            build_data["infer_tag"] = True
+            build_data["force_include"].update({str(path): f"{PACKAGE}/{path.name}" for path in compiled})
+
+    def _warn(self, message: str) -> None:
+        print(f"deep500-timing: warning: {message}", file=sys.stderr, flush=True)
+
+
+def _compile(package: Path, sources: list[Path], scratch: Path) -> list[Path]:
+    """Compile modules in a copy of the package, so that no generated C file is left in the tree.
+
+    Args:
+        package: Folder of the package.
+        sources: The modules to compile, each with its ``.pxd`` beside it.
+        scratch: Empty folder to work in.
+
+    Returns:
+        The compiled modules, in ``scratch``.
+    """
+    from Cython.Build import cythonize
+    from setuptools import Distribution, Extension
+
+    copy = scratch / package.name
+    copy.mkdir()
+    for path in package.iterdir():
+        if path.suffix in {".py", ".pxd"}:
+            shutil.copy2(path, copy / path.name)
+    optimise = [] if os.name == "nt" else ["-O2", "-g0"]
+    extensions = [
+        Extension(
+            f"{package.name}.{source.stem}",
+            # Relative, because tracebacks name the file as it was named to Cython.
+            [f"{package.name}/{source.name}"],
+            extra_compile_args=optimise,
+        )
+        for source in sources
+    ]
+    # The build frontend reads its own protocol from the standard output.
+    with contextlib.chdir(scratch), contextlib.redirect_stdout(sys.stderr):
+        distribution = Distribution(
+            {
+                "name": package.name,
+                "ext_modules": cythonize(extensions, compiler_directives=DIRECTIVES, quiet=True),
+                "script_name": "hatch_build.py",
+            }
+        )
+        command = distribution.get_command_obj("build_ext")
+        command.build_lib = str(scratch / "lib")
+        command.build_temp = str(scratch / "temp")
+        distribution.run_command("build_ext")
+    return [Path(path) for path in command.get_outputs()]
+
+
+def _remove_compiled(sources: list[Path]) -> None:
+    """Delete the compiled forms that lie beside the sources for the running interpreter."""
+    for source in sources:
+        source.with_suffix(str(get_config_var("EXT_SUFFIX"))).unlink(missing_ok=True)
+
+
+def _names(sources: list[Path]) -> str:
+    return ", ".join(f"{source.parent.name}/{source.name}" for source in sources)
+
+
+def _describe(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
