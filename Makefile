@@ -1,0 +1,137 @@
+# Everything a developer does, on a machine with Python 3.11+, make and, for speed, a C compiler.
+# `make help` lists the targets. Variables: PYTHON, WORKERS, GPU_PYTHON, PYTEST_ARGS.
+
+PYTHON ?= python3
+GPU_PYTHON ?= python3
+PYTEST_ARGS ?=
+# Processes for the whole suite; 0 runs it in one.
+WORKERS ?= 0
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip
+CORE_VERSIONS := 3.11 3.12 3.13
+
+# What an installation depends on, and what is compiled into it.
+RECIPE := pyproject.toml constraints.txt hatch_build.py
+COMPILED := $(foreach pxd,$(wildcard deep500_timing/*.pxd),$(pxd) $(pxd:.pxd=.py))
+SOURCES := $(shell find deep500_timing adapters -name '*.py' -o -name '*.pxd' -o -name py.typed)
+
+# The first interpreter of a version that runs and can make virtual environments: a pyenv shim on PATH may refuse,
+# so pyenv's and uv's own folders are looked into as well.
+find-python = $(shell for python in python$(1) \
+	"$${PYENV_ROOT:-$$(pyenv root 2>/dev/null || echo "$$HOME/.pyenv")}"/versions/$(1).*/bin/python$(1) \
+	"$$HOME"/.local/share/uv/python/cpython-$(1).*/bin/python$(1); do \
+	if "$$python" -c 'import ensurepip, sys, venv; sys.exit("%d.%d" % sys.version_info[:2] != "$(1)")' \
+	>/dev/null 2>&1; then echo "$$python"; break; fi; done)
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+.PHONY: help setup demo test test-core test-plain test-compiled test-gpu lint format bench bench-quick accuracy clean
+
+help:
+	@echo "make setup        the package and all that its tests need, in $(VENV)"
+	@echo "make demo         train on the digits with PyTorch and with Keras, and show where the time went"
+	@echo "make test         every test: the core on each Python $(CORE_VERSIONS), the whole suite plain and compiled"
+	@echo "make test-gpu     the tests that need a GPU, with the PyTorch of GPU_PYTHON ($(GPU_PYTHON)); installs nothing"
+	@echo "make lint         ruff, mypy --strict, pyright"
+	@echo "make format       let ruff rewrite the tree"
+	@echo "make bench        speed and memory against the peers, into benchmarks/RESULTS.md"
+	@echo "make bench-quick  the same in under two minutes"
+	@echo "make accuracy     measured against true times, into benchmarks/ACCURACY.md"
+	@echo "make clean        remove what these commands left, the environments included"
+
+# --- Set-up: each stamp is one step, done again only if what it depends on changed ---------------------------------
+
+setup: $(VENV)/.stamp-package
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "make setup needs Python 3.11 or newer; $(PYTHON) is `$(PYTHON) -V 2>&1`." \
+			"Name another one: make setup PYTHON=/path/to/python3"; exit 1; }
+	@echo "setup: a virtual environment in $(VENV) with `$(PYTHON) -V`"
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.stamp-requirements: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "setup: what the build and the tests need, as pinned in constraints.txt (several GB, minutes)"
+	@$(PIP) install --quiet --constraint constraints.txt pip setuptools
+	@$(PIP) install --quiet --constraint constraints.txt --group test --group lint
+	@# tf_keras asks for `tensorflow`, whose files are the ones that tensorflow-cpu has already put there.
+	@$(PIP) install --quiet --constraint constraints.txt --no-deps tf_keras
+	@echo "setup: the peers to compare with"
+	@DS_BUILD_OPS=0 $(PIP) install --quiet --constraint constraints.txt --no-build-isolation --group peers
+	@touch $@
+
+$(VENV)/.stamp-package: $(VENV)/.stamp-requirements $(RECIPE) $(COMPILED)
+	@echo "setup: deep500-timing itself, editable, compiled where a C compiler is"
+	@$(PIP) install --quiet --constraint constraints.txt --no-build-isolation --editable .
+	@cd / && $(CURDIR)/$(BIN)/python -c 'import deep500_timing as d; \
+		print("setup: done;", "the hot path is compiled" if d.compiled else \
+		"the hot path is plain Python (no compiler? try `DEEP500_TIMING_BUILD=compiled $(MAKE) setup`)")'
+	@touch $@
+
+$(VENV)/.stamp-bench: $(VENV)/.stamp-package
+	@echo "setup: the benchmarks' peers"
+	@$(PIP) install --quiet --constraint constraints.txt --no-build-isolation --group bench
+	@touch $@
+
+# The wheel, not the tree, in an environment with the core's one dependency and no framework.
+.venvs/%/.stamp: $(RECIPE) $(SOURCES)
+	@echo "setup: .venvs/$* with $(call find-python,$*)"
+	@test -x .venvs/$*/bin/python || $(call find-python,$*) -m venv .venvs/$*
+	@PIP_DISABLE_PIP_VERSION_CHECK=1 .venvs/$*/bin/python -m pip install --quiet --constraint constraints.txt pip
+	@PIP_DISABLE_PIP_VERSION_CHECK=1 .venvs/$*/bin/python -m pip install --quiet --constraint constraints.txt \
+		--build-constraint constraints.txt --group core .
+	@touch $@
+
+# --- Use -----------------------------------------------------------------------------------------------------------
+
+demo: setup
+	@$(BIN)/python examples/demo.py
+
+# The whole suite in its compiled form comes last, so that its summary is what one sees at the end.
+test: test-core test-plain test-compiled
+
+test-core: $(addprefix test-core-,$(CORE_VERSIONS))
+
+test-core-%:
+	@$(if $(call find-python,$*),$(MAKE) --no-print-directory .venvs/$*/.stamp && \
+		echo "test: the core on Python $*" && .venvs/$*/bin/pytest $(PYTEST_ARGS) tests/core, \
+		echo "test: Python $* is not on this machine; the core's tests are not run on it")
+
+test-plain: setup
+	@echo "test: the whole suite on plain Python, with coverage of the core"
+	@DEEP500_TIMING_PURE=1 $(BIN)/pytest -n $(WORKERS) --cov --cov-report=term $(PYTEST_ARGS)
+
+test-compiled: setup
+	@echo "test: the whole suite, compiled"
+	@$(BIN)/pytest -n $(WORKERS) $(PYTEST_ARGS)
+
+# A machine with a GPU brings its own PyTorch and CuPy; the tree runs there as it lies, in plain Python.
+test-gpu:
+	@PYTHONPATH=.:adapters $(GPU_PYTHON) -m pytest -m gpu $(PYTEST_ARGS)
+
+lint: setup
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/pyright
+
+format: setup
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+bench: $(VENV)/.stamp-bench
+	@$(BIN)/python -m benchmarks
+
+bench-quick: $(VENV)/.stamp-bench
+	@$(BIN)/python -m benchmarks --quick
+
+accuracy: setup
+	@$(BIN)/python benchmarks/accuracy.py
+
+clean:
+	rm -rf $(VENV) .venvs build dist demo-output .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -prune -exec rm -rf {} +
+	rm -f deep500_timing/*.so deep500_timing/*.pyd deep500_timing/*.c
