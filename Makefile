@@ -109,8 +109,10 @@ test-compiled: setup
 	@$(BIN)/pytest -n $(WORKERS) $(PYTEST_ARGS)
 
 # A machine with a GPU brings its own PyTorch and CuPy; the tree runs there as it lies, in plain Python.
+# Only the files that hold such tests are read: the others may ask for what is not installed there.
+GPU_TESTS = $(shell grep -rlE 'mark\.gpu' tests --include='test_*.py')
 test-gpu:
-	@PYTHONPATH=.:adapters $(GPU_PYTHON) -m pytest -m gpu $(PYTEST_ARGS)
+	@PYTHONPATH=.:adapters $(GPU_PYTHON) -m pytest -m gpu $(PYTEST_ARGS) $(or $(GPU_TESTS),$(error no test is marked gpu))
 
 lint: setup
 	@$(BIN)/ruff check .

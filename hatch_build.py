@@ -1,8 +1,8 @@
 """Build hook: compile the hot path with Cython, or say why not and package plain Python.
 
 A module of ``deep500_timing`` that has a ``.pxd`` beside it is compiled from the same ``.py`` that runs as
-plain Python. The compiled form is an optimisation only: without a compiler, or without Cython, the build warns
-and carries on, and the package behaves the same, slower. The environment variable ``DEEP500_TIMING_BUILD`` decides:
+plain Python. The compiled form is an optimisation only: without a compiler, or without Cython, the build warns,
+and the package behaves the same, slower. ``DEEP500_TIMING_BUILD`` in the environment decides otherwise:
 
 * ``auto`` (or unset): compile if possible, else warn.
 * ``pure``: compile nothing; a wheel is then tagged ``py3-none-any``.
@@ -33,6 +33,8 @@ DIRECTIVES: dict[str, Any] = {
     "wraparound": False,
     "initializedcheck": False,
     "cdivision": True,
+    # The .pxd has the C types; the annotations in the .py are for type checkers: `int` there is any integer.
+    "annotation_typing": False,
     # Methods become the interpreter's own method descriptors, which it calls faster than Cython's function
     # objects (19 against 23 ns); the embedded signature keeps `help()` and `inspect.signature` working.
     "binding": False,

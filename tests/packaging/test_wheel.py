@@ -1,0 +1,240 @@
+"""The distribution as a user gets it: an sdist, the wheel built from it, and an environment with that wheel."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import site
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("build", reason="builds the distribution; part of the group `test`")
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = {
+    "deep500_timing": ROOT / "deep500_timing",
+    "deep500_timing_torch": ROOT / "adapters" / "deep500_timing_torch",
+    "deep500_timing_tensorflow": ROOT / "adapters" / "deep500_timing_tensorflow",
+}
+EXT_SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
+COMPILED = {f"deep500_timing/{pxd.stem}{EXT_SUFFIX}" for pxd in (ROOT / "deep500_timing").glob("*.pxd")}
+HAS_COMPILER = (
+    shutil.which(shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[0]) is not None
+)
+
+needs_compiler = pytest.mark.skipif(not HAS_COMPILER, reason="needs a C compiler")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+def run(*command: str | Path, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a command with the environment's variables that steer the build replaced by ``variables``."""
+    steering = {"DEEP500_TIMING_BUILD", "DEEP500_TIMING_PURE", "PYTHONPATH"}
+    environment = {name: value for name, value in os.environ.items() if name not in steering}
+    return subprocess.run(
+        [str(part) for part in command],
+        cwd=cwd,
+        env=environment | variables,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=280,
+    )
+
+
+def build(
+    target: Path, *arguments: str, source: Path = ROOT, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Build distributions of ``source`` into ``target`` with this environment's build tools, without network."""
+    command = (sys.executable, "-m", "build", "--no-isolation", "--outdir", target, *arguments, source)
+    return run(*command, cwd=target, **variables)
+
+
+def only(folder: Path, pattern: str) -> Path:
+    """Return the one file of ``folder`` that matches ``pattern``."""
+    (found,) = folder.glob(pattern)
+    return found
+
+
+def contents(wheel: Path) -> set[str]:
+    """Return the names of a wheel's files, its metadata aside."""
+    with zipfile.ZipFile(wheel) as archive:
+        return {name for name in archive.namelist() if ".dist-info/" not in name}
+
+
+def sources() -> set[str]:
+    """Return the files of the tree's packages, named as in the wheel."""
+    return {
+        f"{name}/{path.relative_to(folder).as_posix()}"
+        for name, folder in PACKAGES.items()
+        for path in folder.rglob("*")
+        if path.suffix in {".py", ".pxd"} or path.name == "py.typed"
+    }
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the sdist of the tree and the wheel that was built from the sdist."""
+    folder = tmp_path_factory.mktemp("dist")
+    result = build(folder)
+    assert 0 == result.returncode, result.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def environment(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of an environment that holds the wheel.
+
+    It sees what is installed in the environment that runs the tests, but not what is installed there as
+    editable, because files named ``.pth`` count only in an environment's own folder.
+    """
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder, with_pip=False, symlinks=os.name != "nt")
+    python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    result = run(
+        *(
+            sys.executable,
+            "-m",
+            "pip",
+            "--python",
+            python,
+            "install",
+            "--no-deps",
+            "--no-index",
+            only(dist, "*.whl"),
+        ),
+        cwd=folder,
+    )
+    assert 0 == result.returncode, result.stderr
+    own = run(python, "-c", "import site; print(site.getsitepackages()[0])", cwd=folder).stdout.strip()
+    Path(own, "outer.pth").write_text("\n".join(site.getsitepackages()) + "\n", encoding="utf-8")
+    return python
+
+
+def test_sdist_holds_what_a_build_needs(dist: Path) -> None:
+    """The sdist carries the build hook, the licence and the three packages' sources, and nothing compiled."""
+    with tarfile.open(only(dist, "*.tar.gz")) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    in_tree = {
+        str((PACKAGES[name.partition("/")[0]] / name.partition("/")[2]).relative_to(ROOT))
+        for name in sources()
+    }
+    assert set() == (in_tree | {"pyproject.toml", "hatch_build.py", "LICENSE"}) - names
+    assert [] == [name for name in names if name.endswith((".so", ".pyd", ".c"))]
+
+
+def test_wheel_holds_three_typed_packages(dist: Path) -> None:
+    """The wheel holds every source file of the three packages, ``py.typed`` in each, and no other package."""
+    names = contents(only(dist, "*.whl"))
+    assert {f"{package}/py.typed" for package in PACKAGES} <= names
+    assert sources() == {name for name in names if not name.endswith(EXT_SUFFIX)}
+
+
+@needs_compiler
+def test_wheel_is_compiled_where_a_compiler_is(dist: Path) -> None:
+    """Each module with a ``.pxd`` is in the wheel compiled for this interpreter, beside its source."""
+    wheel = only(dist, "*.whl")
+    assert COMPILED == {name for name in contents(wheel) if name.endswith(EXT_SUFFIX)}
+    if COMPILED:
+        assert f"cp{sys.version_info.major}{sys.version_info.minor}" in wheel.name
+        assert not wheel.name.endswith("-none-any.whl")
+
+
+def test_pure_wheel_serves_every_interpreter(dist: Path, tmp_path: Path) -> None:
+    """``DEEP500_TIMING_BUILD=pure`` builds a wheel without compiled code, tagged for any Python 3."""
+    result = build(tmp_path, "--wheel", DEEP500_TIMING_BUILD="pure")
+    assert 0 == result.returncode, result.stderr
+    wheel = only(tmp_path, "*.whl")
+    assert wheel.name.endswith("-py3-none-any.whl")
+    assert sources() == contents(wheel)
+
+
+@pytest.mark.skipif(not COMPILED, reason="nothing to compile")
+def test_broken_compiler_costs_a_warning(tmp_path: Path) -> None:
+    """Without a working compiler the build says so and leaves a plain wheel."""
+    result = build(tmp_path, "--wheel", CC=str(tmp_path / "no-such-compiler"))
+    assert 0 == result.returncode, result.stderr
+    assert "deep500-timing: warning: could not compile deep500_timing/" in result.stderr + result.stdout
+    assert only(tmp_path, "*.whl").name.endswith("-py3-none-any.whl")
+
+
+@pytest.mark.skipif(not COMPILED, reason="nothing to compile")
+def test_broken_compiler_ends_a_build_that_must_compile(tmp_path: Path) -> None:
+    """With ``DEEP500_TIMING_BUILD=compiled`` that is an error which names the remedy, and no wheel is left."""
+    result = build(
+        tmp_path, "--wheel", CC=str(tmp_path / "no-such-compiler"), DEEP500_TIMING_BUILD="compiled"
+    )
+    assert 0 != result.returncode
+    assert "install a C compiler" in result.stderr + result.stdout
+    assert [] == list(tmp_path.glob("*.whl"))
+
+
+def test_unknown_way_to_build_is_refused(tmp_path: Path) -> None:
+    """A misspelt ``DEEP500_TIMING_BUILD`` ends the build with the values that it may have."""
+    result = build(tmp_path, "--wheel", DEEP500_TIMING_BUILD="fast")
+    assert 0 != result.returncode
+    assert (
+        "DEEP500_TIMING_BUILD='fast' is not known; use one of auto, pure, compiled"
+        in result.stderr + result.stdout
+    )
+
+
+@needs_compiler
+@pytest.mark.skipif(not COMPILED, reason="nothing to compile")
+def test_editable_build_compiles_in_place(tmp_path: Path) -> None:
+    """An editable build puts the compiled modules beside their sources, and a later plain one removes them."""
+    tree = tmp_path / "tree"
+    unwanted = shutil.ignore_patterns("*.so", "*.pyd", "__pycache__")
+    for folder in PACKAGES.values():
+        shutil.copytree(folder, tree / folder.relative_to(ROOT), ignore=unwanted)
+    for name in ("pyproject.toml", "hatch_build.py", "LICENSE", "README.md"):
+        if (ROOT / name).exists():
+            shutil.copy2(ROOT / name, tree / name)
+    before = {path for path in tree.rglob("*") if path.is_file()}
+    build_editable = f"import hatchling.build; hatchling.build.build_editable({str(tmp_path)!r})"
+
+    compiled = run(sys.executable, "-c", build_editable, cwd=tree, DEEP500_TIMING_BUILD="compiled")
+    after_compiled = {path for path in tree.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+    plain = run(sys.executable, "-c", build_editable, cwd=tree, DEEP500_TIMING_BUILD="pure")
+    after_plain = {path for path in tree.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+
+    assert (0, 0) == (compiled.returncode, plain.returncode), compiled.stderr + plain.stderr
+    assert COMPILED == {path.relative_to(tree).as_posix() for path in after_compiled - before}
+    assert before == after_plain
+
+
+def test_installed_packages_come_from_the_wheel(environment: Path) -> None:
+    """The core is imported from the wheel's environment, not from the tree, and says whether it is compiled."""
+    code = "import json, deep500_timing as d; print(json.dumps([d.__file__, d.compiled]))"
+    result = run(environment, "-c", code, cwd=environment.parent)
+    assert 0 == result.returncode, result.stderr
+    file, compiled = json.loads(result.stdout)
+    assert Path(file).is_relative_to(environment.parents[1])
+    assert (HAS_COMPILER and bool(COMPILED)) == compiled
+
+
+@pytest.mark.parametrize("group", ["deep500_timing.clocks", "deep500_timing.exporters"])
+def test_every_entry_point_loads(environment: Path, group: str) -> None:
+    """Each entry point of the installed wheel loads a class out of that wheel."""
+    code = f"""
+import importlib.metadata, json, sys
+points = importlib.metadata.distribution("deep500-timing").entry_points.select(group={group!r})
+print(json.dumps({{p.name: sys.modules[p.load().__module__].__file__ for p in points}}))
+"""
+    result = run(environment, "-c", code, cwd=environment.parent)
+    assert 0 == result.returncode, result.stderr
+    files = json.loads(result.stdout.splitlines()[-1])
+    expected = {
+        "deep500_timing.clocks": {"host", "torch", "cupy"},
+        "deep500_timing.exporters": {"terminal", "text", "jsonl", "csv", "wandb", "mlflow"},
+    }
+    assert expected[group] == set(files)
+    assert all(Path(file).is_relative_to(environment.parents[1]) for file in files.values())
