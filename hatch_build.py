@@ -1,8 +1,8 @@
 """Build hook: compile the hot path with Cython, or say why not and package plain Python.
 
 A module of ``deep500_timing`` that has a ``.pxd`` beside it is compiled from the same ``.py`` that runs as
-plain Python. The compiled form is an optimisation only: without a compiler, or without Cython, the build warns,
-and the package behaves the same, slower. ``DEEP500_TIMING_BUILD`` in the environment decides otherwise:
+plain Python. The compiled form is an optimisation only: without a compiler, or without Cython, the build
+warns, and the package behaves the same, slower. ``DEEP500_TIMING_BUILD`` in the environment says otherwise:
 
 * ``auto`` (or unset): compile if possible, else warn.
 * ``pure``: compile nothing; a wheel is then tagged ``py3-none-any``.

@@ -1,4 +1,4 @@
-"""The distribution as a user gets it: an sdist, the wheel built from it, and an environment with that wheel."""
+"""The distribution as a user gets it: an sdist, the wheel built from it, an environment with that wheel."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def run(*command: str | Path, cwd: Path, **variables: str) -> subprocess.Complet
 def build(
     target: Path, *arguments: str, source: Path = ROOT, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Build distributions of ``source`` into ``target`` with this environment's build tools, without network."""
+    """Build distributions of ``source`` into ``target`` with this environment's tools, without network."""
     command = (sys.executable, "-m", "build", "--no-isolation", "--outdir", target, *arguments, source)
     return run(*command, cwd=target, **variables)
 
@@ -168,7 +168,7 @@ def test_broken_compiler_costs_a_warning(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not COMPILED, reason="nothing to compile")
 def test_broken_compiler_ends_a_build_that_must_compile(tmp_path: Path) -> None:
-    """With ``DEEP500_TIMING_BUILD=compiled`` that is an error which names the remedy, and no wheel is left."""
+    """With ``DEEP500_TIMING_BUILD=compiled`` that is an error which names the remedy; no wheel is left."""
     result = build(
         tmp_path, "--wheel", CC=str(tmp_path / "no-such-compiler"), DEEP500_TIMING_BUILD="compiled"
     )
@@ -190,7 +190,7 @@ def test_unknown_way_to_build_is_refused(tmp_path: Path) -> None:
 @needs_compiler
 @pytest.mark.skipif(not COMPILED, reason="nothing to compile")
 def test_editable_build_compiles_in_place(tmp_path: Path) -> None:
-    """An editable build puts the compiled modules beside their sources, and a later plain one removes them."""
+    """An editable build puts the compiled modules beside their sources; a later plain one removes them."""
     tree = tmp_path / "tree"
     unwanted = shutil.ignore_patterns("*.so", "*.pyd", "__pycache__")
     for folder in PACKAGES.values():
@@ -212,7 +212,7 @@ def test_editable_build_compiles_in_place(tmp_path: Path) -> None:
 
 
 def test_installed_packages_come_from_the_wheel(environment: Path) -> None:
-    """The core is imported from the wheel's environment, not from the tree, and says whether it is compiled."""
+    """The core is imported from the wheel's environment, not from the tree, and says if it is compiled."""
     code = "import json, deep500_timing as d; print(json.dumps([d.__file__, d.compiled]))"
     result = run(environment, "-c", code, cwd=environment.parent)
     assert 0 == result.returncode, result.stderr
