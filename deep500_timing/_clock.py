@@ -1,0 +1,15 @@
+"""The host clock. What any clock must do stands in ``_protocols.py``."""
+
+from __future__ import annotations
+
+from time import perf_counter_ns
+
+
+class HostClock:
+    """The monotonic clock of highest resolution that the system has: that of :func:`time.perf_counter_ns`."""
+
+    now_ns = staticmethod(perf_counter_ns)
+
+    def __repr__(self) -> str:
+        """Name the clock."""
+        return "HostClock()"

@@ -1,0 +1,19 @@
+"""Loads the plain form of the modules that also exist compiled, for ``DEEP500_TIMING_PURE=1``.
+
+Import prefers a compiled module to the ``.py`` beside it; this puts the ``.py`` into ``sys.modules`` first.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+for _name in ("_intervals", "_recorder", "_timer"):
+    _full_name = f"deep500_timing.{_name}"
+    _spec = spec_from_file_location(_full_name, Path(__file__).with_name(f"{_name}.py"))
+    if _spec is None or _spec.loader is None:  # pragma: no cover
+        raise ImportError(f"{_full_name} cannot be loaded from its source")
+    _module = module_from_spec(_spec)
+    sys.modules[_full_name] = _module
+    _spec.loader.exec_module(_module)

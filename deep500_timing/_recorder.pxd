@@ -1,0 +1,92 @@
+# C types of _recorder.py; Cython reads both. Plain Python never sees this file.
+cimport cython
+from cpython.exc cimport PyErr_Clear
+from cpython.object cimport PyObject
+from libc.stdint cimport int64_t
+
+from deep500_timing._intervals cimport Intervals
+
+cdef extern from *:
+    """
+    #if defined(__linux__)
+      #include <time.h>
+      /* What time.perf_counter_ns() reads on Linux, without the call through Python. */
+      static inline long long d5_clock_ns(void) {
+          struct timespec now;
+          clock_gettime(CLOCK_MONOTONIC, &now);
+          return (long long)now.tv_sec * 1000000000LL + now.tv_nsec;
+      }
+    #elif PY_VERSION_HEX >= 0x030D0000
+      static inline long long d5_clock_ns(void) {
+          PyTime_t now;
+          if (PyTime_PerfCounterRaw(&now) < 0) return 0;
+          return (long long)now;
+      }
+    #else
+      static inline long long d5_clock_ns(void) { return (long long)_PyTime_GetPerfCounter(); }
+    #endif
+    """
+    long long clock_ns "d5_clock_ns"() noexcept
+    unsigned long thread_id "PyThread_get_thread_ident"() noexcept
+    PyObject* PyDict_GetItemWithError(object, object) noexcept
+
+
+cdef inline Region look_up(dict regions, object key):
+    # The dict's own look-up without the price of a try block. An unhashable key is found out by who makes regions.
+    cdef PyObject* found = PyDict_GetItemWithError(regions, key)
+    if found is NULL:
+        PyErr_Clear()
+        return None
+    return <Region>found
+
+
+@cython.final
+cdef class Region:
+    cdef readonly object key
+    cdef readonly str name
+    cdef public bint is_open
+    cdef public int64_t start_ns
+    cdef public Intervals intervals
+    cdef Lane lane
+    cdef Recorder timer
+    cdef public unsigned long generation
+    # What the device side keeps here.
+    cdef public Intervals gpu_intervals
+    cdef public object gpu_handle
+    cdef public object mark
+    cdef public object mark_lane
+    cdef public bint gpu
+
+    cpdef start(self)
+    cpdef end(self)
+    cpdef fail(self)
+    cpdef Intervals gpu_store(self)
+
+
+@cython.final
+cdef class Lane:
+    cdef public unsigned long thread
+    cdef public dict regions
+    cdef public object owner
+
+
+cdef class Recorder:
+    cdef bint _enabled
+    cdef bint _native
+    cdef Lane _lane
+    cdef object _now
+    cdef public object _clock
+    cdef public dict _lanes
+    cdef public unsigned long _generation
+    cdef readonly Py_ssize_t keep_last
+    cdef readonly Py_ssize_t skip_first
+    cdef object __weakref__
+
+    cpdef Region _find(self, object key)
+    cdef Lane _enter_thread(self)
+    cdef Region _new_region(self, object key, Lane lane)
+    cdef _start_of_open(self, Region region)
+    cdef _end_of_closed(self, Region region)
+    cdef _mismatch(self, Region region, bint gpu)
+    cpdef _discard(self, Region region)
+    cpdef _forget_open(self, Region region)

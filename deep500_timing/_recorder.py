@@ -1,0 +1,464 @@
+"""Open regions: who has which one open, since when, on which thread.
+
+This file, ``_intervals.py`` and ``_timer.py`` are the hot path. They run as plain Python and, with the C types in
+the ``.pxd`` beside each, compiled by Cython. What differs between the two forms stands under ``cython.compiled``.
+
+How it works. A :class:`Recorder` keeps one :class:`Lane` per thread, and a lane one :class:`Region` per key. A thread
+only ever writes to its own lane, so that recording needs no lock; readers copy.
+"""
+
+from __future__ import annotations
+
+import os
+from _thread import allocate_lock, get_ident
+from time import perf_counter_ns
+from weakref import WeakSet, ref
+
+from deep500_timing._intervals import Intervals
+from deep500_timing._time_type import TimeType
+from deep500_timing.exceptions import (
+    InvalidKeyError,
+    RegionMismatchError,
+    RegionNotOpenError,
+    RegionOpenError,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Any
+
+    import cython
+
+    from deep500_timing._protocols import Clock
+else:
+    from deep500_timing import _interpreted as cython
+
+if not cython.compiled:
+    clock_ns = perf_counter_ns
+    thread_id = get_ident
+
+    def look_up(regions: dict[Any, Region], key: Any) -> Region | None:
+        """The region of that key, None if there is none or the key cannot be one."""
+        try:
+            return regions[key]
+        except (KeyError, TypeError):
+            return None
+
+
+COMPILED: bool = cython.compiled
+
+_all_recorders: WeakSet[Recorder] = WeakSet()
+_adoption_lock = allocate_lock()
+
+
+class Region:
+    """One region on one thread: a context manager, and a handle that saves the look-up by key.
+
+    ``timer.region(key)`` hands out the same object each time. A handle that reaches another thread serves that
+    thread's region of the same key.
+    """
+
+    __slots__ = (
+        "generation",
+        "gpu",
+        "gpu_handle",
+        "gpu_intervals",
+        "intervals",
+        "is_open",
+        "key",
+        "lane",
+        "mark",
+        "mark_lane",
+        "name",
+        "start_ns",
+        "timer",
+    )
+
+    def __init__(self, key: TimeType | str, name: str, lane: Lane, timer: Recorder) -> None:
+        """Handed out by :meth:`Timer.region`; not for direct use."""
+        self.key = key
+        self.name = name
+        self.lane = lane
+        self.timer = timer
+        self.generation = timer._generation
+        self.is_open = False
+        self.start_ns = 0
+        self.intervals = Intervals(timer.keep_last, timer.skip_first)
+        self.gpu_intervals: Intervals | None = None
+        self.gpu_handle: Any = None
+        self.mark: Any = None
+        self.mark_lane: Any = None
+        self.gpu = False
+
+    def start(self) -> None:
+        """Open the region.
+
+        Raises:
+            RegionOpenError: The calling thread has it open already.
+        """
+        timer = self.timer
+        if not timer._enabled:
+            return
+        region = self
+        if thread_id() != self.lane.thread:
+            region = timer._find(self.key)
+        if region.is_open:
+            timer._start_of_open(region)
+        region.gpu = False
+        region.is_open = True
+        region.start_ns = clock_ns() if timer._native else timer._now()
+
+    def end(self) -> None:
+        """Close the region and keep its interval.
+
+        Raises:
+            RegionNotOpenError: The calling thread does not have it open.
+        """
+        timer = self.timer
+        if not timer._enabled:
+            return
+        now_ns = clock_ns() if timer._native else timer._now()
+        region = self
+        if thread_id() != self.lane.thread:
+            region = timer._find(self.key)
+        if not region.is_open:
+            timer._end_of_closed(region)
+            return
+        if region.gpu:
+            timer._mismatch(region, False)
+        region.is_open = False
+        region.intervals.put(region.start_ns, now_ns)
+
+    def __enter__(self) -> Region:
+        """Open the region."""
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close the region; after an exception its interval is counted as failed and not kept."""
+        if kind is None:
+            self.end()
+        else:
+            self.fail()
+
+    def fail(self) -> None:
+        """Close the region, if the calling thread has it open, and count its interval as failed."""
+        region = self
+        if thread_id() != self.lane.thread:
+            region = self.timer._find(self.key)
+        if region.is_open:
+            region.intervals.failed += 1
+            if region.gpu:
+                # Its device time is as unknown as its host time.
+                store = region.gpu_store()
+                store.failed += 1
+            self.timer._forget_open(region)
+
+    def gpu_store(self) -> Intervals:
+        """The intervals of this region on the device, made if there are none yet."""
+        if self.gpu_intervals is None:
+            self.gpu_intervals = Intervals(self.timer.keep_last, self.timer.skip_first)
+        return self.gpu_intervals
+
+    def __repr__(self) -> str:
+        """Show the key and the state."""
+        return f"<region {self.name!r}, {'open' if self.is_open else 'closed'}, {self.intervals.count} intervals>"
+
+    def __reduce__(self) -> Any:
+        """Refuse: a region belongs to a thread."""
+        raise TypeError(f"A region handle ({self.name!r}) cannot be copied or pickled; ask a timer for region(key).")
+
+
+class Lane:
+    """What one thread has recorded: its regions by key."""
+
+    __slots__ = ("owner", "regions", "thread")
+
+    def __init__(self, thread: int) -> None:
+        """Start empty, for the thread of that identity."""
+        self.thread = thread
+        self.regions: dict[Any, Region] = {}
+        self.owner = _thread_object(thread)
+
+    def owner_is_gone(self) -> bool:
+        """Whether the thread that recorded here has ended (its identity may live on in a new thread)."""
+        if self.owner is None:
+            return False
+        thread = self.owner()
+        return thread is None or not thread.is_alive()
+
+
+class Recorder:
+    """Keeps the regions of every thread and does what is rare; :class:`Timer` does what is frequent."""
+
+    __slots__ = (
+        "__weakref__",
+        "_clock",
+        "_enabled",
+        "_generation",
+        "_lane",
+        "_lanes",
+        "_native",
+        "_now",
+        "_registration",
+        "keep_last",
+        "skip_first",
+    )
+
+    def __init__(
+        self,
+        *,
+        clock: Clock | None = None,
+        enabled: bool = True,
+        keep_last: int | None = None,
+        skip_first: int = 0,
+    ) -> None:
+        """See :class:`deep500_timing.Timer`."""
+        if keep_last is not None and not _is_count(keep_last):
+            raise ValueError(f"keep_last={keep_last!r} must be a number of intervals, 0 or more, or None for all.")
+        if not _is_count(skip_first):
+            raise ValueError(f"skip_first={skip_first!r} must be a number of intervals, 0 or more.")
+        self.keep_last = -1 if keep_last is None else keep_last
+        self.skip_first = skip_first
+        self._clock = clock
+        self._native = clock is None
+        self._now = perf_counter_ns if clock is None else clock.now_ns
+        self._enabled = enabled
+        self._generation = 0
+        self._lanes: dict[int, Lane] = {}
+        self._lane = Lane(0)
+        _all_recorders.add(self)
+
+    def _find(self, key: TimeType | str) -> Region:
+        # The region of this key on the calling thread, made if need be.
+        lane = self._lane
+        if thread_id() != lane.thread:
+            lane = self._enter_thread()
+        region = look_up(lane.regions, key)
+        if region is not None:
+            return region
+        return self._new_region(key, lane)
+
+    def record(self, key: TimeType | str, start_ns: int, end_ns: int) -> None:
+        """Keep an interval that was measured by other means, on the timer's host clock.
+
+        Args:
+            key: The region.
+            start_ns: When it began, in nanoseconds of :meth:`now_ns`.
+            end_ns: When it ended.
+
+        Raises:
+            ValueError: It ends before it begins.
+            InvalidKeyError: The key is neither a ``TimeType`` nor a non-empty string.
+        """
+        if end_ns < start_ns:
+            raise ValueError(
+                f"Recording {key!r} from {start_ns} to {end_ns} ns: it ends before it begins. Swap the arguments."
+            )
+        if self._enabled:
+            self._find(key).intervals.put(start_ns, end_ns)
+
+    def now_ns(self) -> int:
+        """The timer's host clock, in nanoseconds since an arbitrary moment."""
+        return clock_ns() if self._native else self._now()
+
+    def discard(self, key: TimeType | str) -> bool:
+        """Forget the region ``key`` if the calling thread has it open; it is counted as discarded.
+
+        Returns:
+            Whether it was open.
+        """
+        region = self._find(key)
+        if not region.is_open:
+            return False
+        self._discard(region)
+        return True
+
+    def discard_quietly(self, key: TimeType | str) -> None:
+        """Forget the open region ``key`` without counting it: what was to be timed turned out not to exist."""
+        self._forget_open(self._find(key))
+
+    def _discard(self, region: Region) -> None:
+        region.intervals.discarded += 1
+        if region.gpu:
+            store = region.gpu_store()
+            store.discarded += 1
+        self._forget_open(region)
+
+    def _forget_open(self, region: Region) -> None:
+        # Timers that mark the device as well take the mark back.
+        region.is_open = False
+        region.gpu = False
+
+    @property
+    def enabled(self) -> bool:
+        """Whether the timer records. May be set at any time; an ``end`` whose ``start`` was not seen is ignored."""
+        return self._enabled
+
+    @enabled.setter
+    def enabled(self, value: bool) -> None:
+        if bool(value) == self._enabled:
+            return
+        self._close_all()
+        self._enabled = bool(value)
+
+    def _close_all(self) -> None:
+        # Regions that are open now will not be ended in the ordinary way: forgive their next unmatched end.
+        self._generation += 1
+        for region in self._regions():
+            if region.is_open:
+                self._discard(region)
+
+    def _regions(self) -> list[Region]:
+        # Every region of every thread, each once though a TimeType may be known under two keys.
+        seen = {}
+        for lane in list(self._lanes.values()):
+            for region in list(lane.regions.values()):
+                seen[id(region)] = region
+        return list(seen.values())
+
+    def _enter_thread(self) -> Lane:
+        thread = get_ident()
+        lane = self._lanes.get(thread)
+        if lane is None:
+            # A thread that has ended leaves its lane to the next, so that lanes do not outnumber threads.
+            with _adoption_lock:
+                for other in list(self._lanes.values()):
+                    if other.owner_is_gone():
+                        for region in other.regions.values():
+                            if region.is_open:
+                                self._discard(region)
+                        del self._lanes[other.thread]
+                        lane = other
+                        lane.thread = thread
+                        lane.owner = _thread_object(thread)
+                        break
+                else:
+                    lane = Lane(thread)
+                self._lanes[thread] = lane
+        self._lane = lane
+        return lane
+
+    def _new_region(self, key: TimeType | str, lane: Lane) -> Region:
+        if isinstance(key, str) and key:
+            resolved = TimeType.__members__.get(key, key)
+        elif isinstance(key, TimeType):
+            resolved = key
+        else:
+            raise InvalidKeyError(
+                f"Timing a region with the key {key!r}: a key is a TimeType, such as TimeType.BATCH, or a string that "
+                f"names a region of your own, not {type(key).__name__}."
+            ) from None
+        region = lane.regions.get(resolved)
+        if region is None:
+            name = resolved if isinstance(resolved, str) else resolved.name
+            region = Region(resolved, str(name), lane, self)
+            lane.regions[resolved] = region
+        if isinstance(key, str):
+            lane.regions[key] = region
+        return region
+
+    def _start_of_open(self, region: Region) -> None:
+        lane = region.lane
+        if lane.owner_is_gone():
+            # Its thread ended inside the region, and the system gave the identity to this one.
+            lane.owner = _thread_object(lane.thread)
+            self._discard(region)
+            return
+        raise RegionOpenError(
+            f"Starting region {region.name!r}: it is open already on {_thread_name(lane.thread)}, since "
+            f"{(self.now_ns() - region.start_ns) / 1e9:.6g} s. End it first, or forget it with "
+            f"discard({region.key!s}); `with timer.region({region.key!s})` ends it even after an exception."
+        )
+
+    def _end_of_closed(self, region: Region) -> None:
+        if region.generation != self._generation:
+            region.generation = self._generation
+            return
+        elsewhere = [
+            _thread_name(other.lane.thread) for other in self._regions() if other.name == region.name and other.is_open
+        ]
+        where = f" (it is open on {', '.join(elsewhere)}: end it there)" if elsewhere else ""
+        raise RegionNotOpenError(
+            f"Ending region {region.name!r}: it is not open on {_thread_name(region.lane.thread)}{where}. "
+            f"Call start({region.key!s}) first, on the same thread, and end it once."
+        )
+
+    def _mismatch(self, region: Region, gpu: bool) -> None:
+        raise RegionMismatchError(
+            f"Ending region {region.name!r} on {_thread_name(region.lane.thread)} with gpu={gpu}: it was started with "
+            f"gpu={not gpu}, and is still open. Pass the same gpu argument to start and end."
+        )
+
+    def reset(self) -> None:
+        """Forget every finished interval and every count. Regions that are open stay open."""
+        for region in self._regions():
+            region.intervals = Intervals(self.keep_last, self.skip_first)
+            if region.gpu_intervals is not None:
+                region.gpu_intervals = Intervals(self.keep_last, self.skip_first)
+
+    def _after_fork(self) -> None:
+        # The parent reports what it recorded; the child starts with nothing, and with the one thread that it has.
+        self.reset()
+        self._close_all()
+        for region in self._regions():
+            region.intervals.discarded = 0
+        thread = get_ident()
+        self._lanes = {ident: lane for ident, lane in self._lanes.items() if ident == thread}
+
+    def _settings(self) -> dict[str, Any]:
+        return {
+            "clock": self._clock,
+            "enabled": self._enabled,
+            "keep_last": None if self.keep_last < 0 else self.keep_last,
+            "skip_first": self.skip_first,
+        }
+
+    def __reduce__(self) -> Any:
+        """Copy and pickle the settings: the copy is a timer of its own that has recorded nothing yet.
+
+        So a checkpoint of an object that holds a timer works, and a worker process starts with an empty one, as it
+        does after a fork. To keep the times, keep ``timer.snapshot()``.
+        """
+        return _rebuild, (type(self), self._settings())
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _rebuild(kind: type[Recorder], settings: dict[str, Any]) -> Recorder:
+    return kind(**settings)
+
+
+def _thread_object(ident: int) -> ref[Any] | None:
+    # threading.current_thread() would make an entry, never removed, for a thread that Python did not start.
+    import threading
+
+    for thread in threading.enumerate():
+        if thread.ident == ident:
+            return ref(thread)
+    return None
+
+
+def _thread_name(ident: int) -> str:
+    import threading
+
+    for thread in threading.enumerate():
+        if thread.ident == ident:
+            return f"thread {thread.name!r}"
+    return f"thread {ident}"
+
+
+def _reset_after_fork() -> None:
+    global _adoption_lock
+    _adoption_lock = allocate_lock()
+    for recorder in list(_all_recorders):
+        recorder._after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_reset_after_fork)

@@ -1,0 +1,39 @@
+"""The predefined region keys."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class TimeType(Enum):
+    """What a timed region is, in the terms of a training loop.
+
+    A region key is one of these or a string that names a region of the user's own. A string that is the name of a
+    member (``"BATCH"``) is that member.
+    """
+
+    EPOCH = "EPOCH"
+    """One complete pass over a data set."""
+    BATCH = "BATCH"
+    """One mini-batch."""
+    FORWARD = "FORWARD"
+    """Forward propagation of one mini-batch."""
+    BACKWARD = "BACKWARD"
+    """Backward propagation of one mini-batch."""
+    COMM = "COMM"
+    """Communication during one mini-batch."""
+    IO = "IO"
+    """The wait for the data of one mini-batch."""
+    OTHER = "OTHER"
+    """Anything else."""
+
+    # Members are singletons, so identity is equality; Enum's own hash is a Python function and costs four times
+    # as much as the look-up that it serves.
+    __hash__ = object.__hash__
+
+
+# On Python 3.11 a member is found through a descriptor written in Python (70 ns); as a plain class attribute it is
+# found like any other, as it is from 3.12 on.
+for _member in TimeType:
+    type.__setattr__(TimeType, _member.name, _member)
+del _member

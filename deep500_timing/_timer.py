@@ -1,0 +1,466 @@
+"""The timers: what a training script calls.
+
+``start`` and ``end`` are the hot path, see ``_recorder.py``. Everything else is a line or two that hands a snapshot
+to whoever knows what to do with it, imported when it is asked for.
+"""
+
+from __future__ import annotations
+
+from _thread import get_ident
+from time import perf_counter_ns
+
+from deep500_timing._recorder import Recorder, Region
+from deep500_timing._time_type import TimeType
+from deep500_timing.exceptions import InvalidKeyError, NoTimesError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from os import PathLike
+    from typing import Any, Protocol, TypeVar
+
+    import cython
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from deep500_timing._device import DeviceLedger
+    from deep500_timing._intervals import Intervals
+    from deep500_timing._protocols import DeviceClock
+    from deep500_timing._snapshot import Snapshot
+    from deep500_timing._stats import TimeStats
+    from deep500_timing._wrap import TimedIterable
+    from deep500_timing.exporters import Exporter
+
+    T = TypeVar("T")
+    F = TypeVar("F", bound=Callable[..., Any])
+
+    class Writable(Protocol):
+        """Something with a ``write`` method that takes a string."""
+
+        def write(self, text: str, /) -> object:
+            """Take the text."""
+            ...
+else:
+    from deep500_timing import _interpreted as cython
+
+if not cython.compiled:
+    from deep500_timing._recorder import look_up
+
+    clock_ns = perf_counter_ns
+    thread_id = get_ident
+
+
+class Timer(Recorder):
+    """Times regions on the host, from any number of threads.
+
+    Args:
+        clock: A host clock of your own, with ``now_ns()``; the system's monotonic clock if None.
+        enabled: False makes every call return at once; may be changed later.
+        keep_last: How many intervals to keep one by one, for each region and thread; None keeps all. Count, total,
+            minimum, maximum, mean and standard deviation stay exact for the whole run, percentiles within 1 %.
+        skip_first: How many intervals of each region, on each thread, are warm-up and left out of the statistics.
+
+    Raises:
+        ValueError: ``keep_last`` or ``skip_first`` is negative.
+    """
+
+    __slots__ = ()
+
+    def start(self, key: TimeType | str) -> None:
+        """Open the region ``key`` on the calling thread.
+
+        Raises:
+            RegionOpenError: The thread has it open already.
+            InvalidKeyError: The key is neither a ``TimeType`` nor a non-empty string.
+        """
+        if not self._enabled:
+            return
+        lane = self._lane
+        if thread_id() != lane.thread:
+            lane = self._enter_thread()
+        if cython.compiled:
+            region = look_up(lane.regions, key)
+            if region is None:
+                region = self._new_region(key, lane)
+        else:
+            try:
+                region = lane.regions[key]
+            except (KeyError, TypeError):
+                region = self._new_region(key, lane)
+        if region.is_open:
+            self._start_of_open(region)
+        region.is_open = True
+        # The clock is read last here and first in the end, so that an empty region reads as little as can be.
+        region.start_ns = clock_ns() if self._native else self._now()
+
+    @cython.locals(now_ns=cython.longlong)  # type: ignore[untyped-decorator, unused-ignore]
+    def end(self, key: TimeType | str) -> None:
+        """Close the region ``key`` on the calling thread and keep its interval.
+
+        Raises:
+            RegionNotOpenError: The thread does not have it open.
+            InvalidKeyError: The key is neither a ``TimeType`` nor a non-empty string.
+        """
+        if not self._enabled:
+            return
+        now_ns = clock_ns() if self._native else self._now()
+        lane = self._lane
+        if thread_id() != lane.thread:
+            lane = self._enter_thread()
+        if cython.compiled:
+            region = look_up(lane.regions, key)
+            if region is None:
+                region = self._new_region(key, lane)
+        else:
+            try:
+                region = lane.regions[key]
+            except (KeyError, TypeError):
+                region = self._new_region(key, lane)
+        if region.is_open:
+            region.is_open = False
+            region.intervals.put(region.start_ns, now_ns)
+        else:
+            self._end_of_closed(region)
+
+    def region(self, key: TimeType | str) -> Region:
+        """The region ``key`` of the calling thread, for ``with timer.region(key): ...``.
+
+        It is the same object each time and may be kept: ``r = timer.region(key)``, then ``r.start()``, ``r.end()``.
+        If the block raises, the interval is counted as failed and not kept.
+
+        Raises:
+            InvalidKeyError: The key is neither a ``TimeType`` nor a non-empty string.
+        """
+        return self._find(key)
+
+    def timed(self, key: TimeType | str) -> Callable[[F], F]:
+        """A decorator that times each call of a function, each resumption of a generator, each run of a coroutine.
+
+        A function that calls itself is timed from the outermost call to its return. A coroutine is timed from its
+        first step to its end, the time it waits included, and any number may run at once.
+
+        Raises:
+            TypeError: What is decorated is not callable.
+            InvalidKeyError: The key is neither a ``TimeType`` nor a non-empty string.
+        """
+        from deep500_timing._wrap import timed
+
+        return timed(self, key)
+
+    def iterate(self, iterable: Iterable[T], key: TimeType | str = TimeType.IO) -> TimedIterable[T]:
+        """Go through an iterable and time each wait for its next item.
+
+        Returns:
+            An iterable over the same items that can be gone through as often as the original, with its ``len``.
+        """
+        from deep500_timing._wrap import iterate
+
+        return iterate(self, iterable, key)
+
+    def _stores(self, key: TimeType | str) -> list[Intervals]:
+        # The intervals of a region on every thread, none if it was never used.
+        name = _name_of(key)
+        return [region.intervals for region in self._regions() if region.name == name]
+
+    def intervals(self, key: TimeType | str) -> NDArray[np.int64]:
+        """When each kept interval of a region began and ended.
+
+        Returns:
+            Shape ``(n, 2)``, in nanoseconds of :meth:`now_ns`, in the order in which they ended.
+        """
+        from deep500_timing._snapshot import kept_intervals
+
+        return kept_intervals(self._stores(key))
+
+    def get_time(self, key: TimeType | str) -> list[float]:
+        """The times of a region in seconds, in the order in which they ended: a copy, empty for an unused region."""
+        pairs = self.intervals(key)
+        times: list[float] = ((pairs[:, 1] - pairs[:, 0]) / 1e9).tolist()
+        return times
+
+    def get_time_stats(self, key: TimeType | str) -> TimeStats:
+        """Summary statistics of the times of a region, in seconds.
+
+        Raises:
+            NoTimesError: No time is recorded for it.
+            InvalidKeyError: The key is neither a ``TimeType`` nor a non-empty string.
+        """
+        return _stats_or_error(self._stores(key), key, "")
+
+    def snapshot(self) -> Snapshot:
+        """The times of every region at this moment, as plain frozen data. Open regions are counted as running."""
+        from deep500_timing._snapshot import take_snapshot
+
+        return take_snapshot(self, {})
+
+    def export(self, *exporters: Exporter, step: int | None = None) -> None:
+        """Hand one snapshot to each exporter; one that fails costs a warning and none of the others.
+
+        Args:
+            *exporters: The destinations.
+            step: The training step that the report belongs to, if there is one.
+        """
+        from deep500_timing.exporters import export_to
+
+        export_to(self.snapshot(), exporters, step=step)
+
+    def print_all_time_stats(self, file: Writable | None = None) -> None:
+        """Print a table of every region that was used, to ``file`` or the standard output."""
+        from deep500_timing.exporters import TerminalExporter
+
+        self.complete_all()
+        TerminalExporter(file).export(self.snapshot())
+
+    def save_all_time_stats(self, filename: str | PathLike[str]) -> None:
+        """Write the table of :meth:`print_all_time_stats` to a new file.
+
+        Raises:
+            FileExistsError: The file exists; it is left as it is.
+            OSError: The file cannot be made, for the reason that the system gives.
+        """
+        from deep500_timing.exporters import TextExporter
+
+        self.complete_all()
+        TextExporter(filename).export(self.snapshot())
+
+    def log_wb_all(
+        self, prefix: str = "", *, step: int | None = None, stats: Sequence[str] = ("mean",), strict: bool = False
+    ) -> None:
+        """Log to Weights & Biases, to the run that is active, in one call.
+
+        Args:
+            prefix: Put before the keys: ``prefix/CPU/BATCH``.
+            step: The training step of this report, if there is one.
+            stats: Which fields of ``TimeStats`` to log; others than the mean are ``prefix/CPU/BATCH/p95``.
+            strict: Raise ``ExportError`` if it fails, instead of warning once.
+        """
+        from deep500_timing.exporters import WandbExporter
+
+        WandbExporter(prefix, stats=stats, strict=strict).export(self.snapshot(), step=step)
+
+    def log_mlflow_all(
+        self, prefix: str = "", *, step: int | None = None, stats: Sequence[str] = ("mean",), strict: bool = False
+    ) -> None:
+        """Log to MLflow, to the run that is active; arguments as for :meth:`log_wb_all`."""
+        from deep500_timing.exporters import MlflowExporter
+
+        MlflowExporter(prefix, stats=stats, strict=strict).export(self.snapshot(), step=step)
+
+    def complete_all(self) -> None:
+        """Wait for times that are still on their way from a device. Allowed, never needed; no-op on the host."""
+
+    def __repr__(self) -> str:
+        """Show what was recorded."""
+        count = sum(region.intervals.count for region in self._regions())
+        return f"<{type(self).__name__}: {count} intervals{'' if self.enabled else ', disabled'}>"
+
+
+class CPUGPUTimer(Timer):
+    """Times regions on the host and, where ``gpu=True`` asks for it, on a device.
+
+    Args:
+        device_clock: What marks the device's streams; None if there is no device, when ``gpu=True`` is accepted and
+            gives CPU times only. The adapters' classes of this name find it by themselves.
+        **settings: As for :class:`Timer`.
+    """
+
+    __slots__ = ("_device",)
+
+    def __init__(self, *, device_clock: DeviceClock | None = None, **settings: Any) -> None:
+        """See the class."""
+        super().__init__(**settings)
+        self._device: DeviceLedger | None = None
+        if device_clock is not None:
+            from deep500_timing._device import ledger_of
+
+            self._device = ledger_of(device_clock)
+
+    def start(self, key: TimeType | str, gpu: bool = False) -> None:
+        """Open the region ``key`` on the calling thread, and on the device if ``gpu`` is true.
+
+        Raises:
+            RegionOpenError: The thread has it open already.
+            InvalidKeyError: The key is neither a ``TimeType`` nor a non-empty string.
+        """
+        if not self._enabled:
+            return
+        region = self._find(key)
+        if region.is_open:
+            self._start_of_open(region)
+        region.gpu = gpu
+        if gpu and self._device is not None:
+            self._device.begin(region)
+        region.is_open = True
+        region.start_ns = clock_ns() if self._native else self._now()
+
+    @cython.locals(now_ns=cython.longlong)  # type: ignore[untyped-decorator, unused-ignore]
+    def end(self, key: TimeType | str, gpu: bool = False) -> None:
+        """Close the region ``key``, with the same ``gpu`` as it was started with. Never waits for the device.
+
+        Raises:
+            RegionNotOpenError: The thread does not have it open.
+            RegionMismatchError: It was started with another ``gpu``; it stays open.
+            InvalidKeyError: The key is neither a ``TimeType`` nor a non-empty string.
+        """
+        if not self._enabled:
+            return
+        now_ns = clock_ns() if self._native else self._now()
+        region = self._find(key)
+        if not region.is_open:
+            self._end_of_closed(region)
+            return
+        if region.gpu != bool(gpu):
+            self._mismatch(region, bool(gpu))
+        if gpu:
+            region.gpu = False
+            if self._device is not None:
+                self._device.end(region, self.keep_last, self.skip_first)
+        region.is_open = False
+        region.intervals.put(region.start_ns, now_ns)
+
+    def _forget_open(self, region: Region) -> None:
+        if self._device is not None and region.gpu:
+            self._device.drop(region)
+        region.is_open = False
+        region.gpu = False
+
+    def region(self, key: TimeType | str, gpu: bool = False) -> Any:
+        """As :meth:`Timer.region`, timed on the device as well if ``gpu`` is true."""
+        region = self._find(key)
+        if not gpu:
+            return region
+        if region.gpu_handle is None:
+            region.gpu_handle = DeviceRegion(self, region.key)
+        return region.gpu_handle
+
+    def timed(self, key: TimeType | str, gpu: bool = False) -> Callable[[F], F]:
+        """As :meth:`Timer.timed`, on the device as well if ``gpu`` is true (not for coroutines).
+
+        Raises:
+            TypeError: A coroutine function with ``gpu=True``: which work on the stream is its own cannot be told.
+        """
+        from deep500_timing._wrap import timed
+
+        return timed(self, key, gpu)
+
+    def iterate(self, iterable: Iterable[T], key: TimeType | str = TimeType.IO, gpu: bool = False) -> TimedIterable[T]:
+        """As :meth:`Timer.iterate`, on the device as well if ``gpu`` is true."""
+        from deep500_timing._wrap import iterate
+
+        return iterate(self, iterable, key, gpu)
+
+    def _stores_on(self, key: TimeType | str, gpu: bool) -> list[Intervals]:
+        if not gpu:
+            return self._stores(key)
+        name = _name_of(key)
+        self.complete_all()
+        return [
+            region.gpu_intervals
+            for region in self._regions()
+            if region.name == name and region.gpu_intervals is not None
+        ]
+
+    def intervals(self, key: TimeType | str, gpu: bool = False) -> NDArray[np.int64]:
+        """As :meth:`Timer.intervals`; a device time is placed where its region began on the host."""
+        from deep500_timing._snapshot import kept_intervals
+
+        return kept_intervals(self._stores_on(key, gpu))
+
+    def get_time(self, key: TimeType | str, gpu: bool = False) -> list[float]:
+        """As :meth:`Timer.get_time`, or the device's times if ``gpu`` is true, waiting for those on their way."""
+        pairs = self.intervals(key, gpu)
+        times: list[float] = ((pairs[:, 1] - pairs[:, 0]) / 1e9).tolist()
+        return times
+
+    def get_time_stats(self, key: TimeType | str, gpu: bool = False) -> TimeStats:
+        """As :meth:`Timer.get_time_stats`, of the device's times if ``gpu`` is true, waiting for those on their way.
+
+        Raises:
+            NoTimesError: No time is recorded for it.
+            InvalidKeyError: The key is neither a ``TimeType`` nor a non-empty string.
+        """
+        return _stats_or_error(self._stores_on(key, gpu), key, " on the device" if gpu else "")
+
+    def snapshot(self) -> Snapshot:
+        """As :meth:`Timer.snapshot`. Never waits: device times that are on their way are counted as pending."""
+        from deep500_timing._snapshot import take_snapshot
+
+        if self._device is None:
+            return take_snapshot(self, {})
+        self._device.collect(wait=False)
+        return take_snapshot(self, self._device.pending())
+
+    def complete_all(self) -> None:
+        """Wait until the device has passed every region that has ended. Allowed, never needed.
+
+        The methods that print, save or return times do so by themselves; ``snapshot`` and the ``log`` methods, which
+        a training loop may call at any time, do not wait.
+        """
+        if self._device is not None:
+            self._device.collect(wait=True)
+
+    def _settings(self) -> dict[str, Any]:
+        settings = super()._settings()
+        if self._device is not None:
+            settings["device_clock"] = self._device.clock
+        return settings
+
+
+class DeviceRegion:
+    """A region that is timed on the device as well; what ``timer.region(key, gpu=True)`` hands out."""
+
+    __slots__ = ("_timer", "key")
+
+    def __init__(self, timer: CPUGPUTimer, key: TimeType | str) -> None:
+        """Handed out by :meth:`CPUGPUTimer.region`; not for direct use."""
+        self._timer = timer
+        self.key = key
+
+    def start(self) -> None:
+        """Open the region on the calling thread and on the device."""
+        self._timer.start(self.key, True)
+
+    def end(self) -> None:
+        """Close the region and keep its intervals."""
+        self._timer.end(self.key, True)
+
+    def fail(self) -> None:
+        """Close the region, if the calling thread has it open, and count its intervals as failed."""
+        self._timer._find(self.key).fail()
+
+    def __enter__(self) -> DeviceRegion:
+        """Open the region."""
+        self._timer.start(self.key, True)
+        return self
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        """Close the region; after an exception its intervals are counted as failed and not kept."""
+        if kind is None:
+            self._timer.end(self.key, True)
+        else:
+            self._timer._find(self.key).fail()
+
+
+def _name_of(key: object) -> str:
+    if isinstance(key, TimeType):
+        return key.name
+    if isinstance(key, str) and key:
+        return key
+    raise InvalidKeyError(
+        f"Asking for the times of {key!r}: a key is a TimeType, such as TimeType.BATCH, or a string that names a "
+        f"region of your own, not {type(key).__name__}."
+    )
+
+
+def _stats_or_error(stores: list[Intervals], key: TimeType | str, where: str) -> TimeStats:
+    from deep500_timing._snapshot import summarize
+
+    summary = summarize(stores)[0]
+    stats = summary.stats()
+    if stats is None:
+        skipped = f" ({summary.skipped} are warm-up that skip_first leaves out)" if summary.skipped else ""
+        raise NoTimesError(
+            f"Statistics of region {_name_of(key)!r}{where}: no time is recorded for it{skipped}. "
+            f"Time it first, or ask get_time, which answers with an empty list."
+        )
+    return stats

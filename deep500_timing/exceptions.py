@@ -1,0 +1,77 @@
+"""What can go wrong, as one small tree.
+
+::
+
+    TimingError
+    ├── RegionError (RuntimeError)          a region is used in a way that it cannot be
+    │   ├── RegionOpenError                 started while it is open
+    │   ├── RegionNotOpenError              ended, or discarded, while it is not open
+    │   └── RegionMismatchError             started and ended with a different ``gpu`` argument
+    ├── InvalidKeyError (TypeError)         a key is neither a TimeType nor a string
+    ├── NoTimesError (LookupError)          statistics of a region that has no times
+    ├── DeviceUnavailableError (RuntimeError)   a device was asked for by name and is not there
+    ├── MissingPackageError (ImportError)   an optional package is not installed
+    └── ExportError (RuntimeError)          a destination did not take a report, and ``strict`` was asked for
+
+    TimingWarning (UserWarning)             a fault that costs the report a line, and the run nothing
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "DeviceUnavailableError",
+    "ExportError",
+    "InvalidKeyError",
+    "MissingPackageError",
+    "NoTimesError",
+    "RegionError",
+    "RegionMismatchError",
+    "RegionNotOpenError",
+    "RegionOpenError",
+    "TimingError",
+    "TimingWarning",
+]
+
+
+class TimingError(Exception):
+    """Base of every error that this package raises on purpose."""
+
+
+class RegionError(TimingError, RuntimeError):
+    """A region is used in a way that it cannot be used."""
+
+
+class RegionOpenError(RegionError):
+    """A region is started while the same thread has it open."""
+
+
+class RegionNotOpenError(RegionError):
+    """A region is ended or discarded that the same thread does not have open."""
+
+
+class RegionMismatchError(RegionError):
+    """A region is ended with another ``gpu`` argument than it was started with."""
+
+
+class InvalidKeyError(TimingError, TypeError):
+    """A region key is neither a ``TimeType`` nor a non-empty string."""
+
+
+class NoTimesError(TimingError, LookupError):
+    """Statistics are asked of a region for which no time is recorded."""
+
+
+class DeviceUnavailableError(TimingError, RuntimeError):
+    """A device is asked for by name that cannot be timed here."""
+
+
+class MissingPackageError(TimingError, ImportError):
+    """What was called needs a package that is not installed."""
+
+
+class ExportError(TimingError, RuntimeError):
+    """A destination did not take a report, and the exporter was asked to be strict about it."""
+
+
+class TimingWarning(UserWarning):
+    """A fault in timing that costs the report a line and leaves the run alone."""
