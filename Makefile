@@ -96,7 +96,7 @@ test: test-core test-plain test-compiled
 test-core: $(addprefix test-core-,$(CORE_VERSIONS))
 
 test-core-%:
-	@$(if $(call find-python,$*),$(MAKE) --no-print-directory .venvs/$*/.stamp && \
+	@$(if $(call find-python,$*),$(MAKE) -s --no-print-directory .venvs/$*/.stamp && \
 		echo "test: the core on Python $*" && .venvs/$*/bin/pytest $(PYTEST_ARGS) tests/core, \
 		echo "test: Python $* is not on this machine; the core's tests are not run on it")
 

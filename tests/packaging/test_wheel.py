@@ -27,9 +27,7 @@ PACKAGES = {
 }
 EXT_SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 COMPILED = {f"deep500_timing/{pxd.stem}{EXT_SUFFIX}" for pxd in (ROOT / "deep500_timing").glob("*.pxd")}
-HAS_COMPILER = (
-    shutil.which(shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[0]) is not None
-)
+HAS_COMPILER = shutil.which(shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[0]) is not None
 
 needs_compiler = pytest.mark.skipif(not HAS_COMPILER, reason="needs a C compiler")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -50,9 +48,7 @@ def run(*command: str | Path, cwd: Path, **variables: str) -> subprocess.Complet
     )
 
 
-def build(
-    target: Path, *arguments: str, source: Path = ROOT, **variables: str
-) -> subprocess.CompletedProcess[str]:
+def build(target: Path, *arguments: str, source: Path = ROOT, **variables: str) -> subprocess.CompletedProcess[str]:
     """Build distributions of ``source`` into ``target`` with this environment's tools, without network."""
     command = (sys.executable, "-m", "build", "--no-isolation", "--outdir", target, *arguments, source)
     return run(*command, cwd=target, **variables)
@@ -123,10 +119,7 @@ def test_sdist_holds_what_a_build_needs(dist: Path) -> None:
     """The sdist carries the build hook, the licence and the three packages' sources, and nothing compiled."""
     with tarfile.open(only(dist, "*.tar.gz")) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    in_tree = {
-        str((PACKAGES[name.partition("/")[0]] / name.partition("/")[2]).relative_to(ROOT))
-        for name in sources()
-    }
+    in_tree = {str((PACKAGES[name.partition("/")[0]] / name.partition("/")[2]).relative_to(ROOT)) for name in sources()}
     assert set() == (in_tree | {"pyproject.toml", "hatch_build.py", "LICENSE"}) - names
     assert [] == [name for name in names if name.endswith((".so", ".pyd", ".c"))]
 
@@ -169,9 +162,7 @@ def test_broken_compiler_costs_a_warning(tmp_path: Path) -> None:
 @pytest.mark.skipif(not COMPILED, reason="nothing to compile")
 def test_broken_compiler_ends_a_build_that_must_compile(tmp_path: Path) -> None:
     """With ``DEEP500_TIMING_BUILD=compiled`` that is an error which names the remedy; no wheel is left."""
-    result = build(
-        tmp_path, "--wheel", CC=str(tmp_path / "no-such-compiler"), DEEP500_TIMING_BUILD="compiled"
-    )
+    result = build(tmp_path, "--wheel", CC=str(tmp_path / "no-such-compiler"), DEEP500_TIMING_BUILD="compiled")
     assert 0 != result.returncode
     assert "install a C compiler" in result.stderr + result.stdout
     assert [] == list(tmp_path.glob("*.whl"))
@@ -181,10 +172,7 @@ def test_unknown_way_to_build_is_refused(tmp_path: Path) -> None:
     """A misspelt ``DEEP500_TIMING_BUILD`` ends the build with the values that it may have."""
     result = build(tmp_path, "--wheel", DEEP500_TIMING_BUILD="fast")
     assert 0 != result.returncode
-    assert (
-        "DEEP500_TIMING_BUILD='fast' is not known; use one of auto, pure, compiled"
-        in result.stderr + result.stdout
-    )
+    assert "DEEP500_TIMING_BUILD='fast' is not known; use one of auto, pure, compiled" in result.stderr + result.stdout
 
 
 @needs_compiler
