@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     F = TypeVar("F", bound=Callable[..., Any])
 
 compiled = False
-longlong = int
+longlong = Py_ssize_t = int
 
 
 def locals(**_types: object) -> Callable[[F], F]:  # noqa: A001 (it is the name in Cython)

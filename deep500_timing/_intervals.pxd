@@ -43,6 +43,6 @@ cdef class Intervals:
 
     cdef int put(self, int64_t start_ns, int64_t end_ns) except -1
     cdef int _new_buffer(self) except -1
-    cdef int _seal(self) except -1
+    cdef int seal(self) except -1
     @cython.locals(i=Py_ssize_t, duration=int64_t, seen=int64_t, shift=int, delta=double, slot=Py_ssize_t)
     cdef int _fold(self, int64_t[::1] block) except -1

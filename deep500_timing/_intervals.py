@@ -91,7 +91,7 @@ class Intervals:
         index += 2
         self.index = index
         if index == self.limit:
-            self._seal()
+            self.seal()
 
     def append(self, start_ns: int, end_ns: int) -> None:
         """Keep one interval (``put`` for callers outside this file)."""
@@ -108,7 +108,8 @@ class Intervals:
             self.buffer = [0] * self.limit
         self.index = 0
 
-    def _seal(self) -> None:
+    def seal(self) -> None:
+        """Put the full buffer among the blocks, and fold what is older than ``keep_last`` wants."""
         # Readers on other threads retry while the version is odd or has changed.
         self.version += 1
         if cython.compiled:

@@ -31,12 +31,19 @@ cdef extern from *:
     PyObject* PyDict_GetItemWithError(object, object) noexcept
 
 
-cdef inline Region look_up(dict regions, object key):
-    # The dict's own look-up without the price of a try block. An unhashable key is found out by who makes regions.
-    cdef PyObject* found = PyDict_GetItemWithError(regions, key)
+cdef inline Region look_up(Lane lane, object key):
+    # By identity first: a lane remembers where it found the keys that it uses. Only keys that its dict holds
+    # themselves are remembered, so that none is freed and its address used for another.
+    cdef size_t place = (<size_t><PyObject*>key >> 4) & 15
+    if lane.known_keys[place] == <PyObject*>key:
+        return <Region>lane.known_regions[place]
+    cdef PyObject* found = PyDict_GetItemWithError(lane.regions, key)
     if found is NULL:
-        PyErr_Clear()
+        PyErr_Clear()  # An unhashable key is found out by who makes regions.
         return None
+    if (<Region>found).key is key:
+        lane.known_keys[place] = <PyObject*>key
+        lane.known_regions[place] = found
     return <Region>found
 
 
@@ -57,7 +64,9 @@ cdef class Region:
     cdef public object mark_lane
     cdef public bint gpu
 
+    @cython.locals(timer=Recorder, region=Region)
     cpdef start(self)
+    @cython.locals(timer=Recorder, region=Region, intervals=Intervals, now_ns=int64_t, index=Py_ssize_t)
     cpdef end(self)
     cpdef fail(self)
     cpdef Intervals gpu_store(self)
@@ -68,6 +77,8 @@ cdef class Lane:
     cdef public unsigned long thread
     cdef public dict regions
     cdef public object owner
+    cdef PyObject* known_keys[16]
+    cdef PyObject* known_regions[16]
 
 
 cdef class Recorder:
