@@ -74,11 +74,15 @@ cdef class Region:
 
 @cython.final
 cdef class Lane:
+    cdef object __weakref__
     cdef public unsigned long thread
     cdef public dict regions
     cdef public object owner
     cdef PyObject* known_keys[16]
     cdef PyObject* known_regions[16]
+
+    @cython.locals(region=Region)
+    cpdef vacate(self)
 
 
 cdef class Recorder:
@@ -95,6 +99,7 @@ cdef class Recorder:
 
     cpdef Region _find(self, object key)
     cdef Lane _enter_thread(self)
+    cdef Lane _pop_vacant_lane(self)
     cdef Region _new_region(self, object key, Lane lane)
     cdef _start_of_open(self, Region region)
     cdef _end_of_closed(self, Region region)

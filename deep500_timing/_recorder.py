@@ -10,7 +10,9 @@ only ever writes to its own lane, so that recording needs no lock; readers copy.
 from __future__ import annotations
 
 import os
-from _thread import allocate_lock, get_ident
+import sys
+from _thread import RLock, _local, get_ident
+from array import array
 from time import perf_counter_ns
 from weakref import WeakSet, ref
 
@@ -49,7 +51,8 @@ if not cython.compiled:
 COMPILED: bool = cython.compiled
 
 _all_recorders: WeakSet[Recorder] = WeakSet()
-_adoption_lock = allocate_lock()
+_adoption_lock = RLock()
+_of_thread = _local()
 
 
 class Region:
@@ -81,7 +84,7 @@ class Region:
         self.name = name
         self.lane = lane
         self.timer = timer
-        self.generation = timer._generation
+        self.generation = 0
         self.is_open = False
         self.start_ns = 0
         self.intervals = Intervals(timer.keep_last, timer.skip_first)
@@ -106,8 +109,12 @@ class Region:
         if region.is_open:
             timer._start_of_open(region)
         region.gpu = False
-        region.is_open = True
-        region.start_ns = clock_ns() if timer._native else timer._now()
+        if timer._native:
+            region.is_open = True
+            region.start_ns = clock_ns()
+        else:
+            region.start_ns = timer._now()
+            region.is_open = True
 
     def end(self) -> None:
         """Close the region and keep its interval.
@@ -180,22 +187,31 @@ class Region:
 
 
 class Lane:
-    """What one thread has recorded: its regions by key."""
+    """What one thread has recorded: its regions by key.
 
-    __slots__ = ("owner", "regions", "thread")
+    When the thread ends, what it left open is discarded and the lane is nobody's (``thread`` is 0): the system gives
+    the identity of a thread that has ended to the next one at once, which must not find itself in its regions.
+    """
 
-    def __init__(self, thread: int) -> None:
-        """Start empty, for the thread of that identity."""
-        self.thread = thread
+    __slots__ = ("__weakref__", "owner", "regions", "thread")
+
+    def __init__(self) -> None:
+        """Start empty, as nobody's."""
+        self.thread = 0
         self.regions: dict[Any, Region] = {}
-        self.owner = _thread_object(thread)
+        self.owner: ref[Any] | None = None
 
-    def owner_is_gone(self) -> bool:
-        """Whether the thread that recorded here has ended (its identity may live on in a new thread)."""
-        if self.owner is None:
-            return False
-        thread = self.owner()
-        return thread is None or not thread.is_alive()
+    def occupy(self) -> None:
+        """Become the calling thread's, until it ends."""
+        self.owner = _watch_thread(self)
+        self.thread = get_ident()
+
+    def vacate(self) -> None:
+        """Discard what is open and become nobody's."""
+        for region in list(self.regions.values()):
+            if region.is_open:
+                region.timer._discard(region)
+        self.thread = 0
 
 
 class Recorder:
@@ -210,7 +226,6 @@ class Recorder:
         "_lanes",
         "_native",
         "_now",
-        "_registration",
         "keep_last",
         "skip_first",
     )
@@ -236,7 +251,7 @@ class Recorder:
         self._enabled = enabled
         self._generation = 0
         self._lanes: dict[int, Lane] = {}
-        self._lane = Lane(0)
+        self._lane = Lane()
         _all_recorders.add(self)
 
     def _find(self, key: TimeType | str) -> Region:
@@ -259,12 +274,15 @@ class Recorder:
 
         Raises:
             ValueError: It ends before it begins.
+            TypeError: A time is not an integer.
+            OverflowError: A time does not fit into 64 bits.
             InvalidKeyError: The key is neither a ``TimeType`` nor a non-empty string.
         """
         if end_ns < start_ns:
             raise ValueError(
                 f"Recording {key!r} from {start_ns} to {end_ns} ns: it ends before it begins. Swap the arguments."
             )
+        array("q", (start_ns, end_ns))  # What is no integer of 64 bits is an error here, not when the times are read.
         if self._enabled:
             self._find(key).intervals.put(start_ns, end_ns)
 
@@ -330,24 +348,23 @@ class Recorder:
     def _enter_thread(self) -> Lane:
         thread = get_ident()
         lane = self._lanes.get(thread)
-        if lane is None:
+        if lane is None or lane.thread != thread:
             # A thread that has ended leaves its lane to the next, so that lanes do not outnumber threads.
             with _adoption_lock:
-                for other in list(self._lanes.values()):
-                    if other.owner_is_gone():
-                        for region in other.regions.values():
-                            if region.is_open:
-                                self._discard(region)
-                        del self._lanes[other.thread]
-                        lane = other
-                        lane.thread = thread
-                        lane.owner = _thread_object(thread)
-                        break
-                else:
-                    lane = Lane(thread)
+                lane = self._lanes.pop(thread, None)
+                if lane is None:
+                    lane = self._pop_vacant_lane() or Lane()
                 self._lanes[thread] = lane
+                lane.occupy()
         self._lane = lane
         return lane
+
+    def _pop_vacant_lane(self) -> Lane | None:
+        for ident, lane in list(self._lanes.items()):
+            if lane.thread == 0:
+                del self._lanes[ident]
+                return lane
+        return None
 
     def _new_region(self, key: TimeType | str, lane: Lane) -> Region:
         if isinstance(key, str) and key:
@@ -369,16 +386,11 @@ class Recorder:
         return region
 
     def _start_of_open(self, region: Region) -> None:
-        lane = region.lane
-        if lane.owner_is_gone():
-            # Its thread ended inside the region, and the system gave the identity to this one.
-            lane.owner = _thread_object(lane.thread)
-            self._discard(region)
-            return
+        key = _as_code(region.key)
         raise RegionOpenError(
-            f"Starting region {region.name!r}: it is open already on {_thread_name(lane.thread)}, since "
-            f"{(self.now_ns() - region.start_ns) / 1e9:.6g} s. End it first, or forget it with "
-            f"discard({region.key!s}); `with timer.region({region.key!s})` ends it even after an exception."
+            f"Starting region {region.name!r}: it is open already on {_thread_name(region.lane.thread)}, since "
+            f"{(self.now_ns() - region.start_ns) / 1e9:.6g} s. End it first, or forget it with discard({key}); "
+            f"`with timer.region({key})` ends it even after an exception."
         )
 
     def _end_of_closed(self, region: Region) -> None:
@@ -391,7 +403,7 @@ class Recorder:
         where = f" (it is open on {', '.join(elsewhere)}: end it there)" if elsewhere else ""
         raise RegionNotOpenError(
             f"Ending region {region.name!r}: it is not open on {_thread_name(region.lane.thread)}{where}. "
-            f"Call start({region.key!s}) first, on the same thread, and end it once."
+            f"Call start({_as_code(region.key)}) first, on the same thread, and end it once."
         )
 
     def _mismatch(self, region: Region, gpu: bool) -> None:
@@ -409,12 +421,11 @@ class Recorder:
 
     def _after_fork(self) -> None:
         # The parent reports what it recorded; the child starts with nothing, and with the one thread that it has.
-        self.reset()
         self._close_all()
-        for region in self._regions():
-            region.intervals.discarded = 0
+        self.reset()
         thread = get_ident()
         self._lanes = {ident: lane for ident, lane in self._lanes.items() if ident == thread}
+        self._lane = Lane()
 
     def _settings(self) -> dict[str, Any]:
         return {
@@ -430,7 +441,7 @@ class Recorder:
         So a checkpoint of an object that holds a timer works, and a worker process starts with an empty one, as it
         does after a fork. To keep the times, keep ``timer.snapshot()``.
         """
-        return _rebuild, (type(self), self._settings())
+        return _rebuild, (type(self), self._settings()), getattr(self, "__dict__", None) or None
 
 
 def _is_count(value: object) -> bool:
@@ -441,14 +452,40 @@ def _rebuild(kind: type[Recorder], settings: dict[str, Any]) -> Recorder:
     return kind(**settings)
 
 
-def _thread_object(ident: int) -> ref[Any] | None:
-    # threading.current_thread() would make an entry, never removed, for a thread that Python did not start.
+def _as_code(key: TimeType | str) -> str:
+    return str(key) if isinstance(key, TimeType) else repr(key)
+
+
+class _Token:
+    """Lives in a thread's local storage, and so for as long as the thread does."""
+
+
+def _watch_thread(lane: Lane) -> ref[Any] | None:
+    # Vacates the lane when the calling thread ends. Not for the main thread, which ends with the process, nor for one
+    # that Python did not start, whose local storage may go after each call into Python.
+    # threading.current_thread() would make an entry, never removed, for such a thread.
     import threading
 
+    ident = get_ident()
     for thread in threading.enumerate():
         if thread.ident == ident:
-            return ref(thread)
-    return None
+            if thread is threading.main_thread() or isinstance(thread, threading._DummyThread):
+                return None
+            break
+    else:
+        return None
+    token = getattr(_of_thread, "token", None)
+    if token is None:
+        token = _of_thread.token = _Token()
+    watched = ref(lane)
+    is_finalizing = sys.is_finalizing  # Daemon threads outlive what a module holds.
+
+    def vacate(_token: ref[Any]) -> None:
+        vacated = watched()
+        if vacated is not None and not is_finalizing():
+            vacated.vacate()
+
+    return ref(token, vacate)
 
 
 def _thread_name(ident: int) -> str:
@@ -462,7 +499,7 @@ def _thread_name(ident: int) -> str:
 
 def _reset_after_fork() -> None:
     global _adoption_lock
-    _adoption_lock = allocate_lock()
+    _adoption_lock = RLock()
     for recorder in list(_all_recorders):
         recorder._after_fork()
 

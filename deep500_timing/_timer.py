@@ -89,9 +89,14 @@ class Timer(Recorder):
                 region = self._new_region(key, lane)
         if region.is_open:
             self._start_of_open(region)
-        region.is_open = True
-        # The clock is read last here and first in the end, so that an empty region reads as little as can be.
-        region.start_ns = clock_ns() if self._native else self._now()
+        # The clock is read last here and first in the end, so that an empty region reads as little as can be. A clock
+        # of the user's own may raise, and then nothing is open.
+        if self._native:
+            region.is_open = True
+            region.start_ns = clock_ns()
+        else:
+            region.start_ns = self._now()
+            region.is_open = True
 
     @cython.locals(now_ns=cython.longlong, index=cython.Py_ssize_t)  # type: ignore[untyped-decorator, unused-ignore]
     def end(self, key: TimeType | str) -> None:
@@ -297,8 +302,12 @@ class CPUGPUTimer(Timer):
         region.gpu = gpu
         if gpu and self._device is not None:
             self._device.begin(region)
-        region.is_open = True
-        region.start_ns = clock_ns() if self._native else self._now()
+        if self._native:
+            region.is_open = True
+            region.start_ns = clock_ns()
+        else:
+            region.start_ns = self._now()
+            region.is_open = True
 
     @cython.locals(now_ns=cython.longlong)  # type: ignore[untyped-decorator, unused-ignore]
     def end(self, key: TimeType | str, gpu: bool = False) -> None:
