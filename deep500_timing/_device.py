@@ -8,7 +8,7 @@ whatever the length of the run, and the training thread neither waits nor alloca
 from __future__ import annotations
 
 import os
-from _thread import allocate_lock
+from _thread import allocate_lock, get_ident
 from collections import deque
 
 from deep500_timing._intervals import Intervals
@@ -55,6 +55,8 @@ class DeviceLedger:
         self._lanes: dict[Hashable, _Lane] = {}
         # Only ever tried on the training thread, never waited for.
         self._collecting = allocate_lock()
+        self._collector = 0
+        """The thread that has, or had, the lock: a signal handler may run in the middle of its collecting."""
 
     # --- on the training thread ---------------------------------------------------------------------------------
 
@@ -62,6 +64,7 @@ class DeviceLedger:
         """Record the start event of a region; a fault leaves the region without a device time."""
         clock = self.clock
         region.mark = None
+        event = lane = None
         try:
             if clock.is_capturing():
                 region.mark = CAPTURED
@@ -73,6 +76,8 @@ class DeviceLedger:
             event = self._take(lane)
             clock.record(event, stream)
         except Exception as error:
+            if lane is not None and event is not None:
+                lane.free.append(event)
             self._fault("recording the start of", region, error)
             return
         region.mark = event
@@ -89,14 +94,15 @@ class DeviceLedger:
         if mark is None:
             intervals.failed += 1
             return
+        start_lane = region.mark_lane
+        event = lane = None
         try:
             if mark is CAPTURED or clock.is_capturing():
                 intervals.captured += 1
                 if mark is not CAPTURED:
-                    region.mark_lane.free.append(mark)
+                    start_lane.free.append(mark)
                 return
             stream = clock.stream()
-            start_lane = region.mark_lane
             if start_lane.stream == stream:
                 lane = start_lane
             else:
@@ -105,6 +111,10 @@ class DeviceLedger:
             clock.record(event, stream)
         except Exception as error:
             intervals.failed += 1
+            if mark is not CAPTURED:
+                start_lane.free.append(mark)
+            if lane is not None and event is not None:
+                lane.free.append(event)
             self._fault("recording the end of", region, error)
             return
         lane.pending.append((mark, event, intervals, region.start_ns, start_lane))
@@ -123,14 +133,16 @@ class DeviceLedger:
             return self._new_event(lane)
 
     def _new_event(self, lane: _Lane) -> Any:
+        event = self.clock.new_event(lane.stream)
         lane.created += 1
-        return self.clock.new_event(lane.stream)
+        return event
 
     def _refill(self, lane: _Lane) -> None:
         # At most one query for each region that starts. It asks for a pair in the middle of the queue, further back
         # after a yes and further forward after a no, so that one query frees many pairs when the device keeps up and
         # the pool stops growing at about twice the work in flight when it does not.
         if len(lane.pending) >= _SPARE_PAIRS and self._collecting.acquire(False):
+            self._collector = get_ident()
             try:
                 place = min(lane.probe, len(lane.pending) - 1)
                 if self.clock.is_done(lane.pending[place][1]):
@@ -181,23 +193,63 @@ class DeviceLedger:
         Args:
             wait: Wait for those that are not. Only for a user who asked for it by name.
         """
-        with self._collecting:
-            try:
-                if self.clock.is_capturing():
-                    return  # A query would break the capture.
-            except Exception:
+        if not self._may_collect(wait=wait):
+            return
+        try:
+            if not self._can_query():
                 return
             for lane in list(self._lanes.values()):
                 if wait:
                     self._wait_for(lane)
                 self._collect(lane, self._count_done(lane))
+        finally:
+            self._collecting.release()
 
-    def _wait_for(self, lane: _Lane) -> None:
+    def collect_for(self, intervals: Intervals) -> None:
+        """Collect the pairs that are for ``intervals``, waiting for them and for nothing queued after them.
+
+        Only for a user who asked for their times.
+        """
+        if not self._may_collect(wait=True):
+            return
         try:
-            for pair in list(lane.pending)[-1:]:
+            if not self._can_query():
+                return
+            for lane in list(self._lanes.values()):
+                pairs = list(lane.pending)
+                count = len(pairs)
+                while count and _store_of(pairs[count - 1]) is not intervals:
+                    count -= 1
+                if count:
+                    self._wait_for(lane, count)
+                    self._collect(lane, min(count, self._count_done(lane)))
+        finally:
+            self._collecting.release()
+
+    def _may_collect(self, *, wait: bool) -> bool:
+        # Whoever does not want to wait for the device does not wait for others who collect, either. A signal handler
+        # that interrupts the collecting of its own thread would wait for itself.
+        if not self._collecting.acquire(False):
+            if not wait or self._collector == get_ident():
+                return False
+            self._collecting.acquire()
+        self._collector = get_ident()
+        return True
+
+    def _can_query(self) -> bool:
+        try:
+            return not self.clock.is_capturing()  # A query would break the capture.
+        except Exception:
+            return False
+
+    def _wait_for(self, lane: _Lane, count: int | None = None) -> None:
+        # Wait for the first ``count`` pairs, or for all.
+        try:
+            pairs = list(lane.pending)[:count]
+            for pair in pairs[-1:]:
                 self.clock.wait(pair[1])
             # What comes later in a stream is done later, but a start may be on another stream.
-            for start, _, _, _, start_lane in list(lane.pending):
+            for start, _, _, _, start_lane in pairs:
                 if start_lane is not lane:
                     self.clock.wait(start)
         except Exception as error:
@@ -225,7 +277,7 @@ class DeviceLedger:
         counts: dict[int, int] = {}
         for lane in list(self._lanes.values()):
             for pair in list(lane.pending):
-                key = id(pair[2])
+                key = id(_store_of(pair))
                 counts[key] = counts.get(key, 0) + 1
         return counts
 
@@ -246,6 +298,11 @@ class DeviceLedger:
         _leaked.append(self._lanes)
         self._lanes = {}
         self._collecting = allocate_lock()
+
+
+def _store_of(pair: tuple[Any, ...]) -> Any:
+    # A named timer puts an account of its own before the intervals.
+    return getattr(pair[2], "store", pair[2])
 
 
 _ledgers: dict[DeviceClock, DeviceLedger] = {}
