@@ -1,0 +1,166 @@
+"""The main job: train on real data with PyTorch and with Keras, and see where the time went.
+
+It leaves a table on the terminal, a text file, JSON Lines, an MLflow run in a local SQLite store and an offline W&B run
+in ``demo-output/``, and says how to look at each.
+
+Run it with::
+
+    python examples/demo.py
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("WANDB_MODE", "offline")
+os.environ.setdefault("WANDB_SILENT", "true")
+os.environ.setdefault("MLFLOW_DISABLE_AGENT_SKILL_MESSAGE", "1")
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+import deep500_timing
+
+console = Console()
+
+
+def train_with_pytorch(digits: Any, epochs: int, progress: Progress) -> deep500_timing.Timer:
+    """A loop of one's own: the regions are put around its parts."""
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader, TensorDataset
+
+    import deep500_timing_torch as timer
+
+    torch.manual_seed(0)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
+    loader = DataLoader(TensorDataset(images, torch.tensor(digits.target)), batch_size=32, shuffle=True)
+    net = nn.Sequential(
+        nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64 * 36, 10)
+    ).to(device)
+    criterion, optimizer = nn.CrossEntropyLoss(), torch.optim.Adam(net.parameters())
+
+    on_gpu = device.type != "cpu"
+    tmr = timer.CPUGPUTimer()
+    bar = progress.add_task("PyTorch loop", total=epochs * len(loader))
+    for _ in range(epochs):
+        with tmr.region(timer.TimeType.EPOCH):
+            for inputs, targets in tmr.iterate(loader):
+                with tmr.region(timer.TimeType.BATCH, gpu=on_gpu):
+                    with tmr.region(timer.TimeType.FORWARD, gpu=on_gpu):
+                        loss = criterion(net(inputs.to(device)), targets.to(device))
+                    with tmr.region(timer.TimeType.BACKWARD, gpu=on_gpu):
+                        optimizer.zero_grad()
+                        loss.backward()
+                    with tmr.region("optimizer", gpu=on_gpu):
+                        optimizer.step()
+                progress.advance(bar)
+    return tmr
+
+
+def train_with_keras(digits: Any, epochs: int, progress: Progress) -> deep500_timing.Timer:
+    """No loop of one's own: a callback times `model.fit`."""
+    import keras
+
+    import deep500_timing_tensorflow as timer
+
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [
+            keras.Input((8, 8, 1)),
+            keras.layers.Conv2D(32, 3, padding="same", activation="relu"),
+            keras.layers.Conv2D(64, 3, activation="relu"),
+            keras.layers.Flatten(),
+            keras.layers.Dense(10),
+        ]
+    )
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+
+    tmr = timer.CPUGPUTimer()
+    bar = progress.add_task("Keras fit", total=epochs)
+    model.fit(
+        digits.images[..., None] / 16,
+        digits.target,
+        batch_size=32,
+        epochs=epochs,
+        validation_split=0.2,
+        verbose=0,
+        callbacks=[
+            timer.TimerCallback(tmr),
+            keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: progress.advance(bar)),
+        ],
+    )
+    return tmr
+
+
+def report(tmr: deep500_timing.Timer, name: str, folder: Path) -> None:
+    """Send the same times to every place that a team may look at."""
+    from deep500_timing.exporters import JsonLinesExporter
+
+    console.rule(name)
+    tmr.print_all_time_stats()
+    tmr.save_all_time_stats(folder / f"{name}.txt")
+    tmr.export(JsonLinesExporter(folder / "times.jsonl"))
+    tmr.log_mlflow_all(name, stats=("mean", "median", "p95"))
+    tmr.log_wb_all(name, stats=("mean", "median", "p95"))
+
+
+@click.command()
+@click.option("--epochs", default=5, show_default=True, type=click.IntRange(min=1), help="Epochs for each framework.")
+@click.option("--output", default=Path("demo-output"), show_default=True, type=click.Path(path_type=Path))
+def main(epochs: int, output: Path) -> None:
+    """Train on scikit-learn's digits with PyTorch and with Keras, and see where the time went."""
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    folder = output / datetime.now().astimezone().strftime("%Y-%m-%d_%H%M%S_%f")
+    folder.mkdir(parents=True)
+    columns = TextColumn("{task.description:<24}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=console) as progress:
+        # The frameworks and trackers take far longer to import than the training takes to run.
+        imports = progress.add_task("importing frameworks", total=5)
+        from sklearn.datasets import load_digits
+
+        progress.advance(imports)
+        for module in ("torch", "keras", "mlflow", "wandb"):
+            __import__(module)
+            progress.advance(imports)
+        digits = load_digits()
+        times = {
+            "pytorch": train_with_pytorch(digits, epochs, progress),
+            "keras": train_with_keras(digits, epochs, progress),
+        }
+
+    import mlflow
+    import wandb
+
+    uri = f"sqlite:///{(output / 'mlflow.db').absolute()}"
+    with console.status("opening the MLflow store and the W&B run (the first time takes a while)"):
+        mlflow.set_tracking_uri(uri)
+        mlflow.set_experiment("deep500-timing demo")
+        tracked = wandb.init(project="deep500-timing-demo", dir=folder)
+    with mlflow.start_run() as run, tracked:
+        for name, tmr in times.items():
+            report(tmr, name, folder)
+        wandb_folder = Path(tracked.dir).parent
+
+    console.rule("where it all lies")
+    for place, where in (
+        ("text files", f"{folder}/pytorch.txt, keras.txt"),
+        ("JSON Lines", f"{folder}/times.jsonl"),
+        ("MLflow", f"run {run.info.run_name!r} in {uri}"),
+        ("", f"look at it: mlflow ui --backend-store-uri {uri}"),
+        ("W&B", f"offline run in {wandb_folder}"),
+        ("", f"look at it: wandb sync {wandb_folder}"),
+    ):
+        # Long paths are left whole, to be copied.
+        console.print(f"{place:<12} {where}", highlight=False, soft_wrap=True)
+
+
+if __name__ == "__main__":
+    main()
