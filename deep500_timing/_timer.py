@@ -444,6 +444,10 @@ class DeviceRegion:
         """Close the region, if the calling thread has it open, and count its intervals as failed."""
         self._timer._find(self.key).fail()
 
+    def __reduce__(self) -> Any:
+        """Refuse: a region belongs to a thread."""
+        raise TypeError(f"A region handle ({self.key!s}) cannot be copied or pickled; ask a timer for region(key).")
+
     def __enter__(self) -> DeviceRegion:
         """Open the region."""
         self._timer.start(self.key, True)

@@ -25,6 +25,8 @@ def timed(timer: Timer, key: TimeType | str, gpu: bool = False) -> Callable[[F],
     timer._find(key)  # A bad key is an error here rather than at the first call.
 
     def decorate(function: F) -> F:
+        if isinstance(function, (classmethod, staticmethod)):
+            return type(function)(decorate(function.__func__))
         if not callable(function):
             raise TypeError(
                 f"timed({key!s}) decorates a function, not {function!r}; for a block use `with timer.region(...)`."
@@ -87,18 +89,23 @@ def _generator(timer: Timer, key: TimeType | str, gpu: bool, function: Callable[
         resume: Callable[[], Any] = functools.partial(next, generator)
         try:
             while True:
-                region = _region(timer, key, gpu)
-                region.start()
+                # Resumed by a generator of the same key, as in a recursion: that one's stretch holds this one.
+                region = None if timer._find(key).is_open else _region(timer, key, gpu)
+                if region is not None:
+                    region.start()
                 try:
                     item = resume()
                 except StopIteration as stop:
                     # The last stretch, from the last item to the return, is work as well.
-                    region.end()
+                    if region is not None:
+                        region.end()
                     return stop.value
                 except BaseException:
-                    region.fail()
+                    if region is not None:
+                        region.fail()
                     raise
-                region.end()
+                if region is not None:
+                    region.end()
                 try:
                     resume = functools.partial(generator.send, (yield item))
                 except GeneratorExit:

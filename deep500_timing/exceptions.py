@@ -5,7 +5,7 @@
     TimingError
     ├── RegionError (RuntimeError)          a region is used in a way that it cannot be
     │   ├── RegionOpenError                 started while it is open
-    │   ├── RegionNotOpenError              ended, or discarded, while it is not open
+    │   ├── RegionNotOpenError              ended while it is not open
     │   └── RegionMismatchError             started and ended with a different ``gpu`` argument
     ├── InvalidKeyError (TypeError)         a key is neither a TimeType nor a string
     ├── NoTimesError (LookupError)          statistics of a region that has no times
@@ -46,7 +46,7 @@ class RegionOpenError(RegionError):
 
 
 class RegionNotOpenError(RegionError):
-    """A region is ended or discarded that the same thread does not have open."""
+    """A region is ended that the same thread does not have open."""
 
 
 class RegionMismatchError(RegionError):
