@@ -1,7 +1,105 @@
-"""Destinations for snapshots, one module each; none imports its package before it is used."""
+"""Destinations for snapshots, one module each; none imports its package before it is made.
+
+::
+
+    from deep500_timing.exporters import JsonLinesExporter, TerminalExporter
+
+    tmr.export(TerminalExporter(), JsonLinesExporter("times.jsonl"), step=300)
+
+``all()`` names every exporter that is registered under the entry point group ``deep500_timing.exporters``, those of
+other distributions included, ``available()`` those that can be used here, and ``get(name)`` gives one of them.
+"""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from deep500_timing.exporters._base import BaseExporter, Exporter, export_to
 
-__all__ = ["BaseExporter", "Exporter", "export_to"]
+if TYPE_CHECKING:
+    from deep500_timing.exporters._csv import CsvExporter
+    from deep500_timing.exporters._jsonl import JsonLinesExporter, read_json_lines
+    from deep500_timing.exporters._mlflow import MlflowExporter
+    from deep500_timing.exporters._terminal import TerminalExporter
+    from deep500_timing.exporters._text import TextExporter
+    from deep500_timing.exporters._wandb import WandbExporter
+
+__all__ = [
+    "BaseExporter",
+    "CsvExporter",
+    "Exporter",
+    "JsonLinesExporter",
+    "MlflowExporter",
+    "TerminalExporter",
+    "TextExporter",
+    "WandbExporter",
+    "all",
+    "available",
+    "export_to",
+    "get",
+    "read_json_lines",
+]
+
+GROUP = "deep500_timing.exporters"
+"""The entry point group under which a distribution registers its exporters."""
+
+_LAZY = {
+    "CsvExporter": "_csv",
+    "JsonLinesExporter": "_jsonl",
+    "MlflowExporter": "_mlflow",
+    "TerminalExporter": "_terminal",
+    "TextExporter": "_text",
+    "WandbExporter": "_wandb",
+    "read_json_lines": "_jsonl",
+}
+
+
+def all() -> tuple[str, ...]:  # noqa: A001 (read as `exporters.all()`, beside `exporters.available()`)
+    """The names of every registered exporter, sorted; none is imported."""
+    from deep500_timing._plugins import names
+
+    return names(GROUP)
+
+
+def available() -> tuple[str, ...]:
+    """The names of the exporters that can be used here, sorted.
+
+    Left out are those whose package is not installed (an exporter names it in its attribute ``package``) and, with
+    one warning each, those that cannot be imported.
+    """
+    from deep500_timing._plugins import loadable
+    from deep500_timing.exporters._require import is_installed
+
+    return tuple(
+        name
+        for name, exporter in loadable(GROUP)
+        if (package := getattr(exporter, "package", None)) is None or is_installed(package)
+    )
+
+
+def get(name: str) -> Any:
+    """The exporter of that name, to be called with its own arguments.
+
+    Raises:
+        LookupError: No exporter of that name is registered.
+        Exception: What importing it raises.
+    """
+    from deep500_timing._plugins import load
+
+    return load(GROUP, name)
+
+
+def __getattr__(name: str) -> Any:
+    """Import an exporter when it is asked for."""
+    if name in _LAZY:
+        from importlib import import_module
+
+        value = getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """The public names, imported yet or not."""
+    return sorted(set(__all__) | {name for name in globals() if name.startswith("__")})

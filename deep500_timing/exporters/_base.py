@@ -34,8 +34,12 @@ class Exporter(Protocol):
 class BaseExporter(ABC):
     """An exporter whose faults are reported once and never reach the training loop, unless it is strict.
 
-    A subclass writes ``_export``, and ``_flush`` and ``_close`` if it holds anything.
+    A subclass writes ``_export``, and the other methods with an underscore as it needs them. If it needs an optional
+    package, the class attribute ``package`` names it.
     """
+
+    package: str | None = None
+    """Import name of the package that the exporter needs, if it needs one."""
 
     def __init__(self, *, strict: bool = False) -> None:
         """Set what happens to faults.
@@ -44,6 +48,9 @@ class BaseExporter(ABC):
             strict: Raise ``ExportError`` instead of warning once.
         """
         self._strict = strict
+
+    def _open(self) -> None:  # noqa: B027 (most exporters open nothing)
+        """Make ready for an export. What this raises is bad input, and reaches the caller as it is."""
 
     @abstractmethod
     def _export(self, snapshot: Snapshot, step: int | None) -> None:
@@ -55,12 +62,17 @@ class BaseExporter(ABC):
     def _close(self) -> None:  # noqa: B027
         """Let go of files and connections; may raise anything."""
 
+    def _where(self) -> str:
+        """The destination, if one exporter of this class differs from another in it; faults are told once for each."""
+        return ""
+
     def export(self, snapshot: Snapshot, *, step: int | None = None) -> None:
         """Take one snapshot.
 
         Raises:
             ExportError: It failed and the exporter is strict.
         """
+        self._open()
         try:
             self._export(snapshot, step)
         except Exception as error:
@@ -92,8 +104,11 @@ class BaseExporter(ABC):
         message = _describe(self, doing, error)
         if self._strict:
             raise ExportError(message) from error
+        # Not the error's text, which may hold an address or a time that differs each time.
+        kind = (type(error).__qualname__, getattr(error, "errno", None))
         warn_once(
-            f"{message}. The run goes on; the report is lost. Said once.", about=f"{type(self)} {doing} {error!r}"
+            f"{message}. The run goes on; this report is lost. Said once.",
+            about=f"{type(self).__qualname__} {self._where()} {doing} {kind}",
         )
 
 
@@ -102,18 +117,26 @@ def export_to(snapshot: Snapshot, exporters: Iterable[Exporter], *, step: int | 
 
     Raises:
         ExportError: A strict exporter failed; the others have had the snapshot.
+        OSError: A file cannot be made, for the reason that the system gives; the others have had the snapshot.
     """
-    strict_failures = []
+    raised: list[Exception] = []
     for exporter in exporters:
         try:
             exporter.export(snapshot, step=step)
-        except ExportError as error:
-            strict_failures.append(error)
         except Exception as error:
-            warn_once(_describe(exporter, "exporting", error), about=f"{type(exporter)} {error!r}")
-    if strict_failures:
-        raise strict_failures[0]
+            # What a BaseExporter lets out is for the caller; other exporters have not thought about it.
+            if isinstance(error, ExportError) or isinstance(exporter, BaseExporter):
+                raised.append(error)
+            else:
+                warn_once(
+                    f"{_describe(exporter, 'exporting', error)}. The run goes on; this report is lost. Said once.",
+                    about=f"{type(exporter)} {type(error)}",
+                )
+    if raised:
+        raise raised[0]
 
 
 def _describe(exporter: object, doing: str, error: Exception) -> str:
-    return f"{doing.capitalize()} times with {type(exporter).__name__} failed: {type(error).__name__}: {error}"
+    # An ExportError was written for the user; other errors need their type to be understood.
+    reason = str(error) if isinstance(error, ExportError) else f"{type(error).__name__}: {error}"
+    return f"{doing.capitalize()} times with {type(exporter).__name__} failed: {reason}".rstrip(".")

@@ -1,0 +1,61 @@
+"""What other distributions add, found through entry points. The built-in parts are found in the same way."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Any
+
+from deep500_timing._warn import warn_once
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def names(group: str) -> tuple[str, ...]:
+    """The names registered under a group, sorted. Nothing is imported."""
+    return tuple(sorted(_registered(group)))
+
+
+def load(group: str, name: str) -> Any:
+    """Import what is registered under a name.
+
+    Raises:
+        LookupError: Nothing is; the text lists what is.
+        Exception: What importing it raises.
+    """
+    registered = _registered(group)
+    if name not in registered:
+        known = ", ".join(map(repr, sorted(registered))) or "none, as deep500-timing is not installed"
+        raise LookupError(f"Looking up {name!r} among {group}: no distribution registers it. Registered are: {known}.")
+    return registered[name].load()
+
+
+def loadable(group: str) -> Iterator[tuple[str, Any]]:
+    """Each name with what it stands for, in order; one that cannot be imported costs a warning and is left out."""
+    for name, point in sorted(_registered(group).items()):
+        try:
+            yield name, point.load()
+        except Exception as error:
+            warn_once(
+                f"Loading {name!r} ({point.value}, from {_origin(point)}) among {group} failed: "
+                f"{type(error).__name__}: {error}. It is left out; update or uninstall that distribution."
+            )
+
+
+def _registered(group: str) -> dict[str, EntryPoint]:
+    registered: dict[str, EntryPoint] = {}
+    for point in entry_points(group=group):
+        taken = registered.get(point.name)
+        if taken is None or taken.value == point.value:
+            registered[point.name] = point
+        else:
+            warn_once(
+                f"Both {_origin(taken)} and {_origin(point)} register {point.name!r} among {group}; "
+                f"the one of {_origin(taken)} is used. Uninstall one of them."
+            )
+    return registered
+
+
+def _origin(point: EntryPoint) -> str:
+    # Entry points that are made by hand belong to no distribution.
+    return "an unknown distribution" if point.dist is None else str(point.dist.name)

@@ -1,0 +1,120 @@
+"""A snapshot as named numbers, for trackers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+from hashlib import blake2b
+from typing import TYPE_CHECKING, NamedTuple
+
+from deep500_timing._stats import TimeStats
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from deep500_timing._snapshot import Snapshot
+
+VALID_STATS = tuple(field.name for field in fields(TimeStats))
+
+
+class Metric(NamedTuple):
+    """One number."""
+
+    identity: tuple[str, str, str]
+    """Device, region and statistic, which no two metrics of a snapshot share."""
+    name: str
+    """What it is called, unless two are called the same."""
+    value: float
+
+
+def check_stats(stats: Sequence[str], caller: str) -> tuple[str, ...]:
+    """Look at a user's choice of statistics.
+
+    Raises:
+        ValueError: One of them is not known, or there is none.
+        TypeError: It is a string instead of several.
+    """
+    if isinstance(stats, str):
+        raise TypeError(f"{caller} was given stats={stats!r}; give a tuple, such as stats=({stats!r},).")
+    chosen = tuple(dict.fromkeys(stats))
+    unknown = [name for name in chosen if name not in VALID_STATS]
+    if unknown or not chosen:
+        what = f"{', '.join(map(repr, unknown))}, which TimeStats does not have" if unknown else "no statistic"
+        raise ValueError(f"{caller} was asked to log {what}; choose from {', '.join(VALID_STATS)}.")
+    return chosen
+
+
+def check_prefix(prefix: str, caller: str) -> str:
+    """A user's prefix with exactly one slash at its end, or nothing.
+
+    Raises:
+        TypeError: It is no string.
+    """
+    if not isinstance(prefix, str):
+        raise TypeError(f"{caller} was given prefix={prefix!r}; give a string, such as 'train'.")
+    bare = prefix.strip("/")
+    return f"{bare}/" if bare else ""
+
+
+def metrics_of(snapshot: Snapshot, stats: Sequence[str], *, prefix: str, separator: str) -> Iterator[Metric]:
+    """The chosen statistics of each region that has times.
+
+    The mean has the name ``prefix + "CPU/BATCH"``, other statistics that name with ``separator`` and theirs added;
+    ``median_ci`` gives two, ``median_ci_low`` and ``median_ci_high``. What is unknown or not finite is left out.
+    """
+    for region in snapshot:
+        if region.stats is None:
+            continue
+        for stat, value in _numbers(region.stats, stats):
+            if value is not None and math.isfinite(value):
+                name = f"{prefix}{region.device}/{region.name}"
+                yield Metric(
+                    (region.device, region.name, stat), name if stat == "mean" else name + separator + stat, value
+                )
+
+
+def _numbers(stats: TimeStats, chosen: Sequence[str]) -> Iterator[tuple[str, float | None]]:
+    for name in chosen:
+        value = getattr(stats, name)
+        if name == "median_ci":
+            low, high = value or (None, None)
+            yield "median_ci_low", low
+            yield "median_ci_high", high
+        else:
+            yield name, value
+
+
+def distinct(metrics: Sequence[Metric], clean: Callable[[str], str], *, limit: int | None = None) -> dict[str, float]:
+    """Name metrics as a tracker can take them, no two alike.
+
+    Args:
+        metrics: What to name.
+        clean: Makes a name that the tracker can take.
+        limit: How many characters it can have.
+
+    Returns:
+        The values under their names. Where several would be called the same, the one whose name needed no change
+        keeps it and the others get a suffix that depends on nothing but what they are.
+    """
+    cleaned = [clean(metric.name) for metric in metrics]
+    owners: dict[str, int] = {}
+    for place, name in enumerate(cleaned):
+        rivals = cleaned.count(name) > 1 if len(set(cleaned)) < len(cleaned) else False
+        fits = limit is None or len(name) <= limit
+        if fits and (not rivals or metrics[place].name == name):
+            owners.setdefault(name, place)
+    named: dict[str, float] = {name: metrics[place].value for name, place in owners.items()}
+    for place, metric in enumerate(metrics):
+        if owners.get(cleaned[place]) != place:
+            named[_with_suffix(cleaned[place], metric.identity, limit, named)] = metric.value
+    return named
+
+
+def _with_suffix(name: str, identity: tuple[str, str, str], limit: int | None, taken: dict[str, float]) -> str:
+    text = "\0".join(identity).encode("utf-8", "surrogatepass")
+    for attempt in range(1000):
+        suffix = "_" + blake2b(text, digest_size=4, salt=str(attempt).encode()).hexdigest()
+        candidate = (name if limit is None else name[: limit - len(suffix)]) + suffix
+        if candidate not in taken:
+            return candidate
+    raise AssertionError("unreachable: a thousand hashes are taken")

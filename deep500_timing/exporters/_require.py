@@ -1,0 +1,39 @@
+"""Optional packages: whether they are there, and what to say if they are not."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from deep500_timing.exceptions import MissingPackageError
+
+
+def is_installed(package: str) -> bool:
+    """Whether a package can be found; it is not imported."""
+    if sys.modules.get(package) is not None:
+        return getattr(sys.modules[package], "__file__", "") is not None
+    try:
+        spec = find_spec(package)
+    except (ImportError, ValueError):
+        return False
+    # A folder of that name in the working directory, such as the one that W&B keeps its runs in, is no package.
+    return spec is not None and spec.origin is not None
+
+
+def require(package: str, *, extra: str, caller: str) -> Any:
+    """Import an optional package.
+
+    Args:
+        package: Its import name.
+        extra: The extra of this distribution that installs it.
+        caller: What the user called, for the error.
+
+    Raises:
+        MissingPackageError: It is not installed.
+        ImportError: It is installed and broken, as it says itself.
+    """
+    if not is_installed(package):
+        raise MissingPackageError(f"{caller} requires {package}; pip install 'deep500-timing[{extra}]'", name=package)
+    return import_module(package)

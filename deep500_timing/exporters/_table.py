@@ -1,0 +1,183 @@
+"""The table of a snapshot: what it says, independent of how it is drawn, and its drawing as plain text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, NamedTuple
+
+from deep500_timing.exporters._units import format_interval, format_time, pad, safe_name, width_of, wrap
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from deep500_timing._snapshot import RegionTimes, Snapshot
+    from deep500_timing._stats import TimeStats
+
+GAP = "  "
+
+
+class Column(NamedTuple):
+    """One column; what is in it is pushed to the right, except names."""
+
+    header: str
+    cell: Callable[[TimeStats], str]
+    rank: int
+    """On a narrow terminal the columns with the highest rank go first."""
+
+
+_COLUMNS = (
+    Column("count", lambda stats: str(stats.count), 0),
+    Column("total", lambda stats: format_time(stats.total), 3),
+    Column("mean", lambda stats: format_time(stats.mean), 1),
+    Column("stdev", lambda stats: format_time(stats.stdev), 6),
+    Column("median", lambda stats: format_time(stats.median), 2),
+    Column("95 % CI of median", lambda stats: format_interval(stats.median_ci), 7),
+    Column("min", lambda stats: format_time(stats.min), 5),
+    Column("p95", lambda stats: format_time(stats.p95), 4),
+    Column("max", lambda stats: format_time(stats.max), 0),
+)
+
+
+@dataclass(frozen=True)
+class Table:
+    """What a report shows."""
+
+    title: tuple[str, ...]
+    """What it is, where and when: parts of one line."""
+    headers: tuple[str, ...]
+    """Region, device, and the columns that were kept."""
+    rows: tuple[tuple[str, ...], ...]
+    """One row for each region and device that has times."""
+    notes: tuple[tuple[str, str], ...]
+    """A short label and a sentence for each thing that the reader must know."""
+
+    @property
+    def widths(self) -> list[int]:
+        """Of each column, on a terminal."""
+        return [max(map(width_of, column)) for column in zip(self.headers, *self.rows, strict=True)]
+
+    @property
+    def width(self) -> int:
+        """Of the whole table, on a terminal."""
+        return sum(self.widths) + len(GAP) * (len(self.headers) - 1)
+
+
+def table_of(snapshot: Snapshot, step: int | None = None, *, width: int | None = None) -> Table:
+    """Lay out a snapshot.
+
+    Args:
+        snapshot: The times.
+        step: The training step, for the title.
+        width: How many columns there are on the terminal; what does not fit is left out, and that is noted.
+            Nothing is left out if None, nor are the columns without which a table says little.
+    """
+    timed = [(region, region.stats) for region in snapshot if region.stats is not None]
+    columns = list(_COLUMNS)
+    title, notes = _title(snapshot, step), _notes(snapshot, any_times=bool(timed))
+    dropped: list[Column] = []
+    while True:
+        headers = ("region", "device", *(column.header for column in columns))
+        cells = [
+            (safe_name(region.name), region.device, *(column.cell(stats) for column in columns))
+            for region, stats in timed
+        ]
+        rows = _align_units(cells)
+        shown = [*notes]
+        if dropped:
+            names = ", ".join(column.header for column in _COLUMNS if column in dropped)
+            shown.append(("not shown", f"{names}: the terminal is {width} columns wide"))
+        table = Table(title, headers, rows, tuple(shown))
+        last = max(columns, key=lambda column: column.rank)
+        if width is None or table.width <= width or not timed or last.rank < 3:
+            return table
+        columns.remove(last)
+        dropped.append(last)
+
+
+def render(table: Table, *, width: int | None = None) -> str:
+    """Draw a table as plain text, with a line end at its end; notes are wrapped to a width if there is one."""
+    lines = [GAP.join(table.title)]
+    if table.rows:
+        widths = table.widths
+        rule = tuple("─" * column for column in widths)
+        lines.append("")
+        lines += [line_of(row, widths).rstrip() for row in (table.headers, rule, *table.rows)]
+    if table.notes:
+        indent = note_indent(table)
+        lines.append("")
+        for label, sentence in table.notes:
+            wrapped = sentence if width is None else wrap(sentence, width - indent - len(GAP), indent + len(GAP))
+            lines.append(pad(label, indent) + GAP + wrapped)
+    return "\n".join(lines) + "\n"
+
+
+def cells_of(row: tuple[str, ...], widths: list[int]) -> list[str]:
+    """The cells of a row filled up to their columns' widths, names to the left and all else to the right."""
+    return [pad(cell, width, right=place > 1) for place, (cell, width) in enumerate(zip(row, widths, strict=True))]
+
+
+def line_of(row: tuple[str, ...], widths: list[int]) -> str:
+    """A row as one line."""
+    return GAP.join(cells_of(row, widths))
+
+
+def note_indent(table: Table) -> int:
+    """The width of the longest label of a table's notes."""
+    return max(width_of(label) for label, _ in table.notes)
+
+
+def _align_units(rows: list[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
+    # "s" and "ms" take the same room, so that the numbers before them end in one column.
+    aligned = []
+    for row in rows:
+        name, device, count, *times = row
+        aligned.append((name, device, count, *(time + " " if time[-2:] in {" s", " h"} else time for time in times)))
+    return tuple(aligned)
+
+
+def _title(snapshot: Snapshot, step: int | None) -> tuple[str, ...]:
+    taken = datetime.fromtimestamp(snapshot.unix_time_s).astimezone()
+    parts = ["Times by region", f"{safe_name(snapshot.host)}, process {snapshot.pid}", f"{taken:%Y-%m-%d %H:%M:%S %z}"]
+    if step is not None:
+        parts.append(f"step {step}")
+    return tuple(parts)
+
+
+def _notes(snapshot: Snapshot, *, any_times: bool) -> list[tuple[str, str]]:
+    notes = []
+    if not any_times:
+        notes.append(("no times", "nothing has been recorded yet"))
+    told: set[tuple[str, str]] = set()
+
+    def note(label: str, text: str, count: Callable[[RegionTimes], int], *, show_count: bool = True) -> None:
+        concerned = [(region, count(region)) for region in snapshot if count(region)]
+        if concerned:
+            told.update((region.name, region.device) for region, _ in concerned)
+            named = [
+                f"{f'{number} × ' if show_count else ''}{safe_name(region.name)} ({region.device})"
+                for region, number in concerned
+            ]
+            notes.append((label, f"{', '.join(named)}: {text}"))
+
+    threads = any(region.running > 1 for region in snapshot)
+    open_text = "open now, by threads; the time so far is not included" if threads else "open now; not included"
+    note("running", open_text, lambda region: region.running, show_count=threads)
+    note("pending", "ended, but not reached by the device yet; not included", lambda region: region.pending)
+    note("failed", "ended by an exception, or not to be measured; not included", lambda region: region.failed)
+    note("discarded", "forgotten while open; not included", lambda region: region.discarded)
+    note("captured", "in a graph being captured, where nothing can be timed; not included", lambda r: r.captured)
+    note("warm-up", "left out by skip_first", lambda region: region.stats.skipped if region.stats else 0)
+    note(
+        "rounded",
+        "median, its interval and p95 are from a histogram, within ±1 %",
+        lambda region: int(region.stats is not None and region.stats.quantile_error > 0),
+        show_count=False,
+    )
+    note(
+        "no times",
+        "used, but nothing is recorded, or nothing but warm-up",
+        lambda region: int(region.stats is None and (region.name, region.device) not in told),
+        show_count=False,
+    )
+    return notes
