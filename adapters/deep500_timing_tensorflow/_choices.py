@@ -1,0 +1,135 @@
+"""What can be timed for one fit, and what is said, once, where something that was asked for cannot be."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from deep500_timing import CPUGPUTimer, Timer
+from deep500_timing._warn import warn_once
+from deep500_timing_tensorflow._keras_facts import has_python_iterators, steps_per_execution
+
+if TYPE_CHECKING:
+    from deep500_timing_tensorflow._step import Phases
+
+ON_TENSORFLOW = ("tensorflow", "tf_keras")
+
+
+def can_time_gpu(backend: str, timer: Timer) -> bool:
+    """Whether the timer's device clock tells true times of what runs on this backend."""
+    if not isinstance(timer, CPUGPUTimer):
+        return False
+    clock: Any = timer._device.clock if timer._device is not None else None
+    if clock is None:
+        return False  # The timer said so when it was made.
+    clocks: Any = sys.modules.get("deep500_timing_tensorflow._clock")
+    if clocks is None or not isinstance(clock, clocks.CupyEventClock):
+        return True
+    if backend in ON_TENSORFLOW:
+        return True
+    remedy = (
+        "Pass a timer of the torch adapter: TimerCallback(deep500_timing_torch.CPUGPUTimer(), gpu=True)."
+        if backend == "torch"
+        else "Use gpu=False: each batch ends when its logs have reached the host, so its CPU time holds its GPU work."
+    )
+    warn_once(
+        f"TimerCallback(gpu=True): CuPy's events are not ordered with the kernels that Keras launches through "
+        f"{backend}, so no GPU times are taken; CPU times go on. {remedy}",
+        about=f"callback gpu {backend}",
+    )
+    return False
+
+
+def can_fetch(wanted: bool | str, model: Any, backend: str, *, phases: bool) -> bool:
+    """Whether the wait for each batch is timed at the iterator, or at the hooks on torch."""
+    if wanted is False:
+        return False
+    several = steps_per_execution(model)
+    python_iterators = has_python_iterators(model)
+    if backend in ("jax", "torch"):
+        return True
+    if python_iterators and (several == 1 or wanted is True):
+        return True
+    if phases:
+        return False  # The stamps in the graph tell when each batch was there.
+    if backend == "tf_keras":
+        reason, remedy = "tf_keras fetches inside its compiled train function", "phases=True times it there"
+    elif backend == "tensorflow" and python_iterators:
+        reason = f"with steps_per_execution={several} the batches are fetched inside the compiled loop"
+        remedy = "phases=True times it there, and io=True fetches on the host, one batch at a time, which is slower"
+    elif backend == "tensorflow":
+        reason, remedy = "this Keras is older than 3.7", "update it"
+    else:
+        reason, remedy = f"the backend {backend!r} is not known", "io=False says that you do not want it"
+    warn_once(
+        f"TimerCallback: the wait for data (IO) is not timed: {reason}. Remedy: {remedy}.",
+        about=f"callback io {backend} {several > 1}",
+    )
+    return False
+
+
+def traces(model: Any, backend: str) -> bool:
+    """Whether the train function runs Python only when it traces, and runs ``compute_loss`` of Keras's own then."""
+    if getattr(model, "run_eagerly", False) or not hasattr(model, "compute_loss"):
+        return False
+    if backend == "tf_keras":
+        # AutoGraph would convert our wrapper and stop there, before an override that may need converting.
+        return bool(getattr(type(model).compute_loss, "__module__", "").startswith("tf_keras."))
+    return backend == "tensorflow" or (backend == "jax" and bool(model.jit_compile))
+
+
+def phases_for(model: Any, backend: str, earlier: Phases | None) -> Phases | None:
+    """What times the forward and the backward pass of a model, or None where nothing can."""
+    reason = _why_no_phases(model, backend)
+    if reason is not None:
+        warn_once(
+            f"TimerCallback(phases=True): FORWARD and BACKWARD are not timed, the rest is. {reason}",
+            about=f"callback phases {reason}",
+        )
+        return None
+    if earlier is not None:
+        return earlier
+    if backend == "torch":
+        from deep500_timing_tensorflow._phases_torch import TorchPhases
+
+        return TorchPhases(model)
+    from deep500_timing_tensorflow._phases_graph import GraphPhases
+
+    return GraphPhases(model, backend)
+
+
+def _why_no_phases(model: Any, backend: str) -> str | None:
+    if backend == "jax":
+        return (
+            "On JAX both passes are one compiled computation that cannot be stamped from inside; "
+            "jax.profiler.trace shows its parts."
+        )
+    if backend not in (*ON_TENSORFLOW, "torch"):
+        return f"The backend {backend!r} is not known."
+    if getattr(model, "jit_compile", False):
+        return (
+            "The step is compiled as a whole and takes no time stamps inside. Compile the model with "
+            "jit_compile=False; on TensorFlow, tf.function(model.call, jit_compile=True) keeps XLA for the model itself."
+        )
+    return None if backend == "torch" else _why_no_stamps()
+
+
+def _why_no_stamps() -> str | None:
+    tf: Any = sys.modules["tensorflow"]
+    try:
+        from tensorflow.python.framework.config import is_op_determinism_enabled
+
+        deterministic = bool(is_op_determinism_enabled())
+    except ImportError:
+        deterministic = False
+    if deterministic:
+        return (
+            "tf.config.experimental.enable_op_determinism() forbids reading the clock in a graph. "
+            "Seed with keras.utils.set_random_seed alone while timing."
+        )
+    if tf.config.list_physical_devices("GPU"):
+        return (
+            "On a GPU a stamp in the graph says when the kernels were queued, not when they ran. "
+            "Use gpu=True for the batch, and tf.profiler.experimental for its parts."
+        )
+    return None
