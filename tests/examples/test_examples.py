@@ -1,0 +1,65 @@
+"""Every example runs as a user would run it, in a process of its own, and shows what it promises."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+CASES = {
+    # file: (arguments, modules that it needs, words that its output must hold)
+    "numpy_only.py": ([], [], ["EPOCH", "BATCH", "FORWARD", "BACKWARD", "IO", "warm-up", "median"]),
+    "custom_regions.py": ([], [], ["count", "read", "tokenise", "failed", "line 1234 is left out"]),
+    "pytorch_loop.py": (["--epochs", "1"], ["torch", "sklearn"], ["EPOCH", "BATCH", "FORWARD", "BACKWARD", "IO"]),
+    "keras_callback.py": (["--epochs", "1"], ["keras", "tensorflow", "sklearn"], ["EPOCH", "BATCH", "IO"]),
+    "mlflow_and_wandb.py": (
+        ["--output", "tracked"],
+        ["mlflow", "wandb"],
+        ["train/CPU/BATCH/p95 =", "train/CPU/EPOCH ="],
+    ),
+    "demo.py": (
+        ["--epochs", "1", "--output", "out"],
+        ["torch", "keras", "tensorflow", "sklearn", "mlflow", "wandb", "rich", "click"],
+        ["optimizer", "FORWARD", "times.jsonl", "mlflow ui", "wandb sync"],
+    ),
+}
+
+
+def run(script: Path, arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a script in an empty folder, away from the tree, with nothing of this process but its environment."""
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "WANDB_MODE": "offline", "COLUMNS": "160"}
+    return subprocess.run(
+        [sys.executable, str(script), *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", CASES)
+def test_example_runs(name: str, tmp_path: Path) -> None:
+    """An example exits with 0 and prints the regions that it times."""
+    arguments, needs, words = CASES[name]
+    for module in needs:
+        if importlib.util.find_spec(module) is None:
+            pytest.skip(f"needs {module}")
+    done = run(EXAMPLES / name, arguments, tmp_path)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert [] == [word for word in words if word not in done.stdout], done.stdout
+
+
+def test_every_example_is_run() -> None:
+    """No example is left out of the tests, here or in the tests of its own subject."""
+    tests = Path(__file__).parents[1]
+    tested = "\n".join(path.read_text(encoding="utf-8") for path in tests.rglob("test_*.py"))
+    assert [] == [path.name for path in sorted(EXAMPLES.glob("*.py")) if path.name not in tested]
