@@ -191,17 +191,17 @@ def write(rows: list[Row], missing: list[str], path: Path) -> None:
         f"{platform.system()}, Python {platform.python_version()}, "
         f"the hot path {'compiled' if deep500_timing.compiled else 'in plain Python'}.",
         "",
-        "Each row times work of known length many times. *true* is that length: for spins and sleeps what the work read",
-        "on the clock itself, so that a sleep's own lateness does not count against the timer, while the call of the work",
-        "and the timer's own cost do; for devices and models what they were told to take. The error is the median of",
-        "(measured − true) ÷ true; the spread goes from its 5th to its 95th percentile.",
+        "Each row times work of known length many times. *true* is that length: for spins and sleeps what the work",
+        "itself read on the clock, so that a sleep's own lateness does not count against the timer, while the call of",
+        "the work and the timer's own cost do; for devices and models what they were told to take. The error is the",
+        "median of (measured − true) ÷ true; the spread goes from its 5th to its 95th percentile.",
         "",
         "| case | true (ms) | measured (ms) | error (%) | spread of the error (%) |",
         "|---|--:|--:|--:|--:|",
     ]
     lines += [
-        f"| {row.case} | {row.true_s * 1e3:.4f} | {row.measured_s * 1e3:.4f} | {row.error_percent:+.3f} | {row.spread} |"
-        for row in rows
+        f"| {r.case} | {r.true_s * 1e3:.4f} | {r.measured_s * 1e3:.4f} | {r.error_percent:+.3f} | {r.spread} |"
+        for r in rows
     ]
     if missing:
         lines += ["", *(f"Not measured: {reason}." for reason in missing)]
