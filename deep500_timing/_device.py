@@ -22,8 +22,10 @@ if TYPE_CHECKING:
     from deep500_timing._protocols import DeviceClock
     from deep500_timing._recorder import Region
 
-_SPARE_PAIRS = 8
-"""Pairs that a stream gets before it asks whether older ones are done: so many regions share one query."""
+_SPARE_PAIRS = 16
+"""Pairs that a stream gets before it asks whether older ones are done; half as many regions share one query."""
+_BATCH_PAIRS = 32
+"""Pairs that are read at most at the end of one region, so that a backlog does not stall the training thread."""
 
 
 class _CapturedMark:
@@ -36,13 +38,13 @@ CAPTURED = _CapturedMark()
 class _Lane:
     """The events of one stream: those that are free, and the pairs that the device has yet to pass, in order."""
 
-    __slots__ = ("created", "free", "pending", "probe", "stream")
+    __slots__ = ("created", "free", "known_done", "pending", "stream")
 
     def __init__(self, stream: Hashable) -> None:
         self.stream = stream
         self.free: list[Any] = []
         self.pending: deque[tuple[Any, Any, Intervals, int, _Lane]] = deque()
-        self.probe = 0
+        self.known_done = 0
         self.created = 0
 
 
@@ -66,14 +68,15 @@ class DeviceLedger:
         region.mark = None
         event = lane = None
         try:
+            stream = clock.stream()
             if clock.is_capturing():
                 region.mark = CAPTURED
                 return
-            stream = clock.stream()
             lane = self._lanes.get(stream) or self._lanes.setdefault(stream, _Lane(stream))
-            if not lane.free:
-                self._refill(lane)
-            event = self._take(lane)
+            try:
+                event = lane.free.pop()
+            except IndexError:
+                event = self._new_event(lane)
             clock.record(event, stream)
         except Exception as error:
             if lane is not None and event is not None:
@@ -96,28 +99,34 @@ class DeviceLedger:
             return
         start_lane = region.mark_lane
         event = lane = None
+        if mark is CAPTURED:
+            intervals.captured += 1
+            return
         try:
-            if mark is CAPTURED or clock.is_capturing():
-                intervals.captured += 1
-                if mark is not CAPTURED:
-                    start_lane.free.append(mark)
-                return
             stream = clock.stream()
+            if clock.is_capturing():
+                intervals.captured += 1
+                start_lane.free.append(mark)
+                return
             if start_lane.stream == stream:
                 lane = start_lane
             else:
                 lane = self._lanes.get(stream) or self._lanes.setdefault(stream, _Lane(stream))
-            event = self._take(lane)
+            try:
+                event = lane.free.pop()
+            except IndexError:
+                event = self._new_event(lane)
             clock.record(event, stream)
         except Exception as error:
             intervals.failed += 1
-            if mark is not CAPTURED:
-                start_lane.free.append(mark)
+            start_lane.free.append(mark)
             if lane is not None and event is not None:
                 lane.free.append(event)
             self._fault("recording the end of", region, error)
             return
         lane.pending.append((mark, event, intervals, region.start_ns, start_lane))
+        if not lane.free or not start_lane.free:
+            self._reclaim(lane)
 
     def drop(self, region: Region) -> None:
         """Take back the start event of a region that will have no end."""
@@ -126,35 +135,34 @@ class DeviceLedger:
         if mark is not None and mark is not CAPTURED:
             region.mark_lane.free.append(mark)
 
-    def _take(self, lane: _Lane) -> Any:
-        try:
-            return lane.free.pop()
-        except IndexError:
-            return self._new_event(lane)
-
     def _new_event(self, lane: _Lane) -> Any:
         event = self.clock.new_event(lane.stream)
         lane.created += 1
         return event
 
-    def _refill(self, lane: _Lane) -> None:
-        # At most one query for each region that starts. It asks for a pair in the middle of the queue, further back
-        # after a yes and further forward after a no, so that one query frees many pairs when the device keeps up and
-        # the pool stops growing at about twice the work in flight when it does not.
-        if len(lane.pending) >= _SPARE_PAIRS and self._collecting.acquire(False):
-            self._collector = get_ident()
-            try:
-                place = min(lane.probe, len(lane.pending) - 1)
-                if self.clock.is_done(lane.pending[place][1]):
-                    self._collect(lane, place + 1)
-                    lane.probe = 2 * place + 1
-                else:
-                    lane.probe = place // 2
-            finally:
-                self._collecting.release()
-        if not lane.free:
-            lane.free.append(self._new_event(lane))
-            lane.free.append(self._new_event(lane))
+    def _reclaim(self, lane: _Lane) -> None:
+        # At most one query for each region that ends, and none while events are left. It asks for the pair in the
+        # middle of the queue: a yes frees half of them, so that the next query is half a pool of regions away; a no
+        # lets the pool grow by one pair, until it holds twice the work in flight and the middle is always done.
+        count = len(lane.pending)
+        if count < _SPARE_PAIRS or not self._collecting.acquire(False):
+            return
+        self._collector = get_ident()
+        try:
+            if not lane.known_done:
+                middle = count // 2
+                if not self.clock.is_done(lane.pending[middle][1]):
+                    return
+                lane.known_done = middle + 1
+            self._collect(lane, min(lane.known_done, _BATCH_PAIRS))
+        except Exception as error:
+            # The pairs stay where they are, for whoever asks for their times.
+            warn_once(
+                f"Asking the device {self.clock.name!r} how far it is failed; its times stay pending: {error}",
+                about=f"query {self.clock.name}",
+            )
+        finally:
+            self._collecting.release()
 
     # --- collecting -----------------------------------------------------------------------------------------------
 
@@ -169,6 +177,7 @@ class DeviceLedger:
                 # Two threads that share a stream may queue their pairs in another order than they recorded them, and a
                 # start on another stream may be behind: then the pair is not lost, only early.
                 if not self._is_done(start) or not self._is_done(end):
+                    lane.known_done = 0
                     return
                 intervals.failed += 1
                 warn_once(
@@ -176,8 +185,20 @@ class DeviceLedger:
                     about=f"elapsed {clock.name}",
                 )
             else:
-                intervals.append(start_ns, start_ns + max(duration_ns, 0))
+                if duration_ns < 0:
+                    # It ended on a stream that was there before the one on which it began: no time at all.
+                    intervals.failed += 1
+                    warn_once(
+                        f"A region on the device {clock.name!r} ended before it began, since it ended on another "
+                        "stream than it began on; it is counted as failed. End it on the same stream, or let that "
+                        "stream wait for the first.",
+                        about=f"negative {clock.name}",
+                    )
+                else:
+                    intervals.append(start_ns, start_ns + duration_ns)
             lane.pending.popleft()
+            if lane.known_done:
+                lane.known_done -= 1
             start_lane.free.append(start)
             lane.free.append(end)
 

@@ -301,9 +301,12 @@ def median_confidence_ranks(count: int) -> tuple[int, int] | None:
 def trim_mean(data: Iterable[float], trim_percent: float) -> float:
     """The mean of what is left when a share of the values is cut off at either end.
 
+    As DeepSpeed's function of this name: at each end ``round(n * trim_percent)`` of ``n`` values are cut, a half
+    rounded to the even number (``scipy.stats.trim_mean`` rounds down).
+
     Args:
         data: Values in any unit and order; left as they are.
-        trim_percent: Share to cut at each end, 0 to below 0.5, as in ``scipy.stats.trim_mean``.
+        trim_percent: Share to cut at each end, 0 to below 0.5; 0.1 is 10 %.
 
     Returns:
         The trimmed mean, in the unit of the data; 0.0 for no data.
@@ -313,13 +316,17 @@ def trim_mean(data: Iterable[float], trim_percent: float) -> float:
     """
     if not 0.0 <= trim_percent < 0.5:
         raise ValueError(
-            f"trim_percent={trim_percent!r} must be at least 0 and below 0.5: it is the share cut off at each end."
+            f"trim_percent={trim_percent!r} must be at least 0 and below 0.5: it is the share cut off at each end, "
+            "0.1 for 10 %."
         )
     values = np.sort(np.fromiter(data, dtype=np.float64))
-    if len(values) == 0:
+    n = len(values)
+    if n == 0:
         return 0.0
-    cut = int(len(values) * trim_percent)
-    return float(values[cut : len(values) - cut].mean())
+    cut = round(n * trim_percent)
+    if 2 * cut >= n:
+        raise ValueError(f"trim_percent={trim_percent!r} cuts {cut} of {n} values off at each end and leaves none.")
+    return float(values[cut : n - cut].mean())
 
 
 def durations_of(pairs: Sequence[Any]) -> Int64Array:

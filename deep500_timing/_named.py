@@ -1,0 +1,285 @@
+"""Timers by name, as training frameworks know them: started and stopped from anywhere, read and reset in between.
+
+One :class:`NamedTimer` is one region of a timer. Other than a region it belongs to no thread (backward passes end on
+autograd's threads), and it keeps account of what came since it was last reset. Clock, intervals and events are the
+timer's own, so that the same times stand in its snapshots and reports.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from deep500_timing._timer import CPUGPUTimer
+from deep500_timing.exceptions import RegionNotOpenError, RegionOpenError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from deep500_timing._device import DeviceLedger
+    from deep500_timing._intervals import Intervals
+    from deep500_timing._protocols import Clock, DeviceClock
+    from deep500_timing._recorder import Region
+    from deep500_timing._timer import Timer
+    from deep500_timing.memory import MemoryReader
+
+KEPT_SINCE_RESET = 65_536
+"""Times that a mean stands on at most, the latest ones; sums and counts stand on all."""
+_KEEP_LAST = 1024
+
+
+def engine_for(timer: Timer | None, clock: Clock | None, device_clock: DeviceClock | None) -> Timer:
+    """The timer that records: the one given, or one of its own that keeps a bounded number of intervals.
+
+    Raises:
+        ValueError: A clock is given beside a timer, which has its own.
+    """
+    if timer is None:
+        return CPUGPUTimer(clock=clock, device_clock=device_clock, keep_last=_KEEP_LAST)
+    if clock is not None or device_clock is not None:
+        raise ValueError("Making named timers with timer= and a clock: the timer has clocks of its own. Leave one out.")
+    return timer
+
+
+class Account:
+    """What came in since the last reset: the sum exactly, and the latest times one by one."""
+
+    __slots__ = ("count", "durations_ns", "missing", "stops", "total_ns")
+
+    def __init__(self, kept: int = KEPT_SINCE_RESET) -> None:
+        """Start empty; keep so many times one by one."""
+        self.durations_ns: deque[int] = deque(maxlen=kept)
+        self.total_ns = 0
+        self.count = 0
+        """Times that have arrived."""
+        self.stops = 0
+        """Times that are to be expected."""
+        self.missing = 0
+        """Those of them that the device could not give."""
+
+    def take(self, duration_ns: int) -> None:
+        """Take in one time."""
+        self.durations_ns.append(duration_ns)
+        self.total_ns += duration_ns
+        self.count += 1
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing is on its way any more."""
+        return self.count + self.missing >= self.stops
+
+
+class _Inbox:
+    """Where a device's times arrive: passed on to the region's intervals and to the accounts that were open then.
+
+    To the ledger it looks like the intervals themselves.
+    """
+
+    __slots__ = ("accounts", "store")
+
+    def __init__(self, store: Intervals, accounts: tuple[Account, ...]) -> None:
+        self.store = store
+        self.accounts = accounts
+
+    def append(self, start_ns: int, end_ns: int) -> None:
+        self.store.append(start_ns, end_ns)
+        for account in self.accounts:
+            account.take(end_ns - start_ns)
+
+    @property
+    def failed(self) -> int:
+        return int(self.store.failed)
+
+    @failed.setter
+    def failed(self, value: int) -> None:
+        self._miss(value - self.store.failed)
+        self.store.failed = value
+
+    @property
+    def captured(self) -> int:
+        return int(self.store.captured)
+
+    @captured.setter
+    def captured(self, value: int) -> None:
+        self._miss(value - self.store.captured)
+        self.store.captured = value
+
+    def _miss(self, more: int) -> None:
+        for account in self.accounts:
+            account.missing += more
+
+
+class NamedTimer:
+    """One named timer, in nanoseconds. The faces over it add units and the originals' manners.
+
+    Args:
+        name: The region's name.
+        engine: The timer that records.
+        reentrant: A start while it runs is counted, and the time ends with the last stop; else it is an error.
+        memory: What reads the memory at each stop, if anything does.
+    """
+
+    __slots__ = (
+        "_depth",
+        "_engine",
+        "_ledger",
+        "_memory",
+        "_reentrant",
+        "_region",
+        "account",
+        "gpu_intervals",
+        "lifetime",
+        "mark",
+        "mark_lane",
+        "name",
+        "start_ns",
+    )
+
+    def __init__(
+        self, name: str, engine: Timer, *, reentrant: bool = False, memory: MemoryReader | None = None
+    ) -> None:
+        """See the class."""
+        self.name = name
+        self._engine = engine
+        self._region: Region = engine._find(name)
+        self._reentrant = reentrant
+        self._memory = memory
+        self._depth = 0
+        self.account = Account()
+        """What came since the last reset."""
+        self.lifetime = Account(kept=0)
+        """What ever came."""
+        # The ledger deals with this object as with a region; the marks must not be in the region itself, of which
+        # each thread has another one.
+        self._ledger: DeviceLedger | None = getattr(engine, "_device", None)
+        self.mark: Any = None
+        self.mark_lane: Any = None
+        self.gpu_intervals: _Inbox | None = None
+        self.start_ns = 0
+
+    @property
+    def running(self) -> bool:
+        """Whether it is started."""
+        return bool(self._region.is_open)
+
+    def start(self) -> None:
+        """Start.
+
+        Raises:
+            RegionOpenError: It is running already (and not reentrant).
+        """
+        engine, region = self._engine, self._region
+        if not engine.enabled:
+            return
+        if region.is_open:
+            if self._reentrant:
+                self._depth += 1
+                return
+            raise RegionOpenError(
+                f"Starting timer {self.name!r}: it is running already, since "
+                f"{(engine.now_ns() - region.start_ns) / 1e9:.6g} s. Stop it first, or forget it with reset()."
+            )
+        self._depth = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        region = self._region
+        if self._ledger is not None:
+            self._ledger.drop(self)  # type: ignore[arg-type]
+            self._ledger.begin(self)  # type: ignore[arg-type]
+            region.gpu = True
+        region.is_open = True
+        self.start_ns = region.start_ns = self._engine.now_ns()
+
+    def stop(self, also: Account | None = None) -> None:
+        """Stop.
+
+        Args:
+            also: A second account that takes the time.
+
+        Raises:
+            RegionNotOpenError: It is not running.
+        """
+        engine, region = self._engine, self._region
+        now_ns = engine.now_ns()
+        if not engine.enabled:
+            return
+        if not region.is_open:
+            if region.generation != engine._generation:
+                # Disabling and enabling has closed it in between.
+                region.generation = engine._generation
+                return
+            raise RegionNotOpenError(
+                f"Stopping timer {self.name!r}: it is not running. Start it first, and stop it once for each start."
+            )
+        if self._depth:
+            self._depth -= 1
+            return
+        self._finish(now_ns, also)
+
+    def _finish(self, now_ns: int, also: Account | None) -> None:
+        region = self._region
+        accounts = (self.account, self.lifetime) if also is None else (self.account, self.lifetime, also)
+        self.account.stops += 1
+        if self._ledger is not None:
+            store = region.gpu_store()
+            inbox = self.gpu_intervals
+            if inbox is None or inbox.store is not store or inbox.accounts != accounts:
+                self.gpu_intervals = _Inbox(store, accounts)
+            self._ledger.end(self, self._engine.keep_last, self._engine.skip_first)  # type: ignore[arg-type]
+            region.gpu = False
+        else:
+            for account in accounts:
+                account.take(max(now_ns - region.start_ns, 0))
+        region.is_open = False
+        region.intervals.append(region.start_ns, now_ns)
+        if self._memory is not None:
+            from deep500_timing.memory import sample_region
+
+            sample_region(self._engine, self.name, self._memory)
+
+    def read(self, before_restart: Callable[[], object] | None = None) -> Account:
+        """What came since the last reset, waiting for what is on its way from the device, and for nothing else.
+
+        A timer that is running is stopped for it, and started again.
+
+        Args:
+            before_restart: Called before it is started again.
+        """
+        split = self.running
+        if split:
+            self._finish(self._engine.now_ns(), None)
+        account = self.account
+        self.wait()
+        if split:
+            if before_restart is not None:
+                before_restart()
+            self._begin()
+        return account
+
+    def split(self) -> None:
+        """As :meth:`read`, without waiting: a timer that is running is stopped, and started again."""
+        if self.running:
+            self._finish(self._engine.now_ns(), None)
+            self._begin()
+
+    def wait(self) -> None:
+        """Wait for the times that are on their way from the device."""
+        if self._ledger is not None and self.gpu_intervals is not None:
+            self._ledger.collect_for(self.gpu_intervals.store)
+
+    def renew(self) -> Account:
+        """Open a new account, to which nothing belongs that was stopped before; return the old one.
+
+        Times that are on their way still go to the old one.
+        """
+        account, self.account = self.account, Account()
+        return account
+
+    def forget_running(self) -> None:
+        """Forget the start, if it is running."""
+        if self.running:
+            if self._ledger is not None:
+                self._ledger.drop(self)  # type: ignore[arg-type]
+            self._engine._discard(self._region)
+        self._depth = 0

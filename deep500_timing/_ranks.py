@@ -1,0 +1,147 @@
+"""Which process of a training job this is, and a report across them that no process can hang.
+
+torch.distributed is asked if the user's program has imported and initialised it; this module never imports it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from deep500_timing._warn import warn_once
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+DEADLINE_S = 10.0
+"""How long a report waits for ranks that do not answer, in seconds."""
+_KEPT_ROUNDS = 8
+_POLL_S = 0.002
+
+# Rank and world size as launchers tell them, the more specific ones first. SLURM's are those of the allocation unless
+# the process runs in a step.
+_LAUNCHERS = (
+    ("RANK", "WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+    ("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),
+    ("FLUX_TASK_RANK", "FLUX_JOB_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+)
+
+
+def distributed() -> Any:
+    """``torch.distributed`` if it is imported and initialised, else None."""
+    module = sys.modules.get("torch.distributed")
+    try:
+        if module is not None and module.is_available() and module.is_initialized():
+            return module
+    except Exception:
+        return None
+    return None
+
+
+def rank_and_world() -> tuple[int, int]:
+    """The rank of this process and the number of processes: torch.distributed's, else the launcher's, else (0, 1)."""
+    dist = distributed()
+    if dist is not None:
+        return int(dist.get_rank()), int(dist.get_world_size())
+    for rank_name, size_name in _LAUNCHERS:
+        rank, size = os.environ.get(rank_name, ""), os.environ.get(size_name, "")
+        if rank.isdecimal() and size.isdecimal() and int(rank) < int(size):
+            return int(rank), int(size)
+    return 0, 1
+
+
+def wait_for_ranks(group: Any = None) -> None:
+    """Wait for every process of the group; nothing to wait for where torch.distributed is not initialised."""
+    dist = distributed()
+    if dist is not None:
+        dist.barrier(group=group)
+
+
+class Exchange:
+    """Hands short texts from every rank to those that ask, through the job's store rather than by a collective.
+
+    A collective waits for every rank, each with the same shape of data; a rank that is dead, late, or timed other
+    regions would hold up the others. Here each rank puts its text under a key, and only who reads waits, until a
+    deadline.
+
+    Args:
+        name: Tells apart exchanges of one job; the same on every rank.
+    """
+
+    def __init__(self, name: str) -> None:
+        """See the class."""
+        self._name = name
+        self._round = 0
+
+    def _key(self, number: int, rank: int) -> str:
+        return f"deep500_timing/{self._name}/{number}/{rank}"
+
+    def post(self, text: str) -> None:
+        """Put this rank's text of the next round. Every rank calls it equally often."""
+        self._round += 1
+        store = _store()
+        if store is None:
+            return
+        rank = rank_and_world()[0]
+        try:
+            store.set(self._key(self._round, rank), text)
+            # Readers are at most a report behind, since training keeps the ranks together.
+            if self._round > _KEPT_ROUNDS:
+                store.delete_key(self._key(self._round - _KEPT_ROUNDS, rank))
+        except Exception as error:
+            warn_once(
+                f"Handing times to the other ranks failed; their reports lack this rank's: {error}",
+                about="exchange post",
+            )
+
+    def read(self, own: str, deadline_s: float = DEADLINE_S) -> dict[int, str]:
+        """The texts of the round that was posted last, by rank; those that do not answer in time are absent.
+
+        Args:
+            own: What this rank posted.
+            deadline_s: How long to wait for all others together, in seconds.
+        """
+        rank, world = rank_and_world()
+        texts = {rank: own}
+        store = _store()
+        if store is None:
+            return texts
+        wanted = [other for other in range(world) if other != rank]
+        end = time.monotonic() + deadline_s
+        try:
+            while wanted:
+                arrived = [other for other in wanted if store.check([self._key(self._round, other)])]
+                for other in arrived:
+                    texts[other] = bytes(store.get(self._key(self._round, other))).decode()
+                wanted = [other for other in wanted if other not in texts]
+                if not wanted or time.monotonic() >= end:
+                    break
+                time.sleep(_POLL_S)
+        except Exception as error:
+            warn_once(
+                f"Asking the other ranks for their times failed; the report lacks them: {error}", about="exchange read"
+            )
+        return texts
+
+
+def _store() -> Any:
+    dist = distributed()
+    if dist is None:
+        return None
+    try:
+        return dist.distributed_c10d._get_default_store()
+    except Exception as error:
+        warn_once(f"The job's store cannot be had; reports show this rank only: {error}", about="exchange store")
+        return None
+
+
+def wants(ranks: Iterable[int] | None) -> bool:
+    """Whether this process is among ``ranks``; None means rank 0, and -1 among them every rank."""
+    chosen = list(ranks or [0])
+    return -1 in chosen or rank_and_world()[0] in chosen

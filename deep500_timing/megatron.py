@@ -1,0 +1,421 @@
+"""Named timers in the shape of Megatron's ``megatron.core.timers``.
+
+A script switches by changing the import::
+
+    from deep500_timing_torch.megatron import Timers      # device events where there is a device
+    from deep500_timing.megatron import Timers            # the host's clock
+
+    timers = Timers(log_level=1, log_option="minmax")
+    timers("forward", log_level=1).start()
+    ...
+    timers("forward").stop()
+    timers.log(["forward"])
+
+Start and stop do not synchronize the device. ``elapsed`` is in seconds and the log in milliseconds, as there. Reports
+across ranks go through the job's store, so that ranks that timed other regions, or are dead, do not hold up the rest.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import TYPE_CHECKING, Any
+
+from deep500_timing._named import NamedTimer, engine_for
+from deep500_timing._ranks import DEADLINE_S, Exchange, rank_and_world, wait_for_ranks
+from deep500_timing._warn import warn_once
+from deep500_timing.exceptions import NoTimesError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from deep500_timing._protocols import Clock, DeviceClock
+    from deep500_timing._timer import Timer as Engine
+
+__all__ = ["DummyTimer", "Timer", "TimerBase", "Timers"]
+
+MAX_LOG_LEVEL = 2
+"""The level of timers that do not name one."""
+_OPTIONS = ("max", "minmax", "all")
+_groups = itertools.count()
+
+
+class TimerBase:
+    """What a script may do with a timer, whether it is timed or not."""
+
+    def __init__(self, name: str) -> None:
+        """A timer of that name."""
+        self.name = name
+
+    def start(self, barrier: bool = False) -> None:
+        """Start; after waiting for the other ranks if ``barrier``."""
+        raise NotImplementedError
+
+    def stop(self, barrier: bool = False) -> None:
+        """Stop; after waiting for the other ranks if ``barrier``."""
+        raise NotImplementedError
+
+    def reset(self) -> None:
+        """Begin anew from zero."""
+        raise NotImplementedError
+
+    def elapsed(self, reset: bool = True, barrier: bool = False) -> float:
+        """The time since the last reset, in seconds."""
+        raise NotImplementedError
+
+    def active_time(self) -> float:
+        """The time since the timer was made, in seconds."""
+        raise NotImplementedError
+
+
+class DummyTimer(TimerBase):
+    """Stands for every timer whose log level is above that of the group: it times nothing."""
+
+    def __init__(self) -> None:
+        """See the class."""
+        super().__init__("dummy timer")
+
+    def start(self, barrier: bool = False) -> None:
+        """Do nothing, barrier included."""
+
+    def stop(self, barrier: bool = False) -> None:
+        """Do nothing, barrier included."""
+
+    def reset(self) -> None:
+        """Do nothing."""
+
+    def set_barrier_group(self, barrier_group: Any) -> None:
+        """Do nothing."""
+
+    def set_elapsed(self, value: float) -> None:
+        """Do nothing."""
+
+    def elapsed(self, reset: bool = True, barrier: bool = False) -> float:
+        """There is no time.
+
+        Raises:
+            NoTimesError: Always.
+        """
+        raise NoTimesError(
+            "Asking for the elapsed time of a timer that is switched off: its log_level is above that of the Timers "
+            "group. Raise the group's log_level, or lower the timer's."
+        )
+
+    def active_time(self) -> float:
+        """There is no time.
+
+        Raises:
+            NoTimesError: Always.
+        """
+        return self.elapsed()
+
+
+class Timer(TimerBase):
+    """One named timer. Times are in seconds."""
+
+    def __init__(self, name: str, core: NamedTimer | None = None) -> None:
+        """A timer of its own, or one of a group.
+
+        Args:
+            name: Its name.
+            core: What times; one on the host's clock if None.
+        """
+        super().__init__(name)
+        self._core = NamedTimer(name, engine_for(None, None, None)) if core is None else core
+        self._barrier_group: Any = None
+        self._set_s: float | None = None
+
+    def set_barrier_group(self, barrier_group: Any) -> None:
+        """Which process group a barrier is among; all ranks if None."""
+        self._barrier_group = barrier_group
+
+    def start(self, barrier: bool = False) -> None:
+        """Start.
+
+        Args:
+            barrier: Wait for the other ranks first. Every rank of the group must do so.
+
+        Raises:
+            RegionOpenError: It is running already.
+        """
+        if barrier:
+            wait_for_ranks(self._barrier_group)
+        self._core.start()
+
+    def stop(self, barrier: bool = False) -> None:
+        """Stop.
+
+        Args:
+            barrier: Wait for the other ranks first; the wait is in the time.
+
+        Raises:
+            RegionNotOpenError: It is not running.
+        """
+        if barrier and self._core.running:
+            wait_for_ranks(self._barrier_group)
+        self._core.stop()
+
+    def reset(self) -> None:
+        """Forget what ``elapsed`` stands on, the start of a timer that runs included; not the active time."""
+        self._core.forget_running()
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._core.renew()
+        self._set_s = None
+
+    def set_elapsed(self, value: float) -> None:
+        """Let ``elapsed`` be a time that was measured by other means, in seconds; what is timed from now adds to it."""
+        self._core.renew()
+        self._set_s = value
+
+    def elapsed(self, reset: bool = True, barrier: bool = False) -> float:
+        """The time since the last reset, in seconds. A timer that runs is stopped for it, and started again.
+
+        Args:
+            reset: Begin anew from zero.
+            barrier: If it runs, wait for the other ranks before stopping it and again before starting it.
+        """
+        if barrier and self._core.running:
+            wait_for_ranks(self._barrier_group)
+            account = self._core.read(before_restart=lambda: wait_for_ranks(self._barrier_group))
+        else:
+            account = self._core.read()
+        total_s = account.total_ns / 1e9 + (self._set_s or 0.0)
+        if reset:
+            self._begin_anew()
+        return total_s
+
+    def active_time(self) -> float:
+        """The time since the timer was made, in seconds; no reset forgets it."""
+        self._core.wait()
+        return self._core.lifetime.total_ns / 1e9
+
+    def _reported(self, reset: bool) -> float | None:
+        # What a report shows: None if nothing was timed since the last reset.
+        timed = self._core.running or self._core.account.stops or self._set_s is not None
+        total_s = self.elapsed(reset=reset)
+        return total_s if timed else None
+
+
+class Timers:
+    """A group of named timers.
+
+    Args:
+        log_level: Timers with a level above it are not timed: 0, 1 or 2.
+        log_option: What a report shows of the ranks: ``"max"``, ``"minmax"`` or ``"all"``.
+        timer: A timer of yours in which the times are to stand as regions, for its snapshots and exporters; the group
+            has one of its own if None.
+        clock: The host clock of the group's own timer; the system's monotonic clock if None.
+        device_clock: The device that is to be timed, by the group's own timer; the host's clock serves if None.
+        logging_fn: What ``log`` hands its text to; ``print`` if None.
+        deadline_s: How long a report waits for the other ranks, in seconds.
+
+    Raises:
+        ValueError: ``log_option`` is none of these.
+    """
+
+    def __init__(
+        self,
+        log_level: int,
+        log_option: str,
+        timer: Engine | None = None,
+        *,
+        clock: Clock | None = None,
+        device_clock: DeviceClock | None = None,
+        logging_fn: Callable[[str], object] | None = None,
+        deadline_s: float = DEADLINE_S,
+    ) -> None:
+        """See the class."""
+        if log_option not in _OPTIONS:
+            raise ValueError(f"Timers(log_option={log_option!r}): it must be one of {', '.join(map(repr, _OPTIONS))}.")
+        self.timer = engine_for(timer, clock, device_clock)
+        self._log_level = log_level
+        self._log_option = log_option
+        self._logging_fn = logging_fn
+        self._deadline_s = deadline_s
+        self._timers: dict[str, Timer] = {}
+        self._log_levels: dict[str, int] = {}
+        self._dummy_timer = DummyTimer()
+        # Ranks make their groups in the same order.
+        self._exchange = Exchange(f"timers{next(_groups)}")
+
+    def __call__(self, name: str, log_level: int | None = None) -> Timer | DummyTimer:
+        """The timer of that name, made if there is none yet; one that does nothing if its level is too high.
+
+        Args:
+            name: The timer.
+            log_level: Its level, 2 if None and it is new.
+
+        Raises:
+            ValueError: The level is above 2, or another one than the timer was made with.
+        """
+        timer = self._timers.get(name)
+        if timer is not None:
+            if log_level is not None and log_level != self._log_levels[name]:
+                raise ValueError(
+                    f"timers({name!r}, log_level={log_level}): it was made with log_level={self._log_levels[name]}. "
+                    "Name the same one, or none."
+                )
+            return timer
+        if log_level is None:
+            log_level = MAX_LOG_LEVEL
+        if log_level > MAX_LOG_LEVEL:
+            raise ValueError(f"timers({name!r}, log_level={log_level}): the highest level is {MAX_LOG_LEVEL}.")
+        if log_level > self._log_level:
+            return self._dummy_timer
+        timer = self._timers[name] = Timer(name, NamedTimer(name, self.timer))
+        self._log_levels[name] = log_level
+        return timer
+
+    # --- reports ------------------------------------------------------------------------------------------------------
+
+    def _post(self, names: Iterable[str] | None, reset: bool, barrier: bool) -> str:
+        # Read this rank's timers and hand the times, in seconds, to whoever asks for them.
+        if barrier:
+            wait_for_ranks(None)
+        chosen = list(self._timers) if names is None else list(names)
+        times = {}
+        for name in chosen:
+            if name in self._timers:
+                time_s = self._timers[name]._reported(reset)
+                if time_s is not None:
+                    times[name] = time_s
+        own = json.dumps(times)
+        self._exchange.post(own)
+        return own
+
+    def _gather(self, own: str, names: Iterable[str] | None) -> tuple[dict[str, dict[int, float]], list[int]]:
+        # The times of each timer by rank, and the ranks that did not answer.
+        by_rank = {rank: json.loads(text) for rank, text in sorted(self._exchange.read(own, self._deadline_s).items())}
+        order = list(names) if names is not None else list(dict.fromkeys(itertools.chain(*by_rank.values())))
+        times = {name: {rank: found[name] for rank, found in by_rank.items() if name in found} for name in order}
+        silent = [rank for rank in range(rank_and_world()[1]) if rank not in by_rank]
+        return {name: found for name, found in times.items() if found}, silent
+
+    def _text(self, own: str, names: Iterable[str] | None, normalizer: float) -> str | None:
+        times, silent = self._gather(own, names)
+        late = f"\n  no times from rank {', '.join(map(str, silent))} within {self._deadline_s:g} s" if silent else ""
+        if not times:
+            return late.strip() or None
+        scale = 1000.0 / normalizer
+        lines = []
+        if self._log_option == "all":
+            lines.append("times across ranks (ms):")
+            for name, found in times.items():
+                lines.append(f"  {name}:")
+                lines.extend(f"     rank {rank:2d}: {time_s * scale:.2f}" for rank, time_s in found.items())
+        else:
+            both = self._log_option == "minmax"
+            lines.append("(min, max) time across ranks (ms):" if both else "max time across ranks (ms):")
+            for name, found in times.items():
+                low, high = min(found.values()) * scale, max(found.values()) * scale
+                lines.append(f"    {name + ' ':.<48}: " + (f"({low:.2f}, {high:.2f})" if both else f"{high:.2f}"))
+        return "\n".join(lines) + late
+
+    def get_all_timers_string(
+        self, names: Iterable[str] | None = None, normalizer: float = 1.0, reset: bool = True, barrier: bool = False
+    ) -> str | None:
+        """The report as text, on every rank; None if nothing was timed.
+
+        Every rank calls it. Times are in ms; ranks that do not answer in time are named.
+
+        Args:
+            names: The timers; all of them, and those that only other ranks have, if None.
+            normalizer: What to divide each time by, such as the number of iterations since the last report.
+            reset: Begin anew from zero.
+            barrier: Wait for all ranks first.
+
+        Raises:
+            ValueError: ``normalizer`` is not positive.
+        """
+        _check_normalizer(normalizer)
+        names = None if names is None else list(names)
+        return self._text(self._post(names, reset, barrier), names, normalizer)
+
+    def log(
+        self,
+        names: Iterable[str] | None = None,
+        rank: int | None = None,
+        normalizer: float = 1.0,
+        reset: bool = True,
+        barrier: bool = False,
+    ) -> None:
+        """Log the report on one rank. Every rank calls it; the others do not wait.
+
+        Args:
+            names: As for :meth:`get_all_timers_string`.
+            rank: Where to log; on the last rank if None.
+            normalizer: What to divide each time by.
+            reset: Begin anew from zero.
+            barrier: Wait for all ranks first.
+
+        Raises:
+            ValueError: ``normalizer`` is not positive.
+        """
+        _check_normalizer(normalizer)
+        names = None if names is None else list(names)
+        own = self._post(names, reset, barrier)
+        here, world = rank_and_world()
+        if here == (world - 1 if rank is None else rank):
+            text = self._text(own, names, normalizer)
+            if text is not None:
+                (self._logging_fn or _print_now)(text)
+
+    def write(
+        self,
+        names: Iterable[str] | None,
+        writer: Any,
+        iteration: int,
+        normalizer: float = 1.0,
+        reset: bool = True,
+        barrier: bool = False,
+    ) -> None:
+        """Write the largest time over the ranks of each timer, as ``name-time``, in seconds. Every rank calls it.
+
+        Args:
+            names: As for :meth:`get_all_timers_string`.
+            writer: A TensorBoard ``SummaryWriter``, the ``wandb`` module, or anything with ``add_scalar(name, value,
+                step)`` or ``log(values, step)``. None on the ranks that do not write: they do not wait.
+            iteration: The step.
+            normalizer: What to divide each time by.
+            reset: Begin anew from zero.
+            barrier: Wait for all ranks first.
+
+        Raises:
+            ValueError: ``normalizer`` is not positive.
+            TypeError: ``writer`` has neither method.
+        """
+        _check_normalizer(normalizer)
+        add_scalar, log = getattr(writer, "add_scalar", None), getattr(writer, "log", None)
+        if writer is not None and add_scalar is None and log is None:
+            raise TypeError(
+                f"timers.write() to {type(writer).__name__}: a writer has add_scalar(name, value, step), as "
+                "TensorBoard's has, or log(values, step), as the wandb module has."
+            )
+        names = None if names is None else list(names)
+        own = self._post(names, reset, barrier)
+        if writer is None:
+            return
+        times, _ = self._gather(own, names)
+        try:
+            for name, found in times.items():
+                value = max(found.values()) / normalizer
+                if add_scalar is not None:
+                    add_scalar(f"{name}-time", value, iteration)
+                elif log is not None:
+                    log({f"{name}-time": value}, iteration)
+        except Exception as error:
+            warn_once(
+                f"Writing times to {type(writer).__name__} failed; the run goes on, the times are lost: {error}",
+                about=f"write {type(writer)} {error!r}",
+            )
+
+
+def _print_now(text: str) -> None:
+    print(text, flush=True)
+
+
+def _check_normalizer(normalizer: float) -> None:
+    if not normalizer > 0.0:
+        raise ValueError(f"normalizer={normalizer!r}: it divides the times, so it must be above 0.")

@@ -1,0 +1,263 @@
+"""Memory of the host and of the device, now and at the end of regions.
+
+::
+
+    from deep500_timing.memory import MemoryTimer
+
+    tmr = MemoryTimer()                      # for a GPU's memory: deep500_timing_torch.memory.MemoryTimer
+    with tmr.region("FORWARD"):
+        ...
+    tmr.snapshot().get("FORWARD").memory     # what the process held at the region's ends
+
+Readers only read: peaks that a framework counts are the user's, and are never reset here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from weakref import WeakKeyDictionary
+
+from deep500_timing._timer import CPUGPUTimer
+from deep500_timing._warn import warn_once
+from deep500_timing.exceptions import MissingPackageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from deep500_timing._recorder import Recorder
+    from deep500_timing._time_type import TimeType
+
+__all__ = ["HostMemory", "MemoryReader", "MemoryTimer", "MemoryUsage", "RegionMemory", "format_usage"]
+
+_GIB = 1024**3
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MemoryUsage:
+    """Memory at one moment; None where it cannot be known."""
+
+    host_rss_bytes: int | None = None
+    """What the process holds in the machine's memory (resident set)."""
+    host_used_percent: float | None = None
+    """How much of the machine's memory all processes use together."""
+    swap_used_percent: float | None = None
+    """How much of the machine's swap is in use."""
+    device: str | None = None
+    """The device that the following are of, such as ``"cuda:0"``."""
+    device_allocated_bytes: int | None = None
+    """What tensors occupy."""
+    device_peak_allocated_bytes: int | None = None
+    """The most that tensors have occupied since the program last reset the framework's counter."""
+    device_reserved_bytes: int | None = None
+    """What the framework's allocator holds, free blocks in its cache included."""
+    device_peak_reserved_bytes: int | None = None
+    """The most that it has held since the program last reset the framework's counter."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RegionMemory:
+    """Memory at the ends of one region: at the last one, and the largest over all."""
+
+    samples: int
+    """Ends at which the memory was read."""
+    last: MemoryUsage
+    """At the last of them."""
+    max_host_rss_bytes: int | None = None
+    """The largest resident set of the process at any of them."""
+    max_device_allocated_bytes: int | None = None
+    """The most that tensors occupied at any of them; between them it may have been more, see the device's peak."""
+    max_device_reserved_bytes: int | None = None
+    """The most that the allocator held at any of them."""
+
+    def then(self, usage: MemoryUsage) -> RegionMemory:
+        """With one more end."""
+        return RegionMemory(
+            self.samples + 1,
+            usage,
+            _largest(self.max_host_rss_bytes, usage.host_rss_bytes),
+            _largest(self.max_device_allocated_bytes, usage.device_allocated_bytes),
+            _largest(self.max_device_reserved_bytes, usage.device_reserved_bytes),
+        )
+
+
+def _largest(first: int | None, second: int | None) -> int | None:
+    known = [value for value in (first, second) if value is not None]
+    return max(known) if known else None
+
+
+@runtime_checkable
+class MemoryReader(Protocol):
+    """Something that reads memory."""
+
+    def read(self) -> MemoryUsage:
+        """The memory in use now. It must not wait for the device, and must not reset anything."""
+        ...
+
+
+class HostMemory:
+    """Reads the memory of this process and of the machine.
+
+    Raises:
+        MissingPackageError: psutil is not installed.
+    """
+
+    def __init__(self) -> None:
+        """See the class."""
+        try:
+            import psutil
+        except ModuleNotFoundError as error:
+            if error.name != "psutil":
+                raise
+            raise MissingPackageError(
+                "deep500_timing.memory.HostMemory requires psutil; pip install 'deep500-timing[memory]'"
+            ) from None
+        self._psutil = psutil
+        self._process = psutil.Process()
+
+    def read(self) -> MemoryUsage:
+        """The memory in use now."""
+        if self._process.pid != _pid():  # this process was forked
+            self._process = self._psutil.Process()
+        return MemoryUsage(
+            host_rss_bytes=int(self._process.memory_info().rss),
+            host_used_percent=float(self._psutil.virtual_memory().percent),
+            swap_used_percent=float(self._psutil.swap_memory().percent),
+        )
+
+
+def _pid() -> int:
+    import os
+
+    return os.getpid()
+
+
+def read_or_none(reader: MemoryReader) -> MemoryUsage | None:
+    """What the reader says, or None with one warning if it fails."""
+    try:
+        return reader.read()
+    except Exception as error:
+        warn_once(
+            f"Reading memory with {type(reader).__name__} failed; it is left out of the reports: {error}",
+            about=f"memory {type(reader)}",
+        )
+        return None
+
+
+def format_usage(usage: MemoryUsage | None) -> str:
+    """One line in the manner of DeepSpeed's ``memory_usage``: its four numbers of a device, if there is one, and ours.
+
+    "GB" is 1024³ bytes, as in the original. What cannot be known is left out.
+    """
+    if usage is None:
+        return " | memory: unknown"
+    parts = [
+        f"{label}: {value / _GIB:.4f} GB"
+        for label, value in (
+            ("mem_allocated", usage.device_allocated_bytes),
+            ("max_mem_allocated", usage.device_peak_allocated_bytes),
+            ("cache_allocated", usage.device_reserved_bytes),
+            ("max_cache_allocated", usage.device_peak_reserved_bytes),
+            ("host_rss", usage.host_rss_bytes),
+        )
+        if value is not None
+    ]
+    if usage.host_used_percent is not None:
+        parts.append(f"host_used: {usage.host_used_percent:.1f} %")
+    return "".join(f" | {part}" for part in parts) or " | memory: unknown"
+
+
+# --- at the end of regions --------------------------------------------------------------------------------------------
+
+_samples: WeakKeyDictionary[Recorder, dict[str, RegionMemory]] = WeakKeyDictionary()
+
+
+def sample_region(recorder: Recorder, name: str, reader: MemoryReader) -> None:
+    """Read the memory and keep it with the region; a fault costs one warning."""
+    usage = read_or_none(reader)
+    if usage is not None:
+        regions = _samples.setdefault(recorder, {})
+        regions[name] = regions.get(name, RegionMemory(0, usage)).then(usage)
+
+
+def samples_of(recorder: Recorder) -> dict[str, RegionMemory]:
+    """What was read at the ends of a timer's regions, by their names."""
+    return dict(_samples.get(recorder, {}))
+
+
+class MemoryTimer(CPUGPUTimer):
+    """A timer that also reads the memory at the end of its regions, after their time has been taken.
+
+    Reading takes tens of microseconds, which fall to the region around, if there is one.
+
+    Args:
+        memory: What reads it; the host's memory if None.
+        memory_keys: The regions at whose ends to read; all of them if None.
+        **settings: As for :class:`deep500_timing.CPUGPUTimer`.
+
+    Raises:
+        MissingPackageError: ``memory`` is None and psutil is not installed.
+    """
+
+    def __init__(
+        self,
+        *,
+        memory: MemoryReader | None = None,
+        memory_keys: Iterable[TimeType | str] | None = None,
+        **settings: Any,
+    ) -> None:
+        """See the class."""
+        super().__init__(**settings)
+        self._memory = HostMemory() if memory is None else memory
+        self._memory_keys = None if memory_keys is None else frozenset(self._find(key).name for key in memory_keys)
+
+    def end(self, key: TimeType | str, gpu: bool = False) -> None:
+        """As :meth:`CPUGPUTimer.end`, then read the memory."""
+        super().end(key, gpu)
+        if self.enabled:
+            name = self._find(key).name
+            if self._memory_keys is None or name in self._memory_keys:
+                sample_region(self, name, self._memory)
+
+    def region(self, key: TimeType | str, gpu: bool = False) -> Any:
+        """As :meth:`CPUGPUTimer.region`."""
+        self._find(key)
+        return _MemoryRegion(self, key, gpu)
+
+    def reset(self) -> None:
+        """Forget every finished interval, every count, and the memory at their ends."""
+        super().reset()
+        _samples.pop(self, None)
+
+    def _settings(self) -> dict[str, Any]:
+        return {**super()._settings(), "memory_keys": self._memory_keys}
+
+
+class _MemoryRegion:
+    """A region whose memory is read at its end."""
+
+    __slots__ = ("_gpu", "_timer", "key")
+
+    def __init__(self, timer: MemoryTimer, key: TimeType | str, gpu: bool) -> None:
+        self._timer = timer
+        self._gpu = gpu
+        self.key = key
+
+    def start(self) -> None:
+        self._timer.start(self.key, self._gpu)
+
+    def end(self) -> None:
+        self._timer.end(self.key, self._gpu)
+
+    def fail(self) -> None:
+        self._timer._find(self.key).fail()
+
+    def __enter__(self) -> _MemoryRegion:
+        self.start()
+        return self
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        if kind is None:
+            self.end()
+        else:
+            self.fail()

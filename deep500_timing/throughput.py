@@ -1,0 +1,321 @@
+"""How much a training run gets through per second, in samples, tokens or whatever it counts.
+
+The shape is that of DeepSpeed's ``ThroughputTimer``. A *global step* is one update of the weights; it may have several
+*micro-steps*, each from a ``start()`` to a ``stop()``, of which the last is ``stop(global_step=True)``. What lies
+between a stop and the next start, or in a ``pause()``, is no part of a rate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import TYPE_CHECKING
+
+from deep500_timing._named import NamedTimer, engine_for
+from deep500_timing.exceptions import RegionNotOpenError
+from deep500_timing.memory import HostMemory, MemoryReader, read_or_none
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from deep500_timing._named import Account
+    from deep500_timing._protocols import Clock, DeviceClock
+    from deep500_timing._timer import Timer
+
+__all__ = ["ThroughputTimer"]
+
+_GIB = 1024**3
+
+
+class ThroughputTimer:
+    """Counts what each step processes, times the steps, and says both as a rate.
+
+    A rate is None as long as there is none: before a step has been timed, and while the time of all steps is zero.
+
+    Args:
+        batch_size: What one global step processes, all its micro-steps and ranks together, unless the following say
+            otherwise. None is 1.
+        start_step: Global steps of this process that are warm-up and not timed.
+        steps_per_output: Log the rates after each global step whose number is a multiple of this; never if None.
+        monitor_memory: Log the use of the host's memory and swap with them.
+        logging_fn: What the lines are handed to; ``print`` if None.
+        unit: What ``batch_size`` counts.
+        per_micro_step: ``batch_size`` is what one micro-step processes. Accumulated steps then count what they had.
+        data_parallel_size: Ranks that each process as much; what is counted here is multiplied by it.
+        global_step: Global steps that were done before this process began, for the numbers in the log. Rates and
+            warm-up know only the steps that this process has seen.
+        timer: A timer of yours in which the times are to stand as region ``name``.
+        clock: The host clock of a timer of its own; the system's monotonic clock if None.
+        device_clock: The device that is to be timed; the host's clock serves if None.
+        name: The region.
+
+    Raises:
+        ValueError: A size is negative, or not above 0 where it must be.
+        MissingPackageError: ``monitor_memory`` is asked for and psutil is not installed.
+    """
+
+    memory_reader: MemoryReader | None = None
+    """What the logged line asks for the device's memory. The torch adapter's subclass has one."""
+
+    def __init__(
+        self,
+        batch_size: float | None = 1,
+        start_step: int = 2,
+        steps_per_output: int | None = None,
+        monitor_memory: bool = False,
+        logging_fn: Callable[[str], object] | None = None,
+        *,
+        unit: str = "samples",
+        per_micro_step: bool = False,
+        data_parallel_size: int = 1,
+        global_step: int = 0,
+        timer: Timer | None = None,
+        clock: Clock | None = None,
+        device_clock: DeviceClock | None = None,
+        name: str = "throughput",
+    ) -> None:
+        """See the class."""
+        for argument, value, least in (
+            ("start_step", start_step, 0),
+            ("steps_per_output", 1 if steps_per_output is None else steps_per_output, 1),
+            ("data_parallel_size", data_parallel_size, 1),
+            ("global_step", global_step, 0),
+        ):
+            if value < least:
+                raise ValueError(f"ThroughputTimer({argument}={value!r}): it must be at least {least}.")
+        self.batch_size = _amount("batch_size", 1 if batch_size is None else batch_size)
+        self.start_step = start_step
+        self.steps_per_output = steps_per_output
+        self.monitor_memory = monitor_memory
+        self.logging = logging_fn or print
+        self.unit = unit
+        self.per_micro_step = per_micro_step
+        self.data_parallel_size = data_parallel_size
+        self.epoch_count = 0
+        self.micro_step_count = 0
+        self.global_step_count = global_step
+        """For the log; may be set at any time, as after loading a checkpoint."""
+        self.timed_steps = 0
+        """Global steps that the average stands on."""
+        self.untimed_steps = 0
+        """Global steps after the warm-up whose time is not known in full; they are in no rate."""
+        self._host = HostMemory() if monitor_memory else None
+        self._core = NamedTimer(name, engine_for(timer, clock, device_clock))
+        self._started = False
+        self._pauses = 0
+        self._paused_inside = False
+        self._seen_steps = 0
+        self._micro_steps = 0
+        self._timed_micro_steps = 0
+        self._counted: dict[str, float] = {}
+        # Steps whose time is still on its way from the device, oldest first.
+        self._unsettled: deque[tuple[Account, dict[str, float]]] = deque()
+        self._totals: dict[str, tuple[float, int]] = {}
+        self._last: tuple[dict[str, float], int] | None = None
+        self._total_ns = 0
+
+    # --- counting -----------------------------------------------------------------------------------------------------
+
+    @property
+    def started(self) -> bool:
+        """Whether a micro-step is under way."""
+        return self._started
+
+    def update_epoch_count(self) -> None:
+        """A new epoch begins."""
+        self.epoch_count += 1
+        self.micro_step_count = 0
+
+    def start(self) -> None:
+        """A micro-step begins. If one is under way, it is forgotten, and the time runs from now.
+
+        That happens when an epoch ends: data loaders that start the timer before they fetch find nothing to fetch.
+        """
+        if self._pauses:
+            return
+        self._core.forget_running()
+        self._started = True
+        if self._seen_steps >= self.start_step:
+            self._core.start()
+
+    def stop(
+        self,
+        global_step: bool = False,
+        report_speed: bool = True,
+        *,
+        batch_size: float | None = None,
+        amounts: Mapping[str, float] | None = None,
+    ) -> None:
+        """A micro-step ends. Without a start, and during a pause, this does nothing.
+
+        Args:
+            global_step: The weights were updated: the global step ends here as well.
+            report_speed: Log the rates if it is time to; False on ranks that are to be silent.
+            batch_size: What this micro-step processed. A global step in which any micro-step says so counts what they
+                said, and not the ``batch_size`` of the class.
+            amounts: What else it processed, by unit: ``{"tokens": 8192}``.
+
+        Raises:
+            ValueError: An amount is negative or not finite. The step goes on.
+        """
+        if self._pauses or not self._started:
+            return
+        named = {} if amounts is None else {unit: _amount(unit, value) for unit, value in amounts.items()}
+        if batch_size is not None:
+            named[self.unit] = _amount("batch_size", batch_size)
+        self._started = False
+        self.micro_step_count += 1
+        self._micro_steps += 1
+        if self._core.running:
+            self._core.stop()
+            self._timed_micro_steps += 1
+        for unit, value in named.items():
+            self._counted[unit] = self._counted.get(unit, 0.0) + value
+        if global_step:
+            self._end_global_step(report_speed)
+
+    def _end_global_step(self, report_speed: bool) -> None:
+        warm_up = self._seen_steps < self.start_step
+        self.global_step_count += 1
+        self._seen_steps += 1
+        counted = self._counted
+        counted.setdefault(self.unit, self.batch_size * (self._micro_steps if self.per_micro_step else 1))
+        whole = self._timed_micro_steps == self._micro_steps
+        account = self._core.renew()
+        self._counted, self._micro_steps, self._timed_micro_steps = {}, 0, 0
+        if warm_up:
+            return
+        if whole:
+            amounts = {unit: value * self.data_parallel_size for unit, value in counted.items()}
+            self._unsettled.append((account, amounts))
+            self._settle()
+        else:
+            self.untimed_steps += 1
+        if report_speed and self.steps_per_output and self.global_step_count % self.steps_per_output == 0:
+            self._report()
+
+    def pause(self) -> Pause:
+        """Keep what follows out of the rates: evaluation, a checkpoint. ``start`` and ``stop`` do nothing meanwhile.
+
+        Returns:
+            A context manager whose end goes on with the timing; or call :meth:`resume`. Pauses nest.
+        """
+        self._pauses += 1
+        if self._pauses == 1:
+            self._paused_inside = self._core.running
+            if self._paused_inside:
+                self._core.stop()
+        return Pause(self)
+
+    def resume(self) -> None:
+        """End the innermost pause.
+
+        Raises:
+            RegionNotOpenError: There is no pause.
+        """
+        if not self._pauses:
+            raise RegionNotOpenError("Resuming a throughput timer: it is not paused. Call pause() first.")
+        self._pauses -= 1
+        if not self._pauses and self._paused_inside:
+            self._core.start()
+
+    # --- rates --------------------------------------------------------------------------------------------------------
+
+    def _settle(self, wait: bool = False) -> None:
+        # Add up the steps whose times have all arrived.
+        if wait:
+            self._core.wait()
+        while self._unsettled and self._unsettled[0][0].complete:
+            account, amounts = self._unsettled.popleft()
+            if account.missing:
+                self.untimed_steps += 1
+                continue
+            self.timed_steps += 1
+            self._total_ns += account.total_ns
+            self._last = (amounts, account.total_ns)
+            for unit, value in amounts.items():
+                amount, total_ns = self._totals.get(unit, (0.0, 0))
+                self._totals[unit] = (amount + value, total_ns + account.total_ns)
+
+    @property
+    def total_elapsed_time(self) -> float:
+        """The time of all timed steps, in seconds; waits for what is on its way from the device."""
+        self._settle(wait=True)
+        return self._total_ns / 1e9
+
+    def average(self, unit: str | None = None) -> float | None:
+        """The rate over all timed steps, per second, or None; waits for what is on its way from the device.
+
+        Args:
+            unit: What is counted; the timer's own unit if None. It stands on the steps that counted it.
+        """
+        self._settle(wait=True)
+        return _rate(*self._totals.get(unit or self.unit, (0.0, 0)))
+
+    def current(self, unit: str | None = None) -> float | None:
+        """The rate of the last timed step, per second, or None; waits for what is on its way from the device.
+
+        Args:
+            unit: What is counted; the timer's own unit if None.
+        """
+        self._settle(wait=True)
+        amounts, total_ns = self._last or ({}, 0)
+        return _rate(amounts.get(unit or self.unit, 0.0), total_ns if (unit or self.unit) in amounts else 0)
+
+    def avg_samples_per_sec(self) -> float | None:
+        """The average rate of what ``batch_size`` counts, or None while there is none."""
+        return self.average()
+
+    def curr_samples_per_sec(self) -> float | None:
+        """The current rate of what ``batch_size`` counts, or None while there is none."""
+        return self.current()
+
+    def _report(self) -> None:
+        where = f"epoch={self.epoch_count}/micro_step={self.micro_step_count}/global_step={self.global_step_count}"
+        unit = self.unit.title().replace(" ", "")
+        line = f"{where}, RunningAvg{unit}PerSec={_shown(self.average())}, Curr{unit}PerSec={_shown(self.current())}"
+        usage = None if self.memory_reader is None else read_or_none(self.memory_reader)
+        if usage is not None and usage.device_allocated_bytes is not None:
+            line += f", MemAllocated={_gigabytes(usage.device_allocated_bytes)}"
+            line += f", MaxMemAllocated={_gigabytes(usage.device_peak_allocated_bytes)}"
+        self.logging(line)
+        host = None if self._host is None else read_or_none(self._host)
+        if host is not None:
+            self.logging(f"{where}, vm %: {host.host_used_percent}, swap %: {host.swap_used_percent}")
+
+
+class Pause:
+    """A pause of a throughput timer; its end goes on with the timing."""
+
+    __slots__ = ("_timer",)
+
+    def __init__(self, timer: ThroughputTimer) -> None:
+        """Handed out by :meth:`ThroughputTimer.pause`."""
+        self._timer = timer
+
+    def __enter__(self) -> Pause:
+        """It is paused already."""
+        return self
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        """Go on."""
+        self._timer.resume()
+
+
+def _amount(what: str, value: float) -> float:
+    amount = float(value)
+    if not 0.0 <= amount < math.inf:
+        raise ValueError(f"Counting {what}={value!r} in a throughput timer: it must be a finite number, 0 or more.")
+    return amount
+
+
+def _rate(amount: float, total_ns: int) -> float | None:
+    return amount / (total_ns / 1e9) if total_ns > 0 else None
+
+
+def _shown(rate: float | None) -> str:
+    return "n/a" if rate is None else str(rate)
+
+
+def _gigabytes(size_bytes: int | None) -> str:
+    return "n/a" if size_bytes is None else f"{round(size_bytes / _GIB, 2)}GB"

@@ -1,0 +1,349 @@
+"""Named wall-clock timers in the shape of DeepSpeed's ``deepspeed.utils.timer``.
+
+A script switches by changing the import::
+
+    from deep500_timing_torch.wallclock import SynchronizedWallClockTimer     # device events where there is a device
+    from deep500_timing.wallclock import SynchronizedWallClockTimer           # the host's clock, no framework needed
+
+    timers = SynchronizedWallClockTimer()
+    timers("fwd").start()
+    ...
+    timers("fwd").stop()
+    timers.log(["fwd"])              # [Rank 0] time (ms) | fwd: 12.34
+
+Times are in milliseconds throughout, as there; in ``get_mean`` too. Nothing waits for the device until a value is
+read, and then only for the events that the value is made of.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from deep500_timing._named import Account, NamedTimer, engine_for
+from deep500_timing._ranks import rank_and_world, wants
+from deep500_timing._warn import warn_once
+from deep500_timing.exceptions import MissingPackageError
+from deep500_timing.memory import HostMemory, MemoryReader, format_usage, read_or_none
+from deep500_timing.throughput import ThroughputTimer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from deep500_timing._protocols import Clock, DeviceClock
+    from deep500_timing._stats import trim_mean as trim_mean
+    from deep500_timing._timer import Timer as Engine
+    from deep500_timing.memory import MemoryUsage
+
+__all__ = [
+    "BACKWARD_GLOBAL_TIMER",
+    "BACKWARD_INNER_GLOBAL_TIMER",
+    "BACKWARD_INNER_MICRO_TIMER",
+    "BACKWARD_MICRO_TIMER",
+    "BACKWARD_REDUCE_GLOBAL_TIMER",
+    "BACKWARD_REDUCE_MICRO_TIMER",
+    "FORWARD_GLOBAL_TIMER",
+    "FORWARD_MICRO_TIMER",
+    "STEP_GLOBAL_TIMER",
+    "STEP_MICRO_TIMER",
+    "NoopTimer",
+    "SynchronizedWallClockTimer",
+    "ThroughputTimer",
+    "trim_mean",
+]
+
+# Micro timers are of one micro-batch, global ones of a whole step with its accumulated micro-batches.
+FORWARD_MICRO_TIMER = "fwd_microstep"
+FORWARD_GLOBAL_TIMER = "fwd"
+BACKWARD_MICRO_TIMER = "bwd_microstep"
+BACKWARD_GLOBAL_TIMER = "bwd"
+BACKWARD_INNER_MICRO_TIMER = "bwd_inner_microstep"
+BACKWARD_INNER_GLOBAL_TIMER = "bwd_inner"
+BACKWARD_REDUCE_MICRO_TIMER = "bwd_allreduce_microstep"
+BACKWARD_REDUCE_GLOBAL_TIMER = "bwd_allreduce"
+STEP_MICRO_TIMER = "step_microstep"
+STEP_GLOBAL_TIMER = "step"
+
+_TRIM = 0.1
+"""Share of the times that a mean leaves out at either end."""
+
+
+def __getattr__(name: str) -> Any:
+    """``trim_mean`` stands here for those who switch; it needs numpy, so it is imported on first use."""
+    if name == "trim_mean":
+        from deep500_timing._stats import trim_mean
+
+        return trim_mean
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+class SynchronizedWallClockTimer:
+    """A group of named timers.
+
+    Args:
+        timer: A timer of yours in which the times are to stand as regions, for its snapshots and exporters; the group
+            has one of its own (see :attr:`timer`) if None.
+        clock: The host clock of the group's own timer; the system's monotonic clock if None.
+        device_clock: The device that is to be timed, by the group's own timer; the host's clock serves if None.
+        reentrant: Starting a timer that runs is counted instead of being an error, and the time ends with the last
+            stop. DeepSpeed's ``PipelineEngine`` nests starts of the same name.
+        memory: Read the memory at every stop: True, or what reads it. It stands in the snapshots.
+        logging_fn: What ``log`` hands its line to; ``print`` if None.
+    """
+
+    memory_reader: MemoryReader | None = None
+    """What ``memory_usage`` asks; the host's memory if None. The torch adapter's subclass asks the device as well."""
+
+    class Timer:
+        """One named timer. Times are in milliseconds."""
+
+        __slots__ = ("_core", "_recorded")
+
+        def __init__(self, core: NamedTimer) -> None:
+            """Made by ``timers(name)``."""
+            self._core = core
+            self._recorded = Account()
+
+        @property
+        def name_(self) -> str:
+            """Its name."""
+            return self._core.name
+
+        @property
+        def started_(self) -> bool:
+            """Whether it is running."""
+            return self._core.running
+
+        def start(self) -> None:
+            """Start.
+
+            Raises:
+                RegionOpenError: It is running already.
+            """
+            self._core.start()
+
+        def stop(self, reset: bool = False, record: bool = False) -> None:
+            """Stop.
+
+            Args:
+                reset: Forget what was timed before, so that ``elapsed`` is this time alone.
+                record: Keep this time for ``mean``, which then stands on such times only, and keep it when ``elapsed``
+                    or ``log`` resets the timer.
+
+            Raises:
+                RegionNotOpenError: It is not running.
+            """
+            if reset and self._core.running:
+                self._core.renew()
+            self._core.stop(self._recorded if record else None)
+
+        def elapsed(self, reset: bool = True) -> float:
+            """The time since the last reset, in ms. A timer that runs is stopped for it, and started again.
+
+            Args:
+                reset: Begin anew from zero.
+            """
+            total_ms = self._core.read().total_ns / 1e6
+            if reset:
+                self._core.renew()
+            return total_ms
+
+        def mean(self) -> float:
+            """The mean of the times since the last reset in ms, without the largest and smallest tenth of them.
+
+            0.0 if there are none. It stands on the latest 65 536 times at most, or on those that ``stop(record=True)``
+            kept, if any.
+            """
+            from deep500_timing._stats import trim_mean
+
+            account = self._core.read()
+            chosen = self._recorded if self._recorded.count else account
+            return trim_mean([duration_ns / 1e6 for duration_ns in chosen.durations_ns], _TRIM)
+
+        def reset(self) -> None:
+            """Forget everything, the start of a timer that runs included."""
+            self._core.forget_running()
+            self._begin_anew()
+
+        def _begin_anew(self) -> None:
+            self._core.renew()
+            self._recorded = Account()
+
+    def __init__(
+        self,
+        timer: Engine | None = None,
+        *,
+        clock: Clock | None = None,
+        device_clock: DeviceClock | None = None,
+        reentrant: bool = False,
+        memory: bool | MemoryReader = False,
+        logging_fn: Callable[[str], object] | None = None,
+    ) -> None:
+        """See the class."""
+        self.timer = engine_for(timer, clock, device_clock)
+        self.timers: dict[str, SynchronizedWallClockTimer.Timer] = {}
+        self._reentrant = reentrant
+        self._logging_fn = logging_fn
+        self._memory: MemoryReader | None = None
+        if memory is True:
+            self._memory = self.memory_reader or HostMemory()
+        elif memory is not False:
+            self._memory = memory
+
+    def __call__(self, name: str) -> Timer:
+        """The timer of that name, made if there is none yet."""
+        timer = self.timers.get(name)
+        if timer is None:
+            core = NamedTimer(name, self.timer, reentrant=self._reentrant, memory=self._memory)
+            timer = self.timers[name] = self.Timer(core)
+        return timer
+
+    def get_timers(self) -> dict[str, Timer]:
+        """The timers by name."""
+        return self.timers
+
+    @classmethod
+    def memory_usage(cls) -> str:
+        """The memory in use now, as a line that begins with `` | ``.
+
+        It has DeepSpeed's four numbers where a device is known, with 1024³ bytes to the GB, and the host's. Peaks are
+        those since the program last reset its framework's counters; nothing resets them here.
+        """
+        return format_usage(_read_memory(cls.memory_reader))
+
+    def log(
+        self,
+        names: Iterable[str],
+        normalizer: float = 1.0,
+        reset: bool = True,
+        memory_breakdown: bool = False,
+        ranks: Iterable[int] | None = None,
+    ) -> None:
+        """Log the times of some timers in one line, in ms.
+
+        Args:
+            names: The timers; one that does not exist is left out.
+            normalizer: What to divide each time by, such as the number of steps since the last log.
+            reset: Begin anew from zero.
+            memory_breakdown: Add the memory in use now.
+            ranks: Where to log: rank 0 if None, every rank if -1 is among them.
+
+        Raises:
+            ValueError: ``normalizer`` is not positive.
+        """
+        _check_normalizer("log", normalizer)
+        here = wants(ranks)
+        line = "time (ms)"
+        for name in names:
+            if name in self.timers:
+                core = self.timers[name]._core
+                if here:
+                    account = core.read()
+                    line += f" | {name}: {account.total_ns / 1e6 / normalizer:.2f}"
+                    if account.missing:
+                        line += f" ({account.missing} of {account.stops} not timed)"
+                else:
+                    core.split()
+                if reset:
+                    core.renew()
+        if not here:
+            return
+        if memory_breakdown:
+            line += self.memory_usage()
+        (self._logging_fn or print)(f"[Rank {rank_and_world()[0]}] {line}")
+
+    def get_mean(self, names: Iterable[str], normalizer: float = 1.0, reset: bool = True) -> dict[str, float]:
+        """The means of some timers in ms, see :meth:`Timer.mean`; one that does not exist is left out.
+
+        Args:
+            names: The timers.
+            normalizer: What to divide each mean by.
+            reset: Begin anew from zero. A timer that runs goes on from now.
+
+        Raises:
+            ValueError: ``normalizer`` is not positive.
+        """
+        _check_normalizer("get_mean", normalizer)
+        means = {}
+        for name in names:
+            if name in self.timers:
+                timer = self.timers[name]
+                means[name] = timer.mean() / normalizer
+                if reset:
+                    timer._begin_anew()
+        return means
+
+
+def _check_normalizer(method: str, normalizer: float) -> None:
+    if not normalizer > 0.0:
+        raise ValueError(f"{method}(normalizer={normalizer!r}): it divides the times, so it must be above 0.")
+
+
+def _read_memory(reader: MemoryReader | None) -> MemoryUsage | None:
+    if reader is None:
+        try:
+            reader = HostMemory()
+        except MissingPackageError as error:
+            warn_once(str(error))
+            return None
+    return read_or_none(reader)
+
+
+class NoopTimer:
+    """A group of timers that does nothing: a script runs unchanged with timing off.
+
+    Every time it is asked for is 0, as in the original, and ``get_mean`` is empty.
+    """
+
+    class Timer:
+        """A timer that does nothing."""
+
+        name_ = "no-op"
+        started_ = False
+
+        def start(self) -> None:
+            """Do nothing."""
+
+        def stop(self, reset: bool = False, record: bool = False) -> None:
+            """Do nothing."""
+
+        def reset(self) -> None:
+            """Do nothing."""
+
+        def elapsed(self, reset: bool = True) -> float:
+            """Nothing was timed: 0."""
+            return 0
+
+        def mean(self) -> float:
+            """Nothing was timed: 0."""
+            return 0
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        """Take any arguments of :class:`SynchronizedWallClockTimer`."""
+        self._timer = self.Timer()
+
+    def __call__(self, name: str) -> Timer:
+        """The one timer, whatever the name."""
+        return self._timer
+
+    def get_timers(self) -> dict[str, Timer]:
+        """No timer."""
+        return {}
+
+    @staticmethod
+    def memory_usage() -> str:
+        """Nothing."""
+        return ""
+
+    def log(
+        self,
+        names: Iterable[str],
+        normalizer: float = 1.0,
+        reset: bool = True,
+        memory_breakdown: bool = False,
+        ranks: Iterable[int] | None = None,
+    ) -> None:
+        """Log nothing."""
+
+    def get_mean(self, names: Iterable[str], normalizer: float = 1.0, reset: bool = True) -> dict[str, float]:
+        """No means."""
+        return {}
