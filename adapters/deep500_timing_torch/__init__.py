@@ -1,0 +1,84 @@
+"""Times regions of PyTorch programs, on the CPU and on the accelerator.
+
+::
+
+    import deep500_timing_torch as timer
+
+    tmr = timer.CPUGPUTimer()
+    for batch in tmr.iterate(loader, timer.TimeType.IO):
+        with tmr.region(timer.TimeType.FORWARD, gpu=True):
+            loss = criterion(model(batch))
+    tmr.print_all_time_stats()
+
+The names are those of ``deep500_timing``, with a :class:`CPUGPUTimer` that finds the accelerator by itself.
+"""
+
+from __future__ import annotations
+
+try:
+    import torch as _torch  # noqa: F401 (found missing here, with a remedy, rather than in a module below)
+except ModuleNotFoundError as _error:
+    if _error.name != "torch":
+        raise
+    from deep500_timing.exceptions import MissingPackageError as _MissingPackageError
+
+    raise _MissingPackageError(
+        "import deep500_timing_torch requires torch; pip install 'deep500-timing[torch]'"
+    ) from _error
+
+from deep500_timing import (
+    Clock,
+    DeviceClock,
+    DeviceUnavailableError,
+    ExportError,
+    HostClock,
+    InvalidKeyError,
+    MissingPackageError,
+    NoTimesError,
+    Region,
+    RegionError,
+    RegionMismatchError,
+    RegionNotOpenError,
+    RegionOpenError,
+    RegionTimes,
+    Snapshot,
+    Timer,
+    TimeStats,
+    TimeType,
+    TimingError,
+    TimingWarning,
+    compiled,
+    trim_mean,
+)
+from deep500_timing_torch._clock import CudaEventClock
+from deep500_timing_torch._compile import prepare as _prepare
+from deep500_timing_torch._timer import CPUGPUTimer
+
+__all__ = [
+    "CPUGPUTimer",
+    "Clock",
+    "CudaEventClock",
+    "DeviceClock",
+    "DeviceUnavailableError",
+    "ExportError",
+    "HostClock",
+    "InvalidKeyError",
+    "MissingPackageError",
+    "NoTimesError",
+    "Region",
+    "RegionError",
+    "RegionMismatchError",
+    "RegionNotOpenError",
+    "RegionOpenError",
+    "RegionTimes",
+    "Snapshot",
+    "TimeStats",
+    "TimeType",
+    "Timer",
+    "TimingError",
+    "TimingWarning",
+    "compiled",
+    "trim_mean",
+]
+
+_prepare()

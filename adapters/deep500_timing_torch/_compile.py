@@ -1,0 +1,196 @@
+"""Regions inside functions that ``torch.compile`` compiles: nothing, at no cost to those outside.
+
+What stands between two regions in a compiled function has no time of its own: the compiler fuses it with the rest and
+moves it about. And a compiler that meets a clock gives up on the graph there. So while PyTorch's compiler (Dynamo)
+reads a function, the timer's methods read as the ones below, which do nothing; in all other code they are what they
+are, without a check at run time.
+
+Dynamo offers two ways to say so. For a method in C, as in the compiled form, ``torch.compiler.substitute_in_graph``,
+which only exists once Dynamo is imported: that takes a second, so it is not imported for the purpose, but watched for.
+For a method in Python, as in the plain form, an attribute on the function.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from deep500_timing import CPUGPUTimer, Region, Timer, TimeType
+from deep500_timing._timer import DeviceRegion
+from deep500_timing._warn import warn_once
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+
+    T = TypeVar("T")
+
+_DYNAMO = "torch._dynamo"
+
+
+class Untimed:
+    """What ``timer.region(key)`` is in a compiled function."""
+
+    # To who looks it up, a region that is open already and is therefore left to somebody else.
+    is_open = True
+
+    def start(self) -> None:
+        """Do nothing."""
+
+    def end(self) -> None:
+        """Do nothing."""
+
+    def fail(self) -> None:
+        """Do nothing."""
+
+    def __enter__(self) -> Untimed:
+        """Do nothing."""
+        return self
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        """Do nothing."""
+
+
+# The signatures are those of the originals to the letter: Dynamo checks the defaults of the one against the other.
+# A fresh `Untimed` each time, since Dynamo enters only those context managers that it has seen made.
+
+
+def _start(self: Timer, key: TimeType | str) -> None:
+    pass
+
+
+def _end(self: Timer, key: TimeType | str) -> None:
+    pass
+
+
+def _region(self: Timer, key: TimeType | str) -> Untimed:
+    return Untimed()
+
+
+def _timed(self: Timer, key: TimeType | str) -> Callable[[T], T]:
+    return _unchanged
+
+
+def _iterate(self: Timer, iterable: Iterable[T], key: TimeType | str = TimeType.IO) -> Iterable[T]:
+    return iterable
+
+
+def _start_gpu(self: CPUGPUTimer, key: TimeType | str, gpu: bool = False) -> None:
+    pass
+
+
+def _end_gpu(self: CPUGPUTimer, key: TimeType | str, gpu: bool = False) -> None:
+    pass
+
+
+def _region_gpu(self: CPUGPUTimer, key: TimeType | str, gpu: bool = False) -> Untimed:
+    return Untimed()
+
+
+def _timed_gpu(self: CPUGPUTimer, key: TimeType | str, gpu: bool = False) -> Callable[[T], T]:
+    return _unchanged
+
+
+def _iterate_gpu(
+    self: CPUGPUTimer, iterable: Iterable[T], key: TimeType | str = TimeType.IO, gpu: bool = False
+) -> Iterable[T]:
+    return iterable
+
+
+def _find(self: Timer, key: TimeType | str) -> Untimed:
+    return Untimed()
+
+
+def _discard(self: Timer, key: TimeType | str) -> bool:
+    return False
+
+
+def _discard_quietly(self: Timer, key: TimeType | str) -> None:
+    pass
+
+
+def _record(self: Timer, key: TimeType | str, start_ns: int, end_ns: int) -> None:
+    pass
+
+
+def _of_handle(self: object) -> None:
+    pass
+
+
+def _unchanged(function: T) -> T:
+    return function
+
+
+_SUBSTITUTES: Sequence[tuple[Any, Callable[..., object]]] = (
+    (Timer.start, _start),
+    (Timer.end, _end),
+    (Timer.region, _region),
+    (Timer.timed, _timed),
+    (Timer.iterate, _iterate),
+    (CPUGPUTimer.start, _start_gpu),
+    (CPUGPUTimer.end, _end_gpu),
+    (CPUGPUTimer.region, _region_gpu),
+    (CPUGPUTimer.timed, _timed_gpu),
+    (CPUGPUTimer.iterate, _iterate_gpu),
+    (Timer._find, _find),
+    (Timer.discard, _discard),
+    (Timer.discard_quietly, _discard_quietly),
+    (Timer.record, _record),
+    (Region.start, _of_handle),
+    (Region.end, _of_handle),
+    (Region.fail, _of_handle),
+    (DeviceRegion.start, _of_handle),
+    (DeviceRegion.end, _of_handle),
+    (DeviceRegion.fail, _of_handle),
+)
+
+
+def prepare() -> None:
+    """See to it that compiled functions pass over regions, whenever Dynamo is or was imported."""
+    for original, substitute in _SUBSTITUTES:
+        if isinstance(original, FunctionType):
+            original._torchdynamo_inline = substitute  # type: ignore[attr-defined]
+    if _DYNAMO in sys.modules:
+        _substitute()
+    else:
+        sys.meta_path.insert(0, _Watch())
+
+
+class _Watch:
+    """Finds no module, but the moment at which Dynamo is imported."""
+
+    def find_spec(self, name: str, path: object, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name != _DYNAMO:
+            return None
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        loader: Any = getattr(spec, "loader", None)
+        if loader is not None:
+            execute = loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                _substitute()
+
+            loader.exec_module = exec_module
+        return spec
+
+
+def _substitute() -> None:
+    from types import MethodDescriptorType
+
+    import torch
+
+    try:
+        for original, substitute in _SUBSTITUTES:
+            if isinstance(original, MethodDescriptorType):
+                torch.compiler.substitute_in_graph(original, skip_signature_check=True)(substitute)
+    except Exception as error:
+        warn_once(
+            f"Preparing PyTorch {torch.__version__} for regions in compiled functions failed; a region there will "
+            f"break the graph, and all others are timed as ever: {error}"
+        )

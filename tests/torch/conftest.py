@@ -1,0 +1,54 @@
+"""What the tests of the PyTorch adapter share: the test device, and one process without any device."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+
+
+@pytest.fixture
+def dev():
+    """The controls of the test device, in the state after loading; skips where it cannot be built."""
+    if "torch_device" not in sys.modules:
+        path = HERE.parent / "torch_device" / "__init__.py"
+        spec = importlib.util.spec_from_file_location("torch_device", path)
+        sys.modules["torch_device"] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    device = sys.modules["torch_device"].load_or_skip()
+    from deep500_timing import _device
+
+    device.reset()
+    # The events of earlier tests are of a time that is no more.
+    _device._ledgers.clear()
+    yield device
+    device.reset()
+    _device._ledgers.clear()
+
+
+@pytest.fixture
+def run_alone():
+    """Runs a program in a process of its own, where no accelerator was loaded; gives what it printed."""
+
+    def run(program, *, check=True, **environment):
+        import os
+
+        result = subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": "", **environment},
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+        if check:
+            assert result.returncode == 0, result.stderr
+        return result
+
+    return run
