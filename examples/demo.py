@@ -10,8 +10,12 @@ Run it with::
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
+import sys
 import warnings
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -28,6 +32,21 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 import deep500_timing
 
 console = Console()
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keep what libraries written in C say while they are imported off the terminal."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    os.close(nowhere)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def train_with_pytorch(digits: Any, epochs: int, progress: Progress) -> deep500_timing.Timer:
@@ -128,7 +147,8 @@ def main(epochs: int, output: Path) -> None:
 
         progress.advance(imports)
         for module in ("torch", "keras", "mlflow", "wandb"):
-            __import__(module)
+            with quiet():
+                __import__(module)
             progress.advance(imports)
         digits = load_digits()
         times = {
@@ -139,6 +159,8 @@ def main(epochs: int, output: Path) -> None:
     import mlflow
     import wandb
 
+    logging.getLogger("mlflow").setLevel(logging.WARNING)
+    logging.getLogger("alembic").setLevel(logging.WARNING)
     uri = f"sqlite:///{(output / 'mlflow.db').absolute()}"
     with console.status("opening the MLflow store and the W&B run (the first time takes a while)"):
         mlflow.set_tracking_uri(uri)
