@@ -54,7 +54,7 @@ cdef class Region:
     cdef public bint is_open
     cdef public int64_t start_ns
     cdef public Intervals intervals
-    cdef Lane lane
+    cdef readonly Lane lane
     cdef Recorder timer
     cdef public unsigned long generation
     # What the device side keeps here.

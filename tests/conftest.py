@@ -1,10 +1,12 @@
-"""What every test shares: a marker for what a machine may lack skips with a reason where it is missing."""
+"""What every test shares: no warning said before, and a reason where a machine lacks what a test needs."""
 
 from __future__ import annotations
 
 import functools
 
 import pytest
+
+from deep500_timing._warn import forget_warnings
 
 
 @functools.cache
@@ -21,3 +23,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip a test marked ``gpu`` on a machine without one."""
     if item.get_closest_marker("gpu") is not None and (reason := _why_no_gpu()) is not None:
         pytest.skip(reason)
+
+
+@pytest.fixture(autouse=True)
+def _warn_anew() -> None:
+    """Let each test see the warnings that are said once in the life of a process."""
+    forget_warnings()
