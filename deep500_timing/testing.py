@@ -1,5 +1,7 @@
 """Test doubles for programs that use the timers, and for adapters: clocks that move only when told to.
 
+For the tests of a device clock of your own there is a suite to inherit, :class:`DeviceClockContract`.
+
 ::
 
     clock = ManualClock()
@@ -15,8 +17,12 @@ import threading
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from deep500_timing._clock_contract import DeviceClockContract, DeviceRig
+
 if TYPE_CHECKING:
     from deep500_timing._snapshot import Snapshot
+
+__all__ = ["DeviceClockContract", "DeviceRig", "InMemoryExporter", "ManualClock", "ManualDeviceClock", "ManualEvent"]
 
 
 class ManualClock:
