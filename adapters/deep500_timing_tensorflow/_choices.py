@@ -98,6 +98,16 @@ def phases_for(model: Any, backend: str, earlier: Phases | None) -> Phases | Non
     return GraphPhases(model, backend)
 
 
+def say_no_passes() -> None:
+    """Say once that a custom step went round the places where its passes can be told apart."""
+    warn_once(
+        "TimerCallback(phases=True): the model's train_step does not take exactly one gradient with a tf.GradientTape, "
+        "or on torch does not call compute_loss and optimizer.apply, so FORWARD and BACKWARD cannot be told apart and "
+        "are left out; the rest is timed. Let the step do so, or time its parts yourself with timer.region.",
+        about="callback no passes",
+    )
+
+
 def _why_no_phases(model: Any, backend: str) -> str | None:
     if backend == "jax":
         return (
@@ -109,12 +119,13 @@ def _why_no_phases(model: Any, backend: str) -> str | None:
     if getattr(model, "jit_compile", False):
         return (
             "The step is compiled as a whole and takes no time stamps inside. Compile the model with "
-            "jit_compile=False; on TensorFlow, tf.function(model.call, jit_compile=True) keeps XLA for the model itself."
+            "jit_compile=False; on TensorFlow, tf.function(model.call, jit_compile=True) keeps XLA for the model."
         )
-    return None if backend == "torch" else _why_no_stamps()
+    return None if backend == "torch" else why_no_stamps()
 
 
-def _why_no_stamps() -> str | None:
+def why_no_stamps() -> str | None:
+    """Why a step on TensorFlow cannot be stamped in this process, and what helps; None if it can."""
     tf: Any = sys.modules["tensorflow"]
     try:
         from tensorflow.python.framework.config import is_op_determinism_enabled

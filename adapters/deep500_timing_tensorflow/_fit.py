@@ -41,14 +41,14 @@ class FitTiming:
         self.timer = timer
         self.regions = OpenRegions(timer)
         self.tally: EpochTally | None = None
-        self._wants_gpu, self._wants_io, self._wants_phases = gpu, io, phases
+        self._wants_gpu, self._wants_io, self.wants_phases = gpu, io, phases
         # Functions that were executed before, and so are past their first tracing.
         self._seen: WeakSet[Any] = WeakSet()
         self._model: Any = None
         self._watch: TraceWatch | None = None
         self._armed: ArmedStep | None = None
         self._phases: Phases | None = None
-        self._matcher = PhaseMatcher(self)
+        self.matcher = PhaseMatcher(self)
         self._forget_fit()
 
     def _forget_fit(self) -> None:
@@ -72,7 +72,7 @@ class FitTiming:
     @property
     def withheld(self) -> int:
         """Batches whose phases contradicted the batch."""
-        return self._matcher.withheld
+        return self.matcher.withheld
 
     # --- fits, evaluations and predictions ------------------------------------------------------------------------
 
@@ -81,13 +81,15 @@ class FitTiming:
         self.abandon()
         if model is not self._model:
             self._watch = None
+            if self._phases is not None:
+                self._phases.leave(self.matcher)
             self._phases = None
         self._model = model
 
     def abandon(self) -> None:
         """Count what is open as failed."""
         self._disarm()
-        self._matcher.forget()
+        self.matcher.forget()
         self.regions.fail_all()
         self._forget_fit()
 
@@ -106,10 +108,10 @@ class FitTiming:
         self._steps_known = steps
         self.regions.start(FIT)
         self.gpu = self._wants_gpu and _choices.can_time_gpu(self._backend, self.timer)
-        if self._wants_phases:
+        if self.wants_phases:
             self._phases = _choices.phases_for(model, self._backend, self._phases)
         self._fetches = _choices.can_fetch(self._wants_io, model, self._backend, phases=self._phases is not None)
-        self._matcher.stamps_io = self._phases is not None and self._wants_io is not False and not self._fetches
+        self.matcher.stamps_io = self._phases is not None and self._wants_io is not False and not self._fetches
         if self._watch is None and _choices.traces(model, self._backend):
             self._watch = TraceWatch(model)
 
@@ -148,7 +150,7 @@ class FitTiming:
     def epoch_ends(self, logs: dict[str, Any] | None, prefix: str | None) -> None:
         """It came to its end; its means go into Keras's logs if there is a prefix."""
         self._drop_batch()
-        self._matcher.settle(self._phases)
+        self.matcher.settle(self._phases)
         self._end_and_add(EPOCH)
         if prefix is not None and logs is not None and self.tally is not None:
             logs.update(self.tally.logs(prefix))
@@ -218,7 +220,7 @@ class FitTiming:
             samples = self._samples if self._fetched == steps else None
             self.tally.add_execution(self._began_ns, now_ns, steps=steps, samples=samples, steady=steady)
         if self._phases is not None:
-            self._matcher.executed(
+            self.matcher.executed(
                 Execution(self._began_ns, now_ns, self._began_unix_ns, time.time_ns(), steps, steady), self._phases
             )
         function = vars(self._model).get("train_function")
@@ -276,6 +278,18 @@ class FitTiming:
     def data_ends(self) -> None:
         """The execution had no batch at all."""
         self._drop_batch()
+
+    def pass_changes(self, done: TimeType | None, begun: TimeType | None) -> None:
+        """On torch, the step goes from one pass to the next."""
+        if done is not None:
+            self._end_and_add(done if self.steady else first(done))
+        if begun is not None:
+            self.regions.start(begun if self.steady else first(begun), gpu=self.gpu)
+
+    def pass_not_found(self, key: TimeType) -> None:
+        """On torch, the step ended inside a pass: where that ended cannot be told."""
+        self.regions.drop(key if self.steady else first(key))
+        _choices.say_no_passes()
 
     def step_traced(self) -> None:
         """The execution traced or compiled."""

@@ -7,6 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from deep500_timing import TimeType
+from deep500_timing_tensorflow._choices import say_no_passes
 from deep500_timing_tensorflow._regions import first
 
 if TYPE_CHECKING:
@@ -83,21 +84,23 @@ class PhaseMatcher:
         """Read the stamps, and record the phases of every execution that is over."""
         if phases is None or not self._executions:
             return
-        phases.drain(self)
+        phases.drain()
         while self._executions:
             execution = self._executions.popleft()
             limit_s = (execution.ended_unix_ns + TOLERANCE_NS) / 1e9
             mine = []
             while self._stamps and not self._stamps[0].data_s > limit_s:
                 mine.append(self._stamps.popleft())
-            self._record(execution, mine)
+            self.match(execution, mine)
         self._stamps.clear()
 
-    def _record(self, execution: Execution, batches: list[Stamps]) -> None:
+    def match(self, execution: Execution, batches: list[Stamps]) -> None:
+        """Record the phases of the batches of one execution; an anchor that was not passed leaves them out."""
         offset_ns = execution.began_ns - execution.began_unix_ns
         before_s = execution.began_unix_ns / 1e9
         for position, stamps in enumerate(batches):
             if math.isnan(stamps.loss_s) or math.isnan(stamps.gradients_s):
+                say_no_passes()
                 continue
             if _contradicts(stamps, before_s, execution):
                 self._withhold()

@@ -55,6 +55,14 @@ class Phases(Protocol):
         """Execute the train function, or one that does the same and takes times."""
         ...
 
+    def drain(self) -> None:
+        """Hand over the times that were taken."""
+        ...
+
+    def leave(self, reader: Any) -> None:
+        """Hand a reader nothing any more."""
+        ...
+
 
 def tell(listeners: list[Any], method: str, *args: Any) -> None:
     """Call a method of each listener; a fault in one costs a warning."""

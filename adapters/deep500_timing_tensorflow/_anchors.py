@@ -1,0 +1,169 @@
+"""Stamps inside a TensorFlow graph that its optimizer cannot move.
+
+A ``tf.timestamp`` has no inputs, so nothing but an order between operations holds it in place, and Grappler may change
+that order. Here each stamp stands between two ``IdentityN`` operations: the first passes on the values that must be
+there before the stamp, the second passes on the same values together with the stamp, and what comes later computes with
+those. Values are passed on unchanged, so the results of the step are the same to the last bit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+NOT_PASSED = float("nan")
+
+_local = threading.local()
+_lock = threading.Lock()
+_users = 0
+_original_gradient: Any = None
+
+
+class StepStamps:
+    """The stamps of one step: of one tracing of it, or in eager mode of one execution.
+
+    Args:
+        tf: TensorFlow.
+    """
+
+    def __init__(self, tf: Any) -> None:
+        """No anchor is passed yet."""
+        self._tf = tf
+        self._eager = bool(tf.executing_eagerly())
+        self.data_s: Any = NOT_PASSED
+        self.loss_s: Any = NOT_PASSED
+        self.gradients_s: Any = NOT_PASSED
+        self.gradient_calls = 0
+        if not self._eager:
+            self._graph = tf.compat.v1.get_default_graph()
+            self._operations_before = len(self._graph.get_operations())
+
+    def data(self, batch: Any) -> Any:
+        """Stamp the moment at which the batch is there.
+
+        Returns:
+            The batch, which the step has to use.
+        """
+        if self._eager:
+            self.data_s = time.time()
+            return batch
+        tf = self._tf
+        leaves = tf.nest.flatten(batch)
+        # Not variables, iterators and whatever else a step may be given: those are not data.
+        places = [
+            place
+            for place, leaf in enumerate(leaves)
+            if isinstance(leaf, (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)) and not isinstance(leaf, tf.Variable)
+        ]
+        found = [leaves[place] for place in places]
+        parts, self.data_s = self._stamp(tf.nest.flatten(found, expand_composites=True))
+        for place, leaf in zip(places, tf.nest.pack_sequence_as(found, parts, expand_composites=True), strict=True):
+            leaves[place] = leaf
+        return tf.nest.pack_sequence_as(batch, leaves)
+
+    def gradient(
+        self, original: Callable[..., Any], tape: Any, target: Any, sources: Any, output_gradients: Any, more: Any
+    ) -> Any:
+        """Compute the gradients, and stamp the moments before and after."""
+        self.gradient_calls += 1
+        if self._eager:
+            self.loss_s = time.time()
+            found = original(tape, target, sources, output_gradients, **more)
+            self.gradients_s = time.time()
+            return found
+        tf = self._tf
+        targets = tf.nest.flatten(target)
+        if output_gradients is None:
+            seeds = [tf.ones_like(part) for part in targets]
+        else:
+            seeds = [
+                tf.ones_like(part) if seed is None else seed
+                for part, seed in zip(targets, tf.nest.flatten(output_gradients), strict=True)
+            ]
+        # The backward pass starts from the seeds, so it starts after the stamp.
+        passed, self.loss_s = self._stamp(targets, also=seeds)
+        seeds = tf.nest.pack_sequence_as(target, passed[len(targets) :])
+        found = original(tape, target, sources, seeds, **more)
+        parts = tf.nest.flatten(found, expand_composites=True)  # Sparse gradients as well.
+        places = [place for place, part in enumerate(parts) if part is not None]
+        passed, self.gradients_s = self._stamp([parts[place] for place in places])
+        for place, part in zip(places, passed, strict=True):
+            parts[place] = part
+        return tf.nest.pack_sequence_as(found, parts, expand_composites=True)
+
+    def _stamp(self, values: list[Any], also: list[Any] | None = None) -> tuple[list[Any], Any]:
+        # Returns values and `also`, passed on, and the moment at which all values were there.
+        tf = self._tf
+        if not values:
+            return list(also or []), tf.timestamp()
+        there = tf.raw_ops.IdentityN(input=values)
+        with tf.control_dependencies(there):
+            stamp = tf.timestamp()
+        *passed, stamp = tf.raw_ops.IdentityN(input=[*there, *(also or []), stamp])
+        return passed, stamp
+
+    def row(self) -> Any:
+        """The four stamps, the last of them taken when everything that the step changes is changed."""
+        if self.gradient_calls != 1:
+            # Which of several gradients is the backward pass cannot be told.
+            self.loss_s = self.gradients_s = NOT_PASSED
+        if self._eager:
+            return self.data_s, self.loss_s, self.gradients_s, time.time()
+        tf = self._tf
+        changes = [
+            operation
+            for operation in self._graph.get_operations()[self._operations_before :]
+            if operation.op_def.is_stateful and operation.type not in ("Timestamp", "Placeholder")
+        ]
+        with tf.control_dependencies(changes):
+            end_s = tf.timestamp()
+        stamps = [self.data_s, self.loss_s, self.gradients_s, end_s]
+        return tf.stack([tf.cast(stamp, tf.float64) for stamp in stamps])
+
+
+@contextlib.contextmanager
+def stamping(stamps: StepStamps) -> Iterator[None]:
+    """Let the gradients that this thread asks a tape for be stamped."""
+    outer = getattr(_local, "stamps", None)
+    _local.stamps = stamps
+    try:
+        yield
+    finally:
+        _local.stamps = outer
+
+
+@contextlib.contextmanager
+def watched_tapes(tf: Any) -> Iterator[None]:
+    """While it lasts, ``tf.GradientTape.gradient`` looks whether its thread is stamping; afterwards it is as it was."""
+    global _users, _original_gradient
+    tape_class = tf.GradientTape
+    with _lock:
+        _users += 1
+        if _users == 1:
+            original = _original_gradient = tape_class.gradient
+
+            def gradient(
+                tape: Any, target: Any, sources: Any, output_gradients: Any = None, *args: Any, **more: Any
+            ) -> Any:
+                stamps: StepStamps | None = getattr(_local, "stamps", None)
+                if stamps is None or args or getattr(_local, "inside", False):
+                    return original(tape, target, sources, output_gradients, *args, **more)
+                _local.inside = True
+                try:
+                    return stamps.gradient(original, tape, target, sources, output_gradients, more)
+                finally:
+                    _local.inside = False
+
+            tape_class.gradient = gradient
+    try:
+        yield
+    finally:
+        with _lock:
+            _users -= 1
+            if _users == 0:
+                tape_class.gradient = _original_gradient

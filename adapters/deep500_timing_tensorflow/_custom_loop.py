@@ -1,0 +1,152 @@
+"""Timing a training step of one's own on TensorFlow, compiled by ``tf.function`` or not."""
+
+from __future__ import annotations
+
+import functools
+import time
+from typing import TYPE_CHECKING, Any
+
+from deep500_timing import CPUGPUTimer, Timer, TimeType, TimingError
+from deep500_timing._warn import warn_once
+from deep500_timing_tensorflow._anchors import StepStamps, stamping, watched_tapes
+from deep500_timing_tensorflow._choices import why_no_stamps
+from deep500_timing_tensorflow._phases import Execution, PhaseMatcher, Stamps
+from deep500_timing_tensorflow._regions import OpenRegions, first
+from deep500_timing_tensorflow._step import warn_fault
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+BATCH = TimeType.BATCH
+
+
+def timed_step(step: Callable[..., Any], timer: Timer, *, gpu: bool = False) -> Callable[..., Any]:
+    """A training step that does what ``step`` does and times BATCH, FORWARD and BACKWARD.
+
+    ::
+
+        @tf.function
+        def train_step(x, y):
+            with tf.GradientTape() as tape:
+                loss = loss_of(y, model(x, training=True))
+            gradients = tape.gradient(loss, model.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+            return loss
+
+        step = timer.timed_step(train_step, tmr)
+        for x, y in tmr.iterate(dataset):  # IO
+            step(x, y)
+
+    FORWARD goes from the arguments to the loss, BACKWARD from the loss to the gradients, by stamps in the graph that
+    its optimizer cannot move; what is left of BATCH is the update. Calls that trace are kept in ``"BATCH (first)"`` and
+    so on. The step has to ask one tape for one gradient, on its own thread; otherwise, and where stamps cannot be had
+    (XLA, op determinism, a GPU), BATCH alone is timed and one warning says why.
+
+    Args:
+        step: A Python function, which then runs eagerly, or a ``tf.function``, which is traced anew with its options.
+        timer: Where the times go.
+        gpu: Whether BATCH is timed on the GPU as well, which waits for it, see ``CPUGPUTimer``.
+
+    Raises:
+        TypeError: ``timer`` is not a timer, or not a ``CPUGPUTimer`` though ``gpu`` is true, or ``step`` is no function.
+    """
+    if not callable(step):
+        raise TypeError(f"timed_step({step!r}): pass a function, or what tf.function made of one.")
+    if not isinstance(timer, Timer):
+        raise TypeError(f"timed_step(step, {timer!r}): pass the timer that keeps the times, such as CPUGPUTimer().")
+    if gpu and not isinstance(timer, CPUGPUTimer):
+        raise TypeError("timed_step(gpu=True) needs a CPUGPUTimer; a Timer has CPU times only.")
+    timed = _TimedStep(step, timer, gpu=gpu)
+
+    @functools.wraps(getattr(step, "python_function", step))
+    def timed_training_step(*args: Any, **kwargs: Any) -> Any:
+        return timed(*args, **kwargs)
+
+    return timed_training_step
+
+
+class _TimedStep:
+    def __init__(self, step: Callable[..., Any], timer: Timer, *, gpu: bool) -> None:
+        import tensorflow
+
+        self.timer = timer
+        self.tally = None
+        self._tf: Any = tensorflow
+        self._gpu = gpu
+        self._regions = OpenRegions(timer)
+        self._matcher = PhaseMatcher(self)
+        self._traced = False
+        self._compiled = hasattr(step, "python_function")
+        self._stamps = True
+        reason = _why_no_phases(step)
+        if reason is not None:
+            warn_once(
+                f"timed_step: FORWARD and BACKWARD are not timed, BATCH is. {reason}", about=f"timed_step {reason}"
+            )
+            self._stamps = False
+        self._step = self._stamped(step) if self._stamps else step
+
+    def _stamped(self, step: Any) -> Callable[..., Any]:
+        tf = self._tf
+        function: Callable[..., Any] = getattr(step, "python_function", step)
+
+        @functools.wraps(function)
+        def stamped(*args: Any, **kwargs: Any) -> Any:
+            self._traced = self._compiled
+            stamps = StepStamps(tf)
+            with stamping(stamps):
+                args, kwargs = stamps.data((args, kwargs))
+                outputs = function(*args, **kwargs)
+            return outputs, stamps.row()
+
+        if not self._compiled:
+            return stamped
+        made: Callable[..., Any] = step._clone(stamped)
+        return made
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not self._tf.executing_eagerly():
+            raise TimingError(
+                "Calling a timed step inside a tf.function: it would be timed when the graph is traced. Pass the "
+                "tf.function to timed_step, not what timed_step returns to tf.function."
+            )
+        self._traced = False
+        self._regions.start(BATCH, gpu=self._gpu)
+        began_ns, began_unix_ns = self.timer.now_ns(), time.time_ns()
+        try:
+            if self._stamps:
+                with watched_tapes(self._tf):
+                    outputs, row = self._step(*args, **kwargs)
+            else:
+                outputs, row = self._step(*args, **kwargs), None
+        except BaseException:
+            self._regions.fail_all()
+            raise
+        try:
+            self._keep(row, began_ns, began_unix_ns)
+        except Exception as error:
+            warn_fault("timed_step", error)
+        return outputs
+
+    def _keep(self, row: Any, began_ns: int, began_unix_ns: int) -> None:
+        if row is not None and not isinstance(row, tuple):
+            row = tuple(map(float, row.numpy()))  # On the CPU: it was there when the function returned.
+        now_ns, now_unix_ns = self.timer.now_ns(), time.time_ns()
+        if self._traced:
+            self._regions.drop(BATCH)
+            self.timer.record(first(BATCH), began_ns, now_ns)
+        else:
+            self._regions.end(BATCH)
+        if row is not None:
+            execution = Execution(began_ns, now_ns, began_unix_ns, now_unix_ns, 1, not self._traced)
+            self._matcher.match(execution, [Stamps(*row)])
+
+
+def _why_no_phases(step: Any) -> str | None:
+    if getattr(step, "_jit_compile", None):
+        return "The step is compiled as a whole by XLA and takes no time stamps inside: use jit_compile=False for it."
+    if hasattr(step, "python_function") and not hasattr(step, "_clone"):
+        return (
+            "This TensorFlow does not let a tf.function be traced anew: pass the Python function that it was made of."
+        )
+    return why_no_stamps()
