@@ -107,7 +107,7 @@ class BaseExporter(ABC):
         # Not the error's text, which may hold an address or a time that differs each time.
         kind = (type(error).__qualname__, getattr(error, "errno", None))
         warn_once(
-            f"{message}. The run goes on; this report is lost. Said once.",
+            f"{message}. The run goes on without this report. Said once.",
             about=f"{type(self).__qualname__} {self._where()} {doing} {kind}",
         )
 
@@ -129,7 +129,7 @@ def export_to(snapshot: Snapshot, exporters: Iterable[Exporter], *, step: int | 
                 raised.append(error)
             else:
                 warn_once(
-                    f"{_describe(exporter, 'exporting', error)}. The run goes on; this report is lost. Said once.",
+                    f"{_describe(exporter, 'exporting', error)}. The run goes on without this report. Said once.",
                     about=f"{type(exporter)} {type(error)}",
                 )
     if raised:

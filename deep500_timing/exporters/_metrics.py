@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import fields
 from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
@@ -97,11 +98,11 @@ def distinct(metrics: Sequence[Metric], clean: Callable[[str], str], *, limit: i
         keeps it and the others get a suffix that depends on nothing but what they are.
     """
     cleaned = [clean(metric.name) for metric in metrics]
+    bearers = Counter(cleaned)
     owners: dict[str, int] = {}
     for place, name in enumerate(cleaned):
-        rivals = cleaned.count(name) > 1 if len(set(cleaned)) < len(cleaned) else False
         fits = limit is None or len(name) <= limit
-        if fits and (not rivals or metrics[place].name == name):
+        if fits and (bearers[name] == 1 or metrics[place].name == name):
             owners.setdefault(name, place)
     named: dict[str, float] = {name: metrics[place].value for name, place in owners.items()}
     for place, metric in enumerate(metrics):

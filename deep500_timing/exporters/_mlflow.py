@@ -94,7 +94,7 @@ class MlflowExporter(BaseExporter):
 
         when_ms = int(snapshot.unix_time_s * 1000)
         named = [
-            Metric(name, value, when_ms, step or 0)
+            Metric(name, value, when_ms, 0 if step is None else int(step))
             for name, value in distinct(metrics, clean_name, limit=MAX_NAME).items()
         ]
         client = self._mlflow.MlflowClient(tracking_uri=self._where())

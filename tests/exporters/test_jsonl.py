@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import io
+import json
+import math
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deep500_timing._snapshot import RegionTimes, Snapshot
+from deep500_timing._stats import TimeStats
+from deep500_timing.exceptions import TimingWarning
+from deep500_timing.exporters import JsonLinesExporter, read_json_lines
+
+finite = st.floats(allow_nan=False, allow_infinity=False)
+counts = st.integers(0, 2**63 - 1)
+stats = st.builds(
+    TimeStats,
+    **dict.fromkeys(("min", "mean", "median", "max", "stdev", "total", "p90", "p95", "p99", "quantile_error"), finite),
+    count=counts,
+    skipped=counts,
+    median_ci=st.none() | st.tuples(finite, finite),
+)
+regions = st.builds(
+    RegionTimes,
+    name=st.text(min_size=1),
+    device=st.sampled_from(["CPU", "GPU"]),
+    stats=st.none() | stats,
+    **dict.fromkeys(("running", "pending", "failed", "discarded", "captured"), counts),
+)
+snapshots = st.builds(
+    Snapshot, regions=st.lists(regions, max_size=3).map(tuple), unix_time_s=finite, host=st.text(), pid=counts
+)
+
+
+@given(st.lists(st.tuples(snapshots, st.none() | st.integers()), max_size=4))
+def test_what_was_written_is_read_back(exported):
+    """Snapshots come back as they were, with their steps, whatever they hold."""
+    with tempfile.TemporaryDirectory() as folder:
+        exporter = JsonLinesExporter(Path(folder) / "times.jsonl", strict=True)
+        for snapshot, step in exported:
+            exporter.export(snapshot, step=step)
+
+        assert exported == read_json_lines(Path(folder) / "times.jsonl")
+        assert len(exported) == len((Path(folder) / "times.jsonl").read_bytes().splitlines())
+
+
+def test_a_line_explains_itself(tmr):
+    """A line says what it is, in which version and unit, and holds everything under its name."""
+    stream = io.StringIO()
+    JsonLinesExporter(stream).export(tmr.snapshot(), step=12)
+    line = json.loads(stream.getvalue())
+
+    assert ("deep500-timing/snapshot", 1, "s", 12) == tuple(line[key] for key in ("schema", "version", "unit", "step"))
+    assert ("node01", 4711, 1_800_000_000.0) == tuple(line[key] for key in ("host", "pid", "unix_time_s"))
+    batch = line["regions"][0]
+    assert ("BATCH", "CPU", 2, 1.0) == (batch["name"], batch["device"], batch["stats"]["count"], batch["stats"]["mean"])
+    assert batch["stats"]["median_ci"] is None
+
+
+def test_what_is_not_finite_is_null(snapshot_of, stats_of):
+    """JSON has no NaN and no infinity; they become null."""
+    stream = io.StringIO()
+    snapshot = snapshot_of(RegionTimes("x", "CPU", stats_of(math.nan, max=math.inf, median_ci=(1.0, math.nan))))
+    JsonLinesExporter(stream, strict=True).export(snapshot)
+    read = json.loads(stream.getvalue(), parse_constant=pytest.fail)["regions"][0]["stats"]
+
+    assert (None, None, [1.0, None]) == (read["mean"], read["max"], read["median_ci"])
+
+
+def test_a_step_from_numpy_will_do(tmr):
+    """A step that is a numpy integer is written as a number."""
+    stream = io.StringIO()
+    JsonLinesExporter(stream, strict=True).export(tmr.snapshot(), step=np.int64(7))
+
+    assert 7 == json.loads(stream.getvalue())["step"]
+
+
+def test_a_step_of_another_kind_is_told(tmr):
+    """A step that is no number costs the report, not the run."""
+    stream = io.StringIO()
+    with pytest.warns(TimingWarning, match="cannot be written as JSON"):
+        JsonLinesExporter(stream).export(tmr.snapshot(), step=object())
+
+    assert "" == stream.getvalue()
+
+
+def test_a_stream_is_flushed_and_left_open(tmr):
+    """A stream belongs to whoever opened it."""
+    stream = io.StringIO()
+    exporter = JsonLinesExporter(stream)
+    exporter.export(tmr.snapshot())
+    exporter.flush()
+    exporter.close()
+
+    assert not stream.closed
+
+
+def test_a_log_is_added_to(tmr, tmp_path):
+    """A second run adds its lines below those of the first."""
+    path = tmp_path / "times.jsonl"
+    for step in (1, 2):
+        JsonLinesExporter(path).export(tmr.snapshot(), step=step)
+
+    assert [1, 2] == [step for _, step in read_json_lines(path)]
+
+
+def test_a_line_that_was_cut_off_costs_only_itself(tmr, tmp_path):
+    """After a run that was killed amid a line, the next run's first line is whole, and reading says what is lost."""
+    path = tmp_path / "times.jsonl"
+    JsonLinesExporter(path).export(tmr.snapshot(), step=1)
+    with path.open("ab") as file:
+        file.write(b'{"schema": "deep500-tim')
+    exporter = JsonLinesExporter(path)
+    exporter.export(tmr.snapshot(), step=2)
+    exporter.export(tmr.snapshot(), step=3)
+
+    with pytest.warns(TimingWarning, match=r"1 line\(s\) are broken, or not of version 1"):
+        assert [1, 2, 3] == [step for _, step in read_json_lines(path)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["[]", "3", "{}", '{"schema": "other", "version": 1}', '{"schema": "deep500-timing/snapshot", "version": 2}'],
+)
+def test_lines_of_another_kind_are_left_out(tmr, tmp_path, line):
+    """What something else, or a later version, has written is left out and counted."""
+    path = tmp_path / "times.jsonl"
+    path.write_text(line + "\n\n")
+    JsonLinesExporter(path).export(tmr.snapshot(), step=9)
+
+    with pytest.warns(TimingWarning, match=r"1 line\(s\)"):
+        assert [(tmr.snapshot(), 9)] == read_json_lines(path)
+
+
+def test_fields_that_a_later_version_adds_are_ignored(tmr, tmp_path):
+    """A line with fields that this version does not know is read without them."""
+    path = tmp_path / "times.jsonl"
+    JsonLinesExporter(path).export(tmr.snapshot())
+    line = json.loads(path.read_text())
+    line["new"] = line["regions"][0]["new"] = line["regions"][0]["stats"]["new"] = 1
+    path.write_text(json.dumps(line))
+
+    assert [(tmr.snapshot(), None)] == read_json_lines(path)
+
+
+def test_processes_share_a_log(tmp_path):
+    """Lines that several processes write at the same time stay whole."""
+    program = (
+        "import sys; from deep500_timing import Timer; from deep500_timing.exporters import JsonLinesExporter\n"
+        "tmr = Timer()\n"
+        "for i in range(60): tmr.record('x' * 50 + str(i), 0, i)\n"
+        "exporter = JsonLinesExporter(sys.argv[1], strict=True)\n"
+        "for step in range(30): exporter.export(tmr.snapshot(), step=step)\n"
+    )
+    path = tmp_path / "times.jsonl"
+    processes = [subprocess.Popen([sys.executable, "-c", program, path]) for _ in range(3)]
+
+    assert [0, 0, 0] == [process.wait(timeout=60) for process in processes]
+    read = read_json_lines(path)
+    assert sorted(list(range(30)) * 3) == sorted(step for _, step in read)
+    assert {process.pid for process in processes} == {snapshot.pid for snapshot, _ in read}

@@ -1,0 +1,277 @@
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+
+from deep500_timing import Timer
+from deep500_timing._snapshot import RegionTimes
+from deep500_timing.exceptions import ExportError, TimingWarning
+from deep500_timing.exporters import MlflowExporter, _mlflow
+
+mlflow = pytest.importorskip("mlflow")
+
+
+def free_port():
+    """A port that nothing listens on now."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory):
+    """A real tracking server on the loopback interface, over SQLite."""
+    folder = tmp_path_factory.mktemp("mlflow-server")
+    uri = f"http://127.0.0.1:{free_port()}"
+    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", uri.rpartition(":")[2]]
+    command += ["--workers", "1", "--backend-store-uri", f"sqlite:///{folder}/mlflow.db"]
+    command += ["--artifacts-destination", str(folder / "artifacts")]
+    environment = {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true"}
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, env=environment, start_new_session=True)
+    try:
+        deadline = time.monotonic() + 90
+        while not answers(f"{uri}/health"):
+            assert process.poll() is None, (folder / "log").read_text()
+            assert time.monotonic() < deadline, (folder / "log").read_text()
+            time.sleep(0.2)
+        yield uri
+    finally:
+        os.killpg(process.pid, 15)
+        process.wait(timeout=30)
+
+
+def answers(url):
+    """Whether a server answers."""
+    try:
+        with urllib.request.urlopen(url, timeout=5):
+            return True
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+@pytest.fixture(scope="session")
+def database(tmp_path_factory):
+    """A local store in SQLite, without a server."""
+    return f"sqlite:///{tmp_path_factory.mktemp('mlflow-local')}/mlflow.db"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A local store of files, which newer versions of MLflow must be asked for."""
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    return (tmp_path / "mlruns").as_uri()
+
+
+@pytest.fixture(autouse=True)
+def _tracking(monkeypatch, database):
+    """Track to the local store unless a test says otherwise, and forget which servers were down."""
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    monkeypatch.delenv("MLFLOW_RUN_ID", raising=False)
+    monkeypatch.setattr(_mlflow, "_couriers", {})
+    mlflow.set_tracking_uri(database)
+    yield
+    while mlflow.active_run() is not None:
+        mlflow.end_run()
+    mlflow.set_tracking_uri(None)
+
+
+@pytest.fixture(params=["server", "database", "folder"])
+def store(request):
+    """Each kind of place that MLflow tracks to."""
+    uri = request.getfixturevalue(request.param)
+    mlflow.set_tracking_uri(uri)
+    return uri
+
+
+@pytest.fixture
+def run(_tracking):
+    """An active run in the local store."""
+    return mlflow.start_run()
+
+
+def history_of(run_id, name):
+    """Values and steps of a metric, as MLflow's client gives them."""
+    return [(metric.value, metric.step) for metric in mlflow.MlflowClient().get_metric_history(run_id, name)]
+
+
+def test_a_real_run_holds_the_metrics(store, clock, tmr):
+    """What the timer logs is read back from server, database and files, with steps and the snapshot's time."""
+    with mlflow.start_run() as run:
+        tmr.log_mlflow_all("train", step=3, stats=("mean", "p95"))
+        with tmr.region("data load: train"):
+            clock.advance(0.5)
+        tmr.log_mlflow_all("train/", step=7, stats=("mean", "p95"))
+
+    times = {"CPU/BATCH": 1.0, "GPU/BATCH": 2.0, "CPU/IO": 0.25, "CPU/data load_ train": 0.5}
+    assert {
+        f"train/{name}{stat}": value for name, value in times.items() for stat in ("", ".p95")
+    } == mlflow.MlflowClient().get_run(run.info.run_id).data.metrics
+    assert [(1.0, 3), (1.0, 7)] == history_of(run.info.run_id, "train/CPU/BATCH")
+    assert [(0.5, 7)] == history_of(run.info.run_id, "train/CPU/data load_ train")
+    (first, _) = mlflow.MlflowClient().get_metric_history(run.info.run_id, "train/CPU/IO")
+    assert 1_800_000_000_000 == first.timestamp
+
+
+def test_a_server_takes_more_than_fits_a_batch(server, machine):
+    """More metrics than a request can hold are split over several."""
+    mlflow.set_tracking_uri(server)
+    timer = Timer()
+    for number in range(1001):
+        timer.record(f"region {number}", 0, number)
+    with mlflow.start_run() as run:
+        timer.log_mlflow_all(strict=True)
+
+    metrics = mlflow.MlflowClient().get_run(run.info.run_id).data.metrics
+    assert {f"CPU/region {number}": number / 1e9 for number in range(1001)} == metrics
+
+
+def test_without_a_step_it_is_zero(run, tmr):
+    """MLflow's own default step serves where there is none."""
+    tmr.log_mlflow_all()
+
+    assert [(1.0, 0)] == history_of(run.info.run_id, "CPU/BATCH")
+
+
+def test_no_run_is_started(tmr, recwarn):
+    """Without an active run none is started; that is said once, with the remedy."""
+    tmr.log_mlflow_all("train")
+    tmr.log_mlflow_all("train")
+
+    assert [
+        "Exporting times with MlflowExporter failed: no MLflow run is active on this thread; call mlflow.start_run() "
+        "first, or use MlflowExporter(run_id=). The run goes on without this report. Said once."
+    ] == [str(warning.message) for warning in recwarn if warning.category is TimingWarning]
+    assert mlflow.active_run() is None
+
+
+def test_a_strict_report_without_a_run_raises(tmr):
+    """Asked to be strict, it is an error."""
+    with pytest.raises(ExportError, match=r"no MLflow run is active on this thread"):
+        tmr.log_mlflow_all(strict=True)
+
+
+def test_a_run_can_be_named(run, tmr, monkeypatch):
+    """A run is found by its id, given or in the environment, when none is active."""
+    mlflow.end_run()
+    MlflowExporter("given", run_id=run.info.run_id, strict=True).export(tmr.snapshot())
+    monkeypatch.setenv("MLFLOW_RUN_ID", run.info.run_id)
+    tmr.log_mlflow_all("environment", strict=True)
+
+    metrics = mlflow.MlflowClient().get_run(run.info.run_id).data.metrics
+    assert {"given/CPU/BATCH", "environment/CPU/BATCH"} <= set(metrics)
+    assert mlflow.active_run() is None
+
+
+def test_a_run_that_does_not_exist_costs_one_warning(tmr, recwarn):
+    """What the store answers is reported once."""
+    exporter = MlflowExporter(run_id="0" * 32)
+    for _ in range(3):
+        exporter.export(tmr.snapshot())
+
+    (message,) = [str(warning.message) for warning in recwarn if warning.category is TimingWarning]
+    assert f"Run with id={'0' * 32} not found" in message
+    assert 3 == exporter.lost
+
+
+def test_what_is_not_finite_is_left_out(run, snapshot_of, stats_of):
+    """A NaN costs its own metric, not the report."""
+    snapshot = snapshot_of(
+        RegionTimes("x", "CPU", stats_of(1.0, p95=float("nan"))), RegionTimes("y", "CPU", None, running=1)
+    )
+    MlflowExporter(stats=("mean", "p95"), strict=True).export(snapshot)
+    MlflowExporter(stats=("median_ci",), strict=True).export(snapshot)
+
+    assert {"CPU/x": 1.0} == mlflow.MlflowClient().get_run(run.info.run_id).data.metrics
+
+
+def test_any_name_is_logged(run, machine):
+    """Names that MLflow would refuse are logged under ones that it takes, none lost."""
+    timer = Timer()
+    names = [
+        "a?b",
+        "a:b",
+        "a_b",
+        "a//b",
+        "../up",
+        "/",
+        ".",
+        "x" * 400,
+        "y" * 300,
+        "y" * 299 + "z",
+        "漢字 é",
+        "🚀",
+        "a\nb",
+    ]
+    for number, name in enumerate(names):
+        timer.record(name, 0, number)
+    timer.log_mlflow_all("p", strict=True)
+
+    metrics = mlflow.MlflowClient().get_run(run.info.run_id).data.metrics
+    assert [number / 1e9 for number in range(len(names))] == sorted(metrics.values())
+    assert {"p/CPU/a_b", "p/CPU/漢字 é"} <= set(metrics)
+
+
+def test_a_server_that_is_down_stalls_once(tmr, recwarn, monkeypatch):
+    """A server that refuses connections costs one bounded wait and one warning; what is dropped is counted."""
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    mlflow.set_tracking_uri(f"http://user:secret@127.0.0.1:{free_port()}")
+    exporters = [MlflowExporter(run_id="0" * 32, timeout_s=60) for _ in range(3)]
+    for exporter in exporters:
+        exporter.export(tmr.snapshot())
+
+    (message,) = [str(warning.message) for warning in recwarn if warning.category is TimingWarning]
+    assert message.startswith("Exporting times with MlflowExporter failed: ")
+    assert "Connection refused" in message
+    assert 3 == exporters[0].lost
+
+
+def test_a_server_that_does_not_answer_is_not_waited_for(tmr, recwarn):
+    """A server that accepts a connection and says nothing costs one bounded wait, whatever MLflow's own timeouts."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        mlflow.set_tracking_uri(f"http://user:secret@127.0.0.1:{silent.getsockname()[1]}")
+        exporter = MlflowExporter(run_id="0" * 32, timeout_s=0.01)
+        for _ in range(3):
+            exporter.export(tmr.snapshot())
+        messages = [str(warning.message) for warning in recwarn if warning.category is TimingWarning]
+        with pytest.warns(TimingWarning, match=r"Flushing times with MlflowExporter failed: .* within 0.01 s"):
+            exporter.flush()
+        with pytest.raises(ExportError, match="has not answered an earlier call yet"):
+            MlflowExporter(run_id="0" * 32, strict=True).export(tmr.snapshot())
+
+    (message,) = messages
+    assert "has not answered within 0.01 s; later reports are tried in the background" in message
+    assert "secret" not in message
+
+
+def test_a_run_of_another_thread_is_not_active_here(run, tmr):
+    """MLflow's active run belongs to a thread; on another, times need the run's id."""
+    failed = []
+
+    def export(exporter):
+        try:
+            exporter.export(tmr.snapshot())
+        except ExportError as error:
+            failed.append(str(error))
+
+    for exporter in (MlflowExporter(strict=True), MlflowExporter("named", run_id=run.info.run_id, strict=True)):
+        thread = threading.Thread(target=export, args=(exporter,))
+        thread.start()
+        thread.join()
+
+    assert 1 == len(failed)
+    assert "named/CPU/BATCH" in mlflow.MlflowClient().get_run(run.info.run_id).data.metrics
+
+
+def test_bad_arguments_are_refused_where_they_are_given(tmr):
+    """An unknown statistic is refused when the exporter is made."""
+    with pytest.raises(ValueError, match=r"MlflowExporter was asked to log 'p42'"):
+        tmr.log_mlflow_all(stats=("p42",))

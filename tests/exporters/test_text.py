@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import pytest
+
+from deep500_timing.exceptions import TimingWarning
+from deep500_timing.exporters import TextExporter, _text
+from deep500_timing.exporters._table import render, table_of
+
+
+def test_the_file_holds_the_table(tmr, tmp_path):
+    """A new file gets the plain table."""
+    path = tmp_path / "times.txt"
+    TextExporter(path).export(tmr.snapshot(), step=5)
+
+    assert render(table_of(tmr.snapshot(), 5)) == path.read_text("utf-8")
+
+
+def test_an_existing_file_is_left_untouched(tmr, tmp_path):
+    """A file that exists is refused with its path, and keeps its content."""
+    path = tmp_path / "times.txt"
+    path.write_text("precious")
+    with pytest.raises(FileExistsError) as caught:
+        TextExporter(path).export(tmr.snapshot())
+
+    assert str(path) == caught.value.filename
+    assert "precious" == path.read_text()
+
+
+def test_making_an_exporter_makes_no_file(tmp_path):
+    """A run that ends before its first report leaves no empty file in the way of the next."""
+    TextExporter(tmp_path / "times.txt")
+
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_later_exports_add_to_the_file(tmr, tmp_path):
+    """The same exporter writes its tables one below the other."""
+    path = tmp_path / "times.txt"
+    exporter = TextExporter(path)
+    exporter.export(tmr.snapshot(), step=1)
+    exporter.export(tmr.snapshot(), step=2)
+
+    one, two = (render(table_of(tmr.snapshot(), step)) for step in (1, 2))
+    assert f"{one}\n{two}" == path.read_text("utf-8")
+
+
+def test_a_long_name_is_written_whole(tmr, tmp_path):
+    """No name is cut in a file."""
+    name = "layer." * 60
+    with tmr.region(name):
+        pass
+    TextExporter(tmp_path / "times.txt").export(tmr.snapshot())
+
+    assert name in (tmp_path / "times.txt").read_text("utf-8")
+
+
+def test_a_table_that_cannot_be_drawn_leaves_no_file(tmr, tmp_path, monkeypatch):
+    """A fault before anything is written leaves no empty file behind, so that the next try can succeed."""
+
+    def broken(table):
+        raise ValueError("cannot be drawn")
+
+    exporter = TextExporter(tmp_path / "times.txt")
+    monkeypatch.setattr(_text, "render", broken)
+    with pytest.warns(TimingWarning, match="cannot be drawn"):
+        exporter.export(tmr.snapshot())
+
+    assert [] == list(tmp_path.iterdir())
+    monkeypatch.setattr(_text, "render", render)
+    exporter.export(tmr.snapshot())
+    assert ["times.txt"] == [path.name for path in tmp_path.iterdir()]

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import math
+import sys
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deep500_timing.exporters._units import (
+    fit_encoding,
+    format_interval,
+    format_time,
+    pad,
+    safe_name,
+    width_of,
+    wrap,
+)
+
+SCALES = {"ns": 1e-9, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "h": 3600.0}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, "0 s"),
+        (1e-9, "1.000 ns"),
+        (999.9e-9, "999.9 ns"),
+        (999.96e-9, "1.000 µs"),
+        (9.9996e-6, "10.00 µs"),
+        (0.0123456, "12.35 ms"),
+        (0.9999, "999.9 ms"),
+        (0.99996, "1.000 s"),
+        (59.994, "59.99 s"),
+        (9999.0, "9999 s"),
+        (9999.6, "2.778 h"),
+        (36_000_000.0, "10000 h"),
+        (None, "–"),
+        (math.nan, "–"),
+        (math.inf, "–"),
+    ],
+)
+def test_a_time_has_four_digits_and_its_unit(seconds, text):
+    """A time is shown in the unit that suits it, and an unknown one as a dash."""
+    assert text == format_time(seconds)
+
+
+@given(st.floats(min_value=1e-9, max_value=3e7))
+def test_a_shown_time_is_the_time(seconds):
+    """What is shown differs from the time by half of its fourth digit at most, and takes no more room than that."""
+    number, unit = format_time(seconds).split(" ")
+
+    assert float(number) * SCALES[unit] == pytest.approx(seconds, rel=5.01e-4)
+    assert len(number.replace(".", "")) == 4
+    assert len(number) <= 5
+
+
+@pytest.mark.parametrize(
+    ("interval", "text"),
+    [
+        ((0.01230, 0.01238), "[12.30, 12.38] ms"),
+        ((0.0, 0.0), "[0, 0] s"),
+        ((0.00095, 0.0012), "[0.950, 1.200] ms"),
+        (None, "–"),
+        ((math.nan, 1.0), "–"),
+    ],
+)
+def test_an_interval_has_one_unit(interval, text):
+    """The ends of an interval are shown in the unit of the higher one, with as many decimals."""
+    assert text == format_interval(interval)
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("data load", "data load"),
+        ("a\nb\tc\x1b[31m\x00\x85", "a\\nb\\tc\\x1b[31m\\x00\\x85"),
+        ("line\u2028sep", "line\\u2028sep"),
+        ("\ud800", "\\ud800"),
+        ("a\u202eb", "a\\u202eb"),
+        ("👩\u200d🔬 é", "👩\u200d🔬 é"),
+    ],
+)
+def test_a_name_cannot_break_its_line(name, shown):
+    """Control characters, line ends, lone surrogates and changes of direction are shown as escapes; scripts are not."""
+    assert shown == safe_name(name)
+
+
+@given(st.text(alphabet=st.characters(codec=None)))
+def test_a_shown_name_is_one_printable_line(name):
+    """Whatever a name holds, it is shown on one line that can be written as UTF-8."""
+    shown = safe_name(name)
+
+    assert len(shown.splitlines()) <= 1
+    assert not any(unicodedata.category(character) in {"Cc", "Cs"} for character in shown)
+    assert shown.encode("utf-8").decode("utf-8") == shown
+
+
+WIDTHS = [("abc", 3), ("データ", 6), ("é", 1), ("e\u0301", 1), ("🚀", 2), ("", 0)]
+
+
+@pytest.mark.parametrize(("text", "columns"), WIDTHS)
+def test_width_with_rich(text, columns):
+    """Wide characters count twice and combining ones not at all."""
+    pytest.importorskip("rich")
+
+    assert columns == width_of(text)
+
+
+@pytest.mark.parametrize(("text", "columns"), WIDTHS)
+def test_width_without_rich(text, columns, monkeypatch):
+    """So they do by the character database alone."""
+    monkeypatch.setitem(sys.modules, "rich.cells", None)
+
+    assert columns == width_of(text)
+
+
+@given(st.text(max_size=20), st.integers(0, 60), st.booleans())
+def test_padding_fills_up_to_the_width(text, width, right):
+    """A padded text is as wide as asked, unless it was wider already."""
+    assert max(width, width_of(text)) == width_of(pad(text, width, right=right))
+
+
+def test_wrapping_breaks_between_words():
+    """Lines are no wider than asked where words allow it, and the later ones are indented."""
+    assert "a bb\n  ccc\n  dddddddd\n  e" == wrap("a bb ccc dddddddd e", 5, 2)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "text"),
+    [
+        (None, "1 µs – ─ ü"),
+        ("utf-8", "1 µs – ─ ü"),
+        ("no-such-encoding", "1 µs – ─ ü"),
+        ("ascii", "1 us - - \\xfc"),
+        ("latin-1", "1 us - - ü"),
+    ],
+)
+def test_a_stream_gets_what_it_can_encode(encoding, text):
+    """Signs that an encoding lacks are replaced by plain ones, other characters by their escape."""
+    assert text == fit_encoding("1 µs – ─ ü", encoding)
