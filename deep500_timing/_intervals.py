@@ -28,6 +28,7 @@ _FOLDED_BLOCK = 128
 _STAGED = 64
 """Intervals that plain Python collects in a list before it packs them."""
 _STAGED_FOLDED = 16
+_ZERO = array("q", [0])
 BIN_COUNT = 3712
 """Bins of the histogram: one for each of 0..127 ns, then 64 for each power of two up to 2**63 ns."""
 
@@ -100,7 +101,7 @@ class Intervals:
     def _new_buffer(self) -> None:
         if cython.compiled:
             self.limit = 2 * (_BLOCK if self.keep_last < 0 else _FOLDED_BLOCK)
-            self.block = array("q", bytes(8 * self.limit))
+            self.block = _ZERO * self.limit  # An array made of bytes allocates a sixteenth more than it needs.
             self.buffer: Any = self.block
         else:
             # A list takes what the clock returned as it is, three times as fast as an array does.
@@ -120,6 +121,8 @@ class Intervals:
             if not self.blocks or len(self.blocks[-1]) >= capacity:
                 self.blocks.append(array("q"))
             self.blocks[-1].frombytes(Struct(f"{self.limit}q").pack(*self.buffer))
+            if len(self.blocks[-1]) >= capacity:
+                self.blocks[-1] = self.blocks[-1][:]  # Without the room to grow, a sixteenth of it.
             self.index = 0
         self.kept_in_blocks += self.limit // 2
         if self.keep_last >= 0:

@@ -1,0 +1,230 @@
+"""What is kept of the intervals: 16 bytes each, or the last N of them and exact aggregates of all."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deep500_timing import Timer
+from deep500_timing._intervals import BIN_COUNT, Intervals
+from deep500_timing._stats import bin_bounds, bin_of
+
+S = 1_000_000_000
+# As long as a week: sums of thousands of them fit into 64 bits, as a run's do.
+DURATIONS = st.one_of(st.integers(0, 300), st.integers(0, 10**6), st.integers(0, 6 * 10**14))
+
+
+def fill(tmr, durations, key="a"):
+    """Record intervals of those durations, one after the other."""
+    now = 0
+    for duration in durations:
+        tmr.record(key, now, now + duration)
+        now += duration
+
+
+@pytest.mark.parametrize("way", ["start/end", "record"])
+def test_a_kept_interval_weighs_16_bytes(way):
+    """Start and duration, and no more than one percent on top."""
+    tmr = Timer()
+    number = 100_000
+
+    def pairs(n):
+        for _ in range(n):
+            if way == "record":
+                tmr.record("a", 1 << 40, 1 << 41)
+            else:
+                tmr.start("a")
+                tmr.end("a")
+
+    pairs(10)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        pairs(number)
+        gc.collect()
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (after - before) / number <= 16 * 1.01
+
+
+@pytest.mark.parametrize("keep_last", [0, 1, 5, 63, 64, 65, 127, 128, 129, 1000, 5000])
+@pytest.mark.parametrize("number", [0, 1, 5, 127, 128, 129, 1000, 3000])
+def test_the_last_n_are_kept(keep_last, number):
+    """Exactly the newest intervals come back, while the statistics stand on all."""
+    tmr = Timer(keep_last=keep_last)
+    durations = [(i * 7919) % 1000 for i in range(number)]
+    fill(tmr, durations)
+    expected = durations[-keep_last:] if keep_last else []
+    assert [duration / 1e9 for duration in expected] == tmr.get_time("a")
+    if number:
+        stats = tmr.get_time_stats("a")
+        assert (number, sum(durations) / 1e9, min(durations) / 1e9, max(durations) / 1e9) == (
+            stats.count,
+            stats.total,
+            stats.min,
+            stats.max,
+        )
+
+
+@given(st.lists(DURATIONS, min_size=1, max_size=600), st.integers(0, 200), st.integers(0, 300))
+def test_aggregates_are_exact_for_the_whole_run(durations, keep_last, skip_first):
+    """Count, total, extremes and mean are those of every interval; the deviation to twelve digits."""
+    tmr = Timer(keep_last=keep_last, skip_first=skip_first)
+    fill(tmr, durations)
+    counted = durations[skip_first:]
+    times = tmr.snapshot().get("a")
+    if not counted:
+        assert times.stats is None
+        return
+    stats = times.stats
+    assert (
+        len(counted),
+        min(skip_first, len(durations)),
+        sum(counted) / 1e9,
+        min(counted) / 1e9,
+        max(counted) / 1e9,
+        sum(counted) / len(counted) / 1e9,
+    ) == (stats.count, stats.skipped, stats.total, stats.min, stats.max, stats.mean)
+    if len(counted) > 1:
+        mean = Fraction(sum(counted), len(counted))
+        variance = sum((duration - mean) ** 2 for duration in counted) / (len(counted) - 1)
+        # What two doubles of this size can differ by, the spread being small beside them.
+        assert pytest.approx(float(variance) ** 0.5, rel=1e-9, abs=1e-7 * float(mean)) == stats.stdev * 1e9
+    else:
+        assert 0.0 == stats.stdev
+
+
+@given(st.lists(DURATIONS, min_size=1, max_size=1000))
+def test_percentiles_are_within_one_percent(durations):
+    """Of what is folded away, every percentile is within 1 % of the exact one, and the extremes bound it."""
+    tmr = Timer(keep_last=0)
+    fill(tmr, durations)
+    stats = tmr.get_time_stats("a")
+    expected = np.percentile(np.array(durations), (50, 90, 95, 99)) / 1e9
+    for exact, found in zip(expected, (stats.median, stats.p90, stats.p95, stats.p99), strict=True):
+        if stats.quantile_error:
+            # The nanosecond that is the resolution of a bin's middle, beside the percentage.
+            assert pytest.approx(exact, rel=stats.quantile_error, abs=1e-15) == found
+        else:
+            assert pytest.approx(exact, rel=1e-12) == found
+        assert stats.min <= found <= stats.max
+
+
+@given(st.integers(1, 4), st.lists(DURATIONS, min_size=1, max_size=400), st.integers(0, 60))
+def test_skip_first_is_for_each_thread(threads, durations, skip_first):
+    """Each thread's first intervals are warm-up, and left out for each."""
+    import threading
+
+    tmr = Timer(skip_first=skip_first, keep_last=3)
+    together = threading.Barrier(threads)
+
+    def worker():
+        together.wait()
+        fill(tmr, durations)
+        together.wait()
+
+    running = [threading.Thread(target=worker) for _ in range(threads)]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
+    counted = durations[skip_first:] * threads
+    stats = tmr.snapshot().get("a").stats
+    if not counted:
+        assert stats is None
+    else:
+        assert (len(counted), sum(counted) / 1e9, threads * min(skip_first, len(durations))) == (
+            stats.count,
+            stats.total,
+            stats.skipped,
+        )
+
+
+def test_skip_first_leaves_the_times_themselves():
+    """Warm-up is left out of the statistics; ``get_time`` shows every interval that is kept."""
+    tmr = Timer(skip_first=2)
+    fill(tmr, [9 * S, 8 * S, S, 3 * S])
+    stats = tmr.get_time_stats("a")
+    assert ([9.0, 8.0, 1.0, 3.0], 2, 2.0, 2) == (tmr.get_time("a"), stats.count, stats.mean, stats.skipped)
+
+
+def test_statistics_say_how_exact_their_percentiles_are():
+    """From the times themselves 0, from the histogram 1 %."""
+    tmr = Timer(keep_last=0)
+    fill(tmr, [5])
+    assert 0.0 == tmr.get_time_stats("a").quantile_error
+    fill(tmr, [5] * 1000)
+    assert 0.01 == tmr.get_time_stats("a").quantile_error
+
+
+def powers_of_two():
+    """Every power of two that fits, and its neighbours."""
+    values = {0, 2**63 - 1}
+    for exponent in range(63):
+        values |= {2**exponent - 1, 2**exponent, 2**exponent + 1}
+    return sorted(values)
+
+
+def bins_of_scalars(durations):
+    """The bins that the hot path's own arithmetic puts durations into."""
+    store = Intervals(0, 0)
+    for duration in durations:
+        # Backwards from 0, so that the largest duration still has an end that fits.
+        store.append(0, duration)
+    # What is folded comes in blocks of fixed size: fill the last.
+    while store.copy()["folded"] < len(durations):
+        store.append(0, 0)
+    bins = np.frombuffer(store.copy()["bins"], dtype=np.int64).copy()
+    bins[0] -= store.copy()["folded"] - len(durations)
+    return bins
+
+
+def test_both_binnings_agree_around_powers_of_two():
+    """The scalar arithmetic of the hot path and numpy's put every edge into the same bin."""
+    values = powers_of_two()
+    expected = np.bincount(bin_of(np.array(values, dtype=np.int64)), minlength=BIN_COUNT)
+    assert expected.tolist() == bins_of_scalars(values).tolist()
+
+
+@given(st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=50))
+def test_both_binnings_agree(values):
+    """The same for any durations."""
+    expected = np.bincount(bin_of(np.array(values, dtype=np.int64)), minlength=BIN_COUNT)
+    assert expected.tolist() == bins_of_scalars(values).tolist()
+
+
+def test_bins_cover_everything_without_gap_or_overlap():
+    """Each bin begins where the one before ends, and the last ends with the largest duration."""
+    bounds = [bin_bounds(index) for index in range(BIN_COUNT)]
+    assert 0 == bounds[0][0]
+    assert [low + width for low, width in bounds[:-1]] == [low for low, _ in bounds[1:]]
+    assert 2**63 == sum(bounds[-1])
+    for low, width in bounds:
+        assert (width - 1) / 2 <= 0.008 * low or width == 1
+
+
+@given(st.integers(0, 2**63 - 1))
+def test_a_duration_lies_in_its_bin(value):
+    """A bin holds what is put into it."""
+    low, width = bin_bounds(int(bin_of(np.array([value], dtype=np.int64))[0]))
+    assert low <= value < low + width
+
+
+@pytest.mark.slow
+def test_a_million_regions_in_a_bounded_timer():
+    """The count is exact and the blocks are as many as for a thousand."""
+    tmr = Timer(keep_last=100)
+    fill(tmr, range(1000))
+    blocks = len(tmr.region("a").intervals.copy()["pairs"])
+    fill(tmr, [7] * 999_000)
+    stats = tmr.get_time_stats("a")
+    assert (1_000_000, 7e-9, 9.99e-7) == (stats.count, stats.median, stats.max)
+    assert blocks == len(tmr.region("a").intervals.copy()["pairs"])

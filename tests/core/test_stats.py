@@ -1,0 +1,280 @@
+"""The numbers of a report: TimeStats, the interval of the median, histograms, summaries that merge, trim_mean."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deep500_timing import NoTimesError, TimeStats, trim_mean
+from deep500_timing._stats import Histogram, Summary, durations_of, median_confidence_ranks, stats_of
+
+DURATIONS = st.lists(st.integers(0, 10**13), min_size=1, max_size=300)
+WIDE = st.lists(st.one_of(st.integers(0, 200), st.integers(0, 2**62)), min_size=1, max_size=200)
+
+
+def array(durations):
+    """Durations in ns as the timers hand them over."""
+    return np.array(durations, dtype=np.int64)
+
+
+class TestTimeStats:
+    @given(DURATIONS)
+    def test_against_the_standard_library(self, durations):
+        """Mean, median, extremes and deviation are those of ``statistics``, in seconds."""
+        stats = stats_of(array(durations))
+        assert (min(durations) / 1e9, max(durations) / 1e9, sum(durations) / 1e9, len(durations)) == (
+            stats.min,
+            stats.max,
+            stats.total,
+            stats.count,
+        )
+        assert pytest.approx(statistics.fmean(durations) / 1e9, rel=1e-14) == stats.mean
+        assert pytest.approx(statistics.median(durations) / 1e9, rel=1e-14) == stats.median
+        deviation = statistics.stdev(durations) / 1e9 if len(durations) > 1 else 0.0
+        assert pytest.approx(deviation, rel=1e-9, abs=1e-14 * stats.max) == stats.stdev
+
+    @given(DURATIONS)
+    def test_percentiles_are_numpys(self, durations):
+        """Percentiles are linear between order statistics."""
+        stats = stats_of(array(durations))
+        expected = np.percentile(np.array(durations) / 1e9, (90, 95, 99))
+        assert pytest.approx(expected.tolist(), rel=1e-12) == [stats.p90, stats.p95, stats.p99]
+
+    @given(DURATIONS)
+    def test_order(self, durations):
+        """However odd the times, the numbers are in their natural order."""
+        stats = stats_of(array(durations))
+        ordered = [stats.min, stats.median, stats.p90, stats.p95, stats.p99, stats.max]
+        assert sorted(ordered) == ordered
+        if stats.median_ci is not None:
+            low, high = stats.median_ci
+            assert stats.min <= low <= stats.median <= high <= stats.max
+
+    def test_of_a_single_time(self):
+        """One time has no spread and no interval."""
+        assert TimeStats(
+            min=2.0, mean=2.0, median=2.0, max=2.0, stdev=0.0, count=1, total=2.0, p90=2.0, p95=2.0, p99=2.0, median_ci=None
+        ) == stats_of(array([2 * 10**9]))
+
+    def test_of_nothing(self):
+        """There are no statistics of no times."""
+        with pytest.raises(NoTimesError, match="Statistics of no times do not exist; record a time first"):
+            stats_of(array([]))
+
+    def test_the_input_is_left_alone(self):
+        """Sorting happens on a copy."""
+        durations = array([3, 1, 2])
+        stats_of(durations)
+        assert [3, 1, 2] == durations.tolist()
+
+    def test_frozen(self):
+        """What a report shows cannot be changed by who shows it."""
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            stats_of(array([1])).mean = 5
+
+
+class TestMedianInterval:
+    """The interval of order statistics (l, u) holds the median when at least l and fewer than u times lie below it."""
+
+    @staticmethod
+    def coverage(n, ranks):
+        """The exact probability, with how many of n lie below the median binomial with p = 1/2."""
+        low, high = ranks
+        return sum(math.comb(n, k) for k in range(low, high)) / 2**n
+
+    def test_none_below_six(self):
+        """Not even the widest interval of five times reaches 95 %."""
+        assert [None] * 6 == [median_confidence_ranks(n) for n in range(6)]
+        assert 0.95 > self.coverage(5, (1, 5))
+
+    @pytest.mark.parametrize("n", range(6, 71))
+    def test_exact_and_as_narrow_as_can_be(self, n):
+        """Up to 70 times the interval reaches 95 % and the next narrower symmetric one does not."""
+        low, high = median_confidence_ranks(n)
+        assert n + 1 == low + high
+        assert self.coverage(n, (low, high)) >= 0.95
+        assert low == n // 2 or self.coverage(n, (low + 1, high - 1)) < 0.95
+
+    def test_table(self):
+        """The ranks of Le Boudec's table A.1 for a few numbers of times."""
+        assert [(1, 6), (2, 9), (6, 15), (18, 33), (27, 44)] == [
+            median_confidence_ranks(n) for n in (6, 10, 20, 50, 70)
+        ]
+
+    def test_the_approximation_reaches_95_percent(self):
+        """Above 70 times the interval reaches its confidence as well, checked exactly up to 2000."""
+        short = []
+        at_most, m = sum(math.comb(71, k) for k in range(10)), 9  # out of n, m or fewer
+        for n in range(71, 2001):
+            low, high = median_confidence_ranks(n)
+            while m < n - high:
+                m += 1
+                at_most += math.comb(n, m)
+            assert n - high == low - 1 == m  # Either tail holds as many ranks.
+            if 2 * at_most * 20 > 2**n:
+                short.append(n)
+            at_most = 2 * at_most - math.comb(n, m)  # Pascal: out of n + 1
+        assert [] == short
+
+    @pytest.mark.parametrize("n", [71, 100, 1000, 10**6, 10**9])
+    def test_ranks_exist(self, n):
+        """The ranks are ranks, and close about the middle."""
+        low, high = median_confidence_ranks(n)
+        assert 1 <= low < n / 2 < high <= n
+        assert abs(n + 1 - low - high) <= 1
+
+    def test_it_holds_order_statistics(self):
+        """The interval's ends are times that were measured."""
+        assert (2e-9, 9e-9) == stats_of(array(range(1, 11))).median_ci
+
+
+class TestHistogram:
+    @given(WIDE, st.floats(0, 1))
+    def test_every_quantile_is_within_one_percent(self, durations, q):
+        """Whatever the quantile, the histogram is within 1 % of the times themselves."""
+        exact = np.quantile(np.sort(np.array(durations, dtype=np.float64)), q)
+        assert pytest.approx(exact, rel=0.01) == Histogram.of(array(durations)).quantile(q)
+
+    @given(WIDE)
+    def test_every_order_statistic_is_within_one_percent(self, durations):
+        """The same for each rank, and exactly below 128 ns."""
+        histogram = Histogram.of(array(durations))
+        for rank, exact in enumerate(sorted(durations), start=1):
+            assert pytest.approx(exact, rel=0.01 if exact >= 128 else 0) == histogram.order_statistic(rank)
+
+    @given(WIDE, WIDE, WIDE)
+    def test_merging_is_exact_in_any_order(self, a, b, c):
+        """Merging is commutative and associative, and gives what one histogram of all would."""
+
+        def merged(*parts):
+            histogram = Histogram()
+            for part in parts:
+                histogram.merge(part)
+            return histogram.to_sparse()
+
+        x, y, z = (Histogram.of(array(part)) for part in (a, b, c))
+        yz = Histogram.from_sparse(merged(y, z))
+        expected = Histogram.of(array(a + b + c)).to_sparse()
+        assert expected == merged(x, y, z) == merged(z, x, y) == merged(x, yz) == merged(yz, x)
+
+    @given(WIDE)
+    def test_sparse_form_and_back(self, durations):
+        """The sparse form holds everything."""
+        histogram = Histogram.of(array(durations))
+        assert histogram.counts.tolist() == Histogram.from_sparse(histogram.to_sparse()).counts.tolist()
+
+    def test_negative_counts_as_zero(self):
+        """A negative duration falls into the first bin."""
+        assert {0: 2} == Histogram.of(array([-5, 0])).to_sparse()
+
+    def test_of_nothing(self):
+        """An empty histogram has no quantile."""
+        assert {} == Histogram.of(array([])).to_sparse()
+        with pytest.raises(NoTimesError, match="A quantile of an empty histogram does not exist; record a time first"):
+            Histogram().quantile(0.5)
+
+
+class TestSummary:
+    @staticmethod
+    def aggregates(durations):
+        """What a timer knows of times that it did not keep."""
+        values = array(durations)
+        mean = float(values.mean())
+        return (
+            len(durations),
+            sum(durations),
+            min(durations),
+            max(durations),
+            mean,
+            float(((values - mean) ** 2).sum()),
+            Histogram.of(values),
+        )
+
+    @given(st.lists(st.tuples(DURATIONS, st.booleans()), min_size=1, max_size=6))
+    def test_parts_merge_to_the_whole(self, parts):
+        """However times are split among threads and ranks, kept or folded, the statistics are those of all."""
+        summary, everything = Summary(), []
+        for durations, folded in parts:
+            everything += durations
+            if folded:
+                summary.add_aggregates(*self.aggregates(durations))
+            else:
+                summary.add_durations(array(durations))
+        whole, stats = stats_of(array(everything)), summary.stats()
+        assert len(everything) == summary.count == stats.count
+        assert (whole.min, whole.max, whole.total, whole.mean) == (stats.min, stats.max, stats.total, stats.mean)
+        assert pytest.approx(whole.stdev, rel=1e-9, abs=1e-12 * whole.max) == stats.stdev
+        error = stats.quantile_error
+        assert (0.01 if any(folded for _, folded in parts) else 0.0) == error
+        for name in ("median", "p90", "p95", "p99"):
+            assert pytest.approx(getattr(whole, name), rel=error or 1e-12) == getattr(stats, name)
+        if whole.median_ci is None:
+            assert stats.median_ci is None
+        else:
+            assert pytest.approx(whole.median_ci, rel=error or 1e-12) == stats.median_ci
+        assert Histogram.of(array(everything)).to_sparse() == summary.whole_histogram().to_sparse()
+
+    def test_of_nothing(self):
+        """No times, no statistics."""
+        summary = Summary()
+        summary.add_durations(array([]))
+        summary.add_aggregates(0, 0, 0, 0, 0.0, 0.0, Histogram())
+        assert (0, None, {}) == (summary.count, summary.stats(), summary.whole_histogram().to_sparse())
+
+    def test_skipped_is_passed_on(self):
+        """How many were left out is shown with either kind of statistics."""
+        kept, folded = Summary(skipped=3), Summary(skipped=4)
+        kept.add_durations(array([1]))
+        folded.add_aggregates(*self.aggregates([1]))
+        assert (3, 4) == (kept.stats().skipped, folded.stats().skipped)
+
+
+class TestTrimMean:
+    def test_cuts_at_either_end(self):
+        """A fifth off each end of ten leaves the middle six."""
+        assert 4.5 == trim_mean([9, 0, 1, 8, 2, 7, 3, 6, 4, 5], 0.2)
+        assert 5.0 == trim_mean((x for x in (-1000.0, 5.0, 1000.0)), 0.34)
+
+    @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50))
+    def test_nothing_cut_is_the_mean(self, values):
+        """With 0 it is the arithmetic mean."""
+        assert pytest.approx(statistics.fmean(values), rel=1e-9, abs=1e-6) == trim_mean(values, 0.0)
+
+    @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50), st.floats(0, 0.4999))
+    def test_bounded_and_the_input_is_left_alone(self, values, share):
+        """It lies between the extremes, and the data stay in their order."""
+        before = list(values)
+        if 2 * round(len(values) * share) >= len(values):
+            with pytest.raises(ValueError, match="at each end and leaves none"):
+                trim_mean(values, share)
+            return
+        mean = trim_mean(values, share)
+        assert min(values) - 1e-6 <= mean <= max(values) + 1e-6
+        assert before == values
+
+    def test_of_nothing(self):
+        """No data give 0.0, as in the contract's system."""
+        assert 0.0 == trim_mean([], 0.1)
+
+    @pytest.mark.parametrize("share", [-0.1, 0.5, 1, math.nan])
+    def test_a_share_that_leaves_nothing(self, share):
+        """Half or more at either end is refused, as is a negative share."""
+        with pytest.raises(ValueError) as caught:
+            trim_mean([1.0], share)
+        assert (
+            f"trim_percent={share!r} must be at least 0 and below 0.5: it is the share cut off at each end, 0.1 for 10 %."
+        ) == str(caught.value)
+
+
+def test_durations_of_buffers():
+    """Starts and ends in turn become durations; empty buffers are passed over."""
+    from array import array as buffer
+
+    assert [2, 3] == durations_of([buffer("q", [1, 3]), buffer("q"), buffer("q", [5, 8])]).tolist()
+    assert [] == durations_of([]).tolist()
