@@ -1,0 +1,97 @@
+"""``torch.distributed``, with every operation timed, sized and rated.
+
+::
+
+    from deep500_timing_torch import comm as dist    # instead of: import torch.distributed as dist
+
+    dist.init_process_group("nccl")
+    ...
+    dist.log_summary(show_straggler=True)
+
+Everything that ``torch.distributed`` has is here under its own name; the operations are timed on their way. Nothing
+waits for the device or for another rank on account of the timing, so what overlapped still does. Code that cannot
+change its import is timed by :func:`instrument`, DDP's gradient buckets by :func:`instrument_ddp`, operations of your
+own by :func:`timed_op`.
+
+On the CPU a blocking operation takes as long as its call; on a device, as long as from an event before it to one after
+it on the current stream. An asynchronous operation tells how long its call took (*issue*), when it was done, and how
+long somebody waited for it (*exposed*).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as _dist
+
+from deep500_timing_torch.comm._ddp import instrument_ddp
+from deep500_timing_torch.comm._instrument import instrument
+from deep500_timing_torch.comm._launch import (
+    get_all_ranks_from_group,
+    get_global_rank,
+    get_local_rank,
+    get_world_group,
+    has_all_gather_into_tensor,
+    has_all_reduce_coalesced,
+    has_coalescing_manager,
+    has_reduce_scatter_tensor,
+    init_distributed,
+)
+from deep500_timing_torch.comm._ledger import LEDGER as _LEDGER
+from deep500_timing_torch.comm._public import OPERATIONS as _OPERATIONS
+from deep500_timing_torch.comm._public import P2POp
+from deep500_timing_torch.comm._report import CommSummary, OpTimes, log_summary, summary
+from deep500_timing_torch.comm._settings import configure
+from deep500_timing_torch.comm._straggler import Skew
+from deep500_timing_torch.comm._timed import timed_op
+from deep500_timing_torch.comm._work import TimedWork
+
+_OWN = [
+    "CommSummary",
+    "OpTimes",
+    "P2POp",
+    "Skew",
+    "TimedWork",
+    "configure",
+    "get_all_ranks_from_group",
+    "get_global_rank",
+    "get_local_rank",
+    "get_world_group",
+    "has_all_gather_into_tensor",
+    "has_all_reduce_coalesced",
+    "has_coalescing_manager",
+    "has_reduce_scatter_tensor",
+    "init_distributed",
+    "instrument",
+    "instrument_ddp",
+    "log_summary",
+    "reset_log",
+    "summary",
+    "timed_op",
+]
+
+globals().update(_OPERATIONS)
+
+__all__ = sorted(  # pyright: ignore[reportUnsupportedDunderAll] (the operations depend on the PyTorch that is there)
+    {*_OWN, *_OPERATIONS, *(name for name in vars(_dist) if not name.startswith("_"))}
+)
+
+
+def reset_log() -> None:
+    """Forget every time recorded so far, for a summary of what comes next."""
+    _LEDGER.reset()
+
+
+def __getattr__(name: str) -> Any:
+    """Pass on whatever ``torch.distributed`` has."""
+    try:
+        return getattr(_dist, name)
+    except AttributeError:
+        raise AttributeError(
+            f"module {__name__!r} has no attribute {name!r}, and neither has torch.distributed"
+        ) from None
+
+
+def __dir__() -> list[str]:
+    """The names of both modules."""
+    return sorted({*globals(), *dir(_dist)})

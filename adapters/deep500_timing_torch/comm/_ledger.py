@@ -1,0 +1,280 @@
+"""What is kept of the operations: per group, operation and message size, in bounded memory.
+
+A finished operation costs the thread that finishes it one append to a queue, whichever thread that is: the training
+thread, autograd's, or the backend's own, which runs the callbacks of asynchronous operations. The queue is emptied
+into the records a batch at a time, by one thread at once, which never waits to be the one.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from _thread import allocate_lock
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from deep500_timing._intervals import Intervals
+from deep500_timing_torch.comm._ops import Op
+
+KEEP_LAST = 256
+"""Intervals kept one by one for each record; the rest lives on in exact aggregates and a histogram."""
+MAX_SIZES = 256
+"""Different message sizes of an operation that get a record of their own, in one group; more share a record for each
+power of two, so that a run whose sizes all differ does not fill the memory."""
+WINDOW = 1024
+"""Latest operations of a group that can be compared with those of other ranks."""
+_BATCH = 256
+
+SYNC, ISSUE, DONE, EXPOSED, PAIR, FAILED, LOST = range(7)
+"""Kinds of messages: a blocking operation; the call of an asynchronous one; its completion; a wait for it; its time
+and what of it was exposed, in ns; an exception; an operation that took place elsewhere or whose time cannot be had."""
+
+
+class Record:
+    """The times of one operation at one message size in one group."""
+
+    __slots__ = (
+        "approximate",
+        "at_most",
+        "bytes_total",
+        "calls",
+        "exposed",
+        "failed",
+        "finished",
+        "group",
+        "issue",
+        "label",
+        "latency",
+        "lost",
+        "nbytes",
+        "no_future",
+        "on_device",
+        "op",
+        "paired_exposed_ns",
+        "paired_latency_ns",
+        "started",
+    )
+
+    def __init__(self, op: Op, label: str, nbytes: int | None, group: Group, *, approximate: bool = False) -> None:
+        """Start empty."""
+        self.op = op
+        self.label = label
+        self.nbytes = nbytes
+        self.group = group
+        self.approximate = approximate
+        self.calls = 0
+        self.bytes_total = 0
+        self.no_future = False
+        self.on_device = False
+        self.at_most = False
+        self._clear()
+
+    def _clear(self) -> None:
+        self.latency = Intervals(KEEP_LAST, 0)
+        self.issue: Intervals | None = None
+        self.exposed: Intervals | None = None
+        self.paired_latency_ns = 0
+        self.paired_exposed_ns = 0
+        self.started = 0
+        self.finished = 0
+        self.failed = 0
+        self.lost = 0
+
+    @property
+    def message_bytes(self) -> float | None:
+        """Bytes of one message; the mean of those that share the record."""
+        if self.approximate:
+            return self.bytes_total / self.calls if self.calls else None
+        return self.nbytes
+
+    @property
+    def used(self) -> bool:
+        """Whether anything was counted."""
+        return bool(self.latency.count or self.started or self.failed or self.lost)
+
+    def take(self, kind: int, start_ns: int, end_ns: int, seq: int | None) -> None:
+        """Count one message; only for whoever empties the queue."""
+        if kind in (SYNC, DONE):
+            self.latency.append(start_ns, end_ns)
+            self.finished += kind == DONE
+            if seq is not None:
+                self.group.ring.append((seq, self.op.same_as or self.op.name, self.nbytes or 0, end_ns - start_ns))
+        elif kind == ISSUE:
+            self.started += 1
+            self.issue = self.issue or Intervals(KEEP_LAST, 0)
+            self.issue.append(start_ns, end_ns)
+        elif kind == EXPOSED:
+            self.exposed = self.exposed or Intervals(KEEP_LAST, 0)
+            self.exposed.append(start_ns, end_ns)
+        elif kind == PAIR:
+            self.paired_latency_ns += start_ns
+            self.paired_exposed_ns += end_ns
+        elif kind == FAILED:
+            self.failed += 1
+            self.finished += start_ns
+        else:
+            self.lost += 1
+
+
+class Group:
+    """A process group, remembered by name: its records outlive it."""
+
+    __slots__ = ("_own_seq", "_reference", "global_ranks", "name", "rank", "records", "ring", "size", "sizes")
+
+    def __init__(self, process_group: Any, name: str, size: int, rank: int, global_ranks: list[int]) -> None:
+        """Remember a process group without keeping it alive."""
+        self._reference = weakref.ref(process_group) if process_group is not None else lambda: None
+        self._own_seq = 0
+        self.name = name
+        self.size = size
+        self.rank = rank
+        self.global_ranks = global_ranks
+        self.records: dict[tuple[str, int | None], Record] = {}
+        self.sizes: dict[str, int] = {}
+        self.ring: deque[tuple[int, str, int, int]] = deque(maxlen=WINDOW)
+
+    def is_of(self, process_group: Any) -> bool:
+        """Whether this is what is remembered of that group, rather than of one that had its address before."""
+        return self._reference() is process_group
+
+    def sequence(self, process_group: Any) -> int:
+        """How many collectives the group has issued: the same number on every rank that is as far."""
+        try:
+            number: int = process_group._get_sequence_number_for_group()
+        except Exception:  # Not every backend counts.
+            self._own_seq += 1
+            return self._own_seq
+        return number
+
+    def record(self, op: Op, label: str, nbytes: int | None) -> Record:
+        """The record of an operation at a message size."""
+        record = self.records.get((label, nbytes))
+        if record is None:
+            record = self._new_record(op, label, nbytes)
+        record.calls += 1
+        if record.approximate and nbytes is not None:
+            record.bytes_total += nbytes
+        return record
+
+    def _new_record(self, op: Op, label: str, nbytes: int | None) -> Record:
+        seen = self.sizes.get(label, 0)
+        if nbytes is None or seen < MAX_SIZES:
+            self.sizes[label] = seen + 1
+            return self.records.setdefault((label, nbytes), Record(op, label, nbytes, self))
+        # A negative size cannot be one of a message: the power of two that these have as their highest bit.
+        bucket = -nbytes.bit_length()
+        shared = self.records.get((label, bucket))
+        if shared is None:
+            lower = 1 << max(nbytes.bit_length() - 1, 0)
+            shared = self.records.setdefault(
+                (label, bucket), Record(op, label, lower, self, approximate=True)
+            )
+        return shared
+
+
+class Ledger:
+    """Every group's records, and the queue in front of them."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self.inbox: deque[tuple[Record, int, int, int, int | None]] = deque()
+        self._draining = allocate_lock()
+        self._groups: dict[int, Group] = {}
+        self._past: list[Group] = []
+        self._alone = Group(None, "", 1, 0, [0])
+        """Stands in for the group before there is one: the user's own operations need none."""
+        self.observer: Callable[[Record, int, int, int], None] | None = None
+        """Told of every message as it is counted: record, kind, start and end in ns."""
+
+    def put(self, record: Record, kind: int, start_ns: int, end_ns: int, seq: int | None = None) -> None:
+        """Queue one message, from any thread."""
+        self.inbox.append((record, kind, start_ns, end_ns, seq))
+        if len(self.inbox) >= _BATCH or self.observer is not None:
+            self.drain(wait=False)
+
+    def drain(self, *, wait: bool) -> None:
+        """Empty the queue into the records.
+
+        Args:
+            wait: If another thread is at it, wait for it. A training thread does not.
+        """
+        if not self._draining.acquire(wait):
+            return
+        try:
+            while True:
+                try:
+                    record, kind, start_ns, end_ns, seq = self.inbox.popleft()
+                except IndexError:
+                    return
+                record.take(kind, start_ns, end_ns, seq)
+                if self.observer is not None:
+                    self.observer(record, kind, start_ns, end_ns)
+        finally:
+            self._draining.release()
+
+    def group_of(self, process_group: Any) -> Group | None:
+        """What is remembered of a process group (None: there is none yet), or None if this rank is not in it."""
+        if process_group is None:
+            return self._alone
+        group = self._groups.get(id(process_group))
+        if group is not None and group.is_of(process_group):
+            return group
+        return self._new_group(process_group)
+
+    def _new_group(self, process_group: Any) -> Group | None:
+        from torch.distributed import get_process_group_ranks
+
+        try:
+            size, rank, name = process_group.size(), process_group.rank(), str(process_group.group_name)
+            ranks = list(get_process_group_ranks(process_group))
+            group = Group(process_group, name, size, rank, ranks)
+        except Exception:  # No group: the marker that stands for "not a member", or a group of another make.
+            return None
+        old = self._groups.get(id(process_group))
+        if old is not None:
+            self._past.append(old)
+        for past in self._past:
+            # The same group made anew, after the old one was destroyed: its numbers start anew as well.
+            if past.name == group.name:
+                past.ring.clear()
+        self._groups[id(process_group)] = group
+        return group
+
+    def groups(self) -> Iterator[Group]:
+        """Every group that was used, those that are gone included."""
+        yield self._alone
+        yield from list(self._past)
+        yield from list(self._groups.values())
+
+    def records(self) -> Iterator[Record]:
+        """Every record that was used, in the order of first use, after emptying the queue."""
+        self.drain(wait=True)
+        for group in self.groups():
+            for record in list(group.records.values()):
+                if record.used:
+                    yield record
+
+    def reset(self) -> None:
+        """Forget every time, and what is under way now with them."""
+        self.drain(wait=True)
+        for group in self.groups():
+            group.records.clear()
+            group.sizes.clear()
+            group.ring.clear()
+        self._past.clear()
+
+    def after_fork(self) -> None:
+        """Start anew in a child process: the parent reports what it did."""
+        self._draining = allocate_lock()
+        self.inbox.clear()
+        self._groups.clear()
+        self._past.clear()
+        self._alone = Group(None, "", 1, 0, [0])
+
+
+LEDGER = Ledger()
+"""The ledger of this process."""
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=LEDGER.after_fork)

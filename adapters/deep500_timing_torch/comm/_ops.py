@@ -1,0 +1,246 @@
+"""What each operation moves: message sizes, and the bandwidths that follow from them.
+
+The definitions are those of nccl-tests (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md): ``algbw = S / t``, and
+``busbw = algbw`` times a factor that depends on the operation and on the number of ranks *of the group*, so that busbw
+can be held against the speed of the links whatever the number of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    Moved = tuple[int | None, bool, Any, Any]
+    """Bytes of the message as far as the arguments tell, None if unknown; whether they are one rank's share, to be
+    multiplied by the ranks of the group; the group; a tensor that tells which device works."""
+    Describe = Callable[..., Moved]
+
+GB = 1e9
+"""Bytes in a gigabyte: bandwidths are in 1e9 bytes per second, as in nccl-tests."""
+
+
+def both_ways(ranks: int) -> float:
+    """The factor of a reduction whose result everybody gets: reduce-scatter and all-gather in one."""
+    return 2 * (ranks - 1) / ranks
+
+
+def one_way(ranks: int) -> float:
+    """The factor of an operation in which each rank keeps the share that is its own."""
+    return (ranks - 1) / ranks
+
+
+def whole(ranks: int) -> float:
+    """The factor of an operation that moves the whole message once."""
+    return 1.0 if ranks > 1 else 0.0
+
+
+def bandwidths(
+    nbytes: float | None, ranks: int, seconds: float, factor: Callable[[int], float] | None
+) -> tuple[float | None, float | None]:
+    """Algorithm and bus bandwidth in GB/s (1e9 bytes per second).
+
+    Args:
+        nbytes: Size of the message in bytes as nccl-tests counts it, None if it is not known.
+        ranks: Ranks of the group.
+        seconds: Time of one operation.
+        factor: What busbw is algbw times; None if it is not known.
+
+    Returns:
+        Each is None where it cannot be known, as for a message of unknown size or a time of zero.
+    """
+    if nbytes is None or seconds <= 0:
+        return None, None
+    algbw = nbytes / seconds / GB
+    return algbw, None if factor is None else algbw * factor(ranks)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Op:
+    """What is known about one operation."""
+
+    name: str
+    """The name in ``torch.distributed``, or the user's own."""
+    describe: Describe
+    """Called with the operation's own arguments."""
+    factor: Callable[[int], float] | None
+    """``busbw / algbw`` for a number of ranks; None if there is no bandwidth, or none that is known."""
+    meets: bool = False
+    """Whether no rank can leave before every rank has come, so that the rank that waits least is the late one."""
+    same_as: str = ""
+    """The name under which ranks compare it; its own if empty."""
+
+
+def _sum(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+def _in_place(tensor: Any, op: Any = None, group: Any = None, async_op: bool = False) -> Moved:
+    return tensor.nbytes, False, group, tensor
+
+
+def _in_place_list(tensors: Any, op: Any = None, group: Any = None, async_op: bool = False) -> Moved:
+    if isinstance(tensors, torch.Tensor):
+        tensors = [tensors]
+    return _sum(tensors), False, group, tensors[0]
+
+
+def _broadcast(
+    tensor: Any, src: Any = None, group: Any = None, async_op: bool = False, group_src: Any = None
+) -> Moved:
+    return tensor.nbytes, False, group, tensor
+
+
+def _reduce(
+    tensor: Any, dst: Any = None, op: Any = None, group: Any = None, async_op: bool = False, group_dst: Any = None
+) -> Moved:
+    return tensor.nbytes, False, group, tensor
+
+
+def _all_gather(tensor_list: Any, tensor: Any, group: Any = None, async_op: bool = False) -> Moved:
+    return _sum(tensor_list), False, group, tensor
+
+
+def _all_gather_single(output_tensor: Any, input_tensor: Any, group: Any = None, async_op: bool = False) -> Moved:
+    return output_tensor.nbytes, False, group, input_tensor
+
+
+def _all_gather_coalesced(
+    output_tensor_lists: Any, input_tensor_list: Any, group: Any = None, async_op: bool = False
+) -> Moved:
+    return sum(_sum(tensors) for tensors in output_tensor_lists), False, group, input_tensor_list[0]
+
+
+def _reduce_scatter(output: Any, input_list: Any, op: Any = None, group: Any = None, async_op: bool = False) -> Moved:
+    return _sum(input_list), False, group, output
+
+
+def _reduce_scatter_single(output: Any, input: Any, op: Any = None, group: Any = None, async_op: bool = False) -> Moved:  # noqa: A002
+    return input.nbytes, False, group, output
+
+
+def _reduce_scatter_fn(
+    output_tensor: Any, tensor: Any, op: Any = None, group: Any = None, async_op: bool = False
+) -> Moved:
+    return tensor.nbytes, False, group, output_tensor
+
+
+def _all_gather_fn(output_tensor: Any, input_tensor: Any, group: Any = None, async_op: bool = False) -> Moved:
+    return output_tensor.nbytes, False, group, input_tensor
+
+
+def _all_to_all(
+    output_tensor_list: Any, input_tensor_list: Any, group: Any = None, async_op: bool = False
+) -> Moved:
+    return _sum(input_tensor_list), False, group, output_tensor_list[0]
+
+
+def _all_to_all_single(
+    output: Any,
+    input: Any,  # noqa: A002 (the names are those of torch.distributed)
+    output_split_sizes: Any = None,
+    input_split_sizes: Any = None,
+    group: Any = None,
+    async_op: bool = False,
+) -> Moved:
+    # Uneven splits still fill the buffer: what a rank sends is all of it.
+    return input.nbytes, False, group, output
+
+
+def _gather(
+    tensor: Any, gather_list: Any = None, dst: Any = None, group: Any = None, async_op: bool = False,
+    group_dst: Any = None,
+) -> Moved:  # fmt: skip
+    if gather_list:
+        return _sum(gather_list), False, group, tensor
+    return tensor.nbytes, True, group, tensor
+
+
+def _scatter(
+    tensor: Any, scatter_list: Any = None, src: Any = None, group: Any = None, async_op: bool = False,
+    group_src: Any = None,
+) -> Moved:  # fmt: skip
+    if scatter_list:
+        return _sum(scatter_list), False, group, tensor
+    return tensor.nbytes, True, group, tensor
+
+
+def _send(tensor: Any, dst: Any = None, group: Any = None, tag: int = 0, group_dst: Any = None) -> Moved:
+    return tensor.nbytes, False, group, tensor
+
+
+def _recv(tensor: Any, src: Any = None, group: Any = None, tag: int = 0, group_src: Any = None) -> Moved:
+    return tensor.nbytes, False, group, tensor
+
+
+def _batch(p2p_op_list: Any) -> Moved:
+    # Links carry both directions at once, and nccl-tests' sendrecv counts one of them: the larger one here.
+    sent = _sum(op.tensor for op in p2p_op_list if "send" in op.op.__name__)
+    received = _sum(op.tensor for op in p2p_op_list if "send" not in op.op.__name__)
+    return max(sent, received), False, p2p_op_list[0].group, p2p_op_list[0].tensor
+
+
+def _barrier(group: Any = None, *_: Any, **__: Any) -> Moved:
+    return None, False, group, None
+
+
+def _group_at(position: int) -> Describe:
+    """Of an operation whose size nobody knows, and whose group is its ``position``-th argument."""
+
+    def describe(*args: Any, group: Any = None, **_: Any) -> Moved:
+        if len(args) > position:
+            group = args[position]
+        return None, False, group, None
+
+    return describe
+
+
+def unknown(*_: Any, group: Any = None, **__: Any) -> Moved:
+    """What can be said of the arguments of an operation that is not in the table: the group, if it is named."""
+    return None, False, group, None
+
+
+def _table() -> dict[str, Op]:
+    ops = [
+        Op("all_reduce", _in_place, both_ways, meets=True),
+        Op("inference_all_reduce", _in_place, both_ways, meets=True),
+        Op("all_reduce_coalesced", _in_place_list, both_ways, meets=True),
+        Op("reduce", _reduce, whole),
+        Op("broadcast", _broadcast, whole),
+        Op("all_gather", _all_gather, one_way, meets=True),
+        Op("all_gather_single", _all_gather_single, one_way, meets=True),
+        Op("all_gather_into_tensor", _all_gather_single, one_way, meets=True, same_as="all_gather_single"),
+        Op("allgather_fn", _all_gather_fn, one_way, meets=True, same_as="all_gather_single"),
+        Op("all_gather_coalesced", _all_gather_coalesced, one_way, meets=True),
+        Op("reduce_scatter", _reduce_scatter, one_way, meets=True),
+        Op("reduce_scatter_single", _reduce_scatter_single, one_way, meets=True),
+        Op("reduce_scatter_tensor", _reduce_scatter_single, one_way, meets=True, same_as="reduce_scatter_single"),
+        Op("reduce_scatter_fn", _reduce_scatter_fn, one_way, meets=True, same_as="reduce_scatter_single"),
+        Op("all_to_all", _all_to_all, one_way, meets=True),
+        Op("all_to_all_single", _all_to_all_single, one_way, meets=True),
+        Op("gather", _gather, one_way),
+        Op("scatter", _scatter, one_way),
+        Op("send", _send, whole),
+        Op("recv", _recv, whole),
+        Op("isend", _send, whole),
+        Op("irecv", _recv, whole),
+        Op("batch_isend_irecv", _batch, whole),
+        Op("barrier", _barrier, None, meets=True),
+        Op("monitored_barrier", _barrier, None),
+        Op("all_gather_object", _group_at(2), None, meets=True),
+        Op("broadcast_object_list", _group_at(2), None),
+        Op("gather_object", _group_at(3), None),
+        Op("scatter_object_list", _group_at(3), None),
+        Op("send_object_list", _group_at(2), None),
+        Op("recv_object_list", _group_at(2), None),
+    ]
+    return {op.name: op for op in ops}
+
+
+OPS = _table()
+"""Every operation that is timed by itself, by name."""

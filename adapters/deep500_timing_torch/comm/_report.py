@@ -1,0 +1,293 @@
+"""``log_summary``: the ledger as a table and as data, and the ranks held against each other."""
+
+from __future__ import annotations
+
+import json
+import sys
+import zlib
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import IO, Any
+
+import torch.distributed as dist
+
+from deep500_timing._snapshot import summarize
+from deep500_timing._stats import Summary, bin_bounds, trim_mean
+from deep500_timing_torch.comm import _device
+from deep500_timing_torch.comm._ledger import LEDGER, Record
+from deep500_timing_torch.comm._ops import OPS, bandwidths
+from deep500_timing_torch.comm._ranks import Exchange
+from deep500_timing_torch.comm._straggler import Comparison, Skew, compare
+from deep500_timing_torch.comm._table import render
+
+TRIM = 0.1
+"""Share of the times that the mean leaves out at each end."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpTimes:
+    """One operation at one message size, in groups of one size. Times are in seconds, None where they are unknown."""
+
+    op: str
+    message_bytes: float | None
+    """Size as nccl-tests counts it; None where there is none, or none that is known."""
+    group_size: int
+    """Ranks of the group."""
+    count: int
+    """Operations whose time is known."""
+    total_s: float
+    """Sum of their times."""
+    mean_s: float | None
+    """Mean without the shortest and the longest tenth."""
+    p50_s: float | None
+    p95_s: float | None
+    algbw_gb_per_s: float | None
+    """``message_bytes / mean_s``, in 1e9 bytes per second."""
+    busbw_gb_per_s: float | None
+    """The same times the factor of the operation, to be held against the speed of the links."""
+    issue_s: float | None
+    """Mean time in the calls of asynchronous operations; on a device, in the calls of all."""
+    exposed_s: float | None
+    """Sum of the times spent waiting for asynchronous operations."""
+    overlap: float | None
+    """Share of the asynchronous operations' time that nobody waited for, 0 to 1."""
+    at_most: bool
+    """The backend does not tell when some of these were done, only that it was before the end of the wait: times are
+    upper bounds, bandwidths lower ones."""
+    several_sizes: bool
+    """Messages of different sizes, within a power of two, of which ``message_bytes`` is the mean."""
+    device: str
+    """``"GPU"`` for times between events on a device, ``"CPU"`` for times on the host's clock."""
+    pending: int
+    """Asynchronous operations that are on their way, or that nobody has waited for."""
+    failed: int
+    """Operations that raised."""
+    untimed: int
+    """Operations that took place elsewhere, as in a coalescing block, or whose device time cannot be had."""
+
+
+@dataclass(slots=True)
+class CommSummary:
+    """What :func:`log_summary` returns."""
+
+    ops: list[OpTimes]
+    """This rank's operations."""
+    rank: int
+    world_size: int
+    stragglers: list[Skew] | None = None
+    """The comparison across ranks, None if it was not asked for or could not be had."""
+    missing_ranks: list[int] = field(default_factory=list)
+    """Ranks that did not report within the deadline: dead, stuck, or not asked for a summary."""
+    unmatched: int = 0
+    """Operations that some rank of their group did not report."""
+    mismatched: int = 0
+    """Operations that are not the same one on every rank."""
+    fault: str | None = None
+    """What went wrong with the exchange, if anything did."""
+
+    @property
+    def late_rank(self) -> int | None:
+        """The rank that the others waited for longest over all operations, None if there is none."""
+        waits: dict[int, float] = {}
+        for row in self.stragglers or ():
+            if row.late_rank is not None:
+                waits[row.late_rank] = waits.get(row.late_rank, 0.0) + row.late_s
+        return max(waits, key=lambda rank: waits[rank]) if waits else None
+
+    def find(self, op: str, message_bytes: float | None = None) -> OpTimes | None:
+        """The times of an operation, at the message size if one is given; the first if there are several."""
+        for times in self.ops:
+            if times.op == op and (message_bytes is None or times.message_bytes == message_bytes):
+                return times
+        return None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data for JSON."""
+        return {**asdict(self), "late_rank": self.late_rank}
+
+    def __str__(self) -> str:
+        """The table."""
+        return render(self)
+
+
+def summary(*, wait: bool = False) -> CommSummary:
+    """What this rank has recorded so far, printed nowhere and compared with nobody.
+
+    Args:
+        wait: Wait for times that are on their way from a device; without, they are counted as pending.
+    """
+    _device.collect(wait=wait)
+    merged: dict[tuple[str, int | None, bool, int], list[Record]] = {}
+    for record in LEDGER.records():
+        key = (record.label, record.nbytes, record.approximate, record.group.size)
+        merged.setdefault(key, []).append(record)
+    order = sorted(merged, key=lambda key: (key[0], -1 if key[1] is None else key[1], key[3]))
+    rank, world_size = _place()
+    return CommSummary([_times_of(merged[key]) for key in order], rank, world_size)
+
+
+def _place() -> tuple[int, int]:
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return 0, 1
+
+
+def _times_of(records: list[Record]) -> OpTimes:
+    first = records[0]
+    latency = summarize([record.latency for record in records])[0]
+    stats = latency.stats()
+    issues = [record.issue for record in records if record.issue is not None]
+    issue = summarize(issues)[0].stats() if issues else None
+    waits = [record.exposed for record in records if record.exposed is not None]
+    exposed = summarize(waits)[0].stats() if waits else None
+    paired_ns = sum(record.paired_latency_ns for record in records)
+    hidden_ns = paired_ns - sum(record.paired_exposed_ns for record in records)
+    mean_s = trimmed_mean(latency, TRIM)
+    nbytes = first.message_bytes
+    if first.approximate:
+        calls = sum(record.calls for record in records)
+        nbytes = sum(record.bytes_total for record in records) / calls if calls else None
+    algbw, busbw = bandwidths(nbytes, first.group.size, mean_s or 0.0, first.op.factor)
+    return OpTimes(
+        op=first.label,
+        message_bytes=nbytes,
+        group_size=first.group.size,
+        count=stats.count if stats else 0,
+        total_s=stats.total if stats else 0.0,
+        mean_s=mean_s,
+        p50_s=stats.median if stats else None,
+        p95_s=stats.p95 if stats else None,
+        algbw_gb_per_s=algbw,
+        busbw_gb_per_s=busbw,
+        issue_s=issue.mean if issue else None,
+        exposed_s=exposed.total if exposed else None,
+        overlap=min(max(hidden_ns / paired_ns, 0.0), 1.0) if paired_ns > 0 else None,
+        at_most=any(record.at_most for record in records),
+        several_sizes=first.approximate,
+        device="GPU" if any(record.on_device for record in records) else "CPU",
+        pending=sum(max(record.started - record.finished, 0) for record in records),
+        failed=sum(record.failed for record in records),
+        untimed=sum(record.lost for record in records),
+    )
+
+
+def trimmed_mean(times: Summary, trim: float) -> float | None:
+    """The trimmed mean in seconds: of the times themselves, or of the histogram's bins where those are gone (1 %)."""
+    if times.count == 0:
+        return None
+    if times.folded == 0:
+        return trim_mean((float(ns) for part in times.durations_ns for ns in part), trim) / 1e9
+    sparse = times.whole_histogram().to_sparse()
+    count = sum(sparse.values())
+    cut = int(count * trim)
+    total, seen = 0.0, 0
+    for index in sorted(sparse):
+        low, width = bin_bounds(index)
+        inside = min(seen + sparse[index], count - cut) - max(seen, cut)
+        total += max(inside, 0) * (low + (width - 1) / 2)
+        seen += sparse[index]
+    return total / (count - 2 * cut) / 1e9
+
+
+# --- across ranks -------------------------------------------------------------------------------------------------
+
+_exchanges: dict[int, tuple[Any, Exchange]] = {}
+
+
+def _exchange_of(store: Any, rank: int, world_size: int) -> Exchange:
+    known = _exchanges.get(id(store))
+    if known is None or known[0] is not store:
+        known = _exchanges[id(store)] = (store, Exchange(store, rank, world_size))
+    return known[1]
+
+
+def _own_report() -> bytes:
+    LEDGER.drain(wait=True)
+    groups = [
+        {"name": group.name, "ranks": group.global_ranks, "entries": list(group.ring)}
+        for group in LEDGER.groups()
+        if group.ring
+    ]
+    return zlib.compress(json.dumps(groups).encode())
+
+
+def _meets() -> dict[str, bool]:
+    known = {op.same_as or op.name: op.meets for op in OPS.values()}
+    return known | {record.op.name: record.op.meets for record in LEDGER.records() if record.op.name not in OPS}
+
+
+def _compare(reports: dict[int, bytes]) -> Comparison:
+    by_rank: dict[int, dict[str, list[Any]]] = {}
+    members: dict[str, list[int]] = {}
+    for rank, report in reports.items():
+        own = by_rank.setdefault(rank, {})
+        for group in json.loads(zlib.decompress(report)):
+            # The members are part of the name: ranks that are in different groups may have named them alike.
+            name = f"{group['name']} {group['ranks']}"
+            members[name] = group["ranks"]
+            own.setdefault(name, []).extend(tuple(entry) for entry in group["entries"])
+    return compare(by_rank, members, _meets())
+
+
+def _combine(reports: dict[int, bytes]) -> bytes:
+    comparison = _compare(reports)
+    combined = {"reported": sorted(reports), **asdict(comparison)}
+    return zlib.compress(json.dumps(combined).encode())
+
+
+def _rows(plain: Iterable[dict[str, Any]]) -> list[Skew]:
+    return [
+        Skew(
+            **row
+            | {
+                "ranks": tuple(row["ranks"]),
+                "skew_s": {int(rank): skew for rank, skew in row["skew_s"].items()},
+            }
+        )
+        for row in plain
+    ]
+
+
+def add_stragglers(found: CommSummary, deadline_s: float) -> None:
+    """Compare with the other ranks, which must do the same, and put what comes of it into the summary."""
+    if not (dist.is_available() and dist.is_initialized()):
+        found.stragglers = []
+        return
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    store = _get_default_store()
+    exchange = _exchange_of(store, found.rank, found.world_size)
+    answers = exchange.round(_own_report(), _combine, deadline_s)
+    found.fault = answers.fault
+    if answers.combined is not None:
+        combined = json.loads(zlib.decompress(answers.combined))
+        reported = set(combined["reported"])
+        found.stragglers = _rows(combined["rows"])
+        found.unmatched, found.mismatched = combined["unmatched"], combined["mismatched"]
+    else:
+        comparison = _compare(answers.reports)
+        reported = set(answers.reports)
+        found.stragglers = comparison.rows
+        found.unmatched, found.mismatched = comparison.unmatched, comparison.mismatched
+    found.missing_ranks = sorted(set(range(found.world_size)) - reported)
+
+
+def log_summary(
+    show_straggler: bool = False, *, deadline_s: float = 10.0, file: IO[str] | None = None
+) -> CommSummary:
+    """Print a table of the operations, on rank 0, and return it as data.
+
+    Args:
+        show_straggler: Compare with the other ranks: how much of each operation is transfer and how much is waiting,
+            and for whom. Every rank must call it, as often as the others. Ranks exchange through the store of the
+            process group; those that do not answer are named as missing.
+        deadline_s: Seconds after which a rank that has not reported is missing. No rank takes longer than that.
+        file: Where to print; the standard output if None.
+    """
+    found = summary(wait=True)
+    if show_straggler:
+        add_stragglers(found, deadline_s)
+    # Should rank 0 be dead, the first of the others prints.
+    if found.rank == next((rank for rank in range(found.world_size) if rank not in found.missing_ranks), 0):
+        print(found, file=file or sys.stdout)
+    return found

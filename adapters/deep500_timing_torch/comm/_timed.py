@@ -1,0 +1,246 @@
+"""``timed_op``: what stands around every operation."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar, overload
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from deep500_timing import TimeType
+from deep500_timing_torch.comm._device import Mark, ledger_for
+from deep500_timing_torch.comm._ledger import DONE, FAILED, ISSUE, LEDGER, LOST, SYNC, Group, Record
+from deep500_timing_torch.comm._ops import OPS, Op, unknown
+from deep500_timing_torch.comm._settings import SETTINGS
+from deep500_timing_torch.comm._work import TimedFuture, TimedWork, Tracker, future_of
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class _Inside(threading.local):
+    """Whether the thread is in a timed operation now: what that one calls is part of it."""
+
+    now = False
+
+
+_inside = _Inside()
+_is_compiling = torch.compiler.is_compiling
+_world: Any = getattr(c10d, "_world", None)
+_illegal: tuple[type, ...] = tuple(filter(None, [getattr(c10d, "_IllegalWork", None)]))
+
+
+@overload
+def timed_op(func: F, /) -> F: ...
+
+
+@overload
+def timed_op(
+    *,
+    name: str | None = None,
+    size: Callable[..., int | None] | None = None,
+    busbw: Callable[[int], float] | None = None,
+) -> Callable[[F], F]: ...
+
+
+def timed_op(
+    func: Any = None,
+    /,
+    *,
+    name: str | None = None,
+    size: Callable[..., int | None] | None = None,
+    busbw: Callable[[int], float] | None = None,
+) -> Any:
+    """Time a function as one communication operation: a decorator, with or without arguments.
+
+    A function with the name of an operation that is known, and its arguments, is sized and rated as that operation.
+    Any other is timed; for a bandwidth say what it moves::
+
+        @comm.timed_op(size=lambda tensor, group=None: tensor.nbytes, busbw=lambda ranks: (ranks - 1) / ranks)
+        def ring_exchange(tensor, group=None): ...
+
+    What it calls in turn is part of it and not counted again. If it returns a ``Work``, a list of them or a future,
+    its completion and the waits for it are timed as well. Inside ``torch.compile`` it is left alone.
+
+    Args:
+        func: The function; given by the decorator without arguments.
+        name: The name in the summary; the function's own if None.
+        size: Called with the function's arguments, gives the bytes of the message, or None.
+        busbw: For a number of ranks, what the bus bandwidth is the algorithm bandwidth times; None if unknown.
+
+    Raises:
+        TypeError: What is decorated is not callable.
+    """
+    if func is None:
+        return functools.partial(_timed, name=name, size=size, busbw=busbw)
+    return _timed(func, name=name, size=size, busbw=busbw)
+
+
+def _timed(
+    func: Callable[..., Any],
+    *,
+    name: str | None,
+    size: Callable[..., int | None] | None,
+    busbw: Callable[[int], float] | None,
+) -> Callable[..., Any]:
+    if not callable(func):
+        raise TypeError(f"timed_op({func!r}): what is timed must be callable, not {type(func).__name__}.")
+    called = name or getattr(func, "__name__", type(func).__name__)
+    op = OPS.get(called) if size is None and busbw is None else None
+    if op is None:
+        op = Op(called, unknown if size is None else functools.partial(_sized, size), busbw)
+    settings = SETTINGS
+
+    @functools.wraps(func)
+    def operation(*args: Any, **kwargs: Any) -> Any:
+        if not settings.enabled:
+            return func(*args, **kwargs)
+        return _measure(func, op, args, kwargs)
+
+    operation.__dict__["_deep500_timing_original"] = func
+    return operation
+
+
+def original_of(operation: Any) -> Any:
+    """The function that a timed operation stands for, or the argument itself if it is none."""
+    return getattr(operation, "_deep500_timing_original", operation)
+
+
+def _sized(size: Callable[..., int | None], *args: Any, **kwargs: Any) -> Any:
+    group = kwargs.get("group")
+    tensor = next((arg for arg in args if isinstance(arg, torch.Tensor)), None)
+    return size(*args, **kwargs), False, group, tensor
+
+
+def _find(op: Op, args: Any, kwargs: Any) -> tuple[Record, Any, Any] | None:
+    # The record of this call, the process group and a tensor that says where it runs; None if it is not to be timed.
+    try:
+        nbytes, per_rank, process_group, tensor = op.describe(*args, **kwargs)
+    except Exception:
+        # Arguments that the operation itself will refuse, or of a kind that has no size.
+        nbytes, per_rank, process_group, tensor = None, False, kwargs.get("group"), None
+    if process_group is None:
+        process_group = dist.GroupMember.WORLD
+    group = LEDGER.group_of(process_group)
+    if group is None:
+        return None
+    if per_rank and nbytes is not None:
+        nbytes *= group.size
+    label = op.name
+    if SETTINGS.debug:
+        label = f"{label} | {_caller()}"
+    return group.record(op, label, nbytes), process_group, tensor
+
+
+def _caller() -> str:
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("deep500_timing_torch.comm"):
+        frame = frame.f_back
+    return frame.f_code.co_name
+
+
+def _measure(func: Callable[..., Any], op: Op, args: Any, kwargs: Any) -> Any:
+    if _is_compiling() or _inside.now or not (SETTINGS.prof_all or op.name in SETTINGS.prof_ops):
+        return func(*args, **kwargs)
+    found = _find(op, args, kwargs)
+    if found is None:
+        return func(*args, **kwargs)
+    record, process_group, tensor = found
+    if _world is not None and _world.pg_coalesce_state and process_group in _world.pg_coalesce_state:
+        # The call only notes down what the coalescing manager will issue at its end.
+        LEDGER.put(record, LOST, 0, 0)
+        return func(*args, **kwargs)
+    device = None if tensor is None or tensor.is_cpu else ledger_for(tensor)
+    now_ns = SETTINGS.now_ns
+    start_ns = now_ns()
+    run = None if device is None else _DeviceRun(record, device, start_ns)
+    _inside.now = True
+    try:
+        result = func(*args, **kwargs)
+    except BaseException:
+        LEDGER.put(record, FAILED, 0, 0)
+        if run is not None:
+            run.mark.drop()
+        raise
+    finally:
+        end_ns = now_ns()
+        _inside.now = False
+    timer = SETTINGS.timer
+    if timer is not None:
+        timer.record(TimeType.COMM, start_ns, end_ns)
+    seq = record.group.sequence(process_group) if op.meets else None
+    if isinstance(result, (dist.Work, list, torch._C.Future)) and not isinstance(result, _illegal):
+        followed = _follow(result, record, start_ns, end_ns, seq, run)
+        if followed is not None:
+            return followed
+    if run is None:
+        LEDGER.put(record, SYNC, start_ns, end_ns, seq)
+    else:
+        run.end(end_ns, seq)
+    return result
+
+
+class _DeviceRun:
+    """An operation on a device: marked from before its call, finished when the device has passed the second mark."""
+
+    __slots__ = ("device", "mark", "record", "seq", "tracker")
+
+    def __init__(self, record: Record, device: Any, start_ns: int) -> None:
+        """Queue the first event on the current stream."""
+        self.record = record
+        self.device = device
+        self.seq: int | None = None
+        self.tracker: Tracker | None = None
+        self.mark = Mark(device, record.label, start_ns, self._keep, self._fail, SETTINGS.device_store())
+
+    def end(self, end_ns: int, seq: int | None) -> None:
+        """Queue the second event: the current stream comes there when the operation is over."""
+        self.record.on_device = True
+        self.seq = seq
+        LEDGER.put(self.record, ISSUE, self.mark.start_ns, end_ns)
+        self.mark.end()
+
+    def _keep(self, start_ns: int, end_ns: int) -> None:
+        if self.tracker is not None:
+            self.tracker.done(start_ns, end_ns)
+        else:
+            LEDGER.put(self.record, DONE, start_ns, end_ns, self.seq)
+
+    def _fail(self) -> None:
+        LEDGER.put(self.record, FAILED, 1, 0)
+
+
+def _follow(
+    result: Any, record: Record, start_ns: int, end_ns: int, seq: int | None, run: _DeviceRun | None
+) -> Any:
+    # Put handles that time their waits in the place of those that the operation gave; None if it gave none.
+    works = result if isinstance(result, list) else [result]
+    if not works or not all(isinstance(work, (dist.Work, torch._C.Future)) for work in works):
+        return None
+    LEDGER.put(record, ISSUE, start_ns, end_ns)
+    device = None if run is None else run.device
+    tracker = Tracker(record, start_ns, seq, len(works), device)
+    mark = None
+    if run is not None:
+        record.on_device = True
+        run.tracker = tracker
+        mark = run.mark
+    only = works[0] if len(works) == 1 else None
+    future = None
+    if only is not None:
+        future = future_of(only, record) if isinstance(only, dist.Work) else only
+    if future is not None:
+        tracker.follow(future, mark)
+    elif mark is not None:
+        # The waits will tell; what is marked on the stream of the call does not end there.
+        mark.drop()
+    if isinstance(result, list):
+        return [TimedWork(work, tracker) if isinstance(work, dist.Work) else work for work in works]
+    if isinstance(result, dist.Work):
+        return TimedWork(result, tracker)
+    # A future of device values carries streams that only the original knows: it stays as it is.
+    return TimedFuture(result, tracker) if device is None else result

@@ -1,0 +1,225 @@
+"""Asynchronous operations: when they were issued, when they were done, and how long anybody waited for them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from deep500_timing import TimeType
+from deep500_timing_torch.comm._device import Mark
+from deep500_timing_torch.comm._ledger import DONE, EXPOSED, FAILED, LEDGER, LOST, PAIR, Record
+from deep500_timing_torch.comm._settings import SETTINGS
+
+if TYPE_CHECKING:
+    from deep500_timing._device import DeviceLedger
+
+
+class Tracker:
+    """One asynchronous operation on its way, which may have given out several handles."""
+
+    __slots__ = (
+        "_completion",
+        "_device",
+        "_exposed_ns",
+        "_handles",
+        "_latency_ns",
+        "_mark",
+        "_tokens",
+        "_waited_end_ns",
+        "record",
+        "seq",
+        "start_ns",
+    )
+
+    def __init__(
+        self, record: Record, start_ns: int, seq: int | None, handles: int, device: DeviceLedger | None
+    ) -> None:
+        """Take over when the operation has been issued."""
+        self.record = record
+        self.start_ns = start_ns
+        self.seq = seq
+        self._handles = handles
+        self._device = device
+        self._mark: Mark | None = None
+        self._exposed_ns = 0
+        self._latency_ns = 0
+        self._waited_end_ns = 0
+        # Completion and wait end on different threads, in either order; whoever comes second finds no token left and
+        # counts the pair. Taking one is atomic.
+        self._tokens = [1]
+        self._completion = False
+
+    def follow(self, future: Any, mark: Mark | None) -> None:
+        """Learn of the completion from a future of the operation."""
+        self._mark = mark
+        self._completion = True
+        future.add_done_callback(self._on_done)
+
+    def _on_done(self, future: Any) -> None:
+        # On the backend's thread, or at once. An exception here would be lost in the backend's log.
+        end_ns = SETTINGS.now_ns()
+        try:
+            future.value()
+        except Exception:
+            if self._mark is not None:
+                self._mark.drop()
+            LEDGER.put(self.record, FAILED, 1, 0)
+            return
+        if self._mark is not None:
+            # The device has yet to come here; the stream that is current in the callback waits for the operation.
+            self._mark.end()
+        else:
+            self.done(self.start_ns, end_ns)
+
+    def done(self, start_ns: int, end_ns: int) -> None:
+        """The operation is complete."""
+        self._latency_ns = end_ns - start_ns
+        LEDGER.put(self.record, DONE, start_ns, end_ns, self.seq)
+        self._second()
+
+    def lost(self) -> None:
+        """The time of its completion cannot be had."""
+        LEDGER.put(self.record, LOST, 0, 0)
+
+    def _second(self) -> None:
+        try:
+            self._tokens.pop()
+        except IndexError:
+            LEDGER.put(self.record, PAIR, self._latency_ns, self._exposed_ns)
+
+    def start_wait(self) -> tuple[int, Mark | None]:
+        """Somebody begins to wait for one of the handles."""
+        now_ns = SETTINGS.now_ns()
+        if self._device is None:
+            return now_ns, None
+        return now_ns, Mark(
+            self._device, self.record.label, now_ns, self._exposed, self.lost, SETTINGS.device_store()
+        )
+
+    def end_wait(self, start_ns: int, mark: Mark | None) -> None:
+        """The wait is over."""
+        end_ns = SETTINGS.now_ns()
+        timer = SETTINGS.timer
+        if timer is not None:
+            timer.record(TimeType.COMM, start_ns, end_ns)
+        self._waited_end_ns = end_ns
+        if mark is not None:
+            mark.end()
+        else:
+            self._exposed(start_ns, end_ns)
+
+    def _exposed(self, start_ns: int, end_ns: int) -> None:
+        LEDGER.put(self.record, EXPOSED, start_ns, end_ns)
+        self._exposed_ns += end_ns - start_ns
+        self._handles -= 1
+        if self._handles > 0:
+            return
+        if self._completion:
+            self._second()
+        elif self._device is not None:
+            self.lost()
+        else:
+            # Without a future the completion is only known not to be later than the end of the last wait.
+            self.record.at_most = True
+            LEDGER.put(self.record, DONE, self.start_ns, self._waited_end_ns, self.seq)
+
+    def failed_wait(self, mark: Mark | None) -> None:
+        """The wait ended with an exception."""
+        if mark is not None:
+            mark.drop()
+        if not self._completion:
+            LEDGER.put(self.record, FAILED, 1, 0)
+
+
+class TimedWork(dist.Work):
+    """The handle of an asynchronous operation, which times its ``wait``; in all else the one that it stands for."""
+
+    def __init__(self, work: dist.Work, tracker: Tracker) -> None:
+        """Stand for ``work``."""
+        super().__init__()
+        self._work = work
+        self._tracker = tracker
+        self._waited = False
+
+    def wait(self, *args: Any, **kwargs: Any) -> Any:
+        """Wait as the original does; how long that takes is the operation's exposed time."""
+        if self._waited:
+            return self._work.wait(*args, **kwargs)
+        tracker = self._tracker
+        start_ns, mark = tracker.start_wait()
+        try:
+            result = self._work.wait(*args, **kwargs)
+        except BaseException:
+            tracker.failed_wait(mark)
+            raise
+        self._waited = True
+        tracker.end_wait(start_ns, mark)
+        return result
+
+    def __repr__(self) -> str:
+        """Name what it stands for."""
+        return f"<TimedWork for {self._work!r}>"
+
+
+def _delegate(name: str) -> Any:
+    def method(self: TimedWork, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self._work, name)(*args, **kwargs)
+
+    method.__name__ = name
+    method.__qualname__ = f"TimedWork.{name}"
+    method.__doc__ = f"``{name}`` of the original."
+    return method
+
+
+# The methods of Work are found on the class before any `__getattr__` is asked, so each needs one here. Which there
+# are differs between versions of PyTorch.
+for _name in dir(dist.Work):
+    if not _name.startswith("__") and _name not in vars(TimedWork) and _name not in ("_pybind11_conduit_v1_", "unbox"):
+        setattr(TimedWork, _name, _delegate(_name))
+
+
+def future_of(work: dist.Work, record: Record) -> Any:
+    """A future of the operation, or None if its backend has none for it."""
+    if record.no_future:
+        return None
+    try:
+        return work.get_future()
+    except RuntimeError:
+        record.no_future = True
+        return None
+
+
+class TimedFuture(torch.futures.Future):  # type: ignore[type-arg]
+    """The future of an operation on the CPU that returns one instead of a handle; it times its ``wait``."""
+
+    def __init__(self, future: Any, tracker: Tracker) -> None:
+        """Stand for ``future``, and complete when it does."""
+        super().__init__()
+        self._future = future
+        self._tracker = tracker
+        self._waited = False
+        future.add_done_callback(self._hand_on)
+
+    def _hand_on(self, future: Any) -> None:
+        try:
+            value = future.value()
+        except Exception as error:
+            self.set_exception(error)
+        else:
+            self.set_result(value)
+
+    def wait(self) -> Any:
+        """Wait as the original does; how long that takes is the operation's exposed time."""
+        if self._waited:
+            return super().wait()
+        start_ns, mark = self._tracker.start_wait()
+        try:
+            result = super().wait()
+        except BaseException:
+            self._tracker.failed_wait(mark)
+            raise
+        self._waited = True
+        self._tracker.end_wait(start_ns, mark)
+        return result

@@ -1,0 +1,79 @@
+"""Real ranks for the tests of communication: gloo processes under torchrun, or started one by one to be killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+WORKERS = Path(__file__).parent / "workers"
+
+
+def _environment(**more: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("RANK", "WORLD_", "LOCAL_"))}
+    return {**kept, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **more}
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.fixture(scope="session")
+def torchrun(tmp_path_factory):
+    """Run a worker script on so many ranks; gives what each rank has left as JSON."""
+
+    def run(script: str, ranks: int, timeout_s: float = 100) -> list[dict]:
+        folder = tmp_path_factory.mktemp(f"{Path(script).stem}-{ranks}")
+        command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}", "--nnodes=1"]
+        command += ["--master-addr=127.0.0.1", f"--master-port={_free_port()}", str(WORKERS / script), str(folder)]
+        done = subprocess.run(
+            command, env=_environment(), capture_output=True, text=True, timeout=timeout_s, check=False
+        )
+        assert 0 == done.returncode, f"{done.stdout}\n{done.stderr}"
+        results = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
+        results[0]["stdout"] = done.stdout
+        results[0]["stderr"] = done.stderr
+        return results
+
+    return run
+
+
+@pytest.fixture
+def processes(tmp_path):
+    """Start a worker script as so many ranks, each a process of its own that may be killed."""
+    started: list[subprocess.Popen] = []
+
+    def start(script: str, ranks: int) -> list[subprocess.Popen]:
+        port = _free_port()
+        for rank in range(ranks):
+            environment = _environment(
+                RANK=str(rank),
+                WORLD_SIZE=str(ranks),
+                LOCAL_RANK=str(rank),
+                MASTER_ADDR="127.0.0.1",
+                MASTER_PORT=str(port),
+            )
+            started.append(
+                subprocess.Popen(
+                    [sys.executable, str(WORKERS / script), str(tmp_path)],
+                    env=environment,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                )
+            )
+        return started
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
