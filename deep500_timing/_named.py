@@ -151,7 +151,9 @@ class NamedTimer:
         """What ever came."""
         # The ledger deals with this object as with a region; the marks must not be in the region itself, of which
         # each thread has another one.
-        self._ledger: DeviceLedger | None = getattr(engine, "_device", None)
+        device: DeviceLedger | None = getattr(engine, "_device", None)
+        # An adapter's timer may hold a stand-in for a device that is not there.
+        self._ledger = None if device is None or device.clock is None else device
         self.mark: Any = None
         self.mark_lane: Any = None
         self.gpu_intervals: _Inbox | None = None

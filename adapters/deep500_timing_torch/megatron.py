@@ -1,0 +1,57 @@
+"""Megatron's named timers for PyTorch programs: the names of ``megatron.core.timers``, over the device's events.
+
+::
+
+    from deep500_timing_torch.megatron import Timers     # was: from megatron.core import Timers
+
+Where PyTorch sees an accelerator, times are between events on its current stream, and no start or stop synchronizes;
+else they are on the host's clock. See :mod:`deep500_timing.megatron`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from deep500_timing import megatron as _core
+from deep500_timing.megatron import DummyTimer, Timer, TimerBase
+from deep500_timing_torch.wallclock import engine_for
+
+if TYPE_CHECKING:
+    import torch
+
+    from deep500_timing import Clock, DeviceClock
+    from deep500_timing import Timer as _Engine
+
+__all__ = ["DummyTimer", "Timer", "TimerBase", "Timers"]
+
+
+class Timers(_core.Timers):
+    """A group of named timers, on the accelerator where there is one.
+
+    Args:
+        log_level: Timers with a level above it are not timed: 0, 1 or 2.
+        log_option: What a report shows of the ranks: ``"max"``, ``"minmax"`` or ``"all"``.
+        timer: A timer of yours in which the times are to stand as regions; one of its own if None.
+        device: Which device; None for the accelerator that is there, ``"cpu"`` for the host's clock.
+        clock: The host clock of the group's own timer; the system's monotonic clock if None.
+        device_clock: A device clock of your own, instead of ``device``.
+        **settings: As for :class:`deep500_timing.megatron.Timers`: ``logging_fn``, ``deadline_s``.
+
+    Raises:
+        ValueError: ``log_option`` is none of these.
+        DeviceUnavailableError: The device that was named is not there.
+    """
+
+    def __init__(
+        self,
+        log_level: int,
+        log_option: str,
+        timer: _Engine | None = None,
+        *,
+        device: torch.device | str | None = None,
+        clock: Clock | None = None,
+        device_clock: DeviceClock | None = None,
+        **settings: Any,
+    ) -> None:
+        """See the class."""
+        super().__init__(log_level, log_option, engine_for(timer, device, clock, device_clock), **settings)

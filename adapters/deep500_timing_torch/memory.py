@@ -1,0 +1,88 @@
+"""Memory of the accelerator beside the host's, see :mod:`deep500_timing.memory`."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from deep500_timing import MissingPackageError
+from deep500_timing._warn import warn_once
+from deep500_timing.memory import HostMemory, MemoryUsage
+from deep500_timing.memory import MemoryTimer as _CoreMemoryTimer
+from deep500_timing_torch._clock import accelerator
+from deep500_timing_torch._timer import CPUGPUTimer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["MemoryTimer", "TorchMemory"]
+
+
+class TorchMemory:
+    """Reads what PyTorch's allocator holds on one device, and the host's memory where psutil is installed.
+
+    It only reads: ``reset_peak_memory_stats`` is never called, so peaks are those since the program last did.
+
+    Args:
+        device: The device; the current one of the accelerator that is there if None. Without an accelerator, the
+            numbers of the device are None.
+    """
+
+    def __init__(self, device: torch.device | str | None = None) -> None:
+        """See the class."""
+        self._device = None if device is None else torch.device(device)
+        self._host: HostMemory | None = None
+        try:
+            self._host = HostMemory()
+        except MissingPackageError as error:
+            warn_once(f"Reading memory: the host's is left out. {error}", about="no psutil")
+
+    def read(self) -> MemoryUsage:
+        """The memory in use now. Does not wait for the device."""
+        usage = MemoryUsage() if self._host is None else self._host.read()
+        device = self._device or _current_device()
+        if device is None or device.type == "cpu":
+            return usage
+        module = torch.get_device_module(device)
+        return dataclasses.replace(
+            usage,
+            device=str(device),
+            # MPS has no cache of its own accounting and names its one number otherwise.
+            device_allocated_bytes=_ask(module, ("memory_allocated", "current_allocated_memory"), device),
+            device_peak_allocated_bytes=_ask(module, ("max_memory_allocated",), device),
+            device_reserved_bytes=_ask(module, ("memory_reserved", "driver_allocated_memory"), device),
+            device_peak_reserved_bytes=_ask(module, ("max_memory_reserved",), device),
+        )
+
+
+def _current_device() -> torch.device | None:
+    kind = accelerator()
+    return None if kind is None else torch.device(kind, torch.accelerator.current_device_index())
+
+
+def _ask(module: Any, names: tuple[str, ...], device: torch.device) -> int | None:
+    for name in names:
+        function: Callable[..., int] | None = getattr(module, name, None)
+        if function is not None:
+            return int(function(device) if device.type != "mps" else function())
+    return None
+
+
+class MemoryTimer(_CoreMemoryTimer, CPUGPUTimer):
+    """A :class:`deep500_timing_torch.CPUGPUTimer` that also reads the memory at the end of its regions.
+
+    Reading takes tens of microseconds, which fall to the region around, if there is one.
+
+    Args:
+        memory: What reads it; host and current device if None.
+        memory_keys: The regions at whose ends to read; all of them if None.
+        **settings: As for :class:`deep500_timing_torch.CPUGPUTimer`.
+    """
+
+    def __init__(self, device: torch.device | str | None = None, **settings: Any) -> None:
+        """See the class."""
+        if settings.get("memory") is None:
+            settings["memory"] = TorchMemory(device)
+        super().__init__(device=device, **settings)

@@ -1,0 +1,460 @@
+"""SynchronizedWallClockTimer on the host's clock and on a device."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deep500_timing import CPUGPUTimer, RegionNotOpenError, RegionOpenError, Timer, TimingWarning
+from deep500_timing.testing import InMemoryExporter, ManualClock, ManualDeviceClock
+from deep500_timing.wallclock import (
+    BACKWARD_REDUCE_GLOBAL_TIMER,
+    FORWARD_GLOBAL_TIMER,
+    FORWARD_MICRO_TIMER,
+    NoopTimer,
+    SynchronizedWallClockTimer,
+)
+
+
+@pytest.fixture
+def lines():
+    """What was logged."""
+    return []
+
+
+@pytest.fixture
+def timers(clock, lines):
+    """A group on the host's clock."""
+    return SynchronizedWallClockTimer(clock=clock, logging_fn=lines.append)
+
+
+@pytest.fixture
+def device_timers(clock, device, lines):
+    """A group on a device."""
+    return SynchronizedWallClockTimer(clock=clock, device_clock=device, logging_fn=lines.append)
+
+
+def spend(timer, clock, *seconds, **stop):
+    """Time some intervals."""
+    for length in seconds:
+        timer.start()
+        clock.advance(length)
+        timer.stop(**stop)
+
+
+class TestOnTheHost:
+    def test_elapsed_is_the_sum_in_milliseconds(self, timers, clock):
+        """``elapsed`` adds up what was timed since the last reset, in ms."""
+        spend(timers("fwd"), clock, 0.010, 0.020)
+        assert timers("fwd").elapsed(reset=False) == pytest.approx(30.0)
+        assert timers("fwd").elapsed() == pytest.approx(30.0)
+        assert timers("fwd").elapsed() == 0.0
+
+    def test_elapsed_of_a_running_timer_reads_and_goes_on(self, timers, clock):
+        """A timer that runs may be asked, with and without a reset, and runs on."""
+        timer = timers("fwd")
+        timer.start()
+        clock.advance(0.010)
+        assert timer.elapsed(reset=False) == pytest.approx(10.0)
+        clock.advance(0.005)
+        assert timer.elapsed(reset=True) == pytest.approx(15.0)
+        assert timer.started_
+        clock.advance(0.002)
+        timer.stop()
+        assert timer.elapsed() == pytest.approx(2.0)
+
+    def test_mean_leaves_out_a_tenth_at_either_end(self, timers, clock):
+        """The mean of ten times is that of the middle eight."""
+        spend(timers("fwd"), clock, 1.0, *[0.010] * 8, 0.0)
+        assert timers("fwd").mean() == pytest.approx(10.0)
+
+    def test_mean_of_nothing_is_zero(self, timers):
+        """A timer that was never started has the mean 0."""
+        assert timers("fwd").mean() == 0.0
+
+    def test_stop_with_reset_keeps_this_time_alone(self, timers, clock):
+        """``stop(reset=True)`` forgets what was timed before."""
+        spend(timers("fwd"), clock, 0.010)
+        spend(timers("fwd"), clock, 0.020, reset=True)
+        assert timers("fwd").elapsed() == pytest.approx(20.0)
+
+    def test_recorded_times_outlive_a_reset_of_the_sum(self, timers, clock):
+        """``stop(record=True)`` keeps a time for the mean when a log resets the timer."""
+        spend(timers("fwd"), clock, 0.010, record=True)
+        timers.log(["fwd"])
+        spend(timers("fwd"), clock, 0.020, record=True)
+        timers.log(["fwd"])
+        spend(timers("fwd"), clock, 0.500)
+        assert timers("fwd").mean() == pytest.approx(15.0)
+
+    def test_start_twice_names_timer_and_remedy(self, timers):
+        """Starting a timer that runs is an error, and the timer runs on."""
+        timers("fwd").start()
+        with pytest.raises(RegionOpenError, match=r"timer 'fwd'.*running already.*Stop it first.*reset\(\)"):
+            timers("fwd").start()
+        assert timers("fwd").started_
+
+    def test_stop_without_start_names_timer_and_remedy(self, timers):
+        """Stopping a timer that does not run is an error."""
+        with pytest.raises(RegionNotOpenError, match="timer 'fwd'.*not running.*Start it first"):
+            timers("fwd").stop()
+
+    def test_reset_forgets_the_start_as_well(self, timers, clock):
+        """``reset`` of a timer that runs stops it, and nothing is left."""
+        spend(timers("fwd"), clock, 0.010, record=True)
+        timers("fwd").start()
+        timers("fwd").reset()
+        assert not timers("fwd").started_
+        assert (timers("fwd").elapsed(), timers("fwd").mean()) == (0.0, 0.0)
+
+    def test_a_timer_belongs_to_no_thread(self, timers, clock):
+        """It may be started on one thread and stopped on another, as backward passes are."""
+        timers("bwd").start()
+        clock.advance(0.010)
+        thread = threading.Thread(target=timers("bwd").stop)
+        thread.start()
+        thread.join()
+        assert timers("bwd").elapsed() == pytest.approx(10.0)
+
+    def test_reentrant_timers_time_the_outermost_pair(self, clock):
+        """Nested starts are counted where that was asked for."""
+        timers = SynchronizedWallClockTimer(clock=clock, reentrant=True)
+        timer = timers("bwd")
+        for step in (timer.start, timer.start, timer.stop, timer.stop):
+            step()
+            clock.advance(0.010)
+        assert timer.elapsed() == pytest.approx(30.0)
+        with pytest.raises(RegionNotOpenError):
+            timer.stop()
+
+    def test_disabling_forgives_what_was_open(self, timers, clock):
+        """Switching the group's timer off and on costs the time that was open, and no error."""
+        timers("fwd").start()
+        timers.timer.enabled = False
+        timers("fwd").stop()
+        timers.timer.enabled = True
+        timers("fwd").stop()
+        spend(timers("fwd"), clock, 0.010)
+        assert timers("fwd").elapsed() == pytest.approx(10.0)
+
+    def test_means_stand_on_a_bounded_number_and_sums_on_all(self, timers, clock):
+        """A timer that nobody resets does not grow for ever."""
+        timer = timers("fwd")
+        for _ in range(70_000):
+            timer.start()
+            clock.advance_ns(1_000)
+            timer.stop()
+        assert timer.elapsed(reset=False) == pytest.approx(70.0)
+        assert len(timer._core.account.durations_ns) == 65_536
+
+    @given(st.lists(st.integers(0, 10**9), max_size=40))
+    def test_sum_and_mean_hold_for_any_times(self, lengths):
+        """Sum and mean are those of the times, whatever they are, zero included."""
+        clock = ManualClock()
+        timer = SynchronizedWallClockTimer(clock=clock)("any")
+        for length in lengths:
+            timer.start()
+            clock.advance_ns(length)
+            timer.stop()
+        cut = round(len(lengths) * 0.1)
+        middle = sorted(lengths)[cut : len(lengths) - cut]
+        assert timer.mean() == pytest.approx(sum(middle) / len(middle) / 1e6 if middle else 0.0)
+        assert timer.elapsed() == pytest.approx(sum(lengths) / 1e6)
+
+
+class TestGroup:
+    def test_names_are_those_of_the_original(self):
+        """The standard names are DeepSpeed's."""
+        assert (FORWARD_MICRO_TIMER, FORWARD_GLOBAL_TIMER) == ("fwd_microstep", "fwd")
+        assert BACKWARD_REDUCE_GLOBAL_TIMER == "bwd_allreduce"
+
+    def test_get_timers_has_those_that_were_named(self, timers):
+        """A timer is made when it is first named, once."""
+        first = timers("a")
+        assert timers.get_timers() == {"a": first}
+        assert timers("a") is first
+
+    def test_get_mean_is_in_milliseconds_and_resets(self, timers, clock):
+        """``get_mean`` has the unit of ``mean``, divides by the normalizer, skips unknown names, and resets."""
+        spend(timers("fwd"), clock, 0.010, 0.030)
+        assert timers.get_mean(["fwd", "never"], normalizer=2.0, reset=False) == {"fwd": pytest.approx(10.0)}
+        assert timers.get_mean(["fwd"]) == {"fwd": pytest.approx(20.0)}
+        assert timers.get_mean(["fwd"]) == {"fwd": 0.0}
+
+    def test_get_mean_lets_a_running_timer_run(self, timers, clock):
+        """A reset by ``get_mean`` does not stop a timer."""
+        timers("fwd").start()
+        clock.advance(0.010)
+        assert timers.get_mean(["fwd"]) == {"fwd": pytest.approx(10.0)}
+        clock.advance(0.001)
+        timers("fwd").stop()
+        assert timers("fwd").elapsed() == pytest.approx(1.0)
+
+    def test_log_is_one_line_in_milliseconds(self, timers, clock, lines):
+        """``log`` names the rank and each timer that exists, and resets."""
+        spend(timers("fwd"), clock, 0.010)
+        spend(timers("bwd"), clock, 0.020)
+        timers.log(["fwd", "never", "bwd"], normalizer=2.0)
+        assert lines == ["[Rank 0] time (ms) | fwd: 5.00 | bwd: 10.00"]
+        assert timers("fwd").elapsed() == 0.0
+
+    def test_log_without_reset_keeps_the_times(self, timers, clock):
+        """``reset=False`` leaves the sums alone."""
+        spend(timers("fwd"), clock, 0.010)
+        timers.log(["fwd"], reset=False)
+        assert timers("fwd").elapsed() == pytest.approx(10.0)
+
+    def test_log_prints_where_no_function_is_given(self, clock, capsys):
+        """The standard output is the default."""
+        timers = SynchronizedWallClockTimer(clock=clock)
+        spend(timers("fwd"), clock, 0.010)
+        timers.log(["fwd"])
+        assert capsys.readouterr().out == "[Rank 0] time (ms) | fwd: 10.00\n"
+
+    @pytest.mark.parametrize(
+        ("ranks", "logged"), [(None, False), ([0], False), ([3], True), ([0, 3], True), ([-1], True)]
+    )
+    def test_log_is_for_the_ranks_that_are_named(self, timers, clock, lines, monkeypatch, ranks, logged):
+        """Other ranks are silent, and reset all the same."""
+        monkeypatch.setenv("RANK", "3")
+        monkeypatch.setenv("WORLD_SIZE", "4")
+        spend(timers("fwd"), clock, 0.010)
+        timers.log(["fwd"], ranks=ranks)
+        assert lines == (["[Rank 3] time (ms) | fwd: 10.00"] if logged else [])
+        assert timers("fwd").elapsed() == 0.0
+
+    @pytest.mark.parametrize("normalizer", [0.0, -1.0, float("nan")])
+    def test_a_normalizer_must_be_positive(self, timers, normalizer):
+        """Dividing by nothing is an error that says so, and no time is lost."""
+        with pytest.raises(ValueError, match="normalizer"):
+            timers.log(["fwd"], normalizer=normalizer)
+        with pytest.raises(ValueError, match="normalizer"):
+            timers.get_mean(["fwd"], normalizer=normalizer)
+
+    def test_memory_breakdown_adds_the_memory(self, timers, clock, lines):
+        """``memory_breakdown=True`` adds to the line what ``memory_usage`` says."""
+        pytest.importorskip("psutil")
+        spend(timers("fwd"), clock, 0.010)
+        timers.log(["fwd"], memory_breakdown=True)
+        assert lines[0].startswith("[Rank 0] time (ms) | fwd: 10.00 | host_rss: ")
+        assert " | host_used: " in lines[0]
+
+    def test_the_times_stand_in_a_timer_of_yours(self, clock, timers):
+        """Named timers are regions: they are in snapshots, and exporters take them."""
+        mine = Timer(clock=clock)
+        group = SynchronizedWallClockTimer(mine)
+        spend(group("fwd"), clock, 0.010, 0.030)
+        group("bwd").start()
+        exporter = InMemoryExporter()
+        mine.export(exporter)
+        group("fwd").reset()
+        assert exporter.exported[0][0].get("fwd").stats.total == pytest.approx(0.040)
+        assert exporter.exported[0][0].get("bwd").running == 1
+        assert mine.get_time_stats("fwd").count == 2
+
+    def test_a_timer_and_a_clock_exclude_each_other(self, clock):
+        """A timer has clocks of its own."""
+        with pytest.raises(ValueError, match="Leave one out"):
+            SynchronizedWallClockTimer(Timer(), clock=clock)
+
+    def test_a_reset_of_the_timer_below_harms_nothing(self, timers, clock):
+        """``timer.reset()`` empties the snapshot; named timers go on."""
+        spend(timers("fwd"), clock, 0.010)
+        timers.timer.reset()
+        spend(timers("fwd"), clock, 0.020)
+        assert timers.timer.get_time("fwd") == [pytest.approx(0.020)]
+        assert timers("fwd").elapsed() == pytest.approx(30.0)
+
+
+class TestOnADevice:
+    def run(self, timer, device, *seconds):
+        """Queue work of these lengths, each timed."""
+        for length in seconds:
+            timer.start()
+            device.launch(length)
+            timer.stop()
+
+    def test_times_are_the_devices(self, device_timers, device, clock):
+        """What is read is the time between events, whatever the host's clock says."""
+        self.run(device_timers("fwd"), device, 0.010, 0.020)
+        clock.advance(5.0)
+        assert device_timers("fwd").elapsed(reset=False) == pytest.approx(30.0)
+        assert device_timers("fwd").mean() == pytest.approx(15.0)
+
+    def test_nothing_waits_until_a_value_is_read(self, device_timers, device):
+        """Starting, stopping and resetting queue events, and do not wait for them."""
+        self.run(device_timers("fwd"), device, *[0.010] * 20)
+        device_timers("fwd").reset()
+        self.run(device_timers("fwd"), device, 0.010)
+        assert device.calls["wait"] == 0
+        device_timers("fwd").elapsed()
+        assert device.calls["wait"] == 1
+
+    def test_reading_waits_for_the_events_concerned_only(self, device_timers, device):
+        """Asking for one timer leaves the device busy with what was queued after it."""
+        self.run(device_timers("fwd"), device, 0.010)
+        self.run(device_timers("bwd"), device, 0.500)
+        assert device_timers("fwd").elapsed() == pytest.approx(10.0)
+        assert device.now_ns == 10_000_000
+        assert device_timers.timer.snapshot().get("bwd", "GPU").pending == 1
+
+    def test_a_reset_does_not_count_what_is_on_its_way(self, device_timers, device):
+        """Times that were stopped before a reset never enter a sum after it, though they arrive later."""
+        self.run(device_timers("fwd"), device, 0.010, 0.020)
+        device_timers("fwd").reset()
+        self.run(device_timers("fwd"), device, 0.003)
+        assert device_timers("fwd").elapsed() == pytest.approx(3.0)
+        assert device_timers.timer.get_time("fwd", gpu=True) == pytest.approx([0.010, 0.020, 0.003])
+
+    def test_elapsed_of_a_running_timer(self, device_timers, device):
+        """A timer that runs on the device may be asked, and runs on."""
+        timer = device_timers("fwd")
+        timer.start()
+        device.launch(0.010)
+        assert timer.elapsed(reset=False) == pytest.approx(10.0)
+        device.launch(0.005)
+        timer.stop()
+        assert timer.elapsed() == pytest.approx(15.0)
+
+    def test_recorded_times_do_not_wait(self, device_timers, device):
+        """``stop(record=True)`` does not wait either; the mean does."""
+        timer = device_timers("fwd")
+        for length in (0.010, 0.030):
+            timer.start()
+            device.launch(length)
+            timer.stop(record=True)
+        assert device.calls["wait"] == 0
+        assert timer.elapsed() == pytest.approx(40.0)
+        assert timer.mean() == pytest.approx(20.0)
+
+    def test_ranks_that_do_not_log_do_not_wait(self, device_timers, device, monkeypatch):
+        """Logging elsewhere costs this rank a reset."""
+        monkeypatch.setenv("RANK", "1")
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        self.run(device_timers("fwd"), device, 0.010)
+        device_timers.log(["fwd"])
+        assert device.calls["wait"] == 0
+        assert device_timers("fwd").elapsed() == 0.0
+
+    def test_events_are_pooled(self, device_timers, device):
+        """A million regions need a handful of events."""
+        for _ in range(2_000):
+            self.run(device_timers("fwd"), device, 0.001)
+            device.finish()
+        assert device_timers.timer._device.events < 64
+        assert device_timers("fwd").elapsed() == pytest.approx(2_000.0)
+
+    def test_what_was_captured_is_said(self, device_timers, device, lines):
+        """A region inside a graph capture has no time; the log says how many of how many."""
+        self.run(device_timers("fwd"), device, 0.010)
+        device.capturing = True
+        self.run(device_timers("fwd"), device, 0.010)
+        device.capturing = False
+        device_timers.log(["fwd"])
+        assert lines == ["[Rank 0] time (ms) | fwd: 10.00 (1 of 2 not timed)"]
+
+    def test_a_device_that_fails_costs_the_times_and_a_warning(self, device_timers, device, lines):
+        """Reading an event that fails is said once, counted, and no error."""
+        self.run(device_timers("fwd"), device, 0.010, 0.010)
+        device.fail("elapsed_ns", RuntimeError("lost"))
+        with pytest.warns(TimingWarning, match="lost"):
+            device_timers.log(["fwd"], reset=False)
+        assert lines == ["[Rank 0] time (ms) | fwd: 0.00 (2 of 2 not timed)"]
+        device.fail("elapsed_ns", None)
+        self.run(device_timers("fwd"), device, 0.010)
+        assert device_timers("fwd").elapsed() == pytest.approx(10.0)
+
+    def test_a_forgotten_start_gives_its_event_back(self, device_timers, device):
+        """Resetting a timer that runs does not cost an event."""
+        timer = device_timers("fwd")
+        for _ in range(50):
+            timer.start()
+            timer.reset()
+        assert device_timers.timer._device.events <= 2
+
+    def test_disabling_while_running_gives_the_event_back(self, device_timers, device):
+        """So does switching the timer off."""
+        timer = device_timers("fwd")
+        for _ in range(50):
+            timer.start()
+            device_timers.timer.enabled = False
+            device_timers.timer.enabled = True
+        assert device_timers.timer._device.events <= 2
+
+    def test_streams_may_change_inside(self, device_timers, device):
+        """A region that ends on another stream is timed to the end there."""
+        timer = device_timers("fwd")
+        timer.start()
+        device.use_stream("stream 1")
+        device.launch(0.010)
+        timer.stop()
+        assert timer.elapsed() == pytest.approx(10.0)
+
+    def test_a_timer_with_a_device_of_its_own_serves(self, clock, device):
+        """A CPUGPUTimer handed in is timed on its device, CPU and GPU times apart."""
+        mine = CPUGPUTimer(clock=clock, device_clock=device)
+        group = SynchronizedWallClockTimer(mine)
+        group("fwd").start()
+        clock.advance(0.001)
+        device.launch(0.010)
+        group("fwd").stop()
+        assert group("fwd").elapsed() == pytest.approx(10.0)
+        assert mine.get_time("fwd") == [pytest.approx(0.001)]
+
+
+class TestNoop:
+    def test_a_script_runs_unchanged_with_timing_off(self, capsys):
+        """Every call of a script works, times are 0, and nothing is printed."""
+        timers = NoopTimer()
+        timers("fwd").start()
+        timers("fwd").start()
+        timers("fwd").stop(reset=True, record=True)
+        timers("fwd").reset()
+        timers.log(["fwd"], normalizer=2.0, reset=False, memory_breakdown=True, ranks=[0])
+        assert (timers("fwd").elapsed(reset=False), timers("fwd").mean()) == (0, 0)
+        assert timers.get_timers() == {}
+        assert timers.get_mean(["fwd"], normalizer=1.0, reset=True) == {}
+        assert timers.memory_usage() == ""
+        assert capsys.readouterr().out == ""
+
+    def test_it_has_the_same_face(self):
+        """Whatever the real group and its timers offer, the no-op ones do."""
+
+        def public(kind):
+            return {name for name in vars(kind) if not name.startswith("_")}
+
+        assert public(SynchronizedWallClockTimer) - {"Timer", "memory_reader"} <= public(NoopTimer)
+        assert public(SynchronizedWallClockTimer.Timer) <= public(NoopTimer.Timer)
+
+
+def test_no_time_is_lost_without_psutil(clock, monkeypatch):
+    """Without psutil a line with memory says that it is unknown, once by a warning, and the times stand."""
+    import sys
+
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    lines = []
+    timers = SynchronizedWallClockTimer(clock=clock, logging_fn=lines.append)
+    spend(timers("fwd"), clock, 0.010)
+    with pytest.warns(TimingWarning, match=r"requires psutil; pip install 'deep500-timing\[memory\]'"):
+        timers.log(["fwd"], memory_breakdown=True, reset=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        timers.log(["fwd"], memory_breakdown=True)
+    assert lines == ["[Rank 0] time (ms) | fwd: 10.00 | memory: unknown"] * 2
+
+
+def test_device_and_host_groups_do_not_mix(clock):
+    """Two groups on one device share its events and nothing else."""
+    device = ManualDeviceClock()
+    one = SynchronizedWallClockTimer(device_clock=device)
+    two = SynchronizedWallClockTimer(device_clock=device)
+    for group, length in ((one, 0.010), (two, 0.020)):
+        group("fwd").start()
+        device.launch(length)
+        group("fwd").stop()
+    assert one("fwd").elapsed() == pytest.approx(10.0)
+    assert two("fwd").elapsed() == pytest.approx(20.0)
