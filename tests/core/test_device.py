@@ -295,6 +295,7 @@ class TestFaults:
         tmr.end("a", gpu=True)
         ((start, end, *_),) = next(iter(tmr._device._lanes.values())).pending
         start.recorded_ns, end.recorded_ns = end.recorded_ns, start.recorded_ns
+        device.finish()
         with pytest.warns(TimingWarning, match="ended before it began"):
             assert [] == tmr.get_time("a", gpu=True)
         assert 1 == on_device(tmr).failed

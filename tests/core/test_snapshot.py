@@ -1,0 +1,90 @@
+"""The only thing that leaves a timer: plain, frozen data."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import socket
+
+import pytest
+
+from deep500_timing import CPUGPUTimer, RegionTimes, Snapshot, Timer, TimeType
+from deep500_timing.testing import ManualDeviceClock
+
+S = 1_000_000_000
+
+
+def test_regions_stand_in_the_order_of_time_types_and_then_of_names(tmr):
+    """The order does not depend on who was first."""
+    for key in ("zebra", TimeType.OTHER, "alpha", TimeType.IO, TimeType.EPOCH):
+        tmr.record(key, 0, S)
+    assert ["EPOCH", "IO", "OTHER", "alpha", "zebra"] == [region.name for region in tmr.snapshot()]
+
+
+def test_cpu_before_gpu(clock):
+    """A region's times on a device follow its times on the host."""
+    tmr = CPUGPUTimer(clock=clock, device_clock=ManualDeviceClock())
+    for key in ("b", "a"):
+        with tmr.region(key, gpu=True):
+            pass
+    assert [("a", "CPU"), ("a", "GPU"), ("b", "CPU"), ("b", "GPU")] == [
+        (region.name, region.device) for region in tmr.snapshot()
+    ]
+
+
+def test_get(tmr):
+    """A region is found by its key and device; what was not used is None."""
+    tmr.record(TimeType.BATCH, 0, S)
+    snapshot = tmr.snapshot()
+    assert snapshot.get("BATCH") is snapshot.get(TimeType.BATCH) is snapshot.regions[0]
+    assert (None, None) == (snapshot.get("batch"), snapshot.get("BATCH", "GPU"))
+
+
+def test_it_says_where_and_when(tmr, monkeypatch):
+    """Host, process and wall-clock time stand beside the times."""
+    monkeypatch.setattr("time.time", lambda: 1234.5)
+    snapshot = tmr.snapshot()
+    assert (1234.5, socket.gethostname(), os.getpid()) == (snapshot.unix_time_s, snapshot.host, snapshot.pid)
+
+
+def test_it_does_not_change(tmr):
+    """What a timer does later is not seen in a snapshot, and nobody can write to it."""
+    tmr.record("a", 0, S)
+    snapshot = tmr.snapshot()
+    tmr.record("a", 0, 3 * S)
+    tmr.reset()
+    assert (1, 1.0) == (snapshot.get("a").stats.count, snapshot.get("a").stats.total)
+    for thing, field in ((snapshot, "host"), (snapshot.regions[0], "name"), (snapshot.regions[0].stats, "mean")):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(thing, field, "else")
+
+
+def test_as_json(tmr):
+    """``to_dict`` gives plain data; what is unknown is null."""
+    tmr.record("a", 0, S)
+    tmr.start("b")
+    snapshot = tmr.snapshot()
+    data = json.loads(json.dumps(snapshot.to_dict(), allow_nan=False))
+    a, b = data["regions"]
+    assert ("a", 1.0, None, 1) == (a["name"], a["stats"]["mean"], a["stats"]["median_ci"], a["stats"]["count"])
+    assert ("b", None, 1) == (b["name"], b["stats"], b["running"])
+    assert a == json.loads(json.dumps(snapshot.regions[0].to_dict()))
+    assert {field.name for field in dataclasses.fields(Snapshot)} == set(data)
+    assert {field.name for field in dataclasses.fields(RegionTimes)} == set(a)
+
+
+def test_a_region_that_only_warmed_up_is_shown(clock):
+    """Warm-up alone leaves no statistics, but is no reason to hide the region."""
+    tmr = Timer(clock=clock, skip_first=3)
+    tmr.record("a", 0, S)
+    assert (None, ["a"]) == (tmr.snapshot().get("a").stats, [region.name for region in tmr.snapshot()])
+
+
+def test_what_was_only_looked_at_is_left_out(tmr):
+    """A handle that was never used, or a key that was only asked for, is no region of the report."""
+    tmr.region("handle")
+    tmr.timed("decorator")
+    tmr.iterate([], "loop")
+    tmr.discard("discard")
+    assert () == tmr.snapshot().regions
