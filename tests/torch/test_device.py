@@ -601,9 +601,7 @@ print("end")
 
     def test_no_accelerator_without_loading(self):
         """A new process that does not load the device is how tests get one without an accelerator."""
-        printed = run_python(
-            "import torch; print(hasattr(torch, 'testdev'), torch.accelerator.current_accelerator())"
-        )
+        printed = run_python("import torch; print(hasattr(torch, 'testdev'), torch.accelerator.current_accelerator())")
         assert "False" == printed[0]
         assert "testdev" not in printed[1]
 

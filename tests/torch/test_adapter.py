@@ -1,0 +1,331 @@
+"""The adapter's public face, the devices that it finds, and copies of its timers."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import warnings
+from importlib.metadata import entry_points
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+import deep500_timing
+import deep500_timing_torch as timer
+
+BATCH = timer.TimeType.BATCH
+
+
+class TestPublicFace:
+    def test_names(self):
+        """It has every public name of the core, and its own, sorted."""
+        assert sorted({*deep500_timing.__all__, "CudaEventClock"}) == sorted(timer.__all__)
+        assert [name for name in timer.__all__ if not hasattr(timer, name)] == []
+        assert len(set(timer.__all__)) == len(timer.__all__)
+
+    def test_same_objects(self):
+        """What it shares with the core is the core's, but for the timer that finds the device."""
+        other = [name for name in deep500_timing.__all__ if getattr(timer, name) is not getattr(deep500_timing, name)]
+        assert ["CPUGPUTimer"] == other
+        assert issubclass(timer.CPUGPUTimer, deep500_timing.CPUGPUTimer)
+
+    def test_entry_point(self, dev):
+        """The clock is found under its entry point, and is a device clock."""
+        (found,) = [entry for entry in entry_points(group="deep500_timing.clocks") if entry.name == "torch"]
+        clock = found.load()()
+        assert isinstance(clock, timer.CudaEventClock)
+        assert isinstance(clock, timer.DeviceClock)
+
+    def test_without_torch(self, run_alone):
+        """Without torch the import says what to install."""
+        program = """
+import sys
+class NoTorch:
+    def find_spec(self, name, path, target=None):
+        if name == "torch":
+            raise ModuleNotFoundError("No module named 'torch'", name="torch")
+sys.meta_path.insert(0, NoTorch())
+try:
+    import deep500_timing_torch
+except ImportError as error:
+    print(type(error).__name__, error)
+"""
+        expected = "MissingPackageError import deep500_timing_torch requires torch; pip install 'deep500-timing[torch]'"
+        assert expected == run_alone(program).stdout.strip()
+
+    def test_with_a_broken_torch(self, run_alone):
+        """A torch that is there and does not import is not called missing."""
+        program = """
+import sys
+class BrokenTorch:
+    def find_spec(self, name, path, target=None):
+        if name == "torch":
+            raise ModuleNotFoundError("No module named 'typing_extensions'", name="typing_extensions")
+sys.meta_path.insert(0, BrokenTorch())
+try:
+    import deep500_timing_torch
+except ImportError as error:
+    print(type(error).__name__, error)
+"""
+        assert "ModuleNotFoundError No module named 'typing_extensions'" == run_alone(program).stdout.strip()
+
+
+class TestNoAccelerator:
+    def test_times_the_cpu(self, run_alone):
+        """CPUGPUTimer times the CPU, says once that there are no GPU times, and gives an empty list for them."""
+        program = """
+import warnings
+import deep500_timing_torch as timer
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    tmr, other = timer.CPUGPUTimer(), timer.CPUGPUTimer()
+    with tmr.region("quiet"):
+        pass
+    print(len(caught))
+    for each in (tmr, other):
+        for _ in range(3):
+            each.start(timer.TimeType.BATCH, gpu=True)
+            each.end(timer.TimeType.BATCH, gpu=True)
+    print(len(caught), caught[0].category.__name__, caught[0].message)
+print(len(tmr.get_time(timer.TimeType.BATCH)), tmr.get_time(timer.TimeType.BATCH, gpu=True))
+print([(region.name, region.device) for region in tmr.snapshot()])
+tmr.complete_all()
+"""
+        said = run_alone(program).stdout.splitlines()
+        assert "0" == said[0]
+        assert said[1].startswith("1 TimingWarning Timing a region with gpu=True: PyTorch")
+        assert "sees no accelerator, so GPU times will be empty" in said[1]
+        assert "3 []" == said[2]
+        assert "[('BATCH', 'CPU'), ('quiet', 'CPU')]" == said[3]
+
+    def test_device_by_name(self, run_alone):
+        """Asking for CUDA is an error that names what is asked, what is there and what to do."""
+        program = """
+import deep500_timing_torch as timer
+for make in (lambda: timer.CPUGPUTimer(device="cuda"), timer.CudaEventClock):
+    try:
+        make()
+    except timer.DeviceUnavailableError as error:
+        print(error)
+"""
+        by_name, any_device = run_alone(program).stdout.splitlines()
+        assert by_name.startswith("Timing on the device 'cuda': this PyTorch (")
+        assert "it sees no accelerator here. Leave `device` out" in by_name
+        assert any_device.startswith("Timing on an accelerator: this PyTorch (")
+
+    @pytest.mark.parametrize("available", [True, False])
+    def test_not_available(self, dev, available):
+        """A backend whose device is not available counts as none."""
+        dev.set_available(available)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            tmr = timer.CPUGPUTimer()
+            with tmr.region(BATCH, gpu=True):
+                pass
+        assert (0 if available else 1) == len(caught)
+        assert (2 if available else 0) == dev.counters().records
+
+    def test_checkpoint_from_a_gpu_machine(self, run_alone, dev):
+        """A timer that was made for a device loads where there is none, with one warning, and times the CPU."""
+        stored = pickle.dumps(timer.CPUGPUTimer("testdev", skip_first=2))
+        program = f"""
+import pickle, warnings
+import deep500_timing_torch as timer
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    tmr = pickle.loads({stored!r})
+print(tmr.skip_first, [str(w.message)[:57] for w in caught])
+with tmr.region("own"):
+    pass
+print(len(tmr.get_time("own")))
+"""
+        said = run_alone(program).stdout.splitlines()
+        assert ["2 ['Loading a timer: GPU times will be empty, CPU times go on']", "1"] == said
+
+
+@pytest.mark.torch_device
+class TestDevices:
+    def test_finds_the_accelerator(self, dev):
+        """None and the accelerator's own type, as text or torch.device, give its one clock."""
+        clock = timer.CudaEventClock()
+        assert "testdev" == clock.name
+        assert clock is timer.CudaEventClock("testdev")
+        assert clock is timer.CudaEventClock(torch.device("testdev"))
+        assert clock is not timer.CudaEventClock("testdev:1")
+        assert timer.CudaEventClock("testdev:1") is timer.CudaEventClock("testdev:1")
+
+    @pytest.mark.parametrize(
+        ("device", "text"),
+        [
+            ("cuda", "'cuda': this PyTorch .* the accelerator that it can use is 'testdev'"),
+            ("testdev:2", "there are 2 of that type here, numbered from 0"),
+            ("gpu", "'gpu': PyTorch knows no such device"),
+        ],
+    )
+    def test_other_devices(self, dev, device, text):
+        """A device that is not there is an error that says what is."""
+        with pytest.raises(timer.DeviceUnavailableError, match=text):
+            timer.CPUGPUTimer(device)
+
+    def test_cpu_by_name(self, dev):
+        """A timer for the CPU leaves the accelerator alone."""
+        tmr = timer.CPUGPUTimer(torch.device("cpu"))
+        with pytest.warns(timer.TimingWarning, match="made for the CPU"), tmr.region(BATCH, gpu=True):
+            pass
+        assert [] == tmr.get_time(BATCH, gpu=True)
+        assert 0 == sum(dev.counters())
+
+    def test_constructing_starts_no_device(self, dev, monkeypatch):
+        """Neither a timer nor its clock touches the device before the first region on it."""
+        monkeypatch.setattr("deep500_timing_torch._clock._clocks", {})
+        tmr = timer.CPUGPUTimer()
+        with tmr.region(BATCH):
+            pass
+        tmr.snapshot()
+        assert 0 == sum(dev.counters())
+
+    def test_a_clock_of_your_own(self, dev):
+        """A device clock that is passed is the one that is used."""
+        from deep500_timing.testing import ManualDeviceClock
+
+        clock = ManualDeviceClock()
+        tmr = timer.CPUGPUTimer(device_clock=clock)
+        with tmr.region(BATCH, gpu=True):
+            clock.launch(0.25)
+        clock.finish()
+        assert [0.25] == tmr.get_time(BATCH, gpu=True)
+        assert 0 == sum(dev.counters())
+
+
+@pytest.mark.torch_device
+class TestOtherBackends:
+    """What the clock does where PyTorch, or a backend, offers less."""
+
+    @pytest.fixture(autouse=True)
+    def _new_clocks(self, dev, monkeypatch):
+        """Clocks that look at the device anew."""
+        monkeypatch.setattr("deep500_timing_torch._clock._clocks", {})
+
+    def check(self, dev, device=None):
+        """Time a region on each device and one that is captured; return how many were."""
+        tmr = timer.CPUGPUTimer(device)
+        with tmr.region(BATCH, gpu=True):
+            dev.launch(2_000_000)
+        dev.set_capturing(True)
+        with tmr.region(BATCH, gpu=True):
+            pass
+        dev.set_capturing(False)
+        with torch.accelerator.device_index(1), tmr.region("other", gpu=True):
+            dev.launch(3_000_000)
+        dev.drain()
+        assert [0.002 if device is None else 0.0] == tmr.get_time(BATCH, gpu=True)
+        assert [0.003] == tmr.get_time("other", gpu=True)
+        return tmr.snapshot().get(BATCH, "GPU").captured
+
+    def test_without_the_functions_in_c(self, dev, monkeypatch):
+        """Without PyTorch's private functions it uses the public ones."""
+        monkeypatch.setattr("deep500_timing_torch._clock._get_stream", None)
+        assert 1 == self.check(dev)
+
+    def test_without_minus_one_for_the_current_device(self, dev, monkeypatch):
+        """A backend that does not take -1 for the current device is asked for the number first."""
+        from deep500_timing_torch import _clock
+
+        real = _clock._get_stream
+
+        def strict(index):
+            if index < 0:
+                raise RuntimeError("no such device")
+            return real(index)
+
+        monkeypatch.setattr(_clock, "_get_stream", strict)
+        assert 1 == self.check(dev)
+
+    def test_capture_asked_of_the_stream(self, dev, monkeypatch):
+        """A backend whose module says nothing of captures is asked by its stream."""
+        monkeypatch.delattr(dev, "is_current_stream_capturing")
+        assert 1 == self.check(dev)
+
+    @pytest.mark.parametrize("device", [None, "testdev:1"])
+    def test_streams_that_cannot_say(self, dev, monkeypatch, device):
+        """Where streams cannot say either, the module is asked, on the device in question."""
+        self.blind(monkeypatch)
+        monkeypatch.setattr(dev, "device", torch.accelerator.device_index, raising=False)
+        assert 1 == self.check(dev, device)
+
+    def test_a_backend_without_captures(self, dev, monkeypatch):
+        """A backend that knows no captures is never captured."""
+        self.blind(monkeypatch)
+        monkeypatch.delattr(dev, "is_current_stream_capturing")
+        tmr = timer.CPUGPUTimer()
+        with tmr.region(BATCH, gpu=True):
+            dev.launch(2_000_000)
+        dev.drain()
+        assert [0.002] == tmr.get_time(BATCH, gpu=True)
+
+    def blind(self, monkeypatch):
+        """Let the clock see streams that cannot say whether they are captured."""
+        from deep500_timing_torch import _clock
+
+        real = _clock._capture_function
+
+        def without(kind, index, stream):
+            class Stream:
+                def is_capturing(self):
+                    raise NotImplementedError
+
+            return real(kind, index, Stream)
+
+        monkeypatch.setattr(_clock, "_capture_function", without)
+
+
+@pytest.mark.torch_device
+class TestCopies:
+    @pytest.mark.parametrize("make", [copy.copy, copy.deepcopy, lambda clock: pickle.loads(pickle.dumps(clock))])
+    @pytest.mark.parametrize("device", [None, "testdev:1"])
+    def test_clock_is_copied_by_reference(self, dev, make, device):
+        """Every copy of a clock is the one clock of that device."""
+        clock = timer.CudaEventClock(device)
+        assert clock is make(clock)
+
+    @pytest.mark.parametrize("make", [copy.copy, copy.deepcopy, lambda tmr: pickle.loads(pickle.dumps(tmr))])
+    @pytest.mark.parametrize("device", [None, "testdev", "testdev:1", "cpu"])
+    def test_timer_is_copied_with_its_settings(self, dev, make, device):
+        """A copy has the settings, the same device and no times, and works."""
+        tmr = timer.CPUGPUTimer(device, keep_last=7, skip_first=1, enabled=True)
+        with tmr.region(BATCH):
+            pass
+        made = make(tmr)
+        assert type(tmr) is type(made)
+        assert tmr._settings() == made._settings()
+        assert [] == made.get_time(BATCH)
+        if device != "cpu":
+            assert tmr._device is made._device
+            with made.region(BATCH, gpu=True):
+                pass
+            assert 2 == dev.counters().records
+
+    def test_in_a_checkpoint(self, dev, tmp_path):
+        """A module that holds a timer goes through torch.save and torch.load."""
+
+        class Net(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = torch.nn.Linear(2, 2)
+                self.tmr = timer.CPUGPUTimer()
+
+        net = copy.deepcopy(Net())
+        torch.save(pickle.dumps(net.tmr), tmp_path / "timer.pt")
+        torch.save(net.state_dict(), tmp_path / "net.pt")
+        loaded = pickle.loads(torch.load(tmp_path / "timer.pt", weights_only=False))
+        assert net.tmr._settings() == loaded._settings()
+
+    def test_device_clock_of_your_own_stays(self, dev):
+        """A copy keeps a device clock that was passed."""
+        from deep500_timing.testing import ManualDeviceClock
+
+        clock = ManualDeviceClock()
+        assert clock is copy.copy(timer.CPUGPUTimer(device_clock=clock))._device.clock

@@ -1,0 +1,210 @@
+"""GPU times on a real CUDA device. The test device stands in for it elsewhere; here is what only the real one tells.
+
+Run them by ``make test-gpu``, in a process of their own: a process that has loaded the test device takes that for its
+accelerator.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+import deep500_timing_torch as timer
+from deep500_timing import _device
+
+BATCH = timer.TimeType.BATCH
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture
+def spin():
+    """A function that keeps the current stream busy for a number of seconds, to within some percent."""
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    cycles = 100_000_000
+    for _ in range(2):
+        start.record()
+        torch.cuda._sleep(cycles)
+        end.record()
+        torch.cuda.synchronize()
+    per_second = cycles / start.elapsed_time(end) * 1e3
+    yield lambda seconds: torch.cuda._sleep(round(seconds * per_second))
+    torch.cuda.synchronize()
+
+
+@pytest.fixture
+def no_synchronize(monkeypatch):
+    """Fails the test if any way of waiting for the device that Python can see is used."""
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("the timer waited for the device")
+
+    for module, name in [
+        (torch.cuda, "synchronize"),
+        (torch.accelerator, "synchronize"),
+        (torch._C, "_cuda_synchronize"),
+    ]:
+        monkeypatch.setattr(module, name, refuse)
+    clock = timer.CudaEventClock("cuda")
+    monkeypatch.setattr(clock, "wait", refuse)
+    # PyTorch's own watch over calls that synchronize.
+    torch.cuda.set_sync_debug_mode("error")
+    yield
+    torch.cuda.set_sync_debug_mode("default")
+
+
+class TestTimes:
+    def test_known_work(self, spin):
+        """A region's GPU time is that of its own work, between two events of PyTorch's around the same."""
+        tmr = timer.CPUGPUTimer(device="cuda")
+        before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        spin(0.02)
+        before.record()
+        with tmr.region(BATCH, gpu=True):
+            spin(0.02)
+        after.record()
+        spin(0.02)
+        (seconds,) = tmr.get_time(BATCH, gpu=True)
+        torch.cuda.synchronize()
+        outer = before.elapsed_time(after) / 1e3
+        assert 0.015 < seconds <= outer
+        assert outer - seconds < 0.001
+
+    def test_launching_is_not_running(self, spin):
+        """The CPU time of a region is that of launching the work, and the GPU time that of doing it."""
+        tmr = timer.CPUGPUTimer()
+        with tmr.region("warm", gpu=True):
+            spin(0.001)
+        tmr.complete_all()
+        with tmr.region(BATCH, gpu=True):
+            spin(0.1)
+        (cpu,) = tmr.get_time(BATCH)
+        (gpu,) = tmr.get_time(BATCH, gpu=True)
+        assert cpu < gpu / 2
+
+    def test_side_stream(self, spin):
+        """A region on a side stream has that stream's time, though another stream is busy longer."""
+        tmr = timer.CPUGPUTimer()
+        spin(0.1)
+        with torch.cuda.stream(torch.cuda.Stream()), tmr.region(BATCH, gpu=True):
+            spin(0.02)
+        (seconds,) = tmr.get_time(BATCH, gpu=True)
+        assert 0.015 < seconds < 0.15
+
+    def test_backward_on_autograds_thread(self):
+        """A region begun and ended in hooks of a backward pass, on autograd's own thread, is timed."""
+        tmr = timer.CPUGPUTimer()
+        threads = set()
+        x = torch.ones(512, 512, device="cuda", requires_grad=True)
+        y = x @ x
+
+        def begin(grad):
+            threads.add(threading.get_ident())
+            tmr.start("node", gpu=True)
+
+        def end(grad):
+            tmr.end("node", gpu=True)
+
+        y.register_hook(begin)
+        x.register_hook(end)
+        y.sum().backward()
+        (seconds,) = tmr.get_time("node", gpu=True)
+        assert seconds > 0
+        assert threading.get_ident() not in threads
+
+    @pytest.mark.skipif("torch.cuda.device_count() < 2")
+    def test_another_device(self, spin):
+        """A timer for device 1 times work there while device 0 is current."""
+        tmr = timer.CPUGPUTimer(device="cuda:1")
+        with tmr.region(BATCH, gpu=True), torch.cuda.device(1):
+            spin(0.02)
+        (seconds,) = tmr.get_time(BATCH, gpu=True)
+        assert seconds > 0.005
+
+    @pytest.mark.skipif("torch.cuda.device_count() < 2")
+    def test_device_switched_inside(self):
+        """Between two devices there is no time: it is failed, with a warning."""
+        tmr = timer.CPUGPUTimer()
+        tmr.start(BATCH, gpu=True)
+        with torch.cuda.device(1):
+            tmr.end(BATCH, gpu=True)
+        torch.cuda.synchronize(0)
+        torch.cuda.synchronize(1)
+        with pytest.warns(timer.TimingWarning, match="counted as failed"):
+            assert [] == tmr.get_time(BATCH, gpu=True)
+
+
+class TestNeverInTheWay:
+    def test_a_hundred_thousand_regions(self, no_synchronize):
+        """They wait for nothing, and use events in proportion to the work in flight and not to their number."""
+        tmr = timer.CPUGPUTimer(keep_last=100)
+        data = torch.zeros(1024, device="cuda")
+        ledger = _device.ledger_of(timer.CudaEventClock())
+        for _ in range(100_000):
+            with tmr.region(BATCH, gpu=True):
+                data += 1
+        times = tmr.snapshot().get(BATCH, "GPU")
+        assert 100_000 == times.stats.count + times.pending
+        assert 0 == times.failed
+        # CUDA lets a stream run some thousand launches ahead at most; a region holds two events.
+        assert ledger.events <= 20_000
+
+    def test_the_end_of_a_region_does_not_wait(self, spin, no_synchronize):
+        """A region over long work is over, for the CPU, long before the work is."""
+        tmr = timer.CPUGPUTimer()
+        with tmr.region("warm", gpu=True):
+            pass
+        with tmr.region(BATCH, gpu=True):
+            spin(0.3)
+        assert 1 == tmr.snapshot().get(BATCH, "GPU").pending
+
+
+class TestGraphs:
+    def test_capture_is_counted(self, spin):
+        """Regions in a capture leave the graph as it is, are counted, and times go on after it."""
+        tmr = timer.CPUGPUTimer()
+        data = torch.zeros(8, device="cuda")
+        for _ in range(100):  # So that there are pairs to ask for, which a capture would not survive.
+            with tmr.region("before", gpu=True):
+                data += 1
+        torch.cuda.synchronize()
+        data.zero_()
+        graph = torch.cuda.CUDAGraph()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", timer.TimingWarning)
+            with torch.cuda.graph(graph):
+                for _ in range(50):
+                    with tmr.region("captured", gpu=True):
+                        data += 1
+                tmr.snapshot()
+        graph.replay()
+        torch.cuda.synchronize()
+        assert 50.0 == data[0].item()
+        assert 50 == tmr.snapshot().get("captured", "GPU").captured
+        assert [] == tmr.get_time("captured", gpu=True)
+        assert 100 == len(tmr.get_time("before", gpu=True))
+        with tmr.region("replay", gpu=True):
+            graph.replay()
+        assert 1 == len(tmr.get_time("replay", gpu=True))
+
+    def test_compiled_with_graphs(self):
+        """A region around a function that runs as a CUDA graph is timed, and one within it is not recorded."""
+        tmr = timer.CPUGPUTimer()
+
+        @torch.compile(mode="reduce-overhead", fullgraph=True)
+        def function(x):
+            with tmr.region("within", gpu=True):
+                return x * 2 + 1
+
+        x = torch.ones(64, device="cuda")
+        for _ in range(5):
+            with tmr.region("around", gpu=True):
+                function(x)
+        assert 5 == len(tmr.get_time("around", gpu=True))
+        assert [] == tmr.get_time("within")
