@@ -253,9 +253,9 @@ class TestFaults:
         with pytest.warns(TimingWarning) as caught:
             times = on_device(tmr)
         assert (1, 0, None) == (times.failed, times.pending, times.stats)
-        assert (
-            "Reading a time on the device 'manual' failed and is counted as failed: bad event"
-        ) == str(caught[0].message)
+        assert ("Reading a time on the device 'manual' failed and is counted as failed: bad event") == str(
+            caught[0].message
+        )
 
     def test_in_queries(self, tmr, device):
         """Pairs that can be asked for no more are read, or counted as failed, and do not pile up."""
@@ -275,9 +275,9 @@ class TestFaults:
         device.fail("wait", RuntimeError("hung"))
         with pytest.warns(TimingWarning) as caught:
             assert [1.0] == tmr.get_time("a", gpu=True)
-        assert (
-            "Waiting for the device 'manual' failed; times that it has reached are reported: hung"
-        ) == str(caught[0].message)
+        assert ("Waiting for the device 'manual' failed; times that it has reached are reported: hung") == str(
+            caught[0].message
+        )
 
     def test_in_asking_for_a_capture(self, tmr, device):
         """A device that cannot say whether it captures is not queried."""

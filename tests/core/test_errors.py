@@ -256,7 +256,9 @@ class TestAClockThatRaises:
     def broken(self, request):
         """A clock, and start and end by each way."""
         clock = self.Clock()
-        tmr = CPUGPUTimer(clock=clock, device_clock=ManualDeviceClock()) if request.param == "gpu" else Timer(clock=clock)
+        tmr = (
+            CPUGPUTimer(clock=clock, device_clock=ManualDeviceClock()) if request.param == "gpu" else Timer(clock=clock)
+        )
         if request.param == "timer":
             return clock, tmr, lambda: tmr.start("a"), lambda: tmr.end("a")
         region = tmr.region("a", gpu=True) if request.param == "gpu" else tmr.region("a")

@@ -52,7 +52,10 @@ class TestEnabled:
     def test_switched_off_inside_a_region(self, clock, kind):
         """The region is discarded and its end ignored, also after switching on again; later ones are timed."""
         tmr = kind(clock=clock)
-        for use in (lambda: (tmr.start("a"), lambda: tmr.end("a")), lambda: (tmr.region("a").start(), tmr.region("a").end)):
+        for use in (
+            lambda: (tmr.start("a"), lambda: tmr.end("a")),
+            lambda: (tmr.region("a").start(), tmr.region("a").end),
+        ):
             _, end = use()
             tmr.enabled = False
             tmr.enabled = False

@@ -59,7 +59,17 @@ class TestTimeStats:
     def test_of_a_single_time(self):
         """One time has no spread and no interval."""
         assert TimeStats(
-            min=2.0, mean=2.0, median=2.0, max=2.0, stdev=0.0, count=1, total=2.0, p90=2.0, p95=2.0, p99=2.0, median_ci=None
+            min=2.0,
+            mean=2.0,
+            median=2.0,
+            max=2.0,
+            stdev=0.0,
+            count=1,
+            total=2.0,
+            p90=2.0,
+            p95=2.0,
+            p99=2.0,
+            median_ci=None,
         ) == stats_of(array([2 * 10**9]))
 
     def test_of_nothing(self):
