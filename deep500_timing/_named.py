@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from deep500_timing._recorder import Lane, Region
 from deep500_timing._timer import CPUGPUTimer
 from deep500_timing.exceptions import RegionNotOpenError, RegionOpenError
 
@@ -19,13 +20,14 @@ if TYPE_CHECKING:
     from deep500_timing._device import DeviceLedger
     from deep500_timing._intervals import Intervals
     from deep500_timing._protocols import Clock, DeviceClock
-    from deep500_timing._recorder import Region
     from deep500_timing._timer import Timer
     from deep500_timing.memory import MemoryReader
 
 KEPT_SINCE_RESET = 65_536
 """Times that a mean stands on at most, the latest ones; sums and counts stand on all."""
 _KEEP_LAST = 1024
+_NOBODY = 1
+"""Stands for a thread in the recorder's table of lanes; no system gives a thread this identity."""
 
 
 def engine_for(timer: Timer | None, clock: Clock | None, device_clock: DeviceClock | None) -> Timer:
@@ -141,7 +143,7 @@ class NamedTimer:
         """See the class."""
         self.name = name
         self._engine = engine
-        self._region: Region = engine._find(name)
+        self._region = _region_of_nobody(engine, name)
         self._reentrant = reentrant
         self._memory = memory
         self._depth = 0
@@ -186,6 +188,9 @@ class NamedTimer:
 
     def _begin(self) -> None:
         region = self._region
+        if self._engine._lanes.get(_NOBODY) is not region.lane:
+            # This process was forked: the recorder has dropped all lanes but the calling thread's.
+            self._region = region = _region_of_nobody(self._engine, self.name)
         if self._ledger is not None:
             self._ledger.drop(self)  # type: ignore[arg-type]
             self._ledger.begin(self)  # type: ignore[arg-type]
@@ -285,3 +290,15 @@ class NamedTimer:
                 self._ledger.drop(self)  # type: ignore[arg-type]
             self._engine._discard(self._region)
         self._depth = 0
+
+
+def _region_of_nobody(engine: Timer, name: str) -> Region:
+    # A region that is no thread's. One of a thread would be discarded when the thread ends, though others may use it.
+    like = engine._find(name)
+    lane = engine._lanes.get(_NOBODY)
+    if lane is None:
+        lane = Lane()
+        lane.thread = _NOBODY
+        lane = engine._lanes.setdefault(_NOBODY, lane)
+    region: Region = lane.regions.setdefault(like.key, Region(like.key, like.name, lane, engine))
+    return region

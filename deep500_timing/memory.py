@@ -115,6 +115,10 @@ class HostMemory:
         self._psutil = psutil
         self._process = psutil.Process()
 
+    def __reduce__(self) -> tuple[type[HostMemory], tuple[()]]:
+        """A copy reads the memory of the process that it is in."""
+        return HostMemory, ()
+
     def read(self) -> MemoryUsage:
         """The memory in use now."""
         if self._process.pid != _pid():  # this process was forked

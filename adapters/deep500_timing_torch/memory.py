@@ -39,6 +39,10 @@ class TorchMemory:
         except MissingPackageError as error:
             warn_once(f"Reading memory: the host's is left out. {error}", about="no psutil")
 
+    def __reduce__(self) -> tuple[type[TorchMemory], tuple[torch.device | None]]:
+        """A copy reads the memory of the process that it is in."""
+        return TorchMemory, (self._device,)
+
     def read(self) -> MemoryUsage:
         """The memory in use now. Does not wait for the device."""
         usage = MemoryUsage() if self._host is None else self._host.read()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import warnings
 
@@ -100,7 +101,7 @@ class TestOnTheHost:
 
     def test_stop_without_start_names_timer_and_remedy(self, timers):
         """Stopping a timer that does not run is an error."""
-        with pytest.raises(RegionNotOpenError, match="timer 'fwd'.*not running.*Start it first"):
+        with pytest.raises(RegionNotOpenError, match=r"timer 'fwd'.*not running.*Start it first"):
             timers("fwd").stop()
 
     def test_reset_forgets_the_start_as_well(self, timers, clock):
@@ -119,6 +120,37 @@ class TestOnTheHost:
         thread.start()
         thread.join()
         assert timers("bwd").elapsed() == pytest.approx(10.0)
+
+    def test_a_thread_that_ends_takes_no_timer_along(self, timers, clock):
+        """A timer that was made and started on a thread that has ended goes on."""
+        thread = threading.Thread(target=lambda: timers("bwd").start())
+        thread.start()
+        thread.join()
+        clock.advance(0.010)
+        timers("bwd").stop()
+        assert timers("bwd").elapsed() == pytest.approx(10.0)
+
+    def test_regions_of_the_same_name_are_their_own(self, clock):
+        """A region of the timer below may be open beside a named timer of its name; reports add them up."""
+        tmr = Timer(clock=clock)
+        group = SynchronizedWallClockTimer(tmr)
+        with tmr.region("fwd"):
+            spend(group("fwd"), clock, 0.010)
+        assert group("fwd").elapsed() == pytest.approx(10.0)
+        assert tmr.get_time_stats("fwd").count == 2
+
+    @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+    @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+    def test_a_forked_process_times_on_its_own(self, timers, clock):
+        """The child starts with nothing open, and its times stand in its own snapshots."""
+        timers("fwd").start()
+        child = os.fork()
+        if child == 0:
+            spend(timers("fwd"), clock, 0.010)
+            count = timers.timer.snapshot().get("fwd").stats.count
+            os._exit(0 if count == 1 else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert timers("fwd").started_
 
     def test_reentrant_timers_time_the_outermost_pair(self, clock):
         """Nested starts are counted where that was asked for."""

@@ -245,9 +245,7 @@ class TestResume:
         step(timer, clock, 1.0)
         step(timer, clock, 1.0)
         assert timer.average() == pytest.approx(10.0)
-        assert lines == [
-            "epoch=0/micro_step=2/global_step=1002, RunningAvgSamplesPerSec=10.0, CurrSamplesPerSec=10.0"
-        ]
+        assert lines == ["epoch=0/micro_step=2/global_step=1002, RunningAvgSamplesPerSec=10.0, CurrSamplesPerSec=10.0"]
 
     def test_warm_up_is_of_this_process(self, make, clock):
         """A resumed run compiles and fills caches anew, so its first steps are left out too."""

@@ -1,0 +1,226 @@
+"""Memory at the end of regions."""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+import warnings
+
+import pytest
+
+from deep500_timing import MissingPackageError, Timer, TimingWarning
+from deep500_timing.memory import HostMemory, MemoryReader, MemoryTimer, MemoryUsage, format_usage
+from deep500_timing.wallclock import SynchronizedWallClockTimer
+
+GIB = 1024**3
+
+
+class Readings:
+    """Reads what the test laid down, the last for ever."""
+
+    def __init__(self, *usages):
+        self.usages = list(usages)
+        self.reads = 0
+
+    def read(self):
+        """The next reading."""
+        self.reads += 1
+        return self.usages.pop(0) if len(self.usages) > 1 else self.usages[0]
+
+
+class Broken:
+    """Cannot read."""
+
+    def read(self):
+        """Fail."""
+        raise OSError("no /proc")
+
+
+USAGE = MemoryUsage(
+    host_rss_bytes=3 * GIB,
+    host_used_percent=12.5,
+    swap_used_percent=0.0,
+    device="cuda:0",
+    device_allocated_bytes=GIB,
+    device_peak_allocated_bytes=2 * GIB,
+    device_reserved_bytes=GIB // 2,
+    device_peak_reserved_bytes=4 * GIB,
+)
+MORE = MemoryUsage(host_rss_bytes=2 * GIB, device="cuda:0", device_allocated_bytes=3 * GIB)
+
+
+@pytest.fixture
+def make(clock):
+    """Makes a timer with such readings."""
+
+    def make(*usages, **settings):
+        return MemoryTimer(memory=Readings(*usages), clock=clock, **settings)
+
+    return make
+
+
+class TestRegions:
+    def test_memory_is_read_at_each_end(self, make):
+        """The last reading and the largest are kept with the region's CPU times."""
+        tmr = make(USAGE, MORE)
+        for _ in range(2):
+            with tmr.region("FORWARD"):
+                pass
+        memory = tmr.snapshot().get("FORWARD").memory
+        assert (memory.samples, memory.last) == (2, MORE)
+        assert (memory.max_host_rss_bytes, memory.max_device_allocated_bytes) == (3 * GIB, 3 * GIB)
+        assert memory.max_device_reserved_bytes == GIB // 2
+
+    def test_it_is_read_after_the_time_was_taken(self, make, clock):
+        """Reading is no part of the region's time."""
+        tmr = make(USAGE)
+        tmr._memory.read = lambda: clock.advance(1.0) or USAGE
+        tmr.start("x")
+        clock.advance(0.5)
+        tmr.end("x")
+        assert tmr.get_time("x") == [pytest.approx(0.5)]
+
+    def test_only_regions_that_were_named(self, make):
+        """``memory_keys`` leaves the others alone."""
+        tmr = make(USAGE, memory_keys=["FORWARD"])
+        for key in ("FORWARD", "BACKWARD"):
+            with tmr.region(key):
+                pass
+        assert tmr.snapshot().get("FORWARD").memory.samples == 1
+        assert tmr.snapshot().get("BACKWARD").memory is None
+
+    def test_every_way_to_time_counts(self, make, device, clock):
+        """start/end, handles, decorators and iteration, on a device too."""
+        tmr = MemoryTimer(memory=Readings(USAGE), clock=clock, device_clock=device)
+        tmr.start("a", gpu=True)
+        tmr.end("a", gpu=True)
+        handle = tmr.region("b", gpu=True)
+        handle.start()
+        handle.end()
+        tmr.timed("c")(lambda: None)()
+        assert list(tmr.iterate([1, 2], "d")) == [1, 2]
+        snapshot = tmr.snapshot()
+        assert [snapshot.get(name).memory.samples for name in "abc"] == [1, 1, 1]
+        assert snapshot.get("d").memory.samples >= 2
+        assert snapshot.get("a", "GPU").memory is None
+
+    def test_a_failed_region_is_not_read(self, make):
+        """An exception leaves neither time nor memory."""
+        tmr = make(USAGE)
+        with pytest.raises(KeyError), tmr.region("x"):
+            raise KeyError
+        assert tmr.snapshot().get("x").memory is None
+        assert tmr.snapshot().get("x").failed == 1
+
+    def test_a_disabled_timer_reads_nothing(self, make):
+        """``enabled=False`` costs nothing."""
+        tmr = make(USAGE, enabled=False)
+        with tmr.region("x"):
+            pass
+        assert tmr._memory.reads == 0
+
+    def test_a_reset_forgets_it(self, make):
+        """With the times."""
+        tmr = make(USAGE)
+        with tmr.region("x"):
+            pass
+        tmr.reset()
+        assert tmr.snapshot().get("x") is None
+
+    def test_a_reader_that_fails_costs_one_warning(self, clock):
+        """Times go on without the memory."""
+        tmr = MemoryTimer(memory=Broken(), clock=clock)
+        tmr.start("x")
+        with pytest.warns(TimingWarning, match="no /proc"):
+            tmr.end("x")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for _ in range(2):
+                with tmr.region("x"):
+                    clock.advance(1.0)
+        assert tmr.snapshot().get("x").stats.count == 3
+        assert tmr.snapshot().get("x").memory is None
+
+    def test_ordinary_timers_have_none(self, clock):
+        """Nothing is read unless it was asked for."""
+        tmr = Timer(clock=clock)
+        with tmr.region("x"):
+            pass
+        assert tmr.snapshot().get("x").memory is None
+
+    def test_a_snapshot_with_memory_is_plain_data(self, make):
+        """It goes into JSON under the names of the fields."""
+        tmr = make(USAGE)
+        with tmr.region("x"):
+            pass
+        region = json.loads(json.dumps(tmr.snapshot().to_dict()))["regions"][0]
+        assert region["memory"]["last"]["device_peak_reserved_bytes"] == 4 * GIB
+        assert region["memory"]["last"]["device"] == "cuda:0"
+
+    def test_a_copy_is_a_timer_of_its_own(self, clock):
+        """Checkpoints of objects that hold one work."""
+        pytest.importorskip("psutil")
+        tmr = MemoryTimer(memory_keys=["x"])
+        again = copy.deepcopy(tmr)
+        with again.region("x"):
+            pass
+        assert again.snapshot().get("x").memory.samples == 1
+        assert tmr.snapshot().get("x") is None
+
+    def test_named_timers_read_it_at_each_stop(self, clock):
+        """``memory=`` of a group of named timers does the same."""
+        timers = SynchronizedWallClockTimer(clock=clock, memory=Readings(USAGE))
+        timers("fwd").start()
+        timers("fwd").stop()
+        assert timers.timer.snapshot().get("fwd").memory.last == USAGE
+
+
+class TestReading:
+    def test_the_hosts_memory(self):
+        """The numbers are psutil's of this process and machine; nothing of a device."""
+        pytest.importorskip("psutil")
+        usage = HostMemory().read()
+        assert usage.host_rss_bytes > 2**20
+        assert 0.0 < usage.host_used_percent <= 100.0
+        assert 0.0 <= usage.swap_used_percent <= 100.0
+        assert usage.device is None
+        assert usage.device_allocated_bytes is None
+
+    def test_a_timer_reads_the_hosts_memory_by_itself(self):
+        """Without a reader it is the host's."""
+        pytest.importorskip("psutil")
+        tmr = MemoryTimer()
+        with tmr.region("x"):
+            pass
+        assert tmr.snapshot().get("x").memory.last.host_rss_bytes > 2**20
+
+    def test_without_psutil_the_error_names_it(self, monkeypatch):
+        """Asking for the host's memory without psutil names the package."""
+        monkeypatch.setitem(sys.modules, "psutil", None)
+        with pytest.raises(MissingPackageError, match=r"HostMemory requires psutil; pip install"):
+            HostMemory()
+
+    def test_readers_are_known_by_their_method(self):
+        """Anything with ``read`` serves."""
+        assert isinstance(Readings(USAGE), MemoryReader)
+        assert not isinstance(object(), MemoryReader)
+
+
+class TestLine:
+    def test_it_has_the_originals_numbers(self):
+        """DeepSpeed's four numbers come first, in units of 1024³ bytes."""
+        assert format_usage(USAGE) == (
+            " | mem_allocated: 1.0000 GB | max_mem_allocated: 2.0000 GB | cache_allocated: 0.5000 GB"
+            " | max_cache_allocated: 4.0000 GB | host_rss: 3.0000 GB | host_used: 12.5 %"
+        )
+
+    def test_what_is_unknown_is_left_out(self):
+        """Missing is not zero."""
+        assert format_usage(MORE) == " | mem_allocated: 3.0000 GB | host_rss: 2.0000 GB"
+        assert format_usage(MemoryUsage()) == " | memory: unknown"
+
+    def test_memory_usage_needs_no_group(self):
+        """It is called on the class as well, as in the original."""
+        pytest.importorskip("psutil")
+        assert SynchronizedWallClockTimer.memory_usage().startswith(" | host_rss: ")
