@@ -92,7 +92,7 @@ class TimerHooks:
             raise ValueError(f"TimerCallback(io={io!r}): pass 'auto', True or False.")
         super().__init__()
         self.timer = timer
-        self._settings = {"gpu": bool(gpu), "io": io, "phases": bool(phases), "log_prefix": log_prefix}
+        self._settings: dict[str, Any] = {"gpu": bool(gpu), "io": io, "phases": bool(phases), "log_prefix": log_prefix}
         self._log_prefix = log_prefix
         self._timing = FitTiming(timer, gpu=bool(gpu), io=io, phases=bool(phases))
 

@@ -75,7 +75,8 @@ class CupyEventClock:
 
     def elapsed_ns(self, start: Any, end: Any) -> int:
         """Nanoseconds between two events; CUDA gives a float32 of milliseconds."""
-        return round(self._cuda.get_elapsed_time(start, end) * 1e6)
+        milliseconds: float = self._cuda.get_elapsed_time(start, end)
+        return round(milliseconds * 1e6)
 
     def __reduce__(self) -> Any:
         """Copy and pickle as what it is for, not with its events' context."""

@@ -48,7 +48,7 @@ def timed_step(step: Callable[..., Any], timer: Timer, *, gpu: bool = False) -> 
         gpu: Whether BATCH is timed on the GPU as well, which waits for it, see ``CPUGPUTimer``.
 
     Raises:
-        TypeError: ``timer`` is not a timer, or not a ``CPUGPUTimer`` though ``gpu`` is true, or ``step`` is no function.
+        TypeError: ``timer`` is not a timer, or no ``CPUGPUTimer`` though ``gpu`` is true, or ``step`` is no function.
     """
     if not callable(step):
         raise TypeError(f"timed_step({step!r}): pass a function, or what tf.function made of one.")
@@ -67,11 +67,11 @@ def timed_step(step: Callable[..., Any], timer: Timer, *, gpu: bool = False) -> 
 
 class _TimedStep:
     def __init__(self, step: Callable[..., Any], timer: Timer, *, gpu: bool) -> None:
-        import tensorflow
+        import tensorflow as tf
 
         self.timer = timer
         self.tally = None
-        self._tf: Any = tensorflow
+        self._tf: Any = tf
         self._gpu = gpu
         self._regions = OpenRegions(timer)
         self._matcher = PhaseMatcher(self)
@@ -146,7 +146,5 @@ def _why_no_phases(step: Any) -> str | None:
     if getattr(step, "_jit_compile", None):
         return "The step is compiled as a whole by XLA and takes no time stamps inside: use jit_compile=False for it."
     if hasattr(step, "python_function") and not hasattr(step, "_clone"):
-        return (
-            "This TensorFlow does not let a tf.function be traced anew: pass the Python function that it was made of."
-        )
+        return "This TensorFlow does not let a tf.function be traced anew: pass the Python function that it is of."
     return why_no_stamps()

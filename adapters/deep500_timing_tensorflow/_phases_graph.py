@@ -89,9 +89,9 @@ class GraphPhases:
 
     def __init__(self, model: Any, backend: str) -> None:
         """Nothing is traced yet."""
-        import tensorflow
+        import tensorflow as tf
 
-        self._tf: Any = tensorflow
+        self._tf: Any = tf
         self._model = model
         self._backend = backend
         self._ring = StampRing(self._tf, max(_RING_ROWS, 4 * steps_per_execution(model)))

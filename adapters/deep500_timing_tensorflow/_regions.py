@@ -39,7 +39,7 @@ class OpenRegions:
     def start(self, key: Key, *, gpu: bool = False) -> None:
         """Open a region."""
         if gpu:
-            self.timer.start(key, gpu=True)  # type: ignore[call-arg]
+            self.timer.start(key, gpu=True)  # type: ignore[call-arg, unused-ignore]
         else:
             self.timer.start(key)
         self._open[key] = gpu, self.timer.now_ns()
@@ -55,7 +55,7 @@ class OpenRegions:
         gpu, began_ns = self._open.pop(key)
         took_ns = self.timer.now_ns() - began_ns
         if gpu:
-            self.timer.end(key, gpu=True)  # type: ignore[call-arg]
+            self.timer.end(key, gpu=True)  # type: ignore[call-arg, unused-ignore]
         else:
             self.timer.end(key)
         return took_ns

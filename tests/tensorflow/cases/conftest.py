@@ -1,0 +1,35 @@
+"""What the cases share: tiny models on made data, and a timer whose callback must leave nothing behind."""
+
+from __future__ import annotations
+
+import os
+import warnings
+
+import numpy as np
+import pytest
+
+from deep500_timing._warn import forget_warnings
+
+
+@pytest.fixture(autouse=True)
+def _nothing_said_yet():
+    """Each case hears every message of its own, and one that it does not expect is a failure."""
+    forget_warnings()
+    with warnings.catch_warnings():
+        from deep500_timing import TimingWarning
+
+        warnings.filterwarnings("error", category=TimingWarning)
+        yield
+
+
+@pytest.fixture
+def backend():
+    """The backend that this process runs on."""
+    return os.environ["KERAS_BACKEND"]
+
+
+@pytest.fixture
+def data():
+    """Forty samples of four numbers and their sum."""
+    x = np.random.default_rng(0).random((40, 4)).astype("float32")
+    return x, x.sum(axis=1, keepdims=True)

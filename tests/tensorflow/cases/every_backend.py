@@ -1,0 +1,420 @@
+"""Cases that hold on each backend of Keras 3; ``test_keras.py`` runs them."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import keras
+import numpy as np
+import pytest
+
+import deep500_timing_tensorflow as timer
+from deep500_timing.testing import ManualDeviceClock
+from deep500_timing_tensorflow import TimeType
+
+FIRST = "BATCH (first)"
+HOOKS = [
+    "on_train_begin",
+    "on_epoch_begin",
+    "on_train_batch_begin",
+    "on_train_batch_end",
+    "on_test_begin",
+    "on_test_batch_begin",
+    "on_test_batch_end",
+    "on_test_end",
+    "on_epoch_end",
+    "on_train_end",
+]
+
+
+def make_model(**compiling):
+    """A model of two layers, the same each time."""
+    keras.utils.set_random_seed(7)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, activation="relu"), keras.layers.Dense(1)])
+    model.compile(**{"optimizer": "adam", "loss": "mse", **compiling})
+    return model
+
+
+def counts(tmr):
+    """How often each region was timed on the CPU, and that none is left open."""
+    snapshot = tmr.snapshot()
+    assert [] == [region.name for region in snapshot if region.running]
+    return {
+        region.name: region.stats.count for region in snapshot if region.device == "CPU" and region.stats is not None
+    }
+
+
+def batches(tmr):
+    """How many batches were timed, those that traced included."""
+    found = counts(tmr)
+    return found.get("BATCH", 0) + found.get(FIRST, 0)
+
+
+def failed(tmr):
+    """The names of the regions that were broken off."""
+    return {region.name for region in tmr.snapshot() if region.failed and region.device == "CPU"}
+
+
+def assert_untouched(model):
+    """Nothing of the callback is on the model or its optimizer."""
+    assert set() == {"train_step", "compute_loss"} & set(vars(model))
+    assert "apply" not in vars(model.optimizer)
+    assert type(model.train_function).__module__.partition(".")[0] != "deep500_timing_tensorflow"
+
+
+class Raising(keras.callbacks.Callback):
+    """Raises in one hook, the first time."""
+
+    def __init__(self, hook, error):
+        super().__init__()
+
+        def raises(*args, **kwargs):
+            delattr(self, hook)
+            raise error
+
+        setattr(self, hook, raises)
+
+
+def test_fit_is_timed_by_region(data):
+    """A fit, its epochs, its batches, its waits and its validations are counted as often as they were."""
+    tmr = timer.Timer()
+    model = make_model()
+    model.fit(*data, batch_size=8, epochs=3, validation_data=data, callbacks=[timer.TimerCallback(tmr)], verbose=0)
+    found = counts(tmr)
+    assert (1, 3, 3, 15) == (found["FIT"], found["EPOCH"], found["VALIDATION"], found["IO"])
+    assert 15 == batches(tmr)
+    assert found[FIRST] >= 1
+    assert "TEST" not in found
+    assert set() == failed(tmr)
+    assert_untouched(model)
+
+
+def test_first_batch_is_kept_apart_once_for_a_model(data):
+    """A second fit of the same model traces nothing, so all its batches are steady."""
+    tmr = timer.Timer()
+    model, callback = make_model(), timer.TimerCallback(tmr)
+    model.fit(*data, batch_size=8, callbacks=[callback], verbose=0)
+    before = counts(tmr)[FIRST]
+    model.fit(*data, batch_size=8, callbacks=[callback], verbose=0)
+    assert before == counts(tmr)[FIRST]
+    assert 10 == batches(tmr)
+
+
+def test_smaller_last_batch_that_traces_again_is_kept_apart(data, backend):
+    """Compiled backends trace for each shape of batch, and those executions are not in BATCH."""
+    tmr = timer.Timer()
+    make_model().fit(*data, batch_size=16, epochs=2, callbacks=[timer.TimerCallback(tmr)], verbose=0)
+    assert (1 if backend == "torch" else 2) == counts(tmr)[FIRST]
+    assert 6 == batches(tmr)
+
+
+def test_evaluate_and_predict_are_regions_of_their_own(data):
+    """``evaluate`` is TEST, ``predict`` is PREDICT, and neither has batches."""
+    tmr = timer.Timer()
+    model, callback = make_model(), timer.TimerCallback(tmr)
+    model.evaluate(*data, callbacks=[callback], verbose=0)
+    model.predict(data[0], callbacks=[callback], verbose=0)
+    assert {"TEST": 1, "PREDICT": 1} == counts(tmr)
+
+
+def test_data_of_unknown_length(data):
+    """A generator that ends costs no batch that was not there."""
+
+    def generate():
+        for start in range(0, 40, 8):
+            yield data[0][start : start + 8], data[1][start : start + 8]
+
+    tmr = timer.Timer()
+    make_model().fit(generate(), epochs=1, callbacks=[timer.TimerCallback(tmr)], verbose=0)
+    assert 5 == batches(tmr)
+    assert 5 == counts(tmr)["IO"]
+    assert set() == failed(tmr)
+
+
+@pytest.mark.parametrize(("error", "order"), [(ValueError("broken"), "before"), (KeyboardInterrupt(), "after")])
+@pytest.mark.parametrize("hook", HOOKS)
+def test_fit_broken_off_in_a_hook(data, hook, error, order):
+    """Wherever a fit is broken off, the model is as it was and the next fit with the same callback is timed in full."""
+    tmr = timer.Timer()
+    model, callback = make_model(run_eagerly=True), timer.TimerCallback(tmr)
+    raising = Raising(hook, error)
+    both = [raising, callback] if order == "before" else [callback, raising]
+    with pytest.raises(type(error)):
+        model.fit(*data, batch_size=20, validation_data=data, callbacks=both, verbose=0)
+    broken = failed_after_attach(callback, model, tmr)
+    if (order, hook) not in {("before", "on_train_begin"), ("after", "on_train_end")}:
+        assert "FIT" in broken
+    counted, trained = counts(tmr), batches(tmr)
+    model.fit(*data, batch_size=20, validation_data=data, callbacks=[callback], verbose=0)
+    after = counts(tmr)
+    assert 2 == batches(tmr) - trained
+    for region, times in {"FIT": 1, "EPOCH": 1, "VALIDATION": 1, "IO": 2}.items():
+        assert times == after[region] - counted.get(region, 0), region
+    assert_untouched(model)
+
+
+def failed_after_attach(callback, model, tmr):
+    """What was broken off, once the callback knows of it: when it is next used."""
+    callback.set_model(model)
+    assert_untouched(model)
+    return failed(tmr)
+
+
+@pytest.mark.parametrize("phases", [False, True])
+@pytest.mark.parametrize("error", [ValueError("bad sample"), KeyboardInterrupt()], ids=["exception", "Ctrl-C"])
+def test_fit_broken_off_inside_a_batch(data, backend, error, phases):
+    """What the model's own code raises passes through; everything open is closed at once and counted as failed."""
+
+    class Layer(keras.layers.Layer):
+        armed = False
+
+        def call(self, x):
+            if Layer.armed:
+                raise error
+            return x
+
+    keras.utils.set_random_seed(7)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1), Layer()])
+    model.compile("sgd", "mse", run_eagerly=True)
+    tmr = timer.Timer()
+    callback = timer.TimerCallback(tmr, phases=phases and backend != "jax")
+
+    class Arm(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            Layer.armed = batch == 2
+
+    with pytest.raises(type(error)):
+        model.fit(*data, batch_size=8, callbacks=[callback, Arm()], verbose=0)
+    assert {"FIT", "EPOCH", "BATCH"} <= failed(tmr)
+    assert 2 == batches(tmr)
+    assert_untouched(model)
+    Layer.armed = False
+    model.fit(*data, batch_size=8, callbacks=[callback], verbose=0)
+    assert 7 == batches(tmr)
+
+
+def test_stop_training_is_an_ordinary_end(data):
+    """A callback that stops training leaves nothing open and nothing failed."""
+
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.stop_training = batch == 1
+
+    tmr = timer.Timer()
+    make_model().fit(*data, batch_size=8, epochs=3, callbacks=[Stop(), timer.TimerCallback(tmr)], verbose=0)
+    assert 2 == batches(tmr)
+    assert set() == failed(tmr)
+    assert 1 == counts(tmr)["EPOCH"]
+
+
+def test_position_in_the_list_does_not_matter(data):
+    """First or last in the list, the counts are the same, and Keras's own callbacks work beside it."""
+    for place in (0, 1):
+        tmr = timer.Timer()
+        callbacks = [keras.callbacks.ReduceLROnPlateau(monitor="loss")]
+        callbacks.insert(place, timer.TimerCallback(tmr))
+        make_model().fit(*data, batch_size=8, callbacks=callbacks, verbose=0)
+        assert 5 == batches(tmr)
+
+
+def test_two_callbacks_in_one_fit(data):
+    """Two timers see the same fit, each in full."""
+    timers = [timer.Timer(), timer.Timer()]
+    callbacks = [timer.TimerCallback(tmr) for tmr in timers]
+    make_model().fit(*data, batch_size=8, callbacks=callbacks, verbose=0)
+    assert counts(timers[0]) == counts(timers[1])
+    assert (5, 5) == (batches(timers[0]), counts(timers[0])["IO"])
+
+
+def test_one_timer_for_several_models(data):
+    """A callback and its timer go on to the next model."""
+    tmr = timer.Timer()
+    callback = timer.TimerCallback(tmr)
+    for _ in range(2):
+        make_model().fit(*data, batch_size=8, callbacks=[callback], verbose=0)
+    assert (10, 2) == (batches(tmr), counts(tmr)["FIT"])
+
+
+def test_fit_inside_a_fit(data):
+    """A model that is trained by another model's callback has its own times."""
+    inner_timer = timer.Timer()
+
+    class Inner(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            make_model().fit(*data, batch_size=20, callbacks=[timer.TimerCallback(inner_timer)], verbose=0)
+
+    tmr = timer.Timer()
+    make_model().fit(*data, batch_size=8, callbacks=[Inner(), timer.TimerCallback(tmr)], verbose=0)
+    assert (5, 2) == (batches(tmr), batches(inner_timer))
+
+
+@pytest.mark.parametrize("length", ["known", "unknown"])
+def test_several_steps_per_execution(data, backend, length):
+    """Each batch that ran counts as one, also when an execution is cut short by the end of the data."""
+    if backend == "torch":
+        pytest.skip("Keras has one step per execution on torch")
+
+    def generate():
+        for start in range(0, 40, 8):
+            yield data[0][start : start + 8], data[1][start : start + 8]
+
+    tmr = timer.Timer()
+    model = make_model(steps_per_execution=2)
+    callback = timer.TimerCallback(tmr, io=True)
+    if length == "known":
+        model.fit(*data, batch_size=8, epochs=2, callbacks=[callback], verbose=0)
+    else:
+        for _ in range(2):
+            model.fit(generate(), callbacks=[callback], verbose=0)
+    assert 10 == batches(tmr)
+    assert 10 == counts(tmr)["IO"]
+    assert_untouched(model)
+
+
+def test_epoch_means_go_into_the_logs(data):
+    """With a prefix, the epoch's means and rates are in the history beside the losses."""
+    tmr = timer.Timer()
+    callback = timer.TimerCallback(tmr, log_prefix="time/")
+    made = make_model().fit(*data, batch_size=8, epochs=2, validation_data=data, callbacks=[callback], verbose=0)
+    for key in ("IO", "BATCH", "EPOCH", "VALIDATION", "steps_per_s", "samples_per_s"):
+        assert 2 == len(made.history[f"time/{key}"])
+        assert all(value > 0 for value in made.history[f"time/{key}"])
+    assert pytest.approx(np.mean(tmr.get_time(TimeType.EPOCH)), rel=0.05) == np.mean(made.history["time/EPOCH"])
+
+
+def test_logs_are_left_alone_without_a_prefix(data):
+    """Without a prefix the history holds what it holds without the callback."""
+    callback = timer.TimerCallback(timer.Timer())
+    made = make_model().fit(*data, batch_size=8, callbacks=[callback], verbose=0)
+    assert {"loss"} == set(made.history)
+
+
+def test_throughput_counts_batches_and_samples(data):
+    """The newest epoch's steps and samples are those that ran, and the rates follow from them."""
+    callback = timer.TimerCallback(timer.Timer())
+    assert callback.throughput is None
+    make_model().fit(*data, batch_size=8, epochs=2, callbacks=[callback], verbose=0)
+    found = callback.throughput
+    assert (5, 40) == (found.steps, found.samples)
+    assert pytest.approx(8 * found.steps_per_s) == found.samples_per_s
+
+
+@pytest.mark.parametrize("phases", [False, True])
+def test_weights_are_the_same_to_the_bit(data, backend, phases):
+    """Three epochs with the callback leave the weights that three epochs without it leave."""
+    weights = []
+    for callbacks in ([], [timer.TimerCallback(timer.Timer(), phases=phases and backend != "jax")]):
+        model = make_model()
+        model.fit(*data, batch_size=8, epochs=3, validation_data=data, callbacks=callbacks, verbose=0)
+        weights.append([*model.get_weights(), *(np.asarray(v) for v in model.optimizer.variables)])
+    for without, with_callback in zip(*weights, strict=True):
+        np.testing.assert_array_equal(without, with_callback)
+
+
+def test_batches_are_timed_on_the_device(data):
+    """With ``gpu=True`` each batch is timed on both, and what did not exist is not left on the device."""
+    clock = ManualDeviceClock()
+    tmr = timer.CPUGPUTimer(device_clock=clock)
+    make_model().fit(*data, batch_size=8, epochs=2, callbacks=[timer.TimerCallback(tmr, gpu=True)], verbose=0)
+    for key in ("BATCH", FIRST):
+        assert len(tmr.get_time(key)) == len(tmr.get_time(key, gpu=True))
+    assert 10 == batches(tmr)
+
+
+def test_gpu_without_a_gpu_times_the_cpu(data):
+    """The contract's callback works where there is no GPU: one message, CPU times."""
+    with pytest.warns(timer.TimingWarning, match="No GPU times, CPU times go on") as said:
+        tmr = timer.CPUGPUTimer()
+        make_model().fit(*data, batch_size=8, callbacks=[timer.TimerCallback(tmr, gpu=True)], verbose=0)
+    assert 1 == len([warning for warning in said if warning.category is timer.TimingWarning])
+    assert 5 == batches(tmr)
+    assert [] == tmr.get_time(TimeType.BATCH, gpu=True)
+
+
+def test_faulty_device_does_not_break_the_fit(data):
+    """A device that fails costs one warning and its times."""
+    clock = ManualDeviceClock()
+    clock.fail("record", RuntimeError("device lost"))
+    tmr = timer.CPUGPUTimer(device_clock=clock)
+    with pytest.warns(timer.TimingWarning, match="device lost"):
+        make_model().fit(*data, batch_size=8, callbacks=[timer.TimerCallback(tmr, gpu=True)], verbose=0)
+    assert 5 == batches(tmr)
+
+
+def test_fault_in_timing_does_not_break_the_fit(data):
+    """A region that the user holds open is the callback's fault, said once, and the fit comes to its end."""
+    tmr = timer.Timer()
+    tmr.start(TimeType.EPOCH)
+    with pytest.warns(timer.TimingWarning, match=r"TimerCallback failed in on_epoch_begin.*'EPOCH'") as said:
+        made = make_model().fit(*data, batch_size=8, epochs=2, callbacks=[timer.TimerCallback(tmr)], verbose=0)
+    assert 1 == len([warning for warning in said if "on_epoch_begin" in str(warning.message)])
+    assert 2 == len(made.history["loss"])
+
+
+def test_disabled_timer_records_nothing(data):
+    """A timer that is switched off leaves a fit alone."""
+    tmr = timer.Timer(enabled=False)
+    make_model().fit(*data, batch_size=8, callbacks=[timer.TimerCallback(tmr)], verbose=0)
+    assert {} == counts(tmr)
+
+
+def test_copies_share_the_timer(data):
+    """KerasTuner copies callbacks: each copy times its own fits into the one timer."""
+    tmr = timer.Timer()
+    original = timer.TimerCallback(tmr, log_prefix="t/")
+    copied = copy.deepcopy(original)
+    assert copied.timer is tmr
+    for callback in (original, copied):
+        made = make_model().fit(*data, batch_size=8, callbacks=[callback], verbose=0)
+        assert "t/BATCH" in made.history
+    assert 10 == batches(tmr)
+
+
+def test_pickled_callback_keeps_its_settings(data):
+    """A callback that is sent to another process times there into an empty timer."""
+    callback = pickle.loads(pickle.dumps(timer.TimerCallback(timer.Timer(), log_prefix="t/")))
+    assert "t/BATCH" in make_model().fit(*data, batch_size=8, callbacks=[callback], verbose=0).history
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "error", "says"),
+    [
+        (("tmr",), {}, TypeError, "first argument is the timer"),
+        ((timer.Timer(),), {"gpu": True}, TypeError, "needs a CPUGPUTimer"),
+        ((timer.Timer(),), {"io": "sometimes"}, ValueError, "pass 'auto', True or False"),
+    ],
+)
+def test_wrong_arguments_are_refused_at_once(args, kwargs, error, says):
+    """Arguments that cannot be meant are an error where they are written."""
+    with pytest.raises(error, match=says):
+        timer.TimerCallback(*args, **kwargs)
+
+
+def test_phases(data, backend):
+    """FORWARD and BACKWARD are there for each batch where the backend lets them be seen; JAX says why it does not."""
+    tmr = timer.Timer()
+    callback = timer.TimerCallback(tmr, phases=True)
+    model = make_model()
+    if backend == "jax":
+        with pytest.warns(timer.TimingWarning, match="On JAX both passes are one compiled computation"):
+            model.fit(*data, batch_size=8, epochs=2, callbacks=[callback], verbose=0)
+        assert "FORWARD" not in counts(tmr)
+    else:
+        model.fit(*data, batch_size=8, epochs=2, callbacks=[callback], verbose=0)
+        found = counts(tmr)
+        for key in ("FORWARD", "BACKWARD"):
+            assert (found["BATCH"], found[FIRST]) == (found[key], found[f"{key} (first)"])
+        assert 0 == callback.withheld
+        inside = sum(tmr.get_time(TimeType.FORWARD)) + sum(tmr.get_time(TimeType.BACKWARD))
+        assert inside <= sum(tmr.get_time(TimeType.BATCH))
+    assert 10 == batches(tmr)
+    assert_untouched(model)
+
+
+def test_no_io_when_it_is_not_wanted(data):
+    """``io=False`` times no waits."""
+    tmr = timer.Timer()
+    make_model().fit(*data, batch_size=8, callbacks=[timer.TimerCallback(tmr, io=False)], verbose=0)
+    assert "IO" not in counts(tmr)
+    assert 5 == batches(tmr)

@@ -1,0 +1,446 @@
+"""Cases of Keras 3 on TensorFlow alone: graphs, strategies, stamps; ``test_keras.py`` runs them."""
+
+from __future__ import annotations
+
+import threading
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
+
+import deep500_timing_tensorflow as timer
+from deep500_timing.testing import ManualClock
+from deep500_timing_tensorflow import TimeType
+from deep500_timing_tensorflow._phases import Execution, PhaseMatcher, Stamps
+from deep500_timing_tensorflow._phases_graph import StampRing
+
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
+)
+
+FIRST = "BATCH (first)"
+PASSES = ("FORWARD", "BACKWARD")
+
+
+def make_model(model_class=keras.Model, **compiling):
+    """A model of two layers, the same each time."""
+    keras.utils.set_random_seed(7)
+    inputs = keras.Input((4,))
+    hidden = keras.layers.Dense(8, activation="relu")(inputs)
+    model = model_class(inputs, keras.layers.Dense(1)(hidden))
+    model.compile(**{"optimizer": "adam", "loss": "mse", **compiling})
+    return model
+
+
+def counts(tmr):
+    """How often each region was timed, and that none is left open."""
+    snapshot = tmr.snapshot()
+    assert [] == [region.name for region in snapshot if region.running]
+    return {region.name: region.stats.count for region in snapshot if region.stats is not None}
+
+
+def weights_after(model, data, callbacks, **fitting):
+    """The weights after a fit."""
+    model.fit(*data, **{"batch_size": 8, "epochs": 3, "verbose": 0, **fitting}, callbacks=callbacks)
+    return model.get_weights()
+
+
+def assert_passes(tmr, batches):
+    """Each batch has its passes, the ones that traced kept apart."""
+    found = counts(tmr)
+    for key in PASSES:
+        assert found["BATCH"] == found[key]
+        assert found[FIRST] == found[f"{key} (first)"]
+    assert batches == found["BATCH"] + found[FIRST]
+
+
+class OwnStep(keras.Model):
+    """A train step of the user's own, by way of Keras's loss and optimizer."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x=x, y=y, y_pred=self(x, training=True))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return {"loss": loss}
+
+
+class OwnEverything(keras.Model):
+    """A train step that goes by neither ``compute_loss`` nor the optimizer."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x) - y) ** 2)
+        for variable, gradient in zip(
+            self.trainable_variables, tape.gradient(loss, self.trainable_variables), strict=True
+        ):
+            variable.assign_sub(0.01 * gradient)
+        return {"loss": loss}
+
+
+class TwoGradients(keras.Model):
+    """A train step with two gradients, of which neither is the backward pass."""
+
+    def train_step(self, data):
+        x, y = data
+        for _ in range(2):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self(x) - y) ** 2)
+            self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
+
+
+CONFIGURATIONS = {
+    "graph": {},
+    "eager": {"run_eagerly": True},
+    "two steps per execution": {"steps_per_execution": 2},
+    "mixed precision": {"optimizer": keras.mixed_precision.LossScaleOptimizer(keras.optimizers.SGD())},
+    "own step": {"model_class": OwnStep},
+    "own step without Keras": {"model_class": OwnEverything},
+}
+
+
+@pytest.mark.parametrize("configuration", CONFIGURATIONS)
+def test_passes_of_every_batch(data, configuration):
+    """Wherever a step takes one gradient of one tape, FORWARD and BACKWARD are there for each batch that ran."""
+    settings = dict(CONFIGURATIONS[configuration])
+    if configuration == "mixed precision":
+        settings["optimizer"] = keras.mixed_precision.LossScaleOptimizer(keras.optimizers.SGD())
+    tmr = timer.Timer()
+    callback = timer.TimerCallback(tmr, phases=True)
+    weights_after(make_model(**settings), data, [callback])
+    assert_passes(tmr, batches=15)
+    assert 0 == callback.withheld
+
+
+@pytest.mark.parametrize("configuration", CONFIGURATIONS)
+def test_weights_with_stamps_are_the_same_to_the_bit(data, configuration):
+    """The anchors pass on what they are given, unchanged, through every way of stepping."""
+    after = []
+    for callbacks in ([], [timer.TimerCallback(timer.Timer(), phases=True)]):
+        settings = dict(CONFIGURATIONS[configuration])
+        if configuration == "mixed precision":
+            settings["optimizer"] = keras.mixed_precision.LossScaleOptimizer(keras.optimizers.SGD())
+        after.append(weights_after(make_model(**settings), data, callbacks))
+    for without, with_callback in zip(*after, strict=True):
+        np.testing.assert_array_equal(without, with_callback)
+
+
+def test_sparse_gradients_are_stamped_and_unchanged():
+    """An embedding's gradient is a set of rows; it passes the anchors as one, and trains to the same weights."""
+    words, labels = np.arange(40).reshape(20, 2) % 11, np.ones((20, 1), "float32")
+    after = []
+    for phases in (False, True):
+        keras.utils.set_random_seed(7)
+        model = keras.Sequential(
+            [keras.Input((2,)), keras.layers.Embedding(11, 3), keras.layers.Flatten(), keras.layers.Dense(1)]
+        )
+        model.compile("adam", "mse")
+        tmr = timer.Timer()
+        after.append(weights_after(model, (words, labels), [timer.TimerCallback(tmr, phases=phases)], batch_size=5))
+    assert_passes(tmr, batches=12)
+    for plain, stamped in zip(*after, strict=True):
+        np.testing.assert_array_equal(plain, stamped)
+
+
+@pytest.mark.parametrize("phases", [False, True])
+def test_two_replicas(data, phases):
+    """Under MirroredStrategy a batch counts once, with the passes of one replica, and all its samples."""
+    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        model = make_model()
+    tmr = timer.Timer()
+    callback = timer.TimerCallback(tmr, phases=phases)
+    weights_after(model, data, [callback])
+    found = counts(tmr)
+    assert 15 == found["BATCH"] + found[FIRST] == found["IO"]
+    assert 40 == callback.throughput.samples
+    if phases:
+        assert_passes(tmr, batches=15)
+
+
+@pytest.mark.parametrize("phases", [False, True])
+def test_dataset_of_unknown_length(data, phases):
+    """The batch that is not there leaves neither an interval nor stamps."""
+
+    def generate():
+        for start in range(0, 40, 8):
+            yield data[0][start : start + 8], data[1][start : start + 8]
+
+    spec = (tf.TensorSpec((None, 4)), tf.TensorSpec((None, 1)))
+    dataset = tf.data.Dataset.from_generator(generate, output_signature=spec)
+    tmr = timer.Timer()
+    callback = timer.TimerCallback(tmr, phases=phases)
+    make_model().fit(dataset, epochs=3, callbacks=[callback], verbose=0)
+    found = counts(tmr)
+    assert 15 == found["BATCH"] + found[FIRST] == found["IO"]
+    if phases:
+        assert_passes(tmr, batches=15)
+
+
+def test_waits_inside_an_execution_come_from_the_stamps(data):
+    """With stamps the waits are known inside a compiled loop, but for the one before the first tracing."""
+    tmr = timer.Timer()
+    weights_after(make_model(steps_per_execution=2), data, [timer.TimerCallback(tmr, phases=True)])
+    assert 14 == counts(tmr)["IO"]
+
+
+def test_waits_inside_an_execution_are_not_guessed(data):
+    """Without stamps the waits inside a compiled loop are not timed, and the message says what helps."""
+    tmr = timer.Timer()
+    with pytest.warns(timer.TimingWarning, match="steps_per_execution=2 .* phases=True times it there"):
+        weights_after(make_model(steps_per_execution=2), data, [timer.TimerCallback(tmr)])
+    assert "IO" not in counts(tmr)
+
+
+def test_xla_is_refused_with_its_remedy(data):
+    """A step that XLA compiles is timed as a whole, and the message says how to have its passes."""
+    tmr = timer.Timer()
+    with pytest.warns(timer.TimingWarning, match="jit_compile=False"):
+        weights_after(make_model(jit_compile=True), data, [timer.TimerCallback(tmr, phases=True)])
+    found = counts(tmr)
+    assert 15 == found["BATCH"] + found[FIRST]
+    assert "FORWARD" not in found
+
+
+def test_step_whose_backward_pass_cannot_be_told_is_left_out(data):
+    """Two gradients in a step: no passes, one message, and the batches are timed."""
+    tmr = timer.Timer()
+    with pytest.warns(timer.TimingWarning, match="exactly one gradient") as said:
+        weights_after(make_model(TwoGradients), data, [timer.TimerCallback(tmr, phases=True)])
+    assert 1 == len([warning for warning in said if warning.category is timer.TimingWarning])
+    found = counts(tmr)
+    assert 15 == found["BATCH"] + found[FIRST]
+    assert not {"FORWARD", "FORWARD (first)"} & set(found)
+
+
+def test_train_function_and_tape_are_the_same_afterwards(data):
+    """The function that Keras made is back, never traced, and ``tf.GradientTape`` is as it was."""
+    before = tf.GradientTape.gradient
+    model = make_model()
+    model.make_train_function()
+    function = model.train_function
+    weights_after(model, data, [timer.TimerCallback(timer.Timer(), phases=True)])
+    assert model.train_function is function
+    assert before is tf.GradientTape.gradient
+    assert not {"train_step", "compute_loss"} & set(vars(model))
+
+
+def test_step_is_traced_anew_after_compile(data):
+    """A model that is compiled again is another training, and its first execution is kept apart again."""
+    tmr = timer.Timer()
+    model, callback = make_model(), timer.TimerCallback(tmr, phases=True)
+    weights_after(model, data, [callback])
+    model.compile("sgd", "mae")
+    weights_after(model, data, [callback])
+    assert 2 == counts(tmr)[FIRST]
+    assert_passes(tmr, batches=30)
+
+
+def test_two_callbacks_with_phases_in_one_fit(data):
+    """Both timers get every stamp."""
+    timers = [timer.Timer(), timer.Timer()]
+    weights_after(make_model(), data, [timer.TimerCallback(tmr, phases=True) for tmr in timers])
+    for tmr in timers:
+        assert_passes(tmr, batches=15)
+
+
+def test_fits_in_two_threads(data):
+    """Two models that train at once have each their own passes."""
+    timers = [timer.Timer(), timer.Timer()]
+    models = [make_model(), make_model()]
+    threads = [
+        threading.Thread(target=weights_after, args=(model, data, [timer.TimerCallback(tmr, phases=True)]))
+        for model, tmr in zip(models, timers, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for tmr in timers:
+        assert_passes(tmr, batches=15)
+
+
+def test_callbacks_of_keras_read_the_means_from_the_logs(data, tmp_path):
+    """CSVLogger writes the means that the prefix put into the logs."""
+    callbacks = [
+        timer.TimerCallback(timer.Timer(), phases=True, log_prefix="time/"),
+        keras.callbacks.CSVLogger(tmp_path / "log.csv"),
+    ]
+    weights_after(make_model(), data, callbacks)
+    header = (tmp_path / "log.csv").read_text().splitlines()[0].split(",")
+    assert {"time/BATCH", "time/FORWARD", "time/BACKWARD", "time/IO", "time/EPOCH"} <= set(header)
+
+
+# --- the ring and the matching of stamps ----------------------------------------------------------------------------
+
+
+class _Row:
+    """Stamps of a graph, given as numbers."""
+
+    def __init__(self, *stamps):
+        self._stamps = stamps
+
+    def row(self):
+        return tf.constant(self._stamps, tf.float64)
+
+
+def test_ring_gives_each_row_once_and_loses_the_oldest():
+    """What was read is not read again; more rows than the ring holds cost the oldest."""
+    ring = StampRing(tf, rows=4)
+    for number in range(3):
+        ring.put(_Row(number, 1, 2, 3))
+    assert [0, 1, 2] == [row.data_s for row in ring.read()]
+    for number in range(3, 9):
+        ring.put(_Row(number, 1, 2, 3))
+    assert [5, 6, 7, 8] == [row.data_s for row in ring.read()]
+    assert [] == ring.read()
+
+
+class _Sink:
+    """What a matcher needs of a fit: a timer and no tally."""
+
+    tally = None
+
+    def __init__(self):
+        self.timer = timer.Timer(clock=ManualClock())
+
+
+NOW_NS = 1_700_000_000_000_000_000
+
+
+def _execution(took_ns, steps=1):
+    return Execution(5_000, 5_000 + took_ns, NOW_NS, NOW_NS + took_ns, steps, steady=True)
+
+
+def _stamps(*offsets_ns):
+    return Stamps(*((NOW_NS + offset) / 1e9 for offset in offsets_ns))
+
+
+def test_stamps_become_intervals_on_the_timers_clock():
+    """The lengths are those between the stamps, to the microsecond that the stamps have."""
+    sink = _Sink()
+    PhaseMatcher(sink).match(_execution(10_000_000), [_stamps(1_000_000, 4_000_000, 9_000_000, 9_500_000)])
+    assert pytest.approx([0.003], abs=1e-6) == sink.timer.get_time(TimeType.FORWARD)
+    assert pytest.approx([0.005], abs=1e-6) == sink.timer.get_time(TimeType.BACKWARD)
+    assert pytest.approx(5_000 + 1_000_000, abs=1_000) == sink.timer.intervals(TimeType.FORWARD)[0, 0]
+
+
+@pytest.mark.parametrize(
+    "offsets_ns",
+    [(4_000_000, 1_000_000, 9_000_000, 9_000_000), (0, 1_000_000, 20_000_000, 20_000_000), (-9_000_000, 0, 1, 1)],
+    ids=["backwards", "longer than the batch", "before the batch"],
+)
+def test_stamps_that_contradict_the_batch_are_withheld_and_counted(offsets_ns):
+    """A phase that cannot be is not reported: it is counted, on the callback and as failed."""
+    sink = _Sink()
+    matcher = PhaseMatcher(sink)
+    matcher.match(_execution(10_000_000), [_stamps(*offsets_ns)])
+    assert 1 == matcher.withheld
+    for key in (TimeType.FORWARD, TimeType.BACKWARD):
+        assert [] == sink.timer.get_time(key)
+        assert 1 == sink.timer.snapshot().get(key).failed
+
+
+@given(st.lists(st.integers(0, 3_000_000), min_size=4, max_size=24))
+def test_matched_phases_never_exceed_their_execution(gaps_ns):
+    """For any stamps in order inside an execution, the passes and waits of its batches add up to no more than it."""
+    sink = _Sink()
+    matcher = PhaseMatcher(sink)
+    matcher.stamps_io = True
+    edges = np.cumsum(gaps_ns)
+    batches = [_stamps(*edges[start : start + 4]) for start in range(0, len(edges) - 3, 4)]
+    took_ns = int(edges[-1])
+    matcher.match(_execution(took_ns, steps=len(batches)), batches)
+    assert 0 == matcher.withheld
+    found = [sum(sink.timer.get_time(key)) for key in (TimeType.FORWARD, TimeType.BACKWARD, TimeType.IO)]
+    assert sum(found) <= took_ns / 1e9 + 2e-6 * len(batches)
+    assert len(batches) == len(sink.timer.get_time(TimeType.IO))
+
+
+# --- a loop of one's own --------------------------------------------------------------------------------------------
+
+
+def _own_step(variable):
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((x @ variable - y) ** 2)
+        variable.assign_sub(0.1 * tape.gradient(loss, variable))
+        return loss
+
+    return step
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_timed_step(data, compiled):
+    """A step of one's own does what it did, and its batches have their passes."""
+    results = []
+    tmr = timer.Timer()
+    for timed in (False, True):
+        variable = tf.Variable(tf.ones((4, 1)))
+        step = _own_step(variable)
+        step = tf.function(step) if compiled else step
+        step = timer.timed_step(step, tmr) if timed else step
+        for start in range(0, 40, 8):
+            step(tf.constant(data[0][start : start + 8]), y=tf.constant(data[1][start : start + 8]))
+        results.append(variable.numpy())
+    np.testing.assert_array_equal(*results)
+    found = counts(tmr)
+    assert 5 == found["BATCH"] + found.get(FIRST, 0)
+    assert (1 if compiled else 0) == found.get(FIRST, 0) == found.get("FORWARD (first)", 0)
+    assert found["BATCH"] == found["FORWARD"] == found["BACKWARD"]
+
+
+def test_timed_step_that_raises_is_counted_as_failed():
+    """What the step raises passes through, and the next call is timed."""
+    tmr = timer.Timer()
+    step = timer.timed_step(_own_step(tf.Variable(tf.ones((4, 1)))), tmr)
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        step(tf.ones((2, 3)), tf.ones((2, 1)))
+    step(tf.ones((2, 4)), tf.ones((2, 1)))
+    assert 1 == tmr.snapshot().get("BATCH").failed
+    assert 1 == counts(tmr)["BATCH"]
+
+
+def test_timed_step_inside_a_tf_function_is_refused():
+    """Timed when it is traced, a step would have no times: the error says which way round to wrap."""
+    step = timer.timed_step(_own_step(tf.Variable(tf.ones((4, 1)))), timer.Timer())
+    with pytest.raises(timer.TimingError, match=r"Pass the\s+tf\.function to timed_step"):
+        tf.function(step)(tf.ones((2, 4)), tf.ones((2, 1)))
+
+
+def test_timed_step_under_xla_times_the_batch():
+    """XLA takes no stamps: BATCH is timed, and the message says how to have the passes."""
+    tmr = timer.Timer()
+    with pytest.warns(timer.TimingWarning, match="jit_compile=False"):
+        step = timer.timed_step(tf.function(lambda x: x + 1, jit_compile=True), tmr)
+    assert 2 == step(tf.constant(1)).numpy()
+    assert {"BATCH": 1} == counts(tmr)
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "says"),
+    [
+        ((None, timer.Timer()), {}, "pass a function"),
+        ((len, None), {}, "pass the timer"),
+        ((len, timer.Timer()), {"gpu": True}, "needs a CPUGPUTimer"),
+    ],
+)
+def test_wrong_arguments_of_timed_step(args, kwargs, says):
+    """Arguments that cannot be meant are an error where they are written."""
+    with pytest.raises(TypeError, match=says):
+        timer.timed_step(*args, **kwargs)
+
+
+def test_op_determinism_is_refused_with_its_remedy(data):
+    """Determinism forbids reading the clock in a graph; the last case, as it cannot be switched off again."""
+    tf.config.experimental.enable_op_determinism()
+    tmr = timer.Timer()
+    with pytest.warns(timer.TimingWarning, match="enable_op_determinism"):
+        weights_after(make_model(), data, [timer.TimerCallback(tmr, phases=True)])
+    assert "FORWARD" not in counts(tmr)
+    assert 15 == counts(tmr)["BATCH"] + counts(tmr)[FIRST]

@@ -1,0 +1,92 @@
+"""Cases of tf_keras, Keras 2 on TensorFlow, with the callback of Keras 3 beside it; ``test_keras.py`` runs them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import deep500_timing_tensorflow as timer
+
+FIRST = "BATCH (first)"
+
+
+class OwnStep(tf_keras.Model):
+    """A step with a branch on a tensor, which AutoGraph has to convert."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        if loss > 1e9:
+            gradients = [gradient * 0 for gradient in gradients]
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return {"loss": loss}
+
+
+def make_model(model_class=tf_keras.Model, **compiling):
+    """A model of two layers, the same each time."""
+    tf_keras.utils.set_random_seed(7)
+    inputs = tf_keras.Input((4,))
+    model = model_class(inputs, tf_keras.layers.Dense(1)(tf_keras.layers.Dense(8, activation="relu")(inputs)))
+    model.compile(**{"optimizer": "adam", "loss": "mse", **compiling})
+    return model
+
+
+def counts(tmr):
+    """How often each region was timed, and that none is left open."""
+    snapshot = tmr.snapshot()
+    assert [] == [region.name for region in snapshot if region.running]
+    return {region.name: region.stats.count for region in snapshot if region.stats is not None}
+
+
+@pytest.mark.parametrize("model_class", [tf_keras.Model, OwnStep])
+@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.filterwarnings("ignore:TimerCallback. the wait for data")
+def test_fit(data, model_class, steps):
+    """Fits, epochs, batches, passes and validations are counted, and the weights are those without the callback."""
+    weights = []
+    tmr = timer.Timer()
+    for callbacks in ([], [timer.TimerCallback(tmr)], [timer.TimerCallback(tmr, phases=True, log_prefix="t/")]):
+        model = make_model(model_class, steps_per_execution=steps)
+        made = model.fit(
+            *data, batch_size=8, epochs=3, validation_data=data, callbacks=callbacks, verbose=0, shuffle=False
+        )
+        weights.append(model.get_weights())
+        assert not {"train_step", "compute_loss"} & set(vars(model))
+    assert 3 == len(made.history["t/FORWARD"] if steps == 1 else made.history["t/EPOCH"])
+    found = counts(tmr)
+    assert (2, 6, 6) == (found["FIT"], found["EPOCH"], found["VALIDATION"])
+    assert 30 == found["BATCH"] + found[FIRST]
+    assert 15 == found["FORWARD"] + found["FORWARD (first)"] == found["BACKWARD"] + found["BACKWARD (first)"]
+    for with_callback in weights[1:]:
+        for expected, actual in zip(weights[0], with_callback, strict=True):
+            np.testing.assert_array_equal(expected, actual)
+
+
+def test_wait_for_data_is_not_guessed(data):
+    """tf_keras fetches inside its compiled function: without stamps IO is not timed, and the message says so."""
+    tmr = timer.Timer()
+    with pytest.warns(timer.TimingWarning, match="tf_keras fetches inside"):
+        make_model().fit(*data, batch_size=8, callbacks=[timer.TimerCallback(tmr)], verbose=0)
+    assert "IO" not in counts(tmr)
+
+
+def test_broken_off_fit_and_the_next(data):
+    """A fit that raises leaves the model as it was, and the next is timed in full."""
+
+    class Raising(tf_keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            if batch == 2:
+                raise KeyboardInterrupt
+
+    tmr = timer.Timer()
+    model, callback = make_model(), timer.TimerCallback(tmr, phases=True)
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(*data, batch_size=8, callbacks=[callback, Raising()], verbose=0)
+    model.fit(*data, batch_size=8, callbacks=[callback], verbose=0)
+    found = counts(tmr)
+    assert (1, 7) == (found["FIT"], found["BATCH"] + found[FIRST])
+    assert 1 == tmr.snapshot().get("FIT").failed

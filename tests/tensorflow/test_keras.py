@@ -1,0 +1,36 @@
+"""Real fits, on every backend of Keras that is installed: each in a process of its own, as a backend is chosen once."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CASES = Path(__file__).parent / "cases"
+
+# What runs, on which backend, and the package that it needs.
+RUNS = [
+    pytest.param("every_backend.py", "tensorflow", "tensorflow", id="tensorflow"),
+    pytest.param("every_backend.py", "torch", "torch", id="torch"),
+    pytest.param("every_backend.py", "jax", "jax", id="jax"),
+    pytest.param("on_tensorflow.py", "tensorflow", "tensorflow", id="tensorflow only"),
+    pytest.param("on_tf_keras.py", "tensorflow", "tf_keras", id="tf_keras"),
+]
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize(("cases", "backend", "package"), RUNS)
+def test_cases(cases, backend, package):
+    """Every case of the file holds on that backend."""
+    for needed in ("keras", package):
+        if importlib.util.find_spec(needed) is None:
+            pytest.skip(f"needs {needed}")
+    environment = {**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
+    environment.pop("TF_USE_LEGACY_KERAS", None)
+    command = [sys.executable, "-m", "pytest", str(CASES / cases), "-q", "-p", "no:cacheprovider", "-p", "no:cov"]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=190, check=False)
+    assert 0 == ran.returncode, ran.stdout + ran.stderr
