@@ -34,13 +34,24 @@ def torchrun(tmp_path_factory):
         folder = tmp_path_factory.mktemp(f"{Path(script).stem}-{ranks}")
         command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}", "--nnodes=1"]
         command += ["--master-addr=127.0.0.1", f"--master-port={_free_port()}", str(WORKERS / script), str(folder)]
-        done = subprocess.run(
-            command, env=_environment(), capture_output=True, text=True, timeout=timeout_s, check=False
+        launcher = subprocess.Popen(
+            command,
+            env=_environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
-        assert 0 == done.returncode, f"{done.stdout}\n{done.stderr}"
+        try:
+            stdout, stderr = launcher.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            # The launcher ends its ranks when it is asked to end; killed, it would leave them behind.
+            launcher.terminate()
+            stdout, stderr = launcher.communicate(timeout=60)
+            pytest.fail(f"{script} on {ranks} ranks hung\n{stdout}\n{stderr}")
+        assert 0 == launcher.returncode, f"{stdout}\n{stderr}"
         results = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
-        results[0]["stdout"] = done.stdout
-        results[0]["stderr"] = done.stderr
+        results[0]["stdout"] = stdout
+        results[0]["stderr"] = stderr
         return results
 
     return run

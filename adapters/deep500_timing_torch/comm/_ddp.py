@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import GradBucket
 
 from deep500_timing import TimeType
 from deep500_timing_torch.comm._device import Mark, ledger_for
@@ -18,7 +19,7 @@ from deep500_timing_torch.comm._timed import original_of
 if TYPE_CHECKING:
     from deep500_timing._device import DeviceLedger
 
-    Hook = Callable[[Any, dist.GradBucket], torch.futures.Future[torch.Tensor]]
+    Hook = Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]
 
 _BUCKET = Op("ddp_all_reduce", unknown, both_ways, meets=True)
 _HOOKED = Op("ddp_hook", unknown, None, meets=True)
@@ -53,8 +54,12 @@ def instrument_ddp(
     model.register_comm_hook(_Buckets(model.process_group, hook, state), _hook)
 
 
-def _hook(state: _Buckets, bucket: dist.GradBucket) -> Any:
+def _hook(state: _Buckets, bucket: GradBucket) -> Any:
     return state.send(bucket)
+
+
+# DDP compares the annotations with the classes, which as strings they are not.
+_hook.__annotations__ = {"bucket": GradBucket}
 
 
 class _Bucket:
@@ -85,7 +90,7 @@ class _Buckets:
         self._state = state
         self._sent: list[_Bucket] = []
 
-    def _launch(self, bucket: dist.GradBucket) -> Any:
+    def _launch(self, bucket: GradBucket) -> Any:
         if self._hook is not None:
             return self._hook(self._state, bucket)
         # As DDP does without a hook: multiply by the reciprocal, sum in place.
@@ -96,7 +101,7 @@ class _Buckets:
         value = future.value()
         return value if self._hook is not None else value[0]
 
-    def send(self, bucket: dist.GradBucket) -> Any:
+    def send(self, bucket: GradBucket) -> Any:
         op = _BUCKET if self._hook is None else _HOOKED
         group = LEDGER.group_of(self._process_group) if SETTINGS.enabled and SETTINGS.wants(op.name) else None
         if group is None:

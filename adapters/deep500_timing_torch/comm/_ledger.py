@@ -167,9 +167,7 @@ class Group:
         shared = self.records.get((label, bucket))
         if shared is None:
             lower = 1 << max(nbytes.bit_length() - 1, 0)
-            shared = self.records.setdefault(
-                (label, bucket), Record(op, label, lower, self, approximate=True)
-            )
+            shared = self.records.setdefault((label, bucket), Record(op, label, lower, self, approximate=True))
         return shared
 
 

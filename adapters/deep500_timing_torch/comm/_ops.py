@@ -90,9 +90,7 @@ def _in_place_list(tensors: Any, op: Any = None, group: Any = None, async_op: bo
     return _sum(tensors), False, group, tensors[0]
 
 
-def _broadcast(
-    tensor: Any, src: Any = None, group: Any = None, async_op: bool = False, group_src: Any = None
-) -> Moved:
+def _broadcast(tensor: Any, src: Any = None, group: Any = None, async_op: bool = False, group_src: Any = None) -> Moved:
     return tensor.nbytes, False, group, tensor
 
 
@@ -134,9 +132,7 @@ def _all_gather_fn(output_tensor: Any, input_tensor: Any, group: Any = None, asy
     return output_tensor.nbytes, False, group, input_tensor
 
 
-def _all_to_all(
-    output_tensor_list: Any, input_tensor_list: Any, group: Any = None, async_op: bool = False
-) -> Moved:
+def _all_to_all(output_tensor_list: Any, input_tensor_list: Any, group: Any = None, async_op: bool = False) -> Moved:
     return _sum(input_tensor_list), False, group, output_tensor_list[0]
 
 

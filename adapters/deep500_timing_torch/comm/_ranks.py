@@ -93,18 +93,24 @@ class Exchange:
         if number and self._rank:
             store.delete_key(self._key(number - 1, self._rank))
         result = f"{self._prefix}/{number}/result"
+        taken = f"{self._prefix}/{number}/taken"
         if self._rank == 0:
             self._gather(store, number, answers, until - (1 - _GATHER_SHARE) * deadline_s)
             answers.combined = combine(dict(answers.reports))
             store.set(result, answers.combined)
             if number:
                 store.delete_key(f"{self._prefix}/{number - 1}/result")
+                store.delete_key(f"{self._prefix}/{number - 1}/taken")
+            # The store may live in this process, which may have nothing left to do after this.
+            while store.add(taken, 0) < len(answers.reports) - 1 and time.monotonic() < until - _POLL_S:
+                time.sleep(_POLL_S)
             return
         # Leave time to look for the others' reports, should rank 0 be the one that is dead.
         give_up = until - (1 - _GATHER_SHARE) / 2 * deadline_s
         while True:
             if store.check([result]):
                 answers.combined = bytes(store.get(result))
+                store.add(taken, 1)
                 return
             if time.monotonic() >= give_up:
                 break

@@ -272,9 +272,7 @@ def add_stragglers(found: CommSummary, deadline_s: float) -> None:
     found.missing_ranks = sorted(set(range(found.world_size)) - reported)
 
 
-def log_summary(
-    show_straggler: bool = False, *, deadline_s: float = 10.0, file: IO[str] | None = None
-) -> CommSummary:
+def log_summary(show_straggler: bool = False, *, deadline_s: float = 10.0, file: IO[str] | None = None) -> CommSummary:
     """Print a table of the operations, on rank 0, and return it as data.
 
     Args:

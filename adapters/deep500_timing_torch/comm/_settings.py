@@ -92,9 +92,7 @@ def configure(
 def _say(record: Record, kind: int, start_ns: int, end_ns: int) -> None:
     if kind not in (SYNC, DONE) or record.group.global_ranks[record.group.rank] != 0:
         return
-    algbw, busbw = bandwidths(
-        record.message_bytes, record.group.size, (end_ns - start_ns) / 1e9, record.op.factor
-    )
+    algbw, busbw = bandwidths(record.message_bytes, record.group.size, (end_ns - start_ns) / 1e9, record.op.factor)
     size = "" if record.message_bytes is None else f", {record.message_bytes:.0f} B"
     rates = "" if algbw is None else f", algbw {algbw:.3f} GB/s"
     rates += "" if busbw is None else f", busbw {busbw:.3f} GB/s"

@@ -79,7 +79,21 @@ def _skew_row(skew: Skew) -> list[str]:
 def render(summary: CommSummary) -> str:
     """The table of a summary, with a line for each thing that it does not hold."""
     lines = [f"Communication, rank {summary.rank} of {summary.world_size} (times in ms, bandwidths in GB/s = 1e9 B/s)"]
-    header = "operation|message|ranks|on|count|total|mean|p50|p95|algbw|busbw|exposed|overlap".split("|")
+    header: list[str] = [
+        "operation",
+        "message",
+        "ranks",
+        "on",
+        "count",
+        "total",
+        "mean",
+        "p50",
+        "p95",
+        "algbw",
+        "busbw",
+        "exposed",
+        "overlap",
+    ]
     lines += _lines(header, [_op_row(times) for times in summary.ops], left=1) if summary.ops else ["nothing recorded"]
     if any(times.at_most for times in summary.ops):
         lines.append("<=, >=: the backend does not tell when these are done; they were before the end of the wait.")
@@ -97,7 +111,7 @@ def render(summary: CommSummary) -> str:
 
 def _straggler_lines(summary: CommSummary, skews: list[Skew]) -> list[str]:
     lines = ["", "Waiting for each other (mean per operation, in ms; skew: own time less the shortest of any rank)"]
-    header = "operation|message|ranks|count|transfer|skew|the others waited for".split("|")
+    header: list[str] = ["operation", "message", "ranks", "count", "transfer", "skew", "the others waited for"]
     lines += _lines(header, [_skew_row(skew) for skew in skews], left=1) if skews else ["nothing to compare"]
     if summary.late_rank is not None:
         lines.append(f"The late rank: {summary.late_rank}, which waits least and is waited for most.")

@@ -14,7 +14,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from deep500_timing import TimeType
 from deep500_timing_torch.comm._device import Mark, ledger_for
-from deep500_timing_torch.comm._ledger import DONE, FAILED, ISSUE, LEDGER, LOST, SYNC, Group, Record
+from deep500_timing_torch.comm._ledger import DONE, FAILED, ISSUE, LEDGER, LOST, SYNC, Record
 from deep500_timing_torch.comm._ops import OPS, Op, unknown
 from deep500_timing_torch.comm._settings import SETTINGS
 from deep500_timing_torch.comm._work import TimedFuture, TimedWork, Tracker, future_of
@@ -89,7 +89,7 @@ def _timed(
 ) -> Callable[..., Any]:
     if not callable(func):
         raise TypeError(f"timed_op({func!r}): what is timed must be callable, not {type(func).__name__}.")
-    called = name or getattr(func, "__name__", type(func).__name__)
+    called: str = name or str(getattr(func, "__name__", type(func).__name__))
     op = OPS.get(called) if size is None and busbw is None else None
     if op is None:
         op = Op(called, unknown if size is None else functools.partial(_sized, size), busbw)
@@ -214,9 +214,7 @@ class _DeviceRun:
         LEDGER.put(self.record, FAILED, 1, 0)
 
 
-def _follow(
-    result: Any, record: Record, start_ns: int, end_ns: int, seq: int | None, run: _DeviceRun | None
-) -> Any:
+def _follow(result: Any, record: Record, start_ns: int, end_ns: int, seq: int | None, run: _DeviceRun | None) -> Any:
     # Put handles that time their waits in the place of those that the operation gave; None if it gave none.
     works = result if isinstance(result, list) else [result]
     if not works or not all(isinstance(work, (dist.Work, torch._C.Future)) for work in works):

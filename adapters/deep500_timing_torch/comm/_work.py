@@ -71,7 +71,9 @@ class Tracker:
             # The device has yet to come here; the stream that is current in the callback waits for the operation.
             self._mark.end()
         else:
-            self.done(self.start_ns, end_ns)
+            # The callback may have waited for the interpreter, behind the very thread that has ended its wait.
+            waited_end_ns = self._waited_end_ns
+            self.done(self.start_ns, min(end_ns, waited_end_ns) if waited_end_ns else end_ns)
 
     def done(self, start_ns: int, end_ns: int) -> None:
         """The operation is complete."""
@@ -94,9 +96,7 @@ class Tracker:
         now_ns = SETTINGS.now_ns()
         if self._device is None:
             return now_ns, None
-        return now_ns, Mark(
-            self._device, self.record.label, now_ns, self._exposed, self.lost, SETTINGS.device_store()
-        )
+        return now_ns, Mark(self._device, self.record.label, now_ns, self._exposed, self.lost, SETTINGS.device_store())
 
     def end_wait(self, start_ns: int, mark: Mark | None) -> None:
         """The wait is over."""

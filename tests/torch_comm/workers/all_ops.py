@@ -1,5 +1,7 @@
 """Every operation once, timed and plain, with equal results; leaves what was recorded as JSON."""
 
+# ruff: noqa: D103 (each function is named for the operation that it runs)
+
 from __future__ import annotations
 
 import contextlib

@@ -1,0 +1,95 @@
+"""What a training run does with communication, on two gloo ranks under torchrun."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def ranks(torchrun):
+    """What each of two ranks recorded in ``workers/scenarios.py``."""
+    return torchrun("scenarios.py", 2)
+
+
+def _only(ops, name):
+    found = [op for op in ops if op["op"] == name]
+    assert 1 == len(found)
+    return found[0]
+
+
+def test_ddp_losses_are_the_same_to_the_last_bit(ranks):
+    """Timing its buckets changes nothing about a training."""
+    for result in ranks:
+        assert 28 == len(result["plain"])
+        assert result["plain"] == result["timed"]
+        assert result["plain"][-1] < result["plain"][0]
+
+
+def test_ddp_buckets_are_seen(ranks):
+    """Without a hook nothing is recorded; with it every bucket of every step is, at its size."""
+    gradients = 4 * (64 * 1024 + 1024 + 1024 * 1024 + 1024 + 1024 * 10 + 10)
+    for result in ranks:
+        assert 0 == result["before"]
+        ops = result["ddp"]
+        assert {"ddp_all_reduce"} == {op["op"] for op in ops}
+        assert len(ops) >= 2
+        assert gradients * 28 == sum(op["message_bytes"] * op["count"] for op in ops)
+        for op in ops:
+            assert op["mean_s"] > 0
+            assert op["issue_s"] > 0
+            assert pytest.approx(op["message_bytes"] / op["mean_s"] / 1e9) == op["algbw_gb_per_s"]
+            # Two ranks: 2(n - 1)/n is 1.
+            assert pytest.approx(op["algbw_gb_per_s"]) == op["busbw_gb_per_s"]
+            assert 0 == op["pending"]
+
+
+def test_ddp_exposed_time_is_part_of_the_time(ranks):
+    """What was waited for after the backward pass is known, and no longer than the buckets took."""
+    for result in ranks:
+        exposed = sum(op["exposed_s"] for op in result["ddp"])
+        assert 0 < exposed <= sum(op["total_s"] for op in result["ddp"])
+        assert all(0 <= op["overlap"] <= 1 for op in result["ddp"])
+
+
+def test_overlap(ranks):
+    """An asynchronous all_reduce under 50 ms of work is hardly waited for; without work it is waited for throughout."""
+    for result in ranks:
+        without = _only(result["without"], "all_reduce")
+        under_work = _only(result["under work"], "all_reduce")
+        assert 10 == without["count"] == under_work["count"]
+        assert without["overlap"] < 0.5
+        assert under_work["overlap"] > 0.8
+        assert under_work["exposed_s"] < 0.2 * without["exposed_s"]
+
+
+def test_late_rank_is_named(ranks):
+    """The rank that comes 50 ms late is the one that waits least, and the others' waits are counted against it."""
+    for result in ranks:
+        late = result["late"]
+        assert 1 == late["late_rank"]
+        assert [] == late["missing_ranks"]
+        row = next(row for row in late["stragglers"] if row["op"] == "all_reduce")
+        assert (1, 6, 6) == (row["late_rank"], row["late_count"], row["count"])
+        assert 4000 == row["message_bytes"]
+        assert row["skew_s"]["0"] > 6 * 0.045
+        assert row["skew_s"]["1"] == 0
+        assert row["transfer_s"] < row["skew_s"]["0"]
+    assert "The late rank: 1," in ranks[0]["late text"]
+    assert "" == ranks[1]["late text"]
+
+
+def test_comparison_is_the_same_everywhere(ranks):
+    """Every rank returns what rank 0 made of the reports."""
+    assert ranks[0]["late"]["stragglers"] == ranks[1]["late"]["stragglers"]
+    assert ranks[0]["different"]["stragglers"] == ranks[1]["different"]["stragglers"]
+
+
+def test_ranks_with_different_operations(ranks):
+    """Only operations that both have reported are compared, each with the same one; the rest is counted."""
+    different = ranks[0]["different"]
+    counts = {(row["op"], tuple(row["ranks"])): row["count"] for row in different["stragglers"]}
+    assert {("all_reduce", (0, 1)): 3, ("all_gather_single", (0, 1)): 3} == counts
+    # The one that rank 0 alone recorded at first, and the two that either recorded at last.
+    assert 3 == different["unmatched"]
+    assert 0 == different["mismatched"]
+    assert [] == different["missing_ranks"]

@@ -1,0 +1,97 @@
+"""DDP on the digits with and without timing, overlap, a late rank, and ranks that ran different operations."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import time
+from pathlib import Path
+
+import torch
+from sklearn.datasets import load_digits
+
+from deep500_timing_torch import comm as dist
+
+dist.init_distributed("gloo")
+rank, n = dist.get_rank(), dist.get_world_size()
+result = {}
+
+# --- DDP -----------------------------------------------------------------------------------------------------------
+digits = load_digits()
+images = torch.tensor(digits.data, dtype=torch.float32) / 16
+labels = torch.tensor(digits.target)
+
+
+def train(timed: bool) -> list[float]:
+    """The losses of two epochs."""
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(64, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 1024), torch.nn.ReLU()]
+    model = torch.nn.Sequential(*layers, torch.nn.Linear(1024, 10))
+    # The first bucket is full at 1 MiB, with the second layer; the first layer goes in another.
+    model = torch.nn.parallel.DistributedDataParallel(model)
+    if timed:
+        dist.instrument_ddp(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    losses = []
+    for _ in range(2):
+        for start in range(rank * 64, len(images) - 64 * (n - rank), 64 * n):
+            optimizer.zero_grad()
+            loss = torch.nn.functional.cross_entropy(model(images[start : start + 64]), labels[start : start + 64])
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    return losses
+
+
+result["plain"] = train(timed=False)
+result["before"] = len(dist.summary().ops)
+result["timed"] = train(timed=True)
+result["ddp"] = dist.summary().to_dict()["ops"]
+
+# --- overlap -------------------------------------------------------------------------------------------------------
+message = torch.ones(1 << 19)
+for name, work_s in (("warm-up", 0.0), ("without", 0.0), ("under work", 0.05)):
+    dist.barrier()
+    dist.reset_log()
+    for _ in range(10):
+        dist.barrier()
+        handle = dist.all_reduce(message, async_op=True)
+        if work_s:
+            time.sleep(work_s)
+        handle.wait()
+    result[name] = dist.summary().to_dict()["ops"]
+
+# --- a late rank ---------------------------------------------------------------------------------------------------
+dist.barrier()
+dist.reset_log()
+small = torch.ones(1000)
+for _ in range(6):
+    if rank == 1:
+        time.sleep(0.05)
+    dist.all_reduce(small)
+text = io.StringIO()
+late = dist.log_summary(show_straggler=True, deadline_s=20, file=text)
+result["late"] = late.to_dict()
+result["late text"] = text.getvalue()
+
+# --- ranks that recorded different operations ----------------------------------------------------------------------
+dist.reset_log()
+alone = dist.new_group([0])
+dist.configure(enabled=rank == 0)
+dist.all_reduce(small)  # seen by rank 0 only
+dist.configure(enabled=True)
+for _ in range(3):
+    if rank == 0:
+        dist.all_reduce(small, group=alone)
+        dist.broadcast(small, src=0, group=alone)
+    dist.all_reduce(small)
+    dist.all_gather_single(torch.empty(1000 * n), small)
+dist.configure(prof_all=False, prof_ops=["all_gather_single"] if rank == 0 else ["all_reduce"])
+dist.all_reduce(small)
+dist.all_gather_single(torch.empty(1000 * n), small)
+result["different"] = dist.log_summary(show_straggler=True, deadline_s=20, file=io.StringIO()).to_dict()
+result["world"] = list(dist.get_all_ranks_from_group())
+
+(Path(sys.argv[1]) / f"{rank}.json").write_text(json.dumps(result))
+dist.destroy_process_group()
