@@ -128,12 +128,14 @@ def note_indent(table: Table) -> int:
 
 
 def _align_units(rows: list[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
-    # "s" and "ms" take the same room, so that the numbers before them end in one column.
-    aligned = []
-    for row in rows:
-        name, device, count, *times = row
-        aligned.append((name, device, count, *(time + " " if time[-2:] in {" s", " h"} else time for time in times)))
-    return tuple(aligned)
+    # Where a column has units of two letters, "s" and "h" take the same room, so that its numbers end below each other.
+    columns = [
+        [cell + " " if cell.endswith((" s", " h")) else cell for cell in column]
+        if place > 1 and any(cell.endswith(("ms", "µs", "ns")) for cell in column)
+        else column
+        for place, column in enumerate(zip(*rows, strict=True))
+    ]
+    return tuple(zip(*columns, strict=True))
 
 
 def _title(snapshot: Snapshot, step: int | None) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ CASES = {
     "mlflow_and_wandb.py": (
         ["--output", "tracked"],
         ["mlflow", "wandb"],
-        ["train/CPU/BATCH/p95 =", "train/CPU/EPOCH ="],
+        ["train/CPU/BATCH.p95 =", "train/CPU/EPOCH ="],
     ),
     "demo.py": (
         ["--epochs", "1", "--output", "out"],

@@ -73,7 +73,7 @@ def test_a_strict_exporter_raises_from_each_method(tmr):
     """Strictness is for flushing and closing too."""
     exporter = Faulty(*(ValueError(n) for n in "abc"), strict=True)
     for call in (lambda: exporter.export(tmr.snapshot()), exporter.flush, exporter.close):
-        with pytest.raises(ExportError, match="with Faulty failed: ValueError: [abc]$"):
+        with pytest.raises(ExportError, match=r"with Faulty failed: ValueError: [abc]$"):
             call()
 
 

@@ -179,6 +179,15 @@ def test_waiting_is_bounded(courier, service):
     assert courier._call is None
 
 
+def test_waiting_tells_how_the_call_ended(courier, service):
+    """Flushing raises what the call in the background raised."""
+    hang(courier, service)
+    service.error = ConnectionError("refused")
+    service.gate.set()
+    with pytest.raises(ConnectionError, match="refused"):
+        courier.wait(WAIT_S)
+
+
 def test_the_end_of_the_interpreter(courier, service, monkeypatch):
     """When no thread can be started any more, the call is made where it is."""
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -45,7 +46,8 @@ def server(tmp_path_factory):
             time.sleep(0.2)
         yield uri
     finally:
-        os.killpg(process.pid, 15)
+        # Asked to end, it would wait for its workers; nothing that it holds is of use any more.
+        os.killpg(process.pid, signal.SIGKILL)
         process.wait(timeout=30)
 
 
@@ -196,21 +198,8 @@ def test_what_is_not_finite_is_left_out(run, snapshot_of, stats_of):
 def test_any_name_is_logged(run, machine):
     """Names that MLflow would refuse are logged under ones that it takes, none lost."""
     timer = Timer()
-    names = [
-        "a?b",
-        "a:b",
-        "a_b",
-        "a//b",
-        "../up",
-        "/",
-        ".",
-        "x" * 400,
-        "y" * 300,
-        "y" * 299 + "z",
-        "漢字 é",
-        "🚀",
-        "a\nb",
-    ]
+    names = ["a?b", "a:b", "a_b", "a//b", "../up", "/", ".", "漢字 é", "🚀", "a\nb"]
+    names += ["x" * 400, "y" * 300, "y" * 299 + "z"]
     for number, name in enumerate(names):
         timer.record(name, 0, number)
     timer.log_mlflow_all("p", strict=True)

@@ -4,6 +4,7 @@ import importlib.metadata
 import json
 import subprocess
 import sys
+import types
 
 import pytest
 
@@ -131,6 +132,14 @@ def test_a_folder_of_runs_is_no_package(tmp_path, monkeypatch):
     __import__("runs_of_tracker")
     assert not is_installed("runs_of_tracker")
     del sys.modules["runs_of_tracker"]
+
+
+def test_a_module_that_does_not_say_where_it_is_from_will_do(monkeypatch):
+    """A stand-in for a package, as tests make them, counts as installed; a package below a missing one does not."""
+    monkeypatch.setitem(sys.modules, "stand_in", types.ModuleType("stand_in"))
+
+    assert is_installed("stand_in")
+    assert not is_installed("no_such_package.part")
 
 
 def test_a_broken_install_says_itself_what_is_wrong(tmp_path, monkeypatch):

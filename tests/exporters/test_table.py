@@ -23,9 +23,9 @@ def test_the_whole_table(tmr):
 
 region  device  count     total      mean  stdev    median  95 % CI of median       min       p95       max
 ──────  ──────  ─────  ────────  ────────  ─────  ────────  ─────────────────  ────────  ────────  ────────
-BATCH   CPU         2  2.000 s   1.000 s    0 s   1.000 s                   –  1.000 s   1.000 s   1.000 s
-BATCH   GPU         2  4.000 s   2.000 s    0 s   2.000 s                   –  2.000 s   2.000 s   2.000 s
-IO      CPU         1  250.0 ms  250.0 ms   0 s   250.0 ms                  –  250.0 ms  250.0 ms  250.0 ms
+BATCH   CPU         2  2.000 s   1.000 s     0 s  1.000 s                   –  1.000 s   1.000 s   1.000 s
+BATCH   GPU         2  4.000 s   2.000 s     0 s  2.000 s                   –  2.000 s   2.000 s   2.000 s
+IO      CPU         1  250.0 ms  250.0 ms    0 s  250.0 ms                  –  250.0 ms  250.0 ms  250.0 ms
 """
     actual = render(table_of(tmr.snapshot(), 7))
 

@@ -165,6 +165,41 @@ def test_a_stream_that_lacks_signs_gets_plain_ones(tmr):
     assert "------" in text
 
 
+def test_the_width_can_be_set(tmr, terminal, monkeypatch):
+    """COLUMNS says how wide the terminal is, as for other programs."""
+    monkeypatch.setenv("COLUMNS", "80")
+    TerminalExporter(terminal.stream).export(tmr.snapshot())
+
+    assert "the terminal is 80 columns wide" in terminal.read()
+
+
+@pytest.mark.parametrize("with_rich", [True, False])
+def test_a_terminal_of_unknown_width_is_taken_for_80_columns(tmr, monkeypatch, with_rich):
+    """A stream that says it is a terminal and knows no more is taken for one of the usual width."""
+
+    class Claims(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setattr(os, "get_terminal_size", lambda *args: os.terminal_size((0, 0)))
+    if with_rich:
+        pytest.importorskip("rich")
+    else:
+        monkeypatch.setitem(sys.modules, "rich.console", None)
+    stream = Claims()
+    TerminalExporter(stream, strict=True).export(tmr.snapshot())
+
+    assert "the terminal is 80 columns wide" in COLOURS.sub("", stream.getvalue())
+
+
+def test_nothing_timed_on_a_terminal(terminal, machine, snapshot_of):
+    """A terminal says as well that nothing was timed."""
+    TerminalExporter(terminal.stream).export(snapshot_of())
+
+    assert "no times  nothing has been recorded yet\n" in COLOURS.sub("", terminal.read())
+
+
 def test_something_without_write_is_refused():
     """A file name given for a stream is refused where it is given, with the remedy."""
     with pytest.raises(TypeError, match=r"it has no write method.*save_all_time_stats"):
