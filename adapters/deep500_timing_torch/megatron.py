@@ -55,3 +55,11 @@ class Timers(_core.Timers):
     ) -> None:
         """See the class."""
         super().__init__(log_level, log_option, engine_for(timer, device, clock, device_clock), **settings)
+
+
+def _nothing(self: object, barrier: bool = False) -> None:
+    """What a start or stop is in a compiled function: a clock there would break the graph."""
+
+
+Timer.start._torchdynamo_inline = _nothing  # type: ignore[attr-defined]
+Timer.stop._torchdynamo_inline = _nothing  # type: ignore[attr-defined]

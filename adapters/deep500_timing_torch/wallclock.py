@@ -160,6 +160,18 @@ class ThroughputTimer(_CoreThroughputTimer):
             super().start()
 
 
+def _start_nothing(self: object) -> None:
+    """What a start is in a compiled function: a clock there would break the graph."""
+
+
+def _stop_nothing(self: object, reset: bool = False, record: bool = False) -> None:
+    """What a stop is in a compiled function."""
+
+
+_core.SynchronizedWallClockTimer.Timer.start._torchdynamo_inline = _start_nothing  # type: ignore[attr-defined]
+_core.SynchronizedWallClockTimer.Timer.stop._torchdynamo_inline = _stop_nothing  # type: ignore[attr-defined]
+
+
 def time_engine(engine: Any, timers: _core.SynchronizedWallClockTimer | None = None) -> Any:
     """Put these timers in the place of a DeepSpeed engine's own.
 
