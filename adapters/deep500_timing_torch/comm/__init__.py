@@ -46,7 +46,7 @@ from deep500_timing_torch.comm._straggler import Skew
 from deep500_timing_torch.comm._timed import timed_op
 from deep500_timing_torch.comm._work import TimedWork
 
-_OWN = [
+__all__ = [
     "CommSummary",
     "OpTimes",
     "P2POp",
@@ -72,9 +72,8 @@ _OWN = [
 
 globals().update(_OPERATIONS)
 
-__all__ = sorted(  # pyright: ignore[reportUnsupportedDunderAll] (the operations depend on the PyTorch that is there)
-    {*_OWN, *_OPERATIONS, *(name for name in vars(_dist) if not name.startswith("_"))}
-)
+# What depends on the PyTorch that is there: its public names, timed where they are operations.
+__all__ += sorted({*_OPERATIONS, *(name for name in vars(_dist) if not name.startswith("_"))} - set(__all__))  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def reset_log() -> None:

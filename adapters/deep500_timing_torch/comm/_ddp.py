@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +16,8 @@ from deep500_timing_torch.comm._settings import SETTINGS
 from deep500_timing_torch.comm._timed import original_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from deep500_timing._device import DeviceLedger
 
     Hook = Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]

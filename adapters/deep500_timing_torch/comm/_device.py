@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing._device import DeviceLedger, ledger_of
 from deep500_timing._warn import warn_once
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
 _ledgers: dict[str, DeviceLedger | None] = {}

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from datetime import timedelta
 
 DEFAULT_PORT = 29500
 """The port of rank 0 where the launcher names none, as in PyTorch and DeepSpeed."""
@@ -163,8 +165,8 @@ def init_distributed(
             master = _master_by_mpi()
         if master is None:
             raise RuntimeError(
-                f"init_distributed under {found.launcher} with {world_size} processes: nothing tells on which host rank "
-                "0 runs. Set MASTER_ADDR to it (and MASTER_PORT to a port that is free there), or install mpi4py."
+                f"init_distributed under {found.launcher} with {world_size} processes: nothing tells on which host "
+                "rank 0 runs. Set MASTER_ADDR to it (and MASTER_PORT to a port that is free there), or install mpi4py."
             )
         os.environ.setdefault("MASTER_ADDR", master)
         os.environ.setdefault("MASTER_PORT", str(distributed_port))

@@ -11,11 +11,14 @@ import os
 import weakref
 from _thread import allocate_lock
 from collections import deque
-from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from deep500_timing._intervals import Intervals
-from deep500_timing_torch.comm._ops import Op
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from deep500_timing_torch.comm._ops import Op
 
 KEEP_LAST = 256
 """Intervals kept one by one for each record; the rest lives on in exact aggregates and a histogram."""

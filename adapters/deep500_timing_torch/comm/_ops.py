@@ -7,14 +7,13 @@ can be held against the speed of the links whatever the number of ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     Moved = tuple[int | None, bool, Any, Any]
     """Bytes of the message as far as the arguments tell, None if unknown; whether they are one rank's share, to be

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import zlib
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
@@ -19,6 +18,9 @@ from deep500_timing_torch.comm._ops import OPS, bandwidths
 from deep500_timing_torch.comm._ranks import Exchange
 from deep500_timing_torch.comm._straggler import Comparison, Skew, compare
 from deep500_timing_torch.comm._table import render
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 TRIM = 0.1
 """Share of the times that the mean leaves out at each end."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,8 @@ from deep500_timing_torch.comm._ledger import DONE, LEDGER, SYNC, Record
 from deep500_timing_torch.comm._ops import bandwidths
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from deep500_timing import Timer
 
 

@@ -7,9 +7,11 @@ the others waited for.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
 
 Entry = tuple[int, str, int, int]
 """One operation on one rank: how many collectives its group had issued then, its name, bytes, time in ns."""
