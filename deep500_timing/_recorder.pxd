@@ -99,7 +99,7 @@ cdef class Recorder:
 
     cpdef Region _find(self, object key)
     cdef Lane _enter_thread(self)
-    cdef Lane _pop_vacant_lane(self)
+    cdef Lane _adopt_lane(self, unsigned long thread)
     cdef Region _new_region(self, object key, Lane lane)
     cdef _start_of_open(self, Region region)
     cdef _end_of_closed(self, Region region)

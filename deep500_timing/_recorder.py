@@ -351,20 +351,23 @@ class Recorder:
         if lane is None or lane.thread != thread:
             # A thread that has ended leaves its lane to the next, so that lanes do not outnumber threads.
             with _adoption_lock:
-                lane = self._lanes.pop(thread, None)
+                lane = self._lanes.get(thread)
                 if lane is None:
-                    lane = self._pop_vacant_lane() or Lane()
-                self._lanes[thread] = lane
-                lane.occupy()
+                    lane = self._adopt_lane(thread)
+                if lane.thread != thread:
+                    lane.occupy()
         self._lane = lane
         return lane
 
-    def _pop_vacant_lane(self) -> Lane | None:
-        for ident, lane in list(self._lanes.items()):
-            if lane.thread == 0:
-                del self._lanes[ident]
+    def _adopt_lane(self, thread: int) -> Lane:
+        # A callback of the garbage collector or a signal handler that enters meanwhile on this thread comes first.
+        for ident, vacant in list(self._lanes.items()):
+            if vacant.thread == 0:
+                lane = self._lanes.setdefault(thread, vacant)
+                if lane is vacant:
+                    self._lanes.pop(ident, None)
                 return lane
-        return None
+        return self._lanes.setdefault(thread, Lane())
 
     def _new_region(self, key: TimeType | str, lane: Lane) -> Region:
         if isinstance(key, str) and key:
@@ -379,8 +382,8 @@ class Recorder:
         region = lane.regions.get(resolved)
         if region is None:
             name = resolved if isinstance(resolved, str) else resolved.name
-            region = Region(resolved, str(name), lane, self)
-            lane.regions[resolved] = region
+            # Not set but kept if a callback of the garbage collector has made it meanwhile.
+            region = lane.regions.setdefault(resolved, Region(resolved, str(name), lane, self))
         if isinstance(key, str):
             lane.regions[key] = region
         return region
