@@ -1,0 +1,64 @@
+"""A clock that leaves the caches alone, and a walk that empties them."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+# lfence; rdtsc; shl rdx, 32; or rax, rdx; ret
+_RDTSC = bytes.fromhex("0faee8 0f31 48c1e220 4809d0 c3")
+_kept = []  # The memory that the function lies in.
+
+
+def tick_source() -> tuple[Callable[[], int], float, str]:
+    """A clock for outside the cold pair that shares no code with the clock inside it.
+
+    What reads the time around a cold pair must be warm itself, for its own misses would drown the pair's. But a
+    warm ``perf_counter_ns`` warms the bare clock that everything is compared with, and each timer's clock as well.
+    The processor's time-stamp counter is read by one instruction.
+
+    Returns:
+        The function, its ticks per ns, and what it is.
+    """
+    if platform.machine().lower() in ("x86_64", "amd64"):
+        with contextlib.suppress(OSError, AttributeError, ValueError):
+            memory = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+            memory.write(_RDTSC)
+            code = ctypes.c_char.from_buffer(memory)
+            tick = ctypes.PYFUNCTYPE(ctypes.c_ulonglong)(ctypes.addressof(code))
+            _kept.extend((memory, code))
+            before_ns, before = time.perf_counter_ns(), tick()
+            time.sleep(0.2)
+            after_ns, after = time.perf_counter_ns(), tick()
+            return tick, (after - before) / (after_ns - before_ns), "the processor's time-stamp counter"
+    return time.perf_counter_ns, 1.0, "perf_counter_ns, which flatters the clocks inside (no time-stamp counter here)"
+
+
+def last_level_cache_bytes() -> int:
+    """Size of the largest cache that the system names, or 32 MiB where it names none."""
+    sizes = [32 << 20]
+    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            text = path.read_text().strip()
+            sizes.append(int(text[:-1]) * units[text[-1]])
+    return max(sizes)
+
+
+def evictor() -> tuple[Callable[[], object], int]:
+    """A function that reads a byte of each cache line of a buffer several times as large as the last-level cache.
+
+    Returns:
+        The function and the size of the buffer in bytes. Four times the cache, because a cache shared with other
+        machines on the same host, as here it may be, is larger than what this one is told.
+    """
+    size = min(max(4 * last_level_cache_bytes(), 256 << 20), 1 << 30)
+    lines = np.ones(size, dtype=np.uint8)[::64]  # Ones: pages of zeros would all be the same page.
+    return lines.sum, size

@@ -1,0 +1,131 @@
+"""What timing adds to training: a Keras ``fit`` and a PyTorch loop, with it and without, in turns."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from time import perf_counter
+from types import ModuleType
+from typing import Any
+
+from benchmarks._pairs import Step
+from benchmarks._summary import Interval
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+# One thread each: on a small machine the waiting of threads for each other is noise larger than what is looked for.
+os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
+os.environ.setdefault("TF_NUM_INTEROP_THREADS", "1")
+
+Run = Callable[[], object]
+WITHOUT = "no timing"
+
+
+def compare(runs: dict[str, Run], rounds: int, step: Step, seed: int = 0) -> dict[str, Any]:
+    """Time each run once per round, in random order, and what it adds to :data:`WITHOUT` in percent, per round.
+
+    The second run without timing, ``"no timing, again"``, shows what the method makes of no difference at all.
+    """
+    for run in runs.values():
+        run()
+    names = list(runs)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    order = random.Random(seed)
+    for _ in range(rounds):
+        order.shuffle(names)
+        for name in names:
+            start = perf_counter()
+            runs[name]()
+            seconds[name].append(perf_counter() - start)
+        step()
+    result: dict[str, Any] = {}
+    for name in runs:
+        percent = [100 * (taken / base - 1) for taken, base in zip(seconds[name], seconds[WITHOUT], strict=True)]
+        result[name] = {"ms": Interval.of([1e3 * taken for taken in seconds[name]]).as_json()}
+        if name != WITHOUT:
+            result[name]["overhead_percent"] = Interval.of(percent).as_json()
+    return result
+
+
+def pytorch_loop(packages: dict[str, ModuleType], steps: int, rounds: int, step: Step) -> dict[str, Any]:
+    """A two-layer network on random data, each step with the regions BATCH, IO, FORWARD and BACKWARD."""
+    import torch
+    from torch import nn
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+        criterion, optimizer = nn.CrossEntropyLoss(), torch.optim.SGD(net.parameters(), lr=1e-3)
+        batches = [(torch.randn(32, 64), torch.randint(0, 10, (32,))) for _ in range(steps)]
+        runs: dict[str, Run] = {}
+
+        def untimed() -> None:
+            for inputs, targets in batches:
+                loss = criterion(net(inputs), targets)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+
+        def timed_with(package: ModuleType, **settings: Any) -> Run:
+            tmr = package.Timer(**settings)
+            types = package.TimeType
+
+            def run() -> None:
+                for inputs, targets in tmr.iterate(batches, types.IO):
+                    with tmr.region(types.BATCH):
+                        with tmr.region(types.FORWARD):
+                            loss = criterion(net(inputs), targets)
+                        with tmr.region(types.BACKWARD):
+                            optimizer.zero_grad()
+                            loss.backward()
+                        optimizer.step()
+
+            return run
+
+        runs[WITHOUT] = untimed
+        runs["no timing, again"] = untimed
+        for group, package in packages.items():
+            runs[f"4 regions per step ({group})"] = timed_with(package)
+            runs[f"4 regions per step, disabled ({group})"] = timed_with(package, enabled=False)
+        return {"steps": steps, "runs": compare(runs, rounds, step)}
+    finally:
+        torch.set_num_threads(threads)
+
+
+def keras_fit(steps: int, rounds: int, step: Step) -> dict[str, Any]:
+    """``fit`` of a tiny model for one epoch, with no callback, with one that does nothing, and with ours."""
+    import keras
+    import numpy as np
+
+    import deep500_timing_tensorflow as timer
+
+    data = np.random.default_rng(0)
+    inputs, targets = data.standard_normal((32 * steps, 64)), data.integers(0, 10, 32 * steps)
+    inputs = inputs.astype("float32")
+
+    class Nothing(keras.callbacks.Callback):
+        """Asks for the end of each batch, which makes Keras wait for it, and does nothing with it."""
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            """Do nothing."""
+
+    def fit(*callbacks: Any) -> Run:
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential(
+            [keras.Input((64,)), keras.layers.Dense(64, activation="relu"), keras.layers.Dense(10)]
+        )
+        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        return lambda: model.fit(inputs, targets, batch_size=32, verbose=0, shuffle=False, callbacks=list(callbacks))
+
+    runs = {
+        WITHOUT: fit(),
+        "no timing, again": fit(),
+        "a callback that does nothing": fit(Nothing()),
+        "TimerCallback": fit(timer.TimerCallback(timer.Timer())),
+        "TimerCallback(phases=True)": fit(timer.TimerCallback(timer.Timer(), phases=True)),
+    }
+    measured = compare(runs, rounds, step)
+    return {"steps": steps, "backend": keras.backend.backend(), "keras": keras.__version__, "runs": measured}
