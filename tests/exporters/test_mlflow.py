@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -28,14 +29,23 @@ def free_port():
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory):
+def empty_database(tmp_path_factory):
+    """A database without runs. Making its tables takes seconds; those who need one copy it."""
+    path = tmp_path_factory.mktemp("mlflow-empty") / "mlflow.db"
+    mlflow.MlflowClient(tracking_uri=f"sqlite:///{path}").search_experiments()
+    return path
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory, empty_database):
     """A real tracking server on the loopback interface, over SQLite."""
     folder = tmp_path_factory.mktemp("mlflow-server")
+    shutil.copy(empty_database, folder)
     uri = f"http://127.0.0.1:{free_port()}"
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", uri.rpartition(":")[2]]
     command += ["--workers", "1", "--backend-store-uri", f"sqlite:///{folder}/mlflow.db"]
     command += ["--artifacts-destination", str(folder / "artifacts")]
-    environment = {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true"}
+    environment = {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, env=environment, start_new_session=True)
     try:
@@ -61,9 +71,11 @@ def answers(url):
 
 
 @pytest.fixture(scope="session")
-def database(tmp_path_factory):
+def database(tmp_path_factory, empty_database):
     """A local store in SQLite, without a server."""
-    return f"sqlite:///{tmp_path_factory.mktemp('mlflow-local')}/mlflow.db"
+    folder = tmp_path_factory.mktemp("mlflow-local")
+    shutil.copy(empty_database, folder)
+    return f"sqlite:///{folder}/mlflow.db"
 
 
 @pytest.fixture
