@@ -14,11 +14,13 @@ if TYPE_CHECKING:
 
 _IN_SECONDS = ("total", "min", "mean", "median", "p90", "p95", "p99", "max", "stdev")
 _COUNTERS = ("running", "pending", "failed", "discarded", "captured")
+_MEMORY = ("max_host_rss_bytes", "max_device_allocated_bytes", "max_device_reserved_bytes")
 COLUMNS = (
     *("step", "unix_time_s", "host", "pid", "region", "device", "count"),
     *(f"{name}_s" for name in _IN_SECONDS),
     *("median_ci_low_s", "median_ci_high_s", "quantile_error", "skipped"),
     *_COUNTERS,
+    *_MEMORY,
 )
 """The header. Times are in seconds and their columns say so."""
 
@@ -81,7 +83,8 @@ def _values(snapshot: Snapshot, region: RegionTimes, step: int | None) -> list[A
         low, high = stats.median_ci or (None, None)
         values += [stats.count, *(getattr(stats, name) for name in _IN_SECONDS)]
         values += [low, high, stats.quantile_error, stats.skipped]
-    return [*values, *(getattr(region, name) for name in _COUNTERS)]
+    values += [getattr(region, name) for name in _COUNTERS]
+    return [*values, *(getattr(region.memory, name, None) for name in _MEMORY)]
 
 
 def row_of(values: Any) -> str:

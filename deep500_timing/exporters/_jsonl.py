@@ -130,8 +130,18 @@ def _snapshot(record: dict[str, Any]) -> Snapshot:
             stats = TimeStats(
                 **_known(TimeStats, {**stats, "median_ci": None if interval is None else tuple(interval)})
             )
-        regions.append(RegionTimes(**_known(RegionTimes, {**region, "stats": stats})))
+        memory = _memory(region.get("memory"))
+        regions.append(RegionTimes(**_known(RegionTimes, {**region, "stats": stats, "memory": memory})))
     return Snapshot(**_known(Snapshot, {**record, "regions": tuple(regions)}))
+
+
+def _memory(record: dict[str, Any] | None) -> Any:
+    if record is None:
+        return None
+    # Seldom there, and the module brings the timers along.
+    from deep500_timing.memory import MemoryUsage, RegionMemory
+
+    return RegionMemory(**_known(RegionMemory, {**record, "last": MemoryUsage(**_known(MemoryUsage, record["last"]))}))
 
 
 def _known(kind: type[Any], values: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
 
-from deep500_timing.exporters._units import format_interval, format_time, pad, safe_name, width_of, wrap
+from deep500_timing.exporters._units import format_bytes, format_interval, format_time, pad, safe_name, width_of, wrap
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -182,4 +182,23 @@ def _notes(snapshot: Snapshot, *, any_times: bool) -> list[tuple[str, str]]:
         lambda region: int(region.stats is None and (region.name, region.device) not in told),
         show_count=False,
     )
+    notes += [("memory", text) for region in snapshot if (text := _memory(region))]
     return notes
+
+
+def _memory(region: RegionTimes) -> str:
+    memory = region.memory
+    if memory is None:
+        return ""
+    last, device = memory.last, memory.last.device or "device"
+    amounts = (
+        ("resident", last.host_rss_bytes, memory.max_host_rss_bytes),
+        (f"allocated on {device}", last.device_allocated_bytes, memory.max_device_allocated_bytes),
+        (f"reserved on {device}", last.device_reserved_bytes, memory.max_device_reserved_bytes),
+    )
+    parts = [
+        f"{format_bytes(now)} {what} (at most {format_bytes(now if most is None else most)})"
+        for what, now, most in amounts
+        if now is not None
+    ]
+    return f"{safe_name(region.name)} at its last end: {', '.join(parts)}" if parts else ""

@@ -31,6 +31,15 @@ def format_interval(interval: tuple[float, float] | None) -> str:
     return f"[{_digits(low / scale, decimals)}, {_digits(high / scale, decimals)}] {unit}"
 
 
+def format_bytes(number: int) -> str:
+    """An amount of memory with its unit, such as ``"1.50 GiB"``."""
+    for scale, unit in ((1024**3, "GiB"), (1024**2, "MiB"), (1024, "KiB")):
+        # What rounding would carry to 1024 of a unit belongs to the next one.
+        if number >= scale * 0.9995:
+            return f"{number / scale:.2f} {unit}"
+    return f"{number} B"
+
+
 def _unit_of(seconds: float) -> tuple[float, str]:
     size = abs(seconds)
     if size == 0:

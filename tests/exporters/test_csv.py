@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from deep500_timing._snapshot import RegionTimes, Snapshot
 from deep500_timing.exporters import CsvExporter
+from deep500_timing.memory import MemoryUsage, RegionMemory
 
 
 def rows_of(path):
@@ -24,10 +25,11 @@ def test_the_whole_file(tmr, tmp_path):
 
     assert """\
 step,unix_time_s,host,pid,region,device,count,total_s,min_s,mean_s,median_s,p90_s,p95_s,p99_s,max_s,stdev_s,\
-median_ci_low_s,median_ci_high_s,quantile_error,skipped,running,pending,failed,discarded,captured
-4,1800000000.0,node01,4711,BATCH,CPU,2,2.0,1.0,1.0,1.0,1.0,1.0,1.0,1.0,0.0,,,0.0,0,0,0,0,0,0
-4,1800000000.0,node01,4711,BATCH,GPU,2,4.0,2.0,2.0,2.0,2.0,2.0,2.0,2.0,0.0,,,0.0,0,0,0,0,0,0
-4,1800000000.0,node01,4711,IO,CPU,1,0.25,0.25,0.25,0.25,0.25,0.25,0.25,0.25,0.0,,,0.0,0,0,0,0,0,0
+median_ci_low_s,median_ci_high_s,quantile_error,skipped,running,pending,failed,discarded,captured,\
+max_host_rss_bytes,max_device_allocated_bytes,max_device_reserved_bytes
+4,1800000000.0,node01,4711,BATCH,CPU,2,2.0,1.0,1.0,1.0,1.0,1.0,1.0,1.0,0.0,,,0.0,0,0,0,0,0,0,,,
+4,1800000000.0,node01,4711,BATCH,GPU,2,4.0,2.0,2.0,2.0,2.0,2.0,2.0,2.0,0.0,,,0.0,0,0,0,0,0,0,,,
+4,1800000000.0,node01,4711,IO,CPU,1,0.25,0.25,0.25,0.25,0.25,0.25,0.25,0.25,0.0,,,0.0,0,0,0,0,0,0,,,
 """ == (tmp_path / "times.csv").read_text("utf-8")
 
 
@@ -70,6 +72,17 @@ def test_a_region_without_times_has_its_counters(tmp_path, snapshot_of):
 
     assert ("0", "", "", "") == (row["count"], row["mean_s"], row["median_ci_low_s"], row["skipped"])
     assert ["1", "2", "3", "4", "5"] == [row[n] for n in ("running", "pending", "failed", "discarded", "captured")]
+
+
+def test_memory_has_columns(tmp_path, snapshot_of, stats_of):
+    """Where memory was asked for, the most of each kind is in a column that names its unit."""
+    memory = RegionMemory(3, MemoryUsage(host_rss_bytes=10), max_host_rss_bytes=20, max_device_allocated_bytes=30)
+    CsvExporter(tmp_path / "times.csv").export(snapshot_of(RegionTimes("x", "CPU", stats_of(1.0), memory=memory)))
+    (row,) = rows_of(tmp_path / "times.csv")
+
+    assert ["20", "30", ""] == [
+        row[f"max_{name}_bytes"] for name in ("host_rss", "device_allocated", "device_reserved")
+    ]
 
 
 def test_what_is_not_finite_is_empty(tmp_path, snapshot_of, stats_of):

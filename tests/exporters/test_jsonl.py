@@ -17,6 +17,7 @@ from deep500_timing._snapshot import RegionTimes, Snapshot
 from deep500_timing._stats import TimeStats
 from deep500_timing.exceptions import TimingWarning
 from deep500_timing.exporters import JsonLinesExporter, read_json_lines
+from deep500_timing.memory import MemoryUsage, RegionMemory
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
 counts = st.integers(0, 2**63 - 1)
@@ -27,11 +28,19 @@ stats = st.builds(
     skipped=counts,
     median_ci=st.none() | st.tuples(finite, finite),
 )
+sizes = st.none() | counts
+usages = st.builds(
+    MemoryUsage,
+    **dict.fromkeys(("host_rss_bytes", "device_allocated_bytes", "device_peak_reserved_bytes"), sizes),
+    host_used_percent=st.none() | finite,
+    device=st.none() | st.text(),
+)
 regions = st.builds(
     RegionTimes,
     name=st.text(min_size=1),
     device=st.sampled_from(["CPU", "GPU"]),
     stats=st.none() | stats,
+    memory=st.none() | st.builds(RegionMemory, samples=counts, last=usages, max_host_rss_bytes=sizes),
     **dict.fromkeys(("running", "pending", "failed", "discarded", "captured"), counts),
 )
 snapshots = st.builds(

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from deep500_timing._snapshot import RegionTimes, Snapshot
 from deep500_timing.exporters._table import render, table_of
 from deep500_timing.exporters._units import width_of
+from deep500_timing.memory import MemoryUsage, RegionMemory
 
 TITLE = "Times by region  node01, process 4711  2027-01-15 08:00:00 +0000"
 
@@ -66,6 +67,25 @@ def test_threads_of_a_running_region_are_counted(machine, snapshot_of):
         "no times  nothing has been recorded yet",
         "running   3 × load (CPU): open now, by threads; the time so far is not included",
     ] == lines[-2:]
+
+
+def test_memory_is_told_below_the_table(machine, snapshot_of, stats_of):
+    """Where memory was asked for and is known, each region has a line with what was in use and the most of it."""
+    known = RegionMemory(
+        2,
+        MemoryUsage(host_rss_bytes=3 * 2**29, device="cuda:0", device_allocated_bytes=2**20),
+        max_host_rss_bytes=2**31,
+        max_device_allocated_bytes=2**30 - 1,
+    )
+    snapshot = snapshot_of(
+        RegionTimes("BATCH", "CPU", stats_of(1.0), memory=known),
+        RegionTimes("IO", "CPU", stats_of(1.0), memory=RegionMemory(1, MemoryUsage())),
+    )
+
+    assert [
+        "memory  BATCH at its last end: 1.50 GiB resident (at most 2.00 GiB), "
+        "1.00 MiB allocated on cuda:0 (at most 1.00 GiB)"
+    ] == lines_of(snapshot)[-1:]
 
 
 def test_regions_without_times_have_no_row(machine, snapshot_of):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from deep500_timing.exporters._units import (
     fit_encoding,
+    format_bytes,
     format_interval,
     format_time,
     pad,
@@ -69,6 +70,15 @@ def test_a_shown_time_is_the_time(seconds):
 def test_an_interval_has_one_unit(interval, text):
     """The ends of an interval are shown in the unit of the higher one, with as many decimals."""
     assert text == format_interval(interval)
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1.00 KiB"), (2**20 - 1, "1.00 MiB"), (3 * 2**29, "1.50 GiB")],
+)
+def test_an_amount_of_memory_has_its_unit(number, text):
+    """Bytes are shown in the unit that suits them."""
+    assert text == format_bytes(number)
 
 
 @pytest.mark.parametrize(
