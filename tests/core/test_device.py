@@ -136,7 +136,7 @@ class TestNeverWaiting:
 
     @pytest.mark.parametrize("lag", [0, 1, 5, 50])
     def test_events_are_bounded_by_the_work_in_flight(self, tmr, device, lag):
-        """Under a steady lag: two records and at most one query a region, no wait, and no growth in the steady state."""
+        """Under a steady lag: two records and at most one query a region, no wait, and at last no growth."""
         device_time = 0
         for i in range(3000):
             work(tmr, device, 1)
@@ -476,8 +476,8 @@ def test_any_history(steps):
     tmr = CPUGPUTimer(clock=ManualClock(), device_clock=device)
     times = {key: [] for key in "xyz"}
     counted = Counter()
-    current, capturing, done = "s", False, 0
-    device.use_stream(current)
+    capturing = False
+    device.use_stream("s")
     for kind, *arguments in steps:
         if kind == "work":
             key, seconds = arguments
@@ -505,7 +505,6 @@ def test_any_history(steps):
             tmr.snapshot()
         else:
             tmr.complete_all()
-        done += 1
     waits = device.calls["wait"]
     assert waits == 0 or any(kind == "complete" for kind, *_ in steps)
     device.capturing = False
@@ -520,6 +519,22 @@ def test_any_history(steps):
     lanes = tmr._device._lanes.values()
     assert tmr._device.events == sum(len(lane.free) for lane in lanes)
     assert len({id(event) for lane in lanes for event in lane.free}) == tmr._device.events
+
+
+def test_collecting_for_one_region_waits_for_no_other(device, tmr):
+    """Who wants the times of one region waits for the last of its pairs, not for what is queued behind it."""
+    for key in ("a", "b", "a", "c"):
+        work(tmr, device, 1, key)
+    device.use_stream("another")
+    work(tmr, device, 100, "c")
+    tmr._device.collect_for(tmr.region("a").gpu_intervals)
+    assert 3 * 10**9 == device.now_ns
+    assert {"a": 2, "b": 1, "c": None} == {
+        key: stats and stats.count for key in "abc" for stats in [on_device(tmr, key).stats]
+    }
+    device.capturing = True
+    tmr._device.collect_for(tmr.region("c").gpu_intervals)
+    assert 3 * 10**9 == device.now_ns
 
 
 def test_abandoned_events_are_neither_used_nor_destroyed(device, tmr):

@@ -244,10 +244,13 @@ def test_statistics_on_a_device_that_is_not_there():
 
 class TestAClockThatRaises:
     class Clock:
+        """Stops when it is told to."""
+
         def __init__(self):
             self.broken = False
 
         def now_ns(self):
+            """Fail if broken."""
             if self.broken:
                 raise OSError("the clock stopped")
             return 5

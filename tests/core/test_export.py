@@ -30,6 +30,7 @@ class Rude:
     """An exporter that has not thought about faults."""
 
     def export(self, snapshot, *, step=None):
+        """Fail."""
         raise ZeroDivisionError("oh")
 
     def flush(self):

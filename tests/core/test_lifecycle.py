@@ -1,7 +1,8 @@
-"""What happens to a timer besides timing: switching, copies, forks, signals, garbage collection, the end of a process."""
+"""What happens to a timer besides timing: switching, copies, forks, signals, garbage, the end of a process."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import os
@@ -13,6 +14,7 @@ import weakref
 
 import pytest
 
+import deep500_timing
 from deep500_timing import CPUGPUTimer, RegionNotOpenError, Timer, TimeType
 from deep500_timing.testing import ManualClock, ManualDeviceClock
 
@@ -27,10 +29,12 @@ class Loud(Timer):
         self.said = []
 
     def start(self, key):
+        """Note the call."""
         self.said.append(("start", key))
         super().start(key)
 
     def end(self, key):
+        """Note the call."""
         super().end(key)
         self.said.append(("end", key))
 
@@ -233,6 +237,16 @@ print("parent intact")
         """A forked child reports nothing of the parent's, may end what was open, and can time at once."""
         assert "parent intact\n" == python(self.PROGRAM)
 
+    def test_what_a_child_does_first(self, clock):
+        """Open and finished regions are forgotten, without being counted, and ends of the parent's starts ignored."""
+        device = ManualDeviceClock()
+        tmr = CPUGPUTimer(clock=clock, device_clock=device)
+        tmr.start("a", gpu=True)
+        tmr.record("b", 0, S)
+        tmr._after_fork()
+        tmr.end("a", gpu=True)
+        assert () == tmr.snapshot().regions
+
     def test_fork_from_a_thread(self, python):
         """The thread that forks goes on in the child as the only one."""
         program = """
@@ -313,6 +327,14 @@ class TestSignals:
             signal.signal(signal.SIGUSR1, before)
         times = tmr.snapshot().get("a")
         assert (1, 0) == (times.failed, times.running)
+
+
+@pytest.mark.skipif(deep500_timing.compiled, reason="compiled, nothing interrupts the recording of an interval")
+def test_a_copy_in_the_middle_of_recording_comes_to_an_end(tmr):
+    """Who reads on the very thread that is being interrupted gets what is there, and does not wait for ever."""
+    tmr.record("a", 0, S)
+    tmr.region("a").intervals.version = 1
+    assert [1.0] == tmr.get_time("a")
 
 
 class TestGarbage:
@@ -432,14 +454,10 @@ class TestGarbage:
                     pass
                 with tmr.region(TimeType.BATCH):
                     pass
-                try:
+                with contextlib.suppress(RegionNotOpenError):
                     tmr.end(key)
-                except RegionNotOpenError:
-                    pass
-                try:
+                with contextlib.suppress(TypeError):
                     tmr.start(["no key"])
-                except TypeError:
-                    pass
                 tmr.record(key, 1, 2)
 
         def counts():

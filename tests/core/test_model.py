@@ -26,6 +26,7 @@ class AnyHistory(RuleBasedStateMachine):
 
     @initialize(keep_last=st.sampled_from([None, 0, 1, 3, 200]), skip_first=st.sampled_from([0, 0, 1, 2]))
     def begin(self, keep_last, skip_first):
+        """Make a timer."""
         self.clock = ManualClock()
         self.tmr = Timer(clock=self.clock, keep_last=keep_last, skip_first=skip_first)
         self.keep_last, self.skip_first = keep_last, skip_first
@@ -53,10 +54,12 @@ class AnyHistory(RuleBasedStateMachine):
 
     @rule(nanoseconds=st.one_of(st.integers(0, 1000), st.integers(0, 10**12)))
     def time_passes(self, nanoseconds):
+        """Move the clock."""
         self.clock.advance_ns(nanoseconds)
 
     @rule(key=KEYS, by_handle=st.booleans())
     def start(self, key, by_handle):
+        """Start a region, open or not."""
         name = name_of(key)
         error = RegionOpenError if self.enabled and name in self.open else None
         if self.enabled and error is None:
@@ -68,6 +71,7 @@ class AnyHistory(RuleBasedStateMachine):
 
     @rule(key=KEYS, by_handle=st.booleans())
     def end(self, key, by_handle):
+        """End a region, open or not."""
         error = self.ended(name_of(key)) if self.enabled else None
         if by_handle:
             self.expect(error, self.tmr.region(key).end)
@@ -76,6 +80,7 @@ class AnyHistory(RuleBasedStateMachine):
 
     @rule(key=KEYS)
     def discard(self, key):
+        """Forget a region, open or not."""
         name = name_of(key)
         was_open = self.open.pop(name, None) is not None
         assert was_open == self.tmr.discard(key)
@@ -83,12 +88,14 @@ class AnyHistory(RuleBasedStateMachine):
 
     @rule(key=KEYS)
     def fail(self, key):
+        """Close a region as failed, open or not."""
         name = name_of(key)
         self.failed[name] = self.failed.get(name, 0) + (self.open.pop(name, None) is not None)
         self.tmr.region(key).fail()
 
     @rule(key=KEYS, nanoseconds=st.integers(0, 10**9), times=st.sampled_from([1, 2, 70, 300]))
     def record(self, key, nanoseconds, times):
+        """Keep intervals measured elsewhere."""
         now = self.clock.now_ns()
         for _ in range(times):
             self.tmr.record(key, now - nanoseconds, now)
@@ -97,6 +104,7 @@ class AnyHistory(RuleBasedStateMachine):
 
     @rule(enabled=st.booleans())
     def switch(self, enabled):
+        """Switch on or off."""
         self.tmr.enabled = enabled
         if enabled != self.enabled:
             self.enabled = enabled
@@ -107,11 +115,13 @@ class AnyHistory(RuleBasedStateMachine):
 
     @rule()
     def reset(self):
+        """Forget what is finished."""
         self.tmr.reset()
         self.done, self.failed, self.discarded = {}, {}, {}
 
     @invariant()
     def knows_the_same(self):
+        """Reports, lists and statistics are those of the model."""
         if not hasattr(self, "tmr"):
             return
         snapshot = self.tmr.snapshot()

@@ -278,7 +278,8 @@ class TestTrimMean:
         with pytest.raises(ValueError) as caught:
             trim_mean([1.0], share)
         assert (
-            f"trim_percent={share!r} must be at least 0 and below 0.5: it is the share cut off at each end, 0.1 for 10 %."
+            f"trim_percent={share!r} must be at least 0 and below 0.5: it is the share cut off at each end, "
+            "0.1 for 10 %."
         ) == str(caught.value)
 
 

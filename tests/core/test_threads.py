@@ -285,9 +285,9 @@ def test_many_threads_at_once_lose_nothing():
     def reader():
         barrier.wait()
         while not stop.is_set():
-            for region in tmr.snapshot():
-                if region.stats is not None and region.name == "b":
-                    seen.append((region.stats.count, region.stats.total, region.stats.min, region.stats.max))
+            times = tmr.snapshot().get("b")
+            if times is not None and times.stats is not None:
+                seen.append((times.stats.count, times.stats.total, times.stats.min, times.stats.max))
 
     with ThreadPoolExecutor(6) as pool:
         reading = pool.submit(reader)
