@@ -1,9 +1,10 @@
 """Stamps inside a TensorFlow graph that its optimizer cannot move.
 
-A ``tf.timestamp`` has no inputs, so nothing but an order between operations holds it in place, and Grappler may change
-that order. Here each stamp stands between two ``IdentityN`` operations: the first passes on the values that must be
-there before the stamp, the second passes on the same values together with the stamp, and what comes later computes with
-those. Values are passed on unchanged, so the results of the step are the same to the last bit.
+A ``tf.timestamp`` has no inputs, so nothing but an order between operations holds it in place, and Grappler changes
+such orders: it splits an ``IdentityN`` that joins a stamp to the values which are to wait for it. Here the values are
+packed into an ``Optional``, which Grappler does not look into; the stamp is taken after that, packed together with it,
+and what comes later computes with what is unpacked. Nothing is copied, and values are passed on unchanged, so the
+results of the step are the same to the last bit.
 """
 
 from __future__ import annotations
@@ -101,11 +102,24 @@ class StepStamps:
         tf = self._tf
         if not values:
             return list(also or []), tf.timestamp()
-        there = tf.raw_ops.IdentityN(input=values)
-        with tf.control_dependencies(there):
-            stamp = tf.timestamp()
-        *passed, stamp = tf.raw_ops.IdentityN(input=[*there, *(also or []), stamp])
-        return passed, stamp
+        taken: list[Any] = []
+
+        # Without a gradient of its own the packing would end the way of a tape around this one.
+        @tf.custom_gradient
+        def pass_on(*parts: Any) -> Any:
+            there = _pack(tf, parts[: len(values)])
+            with tf.control_dependencies([there]):
+                stamp = tf.timestamp()
+            there, rest, stamp = _unpack(
+                tf, _pack(tf, [there, _pack(tf, parts[len(values) :] or [stamp]), stamp]), [there, there, stamp]
+            )
+            taken.append(stamp)
+            passed = _unpack(tf, there, parts[: len(values)])
+            if also:
+                passed = [*passed, *_unpack(tf, rest, parts[len(values) :])]
+            return passed, lambda *gradients: gradients
+
+        return list(pass_on(*values, *(also or []))), taken[0]
 
     def row(self) -> Any:
         """The four stamps, the last of them taken when everything that the step changes is changed."""
@@ -124,6 +138,17 @@ class StepStamps:
             end_s = tf.timestamp()
         stamps = [self.data_s, self.loss_s, self.gradients_s, end_s]
         return tf.stack([tf.cast(stamp, tf.float64) for stamp in stamps])
+
+
+def _pack(tf: Any, parts: Any) -> Any:
+    return tf.raw_ops.OptionalFromValue(components=list(parts))
+
+
+def _unpack(tf: Any, packed: Any, like: Any) -> list[Any]:
+    parts = tf.raw_ops.OptionalGetValue(
+        optional=packed, output_types=[part.dtype for part in like], output_shapes=[part.shape for part in like]
+    )
+    return list(parts)
 
 
 @contextlib.contextmanager

@@ -69,13 +69,10 @@ def can_fetch(wanted: bool | str, model: Any, backend: str, *, phases: bool) -> 
 
 
 def traces(model: Any, backend: str) -> bool:
-    """Whether the train function runs Python only when it traces, and runs ``compute_loss`` of Keras's own then."""
+    """Whether the train function runs Python, and so ``compute_loss``, only when it traces."""
     if getattr(model, "run_eagerly", False) or not hasattr(model, "compute_loss"):
         return False
-    if backend == "tf_keras":
-        # AutoGraph would convert our wrapper and stop there, before an override that may need converting.
-        return bool(getattr(type(model).compute_loss, "__module__", "").startswith("tf_keras."))
-    return backend == "tensorflow" or (backend == "jax" and bool(model.jit_compile))
+    return backend in ON_TENSORFLOW or (backend == "jax" and bool(model.jit_compile))
 
 
 def phases_for(model: Any, backend: str, earlier: Phases | None) -> Phases | None:
@@ -95,7 +92,7 @@ def phases_for(model: Any, backend: str, earlier: Phases | None) -> Phases | Non
         return TorchPhases(model)
     from deep500_timing_tensorflow._phases_graph import GraphPhases
 
-    return GraphPhases(model, backend)
+    return GraphPhases(model)
 
 
 def say_no_passes() -> None:

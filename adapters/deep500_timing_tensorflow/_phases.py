@@ -87,7 +87,10 @@ class PhaseMatcher:
         phases.drain()
         while self._executions:
             execution = self._executions.popleft()
-            limit_s = (execution.ended_unix_ns + TOLERANCE_NS) / 1e9
+            limit_ns = execution.ended_unix_ns + TOLERANCE_NS
+            if self._executions:
+                limit_ns = min(limit_ns, self._executions[0].began_unix_ns)
+            limit_s = limit_ns / 1e9
             mine = []
             while self._stamps and not self._stamps[0].data_s > limit_s:
                 mine.append(self._stamps.popleft())

@@ -83,17 +83,15 @@ class GraphPhases:
     """Stamps the steps of one model on TensorFlow.
 
     Args:
-        model: The model.
-        backend: ``"tensorflow"`` or ``"tf_keras"``.
+        model: The model, of Keras 3 or of tf_keras.
     """
 
-    def __init__(self, model: Any, backend: str) -> None:
+    def __init__(self, model: Any) -> None:
         """Nothing is traced yet."""
         import tensorflow as tf
 
         self._tf: Any = tf
         self._model = model
-        self._backend = backend
         self._ring = StampRing(self._tf, max(_RING_ROWS, 4 * steps_per_execution(model)))
         self._readers: list[PhaseMatcher] = []
         self._original: Callable[..., Any] | None = None
@@ -151,25 +149,19 @@ class GraphPhases:
 
     def _wrap(self, train_step: Callable[..., Any]) -> Callable[..., Any]:
         tf = self._tf
-        inner = train_step
-        if self._backend == "tf_keras":
-            # tf_keras lets AutoGraph convert the user's step; it has to go on doing so behind a step that it must not.
-            from tensorflow.python.autograph.core import ag_ctx
-
-            inner = tf.__internal__.autograph.tf_convert(
-                train_step, ag_ctx.ControlStatusCtx(status=ag_ctx.Status.ENABLED)
-            )
 
         def stamped(data: Any) -> Any:
             if not _is_first_replica(tf):
-                return inner(data)
+                return train_step(data)
             stamps = StepStamps(tf)
             with stamping(stamps):
-                outputs = inner(stamps.data(data))
+                outputs = train_step(stamps.data(data))
             self._ring.put(stamps)
             return outputs
 
-        return tf.autograph.experimental.do_not_convert(stamped)  # type: ignore[no-any-return]
+        # Neither Keras has AutoGraph convert a step; it must not begin with this one.
+        unconverted: Callable[..., Any] = tf.autograph.experimental.do_not_convert(stamped)
+        return unconverted
 
 
 def _is_first_replica(tf: Any) -> bool:

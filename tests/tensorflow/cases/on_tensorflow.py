@@ -61,6 +61,7 @@ class OwnStep(keras.Model):
     """A train step of the user's own, by way of Keras's loss and optimizer."""
 
     def train_step(self, data):
+        """Train on one batch."""
         x, y = data
         with tf.GradientTape() as tape:
             loss = self.compute_loss(x=x, y=y, y_pred=self(x, training=True))
@@ -73,6 +74,7 @@ class OwnEverything(keras.Model):
     """A train step that goes by neither ``compute_loss`` nor the optimizer."""
 
     def train_step(self, data):
+        """Train on one batch."""
         x, y = data
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean((self(x) - y) ** 2)
@@ -87,6 +89,7 @@ class TwoGradients(keras.Model):
     """A train step with two gradients, of which neither is the backward pass."""
 
     def train_step(self, data):
+        """Train on one batch."""
         x, y = data
         for _ in range(2):
             with tf.GradientTape() as tape:
