@@ -88,3 +88,9 @@ def processes(tmp_path):
         if process.poll() is None:
             process.kill()
         process.communicate()
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A port that nobody listens on."""
+    return _free_port()

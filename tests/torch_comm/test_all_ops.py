@@ -1,4 +1,4 @@
-"""Every operation on real gloo ranks: results as without timing (in the worker), sizes and bandwidths by hand (here)."""
+"""Every operation on real gloo ranks: plain results (in the worker), sizes and bandwidths by hand (here)."""
 
 from __future__ import annotations
 

@@ -62,8 +62,8 @@ class World:
     def reduced(self, shares: int, count: int) -> torch.Tensor:
         """What a reduction of every rank's contribution gives."""
         every = zip(*(self._values(shares, rank) for rank in range(self.size)), strict=True)
-        reduce = {"sum": sum, "max": max, "min": min}[self.redop]
-        return self._spread([reduce(values) for values in every], count)
+        reductions: dict[str, Callable[[tuple[int, ...]], Any]] = {"sum": sum, "max": max, "min": min}
+        return self._spread([reductions[self.redop](values) for values in every], count)
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,7 @@ class Exchange:
             try:
                 self._exchange(number, report, combine, until, deadline_s, answers)
             except Exception as error:
-                answers.fault = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else error!r}"
+                answers.fault = f"{type(error).__name__}: {error}".splitlines()[0]
 
         # A request to a machine that no longer answers ends when its connection does, which may be minutes.
         thread = threading.Thread(target=exchange, name="deep500-timing ranks", daemon=True)
@@ -92,7 +92,7 @@ class Exchange:
     ) -> None:
         store = _own_connection(self._store, deadline_s)
         store.set(self._key(number, self._rank), report)
-        if number and self._rank:
+        if number:
             store.delete_key(self._key(number - 1, self._rank))
         result = f"{self._prefix}/{number}/result"
         taken = f"{self._prefix}/{number}/taken"

@@ -1,0 +1,170 @@
+"""Operations on a device that is simulated: events on the right streams, read later, and nothing that waits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as plain
+
+import deep500_timing_torch as timer
+from deep500_timing import CPUGPUTimer
+from deep500_timing._device import DeviceLedger
+from deep500_timing.testing import ManualClock, ManualDeviceClock
+from deep500_timing_torch import comm
+from deep500_timing_torch.comm import _device
+
+
+@pytest.fixture
+def device(monkeypatch):
+    """A simulated device that holds what is on PyTorch's ``meta`` device, and a host clock at rest."""
+    clock = ManualDeviceClock()
+    monkeypatch.setitem(_device._ledgers, "meta", DeviceLedger(clock))
+    comm.reset_log()
+    comm.configure(timer=timer.Timer(clock=ManualClock()))
+    yield clock
+    comm.configure(timer=None)
+    comm.reset_log()
+
+
+def tensor():
+    """A million bytes on the device."""
+    return torch.empty(250_000, device="meta")
+
+
+class DeviceWork(plain.Work):
+    """What an asynchronous operation of a device returns: waiting makes the current stream wait, not the host.
+
+    Its future completes when the operation is queued, and runs its callbacks on a stream that waits for it.
+    """
+
+    def __init__(self, device, seconds):
+        super().__init__()
+        self.device = device
+        current = device._stream_now()
+        self.end_ns = max(device._tails.get("comm", 0), device._tails.get(current, 0), device.now_ns)
+        self.end_ns += round(seconds * 1e9)
+        device._tails["comm"] = self.end_ns
+
+    def wait(self, timeout=None):
+        current = self.device._stream_now()
+        self.device._tails[current] = max(self.device._tails.get(current, 0), self.end_ns)
+        return True
+
+    def get_future(self):
+        work = self
+
+        class Future:
+            def value(self):
+                return None
+
+            def add_done_callback(self, callback):
+                work.device.use_stream("callback")
+                work.device._tails["callback"] = work.end_ns
+                callback(self)
+                work.device.use_stream("stream 0")
+
+        return Future()
+
+
+@pytest.fixture
+def all_reduce(device):
+    """An all_reduce that takes 10 ms on the device."""
+
+    def run(tensor, op=None, group=None, async_op=False):
+        if async_op:
+            return DeviceWork(device, 0.010)
+        device.launch(0.010)
+        return None
+
+    return comm.timed_op(run, name="all_reduce")
+
+
+def test_blocking_operation_takes_as_long_as_the_device(device, all_reduce):
+    """Its time is from the event before it to the one after it, however early the call returns."""
+    device.launch(1.0)  # what was queued before is not its time
+    all_reduce(tensor())
+    assert (0, 1) == ((op := comm.summary().find("all_reduce")).count, op.pending)
+    device.finish()
+    op = comm.summary().find("all_reduce")
+    assert (1, 0, "GPU") == (op.count, op.pending, op.device)
+    assert (pytest.approx(0.010), pytest.approx(0.1)) == (op.mean_s, op.algbw_gb_per_s)
+    assert 0 == device.calls["wait"]
+
+
+def test_asynchronous_operation_under_work(device, all_reduce):
+    """Done when its stream is done; exposed is what the current stream stood still for, here 10 ms less 8 of work."""
+    work = all_reduce(tensor(), async_op=True)
+    device.launch(0.008)
+    work.wait()
+    device.finish()
+    op = comm.summary().find("all_reduce")
+    assert (1, pytest.approx(0.010)) == (op.count, op.mean_s)
+    assert pytest.approx(0.002) == op.exposed_s
+    assert pytest.approx(0.8) == op.overlap
+    assert 0 == device.calls["wait"]
+
+
+def test_asynchronous_operation_without_work(device, all_reduce):
+    """With nothing to do meanwhile, all of it is exposed."""
+    all_reduce(tensor(), async_op=True).wait()
+    device.finish()
+    op = comm.summary().find("all_reduce")
+    assert (pytest.approx(0.010), pytest.approx(0.0)) == (op.exposed_s, op.overlap)
+
+
+def test_events_are_used_again(device, all_reduce):
+    """A thousand operations need as many events as are on their way at once, and never wait."""
+    for _ in range(1000):
+        all_reduce(tensor())
+        all_reduce(tensor(), async_op=True).wait()
+        device.finish()
+    assert 2000 == comm.summary().find("all_reduce").count
+    assert device.calls["new_event"] <= 64
+    assert 0 == device.calls["wait"]
+
+
+def test_timer_gets_device_times(device, all_reduce):
+    """A ``CPUGPUTimer`` has communication on the device beside that on the host."""
+    tmr = CPUGPUTimer(device_clock=device)
+    comm.configure(timer=tmr)
+    all_reduce(tensor())
+    device.finish()
+    comm.summary()
+    assert [pytest.approx(0.010)] == tmr.get_time(timer.TimeType.COMM, gpu=True)
+    assert 1 == len(tmr.get_time(timer.TimeType.COMM))
+
+
+def test_captured_operations_are_counted(device, all_reduce):
+    """While a graph is captured no event is recorded; the operation is counted as not timed."""
+    device.capturing = True
+    all_reduce(tensor())
+    device.capturing = False
+    op = comm.summary().find("all_reduce")
+    assert (0, 1) == (op.count, op.failed + op.untimed)
+    assert 0 == device.calls["record"]
+
+
+def test_faults_of_the_device_cost_the_time_only(device, all_reduce):
+    """An event that cannot be recorded costs one warning; the operation runs."""
+    device.fail("record", RuntimeError("lost"))
+    with pytest.warns(timer.TimingWarning, match="lost"):
+        all_reduce(tensor())
+    assert 1 == comm.summary().find("all_reduce").failed
+    device.fail("record", None)
+    all_reduce(tensor())
+    device.finish()
+    assert 1 == comm.summary().find("all_reduce").count
+
+
+def test_a_failed_operation_gives_its_event_back(device):
+    """Its exception reaches the caller and its event the pool."""
+
+    def broken(tensor, op=None, group=None, async_op=False):
+        raise ValueError("no")
+
+    operation = comm.timed_op(broken, name="all_reduce")
+    for _ in range(100):
+        with pytest.raises(ValueError, match="no"):
+            operation(tensor())
+    assert 100 == comm.summary().find("all_reduce").failed
+    assert device.calls["new_event"] <= 2
