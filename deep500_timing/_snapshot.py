@@ -116,7 +116,16 @@ def take_snapshot(recorder: Recorder, pending: dict[int, int]) -> Snapshot:
 
 def _read(name: str, device: str, stores: Iterable[Intervals], *, running: int, pending: int) -> RegionTimes | None:
     summary, counters = summarize(stores)
-    times = RegionTimes(name, device, summary.stats(), running=running, pending=pending, **counters)
+    times = RegionTimes(
+        name,
+        device,
+        summary.stats(),
+        running=running,
+        pending=pending,
+        failed=counters["failed"],
+        discarded=counters["discarded"],
+        captured=counters["captured"],
+    )
     used = times.stats is not None or running or pending or summary.skipped or any(counters.values())
     return times if used else None
 

@@ -253,7 +253,11 @@ class Timer(Recorder):
     def log_mlflow_all(
         self, prefix: str = "", *, step: int | None = None, stats: Sequence[str] = ("mean",), strict: bool = False
     ) -> None:
-        """Log to MLflow, to the run that is active; arguments as for :meth:`log_wb_all`."""
+        """Log to MLflow, to the run that is active.
+
+        Arguments as for :meth:`log_wb_all`; statistics other than the mean are ``prefix/CPU/BATCH.p95``, since MLflow's
+        file store cannot hold a metric below another.
+        """
         from deep500_timing.exporters import MlflowExporter
 
         MlflowExporter(prefix, stats=stats, strict=strict).export(self.snapshot(), step=step)
