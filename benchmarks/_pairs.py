@@ -79,7 +79,7 @@ def warm(contenders: list[Contender], rounds: int, step: Step, seed: int = 0) ->
 def cold(contenders: list[Contender], rounds: int, pairs: int, step: Step, seed: int = 0) -> tuple[Rounds, str]:
     """Nanoseconds per pair after the caches were emptied, one median per round; and how it was read."""
     tick, per_ns, source = tick_source()
-    evict, size = evictor()
+    evict, filler = evictor()
     loops = {contender.label: cold_loop(contender, tick) for contender in contenders}
     nothing = cold_loop(None, tick)
     measured = Rounds({label: [] for label in loops})
@@ -97,7 +97,7 @@ def cold(contenders: list[Contender], rounds: int, pairs: int, step: Step, seed:
                 measured.ns[contender.label].append(float(np.median(ticks) - np.median(baseline)) / per_ns)
                 contender.reset()
             step()
-    return measured, f"caches emptied by reading {size >> 20} MiB, time read outside with {source}"
+    return measured, f"caches emptied by reading {filler}, time read outside with {source}"
 
 
 def _no_eviction() -> None:
