@@ -8,13 +8,14 @@ timer's own, so that the same times stand in its snapshots and reports.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from deep500_timing._recorder import Lane, Region
 from deep500_timing._timer import CPUGPUTimer
 from deep500_timing.exceptions import RegionNotOpenError, RegionOpenError
 
 if TYPE_CHECKING:
+    from array import array
     from collections.abc import Callable
 
     from deep500_timing._device import DeviceLedger
@@ -71,46 +72,6 @@ class Account:
         return self.count + self.missing >= self.stops
 
 
-class _Inbox:
-    """Where a device's times arrive: passed on to the region's intervals and to the accounts that were open then.
-
-    To the ledger it looks like the intervals themselves.
-    """
-
-    __slots__ = ("accounts", "store")
-
-    def __init__(self, store: Intervals, accounts: tuple[Account, ...]) -> None:
-        self.store = store
-        self.accounts = accounts
-
-    def append(self, start_ns: int, end_ns: int) -> None:
-        self.store.append(start_ns, end_ns)
-        for account in self.accounts:
-            account.take(end_ns - start_ns)
-
-    @property
-    def failed(self) -> int:
-        return int(self.store.failed)
-
-    @failed.setter
-    def failed(self, value: int) -> None:
-        self._miss(value - self.store.failed)
-        self.store.failed = value
-
-    @property
-    def captured(self) -> int:
-        return int(self.store.captured)
-
-    @captured.setter
-    def captured(self, value: int) -> None:
-        self._miss(value - self.store.captured)
-        self.store.captured = value
-
-    def _miss(self, more: int) -> None:
-        for account in self.accounts:
-            account.missing += more
-
-
 class NamedTimer:
     """One named timer, in nanoseconds. The faces over it add units and the originals' manners.
 
@@ -122,19 +83,20 @@ class NamedTimer:
     """
 
     __slots__ = (
+        "_awaited",
         "_depth",
         "_engine",
+        "_known_count",
+        "_last_stamp",
         "_ledger",
         "_memory",
         "_reentrant",
         "_region",
+        "_store",
+        "_taken_ns",
         "account",
-        "gpu_intervals",
         "lifetime",
-        "mark",
-        "mark_lane",
         "name",
-        "start_ns",
     )
 
     def __init__(
@@ -151,15 +113,15 @@ class NamedTimer:
         """What came since the last reset."""
         self.lifetime = Account(kept=0)
         """What ever came."""
-        # The ledger deals with this object as with a region; the marks must not be in the region itself, of which
-        # each thread has another one.
         device: DeviceLedger | None = getattr(engine, "_device", None)
         # An adapter's timer may hold a stand-in for a device that is not there.
         self._ledger = None if device is None or device.clock is None else device
-        self.mark: Any = None
-        self.mark_lane: Any = None
-        self.gpu_intervals: _Inbox | None = None
-        self.start_ns = 0
+        # Times on their way from the device, by the start that they will bear, with the accounts that they are for.
+        self._awaited: dict[int, tuple[Account, ...]] = {}
+        self._last_stamp = 0
+        self._store: Intervals | None = None
+        self._known_count = 0
+        self._taken_ns = 0
 
     @property
     def running(self) -> bool:
@@ -192,11 +154,10 @@ class NamedTimer:
             # This process was forked: the recorder has dropped all lanes but the calling thread's.
             self._region = region = _region_of_nobody(self._engine, self.name)
         if self._ledger is not None:
-            self._ledger.drop(self)  # type: ignore[arg-type]
-            self._ledger.begin(self)  # type: ignore[arg-type]
             region.gpu = True
+            self._ledger.begin(region)
         region.is_open = True
-        self.start_ns = region.start_ns = self._engine.now_ns()
+        region.start_ns = self._engine.now_ns()
 
     def stop(self, also: Account | None = None) -> None:
         """Stop.
@@ -229,12 +190,7 @@ class NamedTimer:
         accounts = (self.account, self.lifetime) if also is None else (self.account, self.lifetime, also)
         self.account.stops += 1
         if self._ledger is not None:
-            store = region.gpu_store()
-            inbox = self.gpu_intervals
-            if inbox is None or inbox.store is not store or inbox.accounts != accounts:
-                self.gpu_intervals = _Inbox(store, accounts)
-            self._ledger.end(self, self._engine.keep_last, self._engine.skip_first)  # type: ignore[arg-type]
-            region.gpu = False
+            self._finish_on_device(self._ledger, accounts)
         else:
             for account in accounts:
                 account.take(max(now_ns - region.start_ns, 0))
@@ -244,6 +200,62 @@ class NamedTimer:
             from deep500_timing.memory import sample_region
 
             sample_region(self._engine, self.name, self._memory)
+
+    def _finish_on_device(self, ledger: DeviceLedger, accounts: tuple[Account, ...]) -> None:
+        region = self._region
+        store = region.gpu_store()
+        if store is not self._store:
+            # The first time, or the timer below was reset, and what was on its way to it is not to be had any more.
+            self._lose(len(self._awaited))
+            self._store, self._known_count, self._taken_ns = store, 0, 0
+        # The ledger hands a time over with the host's start of its region, by which it is found again. On a clock that
+        # stands still two starts may be the same.
+        start_ns = region.start_ns
+        region.start_ns = self._last_stamp = stamp = max(start_ns, self._last_stamp + 1)
+        self._awaited[stamp] = accounts
+        lost = store.failed + store.captured
+        ledger.end(region, self._engine.keep_last, self._engine.skip_first)
+        region.start_ns = start_ns
+        region.gpu = False
+        if store.failed + store.captured != lost and self._awaited.pop(stamp, None) is not None:
+            for account in accounts:
+                account.missing += 1
+        elif store.count != self._known_count:
+            self.take_arrived()
+
+    def take_arrived(self) -> int:
+        """Take over the times that have arrived from the device, without waiting; return how many."""
+        store = self._store
+        if store is None or store.count == self._known_count:
+            return 0
+        copied = store.copy()
+        kept = sum(map(len, copied["pairs"])) // 2
+        new: int = copied["folded"] + kept - self._known_count
+        arrived = _last_pairs(copied["pairs"], min(new, kept))
+        folded = new - len(arrived)
+        if folded:
+            # The timer keeps so few that some are folded already: they are the oldest, and their sum is known.
+            rest_ns = copied["total_ns"] - self._taken_ns
+            arrived[:0] = [(stamp, stamp + rest_ns // folded) for stamp in list(self._awaited)[:folded]]
+        self._known_count += new
+        for start_ns, end_ns in arrived:
+            self._taken_ns += end_ns - start_ns
+            for account in self._awaited.pop(start_ns, ()):
+                account.take(end_ns - start_ns)
+        return new
+
+    def _lose(self, number: int) -> None:
+        # The oldest of those that are awaited will not come.
+        for stamp in list(self._awaited)[:number]:
+            for account in self._awaited.pop(stamp):
+                account.missing += 1
+
+    def take_or_lose(self) -> None:
+        """As :meth:`take_arrived`, and give up those that the device could not give."""
+        if self._ledger is not None and self._store is not None:
+            awaited = len(self._awaited)
+            pending = self._ledger.pending().get(id(self._store), 0)
+            self._lose(awaited - pending - self.take_arrived())
 
     def read(self, before_restart: Callable[[], object] | None = None) -> Account:
         """What came since the last reset, waiting for what is on its way from the device, and for nothing else.
@@ -272,8 +284,9 @@ class NamedTimer:
 
     def wait(self) -> None:
         """Wait for the times that are on their way from the device."""
-        if self._ledger is not None and self.gpu_intervals is not None:
-            self._ledger.collect_for(self.gpu_intervals.store)
+        if self._ledger is not None and self._store is not None:
+            self._ledger.collect_for(self._store)
+            self.take_or_lose()
 
     def renew(self) -> Account:
         """Open a new account, to which nothing belongs that was stopped before; return the old one.
@@ -286,10 +299,20 @@ class NamedTimer:
     def forget_running(self) -> None:
         """Forget the start, if it is running."""
         if self.running:
-            if self._ledger is not None:
-                self._ledger.drop(self)  # type: ignore[arg-type]
             self._engine._discard(self._region)
         self._depth = 0
+
+
+def _last_pairs(parts: list[array[int]], number: int) -> list[tuple[int, int]]:
+    # The last intervals of arrays in which start and end alternate, oldest first.
+    found: list[tuple[int, int]] = []
+    for part in reversed(parts):
+        missing = number - len(found)
+        if missing <= 0:
+            break
+        last = part[max(len(part) - 2 * missing, 0) :]
+        found[:0] = zip(last[::2], last[1::2], strict=True)
+    return found
 
 
 def _region_of_nobody(engine: Timer, name: str) -> Region:

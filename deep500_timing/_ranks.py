@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 DEADLINE_S = 10.0
 """How long a report waits for ranks that do not answer, in seconds."""
-_KEPT_ROUNDS = 8
+_KEPT_ROUNDS = 16
+"""Rounds that stay in the store: how far a rank may run ahead of one that reads, which training keeps close."""
 _POLL_S = 0.002
 
 # Rank and world size as launchers tell them, the more specific ones first. SLURM's are those of the allocation unless
@@ -91,7 +92,6 @@ class Exchange:
         rank = rank_and_world()[0]
         try:
             store.set(self._key(self._round, rank), text)
-            # Readers are at most a report behind, since training keeps the ranks together.
             if self._round > _KEPT_ROUNDS:
                 store.delete_key(self._key(self._round - _KEPT_ROUNDS, rank))
         except Exception as error:

@@ -27,7 +27,8 @@ class CudaEventTimer:
         """The time between them on the device, in ms. Waits for these two events, and for nothing else.
 
         Raises:
-            RuntimeError: An event was not recorded, or was made without ``enable_timing=True``; PyTorch says which.
+            ValueError: An event was not recorded, or was made without ``enable_timing=True``; some backends of
+                PyTorch raise RuntimeError instead.
         """
         # They may lie in different streams. The original also lets the current stream wait, to no end.
         self.start_event.synchronize()

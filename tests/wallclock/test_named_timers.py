@@ -380,6 +380,20 @@ class TestOnADevice:
         assert device_timers.timer._device.events < 64
         assert device_timers("fwd").elapsed() == pytest.approx(2_000.0)
 
+    @pytest.mark.parametrize("keep_last", [0, 5, 1000, None])
+    def test_sums_are_exact_however_few_are_kept(self, device, clock, keep_last):
+        """A timer of yours that keeps few intervals gives the same sums, all arriving at once or one by one."""
+        group = SynchronizedWallClockTimer(CPUGPUTimer(clock=clock, device_clock=device, keep_last=keep_last))
+        expected = 0
+        for number in range(1, 1_001):
+            self.run(group("fwd"), device, number * 1e-6)
+            expected += number
+            if number % 7 == 0 and number < 500:
+                device.finish()
+        assert group("fwd").elapsed() == pytest.approx(expected * 1e-3)
+        self.run(group("fwd"), device, 0.005)
+        assert group("fwd").elapsed() == pytest.approx(5.0)
+
     def test_what_was_captured_is_said(self, device_timers, device, lines):
         """A region inside a graph capture has no time; the log says how many of how many."""
         self.run(device_timers("fwd"), device, 0.010)

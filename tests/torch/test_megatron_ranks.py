@@ -1,0 +1,125 @@
+"""Megatron's reports across real ranks, where its own would hang."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+PREAMBLE = """
+import json, os, sys, time
+import torch.distributed as dist
+from deep500_timing.testing import ManualClock
+from deep500_timing_torch.megatron import Timers
+rank = int(os.environ["RANK"])
+dist.init_process_group("gloo")
+clock, lines = ManualClock(), []
+def spend(timer, seconds):
+    timer.start(); clock.advance(seconds); timer.stop()
+"""
+
+
+def run(program, ranks, timeout=100):
+    """Run a program on each rank; hand back what each printed last, as data."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
+    environment["OMP_NUM_THREADS"] = "1"
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", PREAMBLE + program],
+            env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+    outputs = []
+    try:
+        for process in processes:
+            out, error = process.communicate(timeout=timeout)
+            outputs.append((process.returncode, out, error))
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    return outputs
+
+
+def printed(outputs):
+    """What each rank printed."""
+    assert [code for code, _, _ in outputs] == [0] * len(outputs), outputs
+    return [json.loads(out.splitlines()[-1]) for _, out, _ in outputs]
+
+
+def test_ranks_with_different_names_report_all_of_them():
+    """Each name is reported for the ranks that have it, on the last rank alone; nobody hangs."""
+    program = """
+timers = Timers(2, "minmax", device="cpu", clock=clock, logging_fn=lines.append)
+spend(timers("both"), 0.010 * (rank + 1))
+spend(timers(f"only{rank}"), 0.100)
+for round in range(40):   # more than are kept
+    if round % 8 == 0:
+        dist.barrier()
+    timers.log(["both", "only0", "only1"], reset=False)
+text = timers.get_all_timers_string(reset=False)
+timers("both").start(barrier=True); timers("both").stop(barrier=True)
+print(json.dumps([lines, text]))
+dist.barrier()
+"""
+    first, last = printed(run(program, 2))
+    assert first[0] == []
+    assert len(last[0]) == 40
+    assert set(last[0]) == {
+        "(min, max) time across ranks (ms):\n"
+        f"    both {'.' * 43}: (10.00, 20.00)\n"
+        f"    only0 {'.' * 42}: (100.00, 100.00)\n"
+        f"    only1 {'.' * 42}: (100.00, 100.00)"
+    }
+    # Without names each rank hears of those that only others have.
+    assert first[1] == last[1] == last[0][0]
+
+
+def test_each_rank_on_a_line_and_the_longest_to_a_writer():
+    """``all`` lists the ranks; ``write`` has the longest, on the rank that has a writer."""
+    program = """
+class Board:
+    def __init__(self): self.scalars = []
+    def add_scalar(self, *scalar): self.scalars.append(scalar)
+board = Board() if rank == 0 else None
+timers = Timers(2, "all", device="cpu", clock=clock, logging_fn=lines.append)
+spend(timers("forward"), 0.5 * (rank + 1))
+timers.write(["forward"], board, 7, reset=False, barrier=True)
+timers.log(["forward"], rank=0)
+print(json.dumps([lines, board and board.scalars]))
+dist.barrier()
+"""
+    first, last = printed(run(program, 2))
+    assert first[0] == ["times across ranks (ms):\n  forward:\n     rank  0: 500.00\n     rank  1: 1000.00"]
+    assert first[1] == [["forward-time", pytest.approx(1.0), 7]]
+    assert last == [[], None]
+
+
+def test_a_dead_rank_is_named_within_the_deadline():
+    """A rank that died costs the report a line."""
+    program = """
+timers = Timers(2, "max", device="cpu", clock=clock, logging_fn=lines.append, deadline_s=0.5)
+spend(timers("forward"), 0.010)
+dist.barrier()
+if rank == 1:
+    os._exit(0)
+timers.log(["forward"], rank=0)
+print(json.dumps(lines), flush=True)
+os._exit(0)
+"""
+    alive, _ = run(program, 2)
+    assert alive[0] == 0, alive
+    lines = json.loads(alive[1].splitlines()[-1])
+    assert lines[0].splitlines()[1].endswith(": 10.00")
+    assert lines[0].endswith("no times from rank 1 within 0.5 s")
