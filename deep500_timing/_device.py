@@ -5,7 +5,7 @@ query that answers at once; then their events serve again. So the events in use 
 whatever the length of the run, and the training thread neither waits nor allocates in the steady state.
 
 This file runs as plain Python and, with the C types of ``_device.pxd``, compiled: what a region with ``gpu=True`` costs
-beyond the calls of the device is then a tenth of a microsecond instead of seven.
+beyond the calls of the device is then 0.2 µs a pair instead of 0.7.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
-for _name in ("_intervals", "_recorder", "_timer"):
+for _name in ("_intervals", "_recorder", "_timer", "_device"):
     _full_name = f"deep500_timing.{_name}"
     _spec = spec_from_file_location(_full_name, Path(__file__).with_name(f"{_name}.py"))
     if _spec is None or _spec.loader is None:  # pragma: no cover
