@@ -1,7 +1,5 @@
 """GPU times on the test device: real PyTorch events, a clock that moves when told to, and counters."""
 
-# ruff: noqa: PT031 (a warning that is said once comes from somewhere within a loop)
-
 from __future__ import annotations
 
 import os
