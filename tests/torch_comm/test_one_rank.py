@@ -373,9 +373,9 @@ def test_instrument_leaves_later_patches_alone(monkeypatch):
 
     original = plain.broadcast
     try:
-        with pytest.warns(timer.TimingWarning, match=r"torch\.distributed\.broadcast was patched by somebody else"):
-            with comm.instrument():
-                plain.broadcast = theirs
+        said = r"torch\.distributed\.broadcast was patched by somebody else"
+        with pytest.warns(timer.TimingWarning, match=said), comm.instrument():
+            plain.broadcast = theirs
         assert theirs is plain.broadcast
     finally:
         plain.broadcast = original

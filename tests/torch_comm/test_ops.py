@@ -49,7 +49,7 @@ def test_one_rank_has_no_bus(op, nbytes, seconds):
 
 @given(st.sampled_from(SIZED), RANKS, st.integers(0, 2**50), st.floats(1e-9, 1e5))
 def test_bandwidths_are_finite_and_follow_from_each_other(op, ranks, nbytes, seconds):
-    """algbw times the time is the message; busbw is at most twice algbw and never negative."""
+    """Time times algbw is the message; busbw is at most twice algbw and never negative."""
     algbw, busbw = bandwidths(nbytes, ranks, seconds, OPS[op].factor)
     assert pytest.approx(nbytes) == algbw * seconds * 1e9
     assert 0 <= busbw <= 2 * algbw

@@ -123,12 +123,24 @@ class Record:
 class Group:
     """A process group, remembered by name: its records outlive it."""
 
-    __slots__ = ("_own_seq", "_reference", "global_ranks", "name", "rank", "records", "ring", "size", "sizes")
+    __slots__ = (
+        "_backend_counts",
+        "_own_seq",
+        "_reference",
+        "global_ranks",
+        "name",
+        "rank",
+        "records",
+        "ring",
+        "size",
+        "sizes",
+    )
 
     def __init__(self, process_group: Any, name: str, size: int, rank: int, global_ranks: list[int]) -> None:
         """Remember a process group without keeping it alive."""
         self._reference = weakref.ref(process_group) if process_group is not None else lambda: None
         self._own_seq = 0
+        self._backend_counts = True
         self.name = name
         self.size = size
         self.rank = rank
@@ -143,12 +155,14 @@ class Group:
 
     def sequence(self, process_group: Any) -> int:
         """How many collectives the group has issued: the same number on every rank that is as far."""
-        try:
-            number: int = process_group._get_sequence_number_for_group()
-        except Exception:  # Not every backend counts.
-            self._own_seq += 1
-            return self._own_seq
-        return number
+        if self._backend_counts:
+            try:
+                number: int = process_group._get_sequence_number_for_group()
+                return number
+            except Exception:  # Not every backend does.
+                self._backend_counts = False
+        self._own_seq += 1
+        return self._own_seq
 
     def record(self, op: Op, label: str, nbytes: int | None) -> Record:
         """The record of an operation at a message size."""

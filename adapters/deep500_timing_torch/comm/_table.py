@@ -27,7 +27,7 @@ def _ms(seconds: float | None) -> str:
 
 
 def _number(value: float | None, mark: str = "") -> str:
-    return "-" if value is None else f"{mark}{value:.3f}"
+    return "-" if value is None else f"{mark}{value:.3g}"
 
 
 def _lines(header: list[str], rows: list[list[str]], left: int) -> list[str]:
