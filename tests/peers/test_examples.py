@@ -1,0 +1,71 @@
+"""Scripts written for DeepSpeed's and Megatron's timers run here with the import changed, and there as they were."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
+
+
+def run(script, *arguments, ranks=0, **environment):
+    """Run a script to its end; hand back what it printed."""
+    command = [sys.executable]
+    if ranks:
+        command += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
+    done = subprocess.run(
+        [*command, str(script), *arguments],
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", **environment},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def shape(text):
+    """What a script printed without its numbers, ranks, memory, and the lines that only DeepSpeed prints."""
+    lines = [line for line in text.splitlines() if re.match(r"\[Rank|step \d|epoch=|means|[0-9]+ samples", line)]
+    without = [re.sub(r"( \| (host|mem|max_mem|cache|max_cache).*|, MemAllocated.*)", "", line) for line in lines]
+    return [re.sub(r"-?\d+(\.\d+)?(e-?\d+)?", "#", line) for line in without]
+
+
+def test_a_script_for_deepspeeds_timers(tmp_path):
+    """``deepspeed_timers.py`` prints the same lines with DeepSpeed's import and with ours, save for the memory."""
+    script = EXAMPLES / "deepspeed_timers.py"
+    ours = run(script)
+    assert len(shape(ours)) == 12 + 5 + 5 + 2 + 2
+    assert all(word in ours for word in ("fwd_microstep: ", "host_rss: ", "RunningAvgSamplesPerSec=", "means: "))
+    if importlib.util.find_spec("deepspeed") is None:
+        pytest.skip("needs DeepSpeed to compare with")
+    source = script.read_text(encoding="utf-8")
+    theirs = tmp_path / "theirs.py"
+    theirs.write_text(source.replace("deep500_timing_torch.wallclock", "deepspeed.utils.timer"), encoding="utf-8")
+    assert shape(run(theirs)) == shape(ours)
+
+
+def test_a_script_for_deepspeeds_timers_with_timing_off():
+    """The same script runs with ``NoopTimer``, and prints no time."""
+    text = run(EXAMPLES / "deepspeed_timers.py", "--no-timing")
+    assert "time (ms)" not in text
+    assert "step 4: forward took 0.000 ms" in text
+
+
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_a_script_for_megatrons_timers(ranks):
+    """``megatron_timers.py`` runs on one process and on two ranks, and reports on the last one."""
+    text = run(EXAMPLES / "megatron_timers.py", ranks=ranks)
+    assert text.count("(min, max) time across ranks (ms):") == 2
+    assert text.count("    forward-backward ") == 2
+    assert "iteration 8: optimizer-time = " in text
+    assert "forward-compute" not in text
+    assert "no times from" not in text
