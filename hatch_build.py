@@ -91,7 +91,10 @@ class CompileHook(BuildHookInterface):  # type: ignore[type-arg]
 
         if version == "editable":
             for path in compiled:
-                shutil.copy2(path, package / path.name)
+                # Replaced, not overwritten: a process that has the old one loaded goes on with it.
+                fresh = package / f".{path.name}.new"
+                shutil.copy2(path, fresh)
+                fresh.replace(package / path.name)
         else:
             build_data["pure_python"] = False
             build_data["infer_tag"] = True

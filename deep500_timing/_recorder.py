@@ -51,6 +51,8 @@ if not cython.compiled:
 COMPILED: bool = cython.compiled
 
 _all_recorders: WeakSet[Recorder] = WeakSet()
+_FORGIVEN = 2**32 - 1
+"""The generation of a region whose next unmatched end is ignored, whatever the timer's is."""
 _adoption_lock = RLock()
 _of_thread = _local()
 
@@ -293,6 +295,8 @@ class Recorder:
     def discard(self, key: TimeType | str) -> bool:
         """Forget the region ``key`` if the calling thread has it open; it is counted as discarded.
 
+        The ``end`` that would have closed it, as at the end of a ``with`` block, is ignored.
+
         Returns:
             Whether it was open.
         """
@@ -300,6 +304,7 @@ class Recorder:
         if not region.is_open:
             return False
         self._discard(region)
+        region.generation = _FORGIVEN
         return True
 
     def discard_quietly(self, key: TimeType | str) -> None:

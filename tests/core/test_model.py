@@ -85,6 +85,8 @@ class AnyHistory(RuleBasedStateMachine):
         was_open = self.open.pop(name, None) is not None
         assert was_open == self.tmr.discard(key)
         self.discarded[name] = self.discarded.get(name, 0) + was_open
+        if was_open:
+            self.forgiven[name] = None  # of no generation: the end that belongs to it is still to come
 
     @rule(key=KEYS)
     def fail(self, key):

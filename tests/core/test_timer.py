@@ -193,6 +193,15 @@ class TestRegion:
 
 
 class TestDiscard:
+    def test_a_with_block_may_be_forgotten_from_inside(self, tmr, clock):
+        """The end of the block is no error then, nor is the next block left out."""
+        for seconds in (1, 2):
+            with tmr.region("a"):
+                clock.advance(seconds)
+                if seconds == 1:
+                    tmr.discard("a")
+        assert ([2.0], 1) == (tmr.get_time("a"), tmr.snapshot().get("a").discarded)
+
     def test_an_open_region_is_forgotten_and_counted(self, tmr, clock):
         """``discard`` closes without keeping, and says whether there was anything to forget."""
         tmr.start("a")
