@@ -1,9 +1,9 @@
 """Events of whatever accelerator PyTorch has, as a device clock.
 
 What has been confirmed, and what has not. All of it runs in the tests against real ``torch.Event`` and ``torch.Stream``
-objects of PyTorch 2.13, on a simulated device of two. No real GPU has run it yet (``make test-gpu`` does, where there is
-one): that CUDA takes -1 for the current device, that generic events are as cheap there as those of ``torch.cuda``, and
-that nothing here disturbs a capture is known from PyTorch's source alone, as is all that older releases do.
+objects of PyTorch 2.13, on a simulated pair of devices. No real GPU has run it yet (``make test-gpu`` does, where there
+is one): that CUDA takes -1 for the current device, that generic events are as cheap there as those of ``torch.cuda``,
+and that nothing here disturbs a capture is known from PyTorch's source alone, as is all that older releases do.
 """
 
 from __future__ import annotations

@@ -8,6 +8,11 @@ are, without a check at run time.
 Dynamo offers two ways to say so. For a method in C, as in the compiled form, ``torch.compiler.substitute_in_graph``,
 which only exists once Dynamo is imported: that takes a second, so it is not imported for the purpose, but watched for.
 For a method in Python, as in the plain form, an attribute on the function.
+
+What this does not reach: `with handle:` where the handle was made outside of the compiled function (Dynamo enters only
+what it has seen made), and, in the compiled form, `handle.start()` of one made with `gpu=True`. There the graph breaks,
+or the function runs uncompiled, and the region is timed as ever. So is a `with` block that the user's own code breaks
+the graph in; between `start` and `end` both halves compile.
 """
 
 from __future__ import annotations
