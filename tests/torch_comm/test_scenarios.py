@@ -51,6 +51,30 @@ def test_ddp_exposed_time_is_part_of_the_time(ranks):
         assert all(0 <= op["overlap"] <= 1 for op in result["ddp"])
 
 
+def test_a_hook_of_the_user_s_is_timed_as_a_whole(ranks):
+    """What a hook sends is its secret: its time is known, its bandwidth is not, and its all_reduce is part of it."""
+    for result in ranks:
+        (op,) = result["hook"]
+        assert ("ddp_hook", 4 * (64 * 10 + 10), 1) == (op["op"], op["message_bytes"], op["count"])
+        assert op["mean_s"] > 0
+        assert op["busbw_gb_per_s"] is None
+
+
+def test_fsdp_is_seen_by_instrument(ranks):
+    """A library that imports ``torch.distributed`` itself is timed, and computes the same to the last bit."""
+    for result in ranks:
+        plain, timed = result["sharded"]
+        assert 5 == len(plain)
+        assert plain == timed
+        sizes = {(op["op"], op["message_bytes"]): op["count"] for op in result["fsdp"]}
+        # Forward and backward gather the parameters, the backward pass scatters the gradients; 5 steps, 2 layers.
+        first, second = 4 * (64 * 64 + 64), 4 * (64 * 10 + 10)
+        gathers = {size: count for (op, size), count in sizes.items() if op.startswith("all_gather")}
+        scatters = {size: count for (op, size), count in sizes.items() if op.startswith("reduce_scatter")}
+        assert {first: 10, second: 10} == gathers
+        assert {first: 5, second: 5} == scatters
+
+
 def test_overlap(ranks):
     """An asynchronous all_reduce under 50 ms of work is hardly waited for; without work it is waited for throughout."""
     for result in ranks:

@@ -13,7 +13,7 @@ from deep500_timing_torch.comm._device import Mark, ledger_for
 from deep500_timing_torch.comm._ledger import DONE, EXPOSED, FAILED, ISSUE, LEDGER, LOST, PAIR, Record
 from deep500_timing_torch.comm._ops import Op, both_ways, unknown
 from deep500_timing_torch.comm._settings import SETTINGS
-from deep500_timing_torch.comm._timed import original_of
+from deep500_timing_torch.comm._timed import inside, original_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -116,7 +116,11 @@ class _Buckets:
         if device is not None:
             record.on_device = True
             sent.mark = Mark(device, op.name, sent.start_ns, sent.keep, sent.fail, SETTINGS.device_store())
-        future = self._launch(bucket)
+        before, inside.now = inside.now, True  # what a hook calls is part of the bucket
+        try:
+            future = self._launch(bucket)
+        finally:
+            inside.now = before
         sent.seq = group.sequence(self._process_group)
         LEDGER.put(record, ISSUE, sent.start_ns, SETTINGS.now_ns())
         self._sent.append(sent)
@@ -152,9 +156,7 @@ class _Buckets:
             def keep(start_ns: int, end_ns: int) -> None:
                 LEDGER.put(record, EXPOSED, start_ns, end_ns)
 
-            mark = Mark(
-                device, record.label, now_ns, keep, lambda: LEDGER.put(record, LOST, 0, 0), SETTINGS.device_store()
-            )
+            mark = Mark(device, record.label, now_ns, keep, lambda: LEDGER.put(record, LOST, 0, 0), None)
         queue_callback(lambda: self._waited(buckets, now_ns, mark))
 
     def _waited(self, buckets: list[_Bucket], start_ns: int, mark: Mark | None) -> None:

@@ -28,7 +28,7 @@ class _Inside(threading.local):
     now = False
 
 
-_inside = _Inside()
+inside = _Inside()
 _is_compiling = torch.compiler.is_compiling
 _world: Any = getattr(c10d, "_world", None)
 _illegal: tuple[type, ...] = tuple(filter(None, [getattr(c10d, "_IllegalWork", None)]))
@@ -144,7 +144,7 @@ def _caller() -> str:
 
 
 def _measure(func: Callable[..., Any], op: Op, args: Any, kwargs: Any) -> Any:
-    if _is_compiling() or _inside.now or not (SETTINGS.prof_all or op.name in SETTINGS.prof_ops):
+    if _is_compiling() or inside.now or not (SETTINGS.prof_all or op.name in SETTINGS.prof_ops):
         return func(*args, **kwargs)
     found = _find(op, args, kwargs)
     if found is None:
@@ -158,7 +158,7 @@ def _measure(func: Callable[..., Any], op: Op, args: Any, kwargs: Any) -> Any:
     now_ns = SETTINGS.now_ns
     start_ns = now_ns()
     run = None if device is None else _DeviceRun(record, device, start_ns)
-    _inside.now = True
+    inside.now = True
     try:
         result = func(*args, **kwargs)
     except BaseException:
@@ -168,7 +168,7 @@ def _measure(func: Callable[..., Any], op: Op, args: Any, kwargs: Any) -> Any:
         raise
     finally:
         end_ns = now_ns()
-        _inside.now = False
+        inside.now = False
     timer = SETTINGS.timer
     if timer is not None:
         timer.record(TimeType.COMM, start_ns, end_ns)

@@ -96,7 +96,7 @@ class Tracker:
         now_ns = SETTINGS.now_ns()
         if self._device is None:
             return now_ns, None
-        return now_ns, Mark(self._device, self.record.label, now_ns, self._exposed, self.lost, SETTINGS.device_store())
+        return now_ns, Mark(self._device, self.record.label, now_ns, self._exposed, self.lost, None)
 
     def end_wait(self, start_ns: int, mark: Mark | None) -> None:
         """The wait is over."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import sys
@@ -10,6 +11,9 @@ from pathlib import Path
 
 import torch
 from sklearn.datasets import load_digits
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from deep500_timing_torch import comm as dist
 
@@ -48,6 +52,38 @@ result["plain"] = train(timed=False)
 result["before"] = len(dist.summary().ops)
 result["timed"] = train(timed=True)
 result["ddp"] = dist.summary().to_dict()["ops"]
+
+# --- a hook of the user's, and FSDP, which import torch.distributed themselves -------------------------------------
+dist.reset_log()
+with dist.instrument():
+    hooked = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 10))
+    dist.instrument_ddp(hooked, hook=fp16_compress_hook)
+    hooked(images[:8]).sum().backward()
+result["hook"] = dist.summary().to_dict()["ops"]
+
+
+def train_sharded(timing) -> list[float]:
+    """The losses of some steps of a sharded model."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
+    mesh = init_device_mesh("cpu", (n,))
+    for part in (model[0], model[2], model):
+        fully_shard(part, mesh=mesh)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    with timing:
+        for start in range(rank * 64, 5 * 64 * n, 64 * n):
+            loss = torch.nn.functional.cross_entropy(model(images[start : start + 64]), labels[start : start + 64])
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+    return losses
+
+
+dist.reset_log()
+result["sharded"] = train_sharded(contextlib.nullcontext()), train_sharded(dist.instrument())
+result["fsdp"] = dist.summary().to_dict()["ops"]
 
 # --- overlap -------------------------------------------------------------------------------------------------------
 message = torch.ones(1 << 19)
