@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from deep500_timing._snapshot import Snapshot
 
 VALID_STATS = tuple(field.name for field in fields(TimeStats))
+_MEMORY = ("max_host_rss_bytes", "max_device_allocated_bytes", "max_device_reserved_bytes")
 
 
 class Metric(NamedTuple):
@@ -61,7 +62,9 @@ def metrics_of(snapshot: Snapshot, stats: Sequence[str], *, prefix: str, separat
     """The chosen statistics of each region that has times.
 
     The mean has the name ``prefix + "CPU/BATCH"``, other statistics that name with ``separator`` and theirs added;
-    ``median_ci`` gives two, ``median_ci_low`` and ``median_ci_high``. What is unknown or not finite is left out.
+    ``median_ci`` gives two, ``median_ci_low`` and ``median_ci_high``. What is unknown or not finite is left out. The
+    memory at a region's ends follows, where it was read, in the same manner: ``prefix + "CPU/BATCH"`` with
+    ``max_host_rss_bytes`` added.
     """
     for region in snapshot:
         if region.stats is None:
@@ -72,6 +75,11 @@ def metrics_of(snapshot: Snapshot, stats: Sequence[str], *, prefix: str, separat
                 yield Metric(
                     (region.device, region.name, stat), name if stat == "mean" else name + separator + stat, value
                 )
+        for what in _MEMORY if region.memory is not None else ():
+            size_bytes = getattr(region.memory, what)
+            if size_bytes is not None:
+                name = f"{prefix}{region.device}/{region.name}{separator}{what}"
+                yield Metric((region.device, region.name, what), name, float(size_bytes))
 
 
 def _numbers(stats: TimeStats, chosen: Sequence[str]) -> Iterator[tuple[str, float | None]]:

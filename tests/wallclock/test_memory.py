@@ -176,6 +176,36 @@ class TestRegions:
         assert timers.timer.snapshot().get("fwd").memory.last == USAGE
 
 
+class TestReports:
+    """Tables and files have tests beside theirs."""
+
+    def test_trackers_get_the_largest(self, make):
+        """W&B and MLflow are given the known numbers beside the times, in bytes."""
+        from deep500_timing.exporters._metrics import metrics_of
+
+        tmr = make(MORE)
+        with tmr.region("FORWARD"):
+            pass
+        metrics = {m.name: m.value for m in metrics_of(tmr.snapshot(), ["mean"], prefix="train/", separator="/")}
+        assert metrics == {
+            "train/CPU/FORWARD": 0.0,
+            "train/CPU/FORWARD/max_host_rss_bytes": 2.0 * GIB,
+            "train/CPU/FORWARD/max_device_allocated_bytes": 3.0 * GIB,
+        }
+
+    def test_the_printed_table_tells_it(self, make):
+        """The terminal's report has a line for each region's memory."""
+        import io
+
+        tmr = make(USAGE)
+        with tmr.region("FORWARD"):
+            pass
+        out = io.StringIO()
+        tmr.print_all_time_stats(out)
+        assert "3.00 GiB resident" in out.getvalue()
+        assert "1.00 GiB allocated on cuda:0" in out.getvalue()
+
+
 class TestReading:
     def test_the_hosts_memory(self):
         """The numbers are psutil's of this process and machine; nothing of a device."""
