@@ -105,7 +105,6 @@ class StepStamps:
         taken: list[Any] = []
 
         # Without a gradient of its own the packing would end the way of a tape around this one.
-        @tf.custom_gradient
         def pass_on(*parts: Any) -> Any:
             there = _pack(tf, parts[: len(values)])
             with tf.control_dependencies([there]):
@@ -119,7 +118,7 @@ class StepStamps:
                 passed = [*passed, *_unpack(tf, rest, parts[len(values) :])]
             return passed, lambda *gradients: gradients
 
-        return list(pass_on(*values, *(also or []))), taken[0]
+        return list(tf.custom_gradient(pass_on)(*values, *(also or []))), taken[0]
 
     def row(self) -> Any:
         """The four stamps, the last of them taken when everything that the step changes is changed."""

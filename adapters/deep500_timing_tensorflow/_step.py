@@ -117,7 +117,7 @@ class ArmedStep:
         self.listeners: list[Any] = []
         self._attributes: dict[str, Any] = vars(model)
         self._backend = backend
-        functools.update_wrapper(self, function, updated=())
+        self.__wrapped__ = function
 
     @classmethod
     def arm(
