@@ -53,11 +53,14 @@ from deep500_timing import (
 from deep500_timing_torch._clock import CudaEventClock
 from deep500_timing_torch._compile import prepare as _prepare
 from deep500_timing_torch._timer import CPUGPUTimer
+from deep500_timing_torch.event_timer import CudaEventTimer
+from deep500_timing_torch.wallclock import NoopTimer, SynchronizedWallClockTimer, ThroughputTimer
 
 __all__ = [
     "CPUGPUTimer",
     "Clock",
     "CudaEventClock",
+    "CudaEventTimer",
     "DeviceClock",
     "DeviceUnavailableError",
     "ExportError",
@@ -65,6 +68,7 @@ __all__ = [
     "InvalidKeyError",
     "MissingPackageError",
     "NoTimesError",
+    "NoopTimer",
     "Region",
     "RegionError",
     "RegionMismatchError",
@@ -72,6 +76,8 @@ __all__ = [
     "RegionOpenError",
     "RegionTimes",
     "Snapshot",
+    "SynchronizedWallClockTimer",
+    "ThroughputTimer",
     "TimeStats",
     "TimeType",
     "Timer",
