@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 compiled = False
 longlong = Py_ssize_t = int
+bint = bool
 
 
 def locals(**_types: object) -> Callable[[F], F]:  # noqa: A001 (it is the name in Cython)

@@ -300,11 +300,16 @@ class CPUGPUTimer(Timer):
         """
         if not self._enabled:
             return
-        region = self._find(key)
+        lane = self._lane
+        if thread_id() != lane.thread:
+            lane = self._enter_thread()
+        region = look_up(lane, key)
+        if region is None:
+            region = self._new_region(key, lane)
         if region.is_open:
             self._start_of_open(region)
-        region.gpu = gpu
-        if gpu and self._device is not None:
+        region.gpu = bool(gpu)
+        if region.gpu and self._device is not None:
             self._device.begin(region)
         if self._native:
             region.is_open = True
@@ -313,7 +318,7 @@ class CPUGPUTimer(Timer):
             region.start_ns = self._now()
             region.is_open = True
 
-    @cython.locals(now_ns=cython.longlong)  # type: ignore[untyped-decorator, unused-ignore]
+    @cython.locals(now_ns=cython.longlong, index=cython.Py_ssize_t, on_device=cython.bint)  # type: ignore[untyped-decorator, unused-ignore]
     def end(self, key: TimeType | str, gpu: bool = False) -> None:
         """Close the region ``key``, with the same ``gpu`` as it was started with. Never waits for the device.
 
@@ -325,18 +330,30 @@ class CPUGPUTimer(Timer):
         if not self._enabled:
             return
         now_ns = clock_ns() if self._native else self._now()
-        region = self._find(key)
+        lane = self._lane
+        if thread_id() != lane.thread:
+            lane = self._enter_thread()
+        region = look_up(lane, key)
+        if region is None:
+            region = self._new_region(key, lane)
         if not region.is_open:
             self._end_of_closed(region)
             return
-        if region.gpu != bool(gpu):
-            self._mismatch(region, bool(gpu))
-        if gpu:
+        on_device = bool(gpu)
+        if region.gpu != on_device:
+            self._mismatch(region, on_device)
+        if on_device:
             region.gpu = False
             if self._device is not None:
                 self._device.end(region, self.keep_last, self.skip_first)
         region.is_open = False
-        region.intervals.put(region.start_ns, now_ns)
+        intervals = region.intervals
+        index = intervals.index
+        intervals.buffer[index] = region.start_ns
+        intervals.buffer[index + 1] = now_ns
+        intervals.index = index + 2
+        if index + 2 == intervals.limit:
+            intervals.seal()
 
     def _forget_open(self, region: Region) -> None:
         if self._device is not None and region.gpu:
