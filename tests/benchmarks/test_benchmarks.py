@@ -1,4 +1,4 @@
-"""The benchmarks run and write a well-formed report. How fast anything is is theirs to say: nothing of it is asserted."""
+"""The benchmarks run and write a well-formed report. How fast anything is, is theirs to say, not asserted."""
 
 from __future__ import annotations
 
@@ -7,14 +7,11 @@ import math
 import sys
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
 import deep500_timing
-
-CliRunner = pytest.importorskip("click.testing", reason="the benchmarks' command needs click").CliRunner
-pytest.importorskip("psutil", reason="the benchmarks measure memory with psutil")
-
 from benchmarks import __main__ as command
 from benchmarks import _reach, _report
 from benchmarks._contenders import CLOCK, assemble
