@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -99,3 +101,19 @@ def test_wrong_results_are_counted(monkeypatch):
     assert 1 == result.exit_code, result.output
     assert " 3\n" in result.output
     assert "# Out of bounds values: 3 FAILED" in result.output
+
+
+def test_cost_beside_the_alternatives():
+    """The benchmark of the project measures every contender that is there, in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.bench_comm", "--quick", "--json"]
+    root = Path(__file__).parent.parent.parent
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=100, check=False)
+    assert 0 == done.returncode, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    expected = {"plain", "off", "on", "instrumented"}
+    if "deepspeed" not in found["missing"]:
+        expected |= {"deepspeed off", "deepspeed on"}
+    assert expected == set(found["ns"])
+    for times in found["ns"].values():
+        assert {"all_reduce", "all_reduce_async", "broadcast", "barrier"} == set(times)
+        assert all(ns > 0 for ns in times.values())

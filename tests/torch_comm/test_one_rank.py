@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import warnings
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import deep500_timing_torch as timer
+from deep500_timing._warn import forget_warnings
 from deep500_timing.testing import ManualClock
 from deep500_timing_torch import comm
 from deep500_timing_torch.comm import _ledger, _settings
@@ -218,6 +220,45 @@ def test_a_failed_operation_is_counted_as_failed():
     assert (0, 2, None, None) == (failed.count, failed.failed, failed.mean_s, failed.algbw_gb_per_s)
     assert 1 == comm.summary().find("all_reduce", 4).count
     assert "all_reduce, -: 2 failed" in str(comm.summary())
+
+
+def test_a_fault_in_timing_costs_a_warning():
+    """A size that cannot be had, or a timer that fails, never keeps an operation from running."""
+    forget_warnings()
+
+    def broken(tensor):
+        raise OSError("disk full")
+
+    class Broken(timer.Timer):
+        def record(self, key, start_ns, end_ns):
+            raise OSError("disk full")
+
+    unsized = comm.timed_op(name="unsized", size=broken)(lambda tensor: 3)
+    assert 3 == unsized(torch.ones(1))
+    assert None is comm.summary().find("unsized").message_bytes
+    odd = comm.timed_op(name="odd", size=lambda tensor: [])(lambda tensor: 4)
+    with pytest.warns(timer.TimingWarning, match="Timing odd failed; it runs all the same"):
+        assert 4 == odd(torch.ones(1))
+    comm.configure(timer=Broken())
+    data = torch.full((2,), 5.0)
+    with pytest.warns(timer.TimingWarning, match="Timing all_reduce failed"):
+        comm.all_reduce(data)
+    with pytest.warns(timer.TimingWarning, match="Timing broadcast failed"):
+        assert comm.broadcast(data, 0, async_op=True).wait()
+    comm.configure(timer=None)
+    handle = comm.barrier(async_op=True)
+    comm.configure(timer=Broken())
+    with pytest.warns(timer.TimingWarning, match="Timing barrier failed"):
+        assert handle.wait()
+    assert torch.equal(torch.full((2,), 5.0), data)
+
+
+def test_summaries_across_ranks_follow_the_process_group():
+    """A summary with stragglers of a world of one finds nobody to compare with, as often as it is asked for."""
+    comm.barrier()
+    for _ in range(3):
+        found = comm.log_summary(show_straggler=True, file=io.StringIO())
+        assert ([], [], None, None) == (found.stragglers, found.missing_ranks, found.late_rank, found.fault)
 
 
 def test_wrong_arguments_are_the_operation_s_own_error():

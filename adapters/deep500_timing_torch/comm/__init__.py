@@ -24,6 +24,12 @@ from typing import Any
 
 import torch.distributed as _dist
 
+if not _dist.is_available():
+    raise ImportError(
+        "deep500_timing_torch.comm requires a PyTorch with torch.distributed, which this build was made without "
+        "(USE_DISTRIBUTED=0); install one that has it: https://pytorch.org/get-started"
+    )
+
 from deep500_timing_torch.comm._ddp import instrument_ddp
 from deep500_timing_torch.comm._instrument import instrument
 from deep500_timing_torch.comm._launch import (

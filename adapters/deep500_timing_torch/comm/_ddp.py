@@ -14,6 +14,7 @@ from deep500_timing_torch.comm._ledger import DONE, EXPOSED, FAILED, ISSUE, LEDG
 from deep500_timing_torch.comm._ops import Op, both_ways, unknown
 from deep500_timing_torch.comm._settings import SETTINGS
 from deep500_timing_torch.comm._timed import inside, original_of
+from deep500_timing_torch.comm._work import fault
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -162,7 +163,10 @@ class _Buckets:
     def _waited(self, buckets: list[_Bucket], start_ns: int, mark: Mark | None) -> None:
         # DDP has waited for every bucket.
         if SETTINGS.timer is not None:
-            SETTINGS.timer.record(TimeType.COMM, start_ns, SETTINGS.now_ns())
+            try:
+                SETTINGS.timer.record(TimeType.COMM, start_ns, SETTINGS.now_ns())
+            except Exception as error:
+                fault("the wait for DDP's buckets", error)
         if mark is not None:
             mark.end()
             return

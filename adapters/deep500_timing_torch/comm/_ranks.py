@@ -36,7 +36,9 @@ class Answers:
 class Exchange:
     """Rounds of reports among the ranks of one store. Every rank takes part in every round, in the same order."""
 
-    def __init__(self, store: Any, rank: int, world_size: int, *, prefix: str = "deep500_timing/comm") -> None:
+    def __init__(
+        self, store: Any, rank: int, world_size: int, *, prefix: str = "deep500_timing/comm", first: int = 0
+    ) -> None:
         """Use a store.
 
         Args:
@@ -45,12 +47,13 @@ class Exchange:
             rank: This rank.
             world_size: Ranks in all.
             prefix: Put before the keys.
+            first: Number of the first round.
         """
         self._store = store
         self._rank = rank
         self._world_size = world_size
         self._prefix = prefix
-        self._round = 0
+        self._round = first
 
     def round(self, report: bytes, combine: Callable[[dict[int, bytes]], bytes], deadline_s: float) -> Answers:
         """Leave a report and wait for what rank 0 makes of all of them.

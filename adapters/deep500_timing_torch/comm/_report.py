@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import weakref
 import zlib
 from dataclasses import asdict, dataclass, field
 from typing import IO, TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from deep500_timing._stats import Summary, bin_bounds, trim_mean
 from deep500_timing_torch.comm import _device
 from deep500_timing_torch.comm._ledger import LEDGER, Record
 from deep500_timing_torch.comm._ops import OPS, bandwidths
-from deep500_timing_torch.comm._ranks import Exchange
+from deep500_timing_torch.comm._ranks import Answers, Exchange
 from deep500_timing_torch.comm._straggler import Comparison, Skew, compare
 from deep500_timing_torch.comm._table import render
 
@@ -193,14 +194,22 @@ def trimmed_mean(times: Summary, trim: float) -> float | None:
 
 # --- across ranks -------------------------------------------------------------------------------------------------
 
-_exchanges: dict[int, tuple[Any, Exchange]] = {}
+_last_round: tuple[Any, int] = (None, 0)
+"""A reference to the store of the latest exchange, which it must not keep alive, and the number of the next one."""
 
 
-def _exchange_of(store: Any, rank: int, world_size: int) -> Exchange:
-    known = _exchanges.get(id(store))
-    if known is None or known[0] is not store:
-        known = _exchanges[id(store)] = (store, Exchange(store, rank, world_size))
-    return known[1]
+def _exchange(report: bytes, rank: int, world_size: int, deadline_s: float) -> Answers:
+    global _last_round
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    store = _get_default_store()
+    reference, number = _last_round
+    if reference is None or reference() is not store:
+        # Another process group, whose store has seen no round yet.
+        reference, number = weakref.ref(store), 0
+    answers = Exchange(store, rank, world_size, first=number).round(report, _combine, deadline_s)
+    _last_round = reference, number + 1
+    return answers
 
 
 def _own_report() -> bytes:
@@ -255,11 +264,7 @@ def add_stragglers(found: CommSummary, deadline_s: float) -> None:
     if not (dist.is_available() and dist.is_initialized()):
         found.stragglers = []
         return
-    from torch.distributed.distributed_c10d import _get_default_store
-
-    store = _get_default_store()
-    exchange = _exchange_of(store, found.rank, found.world_size)
-    answers = exchange.round(_own_report(), _combine, deadline_s)
+    answers = _exchange(_own_report(), found.rank, found.world_size, deadline_s)
     found.fault = answers.fault
     if answers.combined is not None:
         combined = json.loads(zlib.decompress(answers.combined))

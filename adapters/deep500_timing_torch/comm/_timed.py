@@ -17,7 +17,7 @@ from deep500_timing_torch.comm._device import Mark, ledger_for
 from deep500_timing_torch.comm._ledger import DONE, FAILED, ISSUE, LEDGER, LOST, SYNC, Record
 from deep500_timing_torch.comm._ops import OPS, Op, unknown
 from deep500_timing_torch.comm._settings import SETTINGS
-from deep500_timing_torch.comm._work import TimedFuture, TimedWork, Tracker, future_of
+from deep500_timing_torch.comm._work import TimedFuture, TimedWork, Tracker, fault, future_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -146,19 +146,27 @@ def _caller() -> str:
 def _measure(func: Callable[..., Any], op: Op, args: Any, kwargs: Any) -> Any:
     if _is_compiling() or inside.now or not (SETTINGS.prof_all or op.name in SETTINGS.prof_ops):
         return func(*args, **kwargs)
-    found = _find(op, args, kwargs)
-    if found is None:
-        return func(*args, **kwargs)
-    record, process_group, tensor = found
-    if _world is not None and _world.pg_coalesce_state and process_group in _world.pg_coalesce_state:
-        # The call only notes down what the coalescing manager will issue at its end.
-        LEDGER.put(record, LOST, 0, 0)
-        return func(*args, **kwargs)
-    device = None if tensor is None or tensor.is_cpu else ledger_for(tensor)
     now_ns = SETTINGS.now_ns
-    start_ns = now_ns()
-    run = None if device is None else _DeviceRun(record, device, start_ns)
+    record = run = process_group = None
+    try:
+        found = _find(op, args, kwargs)
+        if found is not None:
+            record, process_group, tensor = found
+            if _world is not None and _world.pg_coalesce_state and process_group in _world.pg_coalesce_state:
+                # The call only notes down what the coalescing manager will issue at its end.
+                LEDGER.put(record, LOST, 0, 0)
+                record = None
+            elif tensor is not None and not tensor.is_cpu:
+                device = ledger_for(tensor)
+                if device is not None:
+                    run = _DeviceRun(record, device, now_ns())
+    except Exception as error:
+        fault(op.name, error)
+        record = None
+    if record is None:
+        return func(*args, **kwargs)
     inside.now = True
+    start_ns = now_ns() if run is None else run.mark.start_ns
     try:
         result = func(*args, **kwargs)
     except BaseException:
@@ -169,9 +177,19 @@ def _measure(func: Callable[..., Any], op: Op, args: Any, kwargs: Any) -> Any:
     finally:
         end_ns = now_ns()
         inside.now = False
-    timer = SETTINGS.timer
-    if timer is not None:
-        timer.record(TimeType.COMM, start_ns, end_ns)
+    try:
+        return _finish(record, op, process_group, result, start_ns, end_ns, run)
+    except Exception as error:
+        fault(op.name, error)
+        return result
+
+
+def _finish(
+    record: Record, op: Op, process_group: Any, result: Any, start_ns: int, end_ns: int, run: _DeviceRun | None
+) -> Any:
+    # The call has returned: count it, or follow what it has left under way.
+    if SETTINGS.timer is not None:
+        SETTINGS.timer.record(TimeType.COMM, start_ns, end_ns)
     seq = record.group.sequence(process_group) if op.meets else None
     if isinstance(result, (dist.Work, list, torch._C.Future)) and not isinstance(result, _illegal):
         followed = _follow(result, record, start_ns, end_ns, seq, run)

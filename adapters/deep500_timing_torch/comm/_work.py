@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from deep500_timing import TimeType
+from deep500_timing._warn import warn_once
 from deep500_timing_torch.comm._device import Mark
 from deep500_timing_torch.comm._ledger import DONE, EXPOSED, FAILED, LEDGER, LOST, PAIR, Record
 from deep500_timing_torch.comm._settings import SETTINGS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from deep500_timing._device import DeviceLedger
+
+
+def fault(name: str, error: Exception) -> None:
+    """Say that an operation could not be timed, once; it has run or will run all the same."""
+    warn_once(
+        f"Timing {name} failed; it runs all the same, untimed: {type(error).__name__}: {error}",
+        about=f"comm {name} {type(error).__name__}",
+    )
 
 
 class Tracker:
@@ -125,6 +137,24 @@ class Tracker:
             self.record.at_most = True
             LEDGER.put(self.record, DONE, self.start_ns, self._waited_end_ns, self.seq)
 
+    def timed_wait(self, wait: Callable[[], Any]) -> Any:
+        """Call ``wait``; how long that takes is exposed time."""
+        try:
+            start_ns, mark = self.start_wait()
+        except Exception as error:
+            fault(self.record.label, error)
+            return wait()
+        try:
+            result = wait()
+        except BaseException:
+            self.failed_wait(mark)
+            raise
+        try:
+            self.end_wait(start_ns, mark)
+        except Exception as error:
+            fault(self.record.label, error)
+        return result
+
     def failed_wait(self, mark: Mark | None) -> None:
         """The wait ended with an exception."""
         if mark is not None:
@@ -147,15 +177,8 @@ class TimedWork(dist.Work):
         """Wait as the original does; how long that takes is the operation's exposed time."""
         if self._waited:
             return self._work.wait(*args, **kwargs)
-        tracker = self._tracker
-        start_ns, mark = tracker.start_wait()
-        try:
-            result = self._work.wait(*args, **kwargs)
-        except BaseException:
-            tracker.failed_wait(mark)
-            raise
+        result = self._tracker.timed_wait(functools.partial(self._work.wait, *args, **kwargs))
         self._waited = True
-        tracker.end_wait(start_ns, mark)
         return result
 
     def __repr__(self) -> str:
@@ -214,12 +237,6 @@ class TimedFuture(torch.futures.Future):  # type: ignore[type-arg]
         """Wait as the original does; how long that takes is the operation's exposed time."""
         if self._waited:
             return super().wait()
-        start_ns, mark = self._tracker.start_wait()
-        try:
-            result = super().wait()
-        except BaseException:
-            self._tracker.failed_wait(mark)
-            raise
+        result = self._tracker.timed_wait(super().wait)
         self._waited = True
-        self._tracker.end_wait(start_ns, mark)
         return result
