@@ -26,7 +26,9 @@ def timed(timer: Timer, key: TimeType | str, gpu: bool = False) -> Callable[[F],
 
     def decorate(function: F) -> F:
         if isinstance(function, (classmethod, staticmethod)):
-            return type(function)(decorate(function.__func__))
+            inner: Any = function.__func__
+            rewrapped: Any = type(function)(decorate(inner))
+            return rewrapped  # type: ignore[no-any-return]
         if not callable(function):
             raise TypeError(
                 f"timed({key!s}) decorates a function, not {function!r}; for a block use `with timer.region(...)`."
