@@ -54,7 +54,8 @@ def main() -> None:
 
     found = dist.log_summary(show_straggler=True)  # on every rank; rank 0 prints
     if rank == 0:
-        print(f"\nLoss {loss.item():.3f}. The others waited for rank {found.late_rank}.\n")
+        late = "nobody" if found.late_rank is None else f"rank {found.late_rank}"
+        print(f"\nLoss {loss.item():.3f}. The ranks waited for {late}.\n")
         tmr.print_all_time_stats()
     dist.destroy_process_group()
 
