@@ -16,16 +16,21 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
 
 
+def imports(block: str) -> list[str]:
+    """The packages that a block imports."""
+    return re.findall(r"^(?:import|from) (\w+)", block, flags=re.MULTILINE)
+
+
 def test_readme_has_blocks() -> None:
     """The pattern that finds the blocks finds them."""
     assert len(BLOCKS) >= 4
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: re.findall(r"^import (\w+)", block, re.MULTILINE)[0])
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: imports(block)[0])
 def test_block_runs(block: str, tmp_path: Path) -> None:
     """A Python block of the README runs as it stands, in an empty folder."""
-    for module in re.findall(r"^import (\w+)", block, flags=re.MULTILINE):
+    for module in imports(block):
         if importlib.util.find_spec(module) is None:
             pytest.skip(f"needs {module}")
     environment = {
