@@ -204,11 +204,20 @@ class TestGroup:
         assert (FORWARD_MICRO_TIMER, FORWARD_GLOBAL_TIMER) == ("fwd_microstep", "fwd")
         assert BACKWARD_REDUCE_GLOBAL_TIMER == "bwd_allreduce"
 
+    def test_trim_mean_stands_beside_them(self):
+        """``trim_mean`` is where the original's is, and nothing else is made up."""
+        from deep500_timing import trim_mean, wallclock
+
+        assert wallclock.trim_mean is trim_mean
+        assert not hasattr(wallclock, "untrimmed_mean")
+        assert all(hasattr(wallclock, name) for name in wallclock.__all__)
+
     def test_get_timers_has_those_that_were_named(self, timers):
         """A timer is made when it is first named, once."""
         first = timers("a")
         assert timers.get_timers() == {"a": first}
         assert timers("a") is first
+        assert first.name_ == "a"
 
     def test_get_mean_is_in_milliseconds_and_resets(self, timers, clock):
         """``get_mean`` has the unit of ``mean``, divides by the normalizer, skips unknown names, and resets."""
@@ -379,6 +388,19 @@ class TestOnADevice:
             device.finish()
         assert device_timers.timer._device.events < 64
         assert device_timers("fwd").elapsed() == pytest.approx(2_000.0)
+
+    def test_a_reset_of_the_timer_below_loses_what_was_on_its_way(self, device_timers, device, lines):
+        """Those times are said to be missing, and the group goes on."""
+        self.run(device_timers("fwd"), device, 0.010)
+        device_timers.timer.reset()
+        self.run(device_timers("fwd"), device, 0.005)
+        device_timers.log(["fwd"])
+        assert lines == ["[Rank 0] time (ms) | fwd: 5.00 (1 of 2 not timed)"]
+
+    def test_it_reads_as_nothing_before_the_first_stop(self, device_timers, device):
+        """A timer of a device that was never stopped is asked in vain, and waits for nothing."""
+        assert device_timers("fwd").elapsed() == 0.0
+        assert device.calls["wait"] == 0
 
     @pytest.mark.parametrize("keep_last", [0, 5, 1000, None])
     def test_sums_are_exact_however_few_are_kept(self, device, clock, keep_last):
