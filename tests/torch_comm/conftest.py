@@ -62,7 +62,7 @@ def processes(tmp_path):
     """Start a worker script as so many ranks, each a process of its own that may be killed."""
     started: list[subprocess.Popen] = []
 
-    def start(script: str, ranks: int) -> list[subprocess.Popen]:
+    def start(script: str, ranks: int, *arguments: str) -> list[subprocess.Popen]:
         port = _free_port()
         for rank in range(ranks):
             environment = _environment(
@@ -74,7 +74,7 @@ def processes(tmp_path):
             )
             started.append(
                 subprocess.Popen(
-                    [sys.executable, str(WORKERS / script), str(tmp_path)],
+                    [sys.executable, str(WORKERS / script), str(tmp_path), *arguments],
                     env=environment,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,

@@ -13,19 +13,34 @@ def _wait_for(*paths, timeout_s=60):
         time.sleep(0.05)
 
 
+def _survivors(processes, tmp_path, victim):
+    """What the others report after one of three ranks was killed."""
+    started = processes("killed.py", 3, str(victim))
+    _wait_for(*(tmp_path / f"ready-{rank}" for rank in range(3)))
+    started[victim].kill()
+    started[victim].wait()
+    (tmp_path / "go").touch()
+    others = [rank for rank in range(3) if rank != victim]
+    _wait_for(*(tmp_path / f"{rank}.json" for rank in others))
+    return [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in others]
+
+
 def test_killed_rank_is_named(processes, tmp_path):
     """The others finish within the deadline, compare among themselves, and name the one that is gone."""
-    started = processes("killed.py", 3)
-    _wait_for(*(tmp_path / f"ready-{rank}" for rank in range(3)))
-    started[1].kill()
-    started[1].wait()
-    (tmp_path / "go").touch()
-    _wait_for(tmp_path / "0.json", tmp_path / "2.json")
-    for rank in (0, 2):
-        found = json.loads((tmp_path / f"{rank}.json").read_text())
+    for found in _survivors(processes, tmp_path, victim=1):
         assert [1] == found["missing_ranks"]
         assert found["took_s"] < 4.5
         row = next(row for row in found["stragglers"] if row["op"] == "all_reduce")
         assert [0, 2] == row["ranks"]
         assert 4 == row["count"]
         assert "No report from rank 1 within the deadline" in found["text"]
+
+
+def test_killed_rank_that_held_the_store(processes, tmp_path):
+    """With rank 0 goes what the ranks exchange through: the others finish all the same, with what they know."""
+    for found in _survivors(processes, tmp_path, victim=0):
+        assert 0 in found["missing_ranks"]
+        assert found["rank"] not in found["missing_ranks"]
+        assert found["took_s"] < 4.5
+        assert found["fault"] is not None
+        assert ["all_reduce"] == [op["op"] for op in found["ops"]]

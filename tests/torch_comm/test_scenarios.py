@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 
@@ -117,3 +121,15 @@ def test_ranks_with_different_operations(ranks):
     assert 3 == different["unmatched"]
     assert 0 == different["mismatched"]
     assert [] == different["missing_ranks"]
+
+
+def test_example(free_port, tmp_path):
+    """The example runs under torchrun, shows DDP's buckets, and names the rank with the slow data."""
+    script = Path(__file__).parent.parent.parent / "examples" / "ddp_comm.py"
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--nnodes=1"]
+    command += ["--master-addr=127.0.0.1", f"--master-port={free_port}", str(script)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    assert 0 == done.returncode, done.stderr
+    assert "ddp_all_reduce" in done.stdout
+    assert "The ranks waited for rank 1." in done.stdout
+    assert "COMM" in done.stdout

@@ -1,4 +1,4 @@
-"""Some collectives, then a summary that one rank never comes to: it says that it is ready, and hangs."""
+"""Some collectives, then a summary that one rank (the second argument) never comes to: it is ready, and hangs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ rank = dist.get_rank()
 for _ in range(4):
     dist.all_reduce(torch.ones(1000))
 (folder / f"ready-{rank}").touch()
-if rank == 1:
+if rank == int(sys.argv[2]):
     threading.Event().wait()
 while not (folder / "go").exists():
     time.sleep(0.01)
