@@ -22,7 +22,7 @@ RUNS = [
 ]
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize(("cases", "backend", "package"), RUNS)
 def test_cases(cases, backend, package):
     """Every case of the file holds on that backend."""
@@ -32,5 +32,5 @@ def test_cases(cases, backend, package):
     environment = {**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
     environment.pop("TF_USE_LEGACY_KERAS", None)
     command = [sys.executable, "-m", "pytest", str(CASES / cases), "-q", "-p", "no:cacheprovider", "-p", "no:cov"]
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=190, check=False)
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=380, check=False)
     assert 0 == ran.returncode, ran.stdout + ran.stderr

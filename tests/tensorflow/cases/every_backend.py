@@ -331,6 +331,18 @@ def test_gpu_without_a_gpu_times_the_cpu(data):
     assert [] == tmr.get_time(TimeType.BATCH, gpu=True)
 
 
+def test_events_that_keras_does_not_order_are_not_times(data, backend):
+    """CuPy's events say nothing of what runs on torch or JAX: no GPU times, and the message says what to pass."""
+    if backend == "tensorflow":
+        pytest.skip("on TensorFlow they are ordered, by waiting for it")
+    pytest.importorskip("cupy")
+    tmr = timer.CPUGPUTimer(device_clock=timer.CupyEventClock())
+    with pytest.warns(timer.TimingWarning, match=f"through {backend}, so no GPU times"):
+        make_model().fit(*data, batch_size=8, callbacks=[timer.TimerCallback(tmr, gpu=True)], verbose=0)
+    assert 5 == batches(tmr)
+    assert [] == [region.name for region in tmr.snapshot() if region.device == "GPU"]
+
+
 def test_faulty_device_does_not_break_the_fit(data):
     """A device that fails costs one warning and its times."""
     clock = ManualDeviceClock()

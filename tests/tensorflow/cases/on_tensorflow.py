@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import deep500_timing_tensorflow as timer
 from deep500_timing.testing import ManualClock
 from deep500_timing_tensorflow import TimeType
+from deep500_timing_tensorflow._anchors import StepStamps
 from deep500_timing_tensorflow._phases import Execution, PhaseMatcher, Stamps
 from deep500_timing_tensorflow._phases_graph import StampRing
 
@@ -98,40 +99,62 @@ class TwoGradients(keras.Model):
         return {"loss": loss}
 
 
+class GradientPenalty(keras.Model):
+    """A train step whose loss holds a gradient, and which so takes the gradient of one."""
+
+    def train_step(self, data):
+        """Train on one batch."""
+        x, y = data
+        with tf.GradientTape() as tape:
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                predicted = self(x)
+            slope = inner.gradient(predicted, x)
+            loss = tf.reduce_mean((predicted - y) ** 2) + tf.reduce_mean(slope**2)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
+
+
 CONFIGURATIONS = {
     "graph": {},
     "eager": {"run_eagerly": True},
     "two steps per execution": {"steps_per_execution": 2},
-    "mixed precision": {"optimizer": keras.mixed_precision.LossScaleOptimizer(keras.optimizers.SGD())},
+    "loss scaling": {},
     "own step": {"model_class": OwnStep},
     "own step without Keras": {"model_class": OwnEverything},
 }
 
 
 @pytest.mark.parametrize("configuration", CONFIGURATIONS)
-def test_passes_of_every_batch(data, configuration):
-    """Wherever a step takes one gradient of one tape, FORWARD and BACKWARD are there for each batch that ran."""
-    settings = dict(CONFIGURATIONS[configuration])
-    if configuration == "mixed precision":
-        settings["optimizer"] = keras.mixed_precision.LossScaleOptimizer(keras.optimizers.SGD())
+def test_passes_of_every_batch_and_weights_to_the_bit(data, configuration):
+    """Wherever a step takes one gradient of one tape, each batch has its passes, and three epochs the same weights."""
+    after = []
     tmr = timer.Timer()
     callback = timer.TimerCallback(tmr, phases=True)
-    weights_after(make_model(**settings), data, [callback])
-    assert_passes(tmr, batches=15)
-    assert 0 == callback.withheld
-
-
-@pytest.mark.parametrize("configuration", CONFIGURATIONS)
-def test_weights_with_stamps_are_the_same_to_the_bit(data, configuration):
-    """The anchors pass on what they are given, unchanged, through every way of stepping."""
-    after = []
-    for callbacks in ([], [timer.TimerCallback(timer.Timer(), phases=True)]):
+    for callbacks in ([], [callback]):
         settings = dict(CONFIGURATIONS[configuration])
-        if configuration == "mixed precision":
+        if configuration == "loss scaling":
             settings["optimizer"] = keras.mixed_precision.LossScaleOptimizer(keras.optimizers.SGD())
         after.append(weights_after(make_model(**settings), data, callbacks))
     for without, with_callback in zip(*after, strict=True):
         np.testing.assert_array_equal(without, with_callback)
+    assert_passes(tmr, batches=15)
+    assert 0 == callback.withheld
+
+
+@pytest.mark.parametrize("model_class", [TwoGradients, GradientPenalty])
+def test_step_whose_backward_pass_cannot_be_told(data, model_class):
+    """Two gradients in a step, one after or inside the other: the same weights, no passes, one message."""
+    without = weights_after(make_model(model_class), data, [])
+    tmr = timer.Timer()
+    with pytest.warns(timer.TimingWarning, match="exactly one gradient") as said:
+        stamped = weights_after(make_model(model_class), data, [timer.TimerCallback(tmr, phases=True)])
+    assert 1 == len([warning for warning in said if warning.category is timer.TimingWarning])
+    for expected, actual in zip(without, stamped, strict=True):
+        np.testing.assert_array_equal(expected, actual)
+    found = counts(tmr)
+    assert 15 == found["BATCH"] + found[FIRST]
+    assert not {"FORWARD", "FORWARD (first)"} & set(found)
 
 
 def test_sparse_gradients_are_stamped_and_unchanged():
@@ -210,17 +233,6 @@ def test_xla_is_refused_with_its_remedy(data):
     assert "FORWARD" not in found
 
 
-def test_step_whose_backward_pass_cannot_be_told_is_left_out(data):
-    """Two gradients in a step: no passes, one message, and the batches are timed."""
-    tmr = timer.Timer()
-    with pytest.warns(timer.TimingWarning, match="exactly one gradient") as said:
-        weights_after(make_model(TwoGradients), data, [timer.TimerCallback(tmr, phases=True)])
-    assert 1 == len([warning for warning in said if warning.category is timer.TimingWarning])
-    found = counts(tmr)
-    assert 15 == found["BATCH"] + found[FIRST]
-    assert not {"FORWARD", "FORWARD (first)"} & set(found)
-
-
 def test_train_function_and_tape_are_the_same_afterwards(data):
     """The function that Keras made is back, never traced, and ``tf.GradientTape`` is as it was."""
     before = tf.GradientTape.gradient
@@ -277,6 +289,25 @@ def test_callbacks_of_keras_read_the_means_from_the_logs(data, tmp_path):
     weights_after(make_model(), data, callbacks)
     header = (tmp_path / "log.csv").read_text().splitlines()[0].split(",")
     assert {"time/BATCH", "time/FORWARD", "time/BACKWARD", "time/IO", "time/EPOCH"} <= set(header)
+
+
+def test_data_of_every_kind_passes_the_first_anchor():
+    """Strings, ragged and sparse tensors pass as they are; variables and whatever is no data are not touched."""
+    variable, ragged = tf.Variable(1.0), tf.ragged.constant([[1, 2], [3]])
+    sparse = tf.sparse.from_dense([[0, 5]])
+
+    @tf.function
+    def step(words):
+        given = {"words": words, "ragged": ragged, "sparse": sparse, "variable": variable, "none": None, "text": "x"}
+        passed = StepStamps(tf).data(given)
+        assert passed["variable"] is variable
+        assert (passed["none"], passed["text"]) == (None, "x")
+        return passed["words"], passed["ragged"].to_tensor(), tf.sparse.to_dense(passed["sparse"])
+
+    words, dense, full = step(tf.constant(["a", "b"]))
+    assert [b"a", b"b"] == words.numpy().tolist()
+    assert [[1, 2], [3, 0]] == dense.numpy().tolist()
+    assert [[0, 5]] == full.numpy().tolist()
 
 
 # --- the ring and the matching of stamps ----------------------------------------------------------------------------
