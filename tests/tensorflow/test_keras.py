@@ -18,6 +18,7 @@ RUNS = [
     pytest.param("every_backend.py", "torch", "torch", id="torch"),
     pytest.param("every_backend.py", "jax", "jax", id="jax"),
     pytest.param("on_tensorflow.py", "tensorflow", "tensorflow", id="tensorflow only"),
+    pytest.param("on_torch_events.py", "torch", "torch", id="torch events"),
     pytest.param("on_tf_keras.py", "tensorflow", "tf_keras", id="tf_keras"),
 ]
 
