@@ -8,6 +8,7 @@ timer's own, so that the same times stand in its snapshots and reports.
 from __future__ import annotations
 
 from collections import deque
+from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 from deep500_timing._recorder import Lane, Region
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 KEPT_SINCE_RESET = 65_536
 """Times that a mean stands on at most, the latest ones; sums and counts stand on all."""
 _KEEP_LAST = 1024
+_UNSETTLED = 1024
 _NOBODY = 1
 """Stands for a thread in the recorder's table of lanes; no system gives a thread this identity."""
 
@@ -83,20 +85,26 @@ class NamedTimer:
     """
 
     __slots__ = (
+        "_account",
         "_awaited",
         "_depth",
         "_engine",
+        "_fresh",
+        "_generation",
         "_known_count",
         "_last_stamp",
         "_ledger",
+        "_lifetime",
         "_memory",
+        "_now",
+        "_plain",
         "_reentrant",
         "_region",
+        "_simple",
         "_store",
         "_taken_ns",
-        "account",
-        "lifetime",
         "name",
+        "recorded",
     )
 
     def __init__(
@@ -105,14 +113,19 @@ class NamedTimer:
         """See the class."""
         self.name = name
         self._engine = engine
+        self._now = perf_counter_ns if engine._clock is None else engine.now_ns
         self._region = _region_of_nobody(engine, name)
+        # What follows from whether the timer below is enabled is asked anew when its generation changes.
+        self._generation = engine._generation
         self._reentrant = reentrant
         self._memory = memory
         self._depth = 0
-        self.account = Account()
-        """What came since the last reset."""
-        self.lifetime = Account(kept=0)
-        """What ever came."""
+        self._account = Account()
+        self._lifetime = Account(kept=0)
+        self.recorded = Account()
+        """What ``stop(record=True)`` kept."""
+        # On the host's clock a stop only leaves its time here, for whoever reads or for a later stop to account for.
+        self._fresh: deque[int] = deque()
         device: DeviceLedger | None = getattr(engine, "_device", None)
         # An adapter's timer may hold a stand-in for a device that is not there.
         self._ledger = None if device is None or device.clock is None else device
@@ -122,6 +135,32 @@ class NamedTimer:
         self._store: Intervals | None = None
         self._known_count = 0
         self._taken_ns = 0
+        self._simple = self._ledger is None and memory is None and not reentrant
+        self._plain = self._simple and engine.enabled
+
+    @property
+    def account(self) -> Account:
+        """What came since the last reset."""
+        self._settle()
+        return self._account
+
+    @property
+    def lifetime(self) -> Account:
+        """What ever came; only its sums."""
+        self._settle()
+        return self._lifetime
+
+    def _settle(self) -> None:
+        # Account for what stops have left, on any thread.
+        fresh = self._fresh
+        while fresh:
+            try:
+                duration_ns = max(fresh.popleft(), 0)  # a clock of the user's own may run backwards
+            except IndexError:  # another thread was faster
+                return
+            self._account.stops += 1
+            self._account.take(duration_ns)
+            self._lifetime.take(duration_ns)
 
     @property
     def running(self) -> bool:
@@ -134,61 +173,93 @@ class NamedTimer:
         Raises:
             RegionOpenError: It is running already (and not reentrant).
         """
-        engine, region = self._engine, self._region
-        if not engine.enabled:
+        region = self._region
+        if self._plain and not region.is_open and self._engine._generation == self._generation:
+            region.is_open = True
+            region.start_ns = self._now()
             return
-        if region.is_open:
-            if self._reentrant:
-                self._depth += 1
-                return
+        if self._engine._generation != self._generation:
+            self._catch_up()
+            region = self._region
+        if not self._engine.enabled:
+            return
+        if not region.is_open:
+            self._depth = 0
+            self._begin()
+        elif self._reentrant:
+            self._depth += 1
+        else:
             raise RegionOpenError(
                 f"Starting timer {self.name!r}: it is running already, since "
-                f"{(engine.now_ns() - region.start_ns) / 1e9:.6g} s. Stop it first, or forget it with reset()."
+                f"{(self._now() - region.start_ns) / 1e9:.6g} s. Stop it first, or forget it with reset()."
             )
-        self._depth = 0
-        self._begin()
+
+    def _catch_up(self) -> None:
+        # The timer below was switched on or off, or this process was forked.
+        engine = self._engine
+        self._generation = engine._generation
+        self._plain = engine.enabled and self._simple
+        if engine._lanes.get(_NOBODY) is not self._region.lane:
+            # After a fork the recorder drops all lanes but the calling thread's; the parent reports what it timed.
+            self._region = _region_of_nobody(engine, self.name)
+            self._fresh.clear()
+            self._awaited.clear()
+            self._account, self._lifetime, self.recorded = Account(), Account(kept=0), Account()
 
     def _begin(self) -> None:
         region = self._region
-        if self._engine._lanes.get(_NOBODY) is not region.lane:
-            # This process was forked: the recorder has dropped all lanes but the calling thread's.
-            self._region = region = _region_of_nobody(self._engine, self.name)
         if self._ledger is not None:
             region.gpu = True
             self._ledger.begin(region)
         region.is_open = True
-        region.start_ns = self._engine.now_ns()
+        region.start_ns = self._now()
 
-    def stop(self, also: Account | None = None) -> None:
+    def stop(self, reset: bool = False, record: bool = False) -> None:
         """Stop.
 
         Args:
-            also: A second account that takes the time.
+            reset: Forget what was timed before, so that this time stands alone.
+            record: Keep this time in an account of its own as well, which outlives resets of the other.
 
         Raises:
             RegionNotOpenError: It is not running.
         """
+        now_ns = self._now()
+        region = self._region
+        if self._plain and region.is_open and not reset and not record:
+            region.is_open = False
+            start_ns = region.start_ns
+            region.intervals.append(start_ns, now_ns)
+            fresh = self._fresh
+            fresh.append(now_ns - start_ns)
+            if len(fresh) > _UNSETTLED:
+                self._settle()
+        elif not region.is_open:
+            self._stop_of_stopped()
+        elif self._depth:
+            self._depth -= 1
+        else:
+            if reset:
+                self.renew()
+            self._finish(now_ns, self.recorded if record else None)
+
+    def _stop_of_stopped(self) -> None:
         engine, region = self._engine, self._region
-        now_ns = engine.now_ns()
         if not engine.enabled:
             return
-        if not region.is_open:
-            if region.generation != engine._generation:
-                # Disabling and enabling has closed it in between.
-                region.generation = engine._generation
-                return
-            raise RegionNotOpenError(
-                f"Stopping timer {self.name!r}: it is not running. Start it first, and stop it once for each start."
-            )
-        if self._depth:
-            self._depth -= 1
+        if region.generation != engine._generation:
+            # Disabling and enabling has closed it in between.
+            region.generation = engine._generation
             return
-        self._finish(now_ns, also)
+        raise RegionNotOpenError(
+            f"Stopping timer {self.name!r}: it is not running. Start it first, and stop it once for each start."
+        )
 
     def _finish(self, now_ns: int, also: Account | None) -> None:
         region = self._region
-        accounts = (self.account, self.lifetime) if also is None else (self.account, self.lifetime, also)
-        self.account.stops += 1
+        self._settle()
+        accounts = (self._account, self._lifetime) if also is None else (self._account, self._lifetime, also)
+        self._account.stops += 1
         if self._ledger is not None:
             self._finish_on_device(self._ledger, accounts)
         else:
@@ -267,7 +338,7 @@ class NamedTimer:
         """
         split = self.running
         if split:
-            self._finish(self._engine.now_ns(), None)
+            self._finish(self._now(), None)
         account = self.account
         self.wait()
         if split:
@@ -279,7 +350,7 @@ class NamedTimer:
     def split(self) -> None:
         """As :meth:`read`, without waiting: a timer that is running is stopped, and started again."""
         if self.running:
-            self._finish(self._engine.now_ns(), None)
+            self._finish(self._now(), None)
             self._begin()
 
     def wait(self) -> None:
@@ -293,7 +364,7 @@ class NamedTimer:
 
         Times that are on their way still go to the old one.
         """
-        account, self.account = self.account, Account()
+        account, self._account = self.account, Account()
         return account
 
     def forget_running(self) -> None:

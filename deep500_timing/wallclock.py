@@ -93,48 +93,25 @@ class SynchronizedWallClockTimer:
     memory_reader: MemoryReader | None = None
     """What ``memory_usage`` asks; the host's memory if None. The torch adapter's subclass asks the device as well."""
 
-    class Timer:
-        """One named timer. Times are in milliseconds."""
+    class Timer(NamedTimer):
+        """One named timer. Times are in milliseconds.
 
-        __slots__ = ("_core", "_recorded")
+        ``start()`` and ``stop(reset=False, record=False)`` are errors where the timer runs already, or does not run.
+        With ``reset`` a stop forgets what was timed before. With ``record`` it keeps its time for ``mean``, which then
+        stands on such times only, and which keeps them when ``elapsed`` or ``log`` resets the timer.
+        """
 
-        def __init__(self, core: NamedTimer) -> None:
-            """Made by ``timers(name)``."""
-            self._core = core
-            self._recorded = Account()
+        __slots__ = ()
 
         @property
         def name_(self) -> str:
             """Its name."""
-            return self._core.name
+            return self.name
 
         @property
         def started_(self) -> bool:
             """Whether it is running."""
-            return self._core.running
-
-        def start(self) -> None:
-            """Start.
-
-            Raises:
-                RegionOpenError: It is running already.
-            """
-            self._core.start()
-
-        def stop(self, reset: bool = False, record: bool = False) -> None:
-            """Stop.
-
-            Args:
-                reset: Forget what was timed before, so that ``elapsed`` is this time alone.
-                record: Keep this time for ``mean``, which then stands on such times only, and keep it when ``elapsed``
-                    or ``log`` resets the timer.
-
-            Raises:
-                RegionNotOpenError: It is not running.
-            """
-            if reset and self._core.running:
-                self._core.renew()
-            self._core.stop(self._recorded if record else None)
+            return self.running
 
         def elapsed(self, reset: bool = True) -> float:
             """The time since the last reset, in ms. A timer that runs is stopped for it, and started again.
@@ -142,9 +119,9 @@ class SynchronizedWallClockTimer:
             Args:
                 reset: Begin anew from zero.
             """
-            total_ms = self._core.read().total_ns / 1e6
+            total_ms = self.read().total_ns / 1e6
             if reset:
-                self._core.renew()
+                self.renew()
             return total_ms
 
         def mean(self) -> float:
@@ -155,18 +132,18 @@ class SynchronizedWallClockTimer:
             """
             from deep500_timing._stats import trim_mean
 
-            account = self._core.read()
-            chosen = self._recorded if self._recorded.count else account
+            account = self.read()
+            chosen = self.recorded if self.recorded.count else account
             return trim_mean([duration_ns / 1e6 for duration_ns in chosen.durations_ns], _TRIM)
 
         def reset(self) -> None:
             """Forget everything, the start of a timer that runs included."""
-            self._core.forget_running()
+            self.forget_running()
             self._begin_anew()
 
         def _begin_anew(self) -> None:
-            self._core.renew()
-            self._recorded = Account()
+            self.renew()
+            self.recorded = Account()
 
     def __init__(
         self,
@@ -191,11 +168,11 @@ class SynchronizedWallClockTimer:
 
     def __call__(self, name: str) -> Timer:
         """The timer of that name, made if there is none yet."""
-        timer = self.timers.get(name)
-        if timer is None:
-            core = NamedTimer(name, self.timer, reentrant=self._reentrant, memory=self._memory)
-            timer = self.timers[name] = self.Timer(core)
-        return timer
+        try:
+            return self.timers[name]
+        except KeyError:
+            timer = self.Timer(name, self.timer, reentrant=self._reentrant, memory=self._memory)
+            return self.timers.setdefault(name, timer)
 
     def get_timers(self) -> dict[str, Timer]:
         """The timers by name."""
@@ -235,7 +212,7 @@ class SynchronizedWallClockTimer:
         line = "time (ms)"
         for name in names:
             if name in self.timers:
-                core = self.timers[name]._core
+                core = self.timers[name]
                 if here:
                     account = core.read()
                     line += f" | {name}: {account.total_ns / 1e6 / normalizer:.2f}"

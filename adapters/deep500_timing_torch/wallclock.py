@@ -14,6 +14,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing import wallclock as _core
+from deep500_timing._named import NamedTimer
 from deep500_timing._stats import trim_mean
 from deep500_timing.throughput import ThroughputTimer as _CoreThroughputTimer
 from deep500_timing.wallclock import (
@@ -168,8 +169,8 @@ def _stop_nothing(self: object, reset: bool = False, record: bool = False) -> No
     """What a stop is in a compiled function."""
 
 
-_core.SynchronizedWallClockTimer.Timer.start._torchdynamo_inline = _start_nothing  # type: ignore[attr-defined]
-_core.SynchronizedWallClockTimer.Timer.stop._torchdynamo_inline = _stop_nothing  # type: ignore[attr-defined]
+NamedTimer.start._torchdynamo_inline = _start_nothing  # type: ignore[attr-defined]
+NamedTimer.stop._torchdynamo_inline = _stop_nothing  # type: ignore[attr-defined]
 
 
 def time_engine(engine: Any, timers: _core.SynchronizedWallClockTimer | None = None) -> Any:

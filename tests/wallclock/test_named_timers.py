@@ -181,7 +181,7 @@ class TestOnTheHost:
             clock.advance_ns(1_000)
             timer.stop()
         assert timer.elapsed(reset=False) == pytest.approx(70.0)
-        assert len(timer._core.account.durations_ns) == 65_536
+        assert len(timer.account.durations_ns) == 65_536
 
     @given(st.lists(st.integers(0, 10**9), max_size=40))
     def test_sum_and_mean_hold_for_any_times(self, lengths):
