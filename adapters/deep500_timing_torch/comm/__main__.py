@@ -12,7 +12,9 @@ except ModuleNotFoundError as error:
         raise
     from deep500_timing import MissingPackageError
 
-    raise MissingPackageError("python -m deep500_timing_torch.comm requires click; pip install click") from error
+    raise MissingPackageError(
+        "python -m deep500_timing_torch.comm requires click; pip install 'deep500-timing[comm]'"
+    ) from error
 
 import torch
 
