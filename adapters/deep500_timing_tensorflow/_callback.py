@@ -45,13 +45,17 @@ class TimerHooks:
       each, with an equal share of its time.
     - BATCH (first): batches of executions in which Keras traced or compiled, the first and any later ones, such as
       that of a smaller last batch. They are kept out of BATCH.
-    - IO: the visible wait for the next batch.
+    - IO: the visible wait for the next batch, those of first batches included.
+    - EXECUTION: with ``gpu=True`` and ``steps_per_execution=N``, an execution of N batches, on the GPU as well; a share
+      of its GPU time for each batch is not made up.
     - VALIDATION: the evaluation inside an epoch. TEST and PREDICT: a call of ``evaluate`` or ``predict``.
     - FORWARD and BACKWARD, with ``phases=True``: from the moment that the batch is there to its loss, and from there
       to the gradients. The optimizer's update is the rest of BATCH.
 
-    A region that an exception or Ctrl-C breaks off is counted as failed. The callback may be used for any number of
-    fits and models, first or last in the list; with ``log_prefix`` put it before those that write the logs.
+    A region that an exception or Ctrl-C breaks off is counted as failed: at once if it comes from inside a batch; as
+    Keras calls no hook after one from elsewhere, such a region reads as running until the callback is used again. The
+    callback may be used for any number of fits and models, first or last in the list; with ``log_prefix`` put it before
+    those that write the logs.
 
     A callback that sees the end of each batch makes Keras 3 wait for the batch's logs, on every backend. That is
     Keras's doing, and it is what makes the end of BATCH true on a GPU. tf_keras does not wait.
@@ -62,7 +66,8 @@ class TimerHooks:
             batch, see ``CPUGPUTimer``; on the torch backend pass a timer of ``deep500_timing_torch``, which does not.
         io: ``"auto"`` times the wait for data where that leaves Keras's way of fetching it as fast as it is; True
             also where the batches must be fetched one by one for it (TensorFlow with ``steps_per_execution`` above 1);
-            False never.
+            False never. On TensorFlow the train function is then given batches instead of their iterator, so that a
+            smaller last batch has it traced once more; that execution is in BATCH (first).
         phases: Whether to time FORWARD and BACKWARD.
         log_prefix: Put the means of each epoch, in seconds, into Keras's ``logs`` under this prefix, with
             ``steps_per_s`` and ``samples_per_s``: ``"time/"`` gives ``time/BATCH``. None leaves the logs alone.

@@ -206,9 +206,9 @@ class FitTiming:
             return
         steady = self.steady and not self._traced
         kept_as = BATCH if steady else first(BATCH)
-        steps = self._steps_ran()
         self.regions.end(EXECUTION)
         self.regions.end(first(EXECUTION))
+        steps = self._steps_ran()
         if steps == 1 and kept_as == key:
             self.regions.end(key)
         else:

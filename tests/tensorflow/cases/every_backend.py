@@ -322,6 +322,19 @@ def test_batches_are_timed_on_the_device(data):
     assert 10 == batches(tmr)
 
 
+def test_executions_of_several_steps_are_timed_on_the_device(data, backend):
+    """On the device an execution is one interval, not shares of one; the batches are counted on the CPU."""
+    if backend == "torch":
+        pytest.skip("Keras has one step per execution on torch")
+    tmr = timer.CPUGPUTimer(device_clock=ManualDeviceClock())
+    callback = timer.TimerCallback(tmr, gpu=True, io=False)
+    make_model(steps_per_execution=2).fit(*data, batch_size=8, epochs=2, callbacks=[callback], verbose=0)
+    executions = [len(tmr.get_time(key, gpu=True)) for key in ("EXECUTION", "EXECUTION (first)")]
+    assert [5, 1] == executions
+    assert [] == tmr.get_time("BATCH", gpu=True)
+    assert 10 == batches(tmr)
+
+
 def test_gpu_without_a_gpu_times_the_cpu(data):
     """The contract's callback works where there is no GPU: one message, CPU times."""
     with pytest.warns(timer.TimingWarning, match="No GPU times, CPU times go on"):
