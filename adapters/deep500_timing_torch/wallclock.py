@@ -191,9 +191,10 @@ def time_engine(engine: Any, timers: _core.SynchronizedWallClockTimer | None = N
     timers = SynchronizedWallClockTimer(reentrant=True) if timers is None else timers
     engine.timers = timers
     # Optimizers were handed the engine's timers when they were made.
-    optimizer = getattr(engine, "optimizer", None)
-    if optimizer is not None and getattr(optimizer, "timers", None) is own:
-        optimizer.timers = timers
+    optimizer: Any = getattr(engine, "optimizer", None)
+    for holder in (optimizer, getattr(optimizer, "parameter_offload", None)):
+        if holder is not None and getattr(holder, "timers", None) is own:
+            holder.timers = timers
     if hasattr(engine, "_exec_reduce_grads"):
         _time_reduction(engine, timers)
     return timers

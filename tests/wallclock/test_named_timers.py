@@ -381,6 +381,19 @@ class TestOnADevice:
         assert device.calls["wait"] == 0
         assert device_timers("fwd").elapsed() == 0.0
 
+    def test_ranks_that_do_not_log_split_a_running_timer(self, device_timers, device, monkeypatch):
+        """A timer that runs over a log elsewhere begins anew from there, without a wait."""
+        monkeypatch.setenv("RANK", "1")
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        timer = device_timers("fwd")
+        timer.start()
+        device.launch(0.010)
+        device_timers.log(["fwd"])
+        device.launch(0.005)
+        timer.stop()
+        assert device.calls["wait"] == 0
+        assert timer.elapsed() == pytest.approx(5.0)
+
     def test_events_are_pooled(self, device_timers, device):
         """A million regions need a handful of events."""
         for _ in range(2_000):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import types
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from deep500_timing import RegionNotOpenError, Timer, TimingWarning
+from deep500_timing.memory import MemoryUsage
 from deep500_timing.testing import ManualClock
 from deep500_timing.throughput import ThroughputTimer
 
@@ -351,6 +353,17 @@ class TestLog:
         step(timer, clock, 1.0)
         assert lines[1].startswith("epoch=0/micro_step=1/global_step=1, vm %: ")
         assert ", swap %: " in lines[1]
+
+    def test_it_logs_the_devices_memory_where_it_is_known(self, clock, lines):
+        """The original's two numbers, in units of 1024³ bytes; what a device does not say is no 0."""
+        usage = MemoryUsage(device_allocated_bytes=3 * 2**29)
+
+        class WithDevice(ThroughputTimer):
+            memory_reader = types.SimpleNamespace(read=lambda: usage)
+
+        timer = WithDevice(10, 0, 1, clock=clock, logging_fn=lines.append)
+        step(timer, clock, 1.0)
+        assert lines[0].endswith("CurrSamplesPerSec=10.0, MemAllocated=1.5GB, MaxMemAllocated=n/a")
 
     def test_it_prints_where_no_function_is_given(self, clock, capsys):
         """The standard output is the default."""
