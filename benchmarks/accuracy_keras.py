@@ -3,9 +3,9 @@
 ``make accuracy`` takes the rows from here; ``python benchmarks/accuracy_keras.py`` prints them. Each backend runs in a
 process of its own, as Keras chooses one when it is imported.
 
-What is true is read off the clock by the work itself. A layer's forward and backward sleep as long as they did. The wait
-for a batch lasts from the moment that Keras calls a callback that stands by, or inside an execution of several steps
-from the end of the backward sleep before it, to the moment that the generator hands it over. An eager step spends
+What is true is read off the clock by the work itself. A layer's forward and backward sleep as long as they did. The
+wait for a batch lasts from the moment that Keras calls a callback that stands by, or inside an execution of several
+steps from the end of the backward sleep before it, to the moment that the generator hands it over. An eager step spends
 milliseconds of its own in each pass, so there the model's ``train_step`` reads the clock between its lines.
 """
 
