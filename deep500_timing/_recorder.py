@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     import cython
 
     from deep500_timing._protocols import Clock
+    from deep500_timing.memory import RegionMemory
 else:
     from deep500_timing import _interpreted as cython
 
@@ -226,6 +227,7 @@ class Recorder:
         "_generation",
         "_lane",
         "_lanes",
+        "_memory_at_ends",
         "_native",
         "_now",
         "keep_last",
@@ -254,6 +256,8 @@ class Recorder:
         self._generation = 0
         self._lanes: dict[int, Lane] = {}
         self._lane = Lane()
+        # What was read of the memory at the ends of regions, by their names, if somebody asked for it.
+        self._memory_at_ends: dict[str, RegionMemory] = {}
         _all_recorders.add(self)
 
     def _find(self, key: TimeType | str) -> Region:
@@ -426,6 +430,7 @@ class Recorder:
             region.intervals = Intervals(self.keep_last, self.skip_first)
             if region.gpu_intervals is not None:
                 region.gpu_intervals = Intervals(self.keep_last, self.skip_first)
+        self._memory_at_ends = {}
 
     def _after_fork(self) -> None:
         # The parent reports what it recorded; the child starts with nothing, and with the one thread that it has.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 import time
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -96,16 +95,13 @@ def take_snapshot(recorder: Recorder, pending: dict[int, int]) -> Snapshot:
     by_name: dict[str, list[Region]] = {}
     for region in recorder._regions():
         by_name.setdefault(region.name, []).append(region)
-    # Whoever asked for memory has imported the module.
-    memory_module = sys.modules.get("deep500_timing.memory")
-    memory = {} if memory_module is None else memory_module.samples_of(recorder)
     regions = []
     for name in sorted(by_name, key=lambda name: (_ORDER.get(name, len(_ORDER)), name)):
         threads = by_name[name]
         running = sum(region.is_open for region in threads)
         found = _read(name, CPU, [region.intervals for region in threads], running=running, pending=0)
         if found is not None:
-            regions.append(found if name not in memory else replace(found, memory=memory[name]))
+            regions.append(replace(found, memory=recorder._memory_at_ends.get(name)))
         on_device = [region.gpu_intervals for region in threads if region.gpu_intervals is not None]
         waiting = sum(pending.get(id(intervals), 0) for intervals in on_device)
         found = _read(name, GPU, on_device, running=0, pending=waiting)

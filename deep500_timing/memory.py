@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import dataclasses
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
-from weakref import WeakKeyDictionary
 
 from deep500_timing._timer import CPUGPUTimer
 from deep500_timing._warn import warn_once
@@ -173,20 +172,12 @@ def format_usage(usage: MemoryUsage | None) -> str:
 
 # --- at the end of regions --------------------------------------------------------------------------------------------
 
-_samples: WeakKeyDictionary[Recorder, dict[str, RegionMemory]] = WeakKeyDictionary()
-
 
 def sample_region(recorder: Recorder, name: str, reader: MemoryReader) -> None:
     """Read the memory and keep it with the region; a fault costs one warning."""
     usage = read_or_none(reader)
     if usage is not None:
-        regions = _samples.setdefault(recorder, {})
-        regions[name] = regions.get(name, RegionMemory(0, usage)).then(usage)
-
-
-def samples_of(recorder: Recorder) -> dict[str, RegionMemory]:
-    """What was read at the ends of a timer's regions, by their names."""
-    return dict(_samples.get(recorder, {}))
+        recorder._memory_at_ends[name] = recorder._memory_at_ends.get(name, RegionMemory(0, usage)).then(usage)
 
 
 class MemoryTimer(CPUGPUTimer):
@@ -227,11 +218,6 @@ class MemoryTimer(CPUGPUTimer):
         """As :meth:`CPUGPUTimer.region`."""
         self._find(key)
         return _MemoryRegion(self, key, gpu)
-
-    def reset(self) -> None:
-        """Forget every finished interval, every count, and the memory at their ends."""
-        super().reset()
-        _samples.pop(self, None)
 
     def _settings(self) -> dict[str, Any]:
         return {**super()._settings(), "memory_keys": self._memory_keys}
