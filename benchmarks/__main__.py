@@ -259,8 +259,8 @@ def _write(results: dict[str, Any], folder: Path) -> list[Path]:
         written.append(folder / "results.png")
     except Exception as error:
         results["missing"]["the picture"] = f"{type(error).__name__}: {error}".splitlines()[0]
-    written[0].write_text(report(results), encoding="utf-8")
     written[1].write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    written[0].write_text(report(results), encoding="utf-8")
     return written
 
 

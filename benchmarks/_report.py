@@ -68,6 +68,20 @@ def reach_table(results: dict[str, Any]) -> list[str]:
     return table(header, rows)
 
 
+def short_of(results: dict[str, Any]) -> list[str]:
+    """For each goal that is missed: in which form, by how much, and what stands in the way."""
+    lines = []
+    for goal in GOALS:
+        for form, target, limit in zip(FORMS, goal.targets, goal.limits, strict=True):
+            measured = goal.measure(results, form)
+            if measured is None or goal.reached(measured[0], target):
+                continue
+            percent = 100 * abs(measured[0] / target - 1)
+            side = "below" if goal.at_least else "above"
+            lines.append(f"- {goal.text}, {form}: {percent:.0f} % {side} the target. {limit}".rstrip())
+    return ["Short of the target:", "", *lines, ""] if lines else []
+
+
 def _pairs_tables(results: dict[str, Any]) -> Iterable[str]:
     header = ["", "warm, ns", f"÷ {CLOCK}", "cold, ns", f"÷ cold {CLOCK}", "reads, ns", "bytes kept", "p99.99, µs"]
     for group, title in _GROUPS.items():
@@ -221,6 +235,7 @@ def report(results: dict[str, Any]) -> str:
         "## Reach",
         "",
         *reach_table(results),
+        *short_of(results),
         "## A pair of calls",
         "",
         *_pairs_tables(results),
