@@ -76,7 +76,14 @@ _PLAIN_WITH = (
     "Three calls of methods where `start/end` has two, each of which calls another: that keeps the logic in one place. "
     "Written out they would save about a fifth."
 )
-_TAIL = "Interrupts and other processes: compare with the bare clock's own tail, in the tables below."
+_TAIL = (
+    "One pair in 1024 makes room for the next ones, in pages that the system hands out at their first use; beyond "
+    "that, interrupts and other processes: compare with the bare clock's own tail, in the tables below."
+)
+_PLAIN_TAIL = (
+    "One pair in 64 packs the last 64 intervals; beyond that, interrupts, the collector and other processes, which "
+    "meet a pair the sooner the longer it takes: compare with the bare clock's own tail and the peers'."
+)
 
 GOALS = (
     Goal(f"`start/end` ÷ {CLOCK}", (0.9, 2.6), _to_clock("warm_ratio", "start/end"), limits=("", _PLAIN_PAIR)),
@@ -135,7 +142,7 @@ GOALS = (
         _to_clock("warm_ratio", "start/end, disabled"),
         limits=("", "Two methods in Python that do nothing at all take 0.5; the look at `enabled` is the rest."),
     ),
-    Goal("99.99th percentile of a pair over 10⁶", (5, 25), _tail, unit=" µs", limits=(_TAIL, _TAIL)),
+    Goal("99.99th percentile of a pair over 10⁶", (5, 25), _tail, unit=" µs", limits=(_TAIL, _PLAIN_TAIL)),
     Goal(
         "Python's `statistics` of 10⁶ intervals ÷ ours",
         (50, 50),
