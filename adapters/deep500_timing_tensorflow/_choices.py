@@ -19,9 +19,12 @@ def can_time_gpu(backend: str, timer: Timer) -> bool:
     """Whether the timer's device clock tells true times of what runs on this backend."""
     if not isinstance(timer, CPUGPUTimer):
         return False
-    clock: Any = timer._device.clock if timer._device is not None else None
+    device = timer._device
+    clock: Any = None if device is None else device.clock
     if clock is None:
-        return False  # The timer said so when it was made.
+        if timer._device is device:  # Else looking for the clock found that there is none, and said so.
+            warn_once("TimerCallback(gpu=True): No GPU times, CPU times go on. The timer has no device to time.")
+        return False
     clocks: Any = sys.modules.get("deep500_timing_tensorflow._clock")
     if clocks is None or not isinstance(clock, clocks.CupyEventClock):
         return True

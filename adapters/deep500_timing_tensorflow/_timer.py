@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from weakref import ref
+
 import deep500_timing as _core
+from deep500_timing._device import DeviceLedger, ledger_of
 from deep500_timing._warn import warn_once
 
 TYPE_CHECKING = False
@@ -20,7 +23,7 @@ class CPUGPUTimer(_core.CPUGPUTimer):
     ``gpu=True`` asks for a synchronization: TensorFlow exposes no stream, so before each start and end with
     ``gpu=True`` the calling thread waits until TensorFlow's GPUs are idle, and CuPy's events are recorded after that.
     The times are true; the cost is that the host no longer runs ahead of the GPU across that boundary. Without a GPU,
-    or without CuPy, CPU times are taken all the same and one warning says what is missing.
+    or without CuPy, CPU times are taken all the same and the first ``gpu=True`` says in one warning what is missing.
 
     Args:
         device: None for a GPU if there is one; ``"cuda"`` to insist on it.
@@ -30,7 +33,7 @@ class CPUGPUTimer(_core.CPUGPUTimer):
     Raises:
         DeviceUnavailableError: ``device`` is ``"cuda"`` and there is no GPU, no driver or no CuPy.
         ValueError: ``device`` is something else.
-        ImportError: CuPy is installed and broken.
+        ImportError: ``device`` is ``"cuda"`` and CuPy is installed and broken.
     """
 
     __slots__ = ()
@@ -39,9 +42,69 @@ class CPUGPUTimer(_core.CPUGPUTimer):
         """See the class."""
         if device not in (None, "cuda", "gpu"):
             raise ValueError(f"CPUGPUTimer(device={device!r}): pass 'cuda', or None to use a GPU if there is one.")
-        if device_clock is None:
-            device_clock = _find_clock(insist=device is not None)
+        if device_clock is None and device is not None:
+            device_clock = _find_clock(insist=True)
         super().__init__(device_clock=device_clock, **settings)
+        if device_clock is None:
+            self._device: Any = _DeviceOnFirstUse(self)
+
+    def _settings(self) -> dict[str, Any]:
+        if isinstance(self._device, _DeviceOnFirstUse):
+            return _core.Timer._settings(self)
+        return super()._settings()
+
+
+class _DeviceOnFirstUse:
+    """Stands in for the device's events until ``gpu=True`` is first used, and looks for a GPU then.
+
+    Looking imports CuPy, and what is missing concerns only those who want GPU times.
+    """
+
+    __slots__ = ("_timer",)
+
+    def __init__(self, timer: CPUGPUTimer) -> None:
+        self._timer = ref(timer)
+
+    def _found(self) -> DeviceLedger | None:
+        try:
+            clock = _find_clock(insist=False)
+        except ImportError as error:
+            # The run has begun: what is broken costs the GPU times. To have it as an error, ask for device="cuda".
+            warn_once(f"No GPU times, CPU times go on. CuPy is installed and broken: {error}")
+            clock = None
+        ledger = None if clock is None else ledger_of(clock)
+        timer = self._timer()
+        if timer is not None:
+            timer._device = ledger
+        return ledger
+
+    @property
+    def clock(self) -> DeviceClock | None:
+        """The GPU's clock, or None if there is no GPU to time."""
+        found = self._found()
+        return None if found is None else found.clock
+
+    def begin(self, region: Any) -> None:
+        """Begin on the GPU, if there is one."""
+        found = self._found()
+        if found is not None:
+            found.begin(region)
+
+    def end(self, region: Any, keep_last: int, skip_first: int) -> None:
+        """Begun before there was a device, which cannot be."""
+
+    def drop(self, region: Any) -> None:
+        """Nothing to take back."""
+
+    def collect(self, *, wait: bool) -> None:
+        """Nothing to collect."""
+
+    def collect_for(self, intervals: Any) -> None:
+        """Nothing to collect."""
+
+    def pending(self) -> dict[int, int]:
+        """Nothing is on its way."""
+        return {}
 
 
 def _find_clock(*, insist: bool) -> DeviceClock | None:

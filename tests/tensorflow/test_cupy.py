@@ -125,9 +125,8 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> FakeCupy:
 
 
 def _message(**settings: object) -> str:
-    with pytest.warns(timer.TimingWarning) as said:
-        tmr = timer.CPUGPUTimer(**settings)
-    with tmr.region("work", gpu=True):
+    tmr = timer.CPUGPUTimer(**settings)
+    with pytest.warns(timer.TimingWarning) as said, tmr.region("work", gpu=True):
         pass
     assert [] == tmr.get_time("work", gpu=True)
     assert 1 == len(tmr.get_time("work"))
@@ -146,7 +145,19 @@ def test_region_is_timed_between_two_events(cupy):
 def test_timers_share_one_clock_and_its_events(cupy):
     """The events of all timers of the process come from one pool."""
     first, second = timer.CPUGPUTimer(), timer.CPUGPUTimer()
+    for tmr in (first, second):
+        with tmr.region("work", gpu=True):
+            pass
     assert first._device is second._device
+
+
+def test_cpu_times_ask_nothing_of_cupy(monkeypatch):
+    """A timer that is never asked for GPU times looks for no GPU, and says nothing of one."""
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    tmr = timer.CPUGPUTimer()
+    with tmr.region("work"):
+        pass
+    assert (1, []) == (len(tmr.get_time("work")), tmr.get_time("work", gpu=True))
 
 
 def test_captured_stream_is_counted_and_left_alone(cupy):
@@ -247,7 +258,8 @@ def test_message_is_said_once(cupy):
     _message()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        timer.CPUGPUTimer()
+        with timer.CPUGPUTimer().region("work", gpu=True):
+            pass
 
 
 def test_insisting_on_a_gpu_that_is_not_there_is_an_error(cupy):

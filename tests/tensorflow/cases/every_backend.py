@@ -337,9 +337,9 @@ def test_executions_of_several_steps_are_timed_on_the_device(data, backend):
 
 def test_gpu_without_a_gpu_times_the_cpu(data):
     """The contract's callback works where there is no GPU: one message, CPU times."""
+    tmr = timer.CPUGPUTimer()
     with pytest.warns(timer.TimingWarning, match="No GPU times, CPU times go on"):
-        tmr = timer.CPUGPUTimer()
-    make_model().fit(*data, batch_size=8, callbacks=[timer.TimerCallback(tmr, gpu=True)], verbose=0)
+        make_model().fit(*data, batch_size=8, callbacks=[timer.TimerCallback(tmr, gpu=True)], verbose=0)
     assert 5 == batches(tmr)
     assert [] == tmr.get_time(TimeType.BATCH, gpu=True)
 
