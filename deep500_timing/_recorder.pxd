@@ -30,6 +30,19 @@ cdef extern from *:
     unsigned long thread_id "PyThread_get_thread_ident"() noexcept
     PyObject* PyDict_GetItemWithError(object, object) noexcept
 
+cdef extern from *:
+    """
+    /* Python lets nobody assign to a type of C; the module that makes it may, before anybody has seen it. */
+    static inline PyObject *d5_type_dict(PyObject *type) {
+        PyObject *dict = ((PyTypeObject *)type)->tp_dict;
+        Py_INCREF(dict);
+        return dict;
+    }
+    static inline void d5_type_modified(PyObject *type) { PyType_Modified((PyTypeObject *)type); }
+    """
+    dict type_dict "d5_type_dict"(object)
+    void type_modified "d5_type_modified"(object)
+
 
 cdef inline Region look_up(Lane lane, object key):
     # By identity first: a lane remembers where it found the keys that it uses. Only keys that its dict holds
@@ -63,6 +76,9 @@ cdef class Region:
     cdef public object mark
     cdef public object mark_lane
     cdef public bint gpu
+    # What KeptMethod keeps here.
+    cdef object kept_enter
+    cdef object kept_exit
 
     @cython.locals(timer=Recorder, region=Region)
     cpdef start(self)
@@ -70,6 +86,19 @@ cdef class Region:
     cpdef end(self)
     cpdef fail(self)
     cpdef Intervals gpu_store(self)
+
+
+@cython.final
+cdef class KeptMethod:
+    cdef object method
+    cdef bint is_exit
+
+
+cdef inline keep_methods(object kind):
+    names = type_dict(kind)
+    names["__enter__"] = KeptMethod(names["__enter__"], False)
+    names["__exit__"] = KeptMethod(names["__exit__"], True)
+    type_modified(kind)
 
 
 @cython.final

@@ -48,6 +48,9 @@ if not cython.compiled:
         except (KeyError, TypeError):
             return None
 
+    def keep_methods(_kind: type[Region]) -> None:
+        """Leave the type as it is: plain Python binds a method faster than a descriptor of ours could answer."""
+
 
 COMPILED: bool = cython.compiled
 
@@ -187,6 +190,38 @@ class Region:
     def __reduce__(self) -> Any:
         """Refuse: a region belongs to a thread."""
         raise TypeError(f"A region handle ({self.name!r}) cannot be copied or pickled; ask a timer for region(key).")
+
+
+class KeptMethod:
+    """Stands for a method of :class:`Region` in the compiled form, and hands out the one that each region keeps.
+
+    A ``with`` statement asks for ``__enter__`` and ``__exit__`` bound to the region. Making the two anew each time
+    costs more than reading the clock twice.
+    """
+
+    __slots__ = ("is_exit", "method")
+
+    def __init__(self, method: Any, is_exit: bool) -> None:
+        """Stand for ``__exit__`` or for ``__enter__``."""
+        self.method = method
+        self.is_exit = is_exit
+
+    @cython.locals(region=Region)  # type: ignore[untyped-decorator, unused-ignore]
+    def __get__(self, instance: Any, owner: Any) -> Any:
+        """The bound method, or the method itself if it is asked of the type."""
+        if instance is None:
+            return self.method
+        region = instance
+        if self.is_exit:
+            if region.kept_exit is None:
+                region.kept_exit = self.method.__get__(region, owner)
+            return region.kept_exit
+        if region.kept_enter is None:
+            region.kept_enter = self.method.__get__(region, owner)
+        return region.kept_enter
+
+
+keep_methods(Region)
 
 
 class Lane:
