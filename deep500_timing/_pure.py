@@ -11,6 +11,8 @@ from pathlib import Path
 
 for _name in ("_intervals", "_recorder", "_timer", "_device"):
     _full_name = f"deep500_timing.{_name}"
+    if _full_name in sys.modules:  # This file was read a second time, under another name.
+        continue
     _spec = spec_from_file_location(_full_name, Path(__file__).with_name(f"{_name}.py"))
     if _spec is None or _spec.loader is None:  # pragma: no cover
         raise ImportError(f"{_full_name} cannot be loaded from its source")

@@ -101,7 +101,7 @@ class TestRun:
         done = CliRunner().invoke(command.main, [*options, "--output", str(tmp_path)], catch_exceptions=False)
         assert "OSError: no such luck" in done.output
         results = json.loads((tmp_path / "results.json").read_text())
-        assert {"A pair, cold": "OSError: no such luck"} == results["missing"]
+        assert "OSError: no such luck" == results["missing"]["A pair, cold"]
         assert "warm_ns" in results["contenders"]["Deep500's design"]
         assert "no such luck" in (tmp_path / "RESULTS.md").read_text(encoding="utf-8")
 

@@ -97,7 +97,9 @@ def test_wrong_results_are_counted(monkeypatch):
     monkeypatch.setenv("MASTER_PORT", "0")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("LOCAL_RANK", "0")
-    result = CliRunner().invoke(main, ["bench", "-c", "all_reduce", "-b", "1K", "-e", "1K", "-n", "1"])
+    result = CliRunner().invoke(
+        main, ["bench", "--backend", "gloo", "-c", "all_reduce", "-b", "1K", "-e", "1K", "-n", "1"]
+    )
     assert 1 == result.exit_code, result.output
     assert " 3\n" in result.output
     assert "# Out of bounds values: 3 FAILED" in result.output
