@@ -78,9 +78,7 @@ def load() -> ModuleType:
 
     name = torch._C._get_privateuse1_backend_name()
     if name not in ("privateuseone", DEVICE_TYPE):
-        raise RuntimeError(
-            f"loaded the test device beside {name!r}; torch has room for one backend in a process"
-        )
+        raise RuntimeError(f"loaded the test device beside {name!r}; torch has room for one backend in a process")
     # Its import brings the extension, which registers itself with torch's C++ side.
     module = importlib.import_module(f"{__name__}.testdev")
     torch.utils.rename_privateuse1_backend(DEVICE_TYPE)
