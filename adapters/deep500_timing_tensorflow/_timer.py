@@ -6,6 +6,7 @@ from weakref import ref
 
 import deep500_timing as _core
 from deep500_timing._device import DeviceLedger, ledger_of
+from deep500_timing._no_device import NoLedger
 from deep500_timing._warn import warn_once
 
 TYPE_CHECKING = False
@@ -54,7 +55,7 @@ class CPUGPUTimer(_core.CPUGPUTimer):
         return super()._settings()
 
 
-class _DeviceOnFirstUse:
+class _DeviceOnFirstUse(NoLedger):
     """Stands in for the device's events until ``gpu=True`` is first used, and looks for a GPU then.
 
     Looking imports CuPy, and what is missing concerns only those who want GPU times.
@@ -89,22 +90,6 @@ class _DeviceOnFirstUse:
         found = self._found()
         if found is not None:
             found.begin(region)
-
-    def end(self, region: Any, keep_last: int, skip_first: int) -> None:
-        """Begun before there was a device, which cannot be."""
-
-    def drop(self, region: Any) -> None:
-        """Nothing to take back."""
-
-    def collect(self, *, wait: bool) -> None:
-        """Nothing to collect."""
-
-    def collect_for(self, intervals: Any) -> None:
-        """Nothing to collect."""
-
-    def pending(self) -> dict[int, int]:
-        """Nothing is on its way."""
-        return {}
 
 
 def _find_clock(*, insist: bool) -> DeviceClock | None:

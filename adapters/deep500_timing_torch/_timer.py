@@ -9,6 +9,7 @@ import torch
 
 from deep500_timing import CPUGPUTimer as _CoreTimer
 from deep500_timing import DeviceUnavailableError
+from deep500_timing._no_device import NoLedger
 from deep500_timing._warn import warn_once
 from deep500_timing_torch._clock import CudaEventClock, accelerator
 
@@ -84,7 +85,7 @@ def _rebuild(kind: type[CPUGPUTimer], settings: dict[str, Any]) -> CPUGPUTimer:
         return kind(**{**settings, "device": "cpu"})
 
 
-class _NoDevice:
+class _NoDevice(NoLedger):
     """Stands in for the device's events until ``gpu=True`` is first used, and then says that there are none."""
 
     __slots__ = ("_timer",)
@@ -106,19 +107,3 @@ class _NoDevice:
                 "CPU times go on. Leave gpu=True out, or run where there is a GPU.",
                 about="no accelerator",
             )
-
-    def end(self, region: object, keep_last: int, skip_first: int) -> None:
-        """Begun before the device went away, which cannot be."""
-
-    def drop(self, region: object) -> None:
-        """Nothing to take back."""
-
-    def collect(self, *, wait: bool) -> None:
-        """Nothing to collect."""
-
-    def collect_for(self, intervals: object) -> None:
-        """Nothing to collect."""
-
-    def pending(self) -> dict[int, int]:
-        """Nothing is on its way."""
-        return {}
