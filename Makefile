@@ -14,7 +14,7 @@ CORE_VERSIONS := 3.11 3.12 3.13
 
 # What an installation depends on, and what is compiled into it.
 RECIPE := pyproject.toml constraints.txt hatch_build.py
-COMPILED := $(foreach pxd,$(wildcard deep500_timing/*.pxd),$(pxd) $(pxd:.pxd=.py))
+COMPILED := $(foreach pxd,$(shell find deep500_timing -name "*.pxd"),$(pxd) $(pxd:.pxd=.py))
 SOURCES := $(shell find deep500_timing adapters -name '*.py' -o -name '*.pxd' -o -name py.typed)
 
 # The first interpreter of a version that runs and can make virtual environments: a pyenv shim on PATH may refuse,
@@ -136,4 +136,4 @@ accuracy: setup
 clean:
 	rm -rf $(VENV) .venvs build dist demo-output .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
-	rm -f deep500_timing/*.so deep500_timing/*.pyd deep500_timing/*.c
+	find deep500_timing \( -name "*.so" -o -name "*.pyd" -o -name "*.c" \) -delete

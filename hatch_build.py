@@ -64,7 +64,7 @@ class CompileHook(BuildHookInterface):  # type: ignore[type-arg]
             raise ValueError(f"{MODE_VARIABLE}={mode!r} is not known; use one of {', '.join(MODES)}")
 
         package = Path(self.root, PACKAGE)
-        sources = sorted(path.with_suffix(".py") for path in package.glob("*.pxd"))
+        sources = sorted(path.with_suffix(".py") for path in package.rglob("*.pxd"))
         if version == "editable":
             # An older compiled module would shadow the source, also where this build compiles nothing.
             _remove_compiled(sources)
@@ -74,6 +74,7 @@ class CompileHook(BuildHookInterface):  # type: ignore[type-arg]
         # The folder outlives this method, because the wheel's files are collected after it. An object that
         # cleans up after itself serves better than `finalize`, which hatchling leaves out after a failure.
         self._scratch = tempfile.TemporaryDirectory(prefix="deep500-timing-build-")
+        self._lib = Path(self._scratch.name, "lib")
         try:
             compiled = _compile(package, sources, Path(self._scratch.name))
         except (Exception, SystemExit) as error:
@@ -92,13 +93,14 @@ class CompileHook(BuildHookInterface):  # type: ignore[type-arg]
         if version == "editable":
             for path in compiled:
                 # Replaced, not overwritten: a process that has the old one loaded goes on with it.
-                fresh = package / f".{path.name}.new"
+                place = package / path.relative_to(self._lib / PACKAGE)
+                fresh = place.with_name(f".{place.name}.new")
                 shutil.copy2(path, fresh)
-                fresh.replace(package / path.name)
+                fresh.replace(place)
         else:
             build_data["pure_python"] = False
             build_data["infer_tag"] = True
-            build_data["force_include"].update({str(path): f"{PACKAGE}/{path.name}" for path in compiled})
+            build_data["force_include"].update({str(path): path.relative_to(self._lib).as_posix() for path in compiled})
 
     def _warn(self, message: str) -> None:
         print(f"deep500-timing: warning: {message}", file=sys.stderr, flush=True)
@@ -118,20 +120,21 @@ def _compile(package: Path, sources: list[Path], scratch: Path) -> list[Path]:
     from Cython.Build import cythonize
     from setuptools import Distribution, Extension
 
-    copy = scratch / package.name
-    copy.mkdir()
-    for path in package.iterdir():
+    for path in package.rglob("*.p[yx]*"):
         if path.suffix in {".py", ".pxd"}:
-            shutil.copy2(path, copy / path.name)
+            copy = scratch / path.relative_to(package.parent)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, copy)
+    modules = [source.relative_to(package.parent) for source in sources]
     optimise = [] if os.name == "nt" else ["-O2", "-g0"]
     extensions = [
         Extension(
-            f"{package.name}.{source.stem}",
+            ".".join(module.with_suffix("").parts),
             # Relative, because tracebacks name the file as it was named to Cython.
-            [f"{package.name}/{source.name}"],
+            [module.as_posix()],
             extra_compile_args=optimise,
         )
-        for source in sources
+        for module in modules
     ]
     # The build frontend reads its own protocol from the standard output.
     with contextlib.chdir(scratch), contextlib.redirect_stdout(sys.stderr):
@@ -156,7 +159,7 @@ def _remove_compiled(sources: list[Path]) -> None:
 
 
 def _names(sources: list[Path]) -> str:
-    return ", ".join(f"{source.parent.name}/{source.name}" for source in sources)
+    return ", ".join(str(source)[str(source).rindex(f"{PACKAGE}{os.sep}") :] for source in sources)
 
 
 def _describe(error: BaseException) -> str:

@@ -17,13 +17,12 @@ from __future__ import annotations
 import os as _os
 
 if _os.environ.get("DEEP500_TIMING_PURE"):
-    from deep500_timing import _pure as _pure  # before any module that has a compiled form
+    from deep500_timing._ground import plain as plain  # before any module that has a compiled form
 
-from deep500_timing._clock import HostClock
-from deep500_timing._recorder import COMPILED as compiled  # noqa: N811 (part of the public face, where it reads as an adjective)
-from deep500_timing._recorder import Region
-from deep500_timing._time_type import TimeType
-from deep500_timing._timer import CPUGPUTimer, Timer
+from deep500_timing._ground.clock import HostClock
+from deep500_timing._ground.time_type import TimeType
+from deep500_timing._recording.recorder import COMPILED as compiled  # noqa: N811 (part of the public face, where it reads as an adjective)
+from deep500_timing._recording.recorder import Region
 from deep500_timing.exceptions import (
     DeviceUnavailableError,
     ExportError,
@@ -37,14 +36,15 @@ from deep500_timing.exceptions import (
     TimingError,
     TimingWarning,
 )
+from deep500_timing.timer import CPUGPUTimer, Timer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from deep500_timing._protocols import Clock, DeviceClock
-    from deep500_timing._snapshot import RegionTimes, Snapshot
-    from deep500_timing._stats import TimeStats, trim_mean
+    from deep500_timing._ground.protocols import Clock, DeviceClock
+    from deep500_timing._summary.snapshot import RegionTimes, Snapshot
+    from deep500_timing._summary.stats import TimeStats, trim_mean
 
 __all__ = [
     "CPUGPUTimer",
@@ -74,12 +74,12 @@ __all__ = [
 
 # What needs numpy or typing is imported when it is asked for, so that importing the package costs next to nothing.
 _LAZY = {
-    "Clock": "_protocols",
-    "DeviceClock": "_protocols",
-    "RegionTimes": "_snapshot",
-    "Snapshot": "_snapshot",
-    "TimeStats": "_stats",
-    "trim_mean": "_stats",
+    "Clock": "_ground.protocols",
+    "DeviceClock": "_ground.protocols",
+    "RegionTimes": "_summary.snapshot",
+    "Snapshot": "_summary.snapshot",
+    "TimeStats": "_summary.stats",
+    "trim_mean": "_summary.stats",
 }
 
 

@@ -16,8 +16,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from deep500_timing._ground.warn import warn_once
 from deep500_timing._peaks import PEAKS, dtype_name, row_of
-from deep500_timing._warn import warn_once
 
 __all__ = ["ModelFlops", "Peak", "Utilization", "given_flops", "peak_flops", "transformer_flops", "utilization"]
 

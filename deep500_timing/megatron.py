@@ -21,16 +21,16 @@ import itertools
 import json
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._named import NamedTimer, engine_for
-from deep500_timing._ranks import DEADLINE_S, Exchange, rank_and_world, wait_for_ranks
-from deep500_timing._warn import warn_once
+from deep500_timing._ground.warn import warn_once
+from deep500_timing._named.named_timer import NamedTimer, engine_for
+from deep500_timing._ranks.exchange import DEADLINE_S, Exchange, rank_and_world, wait_for_ranks
 from deep500_timing.exceptions import NoTimesError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from deep500_timing._protocols import Clock, DeviceClock
-    from deep500_timing._timer import Timer as Engine
+    from deep500_timing._ground.protocols import Clock, DeviceClock
+    from deep500_timing.timer import Timer as Engine
 
 __all__ = ["DummyTimer", "Timer", "TimerBase", "Timers"]
 

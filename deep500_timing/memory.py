@@ -17,15 +17,15 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from deep500_timing._timer import CPUGPUTimer
-from deep500_timing._warn import warn_once
+from deep500_timing._ground.warn import warn_once
 from deep500_timing.exceptions import MissingPackageError
+from deep500_timing.timer import CPUGPUTimer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from deep500_timing._recorder import Recorder
-    from deep500_timing._time_type import TimeType
+    from deep500_timing._ground.time_type import TimeType
+    from deep500_timing._recording.recorder import Recorder
 
 __all__ = ["HostMemory", "MemoryReader", "MemoryTimer", "MemoryUsage", "RegionMemory", "format_usage"]
 

@@ -17,10 +17,10 @@ import threading
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from deep500_timing._clock_contract import DeviceClockContract, DeviceRig
+from deep500_timing.devices._contract import DeviceClockContract, DeviceRig
 
 if TYPE_CHECKING:
-    from deep500_timing._snapshot import Snapshot
+    from deep500_timing._summary.snapshot import Snapshot
 
 __all__ = ["DeviceClockContract", "DeviceRig", "InMemoryExporter", "ManualClock", "ManualDeviceClock", "ManualEvent"]
 

@@ -11,16 +11,16 @@ import math
 from collections import deque
 from typing import TYPE_CHECKING
 
-from deep500_timing._named import NamedTimer, engine_for
+from deep500_timing._named.named_timer import NamedTimer, engine_for
 from deep500_timing.exceptions import RegionNotOpenError
 from deep500_timing.memory import HostMemory, MemoryReader, read_or_none
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from deep500_timing._named import Account
-    from deep500_timing._protocols import Clock, DeviceClock
-    from deep500_timing._timer import Timer
+    from deep500_timing._ground.protocols import Clock, DeviceClock
+    from deep500_timing._named.named_timer import Account
+    from deep500_timing.timer import Timer
 
 __all__ = ["ThroughputTimer"]
 

@@ -19,9 +19,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._named import Account, NamedTimer, engine_for
-from deep500_timing._ranks import rank_and_world, wants
-from deep500_timing._warn import warn_once
+from deep500_timing._ground.warn import warn_once
+from deep500_timing._named.named_timer import Account, NamedTimer, engine_for
+from deep500_timing._ranks.exchange import rank_and_world, wants
 from deep500_timing.exceptions import MissingPackageError
 from deep500_timing.memory import HostMemory, MemoryReader, format_usage, read_or_none
 from deep500_timing.throughput import ThroughputTimer
@@ -29,10 +29,10 @@ from deep500_timing.throughput import ThroughputTimer
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from deep500_timing._protocols import Clock, DeviceClock
-    from deep500_timing._stats import trim_mean as trim_mean
-    from deep500_timing._timer import Timer as Engine
+    from deep500_timing._ground.protocols import Clock, DeviceClock
+    from deep500_timing._summary.stats import trim_mean as trim_mean
     from deep500_timing.memory import MemoryUsage
+    from deep500_timing.timer import Timer as Engine
 
 __all__ = [
     "BACKWARD_GLOBAL_TIMER",
@@ -70,7 +70,7 @@ _TRIM = 0.1
 def __getattr__(name: str) -> Any:
     """``trim_mean`` stands here for those who switch; it needs numpy, so it is imported on first use."""
     if name == "trim_mean":
-        from deep500_timing._stats import trim_mean
+        from deep500_timing._summary.stats import trim_mean
 
         return trim_mean
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -130,7 +130,7 @@ class SynchronizedWallClockTimer:
             0.0 if there are none. It stands on the latest 65 536 times at most, or on those that ``stop(record=True)``
             kept, if any.
             """
-            from deep500_timing._stats import trim_mean
+            from deep500_timing._summary.stats import trim_mean
 
             account = self.read()
             chosen = self.recorded if self.recorded.count else account

@@ -6,7 +6,7 @@ import functools
 
 import pytest
 
-from deep500_timing._warn import forget_warnings
+from deep500_timing._ground.warn import forget_warnings
 
 
 @functools.cache

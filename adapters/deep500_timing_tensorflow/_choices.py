@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing import CPUGPUTimer, Timer
-from deep500_timing._warn import warn_once
+from deep500_timing._ground.warn import warn_once
 from deep500_timing_tensorflow._keras_facts import has_python_iterators, steps_per_execution
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing import CPUGPUTimer, Timer, TimeType, TimingError
-from deep500_timing._warn import warn_once
+from deep500_timing._ground.warn import warn_once
 from deep500_timing_tensorflow._anchors import StepStamps, stamping, watched_tapes
 from deep500_timing_tensorflow._choices import why_no_stamps
 from deep500_timing_tensorflow._phases import Execution, PhaseMatcher, Stamps

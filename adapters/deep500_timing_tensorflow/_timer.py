@@ -5,9 +5,9 @@ from __future__ import annotations
 from weakref import ref
 
 import deep500_timing as _core
-from deep500_timing._device import DeviceLedger, ledger_of
-from deep500_timing._no_device import NoLedger
-from deep500_timing._warn import warn_once
+from deep500_timing._ground.warn import warn_once
+from deep500_timing.devices._null import NoLedger
+from deep500_timing.devices._pool import DeviceLedger, ledger_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from deep500_timing import CPUGPUTimer, Region, Timer, TimeType
-from deep500_timing._timer import DeviceRegion
-from deep500_timing._warn import warn_once
+from deep500_timing._ground.warn import warn_once
+from deep500_timing.timer import DeviceRegion
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

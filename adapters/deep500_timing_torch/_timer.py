@@ -9,8 +9,8 @@ import torch
 
 from deep500_timing import CPUGPUTimer as _CoreTimer
 from deep500_timing import DeviceUnavailableError
-from deep500_timing._no_device import NoLedger
-from deep500_timing._warn import warn_once
+from deep500_timing._ground.warn import warn_once
+from deep500_timing.devices._null import NoLedger
 from deep500_timing_torch._clock import CudaEventClock, accelerator
 
 if TYPE_CHECKING:

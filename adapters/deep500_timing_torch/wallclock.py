@@ -14,8 +14,8 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing import wallclock as _core
-from deep500_timing._named import NamedTimer
-from deep500_timing._stats import trim_mean
+from deep500_timing._named.named_timer import NamedTimer
+from deep500_timing._summary.stats import trim_mean
 from deep500_timing.throughput import ThroughputTimer as _CoreThroughputTimer
 from deep500_timing.wallclock import (
     BACKWARD_GLOBAL_TIMER,

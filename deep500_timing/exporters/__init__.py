@@ -56,7 +56,7 @@ _LAZY = {
 
 def all() -> tuple[str, ...]:  # noqa: A001 (read as `exporters.all()`, beside `exporters.available()`)
     """The names of every registered exporter, sorted; none is imported."""
-    from deep500_timing._plugins import names
+    from deep500_timing._ground.plugins import names
 
     return names(GROUP)
 
@@ -67,8 +67,8 @@ def available() -> tuple[str, ...]:
     Left out are those whose package is not installed (an exporter names it in its attribute ``package``) and, with
     one warning each, those that cannot be imported.
     """
-    from deep500_timing._plugins import loadable
-    from deep500_timing.exporters._require import is_installed
+    from deep500_timing._ground.plugins import loadable
+    from deep500_timing._ground.require import is_installed
 
     return tuple(
         name
@@ -84,7 +84,7 @@ def get(name: str) -> Any:
         LookupError: No exporter of that name is registered.
         Exception: What importing it raises.
     """
-    from deep500_timing._plugins import load
+    from deep500_timing._ground.plugins import load
 
     return load(GROUP, name)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from deep500_timing._warn import warn_once
+from deep500_timing._ground.warn import warn_once
 from deep500_timing.exceptions import ExportError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from deep500_timing._snapshot import Snapshot
+    from deep500_timing._summary.snapshot import Snapshot
 
 
 @runtime_checkable

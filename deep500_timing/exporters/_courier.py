@@ -7,7 +7,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from deep500_timing._warn import warn_once
+from deep500_timing._ground.warn import warn_once
 from deep500_timing.exceptions import ExportError
 
 if TYPE_CHECKING:

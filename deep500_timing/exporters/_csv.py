@@ -10,7 +10,7 @@ from deep500_timing.exporters._base import BaseExporter
 from deep500_timing.exporters._files import append, check_appendable, encode, ends_amid_line
 
 if TYPE_CHECKING:
-    from deep500_timing._snapshot import RegionTimes, Snapshot
+    from deep500_timing._summary.snapshot import RegionTimes, Snapshot
 
 _IN_SECONDS = ("total", "min", "mean", "median", "p90", "p95", "p99", "max", "stdev")
 _COUNTERS = ("running", "pending", "failed", "discarded", "captured")

@@ -8,14 +8,14 @@ import os
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._snapshot import RegionTimes, Snapshot
-from deep500_timing._stats import TimeStats
-from deep500_timing._warn import warn_once
+from deep500_timing._ground.warn import warn_once
+from deep500_timing._summary.snapshot import RegionTimes, Snapshot
+from deep500_timing._summary.stats import TimeStats
 from deep500_timing.exporters._base import BaseExporter
 from deep500_timing.exporters._files import append, check_appendable, encode, ends_amid_line
 
 if TYPE_CHECKING:
-    from deep500_timing._timer import Writable
+    from deep500_timing.timer import Writable
 
 SCHEMA = "deep500-timing/snapshot"
 VERSION = 1

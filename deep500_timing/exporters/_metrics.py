@@ -8,12 +8,12 @@ from dataclasses import fields
 from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
-from deep500_timing._stats import TimeStats
+from deep500_timing._summary.stats import TimeStats
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from deep500_timing._snapshot import Snapshot
+    from deep500_timing._summary.snapshot import Snapshot
 
 VALID_STATS = tuple(field.name for field in fields(TimeStats))
 _MEMORY = ("max_host_rss_bytes", "max_device_allocated_bytes", "max_device_reserved_bytes")

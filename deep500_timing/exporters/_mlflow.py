@@ -6,16 +6,16 @@ import os
 import re
 from typing import TYPE_CHECKING, Any
 
+from deep500_timing._ground.require import require
 from deep500_timing.exceptions import ExportError
 from deep500_timing.exporters._base import BaseExporter
 from deep500_timing.exporters._courier import Courier
 from deep500_timing.exporters._metrics import check_prefix, check_stats, distinct, metrics_of
-from deep500_timing.exporters._require import require
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from deep500_timing._snapshot import Snapshot
+    from deep500_timing._summary.snapshot import Snapshot
 
 MAX_NAME = 250
 MAX_BATCH = 1000

@@ -7,13 +7,13 @@ import shutil
 import sys
 from typing import TYPE_CHECKING, Any
 
+from deep500_timing._summary.text import fit_encoding, pad, wrap
+from deep500_timing._views.table import GAP, Table, cells_of, line_of, note_indent, render, table_of
 from deep500_timing.exporters._base import BaseExporter
-from deep500_timing.exporters._table import GAP, Table, cells_of, line_of, note_indent, render, table_of
-from deep500_timing.exporters._units import fit_encoding, pad, wrap
 
 if TYPE_CHECKING:
-    from deep500_timing._snapshot import Snapshot
-    from deep500_timing._timer import Writable
+    from deep500_timing._summary.snapshot import Snapshot
+    from deep500_timing.timer import Writable
 
 
 class TerminalExporter(BaseExporter):

@@ -6,12 +6,12 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from deep500_timing._views.table import render, table_of
 from deep500_timing.exporters._base import BaseExporter
 from deep500_timing.exporters._files import append, create, encode
-from deep500_timing.exporters._table import render, table_of
 
 if TYPE_CHECKING:
-    from deep500_timing._snapshot import Snapshot
+    from deep500_timing._summary.snapshot import Snapshot
 
 
 class TextExporter(BaseExporter):

@@ -6,15 +6,15 @@ import math
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from deep500_timing._ground.require import require
 from deep500_timing.exceptions import ExportError
 from deep500_timing.exporters._base import BaseExporter
 from deep500_timing.exporters._metrics import check_prefix, check_stats, distinct, metrics_of
-from deep500_timing.exporters._require import require
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from deep500_timing._snapshot import Snapshot
+    from deep500_timing._summary.snapshot import Snapshot
 
 STEP_METRIC = "timing/step"
 """The x-axis of times that are exported with a step. W&B's own step only ever grows, by every call of ``log``."""

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deep500_timing import CPUGPUTimer, TimingWarning
-from deep500_timing._device import DeviceLedger, ledger_of
+from deep500_timing.devices._pool import DeviceLedger, ledger_of
 from deep500_timing.testing import ManualClock, ManualDeviceClock
 
 

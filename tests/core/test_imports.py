@@ -132,7 +132,7 @@ def test_lazy_names_are_the_real_ones(python):
     program = """
 import deep500_timing as d
 first = d.TimeStats
-from deep500_timing._stats import TimeStats
+from deep500_timing._summary.stats import TimeStats
 print(first is TimeStats is d.TimeStats)
 """
     assert "True\n" == python(program)
@@ -157,6 +157,6 @@ def test_the_plain_form_can_be_asked_for(python, pure):
     """``DEEP500_TIMING_PURE`` loads the plain form; the public face is the same."""
     program = "import deep500_timing as d; print(d.compiled, d.Timer.__module__, d.Region.__module__, *d.__all__)"
     compiled, *rest = python(program, DEEP500_TIMING_PURE=pure).split()
-    assert ["deep500_timing._timer", "deep500_timing._recorder", *deep500_timing.__all__] == rest
+    assert ["deep500_timing.timer", "deep500_timing._recording.recorder", *deep500_timing.__all__] == rest
     if pure:
         assert "False" == compiled

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deep500_timing import NoTimesError, TimeStats, trim_mean
-from deep500_timing._stats import Histogram, Summary, durations_of, median_confidence_ranks, stats_of
+from deep500_timing._summary.stats import Histogram, Summary, durations_of, median_confidence_ranks, stats_of
 
 DURATIONS = st.lists(st.integers(0, 10**13), min_size=1, max_size=300)
 WIDE = st.lists(st.one_of(st.integers(0, 200), st.integers(0, 2**62)), min_size=1, max_size=200)

@@ -386,7 +386,9 @@ def test_convenience_methods_print_and_save(tmr, tmp_path):
 
 def test_compiled_says_which_form_runs():
     """``compiled`` is true exactly when the hot path is an extension module."""
-    from deep500_timing import _intervals, _recorder, _timer
+    from deep500_timing import timer as _timer
+    from deep500_timing._recording import intervals as _intervals
+    from deep500_timing._recording import recorder as _recorder
 
     for module in (_intervals, _recorder, _timer):
         assert deep500_timing.compiled is not module.__file__.endswith(".py")

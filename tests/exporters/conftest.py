@@ -8,10 +8,11 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import settings
 
-from deep500_timing import CPUGPUTimer, TimeType, _snapshot
-from deep500_timing._snapshot import RegionTimes, Snapshot
-from deep500_timing._stats import TimeStats
-from deep500_timing._warn import forget_warnings
+from deep500_timing import CPUGPUTimer, TimeType
+from deep500_timing._ground.warn import forget_warnings
+from deep500_timing._summary import snapshot as _snapshot
+from deep500_timing._summary.snapshot import RegionTimes, Snapshot
+from deep500_timing._summary.stats import TimeStats
 from deep500_timing.testing import ManualClock, ManualDeviceClock
 
 # How long an example takes depends on what else the machine does.

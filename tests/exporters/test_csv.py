@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from deep500_timing._snapshot import RegionTimes, Snapshot
+from deep500_timing._summary.snapshot import RegionTimes, Snapshot
 from deep500_timing.exporters import CsvExporter
 from deep500_timing.memory import MemoryUsage, RegionMemory
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from deep500_timing._snapshot import RegionTimes
+from deep500_timing._summary.snapshot import RegionTimes
 from deep500_timing.exporters._metrics import (
     VALID_STATS,
     Metric,

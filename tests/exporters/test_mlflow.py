@@ -14,7 +14,7 @@ import urllib.request
 import pytest
 
 from deep500_timing import Timer
-from deep500_timing._snapshot import RegionTimes
+from deep500_timing._summary.snapshot import RegionTimes
 from deep500_timing.exceptions import ExportError, TimingWarning
 from deep500_timing.exporters import MlflowExporter, _mlflow
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deep500_timing._snapshot import RegionTimes, Snapshot
-from deep500_timing.exporters._table import render, table_of
-from deep500_timing.exporters._units import width_of
+from deep500_timing._summary.snapshot import RegionTimes, Snapshot
+from deep500_timing._summary.text import width_of
+from deep500_timing._views.table import render, table_of
 from deep500_timing.memory import MemoryUsage, RegionMemory
 
 TITLE = "Times by region  node01, process 4711  2027-01-15 08:00:00 +0000"

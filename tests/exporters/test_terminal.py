@@ -9,9 +9,9 @@ import termios
 
 import pytest
 
+from deep500_timing._views.table import render, table_of
 from deep500_timing.exceptions import ExportError, TimingWarning
 from deep500_timing.exporters import TerminalExporter
-from deep500_timing.exporters._table import render, table_of
 
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 

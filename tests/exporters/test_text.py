@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from deep500_timing._views.table import render, table_of
 from deep500_timing.exceptions import TimingWarning
 from deep500_timing.exporters import TextExporter, _text
-from deep500_timing.exporters._table import render, table_of
 
 
 def test_the_file_holds_the_table(tmr, tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deep500_timing.exporters._units import (
+from deep500_timing._summary.text import (
     fit_encoding,
     format_bytes,
     format_interval,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from deep500_timing._snapshot import RegionTimes
+from deep500_timing._summary.snapshot import RegionTimes
 from deep500_timing.exceptions import ExportError, TimingWarning
 from deep500_timing.exporters import WandbExporter
 

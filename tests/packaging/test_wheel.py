@@ -26,7 +26,7 @@ PACKAGES = {
     "deep500_timing_tensorflow": ROOT / "adapters" / "deep500_timing_tensorflow",
 }
 EXT_SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
-COMPILED = {f"deep500_timing/{pxd.stem}{EXT_SUFFIX}" for pxd in (ROOT / "deep500_timing").glob("*.pxd")}
+COMPILED = {str(pxd.relative_to(ROOT).with_suffix("")) + EXT_SUFFIX for pxd in (ROOT / "deep500_timing").rglob("*.pxd")}
 HAS_COMPILER = shutil.which(shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[0]) is not None
 
 needs_compiler = pytest.mark.skipif(not HAS_COMPILER, reason="needs a C compiler")

@@ -22,7 +22,7 @@ def dev():
         sys.modules["torch_device"] = module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
     device = sys.modules["torch_device"].load_or_skip()
-    from deep500_timing import _device
+    from deep500_timing.devices import _pool as _device
 
     device.reset()
     # The events of earlier tests are of a time that is no more.

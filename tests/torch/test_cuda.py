@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 import torch
 
 import deep500_timing_torch as timer
-from deep500_timing import _device
+from deep500_timing.devices import _pool as _device
 
 BATCH = timer.TimeType.BATCH
 

@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 import torch
 
 import deep500_timing_torch as timer
-from deep500_timing import _device
+from deep500_timing.devices import _pool as _device
 
 MS = 1_000_000
 BATCH = timer.TimeType.BATCH

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import deep500_timing_torch as timer
-from deep500_timing import _device
+from deep500_timing.devices import _pool as _device
 
 KEYS = ("a", "b", "c")
 STREAMS = 3

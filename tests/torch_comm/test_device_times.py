@@ -8,7 +8,7 @@ import torch.distributed as plain
 
 import deep500_timing_torch as timer
 from deep500_timing import CPUGPUTimer
-from deep500_timing._device import DeviceLedger
+from deep500_timing.devices._pool import DeviceLedger
 from deep500_timing.testing import ManualClock, ManualDeviceClock
 from deep500_timing_torch import comm
 from deep500_timing_torch.comm import _device

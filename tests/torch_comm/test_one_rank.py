@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import deep500_timing_torch as timer
-from deep500_timing._warn import forget_warnings
+from deep500_timing._ground.warn import forget_warnings
 from deep500_timing.testing import ManualClock
 from deep500_timing_torch import comm
 from deep500_timing_torch.comm import _ledger, _settings

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import settings
 
-from deep500_timing import _device
+from deep500_timing.devices import _pool as _device
 from deep500_timing.testing import ManualClock, ManualDeviceClock
 
 # How long an example takes depends on what else the machine does.

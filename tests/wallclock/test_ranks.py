@@ -8,7 +8,8 @@ import types
 
 import pytest
 
-from deep500_timing import TimingWarning, _ranks
+from deep500_timing import TimingWarning
+from deep500_timing._ranks import exchange as _ranks
 
 LAUNCHERS = [name for pair in _ranks._LAUNCHERS for name in pair]
 

@@ -19,7 +19,7 @@ from deep500_timing_torch.comm._work import fault
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from deep500_timing._device import DeviceLedger
+    from deep500_timing.devices._pool import DeviceLedger
 
     Hook = Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]
 

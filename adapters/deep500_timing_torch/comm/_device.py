@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._device import DeviceLedger, ledger_of
-from deep500_timing._warn import warn_once
+from deep500_timing._ground.warn import warn_once
+from deep500_timing.devices._pool import DeviceLedger, ledger_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

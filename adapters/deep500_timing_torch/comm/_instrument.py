@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from deep500_timing._warn import warn_once
+from deep500_timing._ground.warn import warn_once
 from deep500_timing_torch.comm import _public
 from deep500_timing_torch.comm._ops import OPS
 from deep500_timing_torch.comm._timed import original_of, timed_op

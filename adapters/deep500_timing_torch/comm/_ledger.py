@@ -13,7 +13,7 @@ from _thread import allocate_lock
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._intervals import Intervals
+from deep500_timing._recording.intervals import Intervals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -11,8 +11,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from deep500_timing._snapshot import summarize
-from deep500_timing._stats import Summary, bin_bounds, trim_mean
+from deep500_timing._summary.snapshot import summarize
+from deep500_timing._summary.stats import Summary, bin_bounds, trim_mean
 from deep500_timing_torch.comm import _device
 from deep500_timing_torch.comm._ledger import LEDGER, Record
 from deep500_timing_torch.comm._ops import OPS, bandwidths

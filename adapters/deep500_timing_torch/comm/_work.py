@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from deep500_timing import TimeType
-from deep500_timing._warn import warn_once
+from deep500_timing._ground.warn import warn_once
 from deep500_timing_torch.comm._device import Mark
 from deep500_timing_torch.comm._ledger import DONE, EXPOSED, FAILED, LEDGER, LOST, PAIR, Record
 from deep500_timing_torch.comm._settings import SETTINGS
@@ -17,7 +17,7 @@ from deep500_timing_torch.comm._settings import SETTINGS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from deep500_timing._device import DeviceLedger
+    from deep500_timing.devices._pool import DeviceLedger
 
 
 def fault(name: str, error: Exception) -> None:

@@ -8,7 +8,7 @@ import warnings
 import numpy as np
 import pytest
 
-from deep500_timing._warn import forget_warnings
+from deep500_timing._ground.warn import forget_warnings
 
 
 @pytest.fixture(autouse=True)

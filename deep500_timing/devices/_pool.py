@@ -4,7 +4,7 @@ A region's end only queues its second event. Pairs that the device has passed ar
 query that answers at once; then their events serve again. So the events in use are bounded by the work in flight,
 whatever the length of the run, and the training thread neither waits nor allocates in the steady state.
 
-This file runs as plain Python and, with the C types of ``_device.pxd``, compiled: what a region with ``gpu=True`` costs
+This file runs as plain Python and, with the C types of ``_pool.pxd``, compiled: what a region with ``gpu=True`` costs
 beyond the calls of the device is then 0.2 µs a pair instead of 0.7.
 """
 
@@ -14,16 +14,16 @@ import os
 from _thread import allocate_lock, get_ident
 from collections import deque
 
-from deep500_timing._intervals import Intervals
-from deep500_timing._warn import warn_once
+from deep500_timing._ground.warn import warn_once
+from deep500_timing._recording.intervals import Intervals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Hashable
     from typing import Any
 
-    from deep500_timing._protocols import DeviceClock
-    from deep500_timing._recorder import Region
+    from deep500_timing._ground.protocols import DeviceClock
+    from deep500_timing._recording.recorder import Region
 
 _SPARE_PAIRS = 16
 """Pairs that a stream gets before it asks whether older ones are done; half as many regions share one query."""

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from deep500_timing._stats import Summary, TimeStats, durations_of
-from deep500_timing._time_type import TimeType
+from deep500_timing._ground.time_type import TimeType
+from deep500_timing._summary.stats import Summary, TimeStats, durations_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from numpy.typing import NDArray
 
-    from deep500_timing._intervals import Intervals
-    from deep500_timing._recorder import Recorder, Region
+    from deep500_timing._recording.intervals import Intervals
+    from deep500_timing._recording.recorder import Recorder, Region
     from deep500_timing.memory import RegionMemory
 
 CPU = "CPU"
@@ -128,7 +128,7 @@ def _read(name: str, device: str, stores: Iterable[Intervals], *, running: int, 
 
 def summarize(stores: Iterable[Intervals]) -> tuple[Summary, dict[str, int]]:
     """Gather the intervals of several threads, warm-up left out, and add up their counters."""
-    from deep500_timing._stats import Histogram
+    from deep500_timing._summary.stats import Histogram
 
     summary = Summary()
     counters = {"failed": 0, "discarded": 0, "captured": 0}

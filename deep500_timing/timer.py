@@ -1,7 +1,7 @@
 """The timers: what a training script calls.
 
-``start`` and ``end`` are the hot path, see ``_recorder.py``. Everything else is a line or two that hands a snapshot
-to whoever knows what to do with it, imported when it is asked for.
+``start`` and ``end`` are the hot path, see ``_recording/recorder.py``. Everything else is a thin method over a
+snapshot, whose parts are imported when they are asked for.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from _thread import get_ident
 from time import perf_counter_ns
 
-from deep500_timing._recorder import Recorder, Region
-from deep500_timing._time_type import TimeType
+from deep500_timing._ground.time_type import TimeType
+from deep500_timing._recording.recorder import Recorder, Region
 from deep500_timing.exceptions import InvalidKeyError, NoTimesError
 
 TYPE_CHECKING = False
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from deep500_timing._device import DeviceLedger
-    from deep500_timing._intervals import Intervals
-    from deep500_timing._protocols import DeviceClock
-    from deep500_timing._snapshot import Snapshot
-    from deep500_timing._stats import TimeStats
-    from deep500_timing._wrap import TimedIterable
+    from deep500_timing._ground.protocols import DeviceClock
+    from deep500_timing._recording.decorators import TimedIterable
+    from deep500_timing._recording.intervals import Intervals
+    from deep500_timing._summary.snapshot import Snapshot
+    from deep500_timing._summary.stats import TimeStats
+    from deep500_timing.devices._pool import DeviceLedger
     from deep500_timing.exporters import Exporter
 
     T = TypeVar("T")
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
             """Take the text."""
             ...
 else:
-    from deep500_timing import _interpreted as cython
+    from deep500_timing._ground import cython_stub as cython
 
 if not cython.compiled:
-    from deep500_timing._recorder import look_up
+    from deep500_timing._recording.recorder import look_up
 
     clock_ns = perf_counter_ns
     thread_id = get_ident
@@ -155,7 +155,7 @@ class Timer(Recorder):
             TypeError: What is decorated is not callable.
             InvalidKeyError: The key is neither a ``TimeType`` nor a non-empty string.
         """
-        from deep500_timing._wrap import timed
+        from deep500_timing._recording.decorators import timed
 
         return timed(self, key)
 
@@ -165,7 +165,7 @@ class Timer(Recorder):
         Returns:
             An iterable over the same items that can be gone through as often as the original, with its ``len``.
         """
-        from deep500_timing._wrap import iterate
+        from deep500_timing._recording.decorators import iterate
 
         return iterate(self, iterable, key)
 
@@ -180,7 +180,7 @@ class Timer(Recorder):
         Returns:
             Shape ``(n, 2)``, in nanoseconds of :meth:`now_ns`, in the order in which they ended.
         """
-        from deep500_timing._snapshot import kept_intervals
+        from deep500_timing._summary.snapshot import kept_intervals
 
         return kept_intervals(self._stores(key))
 
@@ -201,7 +201,7 @@ class Timer(Recorder):
 
     def snapshot(self) -> Snapshot:
         """The times of every region at this moment, as plain frozen data. Open regions are counted as running."""
-        from deep500_timing._snapshot import take_snapshot
+        from deep500_timing._summary.snapshot import take_snapshot
 
         return take_snapshot(self, {})
 
@@ -287,7 +287,7 @@ class CPUGPUTimer(Timer):
         super().__init__(**settings)
         self._device: DeviceLedger | None = None
         if device_clock is not None:
-            from deep500_timing._device import ledger_of
+            from deep500_timing.devices._pool import ledger_of
 
             self._device = ledger_of(device_clock)
 
@@ -376,13 +376,13 @@ class CPUGPUTimer(Timer):
         Raises:
             TypeError: A coroutine function with ``gpu=True``: which work on the stream is its own cannot be told.
         """
-        from deep500_timing._wrap import timed
+        from deep500_timing._recording.decorators import timed
 
         return timed(self, key, gpu)
 
     def iterate(self, iterable: Iterable[T], key: TimeType | str = TimeType.IO, gpu: bool = False) -> TimedIterable[T]:
         """As :meth:`Timer.iterate`, on the device as well if ``gpu`` is true."""
-        from deep500_timing._wrap import iterate
+        from deep500_timing._recording.decorators import iterate
 
         return iterate(self, iterable, key, gpu)
 
@@ -399,7 +399,7 @@ class CPUGPUTimer(Timer):
 
     def intervals(self, key: TimeType | str, gpu: bool = False) -> NDArray[np.int64]:
         """As :meth:`Timer.intervals`; a device time is placed where its region began on the host."""
-        from deep500_timing._snapshot import kept_intervals
+        from deep500_timing._summary.snapshot import kept_intervals
 
         return kept_intervals(self._stores_on(key, gpu))
 
@@ -420,7 +420,7 @@ class CPUGPUTimer(Timer):
 
     def snapshot(self) -> Snapshot:
         """As :meth:`Timer.snapshot`. Never waits: device times that are on their way are counted as pending."""
-        from deep500_timing._snapshot import take_snapshot
+        from deep500_timing._summary.snapshot import take_snapshot
 
         if self._device is None:
             return take_snapshot(self, {})
@@ -494,7 +494,7 @@ def _name_of(key: object) -> str:
 
 
 def _stats_or_error(stores: list[Intervals], key: TimeType | str, where: str) -> TimeStats:
-    from deep500_timing._snapshot import summarize
+    from deep500_timing._summary.snapshot import summarize
 
     summary = summarize(stores)[0]
     stats = summary.stats()

@@ -1,4 +1,4 @@
-"""The host clock. What any clock must do stands in ``_protocols.py``."""
+"""The host clock. What any clock must do stands in ``protocols.py``."""
 
 from __future__ import annotations
 

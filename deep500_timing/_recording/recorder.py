@@ -1,6 +1,6 @@
 """Open regions: who has which one open, since when, on which thread.
 
-This file, ``_intervals.py`` and ``_timer.py`` are the hot path. They run as plain Python and, with the C types in
+This file, ``intervals.py`` and ``timer.py`` are the hot path. They run as plain Python and, with the C types in
 the ``.pxd`` beside each, compiled by Cython. What differs between the two forms stands under ``cython.compiled``.
 
 How it works. A :class:`Recorder` keeps one :class:`Lane` per thread, and a lane one :class:`Region` per key. A thread
@@ -16,8 +16,8 @@ from array import array
 from time import perf_counter_ns
 from weakref import WeakSet, ref
 
-from deep500_timing._intervals import Intervals
-from deep500_timing._time_type import TimeType
+from deep500_timing._ground.time_type import TimeType
+from deep500_timing._recording.intervals import Intervals
 from deep500_timing.exceptions import (
     InvalidKeyError,
     RegionMismatchError,
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
     import cython
 
-    from deep500_timing._protocols import Clock
+    from deep500_timing._ground.protocols import Clock
     from deep500_timing.memory import RegionMemory
 else:
-    from deep500_timing import _interpreted as cython
+    from deep500_timing._ground import cython_stub as cython
 
 if not cython.compiled:
     clock_ns = perf_counter_ns

@@ -10,7 +10,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._warn import warn_once
+from deep500_timing._ground.warn import warn_once
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

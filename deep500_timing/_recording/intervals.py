@@ -1,6 +1,6 @@
 """What is kept of the intervals of a region: every one, or the last N and aggregates of the rest.
 
-This file runs as plain Python and, with the C types of ``_intervals.pxd``, compiled. What differs between the two
+This file runs as plain Python and, with the C types of ``intervals.pxd``, compiled. What differs between the two
 forms stands under ``cython.compiled``.
 """
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import cython
 else:
-    from deep500_timing import _interpreted as cython
+    from deep500_timing._ground import cython_stub as cython
 
 if not cython.compiled:
     bit_length = int.bit_length

@@ -11,19 +11,19 @@ from collections import deque
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
-from deep500_timing._recorder import Lane, Region
-from deep500_timing._timer import CPUGPUTimer
+from deep500_timing._recording.recorder import Lane, Region
 from deep500_timing.exceptions import RegionNotOpenError, RegionOpenError
+from deep500_timing.timer import CPUGPUTimer
 
 if TYPE_CHECKING:
     from array import array
     from collections.abc import Callable
 
-    from deep500_timing._device import DeviceLedger
-    from deep500_timing._intervals import Intervals
-    from deep500_timing._protocols import Clock, DeviceClock
-    from deep500_timing._timer import Timer
+    from deep500_timing._ground.protocols import Clock, DeviceClock
+    from deep500_timing._recording.intervals import Intervals
+    from deep500_timing.devices._pool import DeviceLedger
     from deep500_timing.memory import MemoryReader
+    from deep500_timing.timer import Timer
 
 KEPT_SINCE_RESET = 65_536
 """Times that a mean stands on at most, the latest ones; sums and counts stand on all."""

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
 
-from deep500_timing.exporters._units import format_bytes, format_interval, format_time, pad, safe_name, width_of, wrap
+from deep500_timing._summary.text import format_bytes, format_interval, format_time, pad, safe_name, width_of, wrap
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from deep500_timing._snapshot import RegionTimes, Snapshot
-    from deep500_timing._stats import TimeStats
+    from deep500_timing._summary.snapshot import RegionTimes, Snapshot
+    from deep500_timing._summary.stats import TimeStats
 
 GAP = "  "
 

@@ -1,4 +1,4 @@
-# C types of _intervals.py; Cython reads both. Plain Python never sees this file.
+# C types of intervals.py; Cython reads both. Plain Python never sees this file.
 cimport cython
 from libc.stdint cimport int64_t
 

@@ -1,4 +1,4 @@
-# C types of _device.py; Cython reads both. Plain Python never sees this file.
+# C types of _pool.py; Cython reads both. Plain Python never sees this file.
 #
 # Regions and intervals have no type here: whatever else marks the device may hand in things of its own like them.
 cimport cython

@@ -9,11 +9,13 @@ import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
-for _name in ("_intervals", "_recorder", "_timer", "_device"):
-    _full_name = f"deep500_timing.{_name}"
+_PACKAGE = Path(__file__).parent.parent
+# In the order of their imports: one that is read first must not fetch another's compiled form.
+for _name in ("_recording/intervals", "_recording/recorder", "timer", "devices/_pool"):
+    _full_name = f"deep500_timing.{_name}".replace("/", ".")
     if _full_name in sys.modules:  # This file was read a second time, under another name.
         continue
-    _spec = spec_from_file_location(_full_name, Path(__file__).with_name(f"{_name}.py"))
+    _spec = spec_from_file_location(_full_name, _PACKAGE / f"{_name}.py")
     if _spec is None or _spec.loader is None:  # pragma: no cover
         raise ImportError(f"{_full_name} cannot be loaded from its source")
     _module = module_from_spec(_spec)

@@ -1,10 +1,10 @@
-# C types of _recorder.py; Cython reads both. Plain Python never sees this file.
+# C types of recorder.py; Cython reads both. Plain Python never sees this file.
 cimport cython
 from cpython.exc cimport PyErr_Clear
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t
 
-from deep500_timing._intervals cimport Intervals
+from deep500_timing._recording.intervals cimport Intervals
 
 cdef extern from *:
     """

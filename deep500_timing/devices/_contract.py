@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from deep500_timing._protocols import DeviceClock
-from deep500_timing._timer import CPUGPUTimer
+from deep500_timing._ground.protocols import DeviceClock
+from deep500_timing.timer import CPUGPUTimer
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sized
 
-    from deep500_timing._time_type import TimeType
-    from deep500_timing._timer import Timer
+    from deep500_timing._ground.time_type import TimeType
+    from deep500_timing.timer import Timer
 
 T = TypeVar("T")
 F = TypeVar("F", bound="Callable[..., Any]")

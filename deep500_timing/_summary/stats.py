@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from deep500_timing._intervals import BIN_COUNT
+from deep500_timing._recording.intervals import BIN_COUNT
 from deep500_timing.exceptions import NoTimesError
 
 if TYPE_CHECKING:

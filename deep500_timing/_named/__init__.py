@@ -1,0 +1,1 @@
+"""Timers with a name, on which the interfaces of other projects stand."""

@@ -1,0 +1,1 @@
+"""Plain data about what was recorded: statistics, snapshots, and times and sizes as text."""
