@@ -1,12 +1,20 @@
-"""What every test shares: no warning said before, and a reason where a machine lacks what a test needs."""
+"""What every test shares: clocks that stand still, no warning said before, a reason where a machine lacks something."""
 
 from __future__ import annotations
 
 import functools
 
 import pytest
+from hypothesis import settings
 
 from deep500_timing._ground.warn import forget_warnings
+from deep500_timing.devices import _pool
+from deep500_timing.testing import ManualClock, ManualDeviceClock
+
+# How long an example takes depends on what else the machine does. A `@given` keeps the profile of the moment when it is
+# imported: this one for every test, as no file of tests is imported before this one.
+settings.register_profile("suite", deadline=None, print_blob=True)
+settings.load_profile("suite")
 
 
 @functools.cache
@@ -29,3 +37,17 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def _warn_anew() -> None:
     """Let each test see the warnings that are said once in the life of a process."""
     forget_warnings()
+
+
+@pytest.fixture
+def clock():
+    """A host clock that stands still until it is moved."""
+    return ManualClock()
+
+
+@pytest.fixture
+def device():
+    """A device whose time stands still until it is moved."""
+    device = ManualDeviceClock()
+    yield device
+    _pool._ledgers.pop(device, None)

@@ -12,14 +12,8 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 
 from deep500_timing import Timer
-from deep500_timing.testing import ManualClock
-
-# How long an example takes depends on what else the machine does.
-settings.register_profile("core", deadline=None)
-settings.load_profile("core")
 
 
 def _process_state() -> dict[str, object]:
@@ -45,12 +39,6 @@ def _leave_nothing_behind():
     after = _process_state()
     left = {name: (before[name], after[name]) for name in before if before[name] != after[name]}
     assert left == {}, f"the test left this behind: {left}"
-
-
-@pytest.fixture
-def clock():
-    """A host clock that stands still."""
-    return ManualClock()
 
 
 @pytest.fixture

@@ -6,18 +6,12 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import settings
 
 from deep500_timing import CPUGPUTimer, TimeType
 from deep500_timing._ground.warn import forget_warnings
 from deep500_timing._summary import snapshot as _snapshot
 from deep500_timing._summary.snapshot import RegionTimes, Snapshot
 from deep500_timing._summary.stats import TimeStats
-from deep500_timing.testing import ManualClock, ManualDeviceClock
-
-# How long an example takes depends on what else the machine does.
-settings.register_profile("exporters", deadline=None)
-settings.load_profile("exporters")
 
 UNIX_TIME_S = 1_800_000_000.0  # 2027-01-15 08:00:00 UTC
 
@@ -41,18 +35,6 @@ def machine(monkeypatch):
     yield
     monkeypatch.undo()
     time.tzset()
-
-
-@pytest.fixture
-def clock():
-    """The host's clock of ``tmr``."""
-    return ManualClock()
-
-
-@pytest.fixture
-def device():
-    """The device of ``tmr``."""
-    return ManualDeviceClock()
 
 
 @pytest.fixture

@@ -6,12 +6,6 @@ import os
 import types
 
 import pytest
-from hypothesis import settings
-
-from deep500_timing.testing import ManualClock
-
-settings.register_profile("peers", deadline=None)
-settings.load_profile("peers")
 
 
 @pytest.fixture(scope="session")
@@ -29,12 +23,6 @@ def deepspeed():
         del os.environ["DS_ACCELERATOR"]
     else:
         os.environ["DS_ACCELERATOR"] = before
-
-
-@pytest.fixture
-def clock():
-    """The one clock of both."""
-    return ManualClock()
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@
 // stream, the time at which the work queued so far will have ended ("tail"), both int64 nanoseconds, are the whole model:
 // nothing runs, and nothing moves unless a test moves it. Every call is counted.
 //
-// The Python side is testdev.py; the semantics are described in __init__.py and pinned down by tests/torch/test_device.py.
+// The Python side is testdev.py; the semantics are described in __init__.py and pinned down by tests/torch/test_torch_device.py.
 
 #include <pthread.h>
 
