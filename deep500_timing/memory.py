@@ -14,11 +14,11 @@ Readers only read: peaks that a framework counts are the user's, and are never r
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from deep500_timing._ground.memory_usage import MemoryUsage, RegionMemory
+from deep500_timing._ground.require import require
 from deep500_timing._ground.warn import warn_once
-from deep500_timing.exceptions import MissingPackageError
 from deep500_timing.timer import CPUGPUTimer
 
 if TYPE_CHECKING:
@@ -30,59 +30,6 @@ if TYPE_CHECKING:
 __all__ = ["HostMemory", "MemoryReader", "MemoryTimer", "MemoryUsage", "RegionMemory", "format_usage"]
 
 _GIB = 1024**3
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class MemoryUsage:
-    """Memory at one moment; None where it cannot be known."""
-
-    host_rss_bytes: int | None = None
-    """What the process holds in the machine's memory (resident set)."""
-    host_used_percent: float | None = None
-    """How much of the machine's memory all processes use together."""
-    swap_used_percent: float | None = None
-    """How much of the machine's swap is in use."""
-    device: str | None = None
-    """The device that the following are of, such as ``"cuda:0"``."""
-    device_allocated_bytes: int | None = None
-    """What tensors occupy."""
-    device_peak_allocated_bytes: int | None = None
-    """The most that tensors have occupied since the program last reset the framework's counter."""
-    device_reserved_bytes: int | None = None
-    """What the framework's allocator holds, free blocks in its cache included."""
-    device_peak_reserved_bytes: int | None = None
-    """The most that it has held since the program last reset the framework's counter."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class RegionMemory:
-    """Memory at the ends of one region: at the last one, and the largest over all."""
-
-    samples: int
-    """Ends at which the memory was read."""
-    last: MemoryUsage
-    """At the last of them."""
-    max_host_rss_bytes: int | None = None
-    """The largest resident set of the process at any of them."""
-    max_device_allocated_bytes: int | None = None
-    """The most that tensors occupied at any of them; between them it may have been more, see the device's peak."""
-    max_device_reserved_bytes: int | None = None
-    """The most that the allocator held at any of them."""
-
-    def then(self, usage: MemoryUsage) -> RegionMemory:
-        """With one more end."""
-        return RegionMemory(
-            self.samples + 1,
-            usage,
-            _largest(self.max_host_rss_bytes, usage.host_rss_bytes),
-            _largest(self.max_device_allocated_bytes, usage.device_allocated_bytes),
-            _largest(self.max_device_reserved_bytes, usage.device_reserved_bytes),
-        )
-
-
-def _largest(first: int | None, second: int | None) -> int | None:
-    known = [value for value in (first, second) if value is not None]
-    return max(known) if known else None
 
 
 @runtime_checkable
@@ -103,16 +50,8 @@ class HostMemory:
 
     def __init__(self) -> None:
         """See the class."""
-        try:
-            import psutil
-        except ModuleNotFoundError as error:
-            if error.name != "psutil":
-                raise
-            raise MissingPackageError(
-                "deep500_timing.memory.HostMemory requires psutil; pip install 'deep500-timing[memory]'"
-            ) from None
-        self._psutil = psutil
-        self._process = psutil.Process()
+        self._psutil = require("psutil", extra="memory", caller="deep500_timing.memory.HostMemory")
+        self._process = self._psutil.Process()
 
     def __reduce__(self) -> tuple[type[HostMemory], tuple[()]]:
         """A copy reads the memory of the process that it is in."""

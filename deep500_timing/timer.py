@@ -17,13 +17,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from os import PathLike
-    from typing import Any, Protocol, TypeVar
+    from typing import Any, TypeVar
 
     import cython
     import numpy as np
     from numpy.typing import NDArray
 
-    from deep500_timing._ground.protocols import DeviceClock
+    from deep500_timing._ground.protocols import DeviceClock, Writable
     from deep500_timing._recording.decorators import TimedIterable
     from deep500_timing._recording.intervals import Intervals
     from deep500_timing._summary.snapshot import Snapshot
@@ -33,13 +33,6 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
     F = TypeVar("F", bound=Callable[..., Any])
-
-    class Writable(Protocol):
-        """Something with a ``write`` method that takes a string."""
-
-        def write(self, text: str, /) -> object:
-            """Take the text."""
-            ...
 else:
     from deep500_timing._ground import cython_stub as cython
 

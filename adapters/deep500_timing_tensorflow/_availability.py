@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from deep500_timing._ground.require import missing
+
 NO_DRIVER_OR_TOO_OLD = 35  # cudaErrorInsufficientDriver: the runtime says it of an absent driver as well.
 NO_DEVICE = 100  # cudaErrorNoDevice
 
@@ -22,9 +24,7 @@ def why_no_gpu_times() -> str | None:
     except ImportError as error:
         if error.name != "cupy":
             raise
-        return (
-            "CPUGPUTimer requires CuPy for times on a GPU, and it is not installed; pip install 'deep500-timing[cupy]'."
-        )
+        return f"{missing('cupy', extra='cupy', caller='Timing a GPU')}."
     runtime: Any = cupy.cuda.runtime
     try:
         count = int(runtime.getDeviceCount())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from deep500_timing._ground.require import require
 from deep500_timing_tensorflow._sync import synchronize_tensorflow
 
 if TYPE_CHECKING:
@@ -26,16 +27,15 @@ class CupyEventClock:
             None. It raises if it cannot order the event, which leaves the region without a device time.
 
     Raises:
-        ImportError: CuPy is not installed.
+        MissingPackageError: CuPy is not installed.
+        ImportError: It is installed and broken.
     """
 
     name = "cuda"
 
     def __init__(self, synchronize: Callable[[], None] | None = None) -> None:
         """See the class."""
-        import cupy
-
-        self._cuda: Any = cupy.cuda
+        self._cuda: Any = require("cupy", extra="cupy", caller="CupyEventClock").cuda
         self._synchronize = synchronize
         self._streams: dict[Hashable, Any] = {}
 

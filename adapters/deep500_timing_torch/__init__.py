@@ -20,11 +20,9 @@ try:
 except ModuleNotFoundError as _error:
     if _error.name != "torch":
         raise
-    from deep500_timing.exceptions import MissingPackageError as _MissingPackageError
+    from deep500_timing._ground.require import missing as _missing
 
-    raise _MissingPackageError(
-        "import deep500_timing_torch requires torch; pip install 'deep500-timing[torch]'"
-    ) from _error
+    raise _missing("torch", extra="torch", caller="import deep500_timing_torch") from _error
 
 from deep500_timing import (
     Clock,

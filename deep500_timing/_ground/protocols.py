@@ -1,4 +1,4 @@
-"""What a clock must do to serve a timer: one kind on the host, one on a device.
+"""What a timer asks of parts that a user may bring: a clock of the host, a clock of a device, a text stream.
 
 A *host clock* answers at once. A *device clock* cannot: work is queued, and so are the marks around it. It therefore
 deals in events that are recorded into a stream now and read later.
@@ -10,6 +10,15 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
+
+
+@runtime_checkable
+class Writable(Protocol):
+    """A text stream, as far as a report needs one."""
+
+    def write(self, text: str, /) -> object:
+        """Take the text."""
+        ...
 
 
 @runtime_checkable

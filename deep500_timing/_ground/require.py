@@ -35,5 +35,16 @@ def require(package: str, *, extra: str, caller: str) -> Any:
         ImportError: It is installed and broken, as it says itself.
     """
     if not is_installed(package):
-        raise MissingPackageError(f"{caller} requires {package}; pip install 'deep500-timing[{extra}]'", name=package)
+        raise missing(package, extra=extra, caller=caller)
     return import_module(package)
+
+
+def missing(package: str, *, extra: str, caller: str) -> MissingPackageError:
+    """The error for an optional package that is not installed, with the remedy.
+
+    Args:
+        package: Its import name, or the name that it is known by.
+        extra: The extra of this distribution that installs it.
+        caller: What the user called.
+    """
+    return MissingPackageError(f"{caller} requires {package}; pip install 'deep500-timing[{extra}]'", name=package)

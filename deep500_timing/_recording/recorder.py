@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
     import cython
 
+    from deep500_timing._ground.memory_usage import RegionMemory
     from deep500_timing._ground.protocols import Clock
-    from deep500_timing.memory import RegionMemory
 else:
     from deep500_timing._ground import cython_stub as cython
 

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from deep500_timing._ground.memory_usage import RegionMemory
     from deep500_timing._recording.intervals import Intervals
     from deep500_timing._recording.recorder import Recorder, Region
-    from deep500_timing.memory import RegionMemory
 
 CPU = "CPU"
 GPU = "GPU"

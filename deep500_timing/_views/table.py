@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
 
+from deep500_timing._ground.memory_usage import SHOWN
 from deep500_timing._summary.text import format_bytes, format_interval, format_time, pad, safe_name, width_of, wrap
 
 if TYPE_CHECKING:
@@ -190,15 +191,11 @@ def _memory(region: RegionTimes) -> str:
     memory = region.memory
     if memory is None:
         return ""
-    last, device = memory.last, memory.last.device or "device"
-    amounts = (
-        ("resident", last.host_rss_bytes, memory.max_host_rss_bytes),
-        (f"allocated on {device}", last.device_allocated_bytes, memory.max_device_allocated_bytes),
-        (f"reserved on {device}", last.device_reserved_bytes, memory.max_device_reserved_bytes),
-    )
-    parts = [
-        f"{format_bytes(now)} {what} (at most {format_bytes(now if most is None else most)})"
-        for what, now, most in amounts
-        if now is not None
-    ]
+    parts = []
+    for name, shown_as in SHOWN.items():
+        now = getattr(memory.last, name)
+        if now is not None:
+            most = getattr(memory, f"max_{name}", None)
+            what = shown_as.format(device=memory.last.device or "device")
+            parts.append(f"{format_bytes(now)} {what} (at most {format_bytes(now if most is None else most)})")
     return f"{safe_name(region.name)} at its last end: {', '.join(parts)}" if parts else ""

@@ -6,6 +6,7 @@ import math
 import os
 from typing import TYPE_CHECKING, Any
 
+from deep500_timing._ground.memory_usage import MAXIMA
 from deep500_timing.exporters._base import BaseExporter
 from deep500_timing.exporters._files import append, check_appendable, encode, ends_amid_line
 
@@ -14,13 +15,12 @@ if TYPE_CHECKING:
 
 _IN_SECONDS = ("total", "min", "mean", "median", "p90", "p95", "p99", "max", "stdev")
 _COUNTERS = ("running", "pending", "failed", "discarded", "captured")
-_MEMORY = ("max_host_rss_bytes", "max_device_allocated_bytes", "max_device_reserved_bytes")
 COLUMNS = (
     *("step", "unix_time_s", "host", "pid", "region", "device", "count"),
     *(f"{name}_s" for name in _IN_SECONDS),
     *("median_ci_low_s", "median_ci_high_s", "quantile_error", "skipped"),
     *_COUNTERS,
-    *_MEMORY,
+    *MAXIMA,
 )
 """The header. Times are in seconds and their columns say so."""
 
@@ -84,7 +84,7 @@ def _values(snapshot: Snapshot, region: RegionTimes, step: int | None) -> list[A
         values += [stats.count, *(getattr(stats, name) for name in _IN_SECONDS)]
         values += [low, high, stats.quantile_error, stats.skipped]
     values += [getattr(region, name) for name in _COUNTERS]
-    return [*values, *(getattr(region.memory, name, None) for name in _MEMORY)]
+    return [*values, *(getattr(region.memory, name, None) for name in MAXIMA)]
 
 
 def row_of(values: Any) -> str:

@@ -8,6 +8,7 @@ import os
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
+from deep500_timing._ground.memory_usage import MemoryUsage, RegionMemory
 from deep500_timing._ground.warn import warn_once
 from deep500_timing._summary.snapshot import RegionTimes, Snapshot
 from deep500_timing._summary.stats import TimeStats
@@ -15,7 +16,7 @@ from deep500_timing.exporters._base import BaseExporter
 from deep500_timing.exporters._files import append, check_appendable, encode, ends_amid_line
 
 if TYPE_CHECKING:
-    from deep500_timing.timer import Writable
+    from deep500_timing._ground.protocols import Writable
 
 SCHEMA = "deep500-timing/snapshot"
 VERSION = 1
@@ -135,12 +136,9 @@ def _snapshot(record: dict[str, Any]) -> Snapshot:
     return Snapshot(**_known(Snapshot, {**record, "regions": tuple(regions)}))
 
 
-def _memory(record: dict[str, Any] | None) -> Any:
+def _memory(record: dict[str, Any] | None) -> RegionMemory | None:
     if record is None:
         return None
-    # Seldom there, and the module brings the timers along.
-    from deep500_timing.memory import MemoryUsage, RegionMemory
-
     return RegionMemory(**_known(RegionMemory, {**record, "last": MemoryUsage(**_known(MemoryUsage, record["last"]))}))
 
 

@@ -8,6 +8,7 @@ from dataclasses import fields
 from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
+from deep500_timing._ground.memory_usage import MAXIMA
 from deep500_timing._summary.stats import TimeStats
 
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from deep500_timing._summary.snapshot import Snapshot
 
 VALID_STATS = tuple(field.name for field in fields(TimeStats))
-_MEMORY = ("max_host_rss_bytes", "max_device_allocated_bytes", "max_device_reserved_bytes")
 
 
 class Metric(NamedTuple):
@@ -75,7 +75,7 @@ def metrics_of(snapshot: Snapshot, stats: Sequence[str], *, prefix: str, separat
                 yield Metric(
                     (region.device, region.name, stat), name if stat == "mean" else name + separator + stat, value
                 )
-        for what in _MEMORY if region.memory is not None else ():
+        for what in MAXIMA if region.memory is not None else ():
             size_bytes = getattr(region.memory, what)
             if size_bytes is not None:
                 name = f"{prefix}{region.device}/{region.name}{separator}{what}"

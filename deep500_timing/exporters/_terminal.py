@@ -12,8 +12,8 @@ from deep500_timing._views.table import GAP, Table, cells_of, line_of, note_inde
 from deep500_timing.exporters._base import BaseExporter
 
 if TYPE_CHECKING:
+    from deep500_timing._ground.protocols import Writable
     from deep500_timing._summary.snapshot import Snapshot
-    from deep500_timing.timer import Writable
 
 
 class TerminalExporter(BaseExporter):

@@ -160,6 +160,13 @@ def test_cpu_times_ask_nothing_of_cupy(monkeypatch):
     assert (1, []) == (len(tmr.get_time("work")), tmr.get_time("work", gpu=True))
 
 
+def test_the_clock_without_cupy_says_what_to_install(monkeypatch):
+    """A ``CupyEventClock`` where there is no CuPy is a missing package with the remedy, as everywhere."""
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(timer.MissingPackageError, match=r"CupyEventClock requires cupy; pip install"):
+        timer.CupyEventClock()
+
+
 def test_captured_stream_is_counted_and_left_alone(cupy):
     """While CuPy captures a graph nothing is recorded, and that is counted."""
     tmr = timer.CPUGPUTimer()

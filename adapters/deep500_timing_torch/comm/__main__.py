@@ -10,11 +10,9 @@ try:
 except ModuleNotFoundError as error:
     if error.name != "click":
         raise
-    from deep500_timing import MissingPackageError
+    from deep500_timing._ground.require import missing
 
-    raise MissingPackageError(
-        "python -m deep500_timing_torch.comm requires click; pip install 'deep500-timing[comm]'"
-    ) from error
+    raise missing("click", extra="comm", caller="python -m deep500_timing_torch.comm") from error
 
 import torch
 

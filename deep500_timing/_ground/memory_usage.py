@@ -1,0 +1,70 @@
+"""Memory at one moment and at the ends of a region, as plain data.
+
+The fields are declared here and nowhere else: columns, metrics and notes of the reports are made from ``MAXIMA`` and
+``SHOWN``. A further amount needs its field here, ``max_`` of it in :class:`RegionMemory` if its largest value is to be
+kept, and a reader that reads it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+
+def _amount(shown_as: str) -> Any:
+    # A size that is unknown unless it is read, and what a table calls it.
+    return field(default=None, metadata={"shown_as": shown_as})
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUsage:
+    """Memory at one moment; None where it cannot be known."""
+
+    host_rss_bytes: int | None = _amount("resident")
+    """What the process holds in the machine's memory (resident set)."""
+    host_used_percent: float | None = None
+    """How much of the machine's memory all processes use together."""
+    swap_used_percent: float | None = None
+    """How much of the machine's swap is in use."""
+    device: str | None = None
+    """The device that the following are of, such as ``"cuda:0"``."""
+    device_allocated_bytes: int | None = _amount("allocated on {device}")
+    """What tensors occupy."""
+    device_peak_allocated_bytes: int | None = None
+    """The most that tensors have occupied since the program last reset the framework's counter."""
+    device_reserved_bytes: int | None = _amount("reserved on {device}")
+    """What the framework's allocator holds, free blocks in its cache included."""
+    device_peak_reserved_bytes: int | None = None
+    """The most that it has held since the program last reset the framework's counter."""
+
+
+@dataclass(frozen=True, slots=True)
+class RegionMemory:
+    """Memory at the ends of one region: at the last one, and the largest over all."""
+
+    samples: int
+    """Ends at which the memory was read."""
+    last: MemoryUsage
+    """At the last of them."""
+    max_host_rss_bytes: int | None = None
+    """The largest resident set of the process at any of them."""
+    max_device_allocated_bytes: int | None = None
+    """The most that tensors occupied at any of them; between them it may have been more, see the device's peak."""
+    max_device_reserved_bytes: int | None = None
+    """The most that the allocator held at any of them."""
+
+    def then(self, usage: MemoryUsage) -> RegionMemory:
+        """With one more end."""
+        largest = {name: _largest(getattr(self, name), getattr(usage, name.removeprefix("max_"))) for name in MAXIMA}
+        return RegionMemory(self.samples + 1, usage, **largest)
+
+
+def _largest(first: int | None, second: int | None) -> int | None:
+    known = [value for value in (first, second) if value is not None]
+    return max(known) if known else None
+
+
+MAXIMA = tuple(field.name for field in fields(RegionMemory) if field.name.startswith("max_"))
+"""The fields of :class:`RegionMemory` that hold the largest of an amount, in bytes."""
+SHOWN = {field.name: field.metadata["shown_as"] for field in fields(MemoryUsage) if "shown_as" in field.metadata}
+"""The fields of :class:`MemoryUsage` that a table shows, with what it calls them."""
