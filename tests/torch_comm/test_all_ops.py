@@ -95,13 +95,13 @@ def test_asynchronous_operations_tell_issue_and_exposed_time(ranks):
 
 def test_times_that_are_upper_bounds_say_so(ranks):
     """Operations whose backend has no future for them are only known to be done by the end of the wait."""
-    at_most = {"isend", "irecv", "batch_isend_irecv", "reduce_scatter"}
+    upper_bound = {"isend", "irecv", "batch_isend_irecv", "reduce_scatter"}
     for op in (op for result in ranks for op in result["recorded"]):
-        if op["at_most"]:
-            assert op["op"] in at_most
+        if op["upper_bound"]:
+            assert op["op"] in upper_bound
             assert op["overlap"] is None
-        if op["op"] in at_most - {"reduce_scatter"}:
-            assert op["at_most"]
+        if op["op"] in upper_bound - {"reduce_scatter"}:
+            assert op["upper_bound"]
 
 
 def test_instrument_counts_each_operation_once(ranks):

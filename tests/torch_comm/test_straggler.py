@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from deep500_timing_torch.comm._straggler import compare
 
-MEETS = {"all_reduce": True, "broadcast": False}
+SYNCHRONIZES = {"all_reduce": True, "broadcast": False}
 
 
-def _compare(reports, meets=MEETS, groups=None):
-    return compare(reports, groups or {"world": sorted(reports)}, meets)
+def _compare(reports, synchronizes=SYNCHRONIZES, groups=None):
+    return compare(reports, groups or {"world": sorted(reports)}, synchronizes)
 
 
 def _times(*durations, op="all_reduce"):
@@ -60,7 +60,7 @@ def test_groups_are_compared_among_their_members():
         1: {"a": [(1, "all_reduce", 8, 20)]},
         3: {"b": [(1, "all_reduce", 8, 10)], "c": [(1, "all_reduce", 8, 7)]},
     }
-    found = compare(reports, {"a": [0, 1, 2], "b": [2, 3], "c": [3]}, MEETS)
+    found = compare(reports, {"a": [0, 1, 2], "b": [2, 3], "c": [3]}, SYNCHRONIZES)
     assert [("a", (0, 1))] == [(row.group, row.ranks) for row in found.rows]
     assert 0 == found.unmatched
 

@@ -43,7 +43,7 @@ from deep500_timing_torch.comm._launch import (
     has_reduce_scatter_tensor,
     init_distributed,
 )
-from deep500_timing_torch.comm._ledger import LEDGER as _LEDGER
+from deep500_timing_torch.comm._log import LOG as _LOG
 from deep500_timing_torch.comm._public import OPERATIONS as _OPERATIONS
 from deep500_timing_torch.comm._public import P2POp
 from deep500_timing_torch.comm._report import CommSummary, OpTimes, log_summary, summary
@@ -84,7 +84,7 @@ __all__ += sorted({*_OPERATIONS, *(name for name in vars(_dist) if not name.star
 
 def reset_log() -> None:
     """Forget every time recorded so far, for a summary of what comes next."""
-    _LEDGER.reset()
+    _LOG.reset()
 
 
 def __getattr__(name: str) -> Any:

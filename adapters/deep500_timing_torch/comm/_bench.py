@@ -10,7 +10,7 @@ import torch
 import torch.distributed as plain
 
 from deep500_timing_torch.comm import _public
-from deep500_timing_torch.comm._ledger import LEDGER
+from deep500_timing_torch.comm._log import LOG
 from deep500_timing_torch.comm._ops import OPS, bandwidths
 from deep500_timing_torch.comm._report import summary
 from deep500_timing_torch.comm._settings import SETTINGS, configure
@@ -84,7 +84,7 @@ class Kind:
     """One collective."""
 
     operation: str
-    """Its name in the ledger."""
+    """Its name in the log."""
     make: Callable[[World, int], Case]
     """Builds the case for so many elements per share."""
     shared: bool
@@ -279,7 +279,7 @@ def _measure(
     case.result.zero_()
     for _ in range(warmup):
         case.run()
-    LEDGER.reset()
+    LOG.reset()
     configure(enabled=True)
     for _ in range(iterations):
         case.run()

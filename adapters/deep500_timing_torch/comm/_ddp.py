@@ -8,13 +8,11 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 
-from deep500_timing import TimeType
-from deep500_timing_torch.comm._device import Mark, ledger_for
-from deep500_timing_torch.comm._ledger import DONE, EXPOSED, FAILED, ISSUE, LEDGER, LOST, PAIR, Record
+from deep500_timing_torch.comm._device import EventPair, pool_for
+from deep500_timing_torch.comm._log import DONE, EXPOSED, FAILED, ISSUE, LOG, PAIR, UNTIMED, Record, fault
 from deep500_timing_torch.comm._ops import Op, both_ways, unknown
 from deep500_timing_torch.comm._settings import SETTINGS
 from deep500_timing_torch.comm._timed import inside, original_of
-from deep500_timing_torch.comm._work import fault
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,8 +21,8 @@ if TYPE_CHECKING:
 
     Hook = Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]
 
-_BUCKET = Op("ddp_all_reduce", unknown, both_ways, meets=True)
-_HOOKED = Op("ddp_hook", unknown, None, meets=True)
+_BUCKET = Op("ddp_all_reduce", unknown, both_ways, synchronizes=True)
+_HOOKED = Op("ddp_hook", unknown, None, synchronizes=True)
 
 
 def instrument_ddp(
@@ -67,20 +65,21 @@ _hook.__annotations__ = {"bucket": GradBucket}
 class _Bucket:
     """One bucket on its way."""
 
-    __slots__ = ("done_ns", "mark", "record", "seq", "start_ns")
+    __slots__ = ("device", "done_ns", "mark", "record", "seq", "start_ns")
 
-    def __init__(self, record: Record, start_ns: int) -> None:
+    def __init__(self, record: Record, device: DeviceLedger | None, start_ns: int) -> None:
         self.record = record
+        self.device = device
         self.start_ns = start_ns
         self.done_ns = 0
         self.seq: int | None = None
-        self.mark: Mark | None = None
+        self.mark: EventPair | None = None
 
     def keep(self, start_ns: int, end_ns: int) -> None:
-        LEDGER.put(self.record, DONE, start_ns, end_ns, self.seq)
+        LOG.put(self.record, DONE, start_ns, end_ns, self.seq)
 
     def fail(self) -> None:
-        LEDGER.put(self.record, FAILED, 1, 0)
+        LOG.put(self.record, FAILED, 1, 0)
 
 
 class _Buckets:
@@ -104,76 +103,117 @@ class _Buckets:
         return value if self._hook is not None else value[0]
 
     def send(self, bucket: GradBucket) -> Any:
-        op = _BUCKET if self._hook is None else _HOOKED
-        group = LEDGER.group_of(self._process_group) if SETTINGS.enabled and SETTINGS.wants(op.name) else None
-        if group is None:
+        sent = None
+        if SETTINGS.enabled:
+            try:
+                sent = self._start(bucket)
+            except Exception as error:
+                fault("DDP's buckets", error)
+        if sent is None:
             return self._launch(bucket).then(self._result)
-        if bucket.index() == 0:
-            self._sent = []  # of a backward pass that failed on its way
-        buffer = bucket.buffer()
-        record = group.record(op, op.name, buffer.nbytes)
-        device = None if buffer.is_cpu else ledger_for(buffer)
-        sent = _Bucket(record, SETTINGS.now_ns())
-        if device is not None:
-            record.on_device = True
-            sent.mark = Mark(device, op.name, sent.start_ns, sent.keep, sent.fail, SETTINGS.device_store())
         before, inside.now = inside.now, True  # what a hook calls is part of the bucket
         try:
             future = self._launch(bucket)
+        except BaseException:
+            _give_up(sent, FAILED, under_way=False)
+            raise
         finally:
             inside.now = before
-        sent.seq = group.sequence(self._process_group)
-        LEDGER.put(record, ISSUE, sent.start_ns, SETTINGS.now_ns())
-        self._sent.append(sent)
-        if bucket.is_last():
-            # The engine calls back in the order of asking, and DDP asks right after this hook, for the waiting; what
-            # is asked for inside a callback comes after that.
-            queue_callback: Any = torch.autograd.Variable._execution_engine.queue_callback
-            queue_callback(lambda: self._computed(queue_callback, device))
+        try:
+            self._follow(bucket, sent)
+        except Exception as error:
+            fault("DDP's buckets", error)
 
         def done(future: Any) -> Any:
-            sent.done_ns = SETTINGS.now_ns()
             try:
                 result = self._result(future)
             except BaseException:
-                sent.fail()
+                _give_up(sent, FAILED)
                 raise
-            if sent.mark is not None:
-                sent.mark.end()
-            else:
-                sent.keep(sent.start_ns, sent.done_ns)
+            try:
+                sent.done_ns = SETTINGS.now_ns()
+                if sent.mark is not None:
+                    sent.mark.end()
+                else:
+                    sent.keep(sent.start_ns, sent.done_ns)
+            except Exception as error:
+                fault("DDP's buckets", error)
+                _give_up(sent, UNTIMED)
             return result
 
         return future.then(done)
 
+    def _start(self, bucket: GradBucket) -> _Bucket | None:
+        # What is noted before a bucket is sent; None if it is not to be timed.
+        op = _BUCKET if self._hook is None else _HOOKED
+        group = LOG.group_of(self._process_group) if SETTINGS.wants(op.name) else None
+        if group is None:
+            return None
+        if bucket.index() == 0:
+            self._sent = []  # of a backward pass that failed on its way
+        buffer = bucket.buffer()
+        record = group.record(op, op.name, buffer.nbytes)
+        device = None if buffer.is_cpu else pool_for(buffer)
+        sent = _Bucket(record, device, SETTINGS.now_ns())
+        if device is not None:
+            record.on_device = True
+            sent.mark = EventPair(device, op.name, sent.start_ns, sent.keep, sent.fail, SETTINGS.device_store())
+        return sent
+
+    def _follow(self, bucket: GradBucket, sent: _Bucket) -> None:
+        # What is noted after a bucket was sent.
+        LOG.put(sent.record, ISSUE, sent.start_ns, SETTINGS.now_ns())
+        sent.seq = sent.record.group.sequence(self._process_group)
+        self._sent.append(sent)
+        # Torch's `Join` sends the buckets of a rank that has run out of data outside of any backward pass, where there
+        # is no end to wait for and nobody who would wait.
+        if bucket.is_last() and torch._C._current_graph_task_id() != -1:
+            # The engine calls back in the order of asking, and DDP asks right after this hook, for the waiting; what
+            # is asked for inside a callback comes after that.
+            queue_callback: Any = torch.autograd.Variable._execution_engine.queue_callback
+            queue_callback(lambda: self._computed(queue_callback, sent.device))
+
     def _computed(self, queue_callback: Any, device: DeviceLedger | None) -> None:
         # The backward pass has computed everything; DDP is about to wait for its buckets.
-        buckets, self._sent = self._sent, []
-        now_ns = SETTINGS.now_ns()
-        mark = None
-        if device is not None:
-            record = buckets[-1].record
+        try:
+            buckets, self._sent = self._sent, []
+            now_ns = SETTINGS.now_ns()
+            mark = None
+            if device is not None and buckets:
+                record = buckets[-1].record
 
-            def keep(start_ns: int, end_ns: int) -> None:
-                LEDGER.put(record, EXPOSED, start_ns, end_ns)
+                def keep(start_ns: int, end_ns: int) -> None:
+                    LOG.put(record, EXPOSED, start_ns, end_ns)
 
-            mark = Mark(device, record.label, now_ns, keep, lambda: LEDGER.put(record, LOST, 0, 0), None)
-        queue_callback(lambda: self._waited(buckets, now_ns, mark))
+                mark = EventPair(device, record.label, now_ns, keep, lambda: LOG.put(record, UNTIMED, 0, 0), None)
+            queue_callback(lambda: self._waited(buckets, now_ns, mark))
+        except Exception as error:
+            fault("the wait for DDP's buckets", error)
 
-    def _waited(self, buckets: list[_Bucket], start_ns: int, mark: Mark | None) -> None:
+    def _waited(self, buckets: list[_Bucket], start_ns: int, mark: EventPair | None) -> None:
         # DDP has waited for every bucket.
-        if SETTINGS.timer is not None:
-            try:
-                SETTINGS.timer.record(TimeType.COMM, start_ns, SETTINGS.now_ns())
-            except Exception as error:
-                fault("the wait for DDP's buckets", error)
-        if mark is not None:
-            mark.end()
-            return
-        reached_ns = start_ns
-        for sent in buckets:
-            # They are waited for in this order, so one that is done while an earlier one is waited for costs nothing.
-            exposed_ns = max(sent.done_ns - reached_ns, 0)
-            LEDGER.put(sent.record, EXPOSED, reached_ns, reached_ns + exposed_ns)
-            LEDGER.put(sent.record, PAIR, sent.done_ns - sent.start_ns, exposed_ns)
-            reached_ns += exposed_ns
+        try:
+            if SETTINGS.timer is not None:
+                SETTINGS.region("the wait for DDP's buckets", start_ns, SETTINGS.now_ns())
+            if mark is not None:
+                mark.end()
+                return
+            reached_ns = start_ns
+            for sent in (bucket for bucket in buckets if bucket.done_ns):
+                # They are waited for in this order: one that is done while an earlier one is waited for costs nothing.
+                exposed_ns = max(sent.done_ns - reached_ns, 0)
+                LOG.put(sent.record, EXPOSED, reached_ns, reached_ns + exposed_ns)
+                LOG.put(sent.record, PAIR, sent.done_ns - sent.start_ns, exposed_ns)
+                reached_ns += exposed_ns
+        except Exception as error:
+            fault("the wait for DDP's buckets", error)
+
+
+def _give_up(sent: _Bucket, kind: int, *, under_way: bool = True) -> None:
+    # A bucket that failed, or whose time cannot be had.
+    try:
+        LOG.put(sent.record, kind, int(under_way), 0)
+        if sent.mark is not None:
+            sent.mark.drop()
+    except Exception as error:
+        fault("DDP's buckets", error)

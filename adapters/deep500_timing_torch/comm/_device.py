@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _ledgers: dict[str, DeviceLedger | None] = {}
 
 
-def ledger_for(tensor: torch.Tensor) -> DeviceLedger | None:
+def pool_for(tensor: torch.Tensor) -> DeviceLedger | None:
     """The events of the device that holds a tensor; None for the CPU and for a device that cannot be timed."""
     kind = tensor.device.type
     try:
@@ -38,7 +38,7 @@ def ledger_for(tensor: torch.Tensor) -> DeviceLedger | None:
     return found
 
 
-class Mark:
+class EventPair:
     """A stretch of a device's time that is being marked: what a :class:`DeviceLedger` takes for a region.
 
     It is also where the ledger puts the time, when the device has passed it.
@@ -86,7 +86,7 @@ class Mark:
     # --- what the ledger calls -----------------------------------------------------------------------------------
 
     @property
-    def gpu_intervals(self) -> Mark:
+    def gpu_intervals(self) -> EventPair:
         """Where the time goes."""
         return self
 

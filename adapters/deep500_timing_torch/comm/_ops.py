@@ -69,7 +69,7 @@ class Op:
     """Called with the operation's own arguments."""
     factor: Callable[[int], float] | None
     """``busbw / algbw`` for a number of ranks; None if there is no bandwidth, or none that is known."""
-    meets: bool = False
+    synchronizes: bool = False
     """Whether no rank can leave before every rank has come, so that the rank that waits least is the late one."""
     same_as: str = ""
     """The name under which ranks compare it; its own if empty."""
@@ -202,22 +202,24 @@ def unknown(*_: Any, group: Any = None, **__: Any) -> Moved:
 
 def _table() -> dict[str, Op]:
     ops = [
-        Op("all_reduce", _in_place, both_ways, meets=True),
-        Op("inference_all_reduce", _in_place, both_ways, meets=True),
-        Op("all_reduce_coalesced", _in_place_list, both_ways, meets=True),
+        Op("all_reduce", _in_place, both_ways, synchronizes=True),
+        Op("inference_all_reduce", _in_place, both_ways, synchronizes=True),
+        Op("all_reduce_coalesced", _in_place_list, both_ways, synchronizes=True),
         Op("reduce", _reduce, whole),
         Op("broadcast", _broadcast, whole),
-        Op("all_gather", _all_gather, one_way, meets=True),
-        Op("all_gather_single", _all_gather_single, one_way, meets=True),
-        Op("all_gather_into_tensor", _all_gather_single, one_way, meets=True, same_as="all_gather_single"),
-        Op("allgather_fn", _all_gather_fn, one_way, meets=True, same_as="all_gather_single"),
-        Op("all_gather_coalesced", _all_gather_coalesced, one_way, meets=True),
-        Op("reduce_scatter", _reduce_scatter, one_way, meets=True),
-        Op("reduce_scatter_single", _reduce_scatter_single, one_way, meets=True),
-        Op("reduce_scatter_tensor", _reduce_scatter_single, one_way, meets=True, same_as="reduce_scatter_single"),
-        Op("reduce_scatter_fn", _reduce_scatter_fn, one_way, meets=True, same_as="reduce_scatter_single"),
-        Op("all_to_all", _all_to_all, one_way, meets=True),
-        Op("all_to_all_single", _all_to_all_single, one_way, meets=True),
+        Op("all_gather", _all_gather, one_way, synchronizes=True),
+        Op("all_gather_single", _all_gather_single, one_way, synchronizes=True),
+        Op("all_gather_into_tensor", _all_gather_single, one_way, synchronizes=True, same_as="all_gather_single"),
+        Op("allgather_fn", _all_gather_fn, one_way, synchronizes=True, same_as="all_gather_single"),
+        Op("all_gather_coalesced", _all_gather_coalesced, one_way, synchronizes=True),
+        Op("reduce_scatter", _reduce_scatter, one_way, synchronizes=True),
+        Op("reduce_scatter_single", _reduce_scatter_single, one_way, synchronizes=True),
+        Op(
+            "reduce_scatter_tensor", _reduce_scatter_single, one_way, synchronizes=True, same_as="reduce_scatter_single"
+        ),
+        Op("reduce_scatter_fn", _reduce_scatter_fn, one_way, synchronizes=True, same_as="reduce_scatter_single"),
+        Op("all_to_all", _all_to_all, one_way, synchronizes=True),
+        Op("all_to_all_single", _all_to_all_single, one_way, synchronizes=True),
         Op("gather", _gather, one_way),
         Op("scatter", _scatter, one_way),
         Op("send", _send, whole),
@@ -225,9 +227,9 @@ def _table() -> dict[str, Op]:
         Op("isend", _send, whole),
         Op("irecv", _recv, whole),
         Op("batch_isend_irecv", _batch, whole),
-        Op("barrier", _barrier, None, meets=True),
+        Op("barrier", _barrier, None, synchronizes=True),
         Op("monitored_barrier", _barrier, None),
-        Op("all_gather_object", _group_at(2), None, meets=True),
+        Op("all_gather_object", _group_at(2), None, synchronizes=True),
         Op("broadcast_object_list", _group_at(2), None),
         Op("gather_object", _group_at(3), None),
         Op("scatter_object_list", _group_at(3), None),

@@ -1,4 +1,4 @@
-"""``log_summary``: the ledger as a table and as data, and the ranks held against each other."""
+"""``log_summary``: the log as a table and as data, and the ranks held against each other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch.distributed as dist
 from deep500_timing._summary.snapshot import summarize
 from deep500_timing._summary.stats import Summary, bin_bounds, trim_mean
 from deep500_timing_torch.comm import _device
-from deep500_timing_torch.comm._ledger import LEDGER, Record
+from deep500_timing_torch.comm._log import LOG, Record
 from deep500_timing_torch.comm._ops import OPS, bandwidths
 from deep500_timing_torch.comm._ranks import Answers, Exchange
 from deep500_timing_torch.comm._straggler import Comparison, Skew, compare
@@ -54,10 +54,10 @@ class OpTimes:
     """Sum of the times spent waiting for asynchronous operations."""
     overlap: float | None
     """Share of the asynchronous operations' time that nobody waited for, 0 to 1."""
-    at_most: bool
+    upper_bound: bool
     """The backend does not tell when some of these were done, only that it was before the end of the wait: times are
     upper bounds, bandwidths lower ones."""
-    several_sizes: bool
+    size_is_mean: bool
     """Messages of different sizes, within a power of two, of which ``message_bytes`` is the mean."""
     device: str
     """``"GPU"`` for times between events on a device, ``"CPU"`` for times on the host's clock."""
@@ -121,8 +121,8 @@ def summary(*, wait: bool = False) -> CommSummary:
     """
     _device.collect(wait=wait)
     merged: dict[tuple[str, int | None, bool, int], list[Record]] = {}
-    for record in LEDGER.records():
-        key = (record.label, record.nbytes, record.approximate, record.group.size)
+    for record in LOG.records():
+        key = (record.label, record.nbytes, record.size_is_mean, record.group.size)
         merged.setdefault(key, []).append(record)
     order = sorted(merged, key=lambda key: (key[0], -1 if key[1] is None else key[1], key[3]))
     rank, world_size = _place()
@@ -147,7 +147,7 @@ def _times_of(records: list[Record]) -> OpTimes:
     hidden_ns = paired_ns - sum(record.paired_exposed_ns for record in records)
     mean_s = trimmed_mean(latency, TRIM)
     nbytes = first.message_bytes
-    if first.approximate:
+    if first.size_is_mean:
         calls = sum(record.calls for record in records)
         nbytes = sum(record.bytes_total for record in records) / calls if calls else None
     algbw, busbw = bandwidths(nbytes, first.group.size, mean_s or 0.0, first.op.factor)
@@ -165,12 +165,12 @@ def _times_of(records: list[Record]) -> OpTimes:
         issue_s=issue.mean if issue else None,
         exposed_s=exposed.total if exposed else None,
         overlap=min(max(hidden_ns / paired_ns, 0.0), 1.0) if paired_ns > 0 else None,
-        at_most=any(record.at_most for record in records),
-        several_sizes=first.approximate,
+        upper_bound=any(record.upper_bound for record in records),
+        size_is_mean=first.size_is_mean,
         device="GPU" if any(record.on_device for record in records) else "CPU",
         pending=sum(max(record.started - record.finished, 0) for record in records),
         failed=sum(record.failed for record in records),
-        untimed=sum(record.lost for record in records),
+        untimed=sum(record.untimed for record in records),
     )
 
 
@@ -213,18 +213,18 @@ def _exchange(report: bytes, rank: int, world_size: int, deadline_s: float) -> A
 
 
 def _own_report() -> bytes:
-    LEDGER.drain(wait=True)
+    LOG.drain(wait=True)
     groups = [
         {"name": group.name, "ranks": group.global_ranks, "entries": list(group.ring)}
-        for group in LEDGER.groups()
+        for group in LOG.groups()
         if group.ring
     ]
     return zlib.compress(json.dumps(groups).encode())
 
 
-def _meets() -> dict[str, bool]:
-    known = {op.same_as or op.name: op.meets for op in OPS.values()}
-    return known | {record.op.name: record.op.meets for record in LEDGER.records() if record.op.name not in OPS}
+def _synchronizes() -> dict[str, bool]:
+    known = {op.same_as or op.name: op.synchronizes for op in OPS.values()}
+    return known | {record.op.name: record.op.synchronizes for record in LOG.records() if record.op.name not in OPS}
 
 
 def _compare(reports: dict[int, bytes]) -> Comparison:
@@ -237,7 +237,7 @@ def _compare(reports: dict[int, bytes]) -> Comparison:
             name = f"{group['name']} {group['ranks']}"
             members[name] = group["ranks"]
             own.setdefault(name, []).extend(tuple(entry) for entry in group["entries"])
-    return compare(by_rank, members, _meets())
+    return compare(by_rank, members, _synchronizes())
 
 
 def _combine(reports: dict[int, bytes]) -> bytes:

@@ -7,7 +7,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing import CPUGPUTimer, TimeType
-from deep500_timing_torch.comm._ledger import DONE, LEDGER, SYNC, Record
+from deep500_timing_torch.comm._log import DONE, LOG, SYNC, Record, fault
 from deep500_timing_torch.comm._ops import bandwidths
 
 if TYPE_CHECKING:
@@ -34,6 +34,14 @@ class Settings:
     def wants(self, name: str) -> bool:
         """Whether an operation of that name is timed."""
         return self.prof_all or name in self.prof_ops
+
+    def region(self, name: str, start_ns: int, end_ns: int) -> None:
+        """Give the timer a stretch of communication; a timer that fails is said once, and fails nobody else."""
+        try:
+            if self.timer is not None:
+                self.timer.record(TimeType.COMM, start_ns, end_ns)
+        except Exception as error:
+            fault(name, error)
 
     def device_store(self) -> Any:
         """Where the timer keeps the device times of communication, None if it has no device or there is no timer."""
@@ -82,7 +90,7 @@ def configure(
         SETTINGS.prof_ops = frozenset(prof_ops)
     if verbose is not None:
         SETTINGS.verbose = bool(verbose)
-        LEDGER.observer = _say if verbose else None
+        LOG.observer = _say if verbose else None
     if debug is not None:
         SETTINGS.debug = bool(debug)
     if timer is not _UNSET:
@@ -97,7 +105,7 @@ def _say(record: Record, kind: int, start_ns: int, end_ns: int) -> None:
     size = "" if record.message_bytes is None else f", {record.message_bytes:.0f} B"
     rates = "" if algbw is None else f", algbw {algbw:.3f} GB/s"
     rates += "" if busbw is None else f", busbw {busbw:.3f} GB/s"
-    most = "at most " if record.at_most else ""
+    most = "at most " if record.upper_bound else ""
     print(
         f"comm: {record.label}{size}, {record.group.size} ranks: {most}{(end_ns - start_ns) / 1e6:.3f} ms{rates}",
         file=sys.stderr,

@@ -64,14 +64,14 @@ class Comparison:
 def compare(
     reports: Mapping[int, Mapping[str, Iterable[Entry]]],
     groups: Mapping[str, Iterable[int]],
-    meets: Mapping[str, bool],
+    synchronizes: Mapping[str, bool],
 ) -> Comparison:
     """Compare the operations of several ranks, each with the same one elsewhere.
 
     Args:
         reports: For each rank that reported, for each of its groups, its operations.
         groups: The global ranks of each group.
-        meets: For the name of an operation, whether no rank leaves it before every rank has come.
+        synchronizes: For the name of an operation, whether no rank leaves it before every rank has come.
     """
     result = Comparison()
     gathered: dict[tuple[str, str, int], list[dict[int, int]]] = {}
@@ -94,12 +94,12 @@ def compare(
             times = {rank: entry[3] for rank, entry in entries.items()}
             gathered.setdefault((names.pop(), group, nbytes), []).append(times)
     for (name, group, nbytes), operations in sorted(gathered.items()):
-        result.rows.append(_skew(name, group, nbytes, members[group], operations, meets.get(name, False)))
+        result.rows.append(_skew(name, group, nbytes, members[group], operations, synchronizes.get(name, False)))
     return result
 
 
 def _skew(
-    name: str, group: str, nbytes: int, ranks: tuple[int, ...], operations: list[dict[int, int]], meets: bool
+    name: str, group: str, nbytes: int, ranks: tuple[int, ...], operations: list[dict[int, int]], synchronizes: bool
 ) -> Skew:
     transfer_ns = 0
     skew_ns = dict.fromkeys(ranks, 0)
@@ -116,7 +116,7 @@ def _skew(
             skew_ns[rank] += own - shortest
         waited_for_ns[last] += sum(own - shortest for own in times.values()) / (len(times) - 1)
     late = max(ranks, key=lambda rank: waited_for_ns[rank])
-    called = meets and waited_for_ns[late] > 0 and waited_for_ns[late] >= LATE_SHARE * longest_ns
+    called = synchronizes and waited_for_ns[late] > 0 and waited_for_ns[late] >= LATE_SHARE * longest_ns
     return Skew(
         op=name,
         message_bytes=nbytes,

@@ -42,10 +42,10 @@ def _lines(header: list[str], rows: list[list[str]], left: int) -> list[str]:
 
 
 def _op_row(times: OpTimes) -> list[str]:
-    upper, lower = ("<=", ">=") if times.at_most else ("", "")
+    upper, lower = ("<=", ">=") if times.upper_bound else ("", "")
     return [
         times.op,
-        ("~" if times.several_sizes else "") + size_text(times.message_bytes),
+        ("~" if times.size_is_mean else "") + size_text(times.message_bytes),
         str(times.group_size),
         times.device,
         str(times.count),
@@ -95,9 +95,9 @@ def render(summary: CommSummary) -> str:
         "overlap",
     ]
     lines += _lines(header, [_op_row(times) for times in summary.ops], left=1) if summary.ops else ["nothing recorded"]
-    if any(times.at_most for times in summary.ops):
+    if any(times.upper_bound for times in summary.ops):
         lines.append("<=, >=: the backend does not tell when these are done; they were before the end of the wait.")
-    if any(times.several_sizes for times in summary.ops):
+    if any(times.size_is_mean for times in summary.ops):
         lines.append("~: messages of several sizes, within a power of two; the size is their mean.")
     for times in summary.ops:
         counts = {"pending": times.pending, "failed": times.failed, "not timed": times.untimed}

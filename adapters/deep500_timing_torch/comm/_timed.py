@@ -12,12 +12,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from deep500_timing import TimeType
-from deep500_timing_torch.comm._device import Mark, ledger_for
-from deep500_timing_torch.comm._ledger import DONE, FAILED, ISSUE, LEDGER, LOST, SYNC, Record
+from deep500_timing_torch.comm._device import EventPair, pool_for
+from deep500_timing_torch.comm._log import DONE, FAILED, ISSUE, LOG, SYNC, UNTIMED, Record, fault
 from deep500_timing_torch.comm._ops import OPS, Op, unknown
 from deep500_timing_torch.comm._settings import SETTINGS
-from deep500_timing_torch.comm._work import TimedFuture, TimedWork, Tracker, fault, future_of
+from deep500_timing_torch.comm._work import TimedFuture, TimedWork, Tracker, future_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -125,7 +124,7 @@ def _find(op: Op, args: Any, kwargs: Any) -> tuple[Record, Any, Any] | None:
         nbytes, per_rank, process_group, tensor = None, False, kwargs.get("group"), None
     if process_group is None:
         process_group = dist.GroupMember.WORLD
-    group = LEDGER.group_of(process_group)
+    group = LOG.group_of(process_group)
     if group is None:
         return None
     if per_rank and nbytes is not None:
@@ -148,40 +147,50 @@ def _measure(func: Callable[..., Any], op: Op, args: Any, kwargs: Any) -> Any:
         return func(*args, **kwargs)
     now_ns = SETTINGS.now_ns
     record = run = process_group = None
+    start_ns = 0
     try:
         found = _find(op, args, kwargs)
         if found is not None:
             record, process_group, tensor = found
             if _world is not None and _world.pg_coalesce_state and process_group in _world.pg_coalesce_state:
                 # The call only notes down what the coalescing manager will issue at its end.
-                LEDGER.put(record, LOST, 0, 0)
+                LOG.put(record, UNTIMED, 0, 0)
                 record = None
-            elif tensor is not None and not tensor.is_cpu:
-                device = ledger_for(tensor)
+            else:
+                device = None if tensor is None or tensor.is_cpu else pool_for(tensor)
+                start_ns = now_ns()
                 if device is not None:
-                    run = _DeviceRun(record, device, now_ns())
+                    run = _DeviceRun(record, device, start_ns)
     except Exception as error:
         fault(op.name, error)
-        record = None
+        if record is not None:
+            LOG.put(record, UNTIMED, 0, 0)
+            record = None
     if record is None:
         return func(*args, **kwargs)
     inside.now = True
-    start_ns = now_ns() if run is None else run.mark.start_ns
     try:
         result = func(*args, **kwargs)
     except BaseException:
-        LEDGER.put(record, FAILED, 0, 0)
-        if run is not None:
-            run.mark.drop()
+        _note_failure(record, run)
         raise
     finally:
-        end_ns = now_ns()
         inside.now = False
     try:
-        return _finish(record, op, process_group, result, start_ns, end_ns, run)
+        return _finish(record, op, process_group, result, start_ns, now_ns(), run)
     except Exception as error:
         fault(op.name, error)
+        LOG.put(record, UNTIMED, 0, 0)
         return result
+
+
+def _note_failure(record: Record, run: _DeviceRun | None) -> None:
+    LOG.put(record, FAILED, 0, 0)
+    if run is not None:
+        try:
+            run.mark.drop()
+        except Exception as error:
+            fault(record.label, error)
 
 
 def _finish(
@@ -189,14 +198,14 @@ def _finish(
 ) -> Any:
     # The call has returned: count it, or follow what it has left under way.
     if SETTINGS.timer is not None:
-        SETTINGS.timer.record(TimeType.COMM, start_ns, end_ns)
-    seq = record.group.sequence(process_group) if op.meets else None
+        SETTINGS.region(op.name, start_ns, end_ns)
+    seq = record.group.sequence(process_group) if op.synchronizes else None
     if isinstance(result, (dist.Work, list, torch._C.Future)) and not isinstance(result, _illegal):
         followed = _follow(result, record, start_ns, end_ns, seq, run)
         if followed is not None:
             return followed
     if run is None:
-        LEDGER.put(record, SYNC, start_ns, end_ns, seq)
+        LOG.put(record, SYNC, start_ns, end_ns, seq)
     else:
         run.end(end_ns, seq)
     return result
@@ -213,23 +222,23 @@ class _DeviceRun:
         self.device = device
         self.seq: int | None = None
         self.tracker: Tracker | None = None
-        self.mark = Mark(device, record.label, start_ns, self._keep, self._fail, SETTINGS.device_store())
+        self.mark = EventPair(device, record.label, start_ns, self._keep, self._fail, SETTINGS.device_store())
 
     def end(self, end_ns: int, seq: int | None) -> None:
         """Queue the second event: the current stream comes there when the operation is over."""
         self.record.on_device = True
         self.seq = seq
-        LEDGER.put(self.record, ISSUE, self.mark.start_ns, end_ns)
+        LOG.put(self.record, ISSUE, self.mark.start_ns, end_ns)
         self.mark.end()
 
     def _keep(self, start_ns: int, end_ns: int) -> None:
         if self.tracker is not None:
             self.tracker.done(start_ns, end_ns)
         else:
-            LEDGER.put(self.record, DONE, start_ns, end_ns, self.seq)
+            LOG.put(self.record, DONE, start_ns, end_ns, self.seq)
 
     def _fail(self) -> None:
-        LEDGER.put(self.record, FAILED, 1, 0)
+        LOG.put(self.record, FAILED, 1, 0)
 
 
 def _follow(result: Any, record: Record, start_ns: int, end_ns: int, seq: int | None, run: _DeviceRun | None) -> Any:
@@ -237,7 +246,6 @@ def _follow(result: Any, record: Record, start_ns: int, end_ns: int, seq: int | 
     works = result if isinstance(result, list) else [result]
     if not works or not all(isinstance(work, (dist.Work, torch._C.Future)) for work in works):
         return None
-    LEDGER.put(record, ISSUE, start_ns, end_ns)
     device = None if run is None else run.device
     tracker = Tracker(record, start_ns, seq, len(works), device)
     mark = None
@@ -254,6 +262,7 @@ def _follow(result: Any, record: Record, start_ns: int, end_ns: int, seq: int | 
     elif mark is not None:
         # The waits will tell; what is marked on the stream of the call does not end there.
         mark.drop()
+    LOG.put(record, ISSUE, start_ns, end_ns)
     if isinstance(result, list):
         return [TimedWork(work, tracker) if isinstance(work, dist.Work) else work for work in works]
     if isinstance(result, dist.Work):

@@ -8,24 +8,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from deep500_timing import TimeType
-from deep500_timing._ground.warn import warn_once
-from deep500_timing_torch.comm._device import Mark
-from deep500_timing_torch.comm._ledger import DONE, EXPOSED, FAILED, LEDGER, LOST, PAIR, Record
+from deep500_timing_torch.comm._device import EventPair
+from deep500_timing_torch.comm._log import DONE, EXPOSED, FAILED, LOG, PAIR, UNTIMED, Record, fault
 from deep500_timing_torch.comm._settings import SETTINGS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from deep500_timing.devices._pool import DeviceLedger
-
-
-def fault(name: str, error: Exception) -> None:
-    """Say that an operation could not be timed, once; it has run or will run all the same."""
-    warn_once(
-        f"Timing {name} failed; it runs all the same, untimed: {type(error).__name__}: {error}",
-        about=f"comm {name} {type(error).__name__}",
-    )
 
 
 class Tracker:
@@ -54,7 +44,7 @@ class Tracker:
         self.seq = seq
         self._handles = handles
         self._device = device
-        self._mark: Mark | None = None
+        self._mark: EventPair | None = None
         self._exposed_ns = 0
         self._latency_ns = 0
         self._waited_end_ns = 0
@@ -63,7 +53,7 @@ class Tracker:
         self._tokens = [1]
         self._completion = False
 
-    def follow(self, future: Any, mark: Mark | None) -> None:
+    def follow(self, future: Any, mark: EventPair | None) -> None:
         """Learn of the completion from a future of the operation."""
         self._mark = mark
         self._completion = True
@@ -71,13 +61,20 @@ class Tracker:
 
     def _on_done(self, future: Any) -> None:
         # On the backend's thread, or at once. An exception here would be lost in the backend's log.
+        try:
+            self._complete(future)
+        except Exception as error:
+            fault(self.record.label, error)
+            LOG.put(self.record, UNTIMED, 1, 0)
+
+    def _complete(self, future: Any) -> None:
         end_ns = SETTINGS.now_ns()
         try:
             future.value()
         except Exception:
             if self._mark is not None:
                 self._mark.drop()
-            LEDGER.put(self.record, FAILED, 1, 0)
+            LOG.put(self.record, FAILED, 1, 0)
             return
         if self._mark is not None:
             # The device has yet to come here; the stream that is current in the callback waits for the operation.
@@ -90,40 +87,39 @@ class Tracker:
     def done(self, start_ns: int, end_ns: int) -> None:
         """The operation is complete."""
         self._latency_ns = end_ns - start_ns
-        LEDGER.put(self.record, DONE, start_ns, end_ns, self.seq)
+        LOG.put(self.record, DONE, start_ns, end_ns, self.seq)
         self._second()
 
-    def lost(self) -> None:
+    def untimed(self) -> None:
         """The time of its completion cannot be had."""
-        LEDGER.put(self.record, LOST, 0, 0)
+        LOG.put(self.record, UNTIMED, 0, 0)
 
     def _second(self) -> None:
         try:
             self._tokens.pop()
         except IndexError:
-            LEDGER.put(self.record, PAIR, self._latency_ns, self._exposed_ns)
+            LOG.put(self.record, PAIR, self._latency_ns, self._exposed_ns)
 
-    def start_wait(self) -> tuple[int, Mark | None]:
+    def start_wait(self) -> tuple[int, EventPair | None]:
         """Somebody begins to wait for one of the handles."""
         now_ns = SETTINGS.now_ns()
         if self._device is None:
             return now_ns, None
-        return now_ns, Mark(self._device, self.record.label, now_ns, self._exposed, self.lost, None)
+        return now_ns, EventPair(self._device, self.record.label, now_ns, self._exposed, self.untimed, None)
 
-    def end_wait(self, start_ns: int, mark: Mark | None) -> None:
+    def end_wait(self, start_ns: int, mark: EventPair | None) -> None:
         """The wait is over."""
         end_ns = SETTINGS.now_ns()
-        timer = SETTINGS.timer
-        if timer is not None:
-            timer.record(TimeType.COMM, start_ns, end_ns)
         self._waited_end_ns = end_ns
+        if SETTINGS.timer is not None:
+            SETTINGS.region(self.record.label, start_ns, end_ns)
         if mark is not None:
             mark.end()
         else:
             self._exposed(start_ns, end_ns)
 
     def _exposed(self, start_ns: int, end_ns: int) -> None:
-        LEDGER.put(self.record, EXPOSED, start_ns, end_ns)
+        LOG.put(self.record, EXPOSED, start_ns, end_ns)
         self._exposed_ns += end_ns - start_ns
         self._handles -= 1
         if self._handles > 0:
@@ -131,11 +127,11 @@ class Tracker:
         if self._completion:
             self._second()
         elif self._device is not None:
-            self.lost()
+            LOG.put(self.record, UNTIMED, 1, 0)
         else:
             # Without a future the completion is only known not to be later than the end of the last wait.
-            self.record.at_most = True
-            LEDGER.put(self.record, DONE, self.start_ns, self._waited_end_ns, self.seq)
+            self.record.upper_bound = True
+            LOG.put(self.record, DONE, self.start_ns, self._waited_end_ns, self.seq)
 
     def timed_wait(self, wait: Callable[[], Any]) -> Any:
         """Call ``wait``; how long that takes is exposed time."""
@@ -155,12 +151,15 @@ class Tracker:
             fault(self.record.label, error)
         return result
 
-    def failed_wait(self, mark: Mark | None) -> None:
+    def failed_wait(self, mark: EventPair | None) -> None:
         """The wait ended with an exception."""
         if mark is not None:
-            mark.drop()
+            try:
+                mark.drop()
+            except Exception as error:
+                fault(self.record.label, error)
         if not self._completion:
-            LEDGER.put(self.record, FAILED, 1, 0)
+            LOG.put(self.record, FAILED, 1, 0)
 
 
 class TimedWork(dist.Work):

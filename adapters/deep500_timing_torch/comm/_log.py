@@ -13,6 +13,7 @@ from _thread import allocate_lock
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from deep500_timing._ground.warn import warn_once
 from deep500_timing._recording.intervals import Intervals
 
 if TYPE_CHECKING:
@@ -29,17 +30,24 @@ WINDOW = 1024
 """Latest operations of a group that can be compared with those of other ranks."""
 _BATCH = 256
 
-SYNC, ISSUE, DONE, EXPOSED, PAIR, FAILED, LOST = range(7)
+SYNC, ISSUE, DONE, EXPOSED, PAIR, FAILED, UNTIMED = range(7)
 """Kinds of messages: a blocking operation; the call of an asynchronous one; its completion; a wait for it; its time
-and what of it was exposed, in ns; an exception; an operation that took place elsewhere or whose time cannot be had."""
+and what of it was exposed, in ns; an exception; an operation that took place elsewhere or whose time cannot be had.
+The last two say in place of a start whether the operation had been counted as under way: 1 or 0."""
+
+
+def fault(name: str, error: Exception) -> None:
+    """Say that an operation could not be timed, once; it has run or will run all the same."""
+    warn_once(
+        f"Timing {name} failed; it runs all the same, untimed: {type(error).__name__}: {error}",
+        about=f"comm {name} {type(error).__name__}",
+    )
 
 
 class Record:
     """The times of one operation at one message size in one group."""
 
     __slots__ = (
-        "approximate",
-        "at_most",
         "bytes_total",
         "calls",
         "exposed",
@@ -49,28 +57,30 @@ class Record:
         "issue",
         "label",
         "latency",
-        "lost",
         "nbytes",
         "no_future",
         "on_device",
         "op",
         "paired_exposed_ns",
         "paired_latency_ns",
+        "size_is_mean",
         "started",
+        "untimed",
+        "upper_bound",
     )
 
-    def __init__(self, op: Op, label: str, nbytes: int | None, group: Group, *, approximate: bool = False) -> None:
+    def __init__(self, op: Op, label: str, nbytes: int | None, group: Group, *, size_is_mean: bool = False) -> None:
         """Start empty."""
         self.op = op
         self.label = label
         self.nbytes = nbytes
         self.group = group
-        self.approximate = approximate
+        self.size_is_mean = size_is_mean
         self.calls = 0
         self.bytes_total = 0
         self.no_future = False
         self.on_device = False
-        self.at_most = False
+        self.upper_bound = False
         self._clear()
 
     def _clear(self) -> None:
@@ -82,19 +92,19 @@ class Record:
         self.started = 0
         self.finished = 0
         self.failed = 0
-        self.lost = 0
+        self.untimed = 0
 
     @property
     def message_bytes(self) -> float | None:
         """Bytes of one message; the mean of those that share the record."""
-        if self.approximate:
+        if self.size_is_mean:
             return self.bytes_total / self.calls if self.calls else None
         return self.nbytes
 
     @property
     def used(self) -> bool:
         """Whether anything was counted."""
-        return bool(self.latency.count or self.started or self.failed or self.lost)
+        return bool(self.latency.count or self.started or self.failed or self.untimed)
 
     def take(self, kind: int, start_ns: int, end_ns: int, seq: int | None) -> None:
         """Count one message; only for whoever empties the queue."""
@@ -117,7 +127,8 @@ class Record:
             self.failed += 1
             self.finished += start_ns
         else:
-            self.lost += 1
+            self.untimed += 1
+            self.finished += start_ns
 
 
 class Group:
@@ -170,7 +181,7 @@ class Group:
         if record is None:
             record = self._new_record(op, label, nbytes)
         record.calls += 1
-        if record.approximate and nbytes is not None:
+        if record.size_is_mean and nbytes is not None:
             record.bytes_total += nbytes
         return record
 
@@ -184,11 +195,11 @@ class Group:
         shared = self.records.get((label, bucket))
         if shared is None:
             lower = 1 << max(nbytes.bit_length() - 1, 0)
-            shared = self.records.setdefault((label, bucket), Record(op, label, lower, self, approximate=True))
+            shared = self.records.setdefault((label, bucket), Record(op, label, lower, self, size_is_mean=True))
         return shared
 
 
-class Ledger:
+class CommLog:
     """Every group's records, and the queue in front of them."""
 
     def __init__(self) -> None:
@@ -222,11 +233,29 @@ class Ledger:
                     record, kind, start_ns, end_ns, seq = self.inbox.popleft()
                 except IndexError:
                     return
-                record.take(kind, start_ns, end_ns, seq)
+                try:
+                    record.take(kind, start_ns, end_ns, seq)
+                except Exception as error:
+                    fault(record.label, error)
                 if self.observer is not None:
-                    self.observer(record, kind, start_ns, end_ns)
+                    self._tell(record, kind, start_ns, end_ns)
         finally:
             self._draining.release()
+
+    def _tell(self, record: Record, kind: int, start_ns: int, end_ns: int) -> None:
+        # The thread is whichever empties the queue: the user's training thread, or the backend's.
+        observer = self.observer
+        try:
+            if observer is not None:
+                observer(record, kind, start_ns, end_ns)
+        except Exception as error:
+            self.observer = None
+            warn_once(
+                f"Printing each operation (verbose=True) failed at {record.label} and is off from now on: "
+                f"{type(error).__name__}: {error}. Operations are timed as before; comm.configure(verbose=True) "
+                "switches it on again.",
+                about="comm verbose",
+            )
 
     def group_of(self, process_group: Any) -> Group | None:
         """What is remembered of a process group (None: there is none yet), or None if this rank is not in it."""
@@ -288,8 +317,8 @@ class Ledger:
         self._alone = Group(None, "", 1, 0, [0])
 
 
-LEDGER = Ledger()
-"""The ledger of this process."""
+LOG = CommLog()
+"""The log of this process."""
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=LEDGER.after_fork)
+    os.register_at_fork(after_in_child=LOG.after_fork)
