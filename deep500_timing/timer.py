@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
     F = TypeVar("F", bound=Callable[..., Any])
+    K = TypeVar("K", bound="Timer")
 else:
     from deep500_timing._ground import cython_stub as cython
 
@@ -44,9 +45,11 @@ if not cython.compiled:
 
 
 class Timer(Recorder):
-    """Times regions on the host, from any number of threads.
+    """Times regions on the host and, where ``gpu=True`` asks for it, on a device, from any number of threads.
 
     Args:
+        device_clock: What marks the device's streams. None if there is no device: ``gpu=True`` is accepted all the
+            same and gives CPU times only. The adapters' ``CPUGPUTimer`` finds its clock by itself.
         clock: A host clock of your own, with ``now_ns()``; the system's monotonic clock if None.
         enabled: False makes every call return at once; may be changed later.
         keep_last: How many intervals to keep one by one, for each region and thread; None keeps all. Count, total,
@@ -57,10 +60,18 @@ class Timer(Recorder):
         ValueError: ``keep_last`` or ``skip_first`` is negative.
     """
 
-    __slots__ = ()
+    __slots__ = ("_device",)
 
-    def start(self, key: TimeType | str) -> None:
-        """Open the region ``key`` on the calling thread.
+    def __init__(self, device_clock: DeviceClock | None = None, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._device: DeviceLedger | None = None
+        if device_clock is not None:
+            from deep500_timing.devices._pool import ledger_of
+
+            self._device = ledger_of(device_clock)
+
+    def start(self, key: TimeType | str, gpu: bool = False) -> None:
+        """Open the region ``key`` on the calling thread, and on the device if ``gpu`` is true.
 
         Raises:
             RegionOpenError: The thread has it open already.
@@ -82,6 +93,8 @@ class Timer(Recorder):
                 region = self._new_region(key, lane)
         if region.is_open:
             self._start_of_open(region)
+        if gpu:
+            self._start_on_device(region)
         # The clock is read last here and first in the end, so that an empty region reads as little as can be. A clock
         # of the user's own may raise, and then nothing is open.
         if self._native:
@@ -92,11 +105,16 @@ class Timer(Recorder):
             region.is_open = True
 
     @cython.locals(now_ns=cython.longlong, index=cython.Py_ssize_t)  # type: ignore[untyped-decorator, unused-ignore]
-    def end(self, key: TimeType | str) -> None:
-        """Close the region ``key`` on the calling thread and keep its interval.
+    def end(self, key: TimeType | str, gpu: bool = False) -> None:
+        """Close the region ``key`` on the calling thread and keep its interval. Never waits for the device.
+
+        Args:
+            key: The region.
+            gpu: The same as at its start.
 
         Raises:
             RegionNotOpenError: The thread does not have it open.
+            RegionMismatchError: It was started with another ``gpu``; it stays open.
             InvalidKeyError: The key is neither a ``TimeType`` nor a non-empty string.
         """
         if not self._enabled:
@@ -117,6 +135,8 @@ class Timer(Recorder):
         if not region.is_open:
             self._end_of_closed(region)
             return
+        if gpu or region.gpu:
+            self._end_on_device(region, gpu)
         region.is_open = False
         # Intervals.put, written out: the call would cost plain Python as much as a reading of the clock.
         intervals = region.intervals
@@ -127,76 +147,127 @@ class Timer(Recorder):
         if index + 2 == intervals.limit:
             intervals.seal()
 
-    def region(self, key: TimeType | str) -> Region:
+    def _start_on_device(self, region: Region) -> None:
+        region.gpu = True
+        if self._device is not None:
+            self._device.begin(region)
+
+    def _end_on_device(self, region: Region, gpu: bool) -> None:
+        if not gpu or not region.gpu:
+            self._mismatch(region, bool(gpu))
+        region.gpu = False
+        if self._device is not None:
+            self._device.end(region, self.keep_last, self.skip_first)
+
+    def _forget_open(self, region: Region) -> None:
+        if self._device is not None and region.gpu:
+            self._device.drop(region)
+        region.is_open = False
+        region.gpu = False
+
+    def region(self, key: TimeType | str, gpu: bool = False) -> Region | DeviceRegion:
         """The region ``key`` of the calling thread, for ``with timer.region(key): ...``.
 
         It is the same object each time and may be kept: ``r = timer.region(key)``, then ``r.start()``, ``r.end()``.
-        If the block raises, the interval is counted as failed and not kept.
+        If the block raises, the interval is counted as failed and not kept. With ``gpu=True`` it is timed on the
+        device as well.
 
         Raises:
             InvalidKeyError: The key is neither a ``TimeType`` nor a non-empty string.
         """
-        return self._find(key)
+        region = self._find(key)
+        if not gpu:
+            return region
+        if region.gpu_handle is None:
+            region.gpu_handle = DeviceRegion(self, region.key)
+        handle: DeviceRegion = region.gpu_handle
+        return handle
 
-    def timed(self, key: TimeType | str) -> Callable[[F], F]:
+    def timed(self, key: TimeType | str, gpu: bool = False) -> Callable[[F], F]:
         """A decorator that times each call of a function, each resumption of a generator, each run of a coroutine.
 
         A function that calls itself is timed from the outermost call to its return. A coroutine is timed from its
         first step to its end, the time it waits included, and any number may run at once.
 
+        Args:
+            key: The region.
+            gpu: Time it on the device as well; not for coroutines.
+
         Raises:
-            TypeError: What is decorated is not callable.
+            TypeError: What is decorated is not callable, or is a coroutine function and ``gpu`` is true: which work on
+                the stream is its own cannot be told.
             InvalidKeyError: The key is neither a ``TimeType`` nor a non-empty string.
         """
         from deep500_timing._recording.decorators import timed
 
-        return timed(self, key)
+        return timed(self, key, gpu)
 
-    def iterate(self, iterable: Iterable[T], key: TimeType | str = TimeType.IO) -> TimedIterable[T]:
-        """Go through an iterable and time each wait for its next item.
+    def iterate(self, iterable: Iterable[T], key: TimeType | str = TimeType.IO, gpu: bool = False) -> TimedIterable[T]:
+        """Go through an iterable and time each wait for its next item, on the device as well if ``gpu`` is true.
 
         Returns:
             An iterable over the same items that can be gone through as often as the original, with its ``len``.
         """
         from deep500_timing._recording.decorators import iterate
 
-        return iterate(self, iterable, key)
+        return iterate(self, iterable, key, gpu)
 
-    def _stores(self, key: TimeType | str) -> list[Intervals]:
+    def _stores(self, key: TimeType | str, gpu: bool) -> list[Intervals]:
         # The intervals of a region on every thread, none if it was never used.
         name = _name_of(key)
-        return [region.intervals for region in self._regions() if region.name == name]
+        if not gpu:
+            return [region.intervals for region in self._regions() if region.name == name]
+        self.complete_all()
+        return [
+            region.gpu_intervals
+            for region in self._regions()
+            if region.name == name and region.gpu_intervals is not None
+        ]
 
-    def intervals(self, key: TimeType | str) -> NDArray[np.int64]:
+    def intervals(self, key: TimeType | str, gpu: bool = False) -> NDArray[np.int64]:
         """When each kept interval of a region began and ended.
+
+        With ``gpu=True`` the device's times, waiting for those on their way; each is placed where its region began on
+        the host.
 
         Returns:
             Shape ``(n, 2)``, in nanoseconds of :meth:`now_ns`, in the order in which they ended.
         """
         from deep500_timing._summary.snapshot import kept_intervals
 
-        return kept_intervals(self._stores(key))
+        return kept_intervals(self._stores(key, gpu))
 
-    def get_time(self, key: TimeType | str) -> list[float]:
-        """The times of a region in seconds, in the order in which they ended: a copy, empty for an unused region."""
-        pairs = self.intervals(key)
+    def get_time(self, key: TimeType | str, gpu: bool = False) -> list[float]:
+        """The times of a region in seconds, in the order in which they ended: a copy, empty for an unused region.
+
+        With ``gpu=True`` the device's times, waiting for those on their way.
+        """
+        pairs = self.intervals(key, gpu)
         times: list[float] = ((pairs[:, 1] - pairs[:, 0]) / 1e9).tolist()
         return times
 
-    def get_time_stats(self, key: TimeType | str) -> TimeStats:
+    def get_time_stats(self, key: TimeType | str, gpu: bool = False) -> TimeStats:
         """Summary statistics of the times of a region, in seconds.
+
+        With ``gpu=True`` of the device's times, waiting for those on their way.
 
         Raises:
             NoTimesError: No time is recorded for it.
             InvalidKeyError: The key is neither a ``TimeType`` nor a non-empty string.
         """
-        return _stats_or_error(self._stores(key), key, "")
+        return _stats_or_error(self._stores(key, gpu), key, " on the device" if gpu else "")
 
     def snapshot(self) -> Snapshot:
-        """The times of every region at this moment, as plain frozen data. Open regions are counted as running."""
+        """The times of every region at this moment, as plain frozen data.
+
+        Open regions are counted as running. Never waits: device times that are on their way are counted as pending.
+        """
         from deep500_timing._summary.snapshot import take_snapshot
 
-        return take_snapshot(self, {})
+        if self._device is None:
+            return take_snapshot(self, {})
+        self._device.collect(wait=False)
+        return take_snapshot(self, self._device.pending())
 
     def export(self, *exporters: Exporter, step: int | None = None) -> None:
         """Hand one snapshot to each exporter; one that fails costs a warning and none of the others.
@@ -256,171 +327,6 @@ class Timer(Recorder):
         MlflowExporter(prefix, stats=stats, strict=strict).export(self.snapshot(), step=step)
 
     def complete_all(self) -> None:
-        """Wait for times that are still on their way from a device. Allowed, never needed; no-op on the host."""
-
-    def __repr__(self) -> str:
-        """Show what was recorded."""
-        count = sum(region.intervals.count for region in self._regions())
-        return f"<{type(self).__name__}: {count} intervals{'' if self.enabled else ', disabled'}>"
-
-
-class CPUGPUTimer(Timer):
-    """Times regions on the host and, where ``gpu=True`` asks for it, on a device.
-
-    Args:
-        device_clock: What marks the device's streams; None if there is no device, when ``gpu=True`` is accepted and
-            gives CPU times only. The adapters' classes of this name find it by themselves.
-        **settings: As for :class:`Timer`.
-    """
-
-    __slots__ = ("_device",)
-
-    def __init__(self, *, device_clock: DeviceClock | None = None, **settings: Any) -> None:
-        """See the class."""
-        super().__init__(**settings)
-        self._device: DeviceLedger | None = None
-        if device_clock is not None:
-            from deep500_timing.devices._pool import ledger_of
-
-            self._device = ledger_of(device_clock)
-
-    def start(self, key: TimeType | str, gpu: bool = False) -> None:
-        """Open the region ``key`` on the calling thread, and on the device if ``gpu`` is true.
-
-        Raises:
-            RegionOpenError: The thread has it open already.
-            InvalidKeyError: The key is neither a ``TimeType`` nor a non-empty string.
-        """
-        if not self._enabled:
-            return
-        lane = self._lane
-        if thread_id() != lane.thread:
-            lane = self._enter_thread()
-        region = look_up(lane, key)
-        if region is None:
-            region = self._new_region(key, lane)
-        if region.is_open:
-            self._start_of_open(region)
-        region.gpu = bool(gpu)
-        if region.gpu and self._device is not None:
-            self._device.begin(region)
-        if self._native:
-            region.is_open = True
-            region.start_ns = clock_ns()
-        else:
-            region.start_ns = self._now()
-            region.is_open = True
-
-    @cython.locals(now_ns=cython.longlong, index=cython.Py_ssize_t, on_device=cython.bint)  # type: ignore[untyped-decorator, unused-ignore]
-    def end(self, key: TimeType | str, gpu: bool = False) -> None:
-        """Close the region ``key``, with the same ``gpu`` as it was started with. Never waits for the device.
-
-        Raises:
-            RegionNotOpenError: The thread does not have it open.
-            RegionMismatchError: It was started with another ``gpu``; it stays open.
-            InvalidKeyError: The key is neither a ``TimeType`` nor a non-empty string.
-        """
-        if not self._enabled:
-            return
-        now_ns = clock_ns() if self._native else self._now()
-        lane = self._lane
-        if thread_id() != lane.thread:
-            lane = self._enter_thread()
-        region = look_up(lane, key)
-        if region is None:
-            region = self._new_region(key, lane)
-        if not region.is_open:
-            self._end_of_closed(region)
-            return
-        on_device = bool(gpu)
-        if region.gpu != on_device:
-            self._mismatch(region, on_device)
-        if on_device:
-            region.gpu = False
-            if self._device is not None:
-                self._device.end(region, self.keep_last, self.skip_first)
-        region.is_open = False
-        intervals = region.intervals
-        index = intervals.index
-        intervals.buffer[index] = region.start_ns
-        intervals.buffer[index + 1] = now_ns
-        intervals.index = index + 2
-        if index + 2 == intervals.limit:
-            intervals.seal()
-
-    def _forget_open(self, region: Region) -> None:
-        if self._device is not None and region.gpu:
-            self._device.drop(region)
-        region.is_open = False
-        region.gpu = False
-
-    def region(self, key: TimeType | str, gpu: bool = False) -> Any:
-        """As :meth:`Timer.region`, timed on the device as well if ``gpu`` is true."""
-        region = self._find(key)
-        if not gpu:
-            return region
-        if region.gpu_handle is None:
-            region.gpu_handle = DeviceRegion(self, region.key)
-        return region.gpu_handle
-
-    def timed(self, key: TimeType | str, gpu: bool = False) -> Callable[[F], F]:
-        """As :meth:`Timer.timed`, on the device as well if ``gpu`` is true (not for coroutines).
-
-        Raises:
-            TypeError: A coroutine function with ``gpu=True``: which work on the stream is its own cannot be told.
-        """
-        from deep500_timing._recording.decorators import timed
-
-        return timed(self, key, gpu)
-
-    def iterate(self, iterable: Iterable[T], key: TimeType | str = TimeType.IO, gpu: bool = False) -> TimedIterable[T]:
-        """As :meth:`Timer.iterate`, on the device as well if ``gpu`` is true."""
-        from deep500_timing._recording.decorators import iterate
-
-        return iterate(self, iterable, key, gpu)
-
-    def _stores_on(self, key: TimeType | str, gpu: bool) -> list[Intervals]:
-        if not gpu:
-            return self._stores(key)
-        name = _name_of(key)
-        self.complete_all()
-        return [
-            region.gpu_intervals
-            for region in self._regions()
-            if region.name == name and region.gpu_intervals is not None
-        ]
-
-    def intervals(self, key: TimeType | str, gpu: bool = False) -> NDArray[np.int64]:
-        """As :meth:`Timer.intervals`; a device time is placed where its region began on the host."""
-        from deep500_timing._summary.snapshot import kept_intervals
-
-        return kept_intervals(self._stores_on(key, gpu))
-
-    def get_time(self, key: TimeType | str, gpu: bool = False) -> list[float]:
-        """As :meth:`Timer.get_time`, or the device's times if ``gpu`` is true, waiting for those on their way."""
-        pairs = self.intervals(key, gpu)
-        times: list[float] = ((pairs[:, 1] - pairs[:, 0]) / 1e9).tolist()
-        return times
-
-    def get_time_stats(self, key: TimeType | str, gpu: bool = False) -> TimeStats:
-        """As :meth:`Timer.get_time_stats`, of the device's times if ``gpu`` is true, waiting for those on their way.
-
-        Raises:
-            NoTimesError: No time is recorded for it.
-            InvalidKeyError: The key is neither a ``TimeType`` nor a non-empty string.
-        """
-        return _stats_or_error(self._stores_on(key, gpu), key, " on the device" if gpu else "")
-
-    def snapshot(self) -> Snapshot:
-        """As :meth:`Timer.snapshot`. Never waits: device times that are on their way are counted as pending."""
-        from deep500_timing._summary.snapshot import take_snapshot
-
-        if self._device is None:
-            return take_snapshot(self, {})
-        self._device.collect(wait=False)
-        return take_snapshot(self, self._device.pending())
-
-    def complete_all(self) -> None:
         """Wait until the device has passed every region that has ended. Allowed, never needed.
 
         The methods that print, save or return times do so by themselves; ``snapshot`` and the ``log`` methods, which
@@ -435,14 +341,37 @@ class CPUGPUTimer(Timer):
             settings["device_clock"] = self._device.clock
         return settings
 
+    def __repr__(self) -> str:
+        """Show what was recorded."""
+        count = sum(region.intervals.count for region in self._regions())
+        return f"<{type(self).__name__}: {count} intervals{'' if self.enabled else ', disabled'}>"
+
+
+CPUGPUTimer = Timer
+"""The name that users of the adapters know: one class, since the interpreter calls the methods of a subclass slower."""
+
+
+def call_directly(kind: type[K]) -> type[K]:
+    """Let the frequent methods of a timer's subclass cost what they cost :class:`Timer` itself; for adapters.
+
+    Compiled, the interpreter calls a method of C at once if the object is exactly of the class that has it, else by a
+    longer way (1.2 times a pair). So the subclass gets the methods that it inherits as its own. What overrides them
+    in a class that stands between the two in some other class's order of resolution is then not asked.
+    """
+    if cython.compiled:
+        for name in ("start", "end", "region"):
+            if getattr(kind, name) is getattr(Timer, name):
+                setattr(kind, name, method_of(kind, getattr(Timer, name)))  # type: ignore[name-defined, unused-ignore]  # noqa: F821
+    return kind
+
 
 class DeviceRegion:
     """A region that is timed on the device as well; what ``timer.region(key, gpu=True)`` hands out."""
 
     __slots__ = ("_timer", "key")
 
-    def __init__(self, timer: CPUGPUTimer, key: TimeType | str) -> None:
-        """Handed out by :meth:`CPUGPUTimer.region`; not for direct use."""
+    def __init__(self, timer: Timer, key: TimeType | str) -> None:
+        """Handed out by :meth:`Timer.region`; not for direct use."""
         self._timer = timer
         self.key = key
 

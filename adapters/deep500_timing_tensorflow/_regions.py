@@ -38,10 +38,7 @@ class OpenRegions:
 
     def start(self, key: Key, *, gpu: bool = False) -> None:
         """Open a region."""
-        if gpu:
-            self.timer.start(key, gpu=True)  # type: ignore[call-arg, unused-ignore]
-        else:
-            self.timer.start(key)
+        self.timer.start(key, gpu)
         self._open[key] = gpu, self.timer.now_ns()
 
     def end(self, key: Key) -> int | None:
@@ -54,10 +51,7 @@ class OpenRegions:
             return None
         gpu, began_ns = self._open.pop(key)
         took_ns = self.timer.now_ns() - began_ns
-        if gpu:
-            self.timer.end(key, gpu=True)  # type: ignore[call-arg, unused-ignore]
-        else:
-            self.timer.end(key)
+        self.timer.end(key, gpu)
         return took_ns
 
     def drop(self, key: Key) -> None:

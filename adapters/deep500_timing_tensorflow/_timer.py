@@ -8,6 +8,7 @@ import deep500_timing as _core
 from deep500_timing._ground.warn import warn_once
 from deep500_timing.devices._null import NoLedger
 from deep500_timing.devices._pool import DeviceLedger, ledger_of
+from deep500_timing.timer import call_directly
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 _clocks: list[DeviceClock] = []
 
 
+@call_directly
 class CPUGPUTimer(_core.CPUGPUTimer):
     """Times regions on the host and, with ``gpu=True``, on the GPU that TensorFlow uses.
 

@@ -22,9 +22,10 @@ import sys
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from deep500_timing import CPUGPUTimer, Region, Timer, TimeType
+from deep500_timing import Region, Timer, TimeType
 from deep500_timing._ground.warn import warn_once
 from deep500_timing.timer import DeviceRegion
+from deep500_timing_torch._timer import CPUGPUTimer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -63,45 +64,23 @@ class Untimed:
 # A fresh `Untimed` each time, since Dynamo enters only those context managers that it has seen made.
 
 
-def _start(self: Timer, key: TimeType | str) -> None:
+def _start(self: Timer, key: TimeType | str, gpu: bool = False) -> None:
     pass
 
 
-def _end(self: Timer, key: TimeType | str) -> None:
+def _end(self: Timer, key: TimeType | str, gpu: bool = False) -> None:
     pass
 
 
-def _region(self: Timer, key: TimeType | str) -> Untimed:
+def _region(self: Timer, key: TimeType | str, gpu: bool = False) -> Untimed:
     return Untimed()
 
 
-def _timed(self: Timer, key: TimeType | str) -> Callable[[T], T]:
+def _timed(self: Timer, key: TimeType | str, gpu: bool = False) -> Callable[[T], T]:
     return _unchanged
 
 
-def _iterate(self: Timer, iterable: Iterable[T], key: TimeType | str = TimeType.IO) -> Iterable[T]:
-    return iterable
-
-
-def _start_gpu(self: CPUGPUTimer, key: TimeType | str, gpu: bool = False) -> None:
-    pass
-
-
-def _end_gpu(self: CPUGPUTimer, key: TimeType | str, gpu: bool = False) -> None:
-    pass
-
-
-def _region_gpu(self: CPUGPUTimer, key: TimeType | str, gpu: bool = False) -> Untimed:
-    return Untimed()
-
-
-def _timed_gpu(self: CPUGPUTimer, key: TimeType | str, gpu: bool = False) -> Callable[[T], T]:
-    return _unchanged
-
-
-def _iterate_gpu(
-    self: CPUGPUTimer, iterable: Iterable[T], key: TimeType | str = TimeType.IO, gpu: bool = False
-) -> Iterable[T]:
+def _iterate(self: Timer, iterable: Iterable[T], key: TimeType | str = TimeType.IO, gpu: bool = False) -> Iterable[T]:
     return iterable
 
 
@@ -135,11 +114,10 @@ _SUBSTITUTES: Sequence[tuple[Any, Callable[..., object]]] = (
     (Timer.region, _region),
     (Timer.timed, _timed),
     (Timer.iterate, _iterate),
-    (CPUGPUTimer.start, _start_gpu),
-    (CPUGPUTimer.end, _end_gpu),
-    (CPUGPUTimer.region, _region_gpu),
-    (CPUGPUTimer.timed, _timed_gpu),
-    (CPUGPUTimer.iterate, _iterate_gpu),
+    # The adapter's class has methods of its own in the compiled form, see `call_directly`.
+    (CPUGPUTimer.start, _start),
+    (CPUGPUTimer.end, _end),
+    (CPUGPUTimer.region, _region),
     (Timer._find, _find),
     (Timer.discard, _discard),
     (Timer.discard_quietly, _discard_quietly),

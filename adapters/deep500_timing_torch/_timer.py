@@ -11,12 +11,14 @@ from deep500_timing import CPUGPUTimer as _CoreTimer
 from deep500_timing import DeviceUnavailableError
 from deep500_timing._ground.warn import warn_once
 from deep500_timing.devices._null import NoLedger
+from deep500_timing.timer import call_directly
 from deep500_timing_torch._clock import CudaEventClock, accelerator
 
 if TYPE_CHECKING:
     from deep500_timing import DeviceClock
 
 
+@call_directly
 class CPUGPUTimer(_CoreTimer):
     """Times regions on the CPU and, where ``gpu=True`` asks for it, on the accelerator.
 

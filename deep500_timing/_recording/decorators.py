@@ -54,16 +54,11 @@ def timed(timer: Timer, key: TimeType | str, gpu: bool = False) -> Callable[[F],
     return decorate
 
 
-def _region(timer: Timer, key: TimeType | str, gpu: bool) -> Any:
-    # Only a CPUGPUTimer knows the argument.
-    return timer.region(key, gpu=True) if gpu else timer.region(key)  # type: ignore[call-arg]
-
-
 def _function(timer: Timer, key: TimeType | str, gpu: bool, function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         if timer._find(key).is_open:  # It called itself: the outermost call is the one that is timed.
             return function(*args, **kwargs)
-        with _region(timer, key, gpu):
+        with timer.region(key, gpu):
             return function(*args, **kwargs)
 
     return call
@@ -92,7 +87,7 @@ def _generator(timer: Timer, key: TimeType | str, gpu: bool, function: Callable[
         try:
             while True:
                 # Resumed by a generator of the same key, as in a recursion: that one's stretch holds this one.
-                region = None if timer._find(key).is_open else _region(timer, key, gpu)
+                region = None if timer._find(key).is_open else timer.region(key, gpu)
                 if region is not None:
                     region.start()
                 try:
@@ -133,7 +128,7 @@ class TimedIterable(Generic[T]):
     def __iter__(self) -> Iterator[T]:
         """Go through the items from the start."""
         timer, key, gpu = self._timer, self._key, self._gpu
-        region = _region(timer, key, gpu)
+        region = timer.region(key, gpu)
         # Making the iterator is part of the first wait: worker processes start there.
         region.start()
         try:

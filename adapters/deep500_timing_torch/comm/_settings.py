@@ -46,7 +46,7 @@ class Settings:
     def device_store(self) -> Any:
         """Where the timer keeps the device times of communication, None if it has no device or there is no timer."""
         if isinstance(self.timer, CPUGPUTimer):
-            return self.timer.region(TimeType.COMM).gpu_store()
+            return self.timer._find(TimeType.COMM).gpu_store()
         return None
 
 
