@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 from deep500_timing._ground.warn import warn_once
 from deep500_timing._named.named_timer import NamedTimer, engine_for
-from deep500_timing._ranks.exchange import DEADLINE_S, Exchange, rank_and_world, wait_for_ranks
+from deep500_timing._ranks.exchange import DEADLINE_S, Exchange
+from deep500_timing._ranks.place import rank_and_world, wait_for_ranks
 from deep500_timing.exceptions import NoTimesError
 
 if TYPE_CHECKING:

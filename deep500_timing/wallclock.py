@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from deep500_timing._ground.warn import warn_once
 from deep500_timing._named.named_timer import Account, NamedTimer, engine_for
-from deep500_timing._ranks.exchange import rank_and_world, wants
+from deep500_timing._ranks.place import rank_and_world, wants
 from deep500_timing.exceptions import MissingPackageError
 from deep500_timing.memory import HostMemory, MemoryReader, format_usage, read_or_none
 from deep500_timing.throughput import ThroughputTimer

@@ -1,67 +1,18 @@
-"""Which process of a training job this is, and a report across them that no process can hang.
-
-torch.distributed is asked if the user's program has imported and initialised it; this module never imports it.
-"""
+"""A report across the processes of a job that no process can hang."""
 
 from __future__ import annotations
 
-import os
-import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from deep500_timing._ground.warn import warn_once
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from deep500_timing._ranks.place import distributed, rank_and_world
 
 DEADLINE_S = 10.0
 """How long a report waits for ranks that do not answer, in seconds."""
 _KEPT_ROUNDS = 16
 """Rounds that stay in the store: how far a rank may run ahead of one that reads, which training keeps close."""
 _POLL_S = 0.002
-
-# Rank and world size as launchers tell them, the more specific ones first. SLURM's are those of the allocation unless
-# the process runs in a step.
-_LAUNCHERS = (
-    ("RANK", "WORLD_SIZE"),
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
-    ("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),
-    ("FLUX_TASK_RANK", "FLUX_JOB_SIZE"),
-    ("PMI_RANK", "PMI_SIZE"),
-    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
-)
-
-
-def distributed() -> Any:
-    """``torch.distributed`` if it is imported and initialised, else None."""
-    module = sys.modules.get("torch.distributed")
-    try:
-        if module is not None and module.is_available() and module.is_initialized():
-            return module
-    except Exception:
-        return None
-    return None
-
-
-def rank_and_world() -> tuple[int, int]:
-    """The rank of this process and the number of processes: torch.distributed's, else the launcher's, else (0, 1)."""
-    dist = distributed()
-    if dist is not None:
-        return int(dist.get_rank()), int(dist.get_world_size())
-    for rank_name, size_name in _LAUNCHERS:
-        rank, size = os.environ.get(rank_name, ""), os.environ.get(size_name, "")
-        if rank.isdecimal() and size.isdecimal() and int(rank) < int(size):
-            return int(rank), int(size)
-    return 0, 1
-
-
-def wait_for_ranks(group: Any = None) -> None:
-    """Wait for every process of the group; nothing to wait for where torch.distributed is not initialised."""
-    dist = distributed()
-    if dist is not None:
-        dist.barrier(group=group)
 
 
 class Exchange:
@@ -139,9 +90,3 @@ def _store() -> Any:
     except Exception as error:
         warn_once(f"The job's store cannot be had; reports show this rank only: {error}", about="exchange store")
         return None
-
-
-def wants(ranks: Iterable[int] | None) -> bool:
-    """Whether this process is among ``ranks``; None means rank 0, and -1 among them every rank."""
-    chosen = list(ranks or [0])
-    return -1 in chosen or rank_and_world()[0] in chosen

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import socket
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from deep500_timing._ground.time_type import TimeType
+from deep500_timing._ranks.place import known_rank_and_world
+from deep500_timing._summary.anchor import ClockAnchor, take_anchor
 from deep500_timing._summary.stats import Summary, TimeStats, durations_of
 
 if TYPE_CHECKING:
@@ -27,6 +29,13 @@ GPU = "GPU"
 _ORDER = {member.name: position for position, member in enumerate(TimeType)}
 
 
+def _counter(note: str, *, stored: bool = True) -> int:
+    # A field of RegionTimes that counts what is not in the statistics: what a table's note says of it, and whether
+    # the intervals count it themselves.
+    counter: int = field(default=0, metadata={"note": note, "stored": stored})
+    return counter
+
+
 @dataclass(frozen=True, slots=True)
 class RegionTimes:
     """One region on one kind of processor, all threads together."""
@@ -37,15 +46,15 @@ class RegionTimes:
     """``"CPU"`` for times on the host clock, ``"GPU"`` for times between events on a device."""
     stats: TimeStats | None
     """Statistics in seconds, or None while no time is recorded."""
-    running: int = 0
+    running: int = _counter("open now; not included", stored=False)
     """Threads that have the region open now; their time so far is not in the statistics."""
-    pending: int = 0
+    pending: int = _counter("ended, but not reached by the device yet; not included", stored=False)
     """Ended regions whose events the device has not reached yet."""
-    failed: int = 0
+    failed: int = _counter("ended by an exception, or not to be measured; not included")
     """Regions ended by an exception, or whose device time could not be had; not in the statistics."""
-    discarded: int = 0
+    discarded: int = _counter("forgotten while open; not included")
     """Regions that were forgotten while open."""
-    captured: int = 0
+    captured: int = _counter("in a graph being captured, where nothing can be timed; not included")
     """Device times not taken because the stream was being captured into a graph."""
     memory: RegionMemory | None = None
     """Memory of host and device at the region's ends, in its CPU times; None unless it was asked for."""
@@ -53,6 +62,11 @@ class RegionTimes:
     def to_dict(self) -> dict[str, Any]:
         """As plain data for JSON: the fields under their names, ``stats`` nested, None where it is unknown."""
         return asdict(self)
+
+
+COUNTERS: dict[str, str] = {item.name: item.metadata["note"] for item in fields(RegionTimes) if "note" in item.metadata}
+"""The fields of :class:`RegionTimes` that count, with what a table says of each. Columns and notes are made from it."""
+_STORED = tuple(item.name for item in fields(RegionTimes) if item.metadata.get("stored"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +81,13 @@ class Snapshot:
     """Name of the machine."""
     pid: int
     """The process."""
+    rank: int | None = None
+    """Which process of its job this is, as torch.distributed or the launcher tells; None if neither does."""
+    world_size: int | None = None
+    """How many processes the job has; None if nothing tells."""
+    anchor: ClockAnchor | None = None
+    """The timer's host clock and Unix time at one moment, by which intervals can be placed in time; None in what was
+    written by an earlier version."""
 
     def __iter__(self) -> Iterator[RegionTimes]:
         """Go through the regions."""
@@ -107,7 +128,16 @@ def take_snapshot(recorder: Recorder, pending: dict[int, int]) -> Snapshot:
         found = _read(name, GPU, on_device, running=0, pending=waiting)
         if found is not None:
             regions.append(found)
-    return Snapshot(tuple(regions), time.time(), socket.gethostname(), os.getpid())
+    rank, world_size = known_rank_and_world()
+    return Snapshot(
+        tuple(regions),
+        time.time(),
+        socket.gethostname(),
+        os.getpid(),
+        rank=rank,
+        world_size=world_size,
+        anchor=take_anchor(recorder.now_ns),
+    )
 
 
 def _read(name: str, device: str, stores: Iterable[Intervals], *, running: int, pending: int) -> RegionTimes | None:
@@ -118,9 +148,8 @@ def _read(name: str, device: str, stores: Iterable[Intervals], *, running: int, 
         summary.stats(),
         running=running,
         pending=pending,
-        failed=counters["failed"],
-        discarded=counters["discarded"],
-        captured=counters["captured"],
+        memory=None,
+        **counters,
     )
     used = times.stats is not None or running or pending or summary.skipped or any(counters.values())
     return times if used else None
@@ -131,7 +160,7 @@ def summarize(stores: Iterable[Intervals]) -> tuple[Summary, dict[str, int]]:
     from deep500_timing._summary.stats import Histogram
 
     summary = Summary()
-    counters = {"failed": 0, "discarded": 0, "captured": 0}
+    counters = dict.fromkeys(_STORED, 0)
     for store in stores:
         copied = store.copy()
         for counter in counters:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,7 +30,7 @@ class TimeStats:
     """Shortest time, exact."""
     mean: float
     """Arithmetic mean, exact."""
-    median: float
+    median: float = field(metadata={"quantile": 0.5, "shown": True})
     """Middle time; ``quantile_error`` says how exact this and the percentiles are."""
     max: float
     """Longest time, exact."""
@@ -40,11 +40,11 @@ class TimeStats:
     """Times that these statistics stand on."""
     total: float
     """Their sum, exact."""
-    p90: float
+    p90: float = field(metadata={"quantile": 0.90})
     """90th percentile, linear between order statistics as numpy's default."""
-    p95: float
+    p95: float = field(metadata={"quantile": 0.95, "shown": True})
     """95th percentile."""
-    p99: float
+    p99: float = field(metadata={"quantile": 0.99})
     """99th percentile."""
     median_ci: tuple[float, float] | None
     """95 % confidence interval of the median, see :func:`median_confidence_ranks`; None below 6 times."""
@@ -53,6 +53,15 @@ class TimeStats:
     quantile_error: float = 0.0
     """Largest relative error of median, percentiles and interval: 0.0 from the times themselves, 0.01 from the
     histogram of a timer with ``keep_last`` that has recorded more than it keeps."""
+
+
+QUANTILES: dict[str, float] = {
+    item.name: item.metadata["quantile"] for item in fields(TimeStats) if "quantile" in item.metadata
+}
+"""The fields of :class:`TimeStats` that hold a quantile, with its share of the times. What computes, writes or shows
+quantiles goes by this list, so that a further percentile is one more field."""
+SHOWN_QUANTILES = tuple(item.name for item in fields(TimeStats) if item.metadata.get("shown"))
+"""Those of them that have a column in a table."""
 
 
 @dataclass(slots=True)
@@ -217,20 +226,17 @@ class Summary:
         interval = None
         if ranks is not None:
             interval = (seconds(histogram.order_statistic(ranks[0])), seconds(histogram.order_statistic(ranks[1])))
-        p50, p90, p95, p99 = (seconds(histogram.quantile(q)) for q in (0.5, 0.9, 0.95, 0.99))
+        quantiles = {name: seconds(histogram.quantile(q)) for name, q in QUANTILES.items()}
         return TimeStats(
             min=self.min_ns / 1e9,
             mean=self.total_ns / n / 1e9,
-            median=p50,
             max=self.max_ns / 1e9,
             stdev=math.sqrt(self.m2 / (n - 1)) / 1e9 if n > 1 else 0.0,
             count=n,
             total=self.total_ns / 1e9,
-            p90=p90,
-            p95=p95,
-            p99=p99,
             median_ci=interval,
             skipped=self.skipped,
+            **quantiles,
             quantile_error=HISTOGRAM_ERROR,
         )
 
@@ -254,28 +260,25 @@ def stats_of(durations_ns: Int64Array, *, skipped: int = 0) -> TimeStats:
     n = len(durations_ns)
     if n == 0:
         raise NoTimesError("Statistics of no times do not exist; record a time first.")
-    positions = [q * (n - 1) for q in (0.5, 0.9, 0.95, 0.99)]
+    positions = {name: q * (n - 1) for name, q in QUANTILES.items()}
     ranks = median_confidence_ranks(n)
     # Only the order statistics that are asked for are put into place, which takes a quarter of the time of sorting.
-    places = {0, n - 1, *(math.floor(position) for position in positions), *(math.ceil(p) for p in positions)}
+    places = {0, n - 1, *map(math.floor, positions.values()), *map(math.ceil, positions.values())}
     if ranks is not None:
         places.update(rank - 1 for rank in ranks)
     ordered = np.partition(durations_ns, sorted(places))
-    median, p90, p95, p99 = (_between(ordered, position) / 1e9 for position in positions)
     total_ns = int(ordered.sum())
     return TimeStats(
         min=int(ordered[0]) / 1e9,
         mean=total_ns / n / 1e9,
-        median=median,
         max=int(ordered[n - 1]) / 1e9,
         stdev=float(ordered.std(ddof=1)) / 1e9 if n > 1 else 0.0,
         count=n,
         total=total_ns / 1e9,
-        p90=p90,
-        p95=p95,
-        p99=p99,
         median_ci=None if ranks is None else (int(ordered[ranks[0] - 1]) / 1e9, int(ordered[ranks[1] - 1]) / 1e9),
         skipped=skipped,
+        quantile_error=0.0,
+        **{name: _between(ordered, position) / 1e9 for name, position in positions.items()},
     )
 
 

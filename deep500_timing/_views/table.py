@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from deep500_timing._ground.memory_usage import SHOWN
+from deep500_timing._summary.snapshot import COUNTERS
+from deep500_timing._summary.stats import SHOWN_QUANTILES
 from deep500_timing._summary.text import format_bytes, format_interval, format_time, pad, safe_name, width_of, wrap
 
 if TYPE_CHECKING:
@@ -27,16 +30,23 @@ class Column(NamedTuple):
     """On a narrow terminal the columns with the highest rank go first."""
 
 
+_PERCENTILES = tuple(name for name in SHOWN_QUANTILES if name != "median")
+
+
+def _time_column(field: str, rank: int) -> Column:
+    return Column(field, lambda stats: format_time(getattr(stats, field)), rank)
+
+
 _COLUMNS = (
     Column("count", lambda stats: str(stats.count), 0),
-    Column("total", lambda stats: format_time(stats.total), 3),
-    Column("mean", lambda stats: format_time(stats.mean), 1),
-    Column("stdev", lambda stats: format_time(stats.stdev), 6),
-    Column("median", lambda stats: format_time(stats.median), 2),
+    _time_column("total", 3),
+    _time_column("mean", 1),
+    _time_column("stdev", 6),
+    _time_column("median", 2),
     Column("95 % CI of median", lambda stats: format_interval(stats.median_ci), 7),
-    Column("min", lambda stats: format_time(stats.min), 5),
-    Column("p95", lambda stats: format_time(stats.p95), 4),
-    Column("max", lambda stats: format_time(stats.max), 0),
+    _time_column("min", 5),
+    *(_time_column(name, 4) for name in _PERCENTILES),
+    _time_column("max", 0),
 )
 
 
@@ -164,16 +174,16 @@ def _notes(snapshot: Snapshot, *, any_times: bool) -> list[tuple[str, str]]:
             notes.append((label, f"{', '.join(named)}: {text}"))
 
     threads = any(region.running > 1 for region in snapshot)
-    open_text = "open now, by threads; the time so far is not included" if threads else "open now; not included"
-    note("running", open_text, lambda region: region.running, show_count=threads)
-    note("pending", "ended, but not reached by the device yet; not included", lambda region: region.pending)
-    note("failed", "ended by an exception, or not to be measured; not included", lambda region: region.failed)
-    note("discarded", "forgotten while open; not included", lambda region: region.discarded)
-    note("captured", "in a graph being captured, where nothing can be timed; not included", lambda r: r.captured)
+    for counter, text in COUNTERS.items():
+        if counter == "running":
+            open_text = "open now, by threads; the time so far is not included" if threads else text
+            note(counter, open_text, attrgetter(counter), show_count=threads)
+        else:
+            note(counter, text, attrgetter(counter))
     note("warm-up", "left out by skip_first", lambda region: region.stats.skipped if region.stats else 0)
     note(
         "rounded",
-        "median, its interval and p95 are from a histogram, within ±1 %",
+        f"{' and '.join(['median, its interval', *_PERCENTILES])} are from a histogram, within ±1 %",
         lambda region: int(region.stats is not None and region.stats.quantile_error > 0),
         show_count=False,
     )

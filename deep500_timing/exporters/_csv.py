@@ -7,19 +7,20 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing._ground.memory_usage import MAXIMA
+from deep500_timing._summary.snapshot import COUNTERS
+from deep500_timing._summary.stats import QUANTILES
 from deep500_timing.exporters._base import BaseExporter
 from deep500_timing.exporters._files import append, check_appendable, encode, ends_amid_line
 
 if TYPE_CHECKING:
     from deep500_timing._summary.snapshot import RegionTimes, Snapshot
 
-_IN_SECONDS = ("total", "min", "mean", "median", "p90", "p95", "p99", "max", "stdev")
-_COUNTERS = ("running", "pending", "failed", "discarded", "captured")
+_IN_SECONDS = ("total", "min", "mean", *QUANTILES, "max", "stdev")
 COLUMNS = (
-    *("step", "unix_time_s", "host", "pid", "region", "device", "count"),
+    *("step", "unix_time_s", "host", "pid", "rank", "region", "device", "count"),
     *(f"{name}_s" for name in _IN_SECONDS),
     *("median_ci_low_s", "median_ci_high_s", "quantile_error", "skipped"),
-    *_COUNTERS,
+    *COUNTERS,
     *MAXIMA,
 )
 """The header. Times are in seconds and their columns say so."""
@@ -76,14 +77,15 @@ class CsvExporter(BaseExporter):
 
 def _values(snapshot: Snapshot, region: RegionTimes, step: int | None) -> list[Any]:
     stats = region.stats
-    values: list[Any] = [step, snapshot.unix_time_s, snapshot.host, snapshot.pid, region.name, region.device]
+    values: list[Any] = [step, snapshot.unix_time_s, snapshot.host, snapshot.pid]
+    values += [snapshot.rank, region.name, region.device]
     if stats is None:
         values += [0, *(None for _ in _IN_SECONDS), None, None, None, None]
     else:
         low, high = stats.median_ci or (None, None)
         values += [stats.count, *(getattr(stats, name) for name in _IN_SECONDS)]
         values += [low, high, stats.quantile_error, stats.skipped]
-    values += [getattr(region, name) for name in _COUNTERS]
+    values += [getattr(region, name) for name in COUNTERS]
     return [*values, *(getattr(region.memory, name, None) for name in MAXIMA)]
 
 

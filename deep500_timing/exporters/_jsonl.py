@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from deep500_timing._ground.memory_usage import MemoryUsage, RegionMemory
 from deep500_timing._ground.warn import warn_once
+from deep500_timing._summary.anchor import ClockAnchor
 from deep500_timing._summary.snapshot import RegionTimes, Snapshot
 from deep500_timing._summary.stats import TimeStats
 from deep500_timing.exporters._base import BaseExporter
@@ -133,7 +134,9 @@ def _snapshot(record: dict[str, Any]) -> Snapshot:
             )
         memory = _memory(region.get("memory"))
         regions.append(RegionTimes(**_known(RegionTimes, {**region, "stats": stats, "memory": memory})))
-    return Snapshot(**_known(Snapshot, {**record, "regions": tuple(regions)}))
+    anchor = record.get("anchor")
+    anchor = None if anchor is None else ClockAnchor(**_known(ClockAnchor, anchor))
+    return Snapshot(**_known(Snapshot, {**record, "regions": tuple(regions), "anchor": anchor}))
 
 
 def _memory(record: dict[str, Any] | None) -> RegionMemory | None:

@@ -22,6 +22,14 @@ def _strings_in_code(path: Path) -> list[str]:
     ]
 
 
+def _names_in_code(path: Path) -> set[str]:
+    # Whatever a file names: fields, attributes, keywords, variables, and strings that are a name and nothing else.
+    found = set(_strings_in_code(path))
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        found.update(str(value) for field, value in ast.iter_fields(node) if field in ("attr", "id", "arg", "name"))
+    return found
+
+
 def _files_that_say(text: str) -> list[str]:
     return [
         path.relative_to(ROOT).as_posix()
@@ -43,6 +51,22 @@ def test_a_text_is_written_in_one_file(text, home):
     assert [home] == _files_that_say(text)
 
 
+@pytest.mark.parametrize(
+    ("name", "home"),
+    [
+        ("p90", "deep500_timing/_summary/stats.py"),
+        ("p99", "deep500_timing/_summary/stats.py"),
+        ("max_device_reserved_bytes", "deep500_timing/_ground/memory_usage.py"),
+        ("RANK", "deep500_timing/_ranks/launchers.py"),
+        ("SLURM_PROCID", "deep500_timing/_ranks/launchers.py"),
+    ],
+)
+def test_a_name_is_known_to_one_file(name, home):
+    """A percentile, an amount of memory, a launcher: what computes, writes or shows them goes by the one list."""
+    assert [home] == [path.relative_to(ROOT).as_posix() for path in SOURCES if name in _names_in_code(path)]
+
+
 def test_the_probe_can_fail():
     """The probe of the test above finds a text in every file that has it."""
     assert 1 < len(_files_that_say("deep500_timing"))
+    assert 1 < len([path for path in SOURCES if "p95" in _names_in_code(path)])

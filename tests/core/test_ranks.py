@@ -8,10 +8,12 @@ import types
 
 import pytest
 
-from deep500_timing import TimingWarning
-from deep500_timing._ranks import exchange as _ranks
+from deep500_timing import Timer, TimingWarning
+from deep500_timing._ranks import exchange as _exchange
+from deep500_timing._ranks import launchers
+from deep500_timing._ranks import place as _ranks
 
-LAUNCHERS = [name for pair in _ranks._LAUNCHERS for name in pair]
+LAUNCHERS = [name for row in launchers._LAUNCHERS for name in (row.rank, row.world_size)]
 
 
 @pytest.fixture
@@ -23,16 +25,20 @@ def environment(monkeypatch):
 
 
 def test_without_a_launcher_this_is_the_only_rank(environment):
-    """One process: rank 0 of 1."""
+    """One process: rank 0 of 1, and a snapshot says that nothing tells."""
     assert _ranks.rank_and_world() == (0, 1)
+    snapshot = Timer().snapshot()
+    assert (None, None) == (snapshot.rank, snapshot.world_size)
 
 
-@pytest.mark.parametrize(("rank", "size"), _ranks._LAUNCHERS)
+@pytest.mark.parametrize(("rank", "size"), [(row.rank, row.world_size) for row in launchers._LAUNCHERS])
 def test_launchers_are_understood(environment, rank, size):
-    """Each launcher's pair of variables serves."""
+    """Each launcher's pair of variables serves; a snapshot bears them."""
     environment.setenv(rank, "3")
     environment.setenv(size, "8")
     assert _ranks.rank_and_world() == (3, 8)
+    snapshot = Timer().snapshot()
+    assert (3, 8) == (snapshot.rank, snapshot.world_size)
 
 
 def test_torchs_variables_come_first(environment):
@@ -42,14 +48,6 @@ def test_torchs_variables_come_first(environment):
     environment.setenv("RANK", "5")
     environment.setenv("WORLD_SIZE", "8")
     assert _ranks.rank_and_world() == (5, 8)
-
-
-@pytest.mark.parametrize(("rank", "size"), [("3", ""), ("x", "8"), ("8", "8"), ("", "4"), ("-1", "4")])
-def test_half_a_pair_or_nonsense_is_passed_over(environment, rank, size):
-    """What cannot be a rank is none."""
-    environment.setenv("RANK", rank)
-    environment.setenv("WORLD_SIZE", size)
-    assert _ranks.rank_and_world() == (0, 1)
 
 
 @pytest.mark.parametrize(
@@ -160,6 +158,11 @@ class TestInAJob:
         job.is_initialized = lambda: 1 / 0
         assert _ranks.rank_and_world() == (7, 8)
 
+    def test_a_rank_that_cannot_be_had_is_unknown(self, job):
+        """A snapshot is taken all the same."""
+        job.get_rank = lambda: 1 / 0
+        assert (None, None) == _ranks.known_rank_and_world()
+
     def test_barriers_are_the_jobs(self, job):
         """A barrier waits for the group, and for nobody outside a job."""
         _ranks.wait_for_ranks("group")
@@ -169,7 +172,7 @@ class TestInAJob:
 
     def test_texts_are_handed_over(self, job):
         """Who reads has the text of every rank that has posted, its own included."""
-        exchanges = [_ranks.Exchange("x") for _ in range(3)]
+        exchanges = [_exchange.Exchange("x") for _ in range(3)]
         for job.rank, exchange in enumerate(exchanges):
             exchange.post(f"text {job.rank}")
         job.rank = 1
@@ -177,7 +180,7 @@ class TestInAJob:
 
     def test_a_silent_rank_is_absent_after_the_deadline(self, job):
         """Waiting has an end."""
-        first, second = _ranks.Exchange("x"), _ranks.Exchange("x")
+        first, second = _exchange.Exchange("x"), _exchange.Exchange("x")
         first.post("text 0")
         job.rank = 1
         second.post("text 1")
@@ -185,28 +188,28 @@ class TestInAJob:
 
     def test_a_late_rank_is_waited_for(self, job, store, monkeypatch):
         """A text that comes within the deadline counts."""
-        exchange = _ranks.Exchange("x")
+        exchange = _exchange.Exchange("x")
         exchange.post("text 0")
 
         def come(_):
             for rank in (1, 2):
                 store.set(f"deep500_timing/x/1/{rank}", f"text {rank}")
 
-        monkeypatch.setattr(_ranks, "time", types.SimpleNamespace(monotonic=lambda: 0.0, sleep=come))
+        monkeypatch.setattr(_exchange, "time", types.SimpleNamespace(monotonic=lambda: 0.0, sleep=come))
         assert exchange.read("own") == {0: "own", 1: "text 1", 2: "text 2"}
 
     def test_old_rounds_leave_the_store(self, job, store):
         """However long the run, a rank has a handful of texts in it."""
-        exchange = _ranks.Exchange("x")
+        exchange = _exchange.Exchange("x")
         for number in range(100):
             exchange.post(str(number))
-        assert len(store.texts) == _ranks._KEPT_ROUNDS
+        assert len(store.texts) == _exchange._KEPT_ROUNDS
         assert store.texts["deep500_timing/x/100/0"] == b"99"
 
     def test_a_store_that_fails_costs_a_warning(self, job, store):
         """A report without the others, and no error."""
         store.fault = OSError("connection lost")
-        exchange = _ranks.Exchange("x")
+        exchange = _exchange.Exchange("x")
         with pytest.warns(TimingWarning, match="Handing times.*connection lost"):
             exchange.post("text")
         with pytest.warns(TimingWarning, match="Asking the other ranks.*connection lost"):
@@ -215,7 +218,7 @@ class TestInAJob:
     def test_a_job_without_a_store_costs_a_warning(self, job):
         """As on a release of PyTorch that has another name for it."""
         del job.distributed_c10d
-        exchange = _ranks.Exchange("x")
+        exchange = _exchange.Exchange("x")
         with pytest.warns(TimingWarning, match="store cannot be had"):
             exchange.post("text")
         assert exchange.read("own") == {0: "own"}

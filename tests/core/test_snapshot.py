@@ -10,6 +10,7 @@ import socket
 import pytest
 
 from deep500_timing import CPUGPUTimer, RegionTimes, Snapshot, Timer, TimeType
+from deep500_timing._summary.anchor import ClockAnchor, take_anchor
 from deep500_timing.testing import ManualDeviceClock
 
 S = 1_000_000_000
@@ -46,6 +47,25 @@ def test_it_says_where_and_when(tmr, monkeypatch):
     monkeypatch.setattr("time.time", lambda: 1234.5)
     snapshot = tmr.snapshot()
     assert (1234.5, socket.gethostname(), os.getpid()) == (snapshot.unix_time_s, snapshot.host, snapshot.pid)
+
+
+def test_it_places_the_timers_clock_in_unix_time(clock, monkeypatch):
+    """The anchor is the narrowest of many readings: both clocks at one moment, on the timer's own clock."""
+    widths_ns = iter([900, 40, 700])
+    unix_ns = iter(range(1_000_000_000_000, 2_000_000_000_000, 1_000_000))
+
+    def read_unix_ns():
+        clock.advance_ns(next(widths_ns, 500))
+        return next(unix_ns)
+
+    monkeypatch.setattr("time.time_ns", read_unix_ns)
+    clock.advance_ns(10_000)
+    assert ClockAnchor(1_000_010_900 + 20, 1_000_001_000_000, 40) == take_anchor(clock.now_ns)
+
+    before_ns = clock.now_ns()
+    anchor = Timer(clock=clock).snapshot().anchor
+    assert before_ns < anchor.host_ns < clock.now_ns()
+    assert 500 == anchor.width_ns
 
 
 def test_it_does_not_change(tmr):

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deep500_timing._summary.anchor import ClockAnchor
 from deep500_timing._summary.snapshot import RegionTimes, Snapshot
 from deep500_timing._summary.stats import TimeStats
 from deep500_timing.exceptions import TimingWarning
@@ -44,7 +45,14 @@ regions = st.builds(
     **dict.fromkeys(("running", "pending", "failed", "discarded", "captured"), counts),
 )
 snapshots = st.builds(
-    Snapshot, regions=st.lists(regions, max_size=3).map(tuple), unix_time_s=finite, host=st.text(), pid=counts
+    Snapshot,
+    regions=st.lists(regions, max_size=3).map(tuple),
+    unix_time_s=finite,
+    host=st.text(),
+    pid=counts,
+    rank=st.none() | counts,
+    world_size=st.none() | counts,
+    anchor=st.none() | st.builds(ClockAnchor, counts, counts, counts),
 )
 
 

@@ -11,6 +11,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
+from deep500_timing._ranks.place import rank_and_world
 from deep500_timing._summary.snapshot import summarize
 from deep500_timing._summary.stats import Summary, bin_bounds, trim_mean
 from deep500_timing_torch.comm import _device
@@ -125,14 +126,8 @@ def summary(*, wait: bool = False) -> CommSummary:
         key = (record.label, record.nbytes, record.size_is_mean, record.group.size)
         merged.setdefault(key, []).append(record)
     order = sorted(merged, key=lambda key: (key[0], -1 if key[1] is None else key[1], key[3]))
-    rank, world_size = _place()
+    rank, world_size = rank_and_world()
     return CommSummary([_times_of(merged[key]) for key in order], rank, world_size)
-
-
-def _place() -> tuple[int, int]:
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_rank(), dist.get_world_size()
-    return 0, 1
 
 
 def _times_of(records: list[Record]) -> OpTimes:

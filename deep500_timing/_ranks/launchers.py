@@ -1,0 +1,110 @@
+"""Which process of a job this is, as the program that launched it tells in the environment.
+
+One table, one reading, for every part of the project. A further launcher is one more row of ``_LAUNCHERS``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What a launcher says about this process."""
+
+    launcher: str
+    """Its name, ``"none"`` where there is none."""
+    rank: int
+    """Number of this process among all, from 0; below ``world_size``."""
+    world_size: int
+    """Processes in all."""
+    local_rank: int
+    """Number of this process among those of its machine; 0 if that is not told."""
+    master: str | None
+    """Host of rank 0 as far as the launcher tells, None if it does not."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Launcher:
+    name: str
+    rank: str
+    world_size: str
+    local_rank: str
+    local_size: str = ""
+
+
+# In the order of trust, the more specific ones first. OMPI_COMM_WORLD_NODE_RANK would be the rank within the node as
+# well; it counts ranks of all jobs there. Slurm speaks of tasks only inside a step: in a batch script SLURM_PROCID is
+# 0 on one process.
+_LAUNCHERS = (
+    _Launcher("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    _Launcher(
+        "Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+    _Launcher(
+        "MVAPICH2", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK",
+        "MV2_COMM_WORLD_LOCAL_SIZE",
+    ),
+    _Launcher("jsrun", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_RANK",
+              "JSM_NAMESPACE_LOCAL_SIZE"),
+    _Launcher("Flux", "FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID"),
+    _Launcher("PMI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    _Launcher("Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
+)  # fmt: skip
+
+
+def discover(environ: Mapping[str, str] | None = None) -> Launch:
+    """What the launcher says: torchrun, MPI, jsrun, Flux, Slurm; else one process by itself, under ``"none"``.
+
+    A launcher is believed if its rank and world size are whole numbers and the rank is below the size; else the next
+    one is asked. So a rank that was left over from another job does not hide the launcher that is there.
+
+    Args:
+        environ: Where to look; the environment of this process if None.
+    """
+    environ = os.environ if environ is None else environ
+    for launcher in _LAUNCHERS:
+        rank, world_size = _number(environ, launcher.rank), _number(environ, launcher.world_size)
+        if rank is not None and world_size is not None and rank < world_size:
+            local_rank = _number(environ, launcher.local_rank) or 0
+            return Launch(launcher.name, rank, world_size, local_rank, _master(environ, launcher, world_size))
+    return Launch("none", 0, 1, 0, environ.get("MASTER_ADDR") or "127.0.0.1")
+
+
+def _number(environ: Mapping[str, str], name: str) -> int | None:
+    text = environ.get(name, "").strip()
+    return int(text) if text.isascii() and text.isdecimal() else None
+
+
+def _master(environ: Mapping[str, str], launcher: _Launcher, world_size: int) -> str | None:
+    if environ.get("MASTER_ADDR"):
+        return environ["MASTER_ADDR"]
+    if world_size == 1 or _number(environ, launcher.local_size) == world_size:
+        return "127.0.0.1"
+    if launcher.name == "Slurm":
+        nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST")
+        return first_host(nodes) if nodes else None
+    if launcher.name == "jsrun":
+        # The first is the node of the batch script, which runs no task.
+        hosts = list(dict.fromkeys(environ.get("LSB_HOSTS", "").split()))
+        return hosts[1] if len(hosts) > 1 else None
+    return None
+
+
+def first_host(nodes: str) -> str:
+    """The first of a list of hosts as Slurm writes it: ``gpu[003-007,9],login1`` gives ``gpu003``.
+
+    Raises:
+        ValueError: It is no such list.
+    """
+    found = re.match(r"([^\[,]+)(?:\[(\w+)[^\]]*\]([^,]*))?", nodes)
+    if found is None:
+        raise ValueError(f"SLURM_STEP_NODELIST={nodes!r} is no list of hosts; set MASTER_ADDR to the host of rank 0.")
+    return found[1] + (found[2] or "") + (found[3] or "")
