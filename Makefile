@@ -4,13 +4,17 @@
 PYTHON ?= python3
 GPU_PYTHON ?= python3
 PYTEST_ARGS ?=
-# Processes for the whole suite; 0 runs it in one.
-WORKERS ?= 0
+# Processes that share the files of tests; 0 runs all in one.
+WORKERS ?= 2
 
 VENV := .venv
 BIN := $(VENV)/bin
+# Slow files are begun first (tests/support), which xdist would undo.
+PYTEST := pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip
 CORE_VERSIONS := 3.11 3.12 3.13
+# What needs the core and its test tools alone.
+CORE_TESTS := tests/core tests/named_timers
 
 # What an installation depends on, and what is compiled into it.
 RECIPE := pyproject.toml constraints.txt hatch_build.py
@@ -28,12 +32,13 @@ find-python = $(shell for python in python$(1) \
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-core test-plain test-compiled test-gpu lint format bench bench-quick accuracy clean
+.PHONY: help setup demo test test-quick test-core test-plain test-rest test-gpu lint format bench bench-quick accuracy clean
 
 help:
 	@echo "make setup        the package and all that its tests need, in $(VENV)"
 	@echo "make demo         train on the digits with PyTorch and with Keras, and show where the time went"
-	@echo "make test         every test: the core on each Python $(CORE_VERSIONS), the whole suite plain and compiled"
+	@echo "make test         every test: the core on each Python $(CORE_VERSIONS), what depends on it plain and compiled"
+	@echo "make test-quick   what most changes need, in under 90 seconds"
 	@echo "make test-gpu     the tests that need a GPU, with the PyTorch of GPU_PYTHON ($(GPU_PYTHON)); installs nothing"
 	@echo "make lint         ruff, mypy --strict, pyright"
 	@echo "make format       let ruff rewrite the tree"
@@ -90,23 +95,37 @@ $(VENV)/.stamp-bench: $(VENV)/.stamp-package
 demo: setup
 	@$(BIN)/python examples/demo.py
 
-# The whole suite in its compiled form comes last, so that its summary is what one sees at the end.
-test: test-core test-plain test-compiled
+# Each lane proves what no other does: the core compiled on every Python and plain on those but the tree's own, from the
+# wheel; what depends on the form in the tree, plain; and all the rest once, compiled, as users run it.
+test: test-core test-plain test-rest
 
-test-core: $(addprefix test-core-,$(CORE_VERSIONS))
+# What a change most often breaks, without a step of building: no servers, ranks, fits or examples.
+test-quick: setup
+	@DEEP500_TIMING_PURE=1 $(BIN)/$(PYTEST) -m "not slow" $(PYTEST_ARGS)
+
+# The Python of the tree's environment, whose plain form and all else is tested in the tree.
+TREE_VERSION = $(shell $(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+
+test-core: $(BIN)/python $(addprefix test-core-,$(CORE_VERSIONS))
 
 test-core-%:
 	@$(if $(call find-python,$*),$(MAKE) -s --no-print-directory .venvs/$*/.stamp && \
-		echo "test: the core on Python $*" && .venvs/$*/bin/pytest $(PYTEST_ARGS) tests/core, \
+		echo "test: the core on Python $* from the wheel" && \
+		.venvs/$*/bin/$(PYTEST) $(PYTEST_ARGS) $(CORE_TESTS) && \
+		if test $* != $(TREE_VERSION); then echo "test: the same in plain Python" && \
+		DEEP500_TIMING_PURE=1 .venvs/$*/bin/$(PYTEST) $(PYTEST_ARGS) $(CORE_TESTS); fi, \
 		echo "test: Python $* is not on this machine; the core's tests are not run on it")
 
 test-plain: setup
-	@echo "test: the whole suite on plain Python, with coverage of the core"
-	@DEEP500_TIMING_PURE=1 $(BIN)/pytest -n $(WORKERS) --cov --cov-report=term $(PYTEST_ARGS)
+	@echo "test: what depends on the form of the hot path, in plain Python"
+	@$(BIN)/coverage erase
+	@DEEP500_TIMING_PURE=1 $(BIN)/$(PYTEST) -m both_forms --cov --cov-report= $(PYTEST_ARGS)
 
-test-compiled: setup
-	@echo "test: the whole suite, compiled"
-	@$(BIN)/pytest -n $(WORKERS) $(PYTEST_ARGS)
+# The core's tests have run compiled already, from the wheel of the tree's own Python.
+test-rest: setup
+	@echo "test: all the rest, compiled; and the coverage of both runs"
+	@$(BIN)/$(PYTEST) --cov --cov-append --cov-report=term $(PYTEST_ARGS) \
+		$(addprefix --ignore=,$(if $(filter $(TREE_VERSION),$(CORE_VERSIONS)),$(CORE_TESTS)))
 
 # A machine with a GPU brings its own PyTorch and CuPy; the tree runs there as it lies, in plain Python.
 # Only the files that hold such tests are read: the others may ask for what is not installed there.

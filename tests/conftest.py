@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 
 import pytest
-from hypothesis import settings
 
 from deep500_timing._ground.warn import forget_warnings
 from deep500_timing.devices import _pool
 from deep500_timing.testing import ManualClock, ManualDeviceClock
 
+pytest_plugins = ["suite_plugin"]
+
 # How long an example takes depends on what else the machine does. A `@given` keeps the profile of the moment when it is
 # imported: this one for every test, as no file of tests is imported before this one.
-settings.register_profile("suite", deadline=None, print_blob=True)
-settings.load_profile("suite")
+# A machine that lends its own PyTorch to `make test-gpu` need not have Hypothesis.
+if importlib.util.find_spec("hypothesis") is not None:
+    from hypothesis import settings
+
+    settings.register_profile("suite", deadline=None, print_blob=True)
+    settings.load_profile("suite")
 
 
 @functools.cache
