@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from deep500_timing._ground.memory_usage import MemoryUsage, RegionMemory
 from deep500_timing._ground.require import require
 from deep500_timing._ground.warn import warn_once
+from deep500_timing._summary.text import UNKNOWN_IN_LOG, deepspeed_gb
 from deep500_timing.timer import CPUGPUTimer
 
 if TYPE_CHECKING:
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from deep500_timing._recording.recorder import Recorder
 
 __all__ = ["HostMemory", "MemoryReader", "MemoryTimer", "MemoryUsage", "RegionMemory", "format_usage"]
-
-_GIB = 1024**3
 
 
 @runtime_checkable
@@ -92,9 +91,9 @@ def format_usage(usage: MemoryUsage | None) -> str:
     "GB" is 1024³ bytes, as in the original. What cannot be known is left out.
     """
     if usage is None:
-        return " | memory: unknown"
+        return f" | memory: {UNKNOWN_IN_LOG}"
     parts = [
-        f"{label}: {value / _GIB:.4f} GB"
+        f"{label}: {deepspeed_gb(value)}"
         for label, value in (
             ("mem_allocated", usage.device_allocated_bytes),
             ("max_mem_allocated", usage.device_peak_allocated_bytes),
@@ -106,7 +105,7 @@ def format_usage(usage: MemoryUsage | None) -> str:
     ]
     if usage.host_used_percent is not None:
         parts.append(f"host_used: {usage.host_used_percent:.1f} %")
-    return "".join(f" | {part}" for part in parts) or " | memory: unknown"
+    return "".join(f" | {part}" for part in parts) or f" | memory: {UNKNOWN_IN_LOG}"
 
 
 # --- at the end of regions --------------------------------------------------------------------------------------------

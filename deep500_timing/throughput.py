@@ -12,6 +12,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from deep500_timing._named.named_timer import NamedTimer, engine_for
+from deep500_timing._summary.text import deepspeed_gb_in_throughput, deepspeed_rate
 from deep500_timing.exceptions import RegionNotOpenError
 from deep500_timing.memory import HostMemory, MemoryReader, read_or_none
 
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from deep500_timing.timer import Timer
 
 __all__ = ["ThroughputTimer"]
-
-_GIB = 1024**3
 
 
 class ThroughputTimer:
@@ -273,11 +272,12 @@ class ThroughputTimer:
     def _report(self) -> None:
         where = f"epoch={self.epoch_count}/micro_step={self.micro_step_count}/global_step={self.global_step_count}"
         unit = self.unit.title().replace(" ", "")
-        line = f"{where}, RunningAvg{unit}PerSec={_shown(self.average())}, Curr{unit}PerSec={_shown(self.current())}"
+        line = f"{where}, RunningAvg{unit}PerSec={deepspeed_rate(self.average())}"
+        line += f", Curr{unit}PerSec={deepspeed_rate(self.current())}"
         usage = None if self.memory_reader is None else read_or_none(self.memory_reader)
         if usage is not None and usage.device_allocated_bytes is not None:
-            line += f", MemAllocated={_gigabytes(usage.device_allocated_bytes)}"
-            line += f", MaxMemAllocated={_gigabytes(usage.device_peak_allocated_bytes)}"
+            line += f", MemAllocated={deepspeed_gb_in_throughput(usage.device_allocated_bytes)}"
+            line += f", MaxMemAllocated={deepspeed_gb_in_throughput(usage.device_peak_allocated_bytes)}"
         self.logging(line)
         host = None if self._host is None else read_or_none(self._host)
         if host is not None:
@@ -311,11 +311,3 @@ def _amount(what: str, value: float) -> float:
 
 def _rate(amount: float, total_ns: int) -> float | None:
     return amount / (total_ns / 1e9) if total_ns > 0 else None
-
-
-def _shown(rate: float | None) -> str:
-    return "n/a" if rate is None else str(rate)
-
-
-def _gigabytes(size_bytes: int | None) -> str:
-    return "n/a" if size_bytes is None else f"{round(size_bytes / _GIB, 2)}GB"

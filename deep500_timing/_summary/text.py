@@ -1,11 +1,24 @@
-"""Times and names as a reader wants to see them."""
+"""Times, sizes, rates and names as a reader wants to see them: the one vocabulary of every report.
+
+What is unknown is :data:`UNKNOWN` in a table and :data:`UNKNOWN_IN_LOG` in a line for a logger. Lines that must look
+like DeepSpeed's have their functions at the end.
+"""
 
 from __future__ import annotations
 
 import math
 import unicodedata
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
 UNKNOWN = "–"
+UNKNOWN_IN_LOG = "n/a"
+"""Lines for ``print`` and loggers stay ASCII: nobody asks for the encoding of what they end in."""
+GAP = "  "
+"""Between two columns."""
+_GIB = 1024**3
 _UNITS = ((1e-9, "ns"), (1e-6, "µs"), (1e-3, "ms"), (1.0, "s"))
 _HOUR_S = 3600.0
 _DIGITS = 4
@@ -31,13 +44,30 @@ def format_interval(interval: tuple[float, float] | None) -> str:
     return f"[{_digits(low / scale, decimals)}, {_digits(high / scale, decimals)}] {unit}"
 
 
-def format_bytes(number: int) -> str:
-    """An amount of memory with its unit, such as ``"1.50 GiB"``."""
-    for scale, unit in ((1024**3, "GiB"), (1024**2, "MiB"), (1024, "KiB")):
+def format_bytes(number: float | None) -> str:
+    """A size with its unit, such as ``"1.50 GiB"``."""
+    if number is None or not math.isfinite(number):
+        return UNKNOWN
+    for scale, unit in ((1024**4, "TiB"), (_GIB, "GiB"), (1024**2, "MiB"), (1024, "KiB")):
         # What rounding would carry to 1024 of a unit belongs to the next one.
         if number >= scale * 0.9995:
             return f"{number / scale:.2f} {unit}"
-    return f"{number} B"
+    return f"{number:.4g} B"
+
+
+def format_number(value: float | None, *, mark: str = "", digits: int = 3) -> str:
+    """A number that has its unit in the heading, such as a bandwidth; ``mark`` stands before it (``"<="``)."""
+    return UNKNOWN if value is None or not math.isfinite(value) else f"{mark}{value:.{digits}g}"
+
+
+def format_ms(seconds: float | None, *, mark: str = "") -> str:
+    """A time in a column of milliseconds, to the microsecond."""
+    return UNKNOWN if seconds is None or not math.isfinite(seconds) else f"{mark}{seconds * 1e3:.3f}"
+
+
+def format_share(share: float | None) -> str:
+    """A share of 1, such as ``"46%"``."""
+    return UNKNOWN if share is None or not math.isfinite(share) else f"{share:.0%}"
 
 
 def _unit_of(seconds: float) -> tuple[float, str]:
@@ -103,6 +133,38 @@ def pad(text: str, width: int, *, right: bool = False) -> str:
     return blanks + text if right else text + blanks
 
 
+def widths_of(rows: Iterable[Sequence[str]]) -> list[int]:
+    """The width of each column of rows of cells, on a terminal."""
+    return [max(map(width_of, column)) for column in zip(*rows, strict=True)]
+
+
+def cells_of(row: Sequence[str], widths: Sequence[int], *, left: int = 2) -> list[str]:
+    """The cells of a row, filled up to their columns' widths: the first ``left`` to the left, the rest to the right."""
+    return [pad(cell, width, right=place >= left) for place, (cell, width) in enumerate(zip(row, widths, strict=True))]
+
+
+def line_of(row: Sequence[str], widths: Sequence[int], *, left: int = 2) -> str:
+    """A row as one line."""
+    return GAP.join(cells_of(row, widths, left=left))
+
+
+def lines_of(rows: Sequence[Sequence[str]], *, left: int = 2) -> list[str]:
+    """Rows, the heading first, as lines whose columns stand below each other."""
+    widths = widths_of(rows)
+    return [line_of(row, widths, left=left).rstrip() for row in rows]
+
+
+def align_units(rows: list[tuple[str, ...]], *, left: int = 2) -> tuple[tuple[str, ...], ...]:
+    """Rows in which "s" and "h" take the room of the units of two letters beside them, so that numbers line up."""
+    columns = [
+        [cell + " " if cell.endswith((" s", " h")) else cell for cell in column]
+        if place >= left and any(cell.endswith(("ms", "µs", "ns")) for cell in column)
+        else column
+        for place, column in enumerate(zip(*rows, strict=True))
+    ]
+    return tuple(zip(*columns, strict=True))
+
+
 def wrap(text: str, width: int, indent: int) -> str:
     """Break a sentence between words into lines of a width in columns, the later ones indented."""
     lines: list[str] = []
@@ -126,3 +188,21 @@ def fit_encoding(text: str, encoding: str | None) -> str:
     except LookupError:
         pass
     return text
+
+
+# --- as DeepSpeed writes it, where GB is 1024³ bytes ------------------------------------------------------------------
+
+
+def deepspeed_gb(number: float) -> str:
+    """A size in the manner of DeepSpeed's ``memory_usage``: ``"1.5000 GB"``."""
+    return f"{number / _GIB:.4f} GB"
+
+
+def deepspeed_gb_in_throughput(number: float | None) -> str:
+    """A size in the manner of DeepSpeed's throughput lines: ``"1.5GB"``."""
+    return UNKNOWN_IN_LOG if number is None else f"{round(number / _GIB, 2)}GB"
+
+
+def deepspeed_rate(rate: float | None) -> str:
+    """A rate in the manner of DeepSpeed's throughput lines, with all its digits."""
+    return UNKNOWN_IN_LOG if rate is None else str(rate)

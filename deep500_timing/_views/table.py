@@ -10,15 +10,25 @@ from typing import TYPE_CHECKING, NamedTuple
 from deep500_timing._ground.memory_usage import SHOWN
 from deep500_timing._summary.snapshot import COUNTERS
 from deep500_timing._summary.stats import SHOWN_QUANTILES
-from deep500_timing._summary.text import format_bytes, format_interval, format_time, pad, safe_name, width_of, wrap
+from deep500_timing._summary.text import (
+    GAP,
+    align_units,
+    format_bytes,
+    format_interval,
+    format_time,
+    line_of,
+    pad,
+    safe_name,
+    width_of,
+    widths_of,
+    wrap,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from deep500_timing._summary.snapshot import RegionTimes, Snapshot
     from deep500_timing._summary.stats import TimeStats
-
-GAP = "  "
 
 
 class Column(NamedTuple):
@@ -66,7 +76,7 @@ class Table:
     @property
     def widths(self) -> list[int]:
         """Of each column, on a terminal."""
-        return [max(map(width_of, column)) for column in zip(self.headers, *self.rows, strict=True)]
+        return widths_of([self.headers, *self.rows])
 
     @property
     def width(self) -> int:
@@ -93,7 +103,7 @@ def table_of(snapshot: Snapshot, step: int | None = None, *, width: int | None =
             (safe_name(region.name), region.device, *(column.cell(stats) for column in columns))
             for region, stats in timed
         ]
-        rows = _align_units(cells)
+        rows = align_units(cells)
         shown = [*notes]
         if dropped:
             names = ", ".join(column.header for column in _COLUMNS if column in dropped)
@@ -123,30 +133,9 @@ def render(table: Table, *, width: int | None = None) -> str:
     return "\n".join(lines) + "\n"
 
 
-def cells_of(row: tuple[str, ...], widths: list[int]) -> list[str]:
-    """The cells of a row filled up to their columns' widths, names to the left and all else to the right."""
-    return [pad(cell, width, right=place > 1) for place, (cell, width) in enumerate(zip(row, widths, strict=True))]
-
-
-def line_of(row: tuple[str, ...], widths: list[int]) -> str:
-    """A row as one line."""
-    return GAP.join(cells_of(row, widths))
-
-
 def note_indent(table: Table) -> int:
     """The width of the longest label of a table's notes."""
     return max(width_of(label) for label, _ in table.notes)
-
-
-def _align_units(rows: list[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
-    # Where a column has units of two letters, "s" and "h" take the same room, so that its numbers end below each other.
-    columns = [
-        [cell + " " if cell.endswith((" s", " h")) else cell for cell in column]
-        if place > 1 and any(cell.endswith(("ms", "µs", "ns")) for cell in column)
-        else column
-        for place, column in enumerate(zip(*rows, strict=True))
-    ]
-    return tuple(zip(*columns, strict=True))
 
 
 def _title(snapshot: Snapshot, step: int | None) -> tuple[str, ...]:

@@ -7,8 +7,8 @@ import shutil
 import sys
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._summary.text import fit_encoding, pad, wrap
-from deep500_timing._views.table import GAP, Table, cells_of, line_of, note_indent, render, table_of
+from deep500_timing._summary.text import GAP, cells_of, fit_encoding, line_of, pad, wrap
+from deep500_timing._views.table import Table, note_indent, render, table_of
 from deep500_timing.exporters._base import BaseExporter
 
 if TYPE_CHECKING:

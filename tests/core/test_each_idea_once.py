@@ -43,8 +43,11 @@ def _files_that_say(text: str) -> list[str]:
     [
         ("pip install 'deep500-timing[", "deep500_timing/_ground/require.py"),
         ("allocated on", "deep500_timing/_ground/memory_usage.py"),
+        ("KiB", "deep500_timing/_summary/text.py"),
+        ("n/a", "deep500_timing/_summary/text.py"),
+        ("µs", "deep500_timing/_summary/text.py"),
     ],
-    ids=["missing package", "memory in a table"],
+    ids=["missing package", "memory in a table", "size", "DeepSpeed's size", "time"],
 )
 def test_a_text_is_written_in_one_file(text, home):
     """A sentence or a name that several modules show stands in the one that owns it."""

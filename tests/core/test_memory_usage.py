@@ -248,7 +248,7 @@ class TestLine:
     def test_what_is_unknown_is_left_out(self):
         """Missing is not zero."""
         assert format_usage(MORE) == " | mem_allocated: 3.0000 GB | host_rss: 2.0000 GB"
-        assert format_usage(MemoryUsage()) == " | memory: unknown"
+        assert format_usage(MemoryUsage()) == " | memory: n/a"
 
     def test_memory_usage_needs_no_group(self):
         """It is called on the class as well, as in the original."""

@@ -9,10 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deep500_timing._summary.text import (
+    deepspeed_gb,
+    deepspeed_gb_in_throughput,
+    deepspeed_rate,
     fit_encoding,
     format_bytes,
     format_interval,
+    format_ms,
+    format_number,
+    format_share,
     format_time,
+    lines_of,
     pad,
     safe_name,
     width_of,
@@ -150,3 +157,37 @@ def test_wrapping_breaks_between_words():
 def test_a_stream_gets_what_it_can_encode(encoding, text):
     """Signs that an encoding lacks are replaced by plain ones, other characters by their escape."""
     assert text == fit_encoding("1 µs – ─ ü", encoding)
+
+
+def test_what_is_unknown_is_one_sign_in_tables_and_one_word_in_logs():
+    """A reader learns one sign for what is not known, whatever the amount."""
+    for form in (format_bytes, format_ms, format_number, format_share, format_time):
+        assert "–" == form(None) == form(math.nan)
+    assert "n/a" == deepspeed_gb_in_throughput(None) == deepspeed_rate(None)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (format_bytes(1_610_612_736), "1.50 GiB"),
+        (format_bytes(1536.5), "1.50 KiB"),
+        (format_bytes(2**40), "1.00 TiB"),
+        (format_bytes(1023), "1023 B"),
+        (deepspeed_gb(1_610_612_736), "1.5000 GB"),
+        (deepspeed_gb_in_throughput(1_610_612_736), "1.5GB"),
+        (deepspeed_rate(12.3456789), "12.3456789"),
+        (format_ms(0.0123456, mark="<="), "<=12.346"),
+        (format_number(123.456), "123"),
+        (format_share(0.456), "46%"),
+    ],
+)
+def test_amounts(text, shown):
+    """Each kind of amount has one form, and what must look like DeepSpeed's has its own."""
+    assert shown == text
+
+
+def test_rows_of_a_table_stand_below_each_other():
+    """Names are pushed to the left and numbers to the right, by the width that a terminal gives them."""
+    assert ["name  count", "läs       1", "漢       12"] == lines_of(
+        [("name", "count"), ("läs", "1"), ("漢", "12")], left=1
+    )

@@ -525,7 +525,7 @@ def test_no_time_is_lost_without_psutil(clock, monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         timers.log(["fwd"], memory_breakdown=True)
-    assert lines == ["[Rank 0] time (ms) | fwd: 10.00 | memory: unknown"] * 2
+    assert lines == ["[Rank 0] time (ms) | fwd: 10.00 | memory: n/a"] * 2
 
 
 def test_device_and_host_groups_do_not_mix(clock):

@@ -224,7 +224,7 @@ def test_a_failed_operation_is_counted_as_failed():
     failed = comm.summary().find("all_reduce")
     assert (0, 2, None, None) == (failed.count, failed.failed, failed.mean_s, failed.algbw_gb_per_s)
     assert 1 == comm.summary().find("all_reduce", 4).count
-    assert "all_reduce, -: 2 failed" in str(comm.summary())
+    assert "all_reduce, –: 2 failed" in str(comm.summary())
 
 
 def test_a_fault_in_timing_costs_a_warning():

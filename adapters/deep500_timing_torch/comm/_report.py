@@ -14,6 +14,7 @@ import torch.distributed as dist
 from deep500_timing._ranks.place import rank_and_world
 from deep500_timing._summary.snapshot import summarize
 from deep500_timing._summary.stats import Summary, bin_bounds, trim_mean
+from deep500_timing._summary.text import fit_encoding
 from deep500_timing_torch.comm import _device
 from deep500_timing_torch.comm._log import LOG, Record
 from deep500_timing_torch.comm._ops import OPS, bandwidths
@@ -289,5 +290,6 @@ def log_summary(show_straggler: bool = False, *, deadline_s: float = 10.0, file:
         add_stragglers(found, deadline_s)
     # Should rank 0 be dead, the first of the others prints.
     if found.rank == next((rank for rank in range(found.world_size) if rank not in found.missing_ranks), 0):
-        print(found, file=file or sys.stdout)
+        stream = file or sys.stdout
+        print(fit_encoding(str(found), getattr(stream, "encoding", None)), file=stream)
     return found

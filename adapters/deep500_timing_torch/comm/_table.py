@@ -4,74 +4,46 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from deep500_timing._summary.text import UNKNOWN, format_bytes, format_ms, format_number, format_share, lines_of
+
 if TYPE_CHECKING:
     from deep500_timing_torch.comm._report import CommSummary, OpTimes
     from deep500_timing_torch.comm._straggler import Skew
-
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
-
-
-def size_text(nbytes: float | None) -> str:
-    """Bytes in the unit that suits them."""
-    if nbytes is None:
-        return "-"
-    unit = 0
-    while nbytes >= 1024 and unit < len(_UNITS) - 1:
-        nbytes /= 1024
-        unit += 1
-    return f"{nbytes:.4g} {_UNITS[unit]}"
-
-
-def _ms(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds * 1e3:.3f}"
-
-
-def _number(value: float | None, mark: str = "") -> str:
-    return "-" if value is None else f"{mark}{value:.3g}"
-
-
-def _lines(header: list[str], rows: list[list[str]], left: int) -> list[str]:
-    widths = [max(len(line[column]) for line in [header, *rows]) for column in range(len(header))]
-    return [
-        "  ".join(
-            cell.ljust(width) if column < left else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in [header, *rows]
-    ]
 
 
 def _op_row(times: OpTimes) -> list[str]:
     upper, lower = ("<=", ">=") if times.upper_bound else ("", "")
     return [
         times.op,
-        ("~" if times.size_is_mean else "") + size_text(times.message_bytes),
+        ("~" if times.size_is_mean else "") + format_bytes(times.message_bytes),
         str(times.group_size),
         times.device,
         str(times.count),
-        _ms(times.total_s),
-        "-" if times.mean_s is None else upper + _ms(times.mean_s),
-        _ms(times.p50_s),
-        _ms(times.p95_s),
-        _number(times.algbw_gb_per_s, lower),
-        _number(times.busbw_gb_per_s, lower),
-        _ms(times.exposed_s),
-        "-" if times.overlap is None else f"{times.overlap:.0%}",
+        format_ms(times.total_s),
+        format_ms(times.mean_s, mark=upper),
+        format_ms(times.p50_s),
+        format_ms(times.p95_s),
+        format_number(times.algbw_gb_per_s, mark=lower),
+        format_number(times.busbw_gb_per_s, mark=lower),
+        format_ms(times.exposed_s),
+        format_share(times.overlap),
     ]
 
 
 def _skew_row(skew: Skew) -> list[str]:
     others = len(skew.ranks) - 1
-    late = "-"
+    late = UNKNOWN
     if skew.late_rank is not None:
-        late = f"rank {skew.late_rank}, last in {skew.late_count}, {_ms(skew.late_s / max(skew.count, 1))} ms each"
+        late = (
+            f"rank {skew.late_rank}, last in {skew.late_count}, {format_ms(skew.late_s / max(skew.count, 1))} ms each"
+        )
     return [
         skew.op,
-        size_text(skew.message_bytes) if skew.message_bytes else "-",
+        format_bytes(skew.message_bytes or None),
         str(others + 1),
         str(skew.count),
-        _ms(skew.transfer_s / skew.count),
-        _ms(sum(skew.skew_s.values()) / skew.count / len(skew.ranks)),
+        format_ms(skew.transfer_s / skew.count),
+        format_ms(sum(skew.skew_s.values()) / skew.count / len(skew.ranks)),
         late,
     ]
 
@@ -94,7 +66,9 @@ def render(summary: CommSummary) -> str:
         "exposed",
         "overlap",
     ]
-    lines += _lines(header, [_op_row(times) for times in summary.ops], left=1) if summary.ops else ["nothing recorded"]
+    lines += (
+        lines_of([header, *(_op_row(times) for times in summary.ops)], left=1) if summary.ops else ["nothing recorded"]
+    )
     if any(times.upper_bound for times in summary.ops):
         lines.append("<=, >=: the backend does not tell when these are done; they were before the end of the wait.")
     if any(times.size_is_mean for times in summary.ops):
@@ -103,7 +77,7 @@ def render(summary: CommSummary) -> str:
         counts = {"pending": times.pending, "failed": times.failed, "not timed": times.untimed}
         said = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
         if said:
-            lines.append(f"{times.op}, {size_text(times.message_bytes)}: {said}")
+            lines.append(f"{times.op}, {format_bytes(times.message_bytes)}: {said}")
     if summary.stragglers is not None:
         lines += _straggler_lines(summary, summary.stragglers)
     return "\n".join(lines)
@@ -112,7 +86,7 @@ def render(summary: CommSummary) -> str:
 def _straggler_lines(summary: CommSummary, skews: list[Skew]) -> list[str]:
     lines = ["", "Waiting for each other (mean per operation, in ms; skew: own time less the shortest of any rank)"]
     header: list[str] = ["operation", "message", "ranks", "count", "transfer", "skew", "the others waited for"]
-    lines += _lines(header, [_skew_row(skew) for skew in skews], left=1) if skews else ["nothing to compare"]
+    lines += lines_of([header, *(_skew_row(skew) for skew in skews)], left=1) if skews else ["nothing to compare"]
     if summary.late_rank is not None:
         lines.append(f"The late rank: {summary.late_rank}, which waits least and is waited for most.")
     if summary.missing_ranks:
