@@ -15,6 +15,7 @@ cdef extern from *:
 
 cdef class Timer(Recorder):
     cdef public object _device
+    cdef public object _device_clock
 
     cdef _start_on_device(self, Region region)
     cdef _end_on_device(self, Region region, object gpu)

@@ -11,6 +11,7 @@ from time import perf_counter_ns
 
 from deep500_timing._ground.time_type import TimeType
 from deep500_timing._recording.recorder import Recorder, Region
+from deep500_timing.devices._null import NULL_DEVICE
 from deep500_timing.exceptions import InvalidKeyError, NoTimesError
 
 TYPE_CHECKING = False
@@ -28,7 +29,9 @@ if TYPE_CHECKING:
     from deep500_timing._recording.intervals import Intervals
     from deep500_timing._summary.snapshot import Snapshot
     from deep500_timing._summary.stats import TimeStats
-    from deep500_timing.devices._pool import DeviceLedger
+    from deep500_timing.devices._late import LateDevice
+    from deep500_timing.devices._null import NullDevice
+    from deep500_timing.devices._pool import EventPool
     from deep500_timing.exporters import Exporter
 
     T = TypeVar("T")
@@ -48,8 +51,9 @@ class Timer(Recorder):
     """Times regions on the host and, where ``gpu=True`` asks for it, on a device, from any number of threads.
 
     Args:
-        device_clock: What marks the device's streams. None if there is no device: ``gpu=True`` is accepted all the
-            same and gives CPU times only. The adapters' ``CPUGPUTimer`` finds its clock by itself.
+        device_clock: What marks the device's streams, or what :func:`~deep500_timing.devices.find_late` gives. None if
+            there is no device: ``gpu=True`` is accepted all the same and gives CPU times only. The adapters'
+            ``CPUGPUTimer`` finds its clock by itself.
         clock: A host clock of your own, with ``now_ns()``; the system's monotonic clock if None.
         enabled: False makes every call return at once; may be changed later.
         keep_last: How many intervals to keep one by one, for each region and thread; None keeps all. Count, total,
@@ -60,15 +64,16 @@ class Timer(Recorder):
         ValueError: ``keep_last`` or ``skip_first`` is negative.
     """
 
-    __slots__ = ("_device",)
+    __slots__ = ("_device", "_device_clock")
 
-    def __init__(self, device_clock: DeviceClock | None = None, **settings: Any) -> None:
+    def __init__(self, device_clock: DeviceClock | LateDevice | None = None, **settings: Any) -> None:
         super().__init__(**settings)
-        self._device: DeviceLedger | None = None
+        self._device_clock = device_clock
+        self._device: EventPool | LateDevice | NullDevice = NULL_DEVICE
         if device_clock is not None:
-            from deep500_timing.devices._pool import ledger_of
+            from deep500_timing.devices._late import device_of
 
-            self._device = ledger_of(device_clock)
+            self._device = device_of(device_clock)
 
     def start(self, key: TimeType | str, gpu: bool = False) -> None:
         """Open the region ``key`` on the calling thread, and on the device if ``gpu`` is true.
@@ -148,19 +153,19 @@ class Timer(Recorder):
             intervals.seal()
 
     def _start_on_device(self, region: Region) -> None:
+        if self._device.is_late:
+            self._device = self._device.find_for_regions()
         region.gpu = True
-        if self._device is not None:
-            self._device.begin(region)
+        self._device.begin(region)
 
     def _end_on_device(self, region: Region, gpu: bool) -> None:
         if not gpu or not region.gpu:
             self._mismatch(region, bool(gpu))
         region.gpu = False
-        if self._device is not None:
-            self._device.end(region, self.keep_last, self.skip_first)
+        self._device.end(region, self.keep_last, self.skip_first)
 
     def _forget_open(self, region: Region) -> None:
-        if self._device is not None and region.gpu:
+        if region.gpu:
             self._device.drop(region)
         region.is_open = False
         region.gpu = False
@@ -264,8 +269,6 @@ class Timer(Recorder):
         """
         from deep500_timing._summary.snapshot import take_snapshot
 
-        if self._device is None:
-            return take_snapshot(self, {})
         self._device.collect(wait=False)
         return take_snapshot(self, self._device.pending())
 
@@ -332,13 +335,16 @@ class Timer(Recorder):
         The methods that print, save or return times do so by themselves; ``snapshot`` and the ``log`` methods, which
         a training loop may call at any time, do not wait.
         """
-        if self._device is not None:
-            self._device.collect(wait=True)
+        self._device.collect(wait=True)
+
+    @property
+    def device(self) -> EventPool | LateDevice | NullDevice:
+        """What times the device: a pool of events, or the null device (``is_null``). Asking searches for nothing."""
+        return self._device
 
     def _settings(self) -> dict[str, Any]:
         settings = super()._settings()
-        if self._device is not None:
-            settings["device_clock"] = self._device.clock
+        settings["device_clock"] = self._device_clock
         return settings
 
     def __repr__(self) -> str:

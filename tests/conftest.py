@@ -56,4 +56,4 @@ def device():
     """A device whose time stands still until it is moved."""
     device = ManualDeviceClock()
     yield device
-    _pool._ledgers.pop(device, None)
+    _pool._pools.pop(device, None)

@@ -19,11 +19,13 @@ def can_time_gpu(backend: str, timer: Timer) -> bool:
     """Whether the timer's device clock tells true times of what runs on this backend."""
     if not isinstance(timer, CPUGPUTimer):
         return False
-    device = timer._device
-    clock: Any = None if device is None else device.clock
-    if clock is None:
-        if timer._device is device:  # Else looking for the clock found that there is none, and said so.
+    if timer.device.is_late:
+        clock: Any = timer.device.find_for_regions().clock  # says why, if there is none
+    else:
+        clock = timer.device.clock
+        if clock is None:
             warn_once("TimerCallback(gpu=True): No GPU times, CPU times go on. The timer has no device to time.")
+    if clock is None:
         return False
     clocks: Any = sys.modules.get("deep500_timing_tensorflow._clock")
     if clocks is None or not isinstance(clock, clocks.CupyEventClock):

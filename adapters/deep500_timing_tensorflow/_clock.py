@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing._ground.require import require
+from deep500_timing_tensorflow._availability import why_no_gpu_times
 from deep500_timing_tensorflow._sync import synchronize_tensorflow
 
 if TYPE_CHECKING:
@@ -38,6 +39,15 @@ class CupyEventClock:
         self._cuda: Any = require("cupy", extra="cupy", caller="CupyEventClock").cuda
         self._synchronize = synchronize
         self._streams: dict[Hashable, Any] = {}
+
+    @staticmethod
+    def why_unavailable() -> str | None:
+        """Why there is no GPU to time through CuPy, None if there is one.
+
+        Raises:
+            ImportError: CuPy is installed and broken.
+        """
+        return why_no_gpu_times()
 
     def stream(self) -> Hashable:
         """CuPy's current device and its current stream."""

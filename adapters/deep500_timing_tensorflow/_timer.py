@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from weakref import ref
-
 import deep500_timing as _core
-from deep500_timing._ground.warn import warn_once
-from deep500_timing.devices._null import NoLedger
-from deep500_timing.devices._pool import DeviceLedger, ledger_of
+from deep500_timing.devices import clocks, find_late
 from deep500_timing.timer import call_directly
 
 TYPE_CHECKING = False
@@ -15,6 +11,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from deep500_timing import DeviceClock
+    from deep500_timing.devices import LateDevice
 
 _clocks: list[DeviceClock] = []
 
@@ -41,72 +38,56 @@ class CPUGPUTimer(_core.CPUGPUTimer):
 
     __slots__ = ()
 
-    def __init__(self, *, device: str | None = None, device_clock: DeviceClock | None = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        *,
+        device: str | None = None,
+        device_clock: DeviceClock | LateDevice | None = None,
+        **settings: Any,
+    ) -> None:
         """See the class."""
         if device not in (None, "cuda", "gpu"):
             raise ValueError(f"CPUGPUTimer(device={device!r}): pass 'cuda', or None to use a GPU if there is one.")
         if device_clock is None and device is not None:
-            device_clock = _find_clock(insist=True)
-        super().__init__(device_clock=device_clock, **settings)
+            found = find_clock()
+            if isinstance(found, str):
+                raise _core.DeviceUnavailableError(f"CPUGPUTimer(device='cuda') has no GPU to time. {found}")
+            device_clock = found
         if device_clock is None:
-            self._device: Any = _DeviceOnFirstUse(self)
-
-    def _settings(self) -> dict[str, Any]:
-        if isinstance(self._device, _DeviceOnFirstUse):
-            return _core.Timer._settings(self)
-        return super()._settings()
+            # Two waits for TensorFlow are a cost that nobody pays without having written `gpu=True`.
+            device_clock = find_late(_search, for_named_timers=False)
+        super().__init__(device_clock=device_clock, **settings)
 
 
-class _DeviceOnFirstUse(NoLedger):
-    """Stands in for the device's events until ``gpu=True`` is first used, and looks for a GPU then.
+def _search() -> DeviceClock | str:
+    try:
+        found = find_clock()
+    except ImportError as error:
+        # The run has begun: what is broken costs the GPU times. To have it as an error, ask for device="cuda".
+        found = f"CuPy is installed and broken: {error}"
+    return f"No GPU times, CPU times go on. {found}" if isinstance(found, str) else found
 
-    Looking imports CuPy, and what is missing concerns only those who want GPU times.
+
+def find_clock() -> DeviceClock | str:
+    """The GPU's clock, or why there is none. Looking imports CuPy and starts CUDA.
+
+    Raises:
+        ImportError: CuPy is installed and broken.
     """
-
-    __slots__ = ("_timer",)
-
-    def __init__(self, timer: CPUGPUTimer) -> None:
-        self._timer = ref(timer)
-
-    def _found(self) -> DeviceLedger | None:
-        try:
-            clock = _find_clock(insist=False)
-        except ImportError as error:
-            # The run has begun: what is broken costs the GPU times. To have it as an error, ask for device="cuda".
-            warn_once(f"No GPU times, CPU times go on. CuPy is installed and broken: {error}")
-            clock = None
-        ledger = None if clock is None else ledger_of(clock)
-        timer = self._timer()
-        if timer is not None:
-            timer._device = ledger
-        return ledger
-
-    @property
-    def clock(self) -> DeviceClock | None:
-        """The GPU's clock, or None if there is no GPU to time."""
-        found = self._found()
-        return None if found is None else found.clock
-
-    def begin(self, region: Any) -> None:
-        """Begin on the GPU, if there is one."""
-        found = self._found()
-        if found is not None:
-            found.begin(region)
-
-
-def _find_clock(*, insist: bool) -> DeviceClock | None:
     # One clock for all timers of the process: its events are pooled.
-    if _clocks:
-        return _clocks[0]
-    from deep500_timing_tensorflow._availability import why_no_gpu_times
+    if not _clocks:
+        clock = _clock_class()
+        reason: str | None = clock.why_unavailable()
+        if reason is not None:
+            return reason
+        _clocks.append(clock())
+    return _clocks[0]
 
-    reason = why_no_gpu_times()
-    if reason is None:
+
+def _clock_class() -> Any:
+    try:
+        return clocks.get("cupy")
+    except LookupError:  # in a source tree that is not installed nothing is registered
         from deep500_timing_tensorflow._clock import CupyEventClock
 
-        _clocks.append(CupyEventClock())
-        return _clocks[0]
-    if insist:
-        raise _core.DeviceUnavailableError(f"CPUGPUTimer(device='cuda') has no GPU to time. {reason}")
-    warn_once(f"No GPU times, CPU times go on. {reason}", about=f"no gpu times {reason}")
-    return None
+        return CupyEventClock

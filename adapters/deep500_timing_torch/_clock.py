@@ -24,11 +24,43 @@ _get_index: Callable[[], int] | None = getattr(torch._C, "_accelerator_getDevice
 
 
 def accelerator() -> str | None:
-    """The type of the accelerator that PyTorch can use here, such as ``"cuda"``, or None if there is none."""
+    """The type of the accelerator that PyTorch can use here, such as ``"cuda"``, or None if there is none.
+
+    Asking may start the device's driver, which keeps children that are forked later from using it.
+    """
     if not torch.accelerator.is_available():
         return None
     found = torch.accelerator.current_accelerator()
     return None if found is None else found.type
+
+
+def is_started(kind: str) -> bool:
+    """Whether PyTorch has started a type of device in this process; asking starts nothing."""
+    module: Any = getattr(torch, kind, None)
+    is_initialized: Callable[[], bool] | None = getattr(module, "is_initialized", None)
+    return is_initialized is not None and is_initialized()
+
+
+def check_name(asked: str) -> None:
+    """Refuse a device that was named, as far as it can be told without starting a driver.
+
+    Raises:
+        DeviceUnavailableError: PyTorch knows no such device or is not built for it; or it is started and not there.
+    """
+    device = _named(asked)
+    if is_started(device.type):
+        _resolve(device)
+    elif not _is_built_for(device.type):
+        raise _unavailable(f"the device {asked!r}", f"it is not built for {device.type!r}")
+
+
+def _is_built_for(kind: str) -> bool:
+    if kind == "cuda":  # ROCm as well
+        return bool(torch._C._has_cuda)
+    if kind == "mps":
+        return bool(torch.backends.mps.is_built())
+    # Other backends register a module when they are loaded, or are compiled in and find out when they are used.
+    return getattr(torch, kind, None) is not None
 
 
 class CudaEventClock:
@@ -113,6 +145,16 @@ class CudaEventClock:
             """Block until it has."""
             ...
 
+    @staticmethod
+    def why_unavailable() -> str | None:
+        """Why there is no accelerator to time here, None if there is one; asking may start its driver."""
+        if accelerator() is not None:
+            return None
+        return (
+            f"PyTorch {torch.__version__} sees no accelerator, so GPU times will be empty and "
+            "get_time(key, gpu=True) is []. CPU times go on. Leave gpu=True out, or run where there is a GPU."
+        )
+
     def new_event(self, stream: torch.Stream) -> torch.Event:
         """A new event for ``stream``; the device makes its part of it when it is first recorded."""
         return torch.Event(stream.device, enable_timing=True)
@@ -133,24 +175,34 @@ class CudaEventClock:
 _clocks: dict[str, CudaEventClock] = {}
 
 
-def _resolve(device: torch.device | str | None) -> torch.device:
-    there = accelerator()
-    asked = "an accelerator" if device is None else f"the device {str(device)!r}"
-    if device is None:
-        found = None if there is None else torch.device(there)
-    else:
-        try:
-            found = torch.device(device)
-        except (RuntimeError, TypeError) as error:
-            reason = str(error).splitlines()[0]
-            raise DeviceUnavailableError(f"Timing on {asked}: PyTorch knows no such device ({reason}).") from error
-    if found is None or found.type != there:
-        has = f"the accelerator that it can use is {there!r}" if there else "it sees no accelerator here"
+def _named(asked: torch.device | str) -> torch.device:
+    try:
+        return torch.device(asked)
+    except (RuntimeError, TypeError) as error:
+        reason = str(error).splitlines()[0]
         raise DeviceUnavailableError(
-            f"Timing on {asked}: this PyTorch ({torch.__version__}) cannot, {has}. Leave `device` out to time on "
-            "whatever is there (CPU times only, where there is nothing), or check the driver and install a PyTorch "
-            "that is built for the device: https://pytorch.org/get-started."
-        )
+            f"Timing on the device {str(asked)!r}: PyTorch knows no such device ({reason})."
+        ) from error
+
+
+def _unavailable(asked: str, reason: str) -> DeviceUnavailableError:
+    return DeviceUnavailableError(
+        f"Timing on {asked}: this PyTorch ({torch.__version__}) cannot, {reason}. Leave `device` out to time on "
+        "whatever is there (CPU times only, where there is nothing), or check the driver and install a PyTorch "
+        "that is built for the device: https://pytorch.org/get-started."
+    )
+
+
+def _resolve(device: torch.device | str | None) -> torch.device:
+    asked = "an accelerator" if device is None else f"the device {str(device)!r}"
+    found = None if device is None else _named(device)
+    there = accelerator()
+    if there is None:
+        raise _unavailable(asked, "it sees no accelerator here")
+    if found is None:
+        return torch.device(there)
+    if found.type != there:
+        raise _unavailable(asked, f"the accelerator that it can use is {there!r}")
     count = torch.accelerator.device_count()
     if ":" in str(found) and found.index >= count:
         raise DeviceUnavailableError(

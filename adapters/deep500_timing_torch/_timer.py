@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
-from weakref import ref
-
-import torch
 
 from deep500_timing import CPUGPUTimer as _CoreTimer
 from deep500_timing import DeviceUnavailableError
-from deep500_timing._ground.warn import warn_once
-from deep500_timing.devices._null import NoLedger
+from deep500_timing.devices import clocks, find_late, warn_once
 from deep500_timing.timer import call_directly
-from deep500_timing_torch._clock import CudaEventClock, accelerator
+from deep500_timing_torch._clock import CudaEventClock, check_name
 
 if TYPE_CHECKING:
+    import torch
+
     from deep500_timing import DeviceClock
+    from deep500_timing.devices import LateDevice
 
 
 @call_directly
@@ -37,75 +36,98 @@ class CPUGPUTimer(_CoreTimer):
         device_clock: A device clock of your own, instead.
         **settings: As for :class:`deep500_timing.Timer`: ``clock``, ``enabled``, ``keep_last``, ``skip_first``.
 
+    Nothing is looked for before the first ``gpu=True``, since asking CUDA whether it is there keeps forked children
+    from using it.
+
     Raises:
-        DeviceUnavailableError: The device that was named is not there.
+        DeviceUnavailableError: PyTorch is not built for the device that was named. That it is not there is told here
+            if PyTorch has started the device already, and else by the first ``gpu=True``.
         ValueError: ``keep_last`` or ``skip_first`` is negative.
     """
 
-    __slots__ = ("_asked",)
+    __slots__ = ()
 
     def __init__(
-        self, device: torch.device | str | None = None, *, device_clock: DeviceClock | None = None, **settings: Any
+        self,
+        device: torch.device | str | None = None,
+        *,
+        device_clock: DeviceClock | LateDevice | None = None,
+        **settings: Any,
     ) -> None:
         """See the class."""
-        self._asked = None if device is None else str(device)
         if device_clock is None:
-            device_clock = _clock_for(device)
+            device_clock = find_late(Search(None if device is None else str(device)))
         super().__init__(device_clock=device_clock, **settings)
-        if device_clock is None:
-            self._device: Any = _NoDevice(self)
 
-    def _settings(self) -> dict[str, Any]:
-        settings = super()._settings()
-        clock = settings.pop("device_clock", None)
-        if clock is None or isinstance(clock, CudaEventClock):
-            # What was asked for, not what was found: a checkpoint may be loaded on another machine.
-            settings["device"] = self._asked
-        else:
-            settings["device_clock"] = clock
-        return settings
+
+class Search:
+    """Looks for the device that a timer was made for; what can be told without starting a driver is told at once.
+
+    Args:
+        asked: What the user named: None for the accelerator that is there, if one is.
+
+    Raises:
+        DeviceUnavailableError: PyTorch knows no such device, is not built for it, or has been started without it.
+    """
+
+    __slots__ = ("asked", "insist")
+
+    def __init__(self, asked: str | None) -> None:
+        """See the class."""
+        self.asked = asked
+        self.insist = asked is not None
+        """Whether a device that is not there is an error."""
+        if asked is not None and not asked.startswith("cpu"):
+            check_name(asked)
+
+    def __call__(self) -> DeviceClock | str:
+        """The device's clock, or why there is none.
+
+        Raises:
+            DeviceUnavailableError: A device was named, and it is not there.
+        """
+        if self.asked is not None and self.asked.startswith("cpu"):
+            return "this timer was made for the CPU, so GPU times will be empty and get_time(key, gpu=True) is []."
+        clock = clock_class()
+        if self.asked is None:
+            reason: str | None = clock.why_unavailable()
+            if reason is not None:
+                return reason
+        try:
+            found: DeviceClock = clock(self.asked)
+        except DeviceUnavailableError as error:
+            if self.insist:
+                raise
+            return str(error)
+        return found
+
+    def __eq__(self, other: object) -> bool:
+        """Equal searches ask for the same device."""
+        return isinstance(other, Search) and self.asked == other.asked
+
+    def __hash__(self) -> int:
+        """As equality has it."""
+        return hash(self.asked)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copy and pickle the settings, as :class:`deep500_timing.Timer` does."""
-        return _rebuild, (type(self), self._settings())
+        """Copy and pickle what was asked for, not what was found: a checkpoint may be loaded on another machine."""
+        return _search_again, (self.asked,)
 
 
-def _clock_for(device: torch.device | str | None) -> CudaEventClock | None:
-    if device is None:
-        return None if accelerator() is None else CudaEventClock()
-    if str(device).partition(":")[0] == "cpu":
-        return None
-    return CudaEventClock(device)
-
-
-def _rebuild(kind: type[CPUGPUTimer], settings: dict[str, Any]) -> CPUGPUTimer:
+def _search_again(asked: str | None) -> Search:
+    # Who loads a checkpoint wants what is in it, not the device that it was written on.
     try:
-        return kind(**settings)
+        search = Search(asked)
+        search.insist = False
+        return search
     except DeviceUnavailableError as error:
-        # Whoever loads a checkpoint wants what is in it, not the device that it was written on.
         warn_once(f"Loading a timer: GPU times will be empty, CPU times go on. {error}")
-        return kind(**{**settings, "device": "cpu"})
+        return Search("cpu")
 
 
-class _NoDevice(NoLedger):
-    """Stands in for the device's events until ``gpu=True`` is first used, and then says that there are none."""
-
-    __slots__ = ("_timer",)
-
-    clock = None
-
-    def __init__(self, timer: CPUGPUTimer) -> None:
-        self._timer = ref(timer)
-
-    def begin(self, region: object) -> None:
-        timer = self._timer()
-        if timer is not None:
-            timer._device = None  # From here on `gpu=True` costs nothing.
-            why = f"PyTorch {torch.__version__} sees no accelerator"
-            if timer._asked is not None:
-                why = "this timer was made for the CPU"
-            warn_once(
-                f"Timing a region with gpu=True: {why}, so GPU times will be empty and get_time(key, gpu=True) is []. "
-                "CPU times go on. Leave gpu=True out, or run where there is a GPU.",
-                about="no accelerator",
-            )
+def clock_class() -> Any:
+    """The class of device clocks that is registered for PyTorch."""
+    try:
+        return clocks.get("torch")
+    except LookupError:  # in a source tree that is not installed nothing is registered
+        return CudaEventClock

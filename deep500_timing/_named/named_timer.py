@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
     from deep500_timing._ground.protocols import Clock, DeviceClock
     from deep500_timing._recording.intervals import Intervals
-    from deep500_timing.devices._pool import DeviceLedger
+    from deep500_timing.devices._late import LateDevice
+    from deep500_timing.devices._null import NullDevice
+    from deep500_timing.devices._pool import EventPool
     from deep500_timing.memory import MemoryReader
     from deep500_timing.timer import Timer
 
@@ -89,6 +91,7 @@ class NamedTimer:
         "_awaited",
         "_depth",
         "_engine",
+        "_find_device",
         "_fresh",
         "_generation",
         "_known_count",
@@ -126,16 +129,16 @@ class NamedTimer:
         """What ``stop(record=True)`` kept."""
         # On the host's clock a stop only leaves its time here, for whoever reads or for a later stop to account for.
         self._fresh: deque[int] = deque()
-        device: DeviceLedger | None = getattr(engine, "_device", None)
-        # An adapter's timer may hold a stand-in for a device that is not there.
-        self._ledger = None if device is None or device.clock is None else device
+        # A device that is looked for when it is first used is looked for at the first start.
+        self._find_device = engine.device.is_late and engine.device.for_named_timers
+        self._ledger = None if engine.device.is_null else engine.device
         # Times on their way from the device, by the start that they will bear, with the accounts that they are for.
         self._awaited: dict[int, tuple[Account, ...]] = {}
         self._last_stamp = 0
         self._store: Intervals | None = None
         self._known_count = 0
         self._taken_ns = 0
-        self._simple = self._ledger is None and memory is None and not reentrant
+        self._simple = self._ledger is None and memory is None and not reentrant and not self._find_device
         self._plain = self._simple and engine.enabled
 
     @property
@@ -183,6 +186,8 @@ class NamedTimer:
             region = self._region
         if not self._engine.enabled:
             return
+        if self._find_device:
+            self._look_for_device()
         if not region.is_open:
             self._depth = 0
             self._begin()
@@ -193,6 +198,13 @@ class NamedTimer:
                 f"Starting timer {self.name!r}: it is running already, since "
                 f"{(self._now() - region.start_ns) / 1e9:.6g} s. Stop it first, or forget it with reset()."
             )
+
+    def _look_for_device(self) -> None:
+        device = self._engine.device.find()
+        self._find_device = False
+        self._ledger = None if device.is_null else device
+        self._simple = device.is_null and self._memory is None and not self._reentrant
+        self._plain = self._simple and self._engine.enabled
 
     def _catch_up(self) -> None:
         # The timer below was switched on or off, or this process was forked.
@@ -272,7 +284,7 @@ class NamedTimer:
 
             sample_region(self._engine, self.name, self._memory)
 
-    def _finish_on_device(self, ledger: DeviceLedger, accounts: tuple[Account, ...]) -> None:
+    def _finish_on_device(self, ledger: EventPool | LateDevice | NullDevice, accounts: tuple[Account, ...]) -> None:
         region = self._region
         store = region.gpu_store()
         if store is not self._store:

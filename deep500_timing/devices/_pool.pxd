@@ -5,7 +5,7 @@ cimport cython
 
 
 @cython.final
-cdef class _Lane:
+cdef class StreamQueue:
     cdef public object stream
     cdef public list free
     cdef public object pending
@@ -14,19 +14,19 @@ cdef class _Lane:
 
 
 @cython.final
-cdef class DeviceLedger:
+cdef class EventPool:
     cdef public object clock
-    cdef public dict _lanes
+    cdef public dict _queues
     cdef public object _collecting
     cdef public object _collector
     cdef object __weakref__
 
-    @cython.locals(lane=_Lane)
+    @cython.locals(queue=StreamQueue)
     cpdef begin(self, object region)
-    @cython.locals(lane=_Lane, start_lane=_Lane)
+    @cython.locals(queue=StreamQueue, start_queue=StreamQueue)
     cpdef end(self, object region, Py_ssize_t keep_last, Py_ssize_t skip_first)
-    cpdef _new_event(self, _Lane lane)
+    cpdef _new_event(self, StreamQueue queue)
     @cython.locals(count=Py_ssize_t)
-    cpdef _reclaim(self, _Lane lane)
-    @cython.locals(start_lane=_Lane)
-    cpdef _collect(self, _Lane lane, Py_ssize_t count)
+    cpdef _reclaim(self, StreamQueue queue)
+    @cython.locals(start_queue=StreamQueue)
+    cpdef _collect(self, StreamQueue queue, Py_ssize_t count)

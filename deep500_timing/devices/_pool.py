@@ -31,14 +31,14 @@ _BATCH_PAIRS = 32
 """Pairs that are read at most at the end of one region, so that a backlog does not stall the training thread."""
 
 
-class _CapturedMark:
+class _CapturedStart:
     """Stands for the start event of a region that began while its stream was being captured."""
 
 
-CAPTURED = _CapturedMark()
+CAPTURED = _CapturedStart()
 
 
-class _Lane:
+class StreamQueue:
     """The events of one stream: those that are free, and the pairs that the device has yet to pass, in order."""
 
     __slots__ = ("created", "free", "known_done", "pending", "stream")
@@ -46,22 +46,40 @@ class _Lane:
     def __init__(self, stream: Hashable) -> None:
         self.stream = stream
         self.free: list[Any] = []
-        self.pending: deque[tuple[Any, Any, Intervals, int, _Lane]] = deque()
+        self.pending: deque[tuple[Any, Any, Intervals, int, StreamQueue]] = deque()
         self.known_done = 0
         self.created = 0
 
 
-class DeviceLedger:
-    """The event pools of one device clock, shared by every timer of the process that uses it."""
+class EventPool:
+    """The events of one device clock, shared by every timer of the process that uses it.
+
+    Attributes:
+        clock: The device's clock.
+        is_null: False; see :class:`NullDevice`.
+        is_late: False; see :class:`LateDevice`.
+    """
+
+    is_null = False
+    is_late = False
+    for_named_timers = True
 
     def __init__(self, clock: DeviceClock) -> None:
-        """Start with no events; use :func:`ledger_of`."""
+        """Start with no events; use :func:`pool_of`."""
         self.clock = clock
-        self._lanes: dict[Hashable, _Lane] = {}
+        self._queues: dict[Hashable, StreamQueue] = {}
         # Only ever tried on the training thread, never waited for.
         self._collecting = allocate_lock()
         self._collector = 0
         """The thread that has, or had, the lock: a signal handler may run in the middle of its collecting."""
+
+    def find(self) -> EventPool:
+        """Itself: it was found."""
+        return self
+
+    def find_for_regions(self) -> EventPool:
+        """Itself: it was found."""
+        return self
 
     # --- on the training thread ---------------------------------------------------------------------------------
 
@@ -69,25 +87,25 @@ class DeviceLedger:
         """Record the start event of a region; a fault leaves the region without a device time."""
         clock = self.clock
         region.mark = None
-        event = lane = None
+        event = queue = None
         try:
             stream = clock.stream()
             if clock.is_capturing():
                 region.mark = CAPTURED
                 return
-            lane = self._lanes.get(stream) or self._lanes.setdefault(stream, _Lane(stream))
+            queue = self._queues.get(stream) or self._queues.setdefault(stream, StreamQueue(stream))
             try:
-                event = lane.free.pop()
+                event = queue.free.pop()
             except IndexError:
-                event = self._new_event(lane)
+                event = self._new_event(queue)
             clock.record(event, stream)
         except Exception as error:
-            if lane is not None and event is not None:
-                lane.free.append(event)
+            if queue is not None and event is not None:
+                queue.free.append(event)
             self._fault("recording the start of", region, error)
             return
         region.mark = event
-        region.mark_lane = lane
+        region.mark_lane = queue
 
     def end(self, region: Region, keep_last: int, skip_first: int) -> None:
         """Record the end event of a region and queue the pair."""
@@ -100,8 +118,8 @@ class DeviceLedger:
         if mark is None:
             intervals.failed += 1
             return
-        start_lane = region.mark_lane
-        event = lane = None
+        start_queue = region.mark_lane
+        event = queue = None
         if mark is CAPTURED:
             intervals.captured += 1
             return
@@ -109,27 +127,27 @@ class DeviceLedger:
             stream = clock.stream()
             if clock.is_capturing():
                 intervals.captured += 1
-                start_lane.free.append(mark)
+                start_queue.free.append(mark)
                 return
-            if start_lane.stream == stream:
-                lane = start_lane
+            if start_queue.stream == stream:
+                queue = start_queue
             else:
-                lane = self._lanes.get(stream) or self._lanes.setdefault(stream, _Lane(stream))
+                queue = self._queues.get(stream) or self._queues.setdefault(stream, StreamQueue(stream))
             try:
-                event = lane.free.pop()
+                event = queue.free.pop()
             except IndexError:
-                event = self._new_event(lane)
+                event = self._new_event(queue)
             clock.record(event, stream)
         except Exception as error:
             intervals.failed += 1
-            start_lane.free.append(mark)
-            if lane is not None and event is not None:
-                lane.free.append(event)
+            start_queue.free.append(mark)
+            if queue is not None and event is not None:
+                queue.free.append(event)
             self._fault("recording the end of", region, error)
             return
-        lane.pending.append((mark, event, intervals, region.start_ns, start_lane))
-        if not lane.free or not start_lane.free:
-            self._reclaim(lane)
+        queue.pending.append((mark, event, intervals, region.start_ns, start_queue))
+        if not queue.free or not start_queue.free:
+            self._reclaim(queue)
 
     def drop(self, region: Region) -> None:
         """Take back the start event of a region that will have no end."""
@@ -138,26 +156,26 @@ class DeviceLedger:
         if mark is not None and mark is not CAPTURED:
             region.mark_lane.free.append(mark)
 
-    def _new_event(self, lane: _Lane) -> Any:
-        event = self.clock.new_event(lane.stream)
-        lane.created += 1
+    def _new_event(self, queue: StreamQueue) -> Any:
+        event = self.clock.new_event(queue.stream)
+        queue.created += 1
         return event
 
-    def _reclaim(self, lane: _Lane) -> None:
+    def _reclaim(self, queue: StreamQueue) -> None:
         # At most one query for each region that ends, and none while events are left. It asks for the pair in the
         # middle of the queue: a yes frees half of them, so that the next query is half a pool of regions away; a no
         # lets the pool grow by one pair, until it holds twice the work in flight and the middle is always done.
-        count = len(lane.pending)
+        count = len(queue.pending)
         if count < _SPARE_PAIRS or not self._collecting.acquire(False):
             return
         self._collector = get_ident()
         try:
-            if not lane.known_done:
+            if not queue.known_done:
                 middle = count // 2
-                if not self.clock.is_done(lane.pending[middle][1]):
+                if not self.clock.is_done(queue.pending[middle][1]):
                     return
-                lane.known_done = middle + 1
-            self._collect(lane, min(lane.known_done, _BATCH_PAIRS))
+                queue.known_done = middle + 1
+            self._collect(queue, min(queue.known_done, _BATCH_PAIRS))
         except Exception as error:
             # The pairs stay where they are, for whoever asks for their times.
             warn_once(
@@ -169,18 +187,18 @@ class DeviceLedger:
 
     # --- collecting -----------------------------------------------------------------------------------------------
 
-    def _collect(self, lane: _Lane, count: int) -> None:
+    def _collect(self, queue: StreamQueue, count: int) -> None:
         # Read the oldest pairs, which are done.
         clock = self.clock
         for _ in range(count):
-            start, end, intervals, start_ns, start_lane = lane.pending[0]
+            start, end, intervals, start_ns, start_queue = queue.pending[0]
             try:
                 duration_ns = clock.elapsed_ns(start, end)
             except Exception as error:
                 # Two threads that share a stream may queue their pairs in another order than they recorded them, and a
                 # start on another stream may be behind: then the pair is not lost, only early.
                 if not self._is_done(start) or not self._is_done(end):
-                    lane.known_done = 0
+                    queue.known_done = 0
                     return
                 intervals.failed += 1
                 warn_once(
@@ -199,11 +217,11 @@ class DeviceLedger:
                     )
                 else:
                     intervals.append(start_ns, start_ns + duration_ns)
-            lane.pending.popleft()
-            if lane.known_done:
-                lane.known_done -= 1
-            start_lane.free.append(start)
-            lane.free.append(end)
+            queue.pending.popleft()
+            if queue.known_done:
+                queue.known_done -= 1
+            start_queue.free.append(start)
+            queue.free.append(end)
 
     def _is_done(self, event: Any) -> bool:
         try:
@@ -222,10 +240,10 @@ class DeviceLedger:
         try:
             if not self._can_query():
                 return
-            for lane in list(self._lanes.values()):
+            for queue in list(self._queues.values()):
                 if wait:
-                    self._wait_for(lane)
-                self._collect(lane, self._count_done(lane))
+                    self._wait_for(queue)
+                self._collect(queue, self._count_done(queue))
         finally:
             self._collecting.release()
 
@@ -239,14 +257,14 @@ class DeviceLedger:
         try:
             if not self._can_query():
                 return
-            for lane in list(self._lanes.values()):
-                pairs = list(lane.pending)
+            for queue in list(self._queues.values()):
+                pairs = list(queue.pending)
                 count = len(pairs)
                 while count and pairs[count - 1][2] is not intervals:
                     count -= 1
                 if count:
-                    self._wait_for(lane, count)
-                    self._collect(lane, min(count, self._count_done(lane)))
+                    self._wait_for(queue, count)
+                    self._collect(queue, min(count, self._count_done(queue)))
         finally:
             self._collecting.release()
 
@@ -266,15 +284,15 @@ class DeviceLedger:
         except Exception:
             return False
 
-    def _wait_for(self, lane: _Lane, count: int | None = None) -> None:
+    def _wait_for(self, queue: StreamQueue, count: int | None = None) -> None:
         # Wait for the first ``count`` pairs, or for all.
         try:
-            pairs = list(lane.pending)[:count]
+            pairs = list(queue.pending)[:count]
             if pairs:
                 self.clock.wait(pairs[len(pairs) - 1][1])
             # What comes later in a stream is done later, but a start may be on another stream.
-            for start, _, _, _, start_lane in pairs:
-                if start_lane is not lane:
+            for start, _, _, _, start_queue in pairs:
+                if start_queue is not queue:
                     self.clock.wait(start)
         except Exception as error:
             warn_once(
@@ -282,15 +300,15 @@ class DeviceLedger:
                 about=f"wait {self.clock.name}",
             )
 
-    def _count_done(self, lane: _Lane) -> int:
+    def _count_done(self, queue: StreamQueue) -> int:
         # The newest first: in most cases one query answers for all.
-        count = len(lane.pending)
-        if count == 0 or self._is_done(lane.pending[count - 1][1]):
+        count = len(queue.pending)
+        if count == 0 or self._is_done(queue.pending[count - 1][1]):
             return count
         low, high = 0, count - 1
         while low < high:
             middle = (low + high) // 2
-            if self._is_done(lane.pending[middle][1]):
+            if self._is_done(queue.pending[middle][1]):
                 low = middle + 1
             else:
                 high = middle
@@ -299,16 +317,16 @@ class DeviceLedger:
     def pending(self) -> dict[int, int]:
         """How many pairs are on their way, by the ``id`` of the intervals that they are for."""
         counts: dict[int, int] = {}
-        for lane in list(self._lanes.values()):
-            for pair in list(lane.pending):
+        for queue in list(self._queues.values()):
+            for pair in list(queue.pending):
                 key = id(pair[2])
                 counts[key] = counts.get(key, 0) + 1
         return counts
 
     @property
     def events(self) -> int:
-        """Events created so far: the size of the pools."""
-        return sum(lane.created for lane in self._lanes.values())
+        """Events created so far, those in use and those that are free: bounded by the work in flight."""
+        return sum(queue.created for queue in self._queues.values())
 
     def _fault(self, doing: str, region: Region, error: Exception) -> None:
         warn_once(
@@ -317,29 +335,38 @@ class DeviceLedger:
             about=f"record {self.clock.name}",
         )
 
+    def __repr__(self) -> str:
+        """Show the device and how many events it took."""
+        return f"<EventPool of {self.clock.name!r}: {self.events} events>"
+
     def abandon(self) -> None:
         """Forget every event without destroying it."""
-        _leaked.append(self._lanes)
-        self._lanes = {}
+        _leaked.append(self._queues)
+        self._queues = {}
         self._collecting = allocate_lock()
 
 
-_ledgers: dict[DeviceClock, DeviceLedger] = {}
-_leaked: list[dict[Hashable, _Lane]] = []
+_pools: dict[DeviceClock, EventPool] = {}
+_leaked: list[dict[Hashable, StreamQueue]] = []
 
 
-def ledger_of(clock: DeviceClock) -> DeviceLedger:
-    """The event pools of a device clock; it lives as long as the process, since destroying events can hang."""
-    ledger = _ledgers.get(clock)
-    if ledger is None:
-        ledger = _ledgers[clock] = DeviceLedger(clock)
-    return ledger
+def pool_of(clock: DeviceClock) -> EventPool:
+    """The pool of a device clock; it lives as long as the process, since destroying events can hang."""
+    pool = _pools.get(clock)
+    if pool is None:
+        pool = _pools[clock] = EventPool(clock)
+    return pool
+
+
+# Names of before, for modules that have not followed yet.
+DeviceLedger = EventPool
+ledger_of = pool_of
 
 
 def _abandon_after_fork() -> None:
     # The events belong to the parent's context; destroying one here would be an error, or worse.
-    for ledger in _ledgers.values():
-        ledger.abandon()
+    for pool in _pools.values():
+        pool.abandon()
 
 
 if hasattr(os, "register_at_fork"):

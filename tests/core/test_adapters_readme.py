@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from deep500_timing import DeviceClock
+from deep500_timing import DeviceClock, TimingWarning
 
 PAGE = Path(__file__).parents[2] / "adapters" / "README.md"
 
@@ -34,27 +34,35 @@ def blocks(monkeypatch):
 
 def test_its_clock_is_one(blocks):
     """The clock that it shows is a device clock."""
-    assert isinstance(blocks["tmr"]._device.clock, DeviceClock)
+    assert isinstance(blocks["tmr"].device.clock, DeviceClock)
 
 
-def test_its_times(blocks, capsys):
-    """The loop that it shows has a time on the device for each batch, and prints them."""
+def test_its_times(blocks):
+    """The loop that it shows has a time on the device for each batch."""
+    assert 100 == len(blocks["batches"].get_time("BATCH", gpu=True))
+    assert 0 < min(blocks["batches"].get_time("BATCH", gpu=True))
+
+
+def test_its_adapter_finds_the_device_late(blocks, monkeypatch):
+    """The timer that it shows has found its worker by the first region on it, and not before."""
     tmr = blocks["tmr"]
-    assert 100 == len(tmr.get_time("BATCH", gpu=True))
-    assert 0 < min(tmr.get_time("BATCH", gpu=True))
+    assert 1 == len(tmr.get_time("on the worker", gpu=True))
+    assert (blocks["worker_clock"], 2) == (tmr.device.clock, tmr.device.events)
+    fresh = blocks["CPUGPUTimer"]()
+    with fresh.region("on the host"):
+        pass
+    assert fresh.device.clock is None
+    monkeypatch.setattr(blocks["WorkerClock"], "why_unavailable", lambda: "The worker is on strike.")
+    with pytest.warns(TimingWarning, match="on strike"), fresh.region("on the worker", gpu=True):
+        pass
+    assert ([], 1) == (fresh.get_time("on the worker", gpu=True), len(fresh.get_time("on the worker")))
 
 
-@pytest.mark.parametrize(
-    "test", ["test_is_a_device_clock", "test_the_same_stream_is_equal", "test_another_stream_is_not"]
-)
-def test_its_rig(blocks, test):
-    """The rig that it shows serves the suite (the parts that take no time)."""
-    rig = blocks["WorkerRig"]()
-    getattr(blocks["TestWorkerClock"](), test)(rig)
-
-
-def test_its_rig_has_work_done(blocks):
-    """Events of that rig are done once it has finished."""
-    suite = blocks["TestWorkerClock"]()
-    suite.work_seconds = 0.0
-    suite.test_done_when_the_device_is(blocks["WorkerRig"]())
+def test_it_needs_public_names_only():
+    """Nothing that it imports from this project is private."""
+    imports = re.findall(
+        r"^(?:from|import) (deep500_timing[\w.]*)(?: as \w+| import (.*))?$", PAGE.read_text("utf-8"), re.MULTILINE
+    )
+    assert 3 == len(imports)
+    names = [name for module, names in imports for name in (*module.split("."), *names.split(", "))]
+    assert [] == [name for name in names if name.startswith("_")]

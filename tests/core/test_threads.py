@@ -172,7 +172,7 @@ def test_a_region_on_a_device_that_its_thread_left_open(clock, in_thread):
         in_thread(tmr.start, "a", True)
     times = tmr.snapshot().get("a", "GPU")
     assert (50, 0) == (times.discarded, times.pending)
-    assert 4 >= tmr._device.events
+    assert 4 >= tmr.device.events
 
 
 def test_an_identity_that_is_used_again_is_another_thread(tmr):

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deep500_timing import CPUGPUTimer, TimingWarning
-from deep500_timing.devices._pool import DeviceLedger, ledger_of
+from deep500_timing.devices import EventPool, pool_of
 from deep500_timing.testing import ManualClock, ManualDeviceClock
 
 
@@ -144,13 +144,13 @@ class TestNeverWaiting:
                 device.advance(1)
                 device_time += 1
             if i == 1500:
-                steady, before = tmr._device.events, Counter(device.calls)
+                steady, before = tmr.device.events, Counter(device.calls)
         calls = device.calls - before
         assert 2 * 1499 == calls["record"]
         assert calls["is_done"] <= 1499
         assert 0 == device.calls["wait"]
         assert 0 == calls["new_event"]
-        assert steady == tmr._device.events <= 4 * lag + 40
+        assert steady == tmr.device.events <= 4 * lag + 40
         assert [1.0] * 3000 == tmr.get_time("a", gpu=True)
 
     def test_a_hundred_thousand_regions(self, tmr, device):
@@ -159,7 +159,7 @@ class TestNeverWaiting:
             work(tmr, device, 1)
             if i % 7 == 6:
                 device.advance(7)
-        assert (0, True) == (device.calls["wait"], tmr._device.events < 100)
+        assert (0, True) == (device.calls["wait"], tmr.device.events < 100)
         device.finish()
         assert 100_000 == on_device(tmr).stats.count
 
@@ -188,7 +188,7 @@ class TestCapture:
             tmr.start("a", gpu=True)
             device.capturing = False
             tmr.end("a", gpu=True)
-        assert (40, True) == (on_device(tmr).captured, tmr._device.events <= 2)
+        assert (40, True) == (on_device(tmr).captured, tmr.device.events <= 2)
 
     def test_discard_in_a_capture(self, tmr, device):
         """A captured region can be forgotten."""
@@ -216,7 +216,7 @@ class TestFaults:
         device.fail(method, None)
         work(tmr, device, 2)
         assert ([1.0] * 50 + [0.0], [2.0]) == (tmr.get_time("a"), tmr.get_time("a", gpu=True))
-        assert (50, True) == (on_device(tmr).failed, tmr._device.events <= 3)
+        assert (50, True) == (on_device(tmr).failed, tmr.device.events <= 3)
 
     @pytest.mark.parametrize("method", ["stream", "is_capturing", "record"])
     def test_in_end(self, tmr, device, method):
@@ -230,7 +230,7 @@ class TestFaults:
         assert 1 == len(caught)
         work(tmr, device, 2)
         assert (50, [2.0]) == (on_device(tmr).failed, tmr.get_time("a", gpu=True))
-        assert tmr._device.events <= 4
+        assert tmr.device.events <= 4
 
     def test_in_end_for_want_of_an_event(self, tmr, device):
         """The same when the pool is empty and cannot grow."""
@@ -293,7 +293,7 @@ class TestFaults:
         tmr.start("a", gpu=True)
         device.launch(1)
         tmr.end("a", gpu=True)
-        ((start, end, *_),) = next(iter(tmr._device._lanes.values())).pending
+        ((start, end, *_),) = next(iter(tmr.device._queues.values())).pending
         start.recorded_ns, end.recorded_ns = end.recorded_ns, start.recorded_ns
         device.finish()
         with pytest.warns(TimingWarning, match="ended before it began"):
@@ -314,7 +314,7 @@ class TestForgetting:
         region.fail()
         times = on_device(tmr)
         assert (21, 0, None) == (times.failed, times.pending, times.stats)
-        assert (21, True) == (tmr.snapshot().get("a").failed, tmr._device.events <= 2)
+        assert (21, True) == (tmr.snapshot().get("a").failed, tmr.device.events <= 2)
 
     def test_discard(self, tmr, device):
         """A discarded region counts as such on both."""
@@ -324,7 +324,7 @@ class TestForgetting:
         assert (20, 20, True) == (
             on_device(tmr).discarded,
             tmr.snapshot().get("a").discarded,
-            tmr._device.events <= 2,
+            tmr.device.events <= 2,
         )
 
     def test_disabling(self, tmr, device):
@@ -344,10 +344,10 @@ class TestForgetting:
         assert () == tmr.snapshot().regions
         work(tmr, device, 7)
         assert [7.0] == tmr.get_time("a", gpu=True)
-        created = tmr._device.events
+        created = tmr.device.events
         for _ in range(5):
             work(tmr, device, 1)
-        assert created == tmr._device.events
+        assert created == tmr.device.events
 
 
 class TestStreams:
@@ -383,7 +383,7 @@ class TestStreams:
         for _ in range(10):
             work(one, device, 1)
             work(two, device, 2)
-        assert one._device is two._device is ledger_of(device)
+        assert one.device is two.device is pool_of(device)
         assert ([1.0] * 10, [2.0] * 10) == (one.get_time("a", gpu=True), two.get_time("a", gpu=True))
 
     def test_threads_on_one_stream(self, tmr, device):
@@ -516,9 +516,9 @@ def test_any_history(steps):
         for counter in ("captured", "discarded", "failed"):
             assert counted[key, counter] == (getattr(found, counter) if found else 0)
     # Every event is back in the pool.
-    lanes = tmr._device._lanes.values()
-    assert tmr._device.events == sum(len(lane.free) for lane in lanes)
-    assert len({id(event) for lane in lanes for event in lane.free}) == tmr._device.events
+    lanes = tmr.device._queues.values()
+    assert tmr.device.events == sum(len(lane.free) for lane in lanes)
+    assert len({id(event) for lane in lanes for event in lane.free}) == tmr.device.events
 
 
 def test_collecting_for_one_region_waits_for_no_other(device, tmr):
@@ -527,24 +527,24 @@ def test_collecting_for_one_region_waits_for_no_other(device, tmr):
         work(tmr, device, 1, key)
     device.use_stream("another")
     work(tmr, device, 100, "c")
-    tmr._device.collect_for(tmr.region("a").gpu_intervals)
+    tmr.device.collect_for(tmr.region("a").gpu_intervals)
     assert 3 * 10**9 == device.now_ns
     assert {"a": 2, "b": 1, "c": None} == {
         key: stats and stats.count for key in "abc" for stats in [on_device(tmr, key).stats]
     }
     device.capturing = True
-    tmr._device.collect_for(tmr.region("c").gpu_intervals)
+    tmr.device.collect_for(tmr.region("c").gpu_intervals)
     assert 3 * 10**9 == device.now_ns
 
 
 def test_abandoned_events_are_neither_used_nor_destroyed(device, tmr):
     """What a forked child inherits is left alone, and it starts with a pool of its own."""
     work(tmr, device, 1)
-    ledger = DeviceLedger(device)
+    ledger = EventPool(device)
     assert 0 == ledger.events
-    old = set(map(id, next(iter(tmr._device._lanes.values())).pending[0][:2]))
-    tmr._device.abandon()
+    old = set(map(id, next(iter(tmr.device._queues.values())).pending[0][:2]))
+    tmr.device.abandon()
     tmr.reset()
     work(tmr, device, 2)
-    assert old.isdisjoint(map(id, next(iter(tmr._device._lanes.values())).pending[0][:2]))
+    assert old.isdisjoint(map(id, next(iter(tmr.device._queues.values())).pending[0][:2]))
     assert [2.0] == tmr.get_time("a", gpu=True)

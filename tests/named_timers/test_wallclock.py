@@ -399,7 +399,7 @@ class TestOnADevice:
         for _ in range(2_000):
             self.run(device_timers("fwd"), device, 0.001)
             device.finish()
-        assert device_timers.timer._device.events < 64
+        assert device_timers.timer.device.events < 64
         assert device_timers("fwd").elapsed() == pytest.approx(2_000.0)
 
     def test_a_reset_of_the_timer_below_loses_what_was_on_its_way(self, device_timers, device, lines):
@@ -455,7 +455,7 @@ class TestOnADevice:
         for _ in range(50):
             timer.start()
             timer.reset()
-        assert device_timers.timer._device.events <= 2
+        assert device_timers.timer.device.events <= 2
 
     def test_disabling_while_running_gives_the_event_back(self, device_timers, device):
         """So does switching the timer off."""
@@ -464,7 +464,7 @@ class TestOnADevice:
             timer.start()
             device_timers.timer.enabled = False
             device_timers.timer.enabled = True
-        assert device_timers.timer._device.events <= 2
+        assert device_timers.timer.device.events <= 2
 
     def test_streams_may_change_inside(self, device_timers, device):
         """A region that ends on another stream is timed to the end there."""

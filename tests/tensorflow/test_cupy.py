@@ -12,6 +12,7 @@ import pytest
 import deep500_timing_tensorflow as timer
 from deep500_timing._ground.warn import forget_warnings
 from deep500_timing.testing import ManualDeviceClock
+from deep500_timing.wallclock import SynchronizedWallClockTimer
 from deep500_timing_tensorflow import _availability, _sync, _timer
 
 
@@ -148,7 +149,7 @@ def test_timers_share_one_clock_and_its_events(cupy):
     for tmr in (first, second):
         with tmr.region("work", gpu=True):
             pass
-    assert first._device is second._device
+    assert first.device is second.device
 
 
 def test_cpu_times_ask_nothing_of_cupy(monkeypatch):
@@ -298,5 +299,27 @@ def test_broken_cupy_is_not_called_missing(cupy, monkeypatch):
 
 def test_pickled_timer_finds_the_device_anew(cupy):
     """A timer that is pickled leaves its events behind."""
+    tmr = pickle.loads(pickle.dumps(timer.CPUGPUTimer()))
+    assert tmr.device.clock is None
+    with tmr.region("work", gpu=True):
+        pass
+    assert "cuda" == tmr.device.clock.name
+
+
+def test_asking_a_timer_for_its_device_looks_for_none(monkeypatch):
+    """Neither reading ``device`` nor a named timer over it imports CuPy or warns: only ``gpu=True`` looks."""
+    looked = []
+    monkeypatch.setattr(_timer, "find_clock", lambda: looked.append(1) or "There is none.")
     tmr = timer.CPUGPUTimer()
-    assert "cuda" == pickle.loads(pickle.dumps(tmr))._device.clock.name
+    named = SynchronizedWallClockTimer(tmr)("forward")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert (None, True, 0) == (tmr.device.clock, tmr.device.is_null, tmr.device.events)
+        named.start()
+        named.stop()
+        tmr.complete_all()
+    assert [] == looked
+    forget_warnings()
+    with pytest.warns(timer.TimingWarning, match="There is none"), tmr.region("work", gpu=True):
+        pass
+    assert [1] == looked

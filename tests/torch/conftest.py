@@ -26,10 +26,10 @@ def dev():
 
     device.reset()
     # The events of earlier tests are of a time that is no more.
-    _device._ledgers.clear()
+    _device._pools.clear()
     yield device
     device.reset()
-    _device._ledgers.clear()
+    _device._pools.clear()
 
 
 @pytest.fixture

@@ -114,7 +114,7 @@ for make in (lambda: timer.CPUGPUTimer(device="cuda"), timer.CudaEventClock):
 """
         by_name, any_device = run_alone(program).stdout.splitlines()
         assert by_name.startswith("Timing on the device 'cuda': this PyTorch (")
-        assert "it sees no accelerator here. Leave `device` out" in by_name
+        assert "it is not built for 'cuda'. Leave `device` out" in by_name
         assert any_device.startswith("Timing on an accelerator: this PyTorch (")
 
     @pytest.mark.parametrize("available", [True, False])
@@ -161,7 +161,7 @@ class TestDevices:
     @pytest.mark.parametrize(
         ("device", "text"),
         [
-            ("cuda", "'cuda': this PyTorch .* the accelerator that it can use is 'testdev'"),
+            ("xpu", "'xpu': this PyTorch .* the accelerator that it can use is 'testdev'"),
             ("testdev:2", "there are 2 of that type here, numbered from 0"),
             ("gpu", "'gpu': PyTorch knows no such device"),
         ],
@@ -169,7 +169,24 @@ class TestDevices:
     def test_other_devices(self, dev, device, text):
         """A device that is not there is an error that says what is."""
         with pytest.raises(timer.DeviceUnavailableError, match=text):
-            timer.CPUGPUTimer(device)
+            timer.CPUGPUTimer(device).start(BATCH, gpu=True)
+
+    def test_a_device_that_is_not_there_leaves_the_region_closed(self, dev, monkeypatch):
+        """What the first gpu=True could not find leaves nothing open: the region is timed on the CPU as ever."""
+        monkeypatch.setattr(dev, "is_initialized", lambda: False, raising=False)
+        tmr = timer.CPUGPUTimer("testdev:2")
+        for _ in range(2):
+            with pytest.raises(timer.DeviceUnavailableError, match="there are 2 of that type"):
+                tmr.start(BATCH, gpu=True)
+        tmr.start(BATCH)
+        tmr.end(BATCH)
+        assert 1 == len(tmr.get_time(BATCH))
+
+    def test_a_device_that_is_started_is_checked_at_once(self, dev, monkeypatch):
+        """Where PyTorch has started the device already, asking costs nothing, and the constructor tells."""
+        monkeypatch.setattr(dev, "is_initialized", lambda: True, raising=False)
+        with pytest.raises(timer.DeviceUnavailableError, match="there are 2 of that type"):
+            timer.CPUGPUTimer("testdev:2")
 
     def test_cpu_by_name(self, dev):
         """A timer for the CPU leaves the accelerator alone."""
@@ -304,10 +321,11 @@ class TestCopies:
         assert tmr._settings() == made._settings()
         assert [] == made.get_time(BATCH)
         if device != "cpu":
-            assert tmr._device is made._device
-            with made.region(BATCH, gpu=True):
-                pass
-            assert 2 == dev.counters().records
+            for each in (tmr, made):
+                with each.region("on both", gpu=True):
+                    pass
+            assert tmr.device is made.device
+            assert 4 == dev.counters().records
 
     def test_in_a_checkpoint(self, dev, tmp_path):
         """A module that holds a timer goes through torch.save and torch.load."""
@@ -329,4 +347,4 @@ class TestCopies:
         from deep500_timing.testing import ManualDeviceClock
 
         clock = ManualDeviceClock()
-        assert clock is copy.copy(timer.CPUGPUTimer(device_clock=clock))._device.clock
+        assert clock is copy.copy(timer.CPUGPUTimer(device_clock=clock)).device.clock

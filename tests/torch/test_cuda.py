@@ -145,7 +145,7 @@ class TestNeverInTheWay:
         """They wait for nothing, and use events in proportion to the work in flight and not to their number."""
         tmr = timer.CPUGPUTimer(keep_last=100)
         data = torch.zeros(1024, device="cuda")
-        ledger = _device.ledger_of(timer.CudaEventClock())
+        ledger = _device.pool_of(timer.CudaEventClock())
         for _ in range(100_000):
             with tmr.region(BATCH, gpu=True):
                 data += 1

@@ -397,7 +397,7 @@ class TestNumbers:
         counters = dev.counters()
         assert 0 == counters.synchronizes
         assert counters.own_queries <= 20_000
-        assert _device.ledger_of(timer.CudaEventClock()).events <= 100
+        assert _device.pool_of(timer.CudaEventClock()).events <= 100
         dev.drain()
         assert 20_000 == tmr.get_time_stats(BATCH, gpu=True).count
 

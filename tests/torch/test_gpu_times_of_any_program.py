@@ -98,7 +98,7 @@ class World:
 
     def __init__(self, dev, keep_last):
         dev.reset()
-        _device._ledgers.clear()
+        _device._pools.clear()
         self.dev = dev
         self.keep_last = keep_last
         self.tmr = timer.CPUGPUTimer(keep_last=keep_last)

@@ -8,7 +8,7 @@ import torch.distributed as plain
 
 import deep500_timing_torch as timer
 from deep500_timing import CPUGPUTimer
-from deep500_timing.devices._pool import DeviceLedger
+from deep500_timing.devices import EventPool
 from deep500_timing.testing import ManualClock, ManualDeviceClock
 from deep500_timing_torch import comm
 from deep500_timing_torch.comm import _device
@@ -18,7 +18,7 @@ from deep500_timing_torch.comm import _device
 def device(monkeypatch):
     """A simulated device that holds what is on PyTorch's ``meta`` device, and a host clock at rest."""
     clock = ManualDeviceClock()
-    monkeypatch.setitem(_device._ledgers, "meta", DeviceLedger(clock))
+    monkeypatch.setitem(_device._ledgers, "meta", EventPool(clock))
     comm.reset_log()
     comm.configure(timer=timer.Timer(clock=ManualClock()))
     yield clock

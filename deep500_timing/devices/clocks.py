@@ -1,0 +1,69 @@
+"""Device clocks by name: those of every distribution that registers some under ``deep500_timing.clocks``.
+
+::
+
+    from deep500_timing import Timer
+    from deep500_timing.devices import clocks
+
+    tmr = Timer(device_clock=clocks.get("cupy")())
+
+``all()`` names every clock that is registered, ``available()`` those that have a device here, ``get(name)`` gives one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["all", "available", "get"]
+
+GROUP = "deep500_timing.clocks"
+"""The entry point group under which a distribution registers its device clocks."""
+
+
+def all() -> tuple[str, ...]:  # noqa: A001 (read as `clocks.all()`, beside `clocks.available()`)
+    """The names of every registered device clock, sorted; none is imported."""
+    from deep500_timing._ground.plugins import names
+
+    return names(GROUP)
+
+
+def available() -> tuple[str, ...]:
+    """The names of the device clocks that have a device here, sorted.
+
+    To know it the frameworks are imported and asked, which may start their drivers: do not call it before a fork.
+    Left out are clocks whose framework is not installed (importing them raises ``MissingPackageError``), those whose
+    class has a ``why_unavailable()`` that gives a reason, and, with one warning each, those that fail otherwise.
+    """
+    return tuple(name for name in all() if _has_device(name))
+
+
+def get(name: str) -> Any:
+    """The class of device clocks of that name, to be called with its own arguments.
+
+    Raises:
+        LookupError: No clock of that name is registered.
+        Exception: What importing it raises.
+    """
+    from deep500_timing._ground.plugins import load
+
+    return load(GROUP, name)
+
+
+def _has_device(name: str) -> bool:
+    from deep500_timing._ground.warn import warn_once
+    from deep500_timing.exceptions import MissingPackageError
+
+    try:
+        why_unavailable: Callable[[], str | None] | None = getattr(get(name), "why_unavailable", None)
+        return why_unavailable is None or why_unavailable() is None
+    except MissingPackageError:
+        return False
+    except Exception as error:
+        warn_once(
+            f"Asking the device clock {name!r} whether it has a device failed, so it is left out: "
+            f"{type(error).__name__}: {error}"
+        )
+        return False

@@ -1,0 +1,254 @@
+"""What an adapter is made of: the pool, the null device, a device that is looked for late, clocks by name."""
+
+from __future__ import annotations
+
+import copy
+import importlib.metadata
+import pickle
+import sys
+import warnings
+
+import pytest
+
+from deep500_timing import CPUGPUTimer, DeviceUnavailableError, Timer, TimingWarning, devices
+from deep500_timing._ground import plugins
+from deep500_timing._ground.warn import forget_warnings
+from deep500_timing.devices import NULL_DEVICE, EventPool, clocks, find_late, pool_of
+from deep500_timing.exceptions import MissingPackageError
+from deep500_timing.testing import ManualClock, ManualDeviceClock
+from deep500_timing.wallclock import SynchronizedWallClockTimer
+
+
+@pytest.fixture(autouse=True)
+def _nothing_said_yet():
+    """Each test hears every warning."""
+    forget_warnings()
+
+
+def test_names():
+    """``__all__`` is sorted and each name is there; ``dir`` shows them."""
+    assert sorted(devices.__all__, key=lambda name: (not name.isupper(), name)) == devices.__all__
+    assert all(getattr(devices, name) is not None for name in devices.__all__)
+    assert set(devices.__all__) <= set(dir(devices))
+    with pytest.raises(AttributeError, match="no attribute 'Ledger'"):
+        devices.Ledger  # noqa: B018
+
+
+class TestNullDevice:
+    def test_is_every_timers_without_one(self):
+        """A timer without a device has the null device, which says so and counts nothing."""
+        tmr = Timer()
+        assert tmr.device is NULL_DEVICE
+        assert (True, False, None, 0) == (
+            tmr.device.is_null,
+            tmr.device.is_late,
+            tmr.device.clock,
+            tmr.device.events,
+        )
+
+    def test_takes_whatever_a_pool_does(self):
+        """It has every public method of a pool, and does nothing in each."""
+        public = {name for name in dir(EventPool) if not name.startswith("_")} - {"abandon"}
+        assert public <= set(dir(NULL_DEVICE))
+        NULL_DEVICE.begin(None)
+        NULL_DEVICE.end(None, -1, 0)
+        NULL_DEVICE.drop(None)
+        NULL_DEVICE.collect(wait=True)
+        NULL_DEVICE.collect_for(None)
+        assert {} == NULL_DEVICE.pending()
+
+
+class TestFindLate:
+    def test_only_a_region_on_the_device_searches(self):
+        """Making, reading, snapshots and host regions look for nothing; the first ``gpu=True`` looks, once."""
+        device, looked = ManualDeviceClock(), []
+        tmr = Timer(device_clock=find_late(lambda: looked.append(1) or device))
+        with tmr.region("a"):
+            pass
+        tmr.snapshot()
+        tmr.complete_all()
+        assert ([], True, None) == (looked, tmr.device.is_null, tmr.device.clock)
+        for _ in range(3):
+            with tmr.region("a", gpu=True):
+                device.launch(1)
+        assert ([1], [1.0] * 3) == (looked, tmr.get_time("a", gpu=True))
+        assert tmr.device is pool_of(device)
+
+    def test_timers_that_share_one_search_share_the_device(self):
+        """What one timer found, another with the same search does not look for again."""
+        device, looked = ManualDeviceClock(), []
+        late = find_late(lambda: looked.append(1) or device)
+        one, two = Timer(device_clock=late), Timer(device_clock=late)
+        for tmr in (one, two):
+            with tmr.region("a", gpu=True):
+                device.launch(2)
+        assert ([1], [2.0], [2.0]) == (looked, one.get_time("a", gpu=True), two.get_time("a", gpu=True))
+        assert one.device is two.device
+
+    def test_none_there_is_said_once(self):
+        """A reason instead of a clock is one warning; CPU times go on, and nothing looks again."""
+        looked = []
+        tmr = Timer(clock=ManualClock(), device_clock=find_late(lambda: looked.append(1) or "No GPU is plugged in."))
+        with pytest.warns(TimingWarning) as said:
+            for _ in range(3):
+                with tmr.region("a", gpu=True):
+                    pass
+        assert ["Timing a region with gpu=True: No GPU is plugged in."] == [str(warning.message) for warning in said]
+        assert ([1], 3, []) == (looked, len(tmr.get_time("a")), tmr.get_time("a", gpu=True))
+        assert tmr.device is NULL_DEVICE
+
+    def test_a_search_that_raises_leaves_the_region_closed(self):
+        """A named device that is missing is an error of the call that needs it, each time; nothing stays open."""
+
+        def search():
+            raise DeviceUnavailableError("GPU 7 is not there")
+
+        tmr = Timer(device_clock=find_late(search))
+        for _ in range(2):
+            with pytest.raises(DeviceUnavailableError, match="GPU 7"):
+                tmr.start("a", gpu=True)
+        tmr.start("a")
+        tmr.end("a")
+        assert 1 == len(tmr.get_time("a"))
+
+    def test_used_directly(self):
+        """Without a timer that replaces it, it hands on to the device that it found."""
+        device = ManualDeviceClock()
+        late, tmr = find_late(lambda: device), Timer()
+        region = tmr.region("a")
+        late.begin(region)
+        device.launch(1)
+        late.end(region, -1, 0)
+        assert (1, 2, device, False) == (sum(late.pending().values()), late.events, late.clock, late.is_null)
+        late.collect(wait=True)
+        assert (1, 0) == (region.gpu_intervals.count, sum(late.pending().values()))
+        late.begin(region)
+        late.drop(region)
+        late.collect_for(region.gpu_intervals)
+        assert 2 == late.events
+
+    @pytest.mark.parametrize("make", [copy.copy, copy.deepcopy])
+    def test_a_copy_looks_anew(self, make):
+        """A copied timer was asked for the same, and finds the device that is there then."""
+        device = ManualDeviceClock()
+        tmr = Timer(device_clock=find_late(_Search(device)))
+        with tmr.region("a", gpu=True):
+            pass
+        made = make(tmr)
+        assert made.device.clock is None or make is copy.copy
+        with made.region("a", gpu=True):
+            pass
+        assert made.device.clock is not None
+
+    def test_a_pickle_holds_the_search(self):
+        """What is pickled is what was asked for."""
+        tmr = pickle.loads(pickle.dumps(Timer(device_clock=find_late(_nothing))))
+        with pytest.warns(TimingWarning, match="nothing here"), tmr.region("a", gpu=True):
+            pass
+
+    @pytest.mark.parametrize("for_named_timers", [True, False])
+    def test_named_timers(self, for_named_timers):
+        """Named timers look at their first start, or never where that would cost what nobody asked for."""
+        device, looked = ManualDeviceClock(), []
+        tmr = Timer(
+            device_clock=find_late(lambda: looked.append(1) or device, for_named_timers=for_named_timers),
+            clock=ManualClock(),
+        )
+        named = SynchronizedWallClockTimer(tmr)("forward")
+        assert [] == looked
+        for _ in range(2):
+            named.start()
+            device.launch(0.5)
+            named.stop()
+        assert (1000.0 if for_named_timers else 0.0) == named.elapsed()
+        assert ([1] if for_named_timers else []) == looked
+
+    def test_named_timers_say_nothing_where_there_is_none(self):
+        """Named timers have the host's times then, without a warning: they never asked for others."""
+        clock = ManualClock()
+        named = SynchronizedWallClockTimer(Timer(device_clock=find_late(_nothing), clock=clock))("forward")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            named.start()
+            clock.advance(1)
+            named.stop()
+        assert 1000.0 == named.elapsed()
+
+
+class _Search:
+    """A search that can be copied."""
+
+    def __init__(self, device):
+        self.device = device
+
+    def __call__(self):
+        return self.device
+
+
+def _nothing():
+    return "There is nothing here."
+
+
+class FakeClock(ManualDeviceClock):
+    """A clock with a device, or not."""
+
+    reason: str | None = None
+
+    @classmethod
+    def why_unavailable(cls):
+        """The reason that the test gave."""
+        return cls.reason
+
+
+@pytest.fixture
+def registered(monkeypatch):
+    """Register clocks in the place of the real ones: ``registered(name="package.module:Class")``."""
+
+    def register(**points):
+        found = [importlib.metadata.EntryPoint(name, value, clocks.GROUP) for name, value in points.items()]
+        monkeypatch.setattr(plugins, "entry_points", lambda group: found if group == clocks.GROUP else [])
+
+    return register
+
+
+class TestClocks:
+    def test_the_built_in_ones(self):
+        """Device clocks are registered and nothing else: each has what the timer calls, none is a host clock."""
+        assert {"cupy", "torch"} <= set(clocks.all())
+        assert "host" not in clocks.all()
+        for name in ("cupy",):
+            assert {"record", "is_done", "elapsed_ns", "why_unavailable"} <= set(dir(clocks.get(name)))
+
+    def test_a_third_partys(self, registered):
+        """A third party's clock is found by its name and serves a timer."""
+        registered(worker=f"{__name__}:FakeClock")
+        sys.modules.setdefault(__name__, sys.modules[type(self).__module__])
+        assert (("worker",), ("worker",)) == (clocks.all(), clocks.available())
+        device = clocks.get("worker")()
+        tmr = CPUGPUTimer(device_clock=device)
+        with tmr.region("a", gpu=True):
+            device.launch(1)
+        assert [1.0] == tmr.get_time("a", gpu=True)
+
+    def test_without_a_device_it_is_not_available(self, registered, monkeypatch):
+        """``available`` asks each for a reason why not, and ``all`` does not."""
+        monkeypatch.setattr(FakeClock, "reason", "no device")
+        registered(worker=f"{__name__}:FakeClock", simple="deep500_timing.testing:ManualDeviceClock")
+        assert (("simple", "worker"), ("simple",)) == (clocks.all(), clocks.available())
+
+    def test_one_that_fails_costs_a_warning(self, registered, monkeypatch):
+        """A clock that cannot be imported or asked is left out and named; a missing framework is no fault."""
+
+        def fail():
+            raise MissingPackageError("needs torch")
+
+        registered(broken="no_such_package:Clock", worker=f"{__name__}:FakeClock")
+        monkeypatch.setattr(FakeClock, "why_unavailable", fail)
+        with pytest.warns(TimingWarning, match="'broken' whether it has a device failed") as said:
+            assert () == clocks.available()
+        assert 1 == len(said)
+
+    def test_an_unknown_name(self):
+        """Asking for a clock that nobody registers says which there are."""
+        with pytest.raises(LookupError, match=r"'tpu' among deep500_timing\.clocks.*'cupy'"):
+            clocks.get("tpu")
