@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
+from typing import TYPE_CHECKING
 
 from deep500_timing.exceptions import TimingWarning
+
+if TYPE_CHECKING:
+    from types import FrameType
 
 _said: set[str] = set()
 
@@ -19,7 +24,23 @@ def warn_once(message: str, *, about: str | None = None) -> None:
     key = about or message
     if key not in _said:
         _said.add(key)
-        warnings.warn(message, TimingWarning, stacklevel=3)
+        warnings.warn(message, TimingWarning, stacklevel=stacklevel_of_user())
+
+
+def stacklevel_of_user() -> int:
+    """The ``stacklevel`` with which the caller's ``warnings.warn`` points at the nearest line that is not ours.
+
+    The line is the user's, however deep inside this package and its adapters the fault came up.
+    """
+    level, frame = 1, sys._getframe(1)
+    while _is_ours(frame) and frame.f_back is not None:
+        level, frame = level + 1, frame.f_back
+    return level
+
+
+def _is_ours(frame: FrameType) -> bool:
+    # The adapters are packages of their own, of the same name's beginning.
+    return str(frame.f_globals.get("__name__", "")).startswith("deep500_timing")
 
 
 def forget_warnings() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from operator import index
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from deep500_timing._ground.warn import warn_once
 from deep500_timing.exceptions import ExportError
@@ -69,9 +70,16 @@ class BaseExporter(ABC):
     def export(self, snapshot: Snapshot, *, step: int | None = None) -> None:
         """Take one snapshot.
 
+        Args:
+            snapshot: The times.
+            step: The training step that they belong to: an integer, or None if there is none.
+
         Raises:
+            TypeError: The step is no integer.
+            ValueError: The step does not fit 64 bits.
             ExportError: It failed and the exporter is strict.
         """
+        step = check_step(step)
         self._open()
         try:
             self._export(snapshot, step)
@@ -112,13 +120,61 @@ class BaseExporter(ABC):
         )
 
 
+def check_step(step: Any) -> int | None:
+    """A training step as every destination can hold it: an integer of 64 bits with a sign, or None.
+
+    Raises:
+        TypeError: It is neither an integer (of Python or numpy, say) nor None.
+        ValueError: It does not fit.
+    """
+    if step is None:
+        return None
+    try:
+        number = index(step)
+    except TypeError:
+        number = None
+    if number is None or isinstance(step, bool):
+        raise TypeError(
+            f"Exporting times with step={step!r}: a step is an integer, or None if there is none, not "
+            f"{type(step).__name__}. Give the number of the batch or epoch, such as step=int(step)."
+        )
+    if not -(2**63) <= number < 2**63:
+        raise ValueError(f"Exporting times with step={step!r}: a step must fit 64 bits. Count steps from 0.")
+    return number
+
+
+def check_exporter(exporter: object) -> None:
+    """See that something is an exporter.
+
+    Raises:
+        TypeError: It is a class, a name, or has no method ``export``; the text says what to give instead.
+    """
+    if isinstance(exporter, type):
+        remedy = f"it is a class; make one of it: {exporter.__name__}(...)"
+    elif callable(getattr(exporter, "export", None)):
+        return
+    elif isinstance(exporter, str):
+        remedy = f"it is a name; make an exporter: deep500_timing.exporters.get({exporter!r})(...)"
+    elif isinstance(exporter, list | tuple | set | frozenset):
+        remedy = "they are several in one; give each as an argument of its own: export(*exporters)"
+    else:
+        remedy = "it has no method export; give an exporter, such as deep500_timing.exporters.TerminalExporter()"
+    raise TypeError(f"Exporting times to {exporter!r:.200}: {remedy}.")
+
+
 def export_to(snapshot: Snapshot, exporters: Iterable[Exporter], *, step: int | None) -> None:
     """Hand a snapshot to each exporter. One that raises, unless it was asked to be strict, costs a warning only.
 
     Raises:
+        TypeError: One of them is no exporter, or the step no integer; none has had the snapshot.
+        ValueError: The step does not fit 64 bits; none has had the snapshot.
         ExportError: A strict exporter failed; the others have had the snapshot.
         OSError: A file cannot be made, for the reason that the system gives; the others have had the snapshot.
     """
+    exporters = tuple(exporters)
+    for exporter in exporters:
+        check_exporter(exporter)
+    step = check_step(step)
     raised: list[Exception] = []
     for exporter in exporters:
         try:

@@ -27,6 +27,8 @@ class Metric(NamedTuple):
     name: str
     """What it is called, unless two are called the same."""
     value: float
+    region_at: int = 0
+    """Where the region's own name begins in ``name``."""
 
 
 def check_stats(stats: Sequence[str], caller: str) -> tuple[str, ...]:
@@ -69,17 +71,17 @@ def metrics_of(snapshot: Snapshot, stats: Sequence[str], *, prefix: str, separat
     for region in snapshot:
         if region.stats is None:
             continue
+        before = f"{prefix}{region.device}/"
+        name = before + region.name
         for stat, value in _numbers(region.stats, stats):
             if value is not None and math.isfinite(value):
-                name = f"{prefix}{region.device}/{region.name}"
-                yield Metric(
-                    (region.device, region.name, stat), name if stat == "mean" else name + separator + stat, value
-                )
+                own = name if stat == "mean" else name + separator + stat
+                yield Metric((region.device, region.name, stat), own, value, len(before))
         for what in MAXIMA if region.memory is not None else ():
             size_bytes = getattr(region.memory, what)
             if size_bytes is not None:
-                name = f"{prefix}{region.device}/{region.name}{separator}{what}"
-                yield Metric((region.device, region.name, what), name, float(size_bytes))
+                own = name + separator + what
+                yield Metric((region.device, region.name, what), own, float(size_bytes), len(before))
 
 
 def _numbers(stats: TimeStats, chosen: Sequence[str]) -> Iterator[tuple[str, float | None]]:
@@ -93,37 +95,51 @@ def _numbers(stats: TimeStats, chosen: Sequence[str]) -> Iterator[tuple[str, flo
             yield name, value
 
 
-def distinct(metrics: Sequence[Metric], clean: Callable[[str], str], *, limit: int | None = None) -> dict[str, float]:
+def distinct(
+    metrics: Sequence[Metric],
+    clean: Callable[[Metric], str],
+    *,
+    limit: int | None = None,
+    fold: Callable[[str], str] = str,
+) -> dict[str, float]:
     """Name metrics as a tracker can take them, no two alike.
 
     Args:
         metrics: What to name.
         clean: Makes a name that the tracker can take.
         limit: How many characters it can have.
+        fold: Makes names equal that the tracker may not tell apart, such as by their case.
 
     Returns:
         The values under their names. Where several would be called the same, the one whose name needed no change
         keeps it and the others get a suffix that depends on nothing but what they are.
     """
-    cleaned = [clean(metric.name) for metric in metrics]
-    bearers = Counter(cleaned)
+    cleaned = [clean(metric) for metric in metrics]
+    bearers = Counter(map(fold, cleaned))
     owners: dict[str, int] = {}
-    for place, name in enumerate(cleaned):
+    # Sorted, so that a name does not depend on which metric comes first.
+    for place in sorted(range(len(metrics)), key=lambda place: metrics[place].identity):
+        name = cleaned[place]
         fits = limit is None or len(name) <= limit
-        if fits and (bearers[name] == 1 or metrics[place].name == name):
-            owners.setdefault(name, place)
-    named: dict[str, float] = {name: metrics[place].value for name, place in owners.items()}
+        if fits and (bearers[fold(name)] == 1 or metrics[place].name == name):
+            owners.setdefault(fold(name), place)
+    named = {cleaned[place]: metrics[place].value for place in owners.values()}
+    taken = set(owners)
     for place, metric in enumerate(metrics):
-        if owners.get(cleaned[place]) != place:
-            named[_with_suffix(cleaned[place], metric.identity, limit, named)] = metric.value
+        if owners.get(fold(cleaned[place])) != place:
+            name = _with_suffix(cleaned[place], metric.identity, limit, taken, fold)
+            named[name] = metric.value
+            taken.add(fold(name))
     return named
 
 
-def _with_suffix(name: str, identity: tuple[str, str, str], limit: int | None, taken: dict[str, float]) -> str:
+def _with_suffix(
+    name: str, identity: tuple[str, str, str], limit: int | None, taken: set[str], fold: Callable[[str], str]
+) -> str:
     text = "\0".join(identity).encode("utf-8", "surrogatepass")
     for attempt in range(1000):
         suffix = "_" + blake2b(text, digest_size=4, salt=str(attempt).encode()).hexdigest()
         candidate = (name if limit is None else name[: limit - len(suffix)]) + suffix
-        if candidate not in taken:
+        if fold(candidate) not in taken:
             return candidate
     raise AssertionError("unreachable: a thousand hashes are taken")

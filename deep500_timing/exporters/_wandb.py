@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from deep500_timing._summary.snapshot import Snapshot
+    from deep500_timing.exporters._metrics import Metric
 
 STEP_METRIC = "timing/step"
 """The x-axis of times that are exported with a step. W&B's own step only ever grows, by every call of ``log``."""
@@ -84,6 +85,6 @@ class WandbExporter(BaseExporter):
             told.add(keys)
 
 
-def _clean(name: str) -> str:
+def _clean(metric: Metric) -> str:
     # Keys travel as UTF-8, which has no lone surrogates.
-    return name.encode("utf-8", "backslashreplace").decode("utf-8")
+    return metric.name.encode("utf-8", "backslashreplace").decode("utf-8")

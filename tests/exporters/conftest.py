@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import http.server
+import json
+import threading
 import time
 from types import SimpleNamespace
 
@@ -82,3 +85,91 @@ def snapshot_of():
 def stats_of():
     """Make statistics of one value: ``stats_of(1.5, p95=2.0)``."""
     return _stats_of
+
+
+class MoodyServer:
+    """Takes reports on the loopback interface, or does not.
+
+    ``mood`` is asked at each request for its answer: the HTTP status of ``path`` with ``body``. It may wait.
+    """
+
+    def __init__(self):
+        self.reports = []
+        """Bodies of the batches that were taken."""
+        self.mood = lambda path, body: 200
+        self.asked = threading.Condition()
+        self.requests = 0
+        outer = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self):
+                body = json.loads(self.rfile.read(int(self.headers.get("content-length", 0))) or b"{}")
+                with outer.asked:
+                    outer.requests += 1
+                    outer.asked.notify_all()
+                status = outer.mood(self.path, body)
+                if status == 200 and self.path.endswith("log-batch"):
+                    outer.reports.append(body)
+                answer = {} if status == 200 else {"error_code": "INVALID_PARAMETER_VALUE", "message": "not this one"}
+                if status == 404:
+                    answer["error_code"] = "RESOURCE_DOES_NOT_EXIST"
+                try:
+                    self.send_response(status)
+                    self.send_header("content-type", "application/json")
+                    self.end_headers()
+                    self.wfile.write(json.dumps(answer).encode())
+                except OSError:
+                    pass  # Whoever asked has gone.
+
+            do_GET = do_POST  # noqa: N815 (the names are the base class's)
+
+            def log_message(self, *args):
+                """Print nothing."""
+
+        class Server(http.server.ThreadingHTTPServer):
+            daemon_threads = True
+            allow_reuse_address = True
+
+        self._make = lambda port: Server(("127.0.0.1", port), Handler)
+        self._server = None
+        self.start()
+
+    def start(self, port=0):
+        """Listen, on the port it had if it had one."""
+        self._server = self._make(port)
+        self.port = self._server.server_address[1]
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+
+    def stop(self):
+        """Refuse connections."""
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._server = None
+
+    def wait_for_requests(self, number):
+        """Wait until that many have come."""
+        with self.asked:
+            assert self.asked.wait_for(lambda: self.requests >= number, timeout=30)
+
+    @property
+    def uri(self):
+        """Its address."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def steps(self, run_id=None):
+        """The steps of the reports that arrived, those of one run if it is given."""
+        return [
+            metric["step"]
+            for body in self.reports
+            for metric in body["metrics"]
+            if run_id is None or body["run_id"] == run_id
+        ]
+
+
+@pytest.fixture
+def moody():
+    """A tracking server whose mood the test sets."""
+    server = MoodyServer()
+    yield server
+    server.stop()

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import io
+import math
+
+import numpy as np
 import pytest
 
 from deep500_timing.exceptions import ExportError, TimingWarning
-from deep500_timing.exporters import BaseExporter, Exporter, export_to
+from deep500_timing.exporters import BaseExporter, Exporter, TerminalExporter, export_to
 from deep500_timing.testing import InMemoryExporter
 
 
@@ -100,3 +104,61 @@ def test_the_contract_is_three_methods():
     assert isinstance(Foreign(), Exporter)
     assert isinstance(InMemoryExporter(), Exporter)
     assert not isinstance(object(), Exporter)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "remedy"),
+    [
+        ("jsonl", r"it is a name; make an exporter: deep500_timing\.exporters\.get\('jsonl'\)\(\.\.\.\)"),
+        (InMemoryExporter, r"it is a class; make one of it: InMemoryExporter\(\.\.\.\)"),
+        ([InMemoryExporter()], r"give each as an argument of its own: export\(\*exporters\)"),
+        (None, "it has no method export"),
+        (print, "it has no method export"),
+    ],
+)
+def test_what_is_no_exporter_is_refused_at_once(tmr, wrong, remedy):
+    """Misuse is an error each time, with the remedy, before any other exporter has had the snapshot."""
+    kept = InMemoryExporter()
+    for _ in range(2):
+        with pytest.raises(TypeError, match=remedy):
+            tmr.export(kept, wrong)
+
+    assert [] == kept.exported
+
+
+@pytest.mark.parametrize("step", [2.0, math.nan, "7", True, np.bool_(True), [1], object()])
+def test_a_step_is_an_integer(tmr, step):
+    """A step of another kind is an error at the call, for every exporter alike."""
+    kept = InMemoryExporter()
+    with pytest.raises(TypeError, match=r"a step is an integer, or None if there is none"):
+        tmr.export(kept, step=step)
+    with pytest.raises(TypeError, match=r"a step is an integer, or None if there is none"):
+        TerminalExporter(io.StringIO()).export(tmr.snapshot(), step=step)
+
+    assert [] == kept.exported
+
+
+@pytest.mark.parametrize("step", [2**63, -(2**63) - 1, 2**70])
+def test_a_step_fits_64_bits(tmr, step):
+    """A step that not every destination can hold is refused."""
+    with pytest.raises(ValueError, match="a step must fit 64 bits"):
+        tmr.export(InMemoryExporter(), step=step)
+
+
+@pytest.mark.parametrize("step", [None, 0, -5, 2**63 - 1, np.int64(7), np.uint8(3)])
+def test_any_integer_will_do(tmr, step):
+    """Integers of Python and numpy are taken, as Python's."""
+    kept = InMemoryExporter()
+    tmr.export(kept, step=step)
+
+    ((_, taken),) = kept.exported
+    assert (step, None if step is None else int) == (taken, None if taken is None else type(taken))
+
+
+def test_a_warning_points_at_the_users_line(tmr):
+    """Whatever layer of ours warns, the line that is shown is the one that called us."""
+    with pytest.warns(TimingWarning) as warned:
+        tmr.export(Foreign())
+        Faulty(ValueError("x")).export(tmr.snapshot())
+
+    assert [__file__, __file__] == [warning.filename for warning in warned]

@@ -56,7 +56,7 @@ snapshots = st.builds(
 )
 
 
-@given(st.lists(st.tuples(snapshots, st.none() | st.integers()), max_size=4))
+@given(st.lists(st.tuples(snapshots, st.none() | st.integers(-(2**63), 2**63 - 1)), max_size=4))
 def test_what_was_written_is_read_back(exported):
     """Snapshots come back as they were, with their steps, whatever they hold."""
     with tempfile.TemporaryDirectory() as folder:
@@ -97,15 +97,6 @@ def test_a_step_from_numpy_will_do(tmr):
     JsonLinesExporter(stream, strict=True).export(tmr.snapshot(), step=np.int64(7))
 
     assert 7 == json.loads(stream.getvalue())["step"]
-
-
-def test_a_step_of_another_kind_is_told(tmr):
-    """A step that is no number costs the report, not the run."""
-    stream = io.StringIO()
-    with pytest.warns(TimingWarning, match="cannot be written as JSON"):
-        JsonLinesExporter(stream).export(tmr.snapshot(), step=object())
-
-    assert "" == stream.getvalue()
 
 
 def test_a_stream_is_flushed_and_left_open(tmr):

@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 import posixpath
 import re
+from operator import attrgetter
 
 import pytest
 from hypothesis import example, given
@@ -81,7 +82,7 @@ def test_a_region_named_like_a_statistic_stays_apart(snapshot_of):
     """The mean of a region ``BATCH/p95`` and the p95 of ``BATCH`` have two keys."""
     snapshot = snapshot_of(("BATCH", "CPU", 1.0), ("BATCH/p95", "CPU", 2.0))
     metrics = list(metrics_of(snapshot, ("mean", "p95"), prefix="", separator="/"))
-    named = distinct(metrics, str)
+    named = distinct(metrics, attrgetter("name"))
 
     assert [1.0, 1.0, 2.0, 2.0] == sorted(named.values())
     assert (1.0, 2.0) == (named["CPU/BATCH"], named["CPU/BATCH/p95/p95"])
@@ -90,7 +91,7 @@ def test_a_region_named_like_a_statistic_stays_apart(snapshot_of):
 names = st.text(alphabet=st.sampled_from("ab./ ?:\n_é漢\ud800"), max_size=300) | st.text()
 metrics = st.lists(
     st.builds(
-        lambda device, name, stat: Metric((device, name, stat), f"{device}/{name}{stat}", 1.0),
+        lambda device, name, stat: Metric((device, name, stat), f"{device}/{name}{stat}", 1.0, len(device) + 1),
         st.sampled_from(["CPU", "GPU", "..", ""]),
         names,
         st.sampled_from(["", ".p95"]),
@@ -101,14 +102,22 @@ metrics = st.lists(
 
 
 @given(metrics)
-@example([Metric(("CPU", name, ""), f"CPU/{name}", 1.0) for name in ("a?b", "a:b", "a_b", "a//b", "a/./b", "a/_/b")])
-@example([Metric(("CPU", "x" * 300 + end, ""), "CPU/" + "x" * 300 + end, 1.0) for end in "abc"])
+@example([Metric(("CPU", name, ""), f"CPU/{name}", 1.0, 4) for name in ("a?b", "a/b", "a_b", "a.b", "A.B", "a/./b")])
+@example([Metric(("CPU", "x" * 300 + end, ""), "CPU/" + "x" * 300 + end, 1.0, 4) for end in "abcA"])
 def test_names_are_valid_and_distinct(several):
     """MLflow takes every name, and no two metrics share one, whatever the regions are called."""
-    named = distinct([metric._replace(value=float(n)) for n, metric in enumerate(several)], clean_name, limit=MAX_NAME)
+    named = distinct(
+        [metric._replace(value=float(n)) for n, metric in enumerate(several)],
+        clean_name,
+        limit=MAX_NAME,
+        fold=str.casefold,
+    )
 
     assert sorted(named.values()) == [float(n) for n in range(len(several))]
+    assert len(several) == len({name.casefold() for name in named})
     for name in named:
+        # One is never the folder of another.
+        assert not any(other.casefold().startswith(f"{name.casefold()}/") for other in named)
         assert re.fullmatch(r"[/\w.\- ]{1,250}", name)
         assert posixpath.normpath(name) == name
         assert not name.startswith(("/", ".."))
@@ -119,7 +128,7 @@ def test_names_are_valid_and_distinct(several):
 def test_a_name_does_not_depend_on_the_order(several):
     """The same regions get the same names in every report, in whatever order they come."""
     by_identity = [
-        {value: name for name, value in distinct(order, clean_name, limit=MAX_NAME).items()}
+        {value: name for name, value in distinct(order, clean_name, limit=MAX_NAME, fold=str.casefold).items()}
         for order in (
             [metric._replace(value=hash(metric.identity)) for metric in several],
             [metric._replace(value=hash(metric.identity)) for metric in reversed(several)],
@@ -131,8 +140,8 @@ def test_a_name_does_not_depend_on_the_order(several):
 
 def test_a_name_that_needs_no_change_is_kept():
     """A valid name keeps its spelling even beside one that is made the same."""
-    same = [Metric(("CPU", name, "mean"), f"CPU/{name}", 0.0) for name in ("a?b", "a_b")]
-    named = distinct(same, clean_name, limit=MAX_NAME)
+    same = [Metric(("CPU", name, "mean"), f"CPU/{name}", 0.0, 4) for name in ("a?b", "a_b")]
+    named = distinct(same, clean_name, limit=MAX_NAME, fold=str.casefold)
 
     assert "CPU/a_b" in named
     assert 1 == sum(re.fullmatch(r"CPU/a_b_[0-9a-f]{8}", name) is not None for name in named)

@@ -16,7 +16,7 @@ import pytest
 from deep500_timing import Timer
 from deep500_timing._summary.snapshot import RegionTimes
 from deep500_timing.exceptions import ExportError, TimingWarning
-from deep500_timing.exporters import MlflowExporter, _mlflow
+from deep500_timing.exporters import MlflowExporter, _mlflow_server
 
 mlflow = pytest.importorskip("mlflow")
 
@@ -90,12 +90,15 @@ def _tracking(monkeypatch, database):
     """Track to the local store unless a test says otherwise, and forget which servers were down."""
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     monkeypatch.delenv("MLFLOW_RUN_ID", raising=False)
-    monkeypatch.setattr(_mlflow, "_couriers", {})
+    callers = {}
+    monkeypatch.setattr(_mlflow_server, "_callers", callers)
     mlflow.set_tracking_uri(database)
     yield
     while mlflow.active_run() is not None:
         mlflow.end_run()
     mlflow.set_tracking_uri(None)
+    for caller in callers.values():
+        caller.give_up()
 
 
 @pytest.fixture(params=["server", "database", "folder"])
@@ -221,36 +224,40 @@ def test_any_name_is_logged(run, machine):
     assert {"p/CPU/a_b", "p/CPU/漢字 é"} <= set(metrics)
 
 
-def test_a_server_that_is_down_stalls_once(tmr, recwarn, monkeypatch):
-    """A server that refuses connections costs one bounded wait and one warning; what is dropped is counted."""
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    mlflow.set_tracking_uri(f"http://user:secret@127.0.0.1:{free_port()}")
-    exporters = [MlflowExporter(run_id="0" * 32, timeout_s=60) for _ in range(3)]
-    for exporter in exporters:
-        exporter.export(tmr.snapshot())
-
-    (message,) = [str(warning.message) for warning in recwarn if warning.category is TimingWarning]
-    assert message.startswith("Exporting times with MlflowExporter failed: ")
-    assert "Connection refused" in message
-    assert 3 == exporters[0].lost
-
-
 def test_a_server_that_does_not_answer_is_not_waited_for(tmr, recwarn):
     """A server that accepts a connection and says nothing costs one bounded wait, whatever MLflow's own timeouts."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         mlflow.set_tracking_uri(f"http://user:secret@127.0.0.1:{silent.getsockname()[1]}")
         exporter = MlflowExporter(run_id="0" * 32, timeout_s=0.01)
-        for _ in range(3):
-            exporter.export(tmr.snapshot())
+        for step in range(3):
+            exporter.export(tmr.snapshot(), step=step)
         messages = [str(warning.message) for warning in recwarn if warning.category is TimingWarning]
         with pytest.warns(TimingWarning, match=r"Flushing times with MlflowExporter failed: .* within 0.01 s"):
             exporter.flush()
-        with pytest.raises(ExportError, match="has not answered an earlier call yet"):
-            MlflowExporter(run_id="0" * 32, strict=True).export(tmr.snapshot())
+        with pytest.raises(ExportError, match=r"has not answered within 0.01 s"):
+            MlflowExporter(run_id="0" * 32, strict=True, timeout_s=0.01).export(tmr.snapshot())
 
     (message,) = messages
-    assert "has not answered within 0.01 s; later reports are tried in the background" in message
+    assert "has not answered within 0.01 s; from now on reports of times wait for it in a queue" in message
     assert "secret" not in message
+    assert (3, 0) == (exporter.pending, exporter.lost)
+
+
+def test_nested_names_in_every_store(store, machine):
+    """A region whose name is another's folder, and names that differ in case only, are kept by every store."""
+    timer = Timer()
+    names = ["load", "load/decode", "load/decode/jpeg", "Load", "z1"]
+    for number, name in enumerate(names):
+        timer.record(name, 0, number)
+    with mlflow.start_run() as run:
+        for step in range(3):
+            timer.log_mlflow_all("train", step=step, strict=True)
+
+    metrics = mlflow.MlflowClient().get_run(run.info.run_id).data.metrics
+    assert [number / 1e9 for number in range(len(names))] == sorted(metrics.values())
+    assert {"train/CPU/Load", "train/CPU/load.decode", "train/CPU/load.decode.jpeg", "train/CPU/z1"} <= set(metrics)
+    assert len(names) == len({name.casefold() for name in metrics})
+    assert [0, 1, 2] == [step for _, step in history_of(run.info.run_id, "train/CPU/load.decode")]
 
 
 def test_a_run_of_another_thread_is_not_active_here(run, tmr):
