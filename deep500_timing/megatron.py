@@ -19,19 +19,21 @@ from __future__ import annotations
 
 import itertools
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from deep500_timing._ground.warn import warn_once
 from deep500_timing._named.named_timer import NamedTimer, engine_for
-from deep500_timing._ranks.exchange import DEADLINE_S, Exchange
+from deep500_timing._ranks.exchange import DEADLINE_S, Answers, Exchange
 from deep500_timing._ranks.place import rank_and_world, wait_for_ranks
 from deep500_timing.exceptions import NoTimesError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from deep500_timing._ground.protocols import Clock, DeviceClock
     from deep500_timing.timer import Timer as Engine
+
+_TimesByRank: TypeAlias = "dict[int, dict[str, float]]"
 
 __all__ = ["DummyTimer", "Timer", "TimerBase", "Timers"]
 
@@ -271,48 +273,45 @@ class Timers:
 
     # --- reports ------------------------------------------------------------------------------------------------------
 
-    def _post(self, names: Iterable[str] | None, reset: bool, barrier: bool) -> str:
-        # Read this rank's timers and hand the times, in seconds, to whoever asks for them.
+    def _own_times(self, names: list[str] | None, reset: bool, barrier: bool) -> bytes:
+        # This rank's times in seconds, read now.
         if barrier:
             wait_for_ranks(None)
-        chosen = list(self._timers) if names is None else list(names)
         times = {}
-        for name in chosen:
+        for name in list(self._timers) if names is None else names:
             if name in self._timers:
                 time_s = self._timers[name]._reported(reset)
                 if time_s is not None:
                     times[name] = time_s
-        own = json.dumps(times)
-        self._exchange.post(own)
-        return own
+        return json.dumps(times).encode()
 
-    def _gather(self, own: str, names: Iterable[str] | None) -> tuple[dict[str, dict[int, float]], list[int]]:
-        # The times of each timer by rank, and the ranks that did not answer.
-        by_rank = {rank: json.loads(text) for rank, text in sorted(self._exchange.read(own, self._deadline_s).items())}
-        order = list(names) if names is not None else list(dict.fromkeys(itertools.chain(*by_rank.values())))
-        times = {name: {rank: found[name] for rank, found in by_rank.items() if name in found} for name in order}
-        silent = [rank for rank in range(rank_and_world()[1]) if rank not in by_rank]
-        return {name: found for name, found in times.items() if found}, silent
+    def _post(self, own: bytes) -> None:
+        fault = self._exchange.post(own, self._deadline_s)
+        if fault is not None:
+            warn_once(
+                f"Handing times to the other ranks failed; their reports lack this rank's: {fault}",
+                about="exchange post",
+            )
 
-    def _text(self, own: str, names: Iterable[str] | None, normalizer: float) -> str | None:
-        times, silent = self._gather(own, names)
-        late = f"\n  no times from rank {', '.join(map(str, silent))} within {self._deadline_s:g} s" if silent else ""
+    def _text(self, found: _TimesByRank, answers: Answers, names: list[str] | None, normalizer: float) -> str | None:
+        times = _by_name(found, names)
+        notes = "".join(f"\n  {note}" for note in _notes(answers, self._deadline_s))
         if not times:
-            return late.strip() or None
+            return notes.strip() or None
         scale = 1000.0 / normalizer
         lines = []
         if self._log_option == "all":
             lines.append("times across ranks (ms):")
-            for name, found in times.items():
+            for name, by_rank in times.items():
                 lines.append(f"  {name}:")
-                lines.extend(f"     rank {rank:2d}: {time_s * scale:.2f}" for rank, time_s in found.items())
+                lines.extend(f"     rank {rank:2d}: {time_s * scale:.2f}" for rank, time_s in by_rank.items())
         else:
             both = self._log_option == "minmax"
             lines.append("(min, max) time across ranks (ms):" if both else "max time across ranks (ms):")
-            for name, found in times.items():
-                low, high = min(found.values()) * scale, max(found.values()) * scale
+            for name, by_rank in times.items():
+                low, high = min(by_rank.values()) * scale, max(by_rank.values()) * scale
                 lines.append(f"    {name + ' ':.<48}: " + (f"({low:.2f}, {high:.2f})" if both else f"{high:.2f}"))
-        return "\n".join(lines) + late
+        return "\n".join(lines) + notes
 
     def get_all_timers_string(
         self, names: Iterable[str] | None = None, normalizer: float = 1.0, reset: bool = True, barrier: bool = False
@@ -332,7 +331,11 @@ class Timers:
         """
         _check_normalizer(normalizer)
         names = None if names is None else list(names)
-        return self._text(self._post(names, reset, barrier), names, normalizer)
+        own = self._own_times(names, reset, barrier)
+        answers = self._exchange.round(own, _join, self._deadline_s)
+        # Without rank 0 the ranks that wait know of each other only.
+        found = _read(answers.reports if answers.combined is None else answers.combined)
+        return self._text(found, answers, names, normalizer)
 
     def log(
         self,
@@ -356,10 +359,12 @@ class Timers:
         """
         _check_normalizer(normalizer)
         names = None if names is None else list(names)
-        own = self._post(names, reset, barrier)
+        own = self._own_times(names, reset, barrier)
+        self._post(own)
         here, world = rank_and_world()
         if here == (world - 1 if rank is None else rank):
-            text = self._text(own, names, normalizer)
+            answers = self._exchange.gather(own, self._deadline_s)
+            text = self._text(_read(answers.reports), answers, names, normalizer)
             if text is not None:
                 (self._logging_fn or _print_now)(text)
 
@@ -395,13 +400,14 @@ class Timers:
                 "TensorBoard's has, or log(values, step), as the wandb module has."
             )
         names = None if names is None else list(names)
-        own = self._post(names, reset, barrier)
+        own = self._own_times(names, reset, barrier)
+        self._post(own)
         if writer is None:
             return
-        times, _ = self._gather(own, names)
+        times = _by_name(_read(self._exchange.gather(own, self._deadline_s).reports), names)
         try:
-            for name, found in times.items():
-                value = max(found.values()) / normalizer
+            for name, by_rank in times.items():
+                value = max(by_rank.values()) / normalizer
                 if add_scalar is not None:
                     add_scalar(f"{name}-time", value, iteration)
                 elif log is not None:
@@ -411,6 +417,37 @@ class Timers:
                 f"Writing times to {type(writer).__name__} failed; the run goes on, the times are lost: {error}",
                 about=f"write {type(writer)} {error!r}",
             )
+
+
+# --- across ranks -----------------------------------------------------------------------------------------------------
+
+
+def _join(reports: dict[int, bytes]) -> bytes:
+    # What rank 0 makes of the reports of all.
+    return json.dumps({rank: json.loads(report) for rank, report in reports.items()}).encode()
+
+
+def _read(reports: dict[int, bytes] | bytes) -> _TimesByRank:
+    if isinstance(reports, bytes):
+        joined: dict[str, dict[str, float]] = json.loads(reports)
+        return {rank: joined[str(rank)] for rank in sorted(map(int, joined))}
+    return {rank: json.loads(report) for rank, report in sorted(reports.items())}
+
+
+def _by_name(found: _TimesByRank, names: list[str] | None) -> dict[str, dict[int, float]]:
+    # The times of each timer by rank; timers that no rank has are left out.
+    order = list(dict.fromkeys(itertools.chain(*found.values()))) if names is None else names
+    times = {name: {rank: times[name] for rank, times in found.items() if name in times} for name in order}
+    return {name: by_rank for name, by_rank in times.items() if by_rank}
+
+
+def _notes(answers: Answers, deadline_s: float) -> Iterator[str]:
+    if answers.fault is not None:
+        yield f"the other ranks could not be asked: {answers.fault}"
+    if answers.missing:
+        yield f"no times from rank {', '.join(map(str, answers.missing))} within {deadline_s:g} s"
+    for rank, calls in answers.ahead.items():
+        yield f"rank {rank} is {'a round' if calls == 1 else f'{calls} rounds'} ahead: it has asked for so many more"
 
 
 def _print_now(text: str) -> None:

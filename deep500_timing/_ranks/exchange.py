@@ -1,92 +1,317 @@
-"""A report across the processes of a job that no process can hang."""
+"""Reports from every rank of a job, through its store, in bounded time.
+
+A collective would hang, or fail, when a rank is dead, late or timed other regions; keys in a store do neither. There
+are two ways to take part, and an exchange may be used in both:
+
+- :meth:`Exchange.post` leaves a report and goes on; whoever wants the reports calls :meth:`Exchange.gather`.
+- :meth:`Exchange.round` leaves a report and waits for what rank 0 makes of all of them, so that the store serves each
+  rank a handful of requests whatever the size of the world.
+
+A round is known by what it holds and not by how often a rank has asked: rank 0 takes the reports of ranks that wait
+now, and a rank that has given up takes its report back. So a call too many on one rank costs that rank its deadline,
+is told in the next round (``Answers.ahead``), and spoils nothing.
+"""
 
 from __future__ import annotations
 
+import json
+import struct
 import time
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
-from deep500_timing._ground.warn import warn_once
-from deep500_timing._ranks.place import distributed, rank_and_world
+from deep500_timing._ranks import connection as _connection
+from deep500_timing._ranks.place import rank_and_world
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from deep500_timing._ranks.connection import Connection
 
 DEADLINE_S = 10.0
-"""How long a report waits for ranks that do not answer, in seconds."""
+"""How long a report waits for ranks that do not answer, in seconds. Every such deadline has this default."""
+PREFIX = "deep500_timing"
+"""Put before every key in the store."""
 _KEPT_ROUNDS = 16
-"""Rounds that stay in the store: how far a rank may run ahead of one that reads, which training keeps close."""
+"""Posted reports that stay in the store: how far a rank may run ahead of one that gathers."""
 _POLL_S = 0.002
+_LONGEST_POLL_S = 0.1
+"""Pauses between looks grow by half each time, up to this, so that many ranks do not overrun the store."""
+_GATHER_SHARE = 0.7
+"""How much of the deadline rank 0 gives the others, so that what it makes of their reports reaches them within it."""
+_SLACK = 0.05
+"""Share of a deadline that is kept for ending in time: a store that answers must not pass for one that does not."""
+_CALLS = struct.Struct("<q")
+_LENGTH = struct.Struct("<q")
+
+
+@dataclass(slots=True)
+class Answers:
+    """What came back."""
+
+    reports: dict[int, bytes]
+    """The reports that this rank has itself seen, its own included, by rank."""
+    combined: bytes | None = None
+    """What rank 0 made of the reports of a round; None if that did not come, or was not asked for."""
+    missing: list[int] = field(default_factory=list)
+    """Ranks that did not answer within the deadline: dead, stuck, or not asked for a report. Empty if there is a
+    fault, since then nobody could be asked."""
+    ahead: dict[int, int] = field(default_factory=dict)
+    """Ranks that have asked for so many more rounds than most others since the round before."""
+    fault: str | None = None
+    """What went wrong with the store, if anything did."""
 
 
 class Exchange:
-    """Hands short texts from every rank to those that ask, through the job's store rather than by a collective.
-
-    A collective waits for every rank, each with the same shape of data; a rank that is dead, late, or timed other
-    regions would hold up the others. Here each rank puts its text under a key, and only who reads waits, until a
-    deadline.
+    """Hands reports among the ranks of a job.
 
     Args:
         name: Tells apart exchanges of one job; the same on every rank.
+        store: A store of ``torch.distributed``; that of the job's default process group if None, asked for anew each
+            time.
+        rank: This rank; what :func:`rank_and_world` says if None.
+        world_size: Ranks in all; what :func:`rank_and_world` says if None.
     """
 
-    def __init__(self, name: str) -> None:
-        """See the class."""
+    def __init__(self, name: str, *, store: Any = None, rank: int | None = None, world_size: int | None = None) -> None:
         self._name = name
-        self._round = 0
+        self._given = None if store is None else (store, _connection.Connection(store))
+        self._rank, self._world_size = rank, world_size
+        self._used: Connection | None = None
+        self._begin_anew()
 
-    def _key(self, number: int, rank: int) -> str:
-        return f"deep500_timing/{self._name}/{number}/{rank}"
+    def _begin_anew(self) -> None:
+        # A store that has seen nothing of this exchange yet.
+        self._posted = 0
+        self._calls = 0
+        self._serial = 0  # of this rank's report in the latest round that held it
+        self._seen = 0  # the latest result that was looked at
+        # On rank 0:
+        self._results = 0
+        self._serials: dict[int, int] = {}
+        self._excess: dict[int, int] = {}  # calls of each rank more than rank 0's, as of the latest round
 
-    def post(self, text: str) -> None:
-        """Put this rank's text of the next round. Every rank calls it equally often."""
-        self._round += 1
-        store = _store()
-        if store is None:
-            return
-        rank = rank_and_world()[0]
-        try:
-            store.set(self._key(self._round, rank), text)
-            if self._round > _KEPT_ROUNDS:
-                store.delete_key(self._key(self._round - _KEPT_ROUNDS, rank))
-        except Exception as error:
-            warn_once(
-                f"Handing times to the other ranks failed; their reports lack this rank's: {error}",
-                about="exchange post",
-            )
+    def _connect(self) -> Connection | None:
+        found = _connection.connection() if self._given is None else self._given[1]
+        if found is not None and found is not self._used:
+            self._used = found
+            self._begin_anew()
+        return found
 
-    def read(self, own: str, deadline_s: float = DEADLINE_S) -> dict[int, str]:
-        """The texts of the round that was posted last, by rank; those that do not answer in time are absent.
+    def _place(self) -> tuple[int, int]:
+        rank, world_size = rank_and_world() if None in (self._rank, self._world_size) else (0, 1)
+        return (
+            rank if self._rank is None else self._rank,
+            world_size if self._world_size is None else self._world_size,
+        )
+
+    def _key(self, *parts: object) -> str:
+        return "/".join(map(str, (PREFIX, self._name, *parts)))
+
+    # --- posted reports -----------------------------------------------------------------------------------------------
+
+    def post(self, report: bytes, deadline_s: float = DEADLINE_S) -> str | None:
+        """Leave this rank's next report for whoever gathers. Every rank posts equally often.
+
+        It waits for no rank; only for the store, and at most until the deadline.
+
+        Returns:
+            What went wrong with the store, if anything did.
+        """
+        connection = self._connect()
+        if connection is None:
+            return None
+        self._posted += 1
+        number, rank = self._posted, self._place()[0]
+
+        def put(store: Any) -> None:
+            store.set(self._key("posted", number, rank), report)
+            if number > _KEPT_ROUNDS:
+                store.delete_key(self._key("posted", number - _KEPT_ROUNDS, rank))
+
+        return connection.run(put, deadline_s)
+
+    def gather(self, own: bytes, deadline_s: float = DEADLINE_S) -> Answers:
+        """The reports that each rank posted in the round of this rank's latest post.
 
         Args:
             own: What this rank posted.
-            deadline_s: How long to wait for all others together, in seconds.
+            deadline_s: Seconds that it may take.
         """
-        rank, world = rank_and_world()
-        texts = {rank: own}
-        store = _store()
-        if store is None:
-            return texts
-        wanted = [other for other in range(world) if other != rank]
-        end = time.monotonic() + deadline_s
-        try:
-            while wanted:
-                arrived = [other for other in wanted if store.check([self._key(self._round, other)])]
-                for other in arrived:
-                    texts[other] = bytes(store.get(self._key(self._round, other))).decode()
-                wanted = [other for other in wanted if other not in texts]
-                if not wanted or time.monotonic() >= end:
-                    break
-                time.sleep(_POLL_S)
-        except Exception as error:
-            warn_once(
-                f"Asking the other ranks for their times failed; the report lacks them: {error}", about="exchange read"
-            )
-        return texts
+        rank, world_size = self._place()
+        number, connection = self._posted, self._connect()
+        found = {rank: own}
+        keys = {other: self._key("posted", number, other) for other in range(world_size) if other != rank}
+        fault = None
+        if connection is not None and keys:
+            until = time.monotonic() + (1 - _SLACK) * deadline_s
+            fault = connection.run(lambda store: _collect(store, keys, found, until), deadline_s)
+        return _answers(dict(found), None, world_size, (), {}, fault)
+
+    # --- rounds -------------------------------------------------------------------------------------------------------
+
+    def round(self, report: bytes, combine: Callable[[dict[int, bytes]], bytes], deadline_s: float) -> Answers:
+        """Leave a report and wait for what rank 0 makes of all of them. Every rank calls it.
+
+        It returns within the deadline even if the store is gone and its requests never end. If rank 0 does not come,
+        ``combined`` is None and ``reports`` has those of the ranks that wait as well.
+
+        Args:
+            report: Of this rank.
+            combine: Called on rank 0 with the reports that came in time.
+            deadline_s: Seconds that it may take.
+        """
+        rank, world_size = self._place()
+        connection = self._connect()
+        self._calls += 1
+        progress = _Round(rank, world_size, report, combine, time.monotonic() + (1 - _SLACK) * deadline_s, deadline_s)
+        if connection is None or world_size == 1:
+            progress.combined = combine(dict(progress.reports))
+            return _answers(progress.reports, progress.combined, world_size, (), {}, None)
+        work = self._lead if rank == 0 else self._follow
+        fault = connection.run(lambda store: work(store, progress), deadline_s)
+        return _answers(
+            dict(progress.reports), progress.combined, world_size, progress.held, dict(progress.ahead), fault
+        )
+
+    def _lead(self, store: Any, progress: _Round) -> None:
+        # Rank 0: take the reports of those that wait, and leave what is made of them.
+        serials = {other: self._serials.get(other, 0) + 1 for other in range(1, progress.world_size)}
+        keys = {other: self._key("waiting", other, serial) for other, serial in serials.items()}
+        packed: dict[int, bytes] = {}
+        _collect(store, keys, packed, progress.until - (1 - _GATHER_SHARE) * progress.deadline_s)
+        for other, raw in sorted(packed.items()):
+            progress.reports[other] = raw[_CALLS.size :]
+        calls = {other: _CALLS.unpack_from(raw)[0] - self._calls for other, raw in packed.items()}
+        progress.ahead = self._ahead({0: 0, **calls})
+        progress.combined = progress.combine(dict(progress.reports))
+        self._results = number = self._results + 1
+        head = json.dumps(
+            {"serials": {str(other): serials[other] for other in packed}, "ahead": progress.ahead}
+        ).encode()
+        store.set(self._key("result", number), _LENGTH.pack(len(head)) + head + progress.combined)
+        store.set(self._key("latest"), str(number))
+        for other in packed:
+            # Not there any more: the rank has given up meanwhile and will use this serial again.
+            if store.delete_key(keys[other]):
+                self._serials[other] = serials[other]
+        store.delete_key(self._key("result", number - 1))
+        store.delete_key(self._key("taken", number - 1))
+        # The store may live in this process, which may have nothing left to do after this.
+        for pause_s in _pauses(progress.until):
+            if store.add(self._key("taken", number), 0) >= len(packed):
+                break
+            time.sleep(pause_s)
+
+    def _ahead(self, excess: dict[int, int]) -> dict[int, int]:
+        # Who has called more often than most since the round before; of two ranks, the one that has.
+        gained = {rank: calls - self._excess.get(rank, 0) for rank, calls in excess.items()}
+        self._excess.update(excess)
+        usual = min(gained.values(), key=lambda gain: (-list(gained.values()).count(gain), gain))
+        return {rank: gain - usual for rank, gain in sorted(gained.items()) if gain > usual}
+
+    def _follow(self, store: Any, progress: _Round) -> None:
+        # Any other rank: wait for a result that holds this report.
+        rank, serial = progress.rank, self._serial + 1
+        key = self._key("waiting", rank, serial)
+        store.set(key, _CALLS.pack(self._calls) + progress.reports[rank])
+        # Leave time to look for the others' reports, should rank 0 be the one that is dead.
+        for pause_s in _pauses(progress.until - (1 - _GATHER_SHARE) / 2 * progress.deadline_s):
+            head, combined = self._newest_result(store)
+            if head is not None and head["serials"].get(str(rank)) == serial:
+                self._serial = serial
+                progress.held = {0, *map(int, head["serials"])}
+                progress.ahead = {int(other): calls for other, calls in head["ahead"].items()}
+                progress.combined = combined
+                store.add(self._key("taken", self._seen), 1)
+                return
+            time.sleep(pause_s)
+        others = (other for other in range(1, progress.world_size) if other != rank)
+        packed: dict[int, bytes] = {}
+        _collect(store, {other: self._key("waiting", other, serial) for other in others}, packed, 0.0)
+        progress.reports.update((other, raw[_CALLS.size :]) for other, raw in packed.items())
+        # The others look for a moment longer; then nobody may take this report for one of a later round.
+        time.sleep(max(progress.until - time.monotonic(), 0.0))
+        if not store.delete_key(key):
+            self._serial = serial  # Rank 0 has taken it meanwhile.
+
+    def _newest_result(self, store: Any) -> tuple[dict[str, Any] | None, bytes]:
+        latest = self._key("latest")
+        if not store.check([latest]):
+            return None, b""
+        number = int(bytes(store.get(latest)))
+        key = self._key("result", number)
+        if number <= self._seen or not store.check([key]):
+            return None, b""
+        raw = bytes(store.get(key))
+        self._seen = number
+        end = _LENGTH.size + _LENGTH.unpack_from(raw)[0]
+        return json.loads(raw[_LENGTH.size : end]), raw[end:]
 
 
-def _store() -> Any:
-    dist = distributed()
-    if dist is None:
-        return None
+@dataclass(slots=True)
+class _Round:
+    # What a round needs and what has become of it so far; written by another thread while the caller waits.
+    rank: int
+    world_size: int
+    report: bytes
+    combine: Callable[[dict[int, bytes]], bytes]
+    until: float
+    deadline_s: float
+    reports: dict[int, bytes] = field(default_factory=dict)
+    combined: bytes | None = None
+    held: Iterable[int] = ()
+    ahead: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.reports[self.rank] = self.report
+
+
+def _answers(
+    reports: dict[int, bytes],
+    combined: bytes | None,
+    world_size: int,
+    held: Iterable[int],
+    ahead: dict[int, int],
+    fault: str | None,
+) -> Answers:
+    known = {*reports, *held}
+    missing = [] if fault else [rank for rank in range(world_size) if rank not in known]
+    return Answers(reports, combined, missing, ahead, fault)
+
+
+def _pauses(until: float) -> Iterable[float]:
+    # Pauses that grow, in seconds, one at least; the last ends at `until`.
+    pause_s = _POLL_S
+    while True:
+        left_s = until - time.monotonic()
+        yield max(min(pause_s, left_s), 0.0)
+        if left_s <= 0:
+            return
+        pause_s = min(pause_s * 1.5, _LONGEST_POLL_S)
+
+
+def _collect(store: Any, keys: dict[int, str], found: dict[int, bytes], until: float) -> None:
+    """Read keys by rank into ``found`` as they arrive, until all are there or a moment of ``time.monotonic``."""
+    waiting = dict(keys)
+    for pause_s in _pauses(until):
+        if len(waiting) > 1 and store.check(list(waiting.values())):
+            arrived = dict(waiting)
+        else:
+            arrived = {rank: key for rank, key in waiting.items() if store.check([key])}
+        if arrived:
+            found.update(zip(arrived, _get_all(store, list(arrived.values())), strict=True))
+            for rank in arrived:
+                del waiting[rank]
+        if not waiting:
+            return
+        time.sleep(pause_s)
+
+
+def _get_all(store: Any, keys: list[str]) -> list[bytes]:
+    # By one request where the store has it; only of keys that are there, since a missing one blocks.
     try:
-        return dist.distributed_c10d._get_default_store()
-    except Exception as error:
-        warn_once(f"The job's store cannot be had; reports show this rank only: {error}", about="exchange store")
-        return None
+        values = store.multi_get(keys)
+    except (AttributeError, NotImplementedError, RuntimeError):
+        values = [store.get(key) for key in keys]
+    return [bytes(value) for value in values]

@@ -9,9 +9,9 @@ import types
 import pytest
 
 from deep500_timing import Timer, TimingWarning
-from deep500_timing._ranks import exchange as _exchange
 from deep500_timing._ranks import launchers
 from deep500_timing._ranks import place as _ranks
+from deep500_timing._ranks.exchange import Exchange
 
 LAUNCHERS = [name for row in launchers._LAUNCHERS for name in (row.rank, row.world_size)]
 
@@ -78,28 +78,31 @@ class Store:
     """A job's store in one process."""
 
     def __init__(self):
-        self.texts = {}
+        self.values = {}
         self.fault = None
+        self.on_look = None
 
-    def set(self, key, text):
-        """Put a text."""
+    def set(self, key, value):
+        """Put a value."""
         if self.fault:
             raise self.fault
-        self.texts[key] = text.encode()
+        self.values[key] = value
 
     def get(self, key):
         """Get it."""
-        return self.texts[key]
+        return self.values[key]
 
     def check(self, keys):
         """Whether all are there."""
         if self.fault:
             raise self.fault
-        return all(key in self.texts for key in keys)
+        if self.on_look:
+            self.on_look(keys)
+        return all(key in self.values for key in keys)
 
     def delete_key(self, key):
         """Remove one."""
-        return self.texts.pop(key, None) is not None
+        return self.values.pop(key, None) is not None
 
 
 class Job:
@@ -170,55 +173,70 @@ class TestInAJob:
         _ranks.wait_for_ranks("group")
         assert job.barriers == ["group"]
 
-    def test_texts_are_handed_over(self, job):
-        """Who reads has the text of every rank that has posted, its own included."""
-        exchanges = [_exchange.Exchange("x") for _ in range(3)]
+    def test_reports_are_handed_over(self, job):
+        """Who gathers has the report of every rank that has posted, its own included."""
+        exchanges = [Exchange("x") for _ in range(3)]
         for job.rank, exchange in enumerate(exchanges):
-            exchange.post(f"text {job.rank}")
+            assert exchange.post(b"report %d" % job.rank) is None
         job.rank = 1
-        assert exchanges[1].read("own") == {0: "text 0", 1: "own", 2: "text 2"}
+        answers = exchanges[1].gather(b"own")
+        assert {0: b"report 0", 1: b"own", 2: b"report 2"} == answers.reports
+        assert ([], None) == (answers.missing, answers.fault)
 
-    def test_a_silent_rank_is_absent_after_the_deadline(self, job):
+    def test_a_silent_rank_is_missing_after_the_deadline(self, job):
         """Waiting has an end."""
-        first, second = _exchange.Exchange("x"), _exchange.Exchange("x")
-        first.post("text 0")
+        first, second = Exchange("x"), Exchange("x")
+        first.post(b"report 0")
         job.rank = 1
-        second.post("text 1")
-        assert second.read("own", deadline_s=0.01) == {0: "text 0", 1: "own"}
+        second.post(b"report 1")
+        answers = second.gather(b"own", deadline_s=0.5)
+        assert ({0: b"report 0", 1: b"own"}, [2]) == (answers.reports, answers.missing)
 
-    def test_a_late_rank_is_waited_for(self, job, store, monkeypatch):
-        """A text that comes within the deadline counts."""
-        exchange = _exchange.Exchange("x")
-        exchange.post("text 0")
+    def test_a_late_rank_is_waited_for(self, job, store):
+        """A report that comes within the deadline counts."""
+        exchange = Exchange("x")
+        exchange.post(b"report 0")
+        looks = iter(range(100))
 
-        def come(_):
-            for rank in (1, 2):
-                store.set(f"deep500_timing/x/1/{rank}", f"text {rank}")
+        def look(key):
+            if next(looks) == 20:
+                for rank in (1, 2):
+                    store.set(f"deep500_timing/x/posted/1/{rank}", b"report %d" % rank)
 
-        monkeypatch.setattr(_exchange, "time", types.SimpleNamespace(monotonic=lambda: 0.0, sleep=come))
-        assert exchange.read("own") == {0: "own", 1: "text 1", 2: "text 2"}
+        store.on_look = look
+        assert {0: b"own", 1: b"report 1", 2: b"report 2"} == exchange.gather(b"own").reports
 
-    def test_old_rounds_leave_the_store(self, job, store):
-        """However long the run, a rank has a handful of texts in it."""
-        exchange = _exchange.Exchange("x")
+    def test_old_reports_leave_the_store(self, job, store):
+        """However long the run, a rank has a handful of reports in it."""
+        exchange = Exchange("x")
         for number in range(100):
-            exchange.post(str(number))
-        assert len(store.texts) == _exchange._KEPT_ROUNDS
-        assert store.texts["deep500_timing/x/100/0"] == b"99"
+            exchange.post(b"%d" % number)
+        assert len(store.values) == 16
+        assert store.values["deep500_timing/x/posted/100/0"] == b"99"
 
-    def test_a_store_that_fails_costs_a_warning(self, job, store):
-        """A report without the others, and no error."""
-        store.fault = OSError("connection lost")
-        exchange = _exchange.Exchange("x")
-        with pytest.warns(TimingWarning, match="Handing times.*connection lost"):
-            exchange.post("text")
-        with pytest.warns(TimingWarning, match="Asking the other ranks.*connection lost"):
-            assert exchange.read("own") == {0: "own"}
+    def test_with_a_fault_nobody_is_missing(self, job, store):
+        """Who could not be asked is not said to be silent, in either way to take part."""
+        store.fault = OSError("connection lost\nand more")
+        exchange = Exchange("x")
+        assert "OSError: connection lost" == exchange.post(b"report")
+        for answers in (exchange.gather(b"own"), exchange.round(b"own", b"".join, 5.0)):
+            assert ({0: b"own"}, [], "OSError: connection lost") == (answers.reports, answers.missing, answers.fault)
+
+    def test_another_process_group_begins_anew(self, job, store):
+        """A store that has seen nothing of the exchange is not asked for the rounds of the one before."""
+        exchange = Exchange("x")
+        exchange.post(b"in the first")
+        other = Store()
+        job.distributed_c10d = types.SimpleNamespace(_get_default_store=lambda: other)
+        exchange.post(b"in the second")
+        assert {"deep500_timing/x/posted/1/0": b"in the second"} == other.values
 
     def test_a_job_without_a_store_costs_a_warning(self, job):
         """As on a release of PyTorch that has another name for it."""
         del job.distributed_c10d
-        exchange = _exchange.Exchange("x")
+        exchange = Exchange("x")
         with pytest.warns(TimingWarning, match="store cannot be had"):
-            exchange.post("text")
-        assert exchange.read("own") == {0: "own"}
+            exchange.post(b"report")
+        answers = exchange.gather(b"own")
+        assert ({0: b"own"}, [1, 2]) == (answers.reports, answers.missing)
+        assert b"own" == exchange.round(b"own", lambda reports: reports[0], 5.0).combined

@@ -123,3 +123,27 @@ os._exit(0)
     lines = json.loads(alive[1].splitlines()[-1])
     assert lines[0].splitlines()[1].endswith(": 10.00")
     assert lines[0].endswith("no times from rank 1 within 0.5 s")
+
+
+def test_a_report_too_many_on_one_rank_spoils_no_later_one():
+    """Each report has the times of its own step on both ranks, and the next one says who has asked once more."""
+    program = """
+timers = Timers(2, "all", device="cpu", clock=clock, deadline_s=20.0)
+texts = []
+for step in (1, 2, 3, 4):
+    spend(timers("it"), step + rank / 10)
+    if step == 2 and rank == 1:
+        timers._deadline_s = 0.3
+        texts.append(timers.get_all_timers_string(["it"], reset=False))
+        timers._deadline_s = 20.0
+    dist.barrier()
+    texts.append(timers.get_all_timers_string(["it"]))
+print(json.dumps(texts))
+dist.barrier()
+"""
+    first, second = printed(run(program, 2))
+    report = "times across ranks (ms):\n  it:\n     rank  0: {0}000.00\n     rank  1: {0}100.00".format
+    ahead = "\n  rank 1 is a round ahead: it has asked for so many more"
+    assert [report(1), report(2) + ahead, report(3), report(4)] == first
+    alone = "times across ranks (ms):\n  it:\n     rank  1: 2100.00\n  no times from rank 0 within 0.3 s"
+    assert [report(1), alone, report(2) + ahead, report(3), report(4)] == second

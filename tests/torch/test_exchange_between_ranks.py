@@ -1,0 +1,193 @@
+"""The exchange of reports through a real store: ranks as threads, and a store whose process is stopped."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch.distributed as plain
+
+from deep500_timing._ranks.exchange import Exchange
+
+
+def combine(reports):
+    """What rank 0 makes of them: every report, in the order of ranks."""
+    return b" ".join(reports[rank] for rank in sorted(reports))
+
+
+class Ranks:
+    """Ranks that are threads of this process and take part in one exchange."""
+
+    def __init__(self, store, world_size):
+        self.exchanges = [
+            Exchange("trial", store=store, rank=rank, world_size=world_size) for rank in range(world_size)
+        ]
+
+    def round(self, report, present=None, deadline_s=30.0):
+        """What each rank that is present gets."""
+        answers = {}
+
+        def take_part(rank):
+            own = f"{rank}.{report}".encode()
+            answers[rank] = self.exchanges[rank].round(own, combine, deadline_s)
+
+        present = range(len(self.exchanges)) if present is None else present
+        threads = [threading.Thread(target=take_part, args=(rank,)) for rank in present]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return answers
+
+
+@pytest.fixture(params=["hash", "tcp"])
+def store(request):
+    """A store as a process group has it."""
+    if request.param == "hash":
+        yield plain.HashStore()
+    else:
+        server = plain.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        yield plain.PrefixStore("default", server)
+
+
+def test_everybody_gets_the_same(store):
+    """With every rank present each gets what rank 0 made of all reports, round after round."""
+    ranks = Ranks(store, 4)
+    for number in range(3):
+        answers = ranks.round(number)
+        assert {" ".join(f"{rank}.{number}" for rank in range(4)).encode()} == {a.combined for a in answers.values()}
+        assert [(None, [], {})] * 4 == [(a.fault, a.missing, a.ahead) for a in answers.values()]
+
+
+def test_rounds_leave_nothing_but_the_last_result(store):
+    """However many rounds there were, the store holds a handful of keys."""
+    ranks = Ranks(store, 3)
+    before = store.num_keys()
+    for number in range(5):
+        ranks.round(number)
+    assert 3 >= store.num_keys() - before
+
+
+def test_absent_ranks_are_missing(store):
+    """A rank that leaves no report is named, and the others get their result all the same."""
+    answers = Ranks(store, 4).round(0, present=[0, 2], deadline_s=1.0)
+    assert {b"0.0 2.0"} == {answer.combined for answer in answers.values()}
+    assert [[1, 3], [1, 3]] == [answers[rank].missing for rank in (0, 2)]
+
+
+def test_without_rank_0_the_others_look_for_themselves(store):
+    """They have no common result, but each has the reports of those that wait as well."""
+    answers = Ranks(store, 3).round(0, present=[1, 2], deadline_s=1.0)
+    for answer in answers.values():
+        assert (None, [0], None) == (answer.combined, answer.missing, answer.fault)
+        assert {1: b"1.0", 2: b"2.0"} == answer.reports
+
+
+@pytest.mark.parametrize("eager", [0, 1])
+def test_a_call_too_many_on_one_rank_spoils_nothing(store, eager):
+    """Later rounds hold the reports of later rounds, and the next one says who has asked once more."""
+    ranks = Ranks(store, 2)
+    ranks.round(1)
+    alone = ranks.round("too many", present=[eager], deadline_s=0.5)[eager]
+    assert [1 - eager] == alone.missing
+
+    for number, ahead in ((2, {eager: 1}), (3, {}), (4, {})):
+        answers = ranks.round(number)
+        assert {f"0.{number} 1.{number}".encode()} == {answer.combined for answer in answers.values()}
+        assert [(ahead, [], None)] * 2 == [(a.ahead, a.missing, a.fault) for a in answers.values()]
+
+
+def test_a_rank_that_missed_a_round_is_heard_in_the_next(store):
+    """Who was late, stuck or not asked once is not left behind."""
+    ranks = Ranks(store, 3)
+    ranks.round(1)
+    assert [2] == ranks.round(2, present=[0, 1], deadline_s=0.5)[0].missing
+    answers = ranks.round(3)
+    assert {b"0.3 1.3 2.3"} == {answer.combined for answer in answers.values()}
+
+
+def test_posted_reports_are_gathered_round_by_round(store):
+    """Ranks that go on at once are read in the round of the rank that gathers, not in the one that they are in."""
+    exchanges = [Exchange("trial", store=store, rank=rank, world_size=3) for rank in range(3)]
+    for number in range(3):
+        for rank in (0, 1):
+            exchanges[rank].post(f"{rank}.{number}".encode())
+    for number in range(3):
+        exchanges[2].post(b"")
+        answers = exchanges[2].gather(b"own")
+        assert {0: f"0.{number}".encode(), 1: f"1.{number}".encode(), 2: b"own"} == answers.reports
+
+
+STORE = """
+import sys, torch.distributed as dist
+server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+print(server.port, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="stops a process as POSIX systems do")
+def test_the_deadline_holds_while_the_stores_process_is_stopped():
+    """Nothing that a rank asks of a stopped store keeps it longer than it would wait, and nobody is called dead."""
+    holder = subprocess.Popen([sys.executable, "-c", STORE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        store = plain.TCPStore("127.0.0.1", int(holder.stdout.readline()), is_master=False)
+        exchange = Exchange("trial", store=store, rank=1, world_size=3)
+        assert exchange.post(b"while it answers", 30.0) is None
+        os.kill(holder.pid, signal.SIGSTOP)
+        begun = time.monotonic()
+        first = exchange.gather(b"own", 0.5)
+        later = exchange.post(b"own", 30.0), exchange.gather(b"own", 30.0), exchange.round(b"own", combine, 30.0)
+        assert time.monotonic() - begun < 15.0
+        for answers in (first, *later[1:]):
+            assert ("the store does not answer", []) == (answers.fault, answers.missing)
+        assert "the store does not answer" == later[0]
+        os.kill(holder.pid, signal.SIGCONT)
+    finally:
+        holder.kill()
+        holder.wait()
+
+
+class Memory:
+    """The least that a store must do."""
+
+    def __init__(self):
+        self.values = {}
+        self.set = self.values.__setitem__
+        self.get = self.values.__getitem__
+
+    def check(self, keys):
+        """Whether all are there."""
+        return all(key in self.values for key in keys)
+
+    def delete_key(self, key):
+        """Remove one, if it is there."""
+        return self.values.pop(key, None) is not None
+
+
+def test_a_store_that_hangs_is_given_up():
+    """A request that never ends does not outlast the deadline, and a store that comes back is used again."""
+    release = threading.Event()
+
+    class Hanging(Memory):
+        def clone(self):
+            release.wait()
+            return self
+
+        def set_timeout(self, timeout):
+            self.timeout = timeout
+
+    store = Hanging()
+    exchange = Exchange("trial", store=store, rank=1, world_size=2)
+    answers = exchange.round(b"own", combine, 0.05)
+    assert (None, {1: b"own"}, "the store does not answer") == (answers.combined, answers.reports, answers.fault)
+    release.set()
+    deadline = time.monotonic() + 30
+    while exchange.post(b"again") is not None:
+        assert time.monotonic() < deadline
+    assert b"again" in store.values.values()
