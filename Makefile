@@ -101,7 +101,7 @@ test: test-core test-plain test-rest
 
 # What a change most often breaks, without a step of building: no servers, ranks, fits or examples.
 test-quick: setup
-	@DEEP500_TIMING_PURE=1 $(BIN)/$(PYTEST) -m "not slow" $(PYTEST_ARGS)
+	@DEEP500_TIMING_PURE=1 $(BIN)/$(PYTEST) -m "not slow" --durations 5 --durations-min 2 $(PYTEST_ARGS)
 
 # The Python of the tree's environment, whose plain form and all else is tested in the tree.
 TREE_VERSION = $(shell $(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])')
@@ -113,7 +113,7 @@ test-core-%:
 		echo "test: the core on Python $* from the wheel" && \
 		.venvs/$*/bin/$(PYTEST) $(PYTEST_ARGS) $(CORE_TESTS) && \
 		if test $* != $(TREE_VERSION); then echo "test: the same in plain Python" && \
-		DEEP500_TIMING_PURE=1 .venvs/$*/bin/$(PYTEST) $(PYTEST_ARGS) $(CORE_TESTS); fi, \
+		DEEP500_TIMING_PURE=1 .venvs/$*/bin/$(PYTEST) -m both_forms $(PYTEST_ARGS) $(CORE_TESTS); fi, \
 		echo "test: Python $* is not on this machine; the core's tests are not run on it")
 
 test-plain: setup

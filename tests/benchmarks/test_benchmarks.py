@@ -78,6 +78,8 @@ class TestRun:
     def test_the_picture_is_drawn_where_matplotlib_is(self, written):
         """The run leaves a PNG beside the report."""
         pytest.importorskip("matplotlib", reason="the picture needs matplotlib")
+        missing = json.loads((written / "results.json").read_text())["missing"]
+        assert None is missing.get("the picture")
         assert b"\x89PNG" == (written / "results.png").read_bytes()[:4]
 
     def test_less_than_a_full_run_leaves_the_published_report_alone(self):

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 
-import suite_plugin
-
-TESTS = Path(__file__).parents[1]
+import pytest
+import suite_lanes
 
 
 def test_a_file_name_stands_once():
     """The name of a file of tests tells which one it is."""
-    names = Counter(path.name for path in TESTS.rglob("test_*.py"))
+    names = Counter(path.name for path in suite_lanes.TESTS.rglob("test_*.py"))
     assert len(names) > 60
     assert [] == [name for name, count in names.items() if count > 1]
 
 
-def test_what_runs_in_both_forms_exists():
-    """A folder or file that runs in both forms and is renamed is renamed there as well."""
-    assert [] == [part for part in suite_plugin.BOTH_FORMS if not (TESTS / part).exists()]
+@pytest.mark.parametrize("lane", ["BOTH_FORMS", "ONE_FORM", "SLOW"])
+def test_what_a_lane_names_exists(lane):
+    """A folder or file of a lane that is renamed is renamed there as well."""
+    parts = getattr(suite_lanes, lane)
+    assert [] == [part for part in parts if not (suite_lanes.TESTS / part).exists()]
+    assert sorted(parts) == list(parts)
+
+
+def test_what_runs_once_is_in_a_folder_that_runs_twice():
+    """An exception that excepts nothing is left over."""
+    left = [part for part in suite_lanes.ONE_FORM if not part.startswith(suite_lanes.BOTH_FORMS)]
+    assert [] == left

@@ -7,21 +7,15 @@ from __future__ import annotations
 
 import os
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 import suite_caches
+import suite_lanes
 import suite_processes
 
 if TYPE_CHECKING:
     from collections.abc import Generator
-
-TESTS = Path(__file__).parents[1]
-
-# The tests that run in both forms, compiled and plain, unless they are marked ``one_form``: folders and files. Every
-# other test runs once, but where it is marked ``both_forms`` by hand.
-BOTH_FORMS = ("core", "named_timers", "torch", "torch_comm/test_one_rank.py")
 
 # What was asked to end, or ends because its parent did, may take that long.
 GRACE_S = 5.0
@@ -37,21 +31,15 @@ def pytest_configure(config: pytest.Config) -> None:
     if suite_processes.RUN not in os.environ:
         os.environ[suite_processes.RUN] = run = f"{os.getpid()}-{time.monotonic_ns()}"
         guardian = suite_processes.set_guardian(run) if suite_processes.AVAILABLE else None
-        config.stash[_kept] = guardian, suite_caches.use(TESTS.parent / "build" / "caches")
-
-
-def _in_both_forms(item: pytest.Item) -> bool:
-    path = item.path.relative_to(TESTS) if item.path.is_relative_to(TESTS) else item.path
-    return any(path.is_relative_to(part) for part in BOTH_FORMS) and item.get_closest_marker("one_form") is None
+        config.stash[_kept] = guardian, suite_caches.use(suite_lanes.TESTS.parent / "build" / "caches")
 
 
 # After the tests were shuffled, before those that are not wanted are left out.
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None, None, None]:
-    """Mark what runs in both forms; put the files with slow tests first, so that no worker ends with one alone."""
+    """Mark what runs in which lane; put the files with slow tests first, so that no worker ends with one alone."""
     for item in items:
-        if _in_both_forms(item):
-            item.add_marker("both_forms")
+        suite_lanes.mark(item)
     yield
     slow = {item.path for item in items if item.get_closest_marker("slow") is not None}
     items.sort(key=lambda item: item.path not in slow)

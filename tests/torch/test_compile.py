@@ -289,6 +289,7 @@ class TestCompiled:
         assert used(tmr)
 
 
+@pytest.mark.slow
 class TestPreparation:
     PROGRAM = """
 import sys

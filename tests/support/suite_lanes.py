@@ -1,0 +1,57 @@
+"""Which tests run in which lane of the Makefile, in one place: folders and files; a mark on a test adds to these."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pytest
+
+TESTS = Path(__file__).parents[1]
+
+# Run in both forms, compiled and plain.
+BOTH_FORMS = ("core", "named_timers", "torch", "torch_comm/test_one_rank.py")
+
+# But these of them do not depend on the form.
+ONE_FORM = (
+    "core/test_adapters_readme.py",
+    "core/test_each_idea_once.py",
+    "core/test_flops.py",
+    "named_timers/test_named_timers_page.py",
+    "torch/test_megatron_ranks.py",
+    "torch/test_original_script.py",
+    "torch/test_torch_device.py",
+)
+
+# Not in `make test-quick`: each of their tests starts a server, ranks, a fit or a build, or takes more than 2 s.
+SLOW = (
+    "docs",
+    "examples",
+    "exporters/test_mlflow.py",
+    "exporters/test_wandb.py",
+    "packaging",
+    "peers/test_deepspeed_engine.py",
+    "peers/test_examples_beside_originals.py",
+    "tensorflow/test_examples_of_keras.py",
+    "tensorflow/test_keras.py",
+    "torch/test_megatron_ranks.py",
+    "torch/test_original_script.py",
+    "torch_comm/test_all_ops.py",
+    "torch_comm/test_bench.py",
+    "torch_comm/test_killed_rank.py",
+    "torch_comm/test_scenarios.py",
+)
+
+
+def mark(item: pytest.Item) -> None:
+    """Give a test the marks of its file."""
+    path = item.path.relative_to(TESTS) if item.path.is_relative_to(TESTS) else item.path
+
+    def is_one_of(parts: tuple[str, ...]) -> bool:
+        return any(path.is_relative_to(part) for part in parts)
+
+    if is_one_of(SLOW):
+        item.add_marker("slow")
+    if is_one_of(BOTH_FORMS) and not is_one_of(ONE_FORM) and item.get_closest_marker("one_form") is None:
+        item.add_marker("both_forms")
