@@ -7,6 +7,7 @@ snapshot, whose parts are imported when they are asked for.
 from __future__ import annotations
 
 from _thread import get_ident
+from os import environ
 from time import perf_counter_ns
 
 from deep500_timing._ground.time_type import TimeType
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from deep500_timing.devices._null import NullDevice
     from deep500_timing.devices._pool import EventPool
     from deep500_timing.exporters import Exporter
+    from deep500_timing.runs import RunLog
 
     T = TypeVar("T")
     F = TypeVar("F", bound=Callable[..., Any])
@@ -54,6 +56,8 @@ class Timer(Recorder):
         device_clock: What marks the device's streams, or what :func:`~deep500_timing.devices.find_late` gives. None if
             there is no device: ``gpu=True`` is accepted all the same and gives CPU times only. The adapters'
             ``CPUGPUTimer`` finds its clock by itself.
+        run: A folder in which every interval is written down, from a thread of its own, or a
+            :class:`deep500_timing.runs.RunLog`. None asks ``DEEP500_TIMING_RUN`` in the environment.
         clock: A host clock of your own, with ``now_ns()``; the system's monotonic clock if None.
         enabled: False makes every call return at once; may be changed later.
         keep_last: How many intervals to keep one by one, for each region and thread; None keeps all. Count, total,
@@ -66,7 +70,13 @@ class Timer(Recorder):
 
     __slots__ = ("_device", "_device_clock")
 
-    def __init__(self, device_clock: DeviceClock | LateDevice | None = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        device_clock: DeviceClock | LateDevice | None = None,
+        *,
+        run: RunLog | str | PathLike[str] | None = None,
+        **settings: Any,
+    ) -> None:
         super().__init__(**settings)
         self._device_clock = device_clock
         self._device: EventPool | LateDevice | NullDevice = NULL_DEVICE
@@ -74,6 +84,19 @@ class Timer(Recorder):
             from deep500_timing.devices._late import device_of
 
             self._device = device_of(device_clock)
+        run = run or environ.get("DEEP500_TIMING_RUN")
+        if run:
+            from deep500_timing.runs import attach
+
+            attach(self, run)
+
+    def step(self, number: int) -> None:
+        """Say that the training step of that number begins, to the run if there is one.
+
+        Without it the steps of a run are counted by BATCH. Say it where a run that is resumed must not begin at 0.
+        """
+        if self._run is not None and self._enabled:
+            self._run.step(number)
 
     def start(self, key: TimeType | str, gpu: bool = False) -> None:
         """Open the region ``key`` on the calling thread, and on the device if ``gpu`` is true.

@@ -122,6 +122,7 @@ cdef class Recorder:
     cdef public object _clock
     cdef public dict _lanes
     cdef public dict _memory_at_ends
+    cdef public object _run
     cdef public unsigned long _generation
     cdef readonly Py_ssize_t keep_last
     cdef readonly Py_ssize_t skip_first

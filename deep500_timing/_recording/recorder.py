@@ -265,6 +265,7 @@ class Recorder:
         "_memory_at_ends",
         "_native",
         "_now",
+        "_run",
         "keep_last",
         "skip_first",
     )
@@ -293,6 +294,7 @@ class Recorder:
         self._lane = Lane()
         # What was read of the memory at the ends of regions, by their names, if somebody asked for it.
         self._memory_at_ends: dict[str, RegionMemory] = {}
+        self._run: Any = None  # The log that what is recorded here goes to, if there is one.
         _all_recorders.add(self)
 
     def _find(self, key: TimeType | str) -> Region:
@@ -461,7 +463,12 @@ class Recorder:
 
     def reset(self) -> None:
         """Forget every finished interval and every count. Regions that are open stay open."""
+        run = self._run
         for region in self._regions():
+            if run is not None:
+                run.retire(self, region, "CPU", region.intervals)
+                if region.gpu_intervals is not None:
+                    run.retire(self, region, "GPU", region.gpu_intervals)
             region.intervals = Intervals(self.keep_last, self.skip_first)
             if region.gpu_intervals is not None:
                 region.gpu_intervals = Intervals(self.keep_last, self.skip_first)
@@ -469,6 +476,7 @@ class Recorder:
 
     def _after_fork(self) -> None:
         # The parent reports what it recorded; the child starts with nothing, and with the one thread that it has.
+        self._run = None
         self._close_all()
         self.reset()
         thread = get_ident()

@@ -1,0 +1,37 @@
+"""One log for each folder and clock of a process, however many timers write to it."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from deep500_timing.runs._log import RunLog
+
+if TYPE_CHECKING:
+    from os import PathLike
+
+    from deep500_timing._recording.recorder import Recorder
+
+_logs: dict[tuple[str, int], RunLog] = {}
+
+
+def attach(timer: Recorder, run: RunLog | str | PathLike[str]) -> RunLog:
+    """Let a timer write to a run: to the log that this process has in that folder, or to a new one.
+
+    Args:
+        timer: The timer.
+        run: A folder, or a log that was made with settings of its own.
+
+    Raises:
+        ValueError: The log's timers have another host clock.
+    """
+    if isinstance(run, RunLog):
+        run.attach(timer)
+        return run
+    key = (os.path.abspath(os.fspath(run)), id(timer._clock))
+    log = _logs.get(key)
+    if log is None or log.closed:
+        log = _logs[key] = RunLog(run, timer)
+    else:
+        log.attach(timer)
+    return log

@@ -1,0 +1,86 @@
+"""How a process ends, and what its logs do then."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from deep500_timing.runs._log import RunLog
+
+_open: dict[int, RunLog] = {}
+_handling = False
+
+
+def watch(log: RunLog) -> None:
+    """Close the log when the process ends: at exit, after an exception, by SIGINT and by SIGTERM.
+
+    A handler for SIGTERM is set only if the program has none: it writes what there is, and lets the signal have its
+    effect. A program that sets its own later replaces it, and ends as it likes.
+    """
+    _open[id(log)] = log
+    if len(_open) == 1:
+        atexit.register(_at_exit)
+        _handle_sigterm()
+
+
+def unwatch(log: RunLog) -> None:
+    """Forget a log that is closed."""
+    _open.pop(id(log), None)
+    if not _open:
+        atexit.unregister(_at_exit)
+        _restore_sigterm()
+
+
+def _at_exit() -> None:
+    # Set by the interpreter when an exception reaches the top of the program.
+    error = getattr(sys, "last_value", None)
+    reason = "exit" if error is None else type(error).__name__
+    for log in list(_open.values()):
+        if error is not None:
+            log.event("exception", f"{type(error).__name__}: {error}"[:2000])
+        log.close(reason=reason, wait=False)
+
+
+def _handle_sigterm() -> None:
+    global _handling
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _on_sigterm)
+        _handling = True
+
+
+def _restore_sigterm() -> None:
+    global _handling
+    if (
+        _handling
+        and threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGTERM) is _on_sigterm
+    ):
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        _handling = False
+
+
+def _on_sigterm(number: int, _frame: FrameType | None) -> Any:
+    for log in list(_open.values()):
+        log.event("signal", "SIGTERM")
+        log.close(reason="SIGTERM", wait=False)
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+
+def _after_fork() -> None:
+    # The files and the thread are the parent's; a child that ends must not end its logs.
+    for log in list(_open.values()):
+        log.abandon()
+    _open.clear()
+    atexit.unregister(_at_exit)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,182 @@
+"""What has come in since the last flush, and the frames that it makes."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from deep500_timing.runs._kinds import EVENT
+from deep500_timing.runs._source import CPU, GPU, Open, Source, Taken, Threads
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from numpy.typing import NDArray
+
+    from deep500_timing.runs._encoder import Encoder
+    from deep500_timing.runs._steps import StepCounter
+
+QUEUE_ROWS = 1 << 17
+"""Marks, samples and collectives that wait for the next flush, each."""
+_QUEUE_EVENTS = 1000
+_DROPPED = 4
+
+
+class Harvest:
+    """Takes from the timers and the queues, and keeps what it took until it is written.
+
+    Any thread may :meth:`put` and :meth:`event`; the rest is for whoever flushes, one at a time.
+    """
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self.sources: list[Source] = []
+        self.threads = Threads()
+        self.rows: dict[str, deque[tuple[Any, ...]]] = {"marks": deque()}
+        self.written = 0
+        """Intervals in the frames made so far."""
+        self._events: deque[dict[str, Any]] = deque(maxlen=_QUEUE_EVENTS)
+        self._overflowed: dict[str, int] = {}
+        self._batch_thread: int | None = None
+        self._of_regions: dict[int, tuple[str, int, str, tuple[int, ...]]] = {}
+        self._counters_written: dict[tuple[str, int, str], tuple[int, ...]] = {}
+        self._threads_written = 0
+        # Taken, and not written yet.
+        self._taken: list[Taken] = []
+        self._open: list[Open] = []
+        self._waiting: dict[str, list[tuple[Any, ...]]] = {}
+        self._said: list[dict[str, Any]] = []
+
+    def put(self, table: str, row: tuple[Any, ...]) -> None:
+        """Queue a row for the next flush; what does not fit is counted."""
+        queue = self.rows[table]
+        if len(queue) < QUEUE_ROWS:
+            queue.append(row)
+        else:
+            self._overflowed[table] = self._overflowed.get(table, 0) + 1
+
+    def event(self, event: dict[str, Any]) -> None:
+        """Queue an event."""
+        self._events.append(event)
+
+    def has_anything(self) -> bool:
+        """Whether there is anything to be written at all."""
+        return bool(self._events) or any(self.rows.values()) or any(source.has_anything() for source in self.sources)
+
+    def collect(self, cut_ns: int, steps: StepCounter, *, final: bool) -> None:
+        """Take what has come in up to the cut; all of it, if it is the last time.
+
+        The cut is a reading of the clock from before the first store is read: what ended by then is seen in them.
+        """
+        self._open = [entry for source in self.sources for entry in source.open_regions(cut_ns)]
+        taken = [part for source in self.sources for part in source.take(None if final else cut_ns)]
+        self._taken += taken
+        for part in taken:
+            self._of_regions[part.store] = (part.region, part.thread, part.device, part.counters)
+        marks = _drain(self.rows["marks"])
+        for table, queue in list(self.rows.items()):
+            self._waiting.setdefault(table, []).extend(marks if table == "marks" else _drain(queue))
+        for table, lost in list(self._overflowed.items()):
+            self._overflowed.pop(table)
+            text = f"{lost} rows of {table} did not fit into the queue of {QUEUE_ROWS}"
+            self._said.append({"time_ns": cut_ns, "what": "dropped", "text": text})
+        self._said += _drain(self._events)
+        steps.add_marks(marks)
+        self._count_batches(taken, steps)
+
+    def done(self) -> None:
+        """Forget what was taken: it is written."""
+        self.written += sum(len(part.pairs) for part in self._taken)
+        self._taken = []
+        self._waiting = {}
+        self._said = []
+
+    @property
+    def waiting(self) -> int:
+        """Intervals that were taken and are not written yet."""
+        return sum(len(part.pairs) for part in self._taken)
+
+    @property
+    def dropped(self) -> int:
+        """Intervals that timers aggregated before they could be taken."""
+        return sum(counters[_DROPPED] for _, _, _, counters in self._of_regions.values())
+
+    def frames(self, encoder: Encoder, steps: StepCounter, *, is_first: bool, is_last: bool) -> Iterable[bytes]:
+        """What was taken, as frames.
+
+        Args:
+            encoder: Of the file that they go to.
+            steps: What labels the intervals.
+            is_first: They are the first of their file, which must say everything.
+            is_last: They are the last of the log.
+        """
+        if is_first:
+            self._threads_written = 0
+            self._counters_written = {}
+        names = self.threads.names
+        yield from encoder.tuples("threads", list(enumerate(names))[self._threads_written :])
+        self._threads_written = len(names)
+        yield from self._frames_of_intervals(encoder, steps)
+        rows = [(entry.start_ns, entry.region, entry.thread) for entry in self._open]
+        yield from encoder.tuples("open", sorted(rows))
+        for table, waiting in self._waiting.items():
+            yield from encoder.tuples(table, waiting)
+        yield from encoder.tuples("counters", self._changed_counters(everything=is_last))
+        for event in self._said:
+            yield encoder.document(EVENT, event)
+
+    def _count_batches(self, taken: list[Taken], steps: StepCounter) -> None:
+        ends = []
+        for part in taken:
+            if part.region == "BATCH" and part.device == CPU and len(part.pairs):
+                if self._batch_thread is None:
+                    self._batch_thread = part.thread
+                if part.thread == self._batch_thread:
+                    ends.append(part.pairs[:, 1])
+        if ends:
+            steps.add_batches(np.concatenate(ends))
+
+    def _frames_of_intervals(self, encoder: Encoder, steps: StepCounter) -> Iterable[bytes]:
+        parts = [part for part in self._taken if len(part.pairs)]
+        if not parts:
+            return ()
+        lengths = [len(part.pairs) for part in parts]
+        pairs = np.concatenate([part.pairs for part in parts])
+        labels = [steps.label(part.pairs[:, 0], None if part.device == GPU else part.pairs[:, 1]) for part in parts]
+        order = np.argsort(pairs[:, 0], kind="stable")
+        starts = pairs[order, 0]
+
+        def spread(numbers: list[int]) -> NDArray[np.int64]:
+            return np.repeat(np.array(numbers, dtype=np.int64), lengths)[order]
+
+        arrays = {
+            "start_ns": starts,
+            "dur_ns": pairs[order, 1] - starts,
+            "step": np.concatenate(labels)[order],
+            "region": spread([encoder.id_of(part.region) for part in parts]),
+            "thread": spread([part.thread for part in parts]),
+            "device": spread([encoder.id_of(part.device) for part in parts]),
+        }
+        return encoder.rows("intervals", arrays)
+
+    def _changed_counters(self, *, everything: bool) -> list[tuple[Any, ...]]:
+        totals: dict[tuple[str, int, str], list[int]] = {}
+        for region, thread, device, counters in self._of_regions.values():
+            total = totals.setdefault((region, thread, device), [0] * len(counters))
+            for place, value in enumerate(counters):
+                total[place] += value
+        changed = []
+        for found, total in totals.items():
+            # How many were recorded changes with every flush; it is said when another does, and at the end.
+            rare = tuple(total[1:])
+            if everything or self._counters_written.get(found, (0,) * len(rare)) != rare:
+                self._counters_written[found] = rare
+                changed.append((*found, *total))
+        return changed
+
+
+def _drain(queue: deque[Any]) -> list[Any]:
+    # What is appended meanwhile is left for the next time.
+    return [queue.popleft() for _ in range(len(queue))]

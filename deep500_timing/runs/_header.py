@@ -1,0 +1,142 @@
+"""What a log says about itself: which process wrote it, where, with what, and how its clock lies to Unix time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import socket
+import sys
+import time
+from importlib import metadata
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from deep500_timing._ranks.exchange import rank_and_world
+from deep500_timing.runs._kinds import SCHEMA, TABLES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+_READINGS = 32
+_LOCAL_RANKS = (
+    "LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "MV2_COMM_WORLD_LOCAL_RANK",
+    "JSM_NAMESPACE_LOCAL_RANK",
+    "FLUX_TASK_LOCAL_ID",
+    "MPI_LOCALRANKID",
+    "SLURM_LOCALID",
+)
+_PACKAGES = ("numpy", "torch", "tensorflow", "keras", "jax", "cupy", "lightning", "transformers", "deepspeed")
+
+
+class Anchor(NamedTuple):
+    """One moment on two clocks."""
+
+    time_ns: int
+    """On the host clock of the timer: the middle of two readings."""
+    unix_ns: int
+    """Unix time, read between them."""
+    width_ns: int
+    """How far apart the two readings were: the anchor is right within half of it."""
+
+
+def take_anchor(now_ns: Callable[[], int]) -> Anchor:
+    """Read Unix time between two readings of a clock, some tens of times; the narrowest of them."""
+    best: Anchor | None = None
+    for _ in range(_READINGS):
+        before = now_ns()
+        unix = time.time_ns()
+        after = now_ns()
+        if best is None or after - before < best.width_ns:
+            best = Anchor(before + (after - before) // 2, unix, after - before)
+    assert best is not None
+    return best
+
+
+class Place(NamedTuple):
+    """Which process of a job this is."""
+
+    rank: int
+    world_size: int
+    local_rank: int | None
+
+
+def find_place(rank: int | None) -> Place:
+    """The rank of this process, as ``torch.distributed`` or the launcher say it, unless it is given."""
+    found, world_size = rank_and_world()
+    local = next((value for name in _LOCAL_RANKS if (value := os.environ.get(name, "").strip()).isdecimal()), None)
+    return Place(found if rank is None else rank, world_size, None if local is None else int(local))
+
+
+def describe(
+    place: Place, *, session: int, segment: int, anchor: Anchor, clock: str, attributes: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The header of a log, as plain data."""
+    return {
+        "schema": SCHEMA,
+        "written_by": f"deep500-timing {_version('deep500-timing')}",
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "rank": place.rank,
+        "local_rank": place.local_rank,
+        "world_size": place.world_size,
+        "session": session,
+        "segment": segment,
+        "clock": clock,
+        "anchor": anchor._asdict(),
+        "devices": _devices(),
+        "versions": {"python": platform.python_version(), **_versions()},
+        "platform": platform.platform(),
+        "command_sha256": hashlib.sha256("\0".join(sys.argv).encode("utf-8", "surrogateescape")).hexdigest(),
+        "attributes": _plain(attributes),
+        "tables": {
+            name: {"kind": number, "columns": [list(column) for column in columns]}
+            for name, (number, columns) in TABLES.items()
+        },
+    }
+
+
+def to_json(value: object) -> bytes:
+    """Plain data as ASCII, so that no byte of a text can look like the beginning of a frame."""
+    return json.dumps(value, ensure_ascii=True, separators=(",", ":"), allow_nan=False, default=str).encode("ascii")
+
+
+def _plain(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    # What is no plain data, a NaN among it, is kept as its text: a header is never refused for an attribute.
+    plain = {}
+    for name, value in attributes.items():
+        try:
+            plain[str(name)] = json.loads(to_json(value))
+        except (TypeError, ValueError, RecursionError):
+            plain[str(name)] = repr(value)
+    return plain
+
+
+def _version(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def _versions() -> dict[str, str]:
+    # Of what the program has imported: nothing is imported for the sake of its version.
+    found = {}
+    for name in _PACKAGES:
+        version = getattr(sys.modules.get(name), "__version__", None)
+        if isinstance(version, str):
+            found[name] = str(version)
+    return found
+
+
+def _devices() -> list[str]:
+    # Only if the program uses them already: asking would make a context on each.
+    torch = sys.modules.get("torch")
+    try:
+        if torch is not None and torch.cuda.is_initialized():
+            return [str(torch.cuda.get_device_name(index)) for index in range(torch.cuda.device_count())]
+    except Exception:
+        return []
+    return []

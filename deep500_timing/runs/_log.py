@@ -1,0 +1,327 @@
+"""The log of a rank: a thread that takes what a timer has finished and appends it to a file."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from _thread import get_ident
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from deep500_timing._ground.warn import warn_once
+from deep500_timing.runs._encoder import Encoder
+from deep500_timing.runs._harvest import Harvest
+from deep500_timing.runs._header import describe, find_place, take_anchor
+from deep500_timing.runs._kinds import END, HEADER
+from deep500_timing.runs._source import Source
+from deep500_timing.runs._steps import StepCounter, last_batch_of
+from deep500_timing.runs._writer import Writer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from os import PathLike
+
+    from deep500_timing._recording.intervals import Intervals
+    from deep500_timing._recording.recorder import Recorder, Region
+
+FLUSH_S = 1.0
+ROTATE_BYTES = 64 << 20
+_FLUSH_ROWS = 1 << 16
+"""A flush that found more than this many intervals is followed by the next one sooner."""
+_LOCK_S = 5.0
+
+
+class RunLog:
+    """Writes what timers record into a run's folder, from a thread of its own.
+
+    The training thread never waits for it, takes no lock and does no I/O: the log's thread reads finished intervals
+    out of the timers' stores. A fault, such as a full disk, is warned of once, counted and written down as soon as
+    something can be written again; it never reaches the training.
+
+    Args:
+        folder: The run's folder; made if need be. Every rank of a run writes its own files there.
+        *timers: Whose intervals to take, those recorded before included. More may come by :meth:`attach`; all share
+            one host clock.
+        rank: Which rank this is; ``torch.distributed`` or the launcher are asked if None, when the file is begun.
+        attributes: Anything about the run that is plain data, kept in the header.
+        flush_s: Seconds between flushes; what a kill loses at most. None starts no thread: call :meth:`flush`.
+        rotate_bytes: Size from which on the next file is begun.
+        system_s: Seconds between samples of processor, memory, disk, network and GPUs; None takes none. Needs psutil;
+            GPUs need nvidia-ml-py.
+
+    Raises:
+        ValueError: The timers have different clocks, or a size or time is not above 0.
+        MissingPackageError: ``system_s`` is given and psutil is not installed.
+    """
+
+    def __init__(
+        self,
+        folder: str | PathLike[str],
+        *timers: Recorder,
+        rank: int | None = None,
+        attributes: Mapping[str, Any] | None = None,
+        flush_s: float | None = FLUSH_S,
+        rotate_bytes: int = ROTATE_BYTES,
+        system_s: float | None = None,
+    ) -> None:
+        """See the class."""
+        sizes = {"flush_s": flush_s, "rotate_bytes": rotate_bytes, "system_s": system_s}
+        for name, value in sizes.items():
+            if value is not None and not value > 0:
+                raise ValueError(f"RunLog({name}={value!r}): it must be above 0.")
+        self.folder = os.path.abspath(os.fspath(folder))
+        self._rank = rank
+        self._attributes = dict(attributes or {})
+        self._system = None
+        if system_s is not None:
+            from deep500_timing.runs._system import SystemSampler
+
+            self._system = SystemSampler(system_s)
+        self._harvest = Harvest()
+        self._encoder = Encoder()
+        self._writer = Writer(self.folder, rotate_bytes)
+        self._steps: StepCounter | None = None
+        self._clock: Any = None
+        self._now: Any = time.perf_counter_ns
+        self._flushing = threading.Lock()
+        self._flusher = 0
+        self._pid = os.getpid()
+        self.closed = False
+        for timer in timers:
+            self.attach(timer)
+        self._wake = threading.Event()
+        self._flush_s = flush_s
+        self._thread: threading.Thread | None = None
+        if flush_s is not None:
+            self._thread = threading.Thread(target=self._work, name="deep500-timing run log", daemon=True)
+            self._thread.start()
+        from deep500_timing.runs._ends import watch
+
+        watch(self)
+
+    # --- what others call, from any thread -------------------------------------------------------------------------
+
+    def attach(self, timer: Recorder) -> None:
+        """Take the intervals of one more timer.
+
+        Raises:
+            ValueError: Its host clock is another than that of the timers before.
+        """
+        if any(source.timer is timer for source in self._harvest.sources):
+            return
+        if not self._harvest.sources:
+            self._clock, self._now = timer._clock, timer.now_ns
+        elif timer._clock is not self._clock:
+            raise ValueError(
+                f"Attaching a timer to the run {self.folder!r}: its clock is {timer._clock!r}, that of the timers "
+                f"before it is {self._clock!r}. Give each clock a folder of its own."
+            )
+        self._harvest.sources.append(Source(timer, self._harvest.threads))
+        timer._run = self
+
+    @property
+    def clock(self) -> Any:
+        """The host clock of the timers, None for the system's."""
+        return self._clock
+
+    def step(self, number: int, time_ns: int | None = None) -> None:
+        """Say that the training step of that number begins: at this moment, or at a time of the timers' clock."""
+        self._harvest.put("marks", (self._now() if time_ns is None else time_ns, int(number)))
+
+    def sample(self, metric: str, value: float, *, region: str = "", time_ns: int | None = None) -> None:
+        """Write down a number that was read at this moment.
+
+        Args:
+            metric: What it is, with its unit: ``"memory.host_rss_bytes"``.
+            value: The number; NaN for one that could not be had.
+            region: The region at whose end it was read, if it was.
+            time_ns: When it was read, on the timers' clock.
+        """
+        self.add("samples", (self._now() if time_ns is None else time_ns, metric, float(value), region))
+
+    def collective(
+        self, op: str, start_ns: int, end_ns: int, *, group: str = "", sequence: int | None = None, nbytes: int = -1
+    ) -> None:
+        """Write down a collective operation: its number in its group tells which ones belong together on all ranks."""
+        number = -1 if sequence is None else sequence
+        self.add("collectives", (start_ns, end_ns - start_ns, op, group, number, nbytes))
+
+    def event(self, what: str, text: str = "", **more: Any) -> None:
+        """Write down that something happened: a fault, a checkpoint, a restart."""
+        self._harvest.event({"time_ns": int(self._now()), "what": what, "text": text, **more})
+
+    def declare(self, table: str, **columns: str) -> None:
+        """Describe a table of one's own: columns by name, each ``int``, ``time``, ``float`` or ``name``.
+
+        Raises:
+            ValueError: A type is unknown, or the table is there with other columns.
+        """
+        self._encoder.declare(table, columns)
+
+    def add(self, table: str, *rows: tuple[Any, ...]) -> None:
+        """Add rows to a table: tuples in the order of its columns, names as texts. Never waits.
+
+        Raises:
+            ValueError: No such table is declared.
+        """
+        rows_of = self._harvest.rows
+        if table not in rows_of:
+            if self._encoder.columns_of(table) is None:
+                raise ValueError(f"Adding rows to the table {table!r} of a run: declare it first.")
+            rows_of.setdefault(table, deque())
+        for row in rows:
+            self._harvest.put(table, row)
+
+    def retire(self, timer: Recorder, region: Region, device: str, store: Intervals) -> None:
+        """Take the rest of a store that is about to be replaced."""
+        for source in self._harvest.sources:
+            if source.timer is timer:
+                source.retire(region, device, store)
+
+    # --- flushing --------------------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Write what has been finished up to now. Called by the log's own thread; allowed from any other."""
+        self._flush(final=False)
+
+    def close(self, *, reason: str = "closed", wait: bool = True) -> None:
+        """Write the rest and close the file. Timers go on without a log.
+
+        Args:
+            reason: Why, for the reader.
+            wait: Wait for times that are still on their way from a device.
+        """
+        if self.closed or self._pid != os.getpid():
+            return
+        self.closed = True
+        self._wake.set()
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(_LOCK_S)
+        for source in self._harvest.sources:
+            if wait:
+                source.timer.complete_all()  # type: ignore[attr-defined]
+            if source.timer._run is self:
+                source.timer._run = None
+        self._flush(final=True, reason=reason)
+        from deep500_timing.runs._ends import unwatch
+
+        unwatch(self)
+
+    def abandon(self) -> None:
+        """Leave the file to the process that began it: for the child after a fork."""
+        self.closed = True
+        for source in self._harvest.sources:
+            source.timer._run = None
+        self._harvest.sources = []
+        self._writer.close()
+
+    def __enter__(self) -> RunLog:
+        """Serve a ``with`` statement."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Close the log, and say which exception ended the block."""
+        self.close(reason="closed" if kind is None else kind.__name__)
+
+    def _work(self) -> None:
+        assert self._flush_s is not None
+        pause = self._flush_s
+        while not self._wake.wait(pause):
+            rows = self._flush(final=False)
+            # By size as well as by time.
+            pause = self._flush_s * min(1.0, max(_FLUSH_ROWS / max(rows, 1), 0.02))
+
+    def _flush(self, *, final: bool, reason: str = "") -> int:
+        if self._pid != os.getpid():
+            return 0
+        # A signal handler may come between the lines of a flush on its own thread, which will never finish while it
+        # is waited for.
+        if self._flusher == get_ident() or not self._flushing.acquire(timeout=_LOCK_S):
+            return 0
+        self._flusher = get_ident()
+        try:
+            return self._flush_now(final, reason)
+        except Exception as error:
+            warn_once(
+                f"Writing the run to {self.folder} failed and is tried again: {type(error).__name__}: {error}. The "
+                "training goes on.",
+                about=f"run log {self.folder} {type(error).__name__}",
+            )
+            return 0
+        finally:
+            self._flusher = 0
+            self._flushing.release()
+
+    def _flush_now(self, final: bool, reason: str) -> int:
+        harvest, writer = self._harvest, self._writer
+        if self._steps is None:
+            if not harvest.has_anything():
+                return 0
+            self._place = find_place(self._rank)
+            self._steps = StepCounter(last_batch_of(writer.begin(self._place.rank)))
+        if not writer.prepare():
+            # Everything stays where it is until it can be written.
+            if final:
+                self._warn_of_loss()
+            return 0
+        for fault in writer.take_faults():
+            self.event("fault", fault)
+        cut_ns = int(self._now())
+        if self._system is not None:
+            self.add("samples", *((cut_ns, metric, value, "") for metric, value in self._system.due(cut_ns)))
+        harvest.collect(cut_ns, self._steps, final=final)
+        count = harvest.waiting
+        try:
+            data = self._frames(final, reason)
+        except BaseException:
+            # What was taken is kept for the next time. Some of its names may seem to be written.
+            writer.needs_header = True
+            raise
+        harvest.done()
+        written = writer.write(data)
+        if final:
+            if not written:
+                self._warn_of_loss()
+            writer.close()
+        else:
+            writer.rotate_if_full(lambda: self._end("rotated"))
+        return count
+
+    def _frames(self, final: bool, reason: str) -> bytes:
+        harvest, encoder, steps = self._harvest, self._encoder, self._steps
+        assert steps is not None
+        is_first = self._writer.needs_header
+        frames: list[bytes] = []
+        if is_first:
+            encoder.restart()
+            frames.append(encoder.document(HEADER, self._header()))
+        frames += harvest.frames(encoder, steps, is_first=is_first, is_last=final)
+        # Last, so that a reader who finds it knows that the flush is whole.
+        written = harvest.written + harvest.waiting
+        frames += encoder.tuples("flushes", [(*take_anchor(self._now), written, harvest.dropped, steps.batches)])
+        if final:
+            frames.append(self._end(reason, harvest.waiting))
+        return b"".join(frames)
+
+    def _end(self, reason: str, waiting: int = 0) -> bytes:
+        counts = {"written": self._harvest.written + waiting, "dropped": self._harvest.dropped}
+        return self._encoder.document(END, {"reason": reason, **counts})
+
+    def _warn_of_loss(self) -> None:
+        warn_once(
+            f"The end of the run could not be written to {self.folder}: {'; '.join(self._writer.take_faults()[-1:])}. "
+            "What was recorded since the last flush is in the timers alone.",
+            about=f"run log lost {self.folder}",
+        )
+
+    def _header(self) -> dict[str, Any]:
+        return describe(
+            self._place,
+            session=self._writer.session,
+            segment=self._writer.segment,
+            anchor=take_anchor(self._now),
+            clock="perf_counter_ns" if self._clock is None else repr(self._clock),
+            attributes=self._attributes,
+        )

@@ -1,0 +1,154 @@
+"""One log, read: its tables, its header, and what is the matter with it."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from deep500_timing.runs._columns import TYPES, Column, unpack
+from deep500_timing.runs._files import parse_name
+from deep500_timing.runs._frames import Damage, Frame, read_frames
+from deep500_timing.runs._kinds import END, EVENT, FIRST_TABLE, HEADER, KINDS, NAMES, NUMBERS, SCHEMA, TABLES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Arrays = dict[str, NDArray[np.generic]]
+
+
+@dataclass
+class Batch:
+    """Rows of one table, as they lie in one frame."""
+
+    table: str
+    rows: int
+    arrays: Arrays
+    """By column: int64, float64 for ``float``; names as numbers into :attr:`Log.names`."""
+
+
+@dataclass
+class Log:
+    """What a log says beside its rows. Complete once all of :func:`read_log` was gone through."""
+
+    path: str
+    header: dict[str, Any] = field(default_factory=dict)
+    """Empty if it was damaged."""
+    rank: int = 0
+    session: int = 0
+    segment: int = 0
+    names: dict[int, str] = field(default_factory=lambda: {0: ""})
+    events: list[dict[str, Any]] = field(default_factory=list)
+    end: dict[str, Any] | None = None
+    """Why it ended, None if it did not: the process was killed, or is running."""
+    tables: dict[str, tuple[int, tuple[Column, ...]]] = field(default_factory=lambda: dict(TABLES))
+    damage: list[Damage] = field(default_factory=list)
+    """Stretches that hold no whole frame."""
+    unknown: int = 0
+    """Frames of kinds that neither this version nor the log describes."""
+    missing_frames: int = 0
+    """Frames whose numbers are missing: they were in what is damaged."""
+    intervals: int = 0
+    """Rows of intervals that were read."""
+
+    def text(self, number: int) -> str:
+        """A name, or its number where the frame with the name is lost."""
+        return self.names.get(number, f"name {number} (lost)")
+
+
+class NewerSchemaError(ValueError):
+    """A log was written by a later version in a way that this one would misread."""
+
+
+def open_log(path: str) -> Log:
+    """Begin to read a log: who wrote it, as its name says until the header is read."""
+    parsed = parse_name(os.path.basename(path)) or (0, 0, 0)
+    return Log(path, rank=parsed[0], session=parsed[1], segment=parsed[2])
+
+
+def read_log(log: Log) -> Iterator[Batch]:
+    """Go through a log, frame by frame, in bounded memory. What is damaged is noted and skipped.
+
+    Raises:
+        NewerSchemaError: The log's schema is newer than this version knows.
+        OSError: The file cannot be read.
+    """
+    if os.path.getsize(log.path) == 0:
+        return
+    with open(log.path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        expected = 0
+        columns_of = {number: (name, columns) for name, (number, columns) in log.tables.items()}
+        for frame in read_frames(data):
+            if isinstance(frame, Damage):
+                log.damage.append(frame)
+                continue
+            log.missing_frames += max(frame.sequence - expected, 0)
+            expected = frame.sequence + 1
+            if frame.kind < FIRST_TABLE:
+                _take_document(log, frame)
+                if frame.kind in (HEADER, KINDS):
+                    columns_of = {number: (name, columns) for name, (number, columns) in log.tables.items()}
+                continue
+            known = columns_of.get(frame.kind)
+            if known is None:
+                log.unknown += 1
+                continue
+            try:
+                arrays = unpack(known[1], frame.rows, frame.payload)
+            except ValueError:
+                # It is whole, but not what its kind should be: of a later version that should have said so.
+                log.unknown += 1
+                continue
+            if known[0] == "intervals":
+                log.intervals += frame.rows
+            yield Batch(known[0], frame.rows, arrays)
+
+
+def _take_document(log: Log, frame: Frame) -> None:
+    try:
+        value = json.loads(frame.payload)
+        if frame.kind == HEADER:
+            _take_header(log, value)
+        elif frame.kind == NAMES:
+            log.names.update({int(number): str(name) for number, name in value})
+        elif frame.kind == KINDS:
+            log.tables.update(_tables_of(value))
+        elif frame.kind == EVENT:
+            log.events.append(dict(value))
+        elif frame.kind == END:
+            log.end = dict(value)
+        else:
+            log.unknown += 1
+    except NewerSchemaError:
+        raise
+    except (ValueError, TypeError, KeyError, AttributeError):
+        log.unknown += 1
+
+
+def _take_header(log: Log, header: dict[str, Any]) -> None:
+    if int(header["schema"]) > SCHEMA:
+        raise NewerSchemaError(
+            f"Reading {log.path}: it was written by {header.get('written_by')} with schema {header['schema']}, this "
+            f"version reads up to {SCHEMA}. Update deep500-timing."
+        )
+    log.header = header
+    log.rank, log.session, log.segment = (int(header[name]) for name in ("rank", "session", "segment"))
+    log.tables.update(_tables_of(header["tables"]))
+
+
+def _tables_of(described: dict[str, Any]) -> dict[str, tuple[int, tuple[Column, ...]]]:
+    # As the log says, also of tables that this version knows: a later one may have added columns to them.
+    found = {}
+    for name, table in described.items():
+        columns = tuple(Column(str(column), str(kind)) for column, kind in table["columns"])
+        if all(column.type in TYPES for column in columns):
+            found[str(name)] = (int(table["kind"]), columns)
+    return found
+
+
+__all__ = ["NUMBERS", "Batch", "Log", "NewerSchemaError", "open_log", "read_log"]

@@ -1,0 +1,187 @@
+"""What a log takes from a timer: the intervals that have ended since it last asked, without a lock or a wait.
+
+This is the one place that knows how the recorder keeps them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from deep500_timing._recording.intervals import Intervals
+    from deep500_timing._recording.recorder import Recorder, Region
+
+CPU = "CPU"
+GPU = "GPU"
+_IN_FUTURE_NS = 1_000_000_000
+"""What ends later than this after the cut was not measured by the timer's clock: no use in waiting for it."""
+
+
+class Taken(NamedTuple):
+    """What one store of one region gave since the last time."""
+
+    region: str
+    thread: int
+    device: str
+    pairs: NDArray[np.int64]
+    """Shape ``(n, 2)``: start and end in ns of the timer's clock, as they were recorded."""
+    counters: tuple[int, ...]
+    """Recorded, failed, discarded, captured, dropped: since the region was new."""
+    store: int
+    """The same number for the same region, thread and device of the same timer."""
+
+
+class Open(NamedTuple):
+    """A region that is open at the cut."""
+
+    region: str
+    thread: int
+    start_ns: int
+
+
+class _Cursor:
+    """How far one store was read."""
+
+    __slots__ = ("before", "dropped", "last_end_ns", "store", "taken")
+
+    def __init__(self, store: Intervals) -> None:
+        self.before = (0, 0, 0, 0, 0)
+        self.last_end_ns = -(1 << 63)
+        self.begin(store)
+
+    def begin(self, store: Intervals) -> None:
+        self.store = store
+        self.taken = 0
+        self.dropped = 0
+
+    def counters(self) -> tuple[int, ...]:
+        store = self.store
+        mine = (self.taken, int(store.failed), int(store.discarded), int(store.captured), self.dropped)
+        return tuple(map(sum, zip(self.before, mine, strict=True)))
+
+    def renew(self, store: Intervals) -> None:
+        """Go on with the store that took the place of another."""
+        self.before = self.counters()  # type: ignore[assignment]
+        self.begin(store)
+
+
+class Threads:
+    """Numbers for threads: 0 is the main thread, the others in the order in which they were seen."""
+
+    def __init__(self) -> None:
+        """Know the main thread."""
+        self.names: list[str] = [threading.main_thread().name]
+        self._by_lane: dict[int, tuple[Any, int]] = {}
+        self._by_ident: dict[int, int] = {threading.main_thread().ident or 0: 0}
+
+    def number_of(self, lane: Any) -> int:
+        """The number of the thread that a lane serves. One that serves several in turn keeps its number."""
+        known = self._by_lane.get(id(lane))
+        if known is not None:
+            return known[1]
+        ident = lane.thread
+        number = self._by_ident.get(ident)
+        if number is None:
+            number = len(self.names)
+            self.names.append(_name_of_thread(ident))
+            if ident:
+                self._by_ident[ident] = number
+        self._by_lane[id(lane)] = (lane, number)  # Held, so that its id stays its own.
+        return number
+
+
+class Source:
+    """One timer, and how far each of its stores was read."""
+
+    def __init__(self, timer: Recorder, threads: Threads) -> None:
+        """Begin at the beginning: what was recorded before is taken as well."""
+        self.timer = timer
+        self._threads = threads
+        self._cursors: dict[tuple[int, str], tuple[Region, _Cursor]] = {}
+        self._retired: deque[tuple[Region, str, Intervals]] = deque()
+
+    def retire(self, region: Region, device: str, store: Intervals) -> None:
+        """Take the rest of a store that its region is about to give up (on the training thread: an append)."""
+        self._retired.append((region, device, store))
+
+    def has_anything(self) -> bool:
+        """Whether the timer has recorded anything at all."""
+        return bool(self._retired) or any(region.intervals.count for region in self.timer._regions())
+
+    def take(self, cut_ns: int | None) -> Iterator[Taken]:
+        """What has ended up to the cut (all, if there is none) and was not taken before.
+
+        A region that ended by the cut is taken together with all that ended inside it, on its thread: the cut is a
+        reading of the clock from before the first store is read.
+        """
+        while self._retired:
+            region, device, store = self._retired.popleft()
+            yield from self._take(region, device, store, None)
+        for region in self.timer._regions():
+            yield from self._take(region, CPU, region.intervals, cut_ns)
+            if region.gpu_intervals is not None:
+                yield from self._take(region, GPU, region.gpu_intervals, None)
+
+    def _take(self, region: Region, device: str, store: Intervals, cut_ns: int | None) -> Iterator[Taken]:
+        known = self._cursors.get((id(region), device))
+        if known is None:
+            # The region is held, so that its id stays its own.
+            known = self._cursors[id(region), device] = (region, _Cursor(store))
+        cursor = known[1]
+        if cursor.store is not store:
+            # The timer was reset; nobody writes to the former store any more.
+            yield self._read(region, device, cursor, None)
+            cursor.renew(store)
+        yield self._read(region, device, cursor, cut_ns)
+
+    def open_regions(self, cut_ns: int) -> Iterator[Open]:
+        """The regions that are open at the cut. To be asked before :meth:`take`."""
+        for region in self.timer._regions():
+            if not region.is_open:
+                continue
+            start_ns = int(region.start_ns)
+            known = self._cursors.get((id(region), CPU))
+            # A region that opens at this moment may still say when it began the time before.
+            if start_ns <= cut_ns and (known is None or start_ns >= known[1].last_end_ns):
+                yield Open(region.name, self._threads.number_of(region.lane), start_ns)
+
+    def _read(self, region: Region, device: str, cursor: _Cursor, cut_ns: int | None) -> Taken:
+        pairs, dropped = read_since(cursor.store, cursor.taken)
+        if cut_ns is not None and len(pairs):
+            late = (pairs[:, 1] > cut_ns) & (pairs[:, 1] <= cut_ns + _IN_FUTURE_NS)
+            if late.any():
+                pairs = pairs[: int(late.argmax())]
+        cursor.taken += dropped + len(pairs)
+        cursor.dropped += dropped
+        if len(pairs):
+            cursor.last_end_ns = int(pairs[-1, 1])
+        return Taken(region.name, self._threads.number_of(region.lane), device, pairs, cursor.counters(), id(cursor))
+
+
+def read_since(store: Intervals, taken: int) -> tuple[NDArray[np.int64], int]:
+    """The intervals of a store after the first ``taken``, oldest first.
+
+    Returns:
+        Shape ``(n, 2)``: start and end in ns; and how many were aggregated away before they could be taken.
+    """
+    if store.count <= taken:
+        return np.zeros((0, 2), dtype=np.int64), 0
+    copied = store.copy()
+    folded = copied["folded"]
+    pairs = np.concatenate([np.frombuffer(part, dtype=np.int64) for part in copied["pairs"]]).reshape(-1, 2)
+    return pairs[max(taken - folded, 0) :], max(folded - taken, 0)
+
+
+def _name_of_thread(ident: int) -> str:
+    for thread in threading.enumerate():
+        if thread.ident == ident:
+            return thread.name
+    return ""

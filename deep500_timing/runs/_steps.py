@@ -1,0 +1,92 @@
+"""Which training step an interval belongs to."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from deep500_timing.runs._columns import unpack
+from deep500_timing.runs._kinds import NO_STEP
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Int64Array = NDArray[np.int64]
+
+_REMEMBERED = 1 << 16
+"""Steps whose times are remembered for what arrives late: times from a device."""
+
+
+class StepCounter:
+    """Labels intervals with steps: by the user's marks if there are any, else by the count of BATCH.
+
+    An interval belongs to the step in which it ended. With marks, a step lasts from its mark to the next; without, step
+    ``k`` lasts until the ``k``-th BATCH ends, so that what prepares a batch belongs to its step.
+    """
+
+    def __init__(self, first: int = 0) -> None:
+        """Count from ``first``."""
+        self.batches = first
+        self._ends = np.zeros(0, dtype=np.int64)
+        self._mark_times = np.zeros(0, dtype=np.int64)
+        self._mark_steps = np.zeros(0, dtype=np.int64)
+        self._marked = False
+
+    def add_batches(self, ends_ns: Int64Array) -> None:
+        """Count the BATCHes that ended, shape ``(n,)``, before anything that ended with them is labelled."""
+        self.batches += len(ends_ns)
+        self._ends = np.concatenate((self._ends, np.sort(ends_ns)))[-_REMEMBERED:]
+
+    def add_marks(self, marks: list[tuple[int, int]]) -> None:
+        """Take in marks: times in ns and steps, in order."""
+        if not marks:
+            return
+        self._marked = True
+        times, steps = np.array(marks, dtype=np.int64).T
+        times = np.concatenate((self._mark_times, times))
+        order = np.argsort(times, kind="stable")
+        self._mark_times = times[order][-_REMEMBERED:]
+        self._mark_steps = np.concatenate((self._mark_steps, steps))[order][-_REMEMBERED:]
+
+    def label(self, starts_ns: Int64Array, ends_ns: Int64Array | None) -> Int64Array:
+        """The steps of intervals.
+
+        Args:
+            starts_ns: When they began, shape ``(n,)``.
+            ends_ns: When they ended; None for those of a device, whose end says when the device was ready, not
+                when the step was: their start decides.
+        """
+        if self._marked:
+            at = np.searchsorted(self._mark_times, starts_ns, side="right")
+            if ends_ns is not None:
+                # What ends at the very moment of a mark ended before it, unless it began there as well.
+                at = np.maximum(at, np.searchsorted(self._mark_times, ends_ns, side="left"))
+            return np.where(at > 0, self._mark_steps[np.maximum(at - 1, 0)], NO_STEP)
+        if ends_ns is None:
+            before = np.searchsorted(self._ends, starts_ns, side="right")
+        else:
+            before = np.searchsorted(self._ends, ends_ns, side="left")
+        forgotten = self.batches - len(self._ends)
+        steps = forgotten + before.astype(np.int64)
+        if len(self._ends) == _REMEMBERED:
+            steps[before == 0] = NO_STEP
+        return steps
+
+
+def last_batch_of(paths: list[str]) -> int:
+    """How many BATCHes the logs of a session had counted; 0 if they cannot be read."""
+    from deep500_timing.runs._frames import Frame, read_frames
+    from deep500_timing.runs._kinds import TABLES
+
+    number, columns = TABLES["flushes"]
+    for path in reversed(paths):
+        try:
+            with open(path, "rb") as file:
+                frames = [frame for frame in read_frames(file.read()) if isinstance(frame, Frame)]
+            for frame in reversed(frames):
+                if frame.kind == number:
+                    return int(unpack(columns, frame.rows, frame.payload)["batches"][-1])
+        except (OSError, ValueError):
+            continue
+    return 0

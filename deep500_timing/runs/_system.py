@@ -1,0 +1,119 @@
+"""Samples of the machine: processor, memory, disk, network by psutil; GPUs by NVML where it is there."""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from deep500_timing._ground.require import is_installed, require
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+# Bits of nvmlDeviceGetCurrentClocksEventReasons, from nvml.h. An idle GPU, and clocks that the user set, are no fault.
+_THROTTLED = {
+    "sw_power_cap": 0x4,
+    "hw_slowdown": 0x8,
+    "sync_boost": 0x10,
+    "sw_thermal": 0x20,
+    "hw_thermal": 0x40,
+    "hw_power_brake": 0x80,
+}
+
+
+class SystemSampler:
+    """Reads the machine's state once in a period, from the thread that asks.
+
+    Args:
+        period_s: The least time between two samples.
+
+    Raises:
+        MissingPackageError: psutil is not installed.
+    """
+
+    def __init__(self, period_s: float) -> None:
+        self._psutil = require("psutil", extra="system", caller="RunLog(system_s=...)")
+        self._period_ns = round(period_s * 1e9)
+        self._last_ns: int | None = None
+        self._process = self._psutil.Process(os.getpid())
+        self._rates: dict[str, int] = {}
+        self._gpus: list[Any] | None = None
+        self._nvml: Any = None
+
+    def due(self, now_ns: int) -> Iterator[tuple[str, float]]:
+        """What can be read now, as metric and value; nothing if the period has not passed.
+
+        A rate needs two samples, so the first has none.
+        """
+        if self._last_ns is not None and now_ns - self._last_ns < self._period_ns:
+            return
+        passed_s = None if self._last_ns is None else (now_ns - self._last_ns) / 1e9
+        first = self._last_ns is None
+        self._last_ns = now_ns
+        for read in (self._processor, self._memory, self._traffic, self._read_gpus):
+            try:
+                for metric, value, is_rate in read():
+                    if is_rate == "count":
+                        before = self._rates.get(metric)
+                        self._rates[metric] = int(value)
+                        if before is not None and passed_s:
+                            yield metric, (value - before) / passed_s
+                    elif not (first and is_rate == "since"):
+                        yield metric, float(value)
+            except Exception:
+                # A reading that the system refuses, in a container for one, is no reading; the others go on.
+                continue
+
+    def _processor(self) -> Iterator[tuple[str, float, str]]:
+        yield "system.cpu_percent", self._psutil.cpu_percent(None), "since"
+        yield "process.cpu_percent", self._process.cpu_percent(None), "since"
+
+    def _memory(self) -> Iterator[tuple[str, float, str]]:
+        yield "system.memory_percent", self._psutil.virtual_memory().percent, ""
+        yield "process.rss_bytes", self._process.memory_info().rss, ""
+
+    def _traffic(self) -> Iterator[tuple[str, float, str]]:
+        disk = self._psutil.disk_io_counters()
+        if disk is not None:
+            yield "system.disk_read_bytes_per_s", disk.read_bytes, "count"
+            yield "system.disk_write_bytes_per_s", disk.write_bytes, "count"
+        network = self._psutil.net_io_counters()
+        if network is not None:
+            yield "system.network_received_bytes_per_s", network.bytes_recv, "count"
+            yield "system.network_sent_bytes_per_s", network.bytes_sent, "count"
+
+    def _read_gpus(self) -> Iterator[tuple[str, float, str]]:
+        if self._gpus is None:
+            self._gpus = self._find_gpus()
+        nvml = self._nvml
+        for index, gpu in enumerate(self._gpus):
+            readings: dict[str, Callable[[Any], float]] = {
+                "utilization_percent": lambda gpu: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu,
+                "memory_used_bytes": lambda gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).used,
+                "sm_clock_mhz": lambda gpu: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM),
+                "power_w": lambda gpu: nvml.nvmlDeviceGetPowerUsage(gpu) / 1000,
+                "temperature_c": lambda gpu: nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU),
+            }
+            for name, read in readings.items():
+                try:
+                    yield f"gpu{index}.{name}", float(read(gpu)), ""
+                except nvml.NVMLError:
+                    continue  # What this device does not support is missing, not zero.
+            try:
+                reasons = int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu))
+            except nvml.NVMLError:
+                continue
+            for name, bit in _THROTTLED.items():
+                yield f"gpu{index}.throttled_{name}", float(bool(reasons & bit)), ""
+
+    def _find_gpus(self) -> list[Any]:
+        if not is_installed("pynvml"):
+            return []
+        pynvml: Any = import_module("pynvml")
+        try:
+            pynvml.nvmlInit()
+            self._nvml = pynvml
+            return [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        except pynvml.NVMLError:
+            return []  # No driver, no NVIDIA device.

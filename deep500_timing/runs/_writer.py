@@ -1,0 +1,139 @@
+"""Where the frames of a rank go: one file after another, each begun by this process."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from deep500_timing._ground.warn import warn_once
+from deep500_timing.runs._files import LogFile, name_of, segments_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_MOST_FAULTS = 100
+
+
+class Writer:
+    """The files of one session of one rank.
+
+    What could not be written waits for the next try, one flush of it; what comes after stays where it is until then,
+    in the timers' stores. So a disk that is full for a minute costs nothing.
+    """
+
+    def __init__(self, folder: str, rotate_bytes: int) -> None:
+        """Begin no file yet."""
+        self.folder = folder
+        self.session = 0
+        self.segment = 0
+        self.sealed: list[tuple[str, int]] = []
+        """Files of this session that are complete, oldest first, with their sizes in bytes."""
+        self.needs_header = True
+        """Whether the next flush is the first of a file."""
+        self._rank = 0
+        self._begun = False
+        self._rotate_bytes = rotate_bytes
+        self._file: LogFile | None = None
+        self._waiting: list[bytes] = []
+        self._faults: list[str] = []
+
+    def begin(self, rank: int) -> list[str]:
+        """Say which rank this is.
+
+        Returns:
+            The files of the session before, oldest first.
+        """
+        self._rank = rank
+        before = segments_of(self.folder, rank)
+        if before:
+            self.session = before[-1][0] + 1
+        return [path for session, _, path in before if session == self.session - 1]
+
+    def prepare(self) -> bool:
+        """Whether a flush may be written: a file is there, and nothing waits for it any more."""
+        if self._file is not None and self._file.is_gone:
+            self._fault(f"{self._file.path} was deleted; the run goes on in a new file")
+            self._file.close()
+            self._file = None
+            self._waiting.clear()
+            self.segment += 1
+            self.needs_header = True
+        if self._file is None and not self._open():
+            return False
+        return self._write_waiting()
+
+    def write(self, data: bytes) -> bool:
+        """Write a flush, whole; if it cannot be, keep it for the next :meth:`prepare`."""
+        self.needs_header = False
+        self._waiting.append(data)
+        return self._write_waiting()
+
+    def rotate_if_full(self, end: Callable[[], bytes]) -> bool:
+        """Begin the next file if this one has its size; ``end`` makes the last frame of this one."""
+        file = self._file
+        if file is None or self._waiting or file.size < self._rotate_bytes:
+            return False
+        self.segment += 1
+        self._file = None
+        if not self._open():
+            self.segment -= 1
+            self._file = file
+            return False
+        try:
+            file.append(end())
+        except OSError as error:
+            self._fault(f"ending {file.path}: {error}")
+        self.sealed.append((file.path, file.size))
+        file.close()
+        self.needs_header = True
+        return True
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def take_faults(self) -> list[str]:
+        """What went wrong since the last time."""
+        faults, self._faults = self._faults, []
+        return faults
+
+    def _open(self) -> bool:
+        try:
+            os.makedirs(self.folder, exist_ok=True)
+            while True:
+                path = os.path.join(self.folder, name_of(self._rank, self.session, self.segment))
+                try:
+                    self._file = LogFile(path)
+                    self._begun = True
+                    return True
+                except FileExistsError:
+                    # Another process of the same rank was faster, or a file of another origin has the name.
+                    if self._begun:
+                        self.segment += 1
+                    else:
+                        self.session += 1
+        except OSError as error:
+            self._fault(f"making a log in {self.folder}: {error}")
+            return False
+
+    def _write_waiting(self) -> bool:
+        assert self._file is not None
+        try:
+            while self._waiting:
+                self._file.append(self._waiting[0])
+                self._waiting.pop(0)
+        except OSError as error:
+            self._fault(f"writing to {self._file.path}: {error}")
+            return False
+        return True
+
+    def _fault(self, text: str) -> None:
+        if len(self._faults) < _MOST_FAULTS:
+            self._faults.append(text)
+        warn_once(
+            f"The log of the run has a fault: {text}. What the timers record waits in memory meanwhile, and the "
+            "training goes on.",
+            about=f"run log {self.folder}",
+        )

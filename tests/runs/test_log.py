@@ -1,0 +1,330 @@
+"""What a log writes: every interval once, to the nanosecond, with its step; and what else there is to know."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from deep500_timing import Timer, TimeType
+from deep500_timing.runs import RunLog, attach
+from deep500_timing.runs._kinds import NO_STEP
+from deep500_timing.testing import ManualClock, ManualDeviceClock
+
+RANK_0 = "rank-00000.d5log"
+
+
+def test_every_interval_is_written_once(tmr, log, timed, rows, tmp_path):
+    """However often a log is flushed, it holds each interval once, as the timer has it."""
+    for flushes in range(4):
+        for number in range(flushes * 700):
+            timed(tmr, TimeType.FORWARD, number)
+            timed(tmr, "my region", 3)
+        log.flush()
+    log.close()
+    got = rows(tmp_path / "run" / RANK_0)
+    for key in (TimeType.FORWARD, "my region"):
+        name = key if isinstance(key, str) else key.name
+        mine = [[row["start_ns"], row["start_ns"] + row["dur_ns"]] for row in got if row["region"] == name]
+        assert tmr.intervals(key).tolist() == sorted(mine, key=lambda pair: pair[1])
+    assert 2 * 6 * 700 == len(got)
+
+
+def test_what_was_recorded_before(tmr, timed, rows, tmp_path):
+    """A log that is attached later takes what was recorded before, too."""
+    timed(tmr, "early", 5)
+    with RunLog(tmp_path, tmr, rank=3, flush_s=None):
+        timed(tmr, "late", 6)
+    assert ["early", "late"] == [row["region"] for row in rows(tmp_path / "rank-00003.d5log")]
+
+
+def test_nothing_recorded_leaves_nothing(tmr, tmp_path):
+    """A process that times nothing leaves no file."""
+    with RunLog(tmp_path / "run", tmr, flush_s=None) as log:
+        log.flush()
+    assert not (tmp_path / "run").exists()
+
+
+def test_steps_are_counted_by_batch(tmr, log, timed, rows, tmp_path):
+    """What prepares a batch, the batch, and what is inside it belong to one step, also across flushes."""
+    for _ in range(3):
+        timed(tmr, TimeType.IO, 10)
+        timed(tmr, TimeType.BATCH, 20, inside=lambda: timed(tmr, TimeType.FORWARD, 5))
+        log.flush()
+    log.close()
+    got = [(row["region"], row["step"]) for row in rows(tmp_path / "run" / RANK_0)]
+    assert [(name, step) for step in range(3) for name in ("IO", "BATCH", "FORWARD")] == got
+
+
+def test_steps_are_numbered_by_the_program(tmr, log, timed, rows, tmp_path):
+    """With ``step(n)`` an interval belongs to the last step that had begun when it ended."""
+    timed(tmr, "before", 10)
+    for number in (500, 501, 700):
+        tmr.step(number)
+        timed(tmr, TimeType.BATCH, 20)
+        if number == 501:
+            log.flush()
+    log.close()
+    got = rows(tmp_path / "run" / RANK_0)
+    assert [("before", NO_STEP), ("BATCH", 500), ("BATCH", 501), ("BATCH", 700)] == [
+        (row["region"], row["step"]) for row in got
+    ]
+    assert [500, 501, 700] == [row["step"] for row in rows(tmp_path / "run" / RANK_0, "marks")]
+
+
+def test_a_restart_goes_on_counting(clock, timed, rows, whole, tmp_path):
+    """The same rank started again writes a file of its own, and counts its batches on."""
+    for _ in range(2):
+        tmr = Timer(clock=clock)
+        with RunLog(tmp_path, tmr, rank=0, flush_s=None):
+            timed(tmr, TimeType.BATCH, 20)
+            timed(tmr, TimeType.BATCH, 20)
+    again = tmp_path / "rank-00000.s1.d5log"
+    assert [0, 1] == [row["step"] for row in rows(tmp_path / RANK_0)]
+    assert [2, 3] == [row["step"] for row in rows(again)]
+    assert (0, 1) == (whole(tmp_path / RANK_0).session, whole(again).session)
+
+
+def test_a_reset_loses_nothing(tmr, log, timed, rows, tmp_path):
+    """What a timer forgets by ``reset`` was taken first, however often it is reset between two flushes."""
+    for number in range(5):
+        timed(tmr, "a", number + 1)
+        if number == 2:
+            log.flush()
+        tmr.reset()
+    timed(tmr, "a", 6)
+    log.close()
+    assert [1, 2, 3, 4, 5, 6] == [row["dur_ns"] for row in rows(tmp_path / "run" / RANK_0)]
+    (counters,) = rows(tmp_path / "run" / RANK_0, "counters")
+    assert (6, 0) == (counters["recorded"], counters["dropped"])
+
+
+def test_counts_of_what_is_no_interval(tmr, log, timed, rows, tmp_path):
+    """Failed and discarded regions are in the log as counts."""
+    timed(tmr, "a", 1)
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError), tmr.region("a"):
+            1 / 0  # noqa: B018
+    tmr.start("a")
+    tmr.discard("a")
+    log.close()
+    last = rows(tmp_path / "run" / RANK_0, "counters")[-1]
+    assert (1, 2, 1, 0, 0) == tuple(last[name] for name in ("recorded", "failed", "discarded", "captured", "dropped"))
+
+
+def test_a_bounded_timer_says_what_it_dropped(clock, timed, rows, whole, tmp_path):
+    """What a timer with ``keep_last`` aggregated before the log came by is counted as dropped."""
+    tmr = Timer(clock=clock, keep_last=100)
+    with RunLog(tmp_path, tmr, rank=0, flush_s=None) as log:
+        for number in range(5000):
+            timed(tmr, "a", number)
+        log.flush()
+        timed(tmr, "a", 5000)
+    got = [row["dur_ns"] for row in rows(tmp_path / RANK_0)]
+    (last,) = rows(tmp_path / RANK_0, "counters")[-1:]
+    assert list(range(5001 - len(got), 5001)) == got
+    assert len(got) >= 100
+    assert (5001, 5001 - len(got)) == (last["recorded"], last["dropped"])
+    assert last["dropped"] == whole(tmp_path / RANK_0).end["dropped"]
+
+
+def test_open_regions_are_written(tmr, log, timed, rows, tmp_path):
+    """A flush says which regions are open, so that what a kill cuts short is known to have begun."""
+    tmr.start(TimeType.EPOCH)
+    timed(tmr, TimeType.BATCH, 10)
+    log.flush()
+    tmr.end(TimeType.EPOCH)
+    log.close()
+    assert [("EPOCH", 1_000_000_000)] == [
+        (row["region"], row["start_ns"]) for row in rows(tmp_path / "run" / RANK_0, "open")
+    ]
+
+
+def test_threads_have_numbers_and_names(tmr, log, timed, rows, tmp_path):
+    """Each thread has its number, the main thread 0, and its name is in the log."""
+    timed(tmr, "a", 1)
+    worker = threading.Thread(target=lambda: (timed(tmr, "a", 2), log.flush()), name="loader")
+    worker.start()
+    worker.join()
+    log.close()
+    assert {1: 0, 2: 1} == {row["dur_ns"]: row["thread"] for row in rows(tmp_path / "run" / RANK_0)}
+    assert {0: "MainThread", 1: "loader"} == {
+        row["thread"]: row["name"] for row in rows(tmp_path / "run" / RANK_0, "threads")
+    }
+
+
+def test_device_times_are_of_their_step(clock, rows, tmp_path):
+    """A device's interval comes when the device is done, and belongs to the step in which its region began."""
+    device = ManualDeviceClock()
+    tmr = Timer(device, clock=clock)
+    with RunLog(tmp_path, tmr, rank=0, flush_s=None) as log:
+        for _ in range(3):
+            with tmr.region(TimeType.BATCH, gpu=True):
+                device.launch(0.5)
+                clock.advance_ns(10)
+            clock.advance_ns(1)
+            log.flush()
+        device.finish()
+    got = [(row["device"], row["step"], row["dur_ns"]) for row in rows(tmp_path / RANK_0)]
+    assert [("GPU", step, 500_000_000) for step in range(3)] == [row for row in got if row[0] == "GPU"]
+    assert [("CPU", step, 10) for step in range(3)] == [row for row in got if row[0] == "CPU"]
+
+
+def test_names_with_every_odd_character(tmr, log, timed, rows, tmp_path):
+    """A region may have any name: control characters, quotes, other scripts, half of a surrogate pair."""
+    names = ["a\nb\t\0", 'quote"\\', "β·層", "\U0001f600", "\ud800", "/", "$(rm)", " ", "\u202eabc", "x" * 10_000]
+    for name in names:
+        timed(tmr, name, 1)
+    log.close()
+    assert sorted(names) == sorted(row["region"] for row in rows(tmp_path / "run" / RANK_0))
+
+
+def test_samples_collectives_and_events(tmr, log, clock, rows, whole, tmp_path):
+    """Other kinds of records go through the same door; a number that could not be had is missing, not zero."""
+    log.sample("memory.host_rss_bytes", 2.0**40, region="FORWARD")
+    clock.advance_ns(5)
+    log.sample("loss", float("nan"))
+    log.collective("all_reduce", 10, 25, group="data", sequence=7, nbytes=4096)
+    log.event("checkpoint", "saved", path="here")
+    log.close()
+    path = tmp_path / "run" / RANK_0
+    first, second = rows(path, "samples")
+    assert {"time_ns": 10**9, "metric": "memory.host_rss_bytes", "value": 2.0**40, "region": "FORWARD"} == first
+    assert second["value"] != second["value"]
+    assert [{"start_ns": 10, "dur_ns": 15, "op": "all_reduce", "group": "data", "sequence": 7, "bytes": 4096}] == rows(
+        path, "collectives"
+    )
+    assert [("checkpoint", "saved", "here")] == [
+        (event["what"], event["text"], event["path"]) for event in whole(path).events
+    ]
+
+
+def test_a_table_of_ones_own(tmr, log, rows, tmp_path):
+    """A capability that comes later declares its table, and the log describes it to every reader."""
+    log.declare("layers", start_ns="time", layer="name", flops="float", micro_batch="int")
+    log.declare("layers", start_ns="time", layer="name", flops="float", micro_batch="int")
+    log.add("layers", (5, "conv", 1e9, 0), (9, "head", 2e9, 1))
+    log.close()
+    assert [
+        {"start_ns": 5, "layer": "conv", "flops": 1e9, "micro_batch": 0},
+        {"start_ns": 9, "layer": "head", "flops": 2e9, "micro_batch": 1},
+    ] == rows(tmp_path / "run" / RANK_0, "layers")
+
+
+@pytest.mark.parametrize(
+    ("table", "columns"),
+    [("layers", {}), ("layers", {"a": "text"}), ("not a name", {"a": "int"}), ("samples", {"a": "int"})],
+)
+def test_a_table_that_cannot_be(log, table, columns):
+    """A table of unknown types, without columns, or of a name that is taken, is refused."""
+    with pytest.raises(ValueError):
+        log.declare(table, **columns)
+    with pytest.raises(ValueError):
+        log.add("unheard", (1,))
+
+
+def test_the_header_says_what_wrote_it(tmr, timed, whole, tmp_path):
+    """A log says which process wrote it, with what, and how its clock lies to Unix time."""
+    odd = {"model": "resnet", "lr": 0.1, "seen": {1, 2}, "nan": float("nan")}
+    with RunLog(tmp_path, tmr, rank=2, attributes=odd, flush_s=None):
+        timed(tmr, "a", 1)
+    header = whole(tmp_path / "rank-00002.d5log").header
+    assert {"rank": 2, "session": 0, "segment": 0, "schema": 1} == {
+        name: header[name] for name in ("rank", "session", "segment", "schema")
+    }
+    assert ("resnet", 0.1, "nan") == tuple(header["attributes"][name] for name in ("model", "lr", "nan"))
+    assert 64 == len(header["command_sha256"])
+    assert header["anchor"]["time_ns"] == 1_000_000_001
+    assert header["versions"].keys() >= {"python", "numpy"}
+
+
+def test_rotation(tmr, timed, rows, whole, tmp_path):
+    """A file that has its size is ended and the next one begun, which says everything anew."""
+    with RunLog(tmp_path, tmr, rank=0, flush_s=None, rotate_bytes=500) as log:
+        for number in range(6):
+            for inner in range(400):
+                timed(tmr, "a", number * 1000 + inner * 7919 % 1000)
+            log.flush()
+    files = sorted(path.name for path in tmp_path.iterdir())
+    assert len(files) == 7
+    assert [RANK_0, *(f"rank-00000.{number:04}.d5log" for number in range(1, len(files)))] == sorted(files, key=len)
+    assert tmr.intervals("a")[:, 0].tolist() == sorted(
+        row["start_ns"] for name in files for row in rows(tmp_path / name)
+    )
+    logs = [whole(tmp_path / name) for name in sorted(files, key=len)]
+    assert list(range(len(files))) == [log.segment for log in logs]
+    assert ["rotated"] * (len(files) - 1) + ["closed"] == [log.end["reason"] for log in logs]
+    assert 2400 == logs[-1].end["written"]
+
+
+def test_two_timers_share_a_log(clock, timed, rows, tmp_path):
+    """Timers of one folder and clock write to one file."""
+    one, two = Timer(clock=clock, run=tmp_path), Timer(clock=clock)
+    log = attach(two, tmp_path)
+    timed(one, "a", 1)
+    timed(two, "b", 2)
+    log.close()
+    assert [RANK_0] == [path.name for path in tmp_path.iterdir()]
+    assert ["a", "b"] == [row["region"] for row in rows(tmp_path / RANK_0)]
+
+
+def test_another_clock_is_refused(tmr, log):
+    """Times of two clocks do not go into one log."""
+    with pytest.raises(ValueError):
+        log.attach(Timer(clock=ManualClock()))
+    with pytest.raises(ValueError):
+        Timer(clock=ManualClock(), run=log)
+
+
+@pytest.mark.parametrize("wrong", [{"flush_s": 0}, {"rotate_bytes": 0}, {"rotate_bytes": -1}, {"system_s": 0.0}])
+def test_settings_that_cannot_be(tmr, tmp_path, wrong):
+    """A time or a size of nothing is an error that names it."""
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        RunLog(tmp_path, tmr, **{"flush_s": None, **wrong})
+
+
+def test_a_queue_that_is_full(tmr, log, clock, rows, whole, tmp_path, monkeypatch):
+    """Samples beyond what the queue holds are dropped, counted, and said."""
+    monkeypatch.setattr("deep500_timing.runs._harvest.QUEUE_ROWS", 3)
+    for number in range(5):
+        log.sample("loss", number)
+    log.close()
+    path = tmp_path / "run" / RANK_0
+    assert [0, 1, 2] == [row["value"] for row in rows(path, "samples")]
+    assert ["2 rows of samples did not fit into the queue of 3"] == [event["text"] for event in whole(path).events]
+
+
+def test_a_closed_log_lets_the_timer_go_on(tmr, log, timed):
+    """After ``close`` the timer records as if there had never been a log, and closing again does nothing."""
+    timed(tmr, "a", 1)
+    log.close()
+    log.close()
+    tmr.step(3)
+    timed(tmr, "a", 2)
+    tmr.reset()
+    assert log.closed
+
+
+def test_the_environment_names_a_folder(clock, timed, rows, tmp_path, monkeypatch):
+    """``DEEP500_TIMING_RUN`` gives every timer of a process its run."""
+    monkeypatch.setenv("DEEP500_TIMING_RUN", str(tmp_path))
+    tmr = Timer(clock=clock)
+    timed(tmr, "a", 4)
+    tmr._run.close()
+    assert [4] == [row["dur_ns"] for row in rows(tmp_path / RANK_0)]
+
+
+def test_the_machine_is_sampled(tmr, clock, timed, rows, tmp_path):
+    """With ``system_s`` the machine's state is read once in that time; rates need two readings."""
+    with RunLog(tmp_path, tmr, rank=0, flush_s=None, system_s=1.0) as log:
+        for _ in range(5):
+            timed(tmr, "a", 400_000_000)
+            log.flush()
+    got = rows(tmp_path / RANK_0, "samples")
+    times = sorted({row["time_ns"] for row in got})
+    assert [1_400_000_000, 2_600_000_000] == times
+    of_first = {row["metric"] for row in got if row["time_ns"] == times[0]}
+    of_second = {row["metric"] for row in got if row["time_ns"] == times[1]}
+    assert {"process.rss_bytes", "system.memory_percent"} <= of_first
+    assert "process.cpu_percent" in of_second - of_first
+    assert all(row["value"] > 0 for row in got if row["metric"] == "process.rss_bytes")
