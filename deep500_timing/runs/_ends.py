@@ -9,6 +9,8 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
+from deep500_timing._ground.fork import after_fork
+
 if TYPE_CHECKING:
     from types import FrameType
 
@@ -74,13 +76,10 @@ def _on_sigterm(number: int, _frame: FrameType | None) -> Any:
     os.kill(os.getpid(), number)
 
 
+@after_fork
 def _after_fork() -> None:
     # The files and the thread are the parent's; a child that ends must not end its logs.
     for log in list(_open.values()):
         log.abandon()
     _open.clear()
     atexit.unregister(_at_exit)
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

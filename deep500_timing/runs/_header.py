@@ -8,70 +8,40 @@ import os
 import platform
 import socket
 import sys
-import time
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from deep500_timing._ranks.exchange import rank_and_world
+from deep500_timing._ranks.launchers import discover
+from deep500_timing._ranks.place import known_rank_and_world
 from deep500_timing.runs._kinds import SCHEMA, TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
-_READINGS = 32
-_LOCAL_RANKS = (
-    "LOCAL_RANK",
-    "OMPI_COMM_WORLD_LOCAL_RANK",
-    "MV2_COMM_WORLD_LOCAL_RANK",
-    "JSM_NAMESPACE_LOCAL_RANK",
-    "FLUX_TASK_LOCAL_ID",
-    "MPI_LOCALRANKID",
-    "SLURM_LOCALID",
-)
+    from deep500_timing._summary.anchor import ClockAnchor
+
 _PACKAGES = ("numpy", "torch", "tensorflow", "keras", "jax", "cupy", "lightning", "transformers", "deepspeed")
-
-
-class Anchor(NamedTuple):
-    """One moment on two clocks."""
-
-    time_ns: int
-    """On the host clock of the timer: the middle of two readings."""
-    unix_ns: int
-    """Unix time, read between them."""
-    width_ns: int
-    """How far apart the two readings were: the anchor is right within half of it."""
-
-
-def take_anchor(now_ns: Callable[[], int]) -> Anchor:
-    """Read Unix time between two readings of a clock, some tens of times; the narrowest of them."""
-    best: Anchor | None = None
-    for _ in range(_READINGS):
-        before = now_ns()
-        unix = time.time_ns()
-        after = now_ns()
-        if best is None or after - before < best.width_ns:
-            best = Anchor(before + (after - before) // 2, unix, after - before)
-    assert best is not None
-    return best
 
 
 class Place(NamedTuple):
     """Which process of a job this is."""
 
     rank: int
-    world_size: int
+    world_size: int | None
+    """None where nobody told."""
     local_rank: int | None
 
 
 def find_place(rank: int | None) -> Place:
     """The rank of this process, as ``torch.distributed`` or the launcher say it, unless it is given."""
-    found, world_size = rank_and_world()
-    local = next((value for name in _LOCAL_RANKS if (value := os.environ.get(name, "").strip()).isdecimal()), None)
-    return Place(found if rank is None else rank, world_size, None if local is None else int(local))
+    found, world_size = known_rank_and_world()
+    launch = discover()
+    local_rank = None if launch.launcher == "none" else launch.local_rank
+    return Place((found or 0) if rank is None else rank, world_size, local_rank)
 
 
 def describe(
-    place: Place, *, session: int, segment: int, anchor: Anchor, clock: str, attributes: Mapping[str, Any]
+    place: Place, *, session: int, segment: int, anchor: ClockAnchor, clock: str, attributes: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The header of a log, as plain data."""
     return {
@@ -85,7 +55,7 @@ def describe(
         "session": session,
         "segment": segment,
         "clock": clock,
-        "anchor": anchor._asdict(),
+        "anchor": {"time_ns": anchor.host_ns, "unix_ns": anchor.unix_ns, "width_ns": anchor.width_ns},
         "devices": _devices(),
         "versions": {"python": platform.python_version(), **_versions()},
         "platform": platform.platform(),

@@ -10,9 +10,10 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing._ground.warn import warn_once
+from deep500_timing._summary.anchor import take_anchor
 from deep500_timing.runs._encoder import Encoder
 from deep500_timing.runs._harvest import Harvest
-from deep500_timing.runs._header import describe, find_place, take_anchor
+from deep500_timing.runs._header import describe, find_place
 from deep500_timing.runs._kinds import END, HEADER
 from deep500_timing.runs._source import Source
 from deep500_timing.runs._steps import StepCounter, last_batch_of
@@ -200,8 +201,7 @@ class RunLog:
         if thread is not None and thread is not threading.current_thread():
             thread.join(_LOCK_S)
         for source in self._harvest.sources:
-            if wait:
-                source.timer.complete_all()  # type: ignore[attr-defined]
+            source.collect_device(wait=wait)
             if source.timer._run is self:
                 source.timer._run = None
         self._flush(final=True, reason=reason)
@@ -300,7 +300,9 @@ class RunLog:
         frames += harvest.frames(encoder, steps, is_first=is_first, is_last=final)
         # Last, so that a reader who finds it knows that the flush is whole.
         written = harvest.written + harvest.waiting
-        frames += encoder.tuples("flushes", [(*take_anchor(self._now), written, harvest.dropped, steps.batches)])
+        anchor = take_anchor(self._now)
+        row = (anchor.host_ns, anchor.unix_ns, anchor.width_ns, written, harvest.dropped, steps.batches)
+        frames += encoder.tuples("flushes", [row])
         if final:
             frames.append(self._end(reason, harvest.waiting))
         return b"".join(frames)

@@ -112,6 +112,12 @@ class Source:
         """Take the rest of a store that its region is about to give up (on the training thread: an append)."""
         self._retired.append((region, device, store))
 
+    def collect_device(self, *, wait: bool) -> None:
+        """Take in the times that a device has ready, or those that are still to come as well."""
+        device: Any = getattr(self.timer, "_device", None)
+        if device is not None:
+            device.collect(wait=wait)
+
     def has_anything(self) -> bool:
         """Whether the timer has recorded anything at all."""
         return bool(self._retired) or any(region.intervals.count for region in self.timer._regions())

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 TESTS = Path(__file__).parents[1]
 
 # Run in both forms, compiled and plain.
-BOTH_FORMS = ("core", "named_timers", "torch", "torch_comm/test_one_rank.py")
+BOTH_FORMS = ("core", "named_timers", "runs/test_log.py", "torch", "torch_comm/test_one_rank.py")
 
 # But these of them do not depend on the form.
 ONE_FORM = (
