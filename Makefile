@@ -4,6 +4,7 @@
 PYTHON ?= python3
 GPU_PYTHON ?= python3
 PYTEST_ARGS ?=
+MUTANTS_ARGS ?=
 # Processes that share the files of tests; 0 runs all in one.
 WORKERS ?= 2
 
@@ -32,7 +33,8 @@ find-python = $(shell for python in python$(1) \
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-quick test-core test-plain test-rest test-gpu lint format bench bench-quick accuracy clean
+.PHONY: help setup demo test test-quick test-core test-plain test-rest test-gpu mutants \
+	lint format bench bench-quick accuracy clean
 
 help:
 	@echo "make setup        the package and all that its tests need, in $(VENV)"
@@ -40,6 +42,7 @@ help:
 	@echo "make test         every test: the core on each Python $(CORE_VERSIONS), what depends on it plain and compiled"
 	@echo "make test-quick   what most changes need, in under 90 seconds"
 	@echo "make test-gpu     the tests that need a GPU, with the PyTorch of GPU_PYTHON ($(GPU_PYTHON)); installs nothing"
+	@echo "make mutants      break one place at a time and say which breaks no test notices (MUTANTS_ARGS, see tests/README.md)"
 	@echo "make lint         ruff, mypy --strict, pyright"
 	@echo "make format       let ruff rewrite the tree"
 	@echo "make bench        speed and memory against the peers, into benchmarks/RESULTS.md"
@@ -132,6 +135,10 @@ test-rest: setup
 GPU_TESTS = $(shell grep -rlE 'mark\.gpu' tests --include='test_*.py')
 test-gpu:
 	@PYTHONPATH=.:adapters $(GPU_PYTHON) -m pytest -m gpu $(PYTEST_ARGS) $(or $(GPU_TESTS),$(error no test is marked gpu))
+
+# Not in CI: a module's score needs minutes. 1 if one is below 95 %.
+mutants: setup
+	@$(BIN)/python tests/mutants $(MUTANTS_ARGS)
 
 lint: setup
 	@$(BIN)/ruff check .

@@ -1,0 +1,236 @@
+"""Breaks one place of a function at a time, in the plain form, and reports which breaks no test notices.
+
+``make mutants`` runs the plan in ``plan.toml``: modules, and the tests that answer for them. Tests that start
+interpreters or ranks see the module unchanged there; only what runs in pytest's own process can notice a change.
+A change that makes no difference to what a user sees is listed in ``equivalent.toml``, with the reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import sys
+import time
+import tomllib
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import pytest
+from changes import Change, changes_of
+from forks import HUNG, KILLED, SURVIVED, UNFIT, Trials
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+Trial = tuple["Change | None", str, str, list[str]]
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+WORK = ROOT / "build" / "mutants"
+WANTED = 0.95
+# Hypothesis finds the same examples in each fork; nothing is drawn or shuffled.
+QUIET = ["-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-p", "no:xdist", "-m", "not slow"]
+
+
+@dataclass
+class Score:
+    """What has become of a module's changes."""
+
+    module: str
+    tried: int = 0
+    killed: int = 0
+    equivalent: int = 0
+    left: list[Change] = field(default_factory=list)
+
+    def add(self, change: Change, *, noticed: bool, known: bool) -> None:
+        """Count a change; one that is known to be equivalent and was noticed is not."""
+        self.tried += 1
+        if noticed:
+            self.killed += 1
+        elif known:
+            self.equivalent += 1
+        else:
+            self.left.append(change)
+
+    @property
+    def ratio(self) -> float:
+        """The share of the changes that were noticed, of those that make a difference."""
+        return self.killed / counted if (counted := self.tried - self.equivalent) else 1.0
+
+
+def main() -> int:
+    """Run the plan, or the part of it that is asked for; 1 if a module's score is too low."""
+    options = argparse.ArgumentParser(prog="make mutants", description=__doc__.splitlines()[0])
+    options.add_argument("modules", nargs="*", help="parts of the names of the plan's modules; all of them by default")
+    options.add_argument("--plan", type=Path, default=HERE / "plan.toml")
+    options.add_argument("--sample", type=int, default=60, help="changes for each module; 0 tries all of them")
+    options.add_argument("--seed", type=int, default=1, help="which sample")
+    options.add_argument("--jobs", type=int, default=2, help="forks at a time")
+    options.add_argument("--show", action="store_true", help="list the changes, try none")
+    chosen = options.parse_args()
+    os.chdir(ROOT)
+    plan = tomllib.loads(chosen.plan.read_text(encoding="utf-8"))["area"]
+    scores: list[Score] = []
+    for area in plan:
+        modules = [
+            str(path.relative_to(ROOT))
+            for pattern in area["modules"]
+            for path in sorted(ROOT.glob(pattern))
+            if path.name != "__init__.py" and (not chosen.modules or any(part in str(path) for part in chosen.modules))
+        ]
+        if not modules:
+            continue
+        samples = {module: sample(module, chosen.sample, chosen.seed) for module in modules}
+        if chosen.show:
+            for module, changes in samples.items():
+                print(*(f"{module}:{change.line}  {change.function}: {change.text}" for change in changes), sep="\n")
+        else:
+            scores += try_area(area["tests"], samples, chosen.jobs)
+    if not chosen.show:
+        report(scores)
+    return int(any(score.ratio < WANTED for score in scores))
+
+
+def sample(module: str, size: int, seed: int) -> list[Change]:
+    """So many changes of a module, spread over its lines: a second one of a line only when every line has one."""
+    found = changes_of((ROOT / module).read_text(encoding="utf-8"))
+    random.Random(f"{seed} {module}").shuffle(found)
+    rank: dict[int, int] = defaultdict(int)
+    spread = []
+    for change in found:
+        spread.append((rank[change.line], change))
+        rank[change.line] += 1
+    spread.sort(key=lambda entry: entry[0])
+    return sorted((change for _, change in spread[: size or None]), key=lambda change: change.line)
+
+
+def try_area(tests: list[str], samples: dict[str, list[Change]], jobs: int) -> list[Score]:
+    """Try the changes of some modules on their tests, and add them up."""
+    print(f"mutants: {', '.join(samples)}\n         against {' '.join(tests)}", flush=True)
+    began = time.monotonic()
+    reach, seconds = apart(lambda: measured(tests))
+    trials: list[Trial] = [(None, "", "", in_order(set(seconds), seconds))]
+    owners = []
+    for module, changes in samples.items():
+        file = str(ROOT / module)
+        source = Path(file).read_text(encoding="utf-8")
+        for change in changes:
+            names = set().union(*(reach.get(f"{file}:{line}", ()) for line in change.lines))
+            trials.append((change, file, source, in_order(names, seconds)))
+            owners.append((module, change))
+    unchanged, *outcomes = apart(lambda: tried(tests, trials, seconds, jobs))
+    if unchanged != SURVIVED:
+        sys.exit(1)
+    known = equivalents()
+    scores = {module: Score(module) for module in samples}
+    for (module, change), outcome in zip(owners, outcomes, strict=True):
+        if outcome != UNFIT:
+            scores[module].add(change, noticed=outcome in (KILLED, HUNG), known=(module, *change.name) in known)
+    print(f"         {len(outcomes)} changes in {time.monotonic() - began:.0f} s", flush=True)
+    return list(scores.values())
+
+
+def apart(function: Callable[[], T]) -> T:
+    """Run a function in a fork, so that each pytest begins with nothing imported; hand back what it returned."""
+    WORK.mkdir(parents=True, exist_ok=True)
+    answer = WORK / "answer.json"
+    answer.unlink(missing_ok=True)
+    if (pid := os.fork()) == 0:
+        try:
+            answer.write_text(json.dumps(function()), encoding="utf-8")
+        finally:
+            sys.stdout.flush()
+            os._exit(0)
+    os.waitpid(pid, 0)
+    if not answer.exists():
+        sys.exit("mutants: pytest ended before the tests did; its output is above")
+    return json.loads(answer.read_text(encoding="utf-8"))
+
+
+class Stopwatch:
+    """A pytest plug-in: how long each test took, its fixtures included, and whether any failed."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.failed: list[str] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Add up the phases of a test."""
+        self.seconds[report.nodeid] += report.duration
+        if report.failed:
+            self.failed.append(report.nodeid)
+
+
+def measured(tests: list[str]) -> tuple[dict[str, list[str]], dict[str, float]]:
+    """The tests that pass through each line (``file:line``), by coverage's contexts, and how long each takes."""
+    from coverage import CoverageData
+
+    os.environ["COVERAGE_FILE"] = str(WORK / "coverage")
+    watch = Stopwatch()
+    pytest.main([*QUIET, "--cov", "--cov-context=test", "--cov-report=", *tests], plugins=[watch])
+    if watch.failed:
+        raise SystemExit(f"mutants: these fail unchanged: {watch.failed}")
+    data = CoverageData(os.environ["COVERAGE_FILE"])
+    data.read()
+    reach = {
+        f"{file}:{line}": sorted({context.rpartition("|")[0] for context in contexts if context})
+        for file in data.measured_files()
+        for line, contexts in data.contexts_by_lineno(file).items()
+    }
+    return reach, dict(watch.seconds)
+
+
+def tried(tests: list[str], trials: list[Trial], seconds: dict[str, float], jobs: int) -> list[int]:
+    """The outcome of each trial."""
+    scratch = WORK / "scratch"
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    runner = Trials(trials, seconds, scratch, jobs)
+    pytest.main([*QUIET, "-p", "no:cov", *tests], plugins=[runner])
+    if runner.outcomes.get(0) == KILLED:
+        print("mutants: this fails in a fork without any change:", (scratch / "unchanged").read_text(encoding="utf-8"))
+    return [runner.outcomes[number] for number in range(len(trials))]
+
+
+def in_order(names: set[str], seconds: dict[str, float]) -> list[str]:
+    """The quickest file first, and in it the quickest test: a change that is noticed is noticed soon."""
+    files: dict[str, float] = defaultdict(float)
+    for name in names:
+        files[name.partition("::")[0]] += seconds.get(name, 0.0)
+    return sorted(
+        names, key=lambda name: (files[name.partition("::")[0]], name.partition("::")[0], seconds.get(name, 0))
+    )
+
+
+def equivalents() -> set[tuple[str, str, str, str]]:
+    """The changes that make no difference: module, function, source line, what is done to it."""
+    listed = tomllib.loads((HERE / "equivalent.toml").read_text(encoding="utf-8")).get("equivalent", [])
+    return {(entry["module"], entry["function"], entry["source"], entry["change"]) for entry in listed}
+
+
+def report(scores: list[Score]) -> None:
+    """Print the survivors and a line for each module, and keep both in ``build/mutants/report.md``."""
+    lines = []
+    for score in scores:
+        for change in score.left:
+            lines += [f"{score.module}:{change.line}  {change.function}", f"    {change.text}"]
+    lines += ["", "| module | tried | noticed | equivalent | left | score |", "|---|--:|--:|--:|--:|--:|"]
+    for score in scores:
+        counts = f"{score.tried} | {score.killed} | {score.equivalent} | {len(score.left)}"
+        lines.append(f"| {score.module} | {counts} | {score.ratio:.1%} |")
+    text = "\n".join(lines)
+    print(text)
+    (WORK / "report.md").write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    if os.environ.get("DEEP500_TIMING_PURE") != "1":
+        # Compiled functions cannot be changed while they run.
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "DEEP500_TIMING_PURE": "1"})
+    sys.exit(main())
