@@ -261,7 +261,7 @@ class Timer(Recorder):
         Returns:
             Shape ``(n, 2)``, in nanoseconds of :meth:`now_ns`, in the order in which they ended.
         """
-        from deep500_timing._summary.snapshot import kept_intervals
+        from deep500_timing._summary.reading import kept_intervals
 
         return kept_intervals(self._stores(key, gpu))
 
@@ -290,7 +290,7 @@ class Timer(Recorder):
 
         Open regions are counted as running. Never waits: device times that are on their way are counted as pending.
         """
-        from deep500_timing._summary.snapshot import take_snapshot
+        from deep500_timing._summary.reading import take_snapshot
 
         self._device.collect(wait=False)
         return take_snapshot(self, self._device.pending())
@@ -445,7 +445,7 @@ def _name_of(key: object) -> str:
 
 
 def _stats_or_error(stores: list[Intervals], key: TimeType | str, where: str) -> TimeStats:
-    from deep500_timing._summary.snapshot import summarize
+    from deep500_timing._summary.reading import summarize
 
     summary = summarize(stores)[0]
     stats = summary.stats()

@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import time
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from deep500_timing._ground.time_type import TimeType
-from deep500_timing._ranks.place import known_rank_and_world
-from deep500_timing._summary.anchor import ClockAnchor, take_anchor
-from deep500_timing._summary.stats import Summary, TimeStats, durations_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from numpy.typing import NDArray
+    from collections.abc import Iterator
 
     from deep500_timing._ground.memory_usage import RegionMemory
-    from deep500_timing._recording.intervals import Intervals
-    from deep500_timing._recording.recorder import Recorder, Region
+    from deep500_timing._summary.anchor import ClockAnchor
+    from deep500_timing._summary.distribution import Distribution
+    from deep500_timing._summary.stats import TimeStats
 
 CPU = "CPU"
 GPU = "GPU"
-_ORDER = {member.name: position for position, member in enumerate(TimeType)}
 
 
 def _counter(note: str, *, stored: bool = True) -> int:
@@ -58,6 +48,29 @@ class RegionTimes:
     """Device times not taken because the stream was being captured into a graph."""
     memory: RegionMemory | None = None
     """Memory of host and device at the region's ends, in its CPU times; None unless it was asked for."""
+    distribution: Distribution | None = None
+    """The same times as moments and a histogram, which merge with those of other ranks and subtract from those of a
+    later moment; None while no time is recorded, and in what was written by an earlier version."""
+
+    def since(self, earlier: RegionTimes | None) -> RegionTimes | None:
+        """What came after an earlier moment, see :meth:`Snapshot.since`; None if nothing did or is on its way."""
+        if earlier is None:
+            return self
+        counters = {name: getattr(self, name) - getattr(earlier, name) for name in STORED_COUNTERS}
+        new, skipped = self.distribution, self._skipped() - earlier._skipped()
+        if new is not None and earlier.distribution is not None:
+            new = new.since(earlier.distribution)
+        if skipped < 0 or any(count < 0 for count in counters.values()):
+            # Reset in between.
+            new, skipped = self.distribution, self._skipped()
+            counters = {name: getattr(self, name) for name in STORED_COUNTERS}
+        stats = self.stats if new is self.distribution or new is None else new.stats(skipped=skipped)
+        if stats is None and not (self.running or self.pending or any(counters.values())):
+            return None
+        return replace(self, stats=stats, distribution=None if stats is None else new, **counters)
+
+    def _skipped(self) -> int:
+        return self.stats.skipped if self.stats is not None else 0
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data for JSON: the fields under their names, ``stats`` nested, None where it is unknown."""
@@ -66,7 +79,8 @@ class RegionTimes:
 
 COUNTERS: dict[str, str] = {item.name: item.metadata["note"] for item in fields(RegionTimes) if "note" in item.metadata}
 """The fields of :class:`RegionTimes` that count, with what a table says of each. Columns and notes are made from it."""
-_STORED = tuple(item.name for item in fields(RegionTimes) if item.metadata.get("stored"))
+STORED_COUNTERS = tuple(item.name for item in fields(RegionTimes) if item.metadata.get("stored"))
+"""Those that the intervals count themselves; they only grow, the others say how it is now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +102,8 @@ class Snapshot:
     anchor: ClockAnchor | None = None
     """The timer's host clock and Unix time at one moment, by which intervals can be placed in time; None in what was
     written by an earlier version."""
+    since_unix_time_s: float | None = None
+    """When the earlier snapshot was taken, where this is a difference (:meth:`since`); None where it holds all."""
 
     def __iter__(self) -> Iterator[RegionTimes]:
         """Go through the regions."""
@@ -101,103 +117,30 @@ class Snapshot:
                 return region
         return None
 
+    def since(self, earlier: Snapshot | None) -> Snapshot:
+        """What came after an earlier snapshot of the same timer, as a snapshot of its own.
+
+        Counts, totals, means, histograms and the counters that only grow (failed, discarded, captured, warm-up left
+        out) are exact differences. Median and percentiles are from the histogram, within 1 % (``quantile_error``); the
+        shortest and longest time are exact where they are new, else within 1 %. What is running and pending, and the
+        memory, are as in this snapshot. A region in which nothing came is left out unless it is running or pending;
+        its ``stats`` are None then.
+
+        A region that was reset in between has all it has now. Subtracting another timer's snapshot is not detected.
+
+        Args:
+            earlier: The snapshot to subtract; None gives this one unchanged, for the first of a series.
+        """
+        if earlier is None:
+            return self
+        before = {(region.name, region.device): region for region in earlier}
+        regions = (region.since(before.get((region.name, region.device))) for region in self)
+        return replace(
+            self,
+            regions=tuple(region for region in regions if region is not None),
+            since_unix_time_s=earlier.unix_time_s,
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """As plain data for JSON."""
         return asdict(self)
-
-
-def take_snapshot(recorder: Recorder, pending: dict[int, int]) -> Snapshot:
-    """Read every region of a timer, while its threads go on.
-
-    Args:
-        recorder: The timer.
-        pending: For the ``id`` of a region's device intervals, how many are on their way.
-    """
-    by_name: dict[str, list[Region]] = {}
-    for region in recorder._regions():
-        by_name.setdefault(region.name, []).append(region)
-    regions = []
-    for name in sorted(by_name, key=lambda name: (_ORDER.get(name, len(_ORDER)), name)):
-        threads = by_name[name]
-        running = sum(region.is_open for region in threads)
-        found = _read(name, CPU, [region.intervals for region in threads], running=running, pending=0)
-        if found is not None:
-            regions.append(replace(found, memory=recorder._memory_at_ends.get(name)))
-        on_device = [region.gpu_intervals for region in threads if region.gpu_intervals is not None]
-        waiting = sum(pending.get(id(intervals), 0) for intervals in on_device)
-        found = _read(name, GPU, on_device, running=0, pending=waiting)
-        if found is not None:
-            regions.append(found)
-    rank, world_size = known_rank_and_world()
-    return Snapshot(
-        tuple(regions),
-        time.time(),
-        socket.gethostname(),
-        os.getpid(),
-        rank=rank,
-        world_size=world_size,
-        anchor=take_anchor(recorder.now_ns),
-    )
-
-
-def _read(name: str, device: str, stores: Iterable[Intervals], *, running: int, pending: int) -> RegionTimes | None:
-    summary, counters = summarize(stores)
-    times = RegionTimes(
-        name,
-        device,
-        summary.stats(),
-        running=running,
-        pending=pending,
-        memory=None,
-        **counters,
-    )
-    used = times.stats is not None or running or pending or summary.skipped or any(counters.values())
-    return times if used else None
-
-
-def summarize(stores: Iterable[Intervals]) -> tuple[Summary, dict[str, int]]:
-    """Gather the intervals of several threads, warm-up left out, and add up their counters."""
-    from deep500_timing._summary.stats import Histogram
-
-    summary = Summary()
-    counters = dict.fromkeys(_STORED, 0)
-    for store in stores:
-        copied = store.copy()
-        for counter in counters:
-            counters[counter] += copied[counter]
-        folded, skip = copied["folded"], copied["skip_first"]
-        durations = np.maximum(durations_of(copied["pairs"]), 0)
-        still_to_skip = max(skip - folded, 0)
-        summary.skipped += min(skip, folded + len(durations))
-        summary.add_durations(durations[still_to_skip:])
-        if folded > skip:
-            summary.add_aggregates(
-                folded - skip,
-                copied["total_ns"],
-                copied["min_ns"],
-                copied["max_ns"],
-                copied["mean_ns"],
-                copied["m2"],
-                Histogram(np.frombuffer(copied["bins"], dtype=np.int64)),
-            )
-    return summary, counters
-
-
-def kept_intervals(stores: Iterable[Intervals]) -> NDArray[np.int64]:
-    """The intervals that are kept, in the order in which they ended.
-
-    Returns:
-        Shape ``(n, 2)``: start and end in nanoseconds of the timer's host clock.
-    """
-    parts = []
-    for store in stores:
-        copied = store.copy()
-        pairs = [np.frombuffer(part, dtype=np.int64).reshape(-1, 2) for part in copied["pairs"] if len(part)]
-        joined = np.concatenate(pairs) if pairs else np.zeros((0, 2), dtype=np.int64)
-        if copied["keep_last"] >= 0:
-            joined = joined[max(len(joined) - copied["keep_last"], 0) :]
-        parts.append(joined)
-    if len(parts) == 1:
-        return parts[0]
-    merged = np.concatenate(parts) if parts else np.zeros((0, 2), dtype=np.int64)
-    return merged[np.argsort(merged[:, 1], kind="stable")]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from deep500_timing._ground.memory_usage import MemoryUsage, RegionMemory
 from deep500_timing._ground.warn import warn_once
 from deep500_timing._summary.anchor import ClockAnchor
+from deep500_timing._summary.distribution import Distribution
 from deep500_timing._summary.snapshot import RegionTimes, Snapshot
 from deep500_timing._summary.stats import TimeStats
 from deep500_timing.exporters._base import BaseExporter
@@ -133,10 +134,15 @@ def _snapshot(record: dict[str, Any]) -> Snapshot:
                 **_known(TimeStats, {**stats, "median_ci": None if interval is None else tuple(interval)})
             )
         memory = _memory(region.get("memory"))
-        regions.append(RegionTimes(**_known(RegionTimes, {**region, "stats": stats, "memory": memory})))
+        known = {"stats": stats, "memory": memory, "distribution": _distribution(region.get("distribution"))}
+        regions.append(RegionTimes(**_known(RegionTimes, {**region, **known})))
     anchor = record.get("anchor")
     anchor = None if anchor is None else ClockAnchor(**_known(ClockAnchor, anchor))
     return Snapshot(**_known(Snapshot, {**record, "regions": tuple(regions), "anchor": anchor}))
+
+
+def _distribution(record: dict[str, Any] | None) -> Distribution | None:
+    return None if record is None else Distribution(**_known(Distribution, record))
 
 
 def _memory(record: dict[str, Any] | None) -> RegionMemory | None:

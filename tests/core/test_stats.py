@@ -12,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deep500_timing import NoTimesError, TimeStats, trim_mean
-from deep500_timing._summary.stats import Histogram, Summary, durations_of, median_confidence_ranks, stats_of
+from deep500_timing._summary.histogram import Histogram
+from deep500_timing._summary.stats import median_confidence_ranks, stats_of
+from deep500_timing._summary.summary import Summary, durations_of
 
 DURATIONS = st.lists(st.integers(0, 10**13), min_size=1, max_size=300)
 WIDE = st.lists(st.one_of(st.integers(0, 200), st.integers(0, 2**62)), min_size=1, max_size=200)
@@ -166,26 +168,26 @@ class TestHistogram:
             histogram = Histogram()
             for part in parts:
                 histogram.merge(part)
-            return histogram.to_sparse()
+            return histogram.pack()
 
         x, y, z = (Histogram.of(array(part)) for part in (a, b, c))
-        yz = Histogram.from_sparse(merged(y, z))
-        expected = Histogram.of(array(a + b + c)).to_sparse()
+        yz = Histogram.unpack(merged(y, z))
+        expected = Histogram.of(array(a + b + c)).pack()
         assert expected == merged(x, y, z) == merged(z, x, y) == merged(x, yz) == merged(yz, x)
 
     @given(WIDE)
-    def test_sparse_form_and_back(self, durations):
-        """The sparse form holds everything."""
+    def test_packed_form_and_back(self, durations):
+        """The packed form holds everything."""
         histogram = Histogram.of(array(durations))
-        assert histogram.counts.tolist() == Histogram.from_sparse(histogram.to_sparse()).counts.tolist()
+        assert histogram.counts.tolist() == Histogram.unpack(histogram.pack()).counts.tolist()
 
     def test_negative_counts_as_zero(self):
         """A negative duration falls into the first bin."""
-        assert {0: 2} == Histogram.of(array([-5, 0])).to_sparse()
+        assert Histogram.of(array([0, 0])).pack() == Histogram.of(array([-5, 0])).pack()
 
     def test_of_nothing(self):
         """An empty histogram has no quantile."""
-        assert {} == Histogram.of(array([])).to_sparse()
+        assert Histogram().pack() == Histogram.of(array([])).pack()
         with pytest.raises(NoTimesError, match="A quantile of an empty histogram does not exist; record a time first"):
             Histogram().quantile(0.5)
 
@@ -228,14 +230,14 @@ class TestSummary:
             assert stats.median_ci is None
         else:
             assert pytest.approx(whole.median_ci, rel=error or 1e-12) == stats.median_ci
-        assert Histogram.of(array(everything)).to_sparse() == summary.whole_histogram().to_sparse()
+        assert Histogram.of(array(everything)).pack() == summary.whole_histogram().pack()
 
     def test_of_nothing(self):
         """No times, no statistics."""
         summary = Summary()
         summary.add_durations(array([]))
         summary.add_aggregates(0, 0, 0, 0, 0.0, 0.0, Histogram())
-        assert (0, None, {}) == (summary.count, summary.stats(), summary.whole_histogram().to_sparse())
+        assert (0, None, Histogram().pack()) == (summary.count, summary.stats(), summary.whole_histogram().pack())
 
     def test_skipped_is_passed_on(self):
         """How many were left out is shown with either kind of statistics."""

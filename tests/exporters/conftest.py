@@ -13,7 +13,7 @@ import pytest
 from deep500_timing import CPUGPUTimer, TimeType
 from deep500_timing._ground.warn import forget_warnings
 from deep500_timing._summary import anchor as _anchor
-from deep500_timing._summary import snapshot as _snapshot
+from deep500_timing._summary import reading as _reading
 from deep500_timing._summary.snapshot import RegionTimes, Snapshot
 from deep500_timing._summary.stats import TimeStats
 
@@ -31,11 +31,11 @@ def _said_nothing_yet():
 @pytest.fixture
 def machine(monkeypatch):
     """A host, process, moment and time zone for snapshots, so that what is printed can be compared whole."""
-    monkeypatch.setattr(_snapshot, "time", SimpleNamespace(time=lambda: UNIX_TIME_S))
+    monkeypatch.setattr(_reading, "time", SimpleNamespace(time=lambda: UNIX_TIME_S))
     monkeypatch.setattr(_anchor, "time", SimpleNamespace(time_ns=lambda: int(UNIX_TIME_S * 1e9)))
-    monkeypatch.setattr(_snapshot, "known_rank_and_world", lambda: (None, None))
-    monkeypatch.setattr(_snapshot, "socket", SimpleNamespace(gethostname=lambda: "node01"))
-    monkeypatch.setattr(_snapshot, "os", SimpleNamespace(getpid=lambda: 4711))
+    monkeypatch.setattr(_reading, "known_rank_and_world", lambda: (None, None))
+    monkeypatch.setattr(_reading, "socket", SimpleNamespace(gethostname=lambda: "node01"))
+    monkeypatch.setattr(_reading, "os", SimpleNamespace(getpid=lambda: 4711))
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
     yield

@@ -12,8 +12,7 @@ from typing import IO, TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from deep500_timing._ranks.place import rank_and_world
-from deep500_timing._summary.snapshot import summarize
-from deep500_timing._summary.stats import Summary, bin_bounds, trim_mean
+from deep500_timing._summary.reading import summarize
 from deep500_timing._summary.text import fit_encoding
 from deep500_timing_torch.comm import _device
 from deep500_timing_torch.comm._log import LOG, Record
@@ -141,7 +140,7 @@ def _times_of(records: list[Record]) -> OpTimes:
     exposed = summarize(waits)[0].stats() if waits else None
     paired_ns = sum(record.paired_latency_ns for record in records)
     hidden_ns = paired_ns - sum(record.paired_exposed_ns for record in records)
-    mean_s = trimmed_mean(latency, TRIM)
+    mean_s = latency.trimmed_mean(TRIM)
     nbytes = first.message_bytes
     if first.size_is_mean:
         calls = sum(record.calls for record in records)
@@ -168,24 +167,6 @@ def _times_of(records: list[Record]) -> OpTimes:
         failed=sum(record.failed for record in records),
         untimed=sum(record.untimed for record in records),
     )
-
-
-def trimmed_mean(times: Summary, trim: float) -> float | None:
-    """The trimmed mean in seconds: of the times themselves, or of the histogram's bins where those are gone (1 %)."""
-    if times.count == 0:
-        return None
-    if times.folded == 0:
-        return trim_mean((float(ns) for part in times.durations_ns for ns in part), trim) / 1e9
-    sparse = times.whole_histogram().to_sparse()
-    count = sum(sparse.values())
-    cut = int(count * trim)
-    total, seen = 0.0, 0
-    for index in sorted(sparse):
-        low, width = bin_bounds(index)
-        inside = min(seen + sparse[index], count - cut) - max(seen, cut)
-        total += max(inside, 0) * (low + (width - 1) / 2)
-        seen += sparse[index]
-    return total / (count - 2 * cut) / 1e9
 
 
 # --- across ranks -------------------------------------------------------------------------------------------------

@@ -1,0 +1,158 @@
+"""Reads the regions of a timer, while its threads go on, into plain data."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from deep500_timing._ground.time_type import TimeType
+from deep500_timing._ranks.place import known_rank_and_world
+from deep500_timing._summary.anchor import take_anchor
+from deep500_timing._summary.histogram import Histogram
+from deep500_timing._summary.snapshot import CPU, GPU, STORED_COUNTERS, RegionTimes, Snapshot
+from deep500_timing._summary.summary import Summary, durations_of, of_few
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from numpy.typing import NDArray
+
+    from deep500_timing._recording.intervals import Intervals
+    from deep500_timing._recording.recorder import Recorder, Region
+
+_ORDER = {member.name: position for position, member in enumerate(TimeType)}
+_FEW = 40
+"""Times up to which the arrays of numpy cost more than they save."""
+
+
+def take_snapshot(recorder: Recorder, pending: dict[int, int]) -> Snapshot:
+    """Read every region of a timer, while its threads go on.
+
+    Args:
+        recorder: The timer.
+        pending: For the ``id`` of a region's device intervals, how many are on their way.
+    """
+    by_name: dict[str, list[Region]] = {}
+    for region in recorder._regions():
+        by_name.setdefault(region.name, []).append(region)
+    regions = []
+    for name in sorted(by_name, key=lambda name: (_ORDER.get(name, len(_ORDER)), name)):
+        threads = by_name[name]
+        running = sum(region.is_open for region in threads)
+        memory = recorder._memory_at_ends.get(name)
+        found = _read(name, CPU, [region.intervals for region in threads], running=running, memory=memory)
+        if found is not None:
+            regions.append(found)
+        on_device = [region.gpu_intervals for region in threads if region.gpu_intervals is not None]
+        if on_device:
+            waiting = sum(pending.get(id(intervals), 0) for intervals in on_device)
+            found = _read(name, GPU, on_device, pending=waiting)
+            if found is not None:
+                regions.append(found)
+    rank, world_size = known_rank_and_world()
+    return Snapshot(
+        tuple(regions),
+        time.time(),
+        socket.gethostname(),
+        os.getpid(),
+        rank=rank,
+        world_size=world_size,
+        anchor=take_anchor(recorder.now_ns),
+    )
+
+
+def _read(
+    name: str, device: str, stores: Iterable[Intervals], *, running: int = 0, pending: int = 0, memory: Any = None
+) -> RegionTimes | None:
+    copies = [store.copy() for store in stores]
+    counters = _counters_of(copies)
+    few = _few_durations(copies)
+    if few is None:
+        summary = _summary_of(copies)
+        skipped = summary.skipped
+        stats, distribution = summary.stats_and_distribution()
+    else:
+        durations, skipped = few
+        stats, distribution = of_few(durations, skipped=skipped)
+    if stats is None and not (running or pending or skipped or any(counters.values())):
+        return None
+    return RegionTimes(
+        name,
+        device,
+        stats,
+        running=running,
+        pending=pending,
+        memory=memory,
+        distribution=None if stats is None else distribution,
+        **counters,
+    )
+
+
+def summarize(stores: Iterable[Intervals]) -> tuple[Summary, dict[str, int]]:
+    """Gather the intervals of several threads, warm-up left out, and add up their counters."""
+    copies = [store.copy() for store in stores]
+    return _summary_of(copies), _counters_of(copies)
+
+
+def _counters_of(copies: list[dict[str, Any]]) -> dict[str, int]:
+    return {counter: sum(copied[counter] for copied in copies) for counter in STORED_COUNTERS}
+
+
+def _few_durations(copies: list[dict[str, Any]]) -> tuple[list[int], int] | None:
+    # The durations in ns without warm-up, and how many are warm-up, if they are few and all of them are kept.
+    durations: list[int] = []
+    skipped = number = 0
+    for copied in copies:
+        number += sum(map(len, copied["pairs"])) // 2
+        if copied["folded"] or number > _FEW:
+            return None
+        own = [
+            max(end - start, 0) for part in copied["pairs"] for start, end in zip(part[::2], part[1::2], strict=True)
+        ]
+        skipped += min(copied["skip_first"], len(own))
+        durations += own[copied["skip_first"] :]
+    return durations, skipped
+
+
+def _summary_of(copies: list[dict[str, Any]]) -> Summary:
+    summary = Summary()
+    for copied in copies:
+        folded, skip = copied["folded"], copied["skip_first"]
+        durations = np.maximum(durations_of(copied["pairs"]), 0)
+        summary.skipped += min(skip, folded + len(durations))
+        summary.add_durations(durations[max(skip - folded, 0) :])
+        if folded > skip:
+            summary.add_aggregates(
+                folded - skip,
+                copied["total_ns"],
+                copied["min_ns"],
+                copied["max_ns"],
+                copied["mean_ns"],
+                copied["m2"],
+                Histogram(np.frombuffer(copied["bins"], dtype=np.int64)),
+            )
+    return summary
+
+
+def kept_intervals(stores: Iterable[Intervals]) -> NDArray[np.int64]:
+    """The intervals that are kept, in the order in which they ended.
+
+    Returns:
+        Shape ``(n, 2)``: start and end in nanoseconds of the timer's host clock.
+    """
+    parts = []
+    for store in stores:
+        copied = store.copy()
+        pairs = [np.frombuffer(part, dtype=np.int64).reshape(-1, 2) for part in copied["pairs"] if len(part)]
+        joined = np.concatenate(pairs) if pairs else np.zeros((0, 2), dtype=np.int64)
+        if copied["keep_last"] >= 0:
+            joined = joined[max(len(joined) - copied["keep_last"], 0) :]
+        parts.append(joined)
+    if len(parts) == 1:
+        return parts[0]
+    merged = np.concatenate(parts) if parts else np.zeros((0, 2), dtype=np.int64)
+    return merged[np.argsort(merged[:, 1], kind="stable")]

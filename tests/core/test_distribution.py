@@ -1,0 +1,213 @@
+"""What merges across ranks and subtracts between two moments: distributions and differences of snapshots."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deep500_timing import Timer
+from deep500_timing._recording.intervals import BIN_COUNT
+from deep500_timing._summary import histogram as _histogram
+from deep500_timing._summary.distribution import EMPTY, merge
+from deep500_timing._summary.histogram import Histogram
+from deep500_timing._summary.summary import Summary, of_few
+from deep500_timing.exporters import JsonLinesExporter, read_json_lines
+
+MS = 1_000_000
+durations = st.lists(st.integers(0, 2**40), max_size=60)
+
+
+def distribution_of(values):
+    """By numpy, as for a region with many times."""
+    summary = Summary()
+    summary.add_durations(np.array(values, dtype=np.int64))
+    return summary.distribution()
+
+
+def exact(distribution):
+    """What depends on no order and no rounding."""
+    return distribution.count, distribution.total_ns, distribution.bins
+
+
+@given(st.dictionaries(st.integers(0, BIN_COUNT - 1), st.integers(1, 2**62), max_size=200))
+def test_a_packed_histogram_is_the_histogram(counts):
+    """Whatever the bins and counts, what is unpacked is what was packed."""
+    histogram = Histogram()
+    histogram.counts[list(counts)] = list(counts.values())
+
+    text = histogram.pack()
+    assert text.isascii()
+    assert histogram.counts.tolist() == Histogram.unpack(text).counts.tolist()
+
+
+def test_a_packed_histogram_is_short():
+    """A thousand times with a spread of 5 % take some hundred characters."""
+    times_ns = np.random.default_rng(1).lognormal(np.log(2e6), 0.05, 1000).astype(np.int64)
+    assert len(Histogram.of(times_ns).pack()) < 200
+
+
+@pytest.mark.parametrize("text", ["", "?", "AA==x", "AQAB", "BAAAAA==", "gAAA", "AP//AQ=="])
+def test_what_is_no_packed_histogram_is_refused(text):
+    """A text that is cut off or of another kind is an error that shows it."""
+    with pytest.raises(ValueError, match="Reading a packed histogram from"):
+        Histogram.unpack(text)
+
+
+@given(durations.filter(len))
+def test_few_times_give_what_many_do(values):
+    """The short way for few times and the way by numpy agree in every field."""
+    summary = Summary(skipped=3)
+    summary.add_durations(np.array(values, dtype=np.int64))
+    stats, distribution = summary.stats_and_distribution()
+    few_stats, few_distribution = of_few(values, skipped=3)
+
+    assert exact(distribution) == exact(few_distribution)
+    assert (distribution.min_ns, distribution.max_ns) == (few_distribution.min_ns, few_distribution.max_ns)
+    assert distribution.m2_ns2 == pytest.approx(few_distribution.m2_ns2, rel=1e-9, abs=1e-3)
+    for name in stats.__dataclass_fields__:
+        if name != "median_ci":
+            assert getattr(stats, name) == pytest.approx(getattr(few_stats, name), rel=1e-9, abs=1e-15), name
+    assert stats.median_ci == few_stats.median_ci
+
+
+@given(st.lists(durations, max_size=6))
+def test_merging_is_exact_in_any_order(parts):
+    """The merged distribution is that of all times together, whatever the order and the grouping."""
+    whole = distribution_of([value for part in parts for value in part])
+    each = [distribution_of(part) for part in parts]
+    for merged in (merge(each), merge(reversed(each)), merge([merge(each[:3]), merge(each[3:])])):
+        assert exact(whole) == exact(merged)
+        assert (whole.min_ns, whole.max_ns) == (merged.min_ns, merged.max_ns)
+        assert whole.m2_ns2 == pytest.approx(merged.m2_ns2, rel=1e-6, abs=1.0)
+
+
+@given(durations, durations)
+def test_what_came_since_is_exact(before, after):
+    """Count, total and histogram of a difference are those of the later times alone; extremes are within 1 %."""
+    found = distribution_of(before + after).since(distribution_of(before))
+    expected = distribution_of(after)
+    if not before or after:
+        assert exact(expected) == exact(found)
+    if after:
+        assert expected.min_ns == pytest.approx(found.min_ns, rel=0.01, abs=1)
+        assert expected.max_ns == pytest.approx(found.max_ns, rel=0.01, abs=1)
+        scale = sum(value * value for value in before + after) + 1.0
+        assert expected.m2_ns2 == pytest.approx(found.m2_ns2, rel=1e-6, abs=1e-9 * scale)
+    else:
+        assert 0 == found.count
+
+
+def test_one_cumulative_sum_serves_all_quantiles(monkeypatch):
+    """Statistics of a distribution go through its bins once."""
+    sums = []
+    monkeypatch.setattr(_histogram.np, "cumsum", lambda *a, _of=np.cumsum, **k: sums.append(1) or _of(*a, **k))
+    histogram = Histogram.of(np.arange(1000, dtype=np.int64))
+    assert 3 == len(histogram.quantiles([0.5, 0.9, 0.99]))
+    assert [1] == sums
+
+
+class TestSnapshots:
+    @pytest.mark.parametrize("keep_last", [None, 0, 5])
+    def test_a_difference_holds_what_came_since(self, clock, keep_last):
+        """Region by region, whatever was kept; a region in which nothing came is left out."""
+        tmr = Timer(clock=clock, keep_last=keep_last)
+
+        def spend(key, *times_ms):
+            for time_ms in times_ms:
+                with tmr.region(key):
+                    clock.advance_ns(time_ms * MS)
+
+        spend("a", *range(1, 1001))
+        spend("quiet", 5)
+        first = tmr.snapshot()
+        spend("a", *range(400, 600))
+        spend("new", 7)
+        second = tmr.snapshot()
+        spend("a", 2000)
+        third = tmr.snapshot()
+
+        found = second.since(first)
+        assert ["a", "new"] == [region.name for region in found]
+        a = found.get("a").stats
+        assert (200, 99.9) == (a.count, pytest.approx(a.total, abs=1e-12))
+        assert a.mean == pytest.approx(0.4995)
+        assert a.stdev == pytest.approx(0.05788, rel=1e-3)
+        for name, expected in (("median", 0.4995), ("min", 0.4), ("max", 0.599), ("p90", 0.579)):
+            assert getattr(a, name) == pytest.approx(expected, rel=0.01), name
+        assert 0.01 == a.quantile_error
+        assert second.get("new") == found.get("new")
+        assert first.unix_time_s == found.since_unix_time_s
+        assert None is second.since_unix_time_s is second.since(None).since_unix_time_s
+
+        alone = third.since(second).get("a").stats
+        assert (1, 2.0, 2.0) == (alone.count, alone.total, alone.max)
+
+    def test_counters_are_differences_and_states_are_not(self, clock):
+        """What only grows is subtracted; what is running now is as it is now."""
+        tmr = Timer(clock=clock, skip_first=1)
+        for _ in range(3):
+            with pytest.raises(KeyError), tmr.region("a"):
+                raise KeyError
+        tmr.start("open")
+        first = tmr.snapshot()
+        with pytest.raises(KeyError), tmr.region("a"):
+            raise KeyError
+        tmr.start("b")
+        tmr.discard("b")
+        found = tmr.snapshot().since(first)
+        assert {"a": (1, 0, 0), "b": (0, 1, 0), "open": (0, 0, 1)} == {
+            region.name: (region.failed, region.discarded, region.running) for region in found
+        }
+
+    def test_after_a_reset_everything_is_new(self, clock):
+        """Nothing is subtracted from times that came after a reset."""
+        tmr = Timer(clock=clock)
+        for _ in range(5):
+            tmr.record("a", 0, MS)
+        first = tmr.snapshot()
+        tmr.reset()
+        tmr.record("a", 0, 3 * MS)
+        assert tmr.snapshot().since(first).get("a") == tmr.snapshot().get("a")
+        tmr.record("a", 0, 3 * MS)
+        for _ in range(9):
+            tmr.record("a", 0, 4 * MS)
+        assert tmr.snapshot().since(first).get("a") == tmr.snapshot().get("a")
+
+    def test_warm_up_is_a_difference_too(self, clock):
+        """Times that ``skip_first`` left out before are not told again."""
+        tmr = Timer(clock=clock, skip_first=2)
+        for _ in range(3):
+            tmr.record("a", 0, MS)
+        first = tmr.snapshot()
+        tmr.record("a", 0, MS)
+        assert (2, 0) == (first.get("a").stats.skipped, tmr.snapshot().since(first).get("a").stats.skipped)
+
+    def test_it_is_plain_data(self, clock, tmp_path):
+        """A difference can be pickled, written and read back, and subtracted from after that."""
+        tmr = Timer(clock=clock)
+        tmr.record("a", 0, MS)
+        first = tmr.snapshot()
+        tmr.record("a", 0, 3 * MS)
+        exporter = JsonLinesExporter(tmp_path / "times.jsonl", strict=True)
+        found = tmr.snapshot().since(first)
+        exporter.export(found)
+        exporter.export(first)
+        (again, _), (first_again, _) = read_json_lines(tmp_path / "times.jsonl")
+        assert found == again == pickle.loads(pickle.dumps(found))
+        assert (1, 0.003) == (found.get("a").stats.count, found.get("a").stats.total)
+        later = tmr.snapshot()
+        assert later.since(first).regions == later.since(first_again).regions
+
+    def test_nothing_recorded_has_no_distribution(self, clock):
+        """None, as the statistics, and an empty one merges with anything."""
+        tmr = Timer(clock=clock)
+        tmr.start("a")
+        assert None is tmr.snapshot().get("a").distribution
+        tmr.end("a")
+        some = tmr.snapshot().get("a").distribution
+        assert some == merge([EMPTY, some])
+        assert None is EMPTY.stats()
