@@ -1,0 +1,128 @@
+"""Who imports whom: rooms stand above what they import, and no arrow runs back up or in a circle.
+
+Every import counts: at the top of a module, inside a function, and those that only a type checker sees.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = {
+    "deep500_timing": ROOT / "deep500_timing",
+    "deep500_timing_torch": ROOT / "adapters" / "deep500_timing_torch",
+    "deep500_timing_tensorflow": ROOT / "adapters" / "deep500_timing_tensorflow",
+}
+ROOMS = (
+    {"exceptions", "_ground"},
+    {"_recording"},
+    {"devices", "_ranks"},
+    {"_summary"},
+    {"runs", "_peaks", "flops", "testing"},
+    {"_views"},
+    {"exporters"},
+    {"timer"},
+    {"memory"},
+    {"_named"},
+    {"throughput"},
+    {"wallclock", "megatron"},
+    {"__init__", "__main__"},
+)
+"""The rooms of the core from the ground up. A module imports from its own room and from lower floors."""
+
+
+def _floor(module: str) -> int:
+    parts = module.split(".")
+    room = parts[1] if len(parts) > 1 else "__init__"
+    found = [floor for floor, rooms in enumerate(ROOMS) if room in rooms]
+    assert found, f"{module} stands in no room; give it its floor in ROOMS"
+    return found[0]
+
+
+def _modules() -> dict[str, Path]:
+    found = {}
+    for package, folder in PACKAGES.items():
+        for path in sorted(folder.rglob("*.py")):
+            parts = [package, *path.relative_to(folder).with_suffix("").parts]
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+MODULES = _modules()
+
+
+def arrows_of(module: str, source: str, modules=MODULES) -> set[str]:
+    """The modules of the project that a module names in an import, wherever the import stands."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names if alias.name in modules)
+        elif isinstance(node, ast.ImportFrom) and node.module in modules:
+            for alias in node.names:
+                # What is no module is a name in the package, which the package's own imports account for.
+                below = f"{node.module}.{alias.name}"
+                found.add(below if below in modules else node.module)
+    return found - {module}
+
+
+GRAPH = {module: arrows_of(module, path.read_text(encoding="utf-8")) for module, path in MODULES.items()}
+
+
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """The modules that reach each other, two or more together."""
+
+    def reached(start: str) -> set[str]:
+        seen: set[str] = set()
+        ahead = [start]
+        while ahead:
+            for module in graph[ahead.pop()] - seen:
+                seen.add(module)
+                ahead.append(module)
+        return seen
+
+    reach = {module: reached(module) for module in graph}
+    groups = {
+        frozenset({module, *(other for other in reach[module] if module in reach[other])})
+        for module in graph
+        if module in reach[module]
+    }
+    return sorted(sorted(group) for group in groups)
+
+
+def test_there_is_no_circle():
+    """No module imports itself by way of others, in the core or in an adapter."""
+    assert [] == circles(GRAPH)
+
+
+@pytest.mark.parametrize("module", sorted(module for module in MODULES if module.startswith("deep500_timing.")))
+def test_no_arrow_climbs(module):
+    """A module of the core imports nothing from a higher floor, and nothing from the adapters."""
+    floor = _floor(module)
+    assert [] == sorted(
+        other for other in GRAPH[module] if other.partition(".")[0] != "deep500_timing" or _floor(other) > floor
+    )
+
+
+def test_adapters_do_not_know_of_each_other():
+    """An adapter imports from the core and from itself."""
+    for module, others in GRAPH.items():
+        package = module.partition(".")[0]
+        assert {other for other in others if other.partition(".")[0] not in (package, "deep500_timing")} == set()
+
+
+def test_the_probe_sees_every_kind_of_import():
+    """Imports for types and those inside functions are arrows as well, and a circle through them is found."""
+    modules = dict.fromkeys(["p", "p.a", "p.b", "p.c"])
+    sources = {
+        "p": "from p.a import x",
+        "p.a": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from p.b import y",
+        "p.b": "def f():\n    from p import c",
+        "p.c": "import p.a",
+    }
+    graph = {module: arrows_of(module, source, modules) for module, source in sources.items()}
+    assert {"p": {"p.a"}, "p.a": {"p.b"}, "p.b": {"p.c"}, "p.c": {"p.a"}} == graph
+    assert [["p.a", "p.b", "p.c"]] == circles(graph)
+    assert _floor("deep500_timing.timer") > _floor("deep500_timing._recording.recorder")
