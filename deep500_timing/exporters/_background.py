@@ -147,7 +147,7 @@ class BackgroundCaller:
             self._parked = False
             self._wake()
             self._wait_for(report, wait_s)
-            if insist and not report.settled:
+            if insist and not (report.settled or self._parked):
                 self._withdraw(report, ExportError(f"{self.service} has not answered within {wait_s:g} s"))
         if report.error is not None:
             raise report.error
@@ -155,7 +155,7 @@ class BackgroundCaller:
     def _wait_for(self, report: Report, wait_s: float) -> None:
         allowed_s = wait_s if report.insists or _exit.has_begun() else max(wait_s - self._waited_s, 0.0)
         begin = now = self._clock()
-        while not report.settled and (report.insists or not (self._failures or self._parked)):
+        while not (report.settled or self._parked) and (report.insists or not self._failures):
             left_s = begin + allowed_s - now
             if left_s <= 0:
                 # Many short waits may use up what is allowed as well, which is no trouble to tell.

@@ -96,7 +96,7 @@ class MlflowExporter(TrackerExporter):
             Entity(name, value, when_ms, number)
             for name, value in distinct(metrics, clean_name, limit=MAX_NAME, fold=str.casefold).items()
         ]
-        self._send(named, group=run_id, size=len(named))
+        self._send(self._caller(), named, group=run_id, size=len(named))
 
     def _active_run_id(self) -> Any:
         run = self._mlflow.active_run()

@@ -50,8 +50,8 @@ class TrackerExporter(BaseExporter):
         self._numbers: dict[Hashable, int] = {}
 
     @abstractmethod
-    def _caller(self) -> BackgroundCaller:
-        """What sends this exporter's reports now."""
+    def _caller(self) -> BackgroundCaller | None:
+        """What sends this exporter's reports now, if there is anywhere to send them."""
 
     def _name(self) -> str:
         return type(self).__name__
@@ -77,8 +77,7 @@ class TrackerExporter(BaseExporter):
         self._numbers[where] = number
         return number
 
-    def _send(self, payload: Any, *, group: Hashable = None, size: int = 1) -> None:
-        caller = self._caller()
+    def _send(self, caller: BackgroundCaller, payload: Any, *, group: Hashable = None, size: int = 1) -> None:
         try:
             caller.send(
                 payload,
@@ -108,6 +107,8 @@ class TrackerExporter(BaseExporter):
 
     def _flush(self) -> None:
         caller = self._caller()
+        if caller is None:
+            return
         try:
             caller.flush(self._account(caller), self._timeout_s)
         finally:

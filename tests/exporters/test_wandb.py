@@ -6,7 +6,10 @@ import time
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from deep500_timing import Timer
 from deep500_timing._summary.snapshot import RegionTimes
 from deep500_timing.exceptions import ExportError, TimingWarning
 from deep500_timing.exporters import WandbExporter
@@ -15,22 +18,51 @@ wandb = pytest.importorskip("wandb")
 
 
 class FakeRun:
-    """A run that notes what is logged, for what a real one does not show, or fails."""
+    """A run that notes what is logged, row by row as W&B's service does, for what a real one does not show."""
 
     def __init__(self, error=None):
-        self.rows = []
+        self.id = "fake"
+        self.rows = {}
         self.axes = []
         self.error = error
+        self.ignored = []
+        self.step = 0
+        self._filling = {}
+        self._teardown_hooks = []
 
-    def log(self, data):
-        """Note a row, or fail."""
+    def log(self, data, step=None, commit=None):
+        """Fill a row, or end it; what comes for a row that is past is ignored."""
         if self.error is not None:
             raise self.error
-        self.rows.append(data)
+        if step is not None and step < self.step:
+            self.ignored.append(data)
+            return
+        if step is not None and step > self.step:
+            self._end_row()
+            self.step = step
+        self._filling.update(data)
+        if commit or (commit is None and step is None):
+            self._end_row()
+            self.step += 1
+
+    def _end_row(self):
+        if self._filling:
+            self.rows[self.step] = self._filling
+        self._filling = {}
 
     def define_metric(self, name, **settings):
         """Note an axis."""
         self.axes.append((name, settings))
+
+    def finish(self):
+        """End the run."""
+        for hook in self._teardown_hooks:
+            hook.call()
+        self._end_row()
+
+    def all_rows(self):
+        """The rows, the one that is being filled included."""
+        return [*self.rows.values(), *([self._filling] if self._filling else [])]
 
 
 def records_of(path):
@@ -64,6 +96,17 @@ def rows_of(path):
     return rows
 
 
+def numbered_rows_of(path):
+    """The rows of a run's history with W&B's own steps."""
+    history = [record.history for record in records_of(path) if record.WhichOneof("record_type") == "history"]
+    return [(row.step.num, {item.key or "/".join(item.nested_key) for item in row.item}) for row in history]
+
+
+def kept(path, key):
+    """The values of a key in the order of the rows."""
+    return [row[key] for row in rows_of(path) if key in row]
+
+
 def axes_of(path):
     """The axis of each metric, or glob of metrics, that a run's file defines."""
     metrics = [record.metric for record in records_of(path) if record.WhichOneof("record_type") == "metric"]
@@ -93,7 +136,7 @@ def offline(tmp_path, monkeypatch):
 
 
 def test_one_row_for_each_report(tmr, clock, offline):
-    """A real run's file holds one row for each report, CPU and GPU together."""
+    """A real run's file holds one row for each report, CPU and GPU together, though nothing else is logged."""
     tmr.log_wb_all("train")
     with tmr.region("data/load"):
         clock.advance(0.5)
@@ -103,7 +146,9 @@ def test_one_row_for_each_report(tmr, clock, offline):
     first = {"train/CPU/BATCH": 1.0, "train/GPU/BATCH": 2.0, "train/CPU/IO": 0.25}
     second = {**first, "train/CPU/data/load": 0.5}
     third = {"CPU/BATCH": 1.0, "GPU/BATCH": 2.0, "CPU/IO": 0.25, "CPU/data/load": 0.5}
-    assert [first, second, third] == rows_of(offline())
+    assert [first, {**second, **third}] == [
+        {key: value for key, value in row.items() if not key.endswith("timing/step")} for row in rows_of(offline())
+    ]
 
 
 def test_a_step_is_an_axis_of_its_own(tmr, offline):
@@ -114,8 +159,117 @@ def test_a_step_is_an_axis_of_its_own(tmr, offline):
     path = offline()
 
     times = {"train/CPU/BATCH": 1.0, "train/GPU/BATCH": 2.0, "train/CPU/IO": 0.25}
-    assert [{"loss": 1.0}, {**times, "timing/step": 100}, {**times, "timing/step": 50}] == rows_of(path)
-    assert {"timing/step": "", "train/CPU/*": "timing/step", "train/GPU/*": "timing/step"} == axes_of(path)
+    assert [
+        {"loss": 1.0},
+        {**times, "train/timing/step": 100},
+        {**times, "train/timing/step": 50},
+    ] == rows_of(path)
+    axis = "train/timing/step"
+    assert {axis: "", "train/CPU/*": axis, "train/GPU/*": axis} == axes_of(path)
+
+
+USERS_LOGS = {
+    "log, then a report": lambda e, report: (wandb.log({"loss": e}, step=e), report("train", e)),
+    "a report, then log": lambda e, report: (report("train", e), wandb.log({"loss": e}, step=e)),
+    "log, then two timers": lambda e, report: (wandb.log({"loss": e}, step=e), report("train", e), report("val", e)),
+    "one timer twice an epoch": lambda e, report: (
+        report("train", 2 * e),
+        wandb.log({"loss": e}, step=e),
+        report("train", 2 * e + 1),
+    ),
+    "without a step": lambda e, report: (wandb.log({"loss": e}), report("train", e), report("val", e)),
+}
+
+
+@pytest.mark.parametrize("order", USERS_LOGS)
+def test_no_row_of_the_users_is_lost(tmr, offline, order):
+    """In a real run's file all that the user logged is there, at the user's step, and so is each report."""
+    expected = []
+
+    def report(prefix, step):
+        expected.append((prefix, step))
+        tmr.log_wb_all(prefix, step=step)
+
+    for epoch in range(5):
+        USERS_LOGS[order](epoch, report)
+    path = offline()
+
+    assert [0, 1, 2, 3, 4] == kept(path, "loss")
+    assert [0, 1, 2, 3, 4] == [step for step, row in numbered_rows_of(path) if "loss" in row]
+    for prefix in ("train", "val"):
+        steps = [step for reported, step in expected if reported == prefix]
+        assert steps == kept(path, f"{prefix}/timing/step")
+        assert len(steps) == len(kept(path, f"{prefix}/CPU/BATCH"))
+
+
+def test_a_row_that_the_user_fills_is_not_ended(tmr, offline):
+    """What the user logs by ``commit=False`` is still joined by the user's next call."""
+    for epoch in range(3):
+        wandb.log({"loss": epoch}, commit=False)
+        tmr.log_wb_all("train", step=epoch)
+        wandb.log({"accuracy": epoch})
+    rows = rows_of(offline())
+
+    assert [(0, 0, 0), (1, 1, 1), (2, 2, 2)] == [
+        (row["loss"], row["accuracy"], row["train/timing/step"]) for row in rows
+    ]
+
+
+def test_rows_of_our_own_are_there_at_once(tmr, offline):
+    """With ``own_rows`` each report ends its row, so that it is seen while the run goes on."""
+    run = wandb.run
+    for step in range(3):
+        WandbExporter("train", own_rows=True).export(tmr.snapshot(), step=step)
+
+    assert 3 == run.step
+    assert [0, 1, 2] == kept(offline(), "train/timing/step")
+
+
+def step_of_user(without_us, run, ahead):
+    """The step that a user gives who knows nothing of us; asked of the run without us before it moves."""
+    return (without_us.step if run is not without_us else run.step) + ahead
+
+
+users_calls = st.one_of(
+    st.tuples(st.just("step"), st.integers(1, 3)),
+    st.tuples(st.just("same step"), st.just(0)),
+    st.tuples(st.just("row"), st.just(0)),
+    st.tuples(st.just("part"), st.just(0)),
+    st.tuples(st.just("report"), st.sampled_from(["train", "val"])),
+)
+
+
+@given(st.lists(users_calls, max_size=20))
+def test_the_users_rows_are_the_same_with_and_without_us(calls):
+    """Whatever is logged in whatever order, what the user sees in each row is what it would be without a report."""
+    timer = Timer()
+    timer.record("a", 0, 1000)
+    with_us, without_us = FakeRun(), FakeRun()
+    reports = {prefix: WandbExporter(prefix, run=with_us, strict=True) for prefix in ("train", "val")}
+    sent = {prefix: [] for prefix in reports}
+    for number, (kind, value) in enumerate(calls):
+        if kind == "report":
+            sent[value].append(number)
+            reports[value].export(timer.snapshot(), step=number)
+            continue
+        for run in (with_us, without_us):
+            if kind in ("step", "same step"):
+                # A user who gives steps counts them without us.
+                run.log({f"user {number}": number}, step=step_of_user(without_us, run, value))
+            else:
+                run.log({f"user {number}": number}, commit=kind == "row")
+    with_us.finish()
+    without_us.finish()
+
+    users = {
+        step: {key: value for key, value in row.items() if key.startswith("user")} for step, row in with_us.rows.items()
+    }
+    assert without_us.rows == {step: row for step, row in users.items() if row}
+    assert [] == with_us.ignored == without_us.ignored
+    for prefix, exporter in reports.items():
+        key = f"{prefix}/timing/step"
+        assert sent[prefix] == [row[key] for _, row in sorted(with_us.rows.items()) if key in row]
+        assert (len(sent[prefix]), 0, 0) == (exporter.delivered, exporter.lost, exporter.pending)
 
 
 def test_more_statistics(tmr, offline):
@@ -124,7 +278,7 @@ def test_more_statistics(tmr, offline):
 
     (row,) = rows_of(offline())
     assert (1.0, 1.0, 2) == (row["CPU/BATCH"], row["CPU/BATCH/p95"], row["CPU/BATCH/count"])
-    assert 9 == len(row)
+    assert 10 == len(row)
 
 
 def test_nothing_is_printed(tmr, offline, capfd):
@@ -135,6 +289,49 @@ def test_nothing_is_printed(tmr, offline, capfd):
     assert ("", "") == tuple(capfd.readouterr())
 
 
+def test_a_report_that_waits_is_neither_lost_nor_told(tmr, recwarn):
+    """Reports that must wait for the user's next row are pending, flushing does not end a row, and all arrive."""
+    run = FakeRun()
+    exporter = WandbExporter(run=run, strict=True)
+    for step in range(4):
+        exporter.export(tmr.snapshot(), step=step)
+    exporter.flush()
+    assert (1, 3, 0) == (exporter.delivered, exporter.pending, exporter.lost)
+    assert {} == run.rows
+    run.log({"loss": 1}, step=5)
+    exporter.export(tmr.snapshot(), step=4)
+    assert (2, 3) == (exporter.delivered, exporter.pending)
+    run.finish()
+
+    assert [0, 1, 2, 3, 4] == [row["timing/step"] for row in run.rows.values()]
+    assert (5, 0, 0) == (exporter.delivered, exporter.pending, exporter.lost)
+    assert [] == recwarn.list
+
+
+def test_more_reports_than_may_wait_are_counted(tmr):
+    """What waits is bounded; the oldest is lost, said and counted."""
+    run = FakeRun()
+    exporter = WandbExporter(run=run)
+    with pytest.warns(TimingWarning, match="the queue is full, and the oldest are lost and counted"):
+        for step in range(300):
+            exporter.export(tmr.snapshot(), step=step)
+    run.finish()
+
+    assert 300 == exporter.delivered + exporter.lost
+    assert exporter.delivered == len(run.rows) in (256, 257, 258)
+    assert 299 == run.rows[max(run.rows)]["timing/step"]
+
+
+def test_without_a_step_the_axis_grows_by_report(tmr):
+    """A report without a step comes after the one before it, not on top of it."""
+    run = FakeRun()
+    exporter = WandbExporter(run=run, own_rows=True)
+    for step in (None, None, 7, None):
+        exporter.export(tmr.snapshot(), step=step)
+
+    assert [0, 1, 7, 8] == [row["timing/step"] for row in run.rows.values()]
+
+
 def test_a_run_is_told_its_axes_once(tmr):
     """However often times are logged, the axis of a prefix and device is defined once for each run."""
     run, other = FakeRun(), FakeRun()
@@ -142,21 +339,16 @@ def test_a_run_is_told_its_axes_once(tmr):
         WandbExporter(prefix, run=run).export(tmr.snapshot(), step=1)
     WandbExporter("train", run=other).export(tmr.snapshot(), step=1)
 
-    axis = {"step_metric": "timing/step"}
-    assert [
-        ("timing/step", {"hidden": True}),
-        *((f"{prefix}/{device}/*", axis) for prefix in ("train", "test") for device in ("CPU", "GPU")),
-    ] == run.axes
-    assert 3 == len(other.axes)
-
-
-def test_without_a_step_no_axis_is_defined(tmr):
-    """A report without a step uses W&B's own."""
-    run = FakeRun()
-    WandbExporter(run=run).export(tmr.snapshot())
-
-    assert [] == run.axes
-    assert "timing/step" not in run.rows[0]
+    axes = [
+        [
+            (f"{prefix}/timing/step", {"hidden": True}),
+            *((f"{prefix}/{device}/*", {"step_metric": f"{prefix}/timing/step"}) for device in ("CPU", "GPU")),
+        ]
+        for prefix in ("train", "test")
+    ]
+    run.finish()
+    assert axes[0] + axes[1] == run.axes
+    assert axes[0] == other.axes
 
 
 def test_no_row_for_no_times(snapshot_of, stats_of):
@@ -166,7 +358,7 @@ def test_no_row_for_no_times(snapshot_of, stats_of):
     for step in (None, 3):
         WandbExporter(run=run).export(snapshot_of(nothing, RegionTimes("y", "GPU", None)), step=step)
 
-    assert ([], []) == (run.rows, run.axes)
+    assert ([], []) == (run.all_rows(), run.axes)
 
 
 def test_a_name_that_cannot_travel_is_escaped(snapshot_of):
@@ -174,7 +366,7 @@ def test_a_name_that_cannot_travel_is_escaped(snapshot_of):
     run = FakeRun()
     WandbExporter(run=run).export(snapshot_of(("a\udc80", "CPU", 1.0)))
 
-    assert [{"CPU/a\\udc80": 1.0}] == run.rows
+    assert [{"CPU/a\\udc80": 1.0, "timing/step": 0}] == run.all_rows()
 
 
 def test_no_active_run_is_said_once(tmr, monkeypatch, recwarn):
@@ -204,12 +396,15 @@ def test_a_finished_run_costs_a_warning(tmr, offline):
 
 
 def test_a_run_that_fails_costs_one_warning(tmr, recwarn):
-    """Whatever W&B raises is reported once."""
+    """A service that has died is told once; what it does not take is pending, and lost in the end."""
     exporter = WandbExporter(run=FakeRun(BrokenPipeError(32, "Broken pipe")))
     exporter.export(tmr.snapshot())
     exporter.export(tmr.snapshot())
 
     assert ["Broken pipe" in str(warning.message) for warning in recwarn] == [True]
+    assert 2 == exporter.pending
+    exporter._caller().give_up()
+    assert (0, 2) == (exporter.pending, exporter.lost)
 
 
 def test_bad_arguments_are_refused_where_they_are_given(tmr):
