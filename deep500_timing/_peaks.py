@@ -145,8 +145,14 @@ _ALIASES = {
 
 
 def dtype_name(dtype: object) -> str:
-    """The table's name of a data type: of a string, or of a framework's own object, such as ``torch.bfloat16``."""
-    name = str(dtype).rpartition(".")[2].strip("'<> ").lower()
+    """The table's name of a data type: of a string, or of a framework's own object, such as ``torch.bfloat16``.
+
+    Of a mixed policy, such as Keras's ``mixed_bfloat16``, the type that it computes in.
+    """
+    dtype = getattr(dtype, "compute_dtype", dtype)
+    own_name = getattr(dtype, "name", None)  # TensorFlow's and numpy's data types have one.
+    text = own_name if isinstance(own_name, str) else str(dtype)
+    name = text.rpartition(".")[2].strip("'<> ").lower().removeprefix("mixed_")
     if name.startswith("float8"):
         return "float8"
     return _ALIASES.get(name, name)

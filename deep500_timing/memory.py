@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from deep500_timing._ground.memory_usage import MemoryUsage, RegionMemory
+from deep500_timing._ground.memory_usage import MemorySamples, MemoryUsage, RegionMemory
 from deep500_timing._ground.require import require
 from deep500_timing._ground.warn import warn_once
 from deep500_timing._summary.text import UNKNOWN_IN_LOG, deepspeed_gb
@@ -115,7 +115,7 @@ def sample_region(recorder: Recorder, name: str, reader: MemoryReader) -> None:
     """Read the memory and keep it with the region; a fault costs one warning."""
     usage = read_or_none(reader)
     if usage is not None:
-        recorder._memory_at_ends[name] = recorder._memory_at_ends.get(name, RegionMemory(0, usage)).then(usage)
+        recorder._memory_at_ends.setdefault(name, MemorySamples()).add(usage)
 
 
 class MemoryTimer(CPUGPUTimer):
@@ -141,44 +141,79 @@ class MemoryTimer(CPUGPUTimer):
     ) -> None:
         """See the class."""
         super().__init__(**settings)
+        self._handles: dict[tuple[str, bool], _MemoryRegion] = {}
         self._memory = HostMemory() if memory is None else memory
         self._memory_keys = None if memory_keys is None else frozenset(self._find(key).name for key in memory_keys)
 
     def end(self, key: TimeType | str, gpu: bool = False) -> None:
         """As :meth:`CPUGPUTimer.end`, then read the memory."""
+        region = self._find(key)
+        was_open = region.is_open  # The end of a region that was discarded is ignored, and is no end.
         super().end(key, gpu)
-        if self.enabled:
-            name = self._find(key).name
-            if self._memory_keys is None or name in self._memory_keys:
-                sample_region(self, name, self._memory)
+        if was_open and (self._memory_keys is None or region.name in self._memory_keys):
+            sample_region(self, region.name, self._memory)
 
     def region(self, key: TimeType | str, gpu: bool = False) -> Any:
         """As :meth:`CPUGPUTimer.region`."""
-        self._find(key)
-        return _MemoryRegion(self, key, gpu)
+        found = self._find(key)
+        handle = self._handles.get((found.name, gpu))
+        return (
+            self._handles.setdefault((found.name, gpu), _MemoryRegion(self, found.key, gpu))
+            if handle is None
+            else handle
+        )
+
+    def __reduce__(self) -> Any:
+        """As :class:`deep500_timing.Timer`; the handles stay here."""
+        make, settings, *state = super().__reduce__()
+        kept = {name: value for name, value in ((state and state[0]) or {}).items() if name != "_handles"}
+        return make, settings, kept or None
 
     def _settings(self) -> dict[str, Any]:
-        return {**super()._settings(), "memory_keys": self._memory_keys}
+        return {**super()._settings(), "memory": self._memory, "memory_keys": self._memory_keys}
 
 
 class _MemoryRegion:
-    """A region whose memory is read at its end."""
+    """A region whose memory is read at its end. It serves each thread's region of its key."""
 
-    __slots__ = ("_gpu", "_timer", "key")
+    __slots__ = ("_gpu", "_key", "_timer")
 
     def __init__(self, timer: MemoryTimer, key: TimeType | str, gpu: bool) -> None:
         self._timer = timer
         self._gpu = gpu
-        self.key = key
+        self._key = key
+
+    @property
+    def key(self) -> TimeType | str:
+        """The region's key."""
+        return self._key
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self._timer._find(self._key).name
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the calling thread has it open."""
+        return self._timer._find(self._key).is_open
+
+    def __repr__(self) -> str:
+        """As the region's own, which it stands for."""
+        return repr(self._timer._find(self._key))
+
+    def __reduce__(self) -> Any:
+        """Refuse, as the region does."""
+        return self._timer._find(self._key).__reduce__()
 
     def start(self) -> None:
-        self._timer.start(self.key, self._gpu)
+        self._timer.start(self._key, self._gpu)
 
     def end(self) -> None:
-        self._timer.end(self.key, self._gpu)
+        self._timer.end(self._key, self._gpu)
 
     def fail(self) -> None:
-        self._timer._find(self.key).fail()
+        self._timer._find(self._key).fail()
 
     def __enter__(self) -> _MemoryRegion:
         self.start()

@@ -107,8 +107,10 @@ class ThroughputTimer:
         self._micro_steps = 0
         self._timed_micro_steps = 0
         self._counted: dict[str, float] = {}
+        # Of the micro-steps of the global step that is under way.
+        self._accounts: list[Account] = []
         # Steps whose time is still on its way from the device, oldest first.
-        self._unsettled: deque[tuple[Account, dict[str, float]]] = deque()
+        self._unsettled: deque[tuple[list[Account], dict[str, float]]] = deque()
         self._totals: dict[str, tuple[float, int]] = {}
         self._last: tuple[dict[str, float], int] | None = None
         self._total_ns = 0
@@ -133,6 +135,7 @@ class ThroughputTimer:
         if self._pauses:
             return
         self._core.forget_running()
+        self._core.renew()  # A pause may have cut what is forgotten in two.
         self._started = True
         if self._seen_steps >= self.start_step:
             self._core.start()
@@ -168,6 +171,7 @@ class ThroughputTimer:
         if self._core.running:
             self._core.stop()
             self._timed_micro_steps += 1
+            self._accounts.append(self._core.renew())
         for unit, value in named.items():
             self._counted[unit] = self._counted.get(unit, 0.0) + value
         if global_step:
@@ -180,13 +184,13 @@ class ThroughputTimer:
         counted = self._counted
         counted.setdefault(self.unit, self.batch_size * (self._micro_steps if self.per_micro_step else 1))
         whole = self._timed_micro_steps == self._micro_steps
-        account = self._core.renew()
+        accounts, self._accounts = self._accounts, []
         self._counted, self._micro_steps, self._timed_micro_steps = {}, 0, 0
         if warm_up:
             return
         if whole:
             amounts = {unit: value * self.data_parallel_size for unit, value in counted.items()}
-            self._unsettled.append((account, amounts))
+            self._unsettled.append((accounts, amounts))
             self._settle()
         else:
             self.untimed_steps += 1
@@ -224,17 +228,18 @@ class ThroughputTimer:
         # Add up the steps whose times have all arrived.
         if wait:
             self._core.wait()
-        while self._unsettled and self._unsettled[0][0].complete:
-            account, amounts = self._unsettled.popleft()
-            if account.missing:
+        while self._unsettled and all(account.complete for account in self._unsettled[0][0]):
+            accounts, amounts = self._unsettled.popleft()
+            if any(account.missing for account in accounts):
                 self.untimed_steps += 1
                 continue
+            step_ns = sum(account.total_ns for account in accounts)
             self.timed_steps += 1
-            self._total_ns += account.total_ns
-            self._last = (amounts, account.total_ns)
+            self._total_ns += step_ns
+            self._last = (amounts, step_ns)
             for unit, value in amounts.items():
                 amount, total_ns = self._totals.get(unit, (0.0, 0))
-                self._totals[unit] = (amount + value, total_ns + account.total_ns)
+                self._totals[unit] = (amount + value, total_ns + step_ns)
 
     @property
     def total_elapsed_time(self) -> float:

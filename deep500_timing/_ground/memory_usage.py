@@ -7,6 +7,8 @@ kept, and a reader that reads it.
 
 from __future__ import annotations
 
+from _thread import allocate_lock
+from collections import deque
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -57,6 +59,36 @@ class RegionMemory:
         """With one more end."""
         largest = {name: _largest(getattr(self, name), getattr(usage, name.removeprefix("max_"))) for name in MAXIMA}
         return RegionMemory(self.samples + 1, usage, **largest)
+
+
+class MemorySamples:
+    """The memory at the ends of one region, from any number of threads, signal handlers and finalizers.
+
+    A sample is put down in one step; whoever finds nobody adding up does so, and nobody waits.
+    """
+
+    __slots__ = ("_adding", "_new", "_total")
+
+    def __init__(self) -> None:
+        self._total: RegionMemory | None = None
+        self._new: deque[MemoryUsage] = deque()
+        self._adding = allocate_lock()
+
+    def add(self, usage: MemoryUsage) -> None:
+        """Take in one more end."""
+        self._new.append(usage)
+        self.total()
+
+    def total(self) -> RegionMemory | None:
+        """What they come to; None without a sample."""
+        if self._adding.acquire(False):
+            try:
+                while self._new:
+                    usage = self._new.popleft()
+                    self._total = (RegionMemory(0, usage) if self._total is None else self._total).then(usage)
+            finally:
+                self._adding.release()
+        return self._total
 
 
 def _largest(first: int | None, second: int | None) -> int | None:

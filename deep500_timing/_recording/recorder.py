@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     import cython
 
-    from deep500_timing._ground.memory_usage import RegionMemory
+    from deep500_timing._ground.memory_usage import MemorySamples
     from deep500_timing._ground.protocols import Clock
 else:
     from deep500_timing._ground import cython_stub as cython
@@ -293,7 +293,7 @@ class Recorder:
         self._lanes: dict[int, Lane] = {}
         self._lane = Lane()
         # What was read of the memory at the ends of regions, by their names, if somebody asked for it.
-        self._memory_at_ends: dict[str, RegionMemory] = {}
+        self._memory_at_ends: dict[str, MemorySamples] = {}
         self._run: Any = None  # The log that what is recorded here goes to, if there is one.
         _all_recorders.add(self)
 

@@ -43,7 +43,8 @@ def take_snapshot(recorder: Recorder, pending: dict[int, int]) -> Snapshot:
     for name in sorted(by_name, key=lambda name: (_ORDER.get(name, len(_ORDER)), name)):
         threads = by_name[name]
         running = sum(region.is_open for region in threads)
-        memory = recorder._memory_at_ends.get(name)
+        samples = recorder._memory_at_ends.get(name)
+        memory = None if samples is None else samples.total()
         found = _read(name, CPU, [region.intervals for region in threads], running=running, memory=memory)
         if found is not None:
             regions.append(found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 
+import numpy as np
 import pytest
 
 from deep500_timing import TimingWarning
@@ -141,6 +142,40 @@ def test_dtypes_by_any_name():
     names = ["bf16", "BFloat16", "torch.bfloat16", "<class 'jax.numpy.bfloat16'>"]
     assert ["bfloat16"] * 4 == [dtype_name(name) for name in names]
     assert (dtype_name("torch.float8_e4m3fn"), dtype_name("fp16")) == ("float8", "float16")
+
+
+def test_dtypes_of_frameworks_and_policies():
+    """TensorFlow's types bear a name, and a mixed policy of Keras is the type that it computes in."""
+
+    class DType:
+        name = "bfloat16"
+
+        def __str__(self):
+            return "<dtype: 'bfloat16'>"
+
+    class DTypePolicy:
+        name = "mixed_bfloat16"
+        compute_dtype = "bfloat16"
+
+    assert ["bfloat16"] * 3 == [dtype_name(dtype) for dtype in (DType(), DTypePolicy(), "mixed_bfloat16")]
+    assert ["float16", "float32"] == [dtype_name(dtype) for dtype in (np.float16, np.dtype("float32"))]
+    assert peak_flops("NVIDIA H100 80GB HBM3", DTypePolicy()) == peak_flops("NVIDIA H100 80GB HBM3", "bf16")
+
+
+def test_a_plausible_share_is_not_warned_about():
+    """Only what is above the peak is called wrong."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        used = utilization(1.0, given_flops(0.46e15), peak_flops("x", given=1e15))
+        nothing = utilization(1.0, given_flops(0), peak_flops("x", given=1e15))
+    assert (0.46, False, 0.0) == (used.ratio, used.above_peak, nothing.ratio)
+
+
+@pytest.mark.parametrize("given", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_given_peak_is_a_finite_number_above_zero(given):
+    """Neither bound is a peak."""
+    with pytest.raises(ValueError, match="a peak is a finite number above 0"):
+        peak_flops("x", given=given)
 
 
 @pytest.mark.parametrize(

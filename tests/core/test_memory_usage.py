@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 import json
+import pickle
 import sys
+import threading
 import warnings
 
 import pytest
 
 from deep500_timing import MissingPackageError, Timer, TimingWarning
+from deep500_timing._ground.memory_usage import MemorySamples, RegionMemory
 from deep500_timing.memory import HostMemory, MemoryReader, MemoryTimer, MemoryUsage, format_usage
 from deep500_timing.wallclock import SynchronizedWallClockTimer
 
@@ -48,6 +51,15 @@ USAGE = MemoryUsage(
     device_peak_reserved_bytes=4 * GIB,
 )
 MORE = MemoryUsage(host_rss_bytes=2 * GIB, device="cuda:0", device_allocated_bytes=3 * GIB)
+
+
+@pytest.fixture
+def switching():
+    """Threads take turns after every few instructions."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
 
 
 @pytest.fixture
@@ -167,6 +179,86 @@ class TestRegions:
             pass
         assert again.snapshot().get("x").memory.samples == 1
         assert tmr.snapshot().get("x") is None
+
+    def test_a_copy_keeps_its_reader(self, clock):
+        """Every setting is carried, by a deep copy and by a pickle."""
+        tmr = MemoryTimer(memory=Readings(USAGE), memory_keys=["x"], keep_last=3)
+        for again in (copy.deepcopy(tmr), pickle.loads(pickle.dumps(tmr))):
+            assert isinstance(again._memory, Readings)
+            with again.region("x"), again.region("y"):
+                pass
+            memory = again.snapshot().get("x").memory
+            assert (1, USAGE) == (memory.samples, memory.last)
+            assert again.snapshot().get("y").memory is None
+
+    def test_samples_of_many_threads_add_up(self, clock, switching):
+        """Each end counts, however the threads take turns."""
+        tmr = MemoryTimer(memory=Readings(USAGE), clock=clock)
+
+        def work():
+            for _ in range(300):
+                with tmr.region("x"):
+                    pass
+
+        threads = [threading.Thread(target=work) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        found = tmr.snapshot().get("x")
+        assert (2400, 2400) == (found.stats.count, found.memory.samples)
+
+    def test_a_sample_amid_a_sample_counts(self):
+        """A signal handler or finalizer on the same thread neither waits for ever nor is lost."""
+        samples = MemorySamples()
+
+        class Entering(RegionMemory):
+            __slots__ = ()
+
+            def then(self, usage):
+                if not entered:
+                    entered.append(True)
+                    samples.add(MORE)
+                return super().then(usage)
+
+        entered = []
+        samples._total = Entering(0, USAGE)
+        samples.add(USAGE)
+        assert (2, MORE, 3 * GIB) == (samples.total().samples, samples.total().last, samples.total().max_host_rss_bytes)
+
+    def test_the_end_of_a_discarded_region_is_none(self, make):
+        """What is forgotten while it is open has no end at which memory would be read."""
+        tmr = make(USAGE)
+        with tmr.region("x"):
+            tmr.discard("x")
+        found = tmr.snapshot().get("x")
+        assert (1, None) == (found.discarded, found.memory)
+
+    def test_handles_are_as_those_of_other_timers(self, make):
+        """One object for a key, entered as itself; it shows name and state, and refuses to be copied."""
+        tmr = make(USAGE)
+        handle = tmr.region("x")
+        assert tmr.region("x") is handle
+        assert ("x", "x", False) == (handle.key, handle.name, handle.is_open)
+        with tmr.region("x") as region:
+            assert region is handle
+            assert region.is_open
+        assert "'x'" in repr(handle)
+        with pytest.raises(TypeError, match="cannot be copied or pickled"):
+            copy.copy(handle)
+
+    def test_named_timers_read_the_hosts_where_nothing_else_is_said(self, clock, monkeypatch):
+        """``memory=True`` is the host's memory, or what the adapter's class reads."""
+        pytest.importorskip("psutil")
+        timers = SynchronizedWallClockTimer(clock=clock, memory=True)
+        timers("fwd").start()
+        timers("fwd").stop()
+        assert timers.timer.snapshot().get("fwd").memory.last.host_rss_bytes > 0
+        monkeypatch.setattr(SynchronizedWallClockTimer, "memory_reader", Readings(USAGE))
+        timers = SynchronizedWallClockTimer(clock=clock, memory=True)
+        timers("fwd").start()
+        timers("fwd").stop()
+        assert USAGE == timers.timer.snapshot().get("fwd").memory.last
 
     def test_named_timers_read_it_at_each_stop(self, clock):
         """``memory=`` of a group of named timers does the same."""

@@ -199,6 +199,32 @@ class TestAmounts:
         step(timer, clock, 1.0, global_step=False)
         assert timer.average() == pytest.approx(10.0)
 
+    def test_a_start_forgets_what_a_pause_has_cut_off_as_well(self, make, clock):
+        """A micro-step that is begun anew after a pause in it has no part of the one that was given up."""
+        timer = make(batch_size=1, start_step=0)
+        timer.start()
+        clock.advance(10.0)
+        with timer.pause():
+            clock.advance(100.0)
+        clock.advance(5.0)
+        timer.start()
+        clock.advance(1.0)
+        timer.stop(global_step=True)
+        assert (1.0, 1.0, 1) == (timer.total_elapsed_time, timer.average(), timer.timed_steps)
+
+    def test_a_start_forgets_no_earlier_micro_step(self, make, clock):
+        """The global step still has the micro-steps that came to their end."""
+        timer = make(batch_size=1, start_step=0)
+        timer.start()
+        clock.advance(2.0)
+        timer.stop()
+        timer.start()
+        clock.advance(10.0)
+        timer.start()
+        clock.advance(1.0)
+        timer.stop(global_step=True)
+        assert (3.0, 1) == (timer.total_elapsed_time, timer.timed_steps)
+
     def test_data_parallel_ranks_multiply(self, make, clock):
         """Each rank processes as much."""
         timer = make(8, data_parallel_size=4)
