@@ -1,0 +1,177 @@
+"""The backward pass of a layer: from the autograd node that made its output to the one that made its input.
+
+A hook on a module's backward pass (``register_full_backward_hook``) costs 50 µs a module, raises with in-place modules
+and never fires for outputs in a dict. A prehook of an autograd node has none of these faults: the engine calls it as
+it reaches the node. A layer's backward pass begins as the engine reaches the node of one of its outputs, and ends as
+it reaches the node of one of its inputs: nodes run in the reverse order of their making, so the first of these nodes
+to be reached comes after all of the layer's own.
+
+Layers that lie one behind the other share nodes, so there is one prehook a node and not two a layer. Two things end a
+layer's pass before its input's node is reached, or without one: layers side by side have the same input, whose node
+waits for all of them, so one ends where a layer begins that was called before it; and where the model's input needs no
+gradient, the first layers end with the pass.
+"""
+
+from __future__ import annotations
+
+from _thread import get_ident
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.autograd import Variable
+from torch.autograd.graph import get_gradient_edge
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from deep500_timing_torch.layers._calls import Call
+    from deep500_timing_torch.layers._memory import MemoryLog
+    from deep500_timing_torch.layers._select import Layer
+
+_KEY = "deep500_timing"
+_current_graph_task = torch._C._current_graph_task_id
+_Tensor = torch.Tensor
+
+
+class _NodeMarks:
+    """Which calls' backward passes begin and end at one node; the prehook of that node."""
+
+    __slots__ = ("begin", "end", "owner")
+
+    def __init__(self, owner: BackwardMarks) -> None:
+        self.owner = owner
+        self.begin: tuple[Call, ...] = ()
+        """Outer layers first."""
+        self.end: tuple[Call, ...] = ()
+        """Inner layers first."""
+
+    def __call__(self, _gradients: object) -> None:
+        """The engine has reached the node."""
+        owner = self.owner
+        if not owner.attached:
+            return
+        try:
+            for call in self.end:
+                if call.region is not None:
+                    owner.close(call)
+            for call in self.begin:
+                if call.region is None:
+                    owner.open(call)
+        except Exception as error:
+            owner.fault("backward pass", (self.begin or self.end)[0].layer, error)
+
+
+class BackwardMarks:
+    """Opens and closes the regions of layers as the autograd engine passes them."""
+
+    def __init__(self, region_of: Callable[[Layer], Any], fault: Callable[[str, Layer, Exception], None]) -> None:
+        """Start with no pass under way.
+
+        Args:
+            region_of: Gives the region of a layer's backward pass.
+            fault: Is told of a prehook that failed.
+        """
+        self.region_of = region_of
+        self.fault = fault
+        self.attached = True
+        self.untimed = 0
+        """Backward passes of layers that were left out: they ended on another thread than they began on, or another
+        call of the same layer was in its backward pass."""
+        self.memory: MemoryLog | None = None
+        """What reads the memory, if it is read."""
+        self._open: list[Call] = []
+        self._tasks: set[int] = set()
+
+    def mark(self, call: Call, output: Any) -> None:
+        """Note where the backward pass of a call that has returned will begin and end."""
+        inputs = call.inputs
+        call.inputs = None
+        nodes: list[Any] = []
+        if isinstance(output, _Tensor) and (made_by := output.grad_fn) is not None:
+            nodes.append(made_by)
+        else:
+            find_nodes(output, nodes)
+        begins = False
+        for node in nodes:
+            # What is handed through unchanged is no work of the layer's.
+            if inputs is None or node not in inputs:
+                metadata: dict[str, Any] = node.metadata
+                marks = metadata.get(_KEY)
+                if marks is None or marks.owner is not self:
+                    marks = metadata[_KEY] = _NodeMarks(self)
+                    node.register_prehook(marks)
+                marks.begin = (call, *marks.begin)
+                begins = True
+        if begins and inputs:
+            for node in inputs:
+                metadata = node.metadata
+                marks = metadata.get(_KEY)
+                if marks is None or marks.owner is not self:
+                    marks = metadata[_KEY] = _NodeMarks(self)
+                    node.register_prehook(marks)
+                marks.end = (*marks.end, call)
+
+    def open(self, call: Call) -> None:
+        """Begin the backward pass of a call."""
+        call.task = task = _current_graph_task()
+        if task not in self._tasks:
+            self._tasks.add(task)
+            Variable._execution_engine.queue_callback(lambda: self._task_ended(task))
+        call.thread = thread = get_ident()
+        opened = self._open
+        if opened:
+            order = call.order
+            for other in opened[:]:
+                if order < other.order and thread == other.thread and not other.is_within(call):
+                    self.close(other)
+        region = self.region_of(call.layer)
+        if region.is_open:
+            self.untimed += 1
+            return
+        if self.memory is not None:
+            self.memory.begin(call, forward=False)
+        call.region = region
+        opened.append(call)
+        region.start()
+
+    def close(self, call: Call) -> None:
+        """End the backward pass of a call."""
+        region = call.region
+        call.region = None
+        self._open.remove(call)
+        if call.thread == get_ident():
+            region.end()
+            if self.memory is not None:
+                self.memory.end(call, forward=False)
+        else:
+            self.untimed += 1  # A region belongs to the thread that began it; on this one it is not open.
+
+    def _task_ended(self, task: int) -> None:
+        # A reentrant checkpoint runs a task of its own within that of the whole pass.
+        self._tasks.discard(task)
+        for call in self._open[:]:
+            if call.task == task:
+                try:
+                    self.close(call)
+                except Exception as error:
+                    self.fault("backward pass", call.layer, error)
+
+
+def find_nodes(value: Any, nodes: list[Any]) -> None:
+    """Append the autograd nodes that made the tensors in ``value``, which may hold them in containers."""
+    if isinstance(value, _Tensor):
+        if value.requires_grad:
+            node = value.grad_fn
+            if node is None:
+                node = get_gradient_edge(value).node
+            if node not in nodes:
+                nodes.append(node)
+    elif isinstance(value, (list, tuple)):
+        for one in value:
+            find_nodes(one, nodes)
+    elif isinstance(value, dict):
+        for one in value.values():
+            find_nodes(one, nodes)
+    elif hasattr(value, "__dataclass_fields__"):
+        for name in value.__dataclass_fields__:
+            find_nodes(getattr(value, name), nodes)

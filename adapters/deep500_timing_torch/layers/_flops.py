@@ -1,0 +1,79 @@
+"""Floating-point operations by layer, as PyTorch counts them and as our hooks tell the layers apart.
+
+``FlopCounterMode`` has a tally by module of its own, which puts the backward passes of layers side by side (the three
+projections of attention) on top of one another. So only its total is read, where a layer's passes begin and end.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.flop_counter import FlopCounterMode
+
+from deep500_timing_torch.layers._calls import BACKWARD, FORWARD
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from deep500_timing_torch.layers._layer_timer import LayerTimer
+
+
+class FlopCounter:
+    """Stands for a timer whose regions count operations instead of nanoseconds."""
+
+    def __init__(self) -> None:
+        """Start with nothing counted."""
+        self.counter = FlopCounterMode(display=False)
+        self.regions: dict[str, _CountedRegion] = {}
+
+    def region(self, key: str, gpu: bool = False) -> _CountedRegion:
+        """The region of that key."""
+        return self.regions.setdefault(key, _CountedRegion(self.counter))
+
+    def of(self, path: str) -> int:
+        """The operations of a layer in the training steps so far, with those of the layers within."""
+        found = (self.regions.get(f"{path} {purpose}") for purpose in (FORWARD, BACKWARD))
+        return sum(region.total for region in found if region is not None)
+
+
+class _CountedRegion:
+    """Operations between start and end, added up."""
+
+    __slots__ = ("_began", "_counter", "is_open", "total")
+
+    def __init__(self, counter: FlopCounterMode) -> None:
+        self._counter = counter
+        self._began = 0
+        self.is_open = False
+        self.total = 0
+
+    def start(self) -> None:
+        self.is_open = True
+        self._began = self._counter.get_total_flops()
+
+    def end(self) -> None:
+        self.is_open = False
+        self.total += self._counter.get_total_flops() - self._began
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        self.is_open = False
+
+
+def count_by_layer(
+    layers: LayerTimer, step: Callable[..., object], *args: Any, **kwargs: Any
+) -> tuple[dict[str, int], int]:
+    """Run a step once and count the operations of each layer, forward and backward.
+
+    Args:
+        layers: A layer timer over a :class:`FlopCounter`.
+        step: What to run.
+        *args: For it.
+        **kwargs: For it.
+
+    Returns:
+        The operations by the path of the layer, with those of the layers within, and of the whole step.
+    """
+    counts: FlopCounter = layers.timer
+    with layers, counts.counter:
+        step(*args, **kwargs)
+    return {layer.path: counts.of(layer.path) for layer in layers.layers}, counts.counter.get_total_flops()

@@ -1,0 +1,216 @@
+"""Times the layers of a model, each call of each, forward and backward."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from deep500_timing._ground.warn import warn_once
+from deep500_timing_torch._timer import CPUGPUTimer
+from deep500_timing_torch.layers._backward import BackwardMarks
+from deep500_timing_torch.layers._calls import BACKWARD, Calls
+from deep500_timing_torch.layers._flops import FlopCounter, count_by_layer
+from deep500_timing_torch.layers._memory import MemoryLog
+from deep500_timing_torch.layers._select import Layer, select
+from deep500_timing_torch.layers._table import render
+from deep500_timing_torch.layers._times import ModelTimes, read_times
+from deep500_timing_torch.memory import TorchMemory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Self
+
+    from torch import nn
+
+    from deep500_timing import Timer
+    from deep500_timing.memory import MemoryReader
+    from deep500_timing_torch.layers._select import Match
+
+
+class LayerTimer:
+    """Times chosen layers of a model by hooks, from :meth:`attach` (or the ``with`` block's begin) to :meth:`detach`.
+
+    ::
+
+        with LayerTimer(model, depth=2) as layers:
+            for batch in loader:
+                train_step(model, batch)
+        print(layers.table())
+
+    Each layer has up to four regions in the timer: ``"blocks.0 forward"``, ``"blocks.0 backward"``, ``"blocks.0
+    recomputed forward"`` (activation checkpointing, in the middle of a backward pass) and ``"blocks.0 evaluation
+    forward"`` (the model is not training). So they are in every exporter and every report that the timer is in.
+
+    Nothing of the training changes: no order of operations, no random number, no gradient. A model that was compiled
+    by ``torch.compile`` is timed as a whole, from outside: what is within it is not visible, and is said so.
+
+    Args:
+        model: The model, or any part of one.
+        timer: Where the times go; a new :class:`deep500_timing_torch.CPUGPUTimer` if None.
+        depth: How many levels below the model to go; None for all.
+        match: Which modules: a name (``fnmatch`` patterns), a compiled regular expression, a class, or a list of
+            these; None for all within ``depth``.
+        gpu: Whether to time on the device as well; None for yes if a parameter or buffer of the model is on one.
+        memory: Whether to read the device's memory as layers begin and end, beside their times: it costs tens of
+            microseconds each time. Or what reads it. A CPU has none to read: the host's is not passed off as it.
+
+    Raises:
+        TypeError: ``model`` is no module, or ``match`` holds something else than is named above.
+        ValueError: ``depth`` is negative, or no module matches.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        timer: Timer | None = None,
+        *,
+        depth: int | None = None,
+        match: Match | None = None,
+        gpu: bool | None = None,
+        memory: bool | MemoryReader = False,
+    ) -> None:
+        reader = TorchMemory() if memory is True else memory
+        layers = select(model, depth=depth, match=match)
+        gpu = _is_on_a_device(model) if gpu is None else gpu
+        self._prepare(model, layers, CPUGPUTimer() if timer is None else timer, gpu=gpu)
+        if reader:
+            self._read_memory(MemoryLog(reader, self.layers))
+        self._say_what_is_hidden()
+
+    def _prepare(self, model: nn.Module, layers: Sequence[Layer], timer: Any, *, gpu: bool) -> None:
+        self.layers = tuple(layers)
+        """What is timed, in the order in which the model names its modules; the model itself first."""
+        self.timer = timer
+        """Where the times are."""
+        self.gpu = gpu
+        """Whether they are taken on the device as well."""
+        self.faults = 0
+        """Hooks that failed; what they would have timed is missing."""
+        self._model = model
+        self._marks = BackwardMarks(self._backward_region, self._fault)
+        self._calls = Calls(model, self._region, self._marks, self._fault)
+        self._hooks: list[Any] = []
+        self._flops: dict[str, int] | None = None
+        self._memory: MemoryLog | None = None
+
+    @property
+    def attached(self) -> bool:
+        """Whether the model is being timed now."""
+        return bool(self._hooks)
+
+    @property
+    def untimed(self) -> int:
+        """Backward passes that were left out, since they began on one thread and ended on another."""
+        return self._marks.untimed
+
+    def attach(self) -> Self:
+        """Put the hooks on the model.
+
+        Raises:
+            RuntimeError: They are on it already.
+        """
+        if self._hooks:
+            raise RuntimeError(
+                f"Attaching a layer timer to {type(self._model).__name__}: it is attached already. Call detach() first."
+            )
+        self._marks.attached = True
+        for layer in self.layers:
+            before, after = self._calls.hooks_of(layer)
+            self._hooks.append(layer.module.register_forward_pre_hook(before, prepend=True, with_kwargs=True))
+            self._hooks.append(layer.module.register_forward_hook(after, always_call=True))
+        return self
+
+    def detach(self) -> None:
+        """Take the hooks off: the model is as it was. Graphs that were made meanwhile are not timed any more."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        self._marks.attached = False
+
+    def __enter__(self) -> Self:
+        """Attach."""
+        return self.attach()
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        """Detach."""
+        self.detach()
+
+    def times(self) -> ModelTimes:
+        """The times of all layers so far, waiting for the device's."""
+        self.timer.complete_all()
+        return ModelTimes(
+            tuple(read_times(self.layers, self.timer, self._flops, self._memory)),
+            growth=None if self._memory is None else self._memory.growth(),
+            out_of_memory=self._calls.out_of_memory,
+            faults=self.faults,
+            untimed=self.untimed,
+        )
+
+    def count_flops(self, step: Callable[..., object], *args: Any, **kwargs: Any) -> int:
+        """Run a step once, untimed, and count the operations of each layer in it.
+
+        Matrix products, convolutions and attention are counted, forward and backward, by
+        ``torch.utils.flop_counter``; element-wise operations are not.
+
+        Args:
+            step: Forward and backward of one step. It really runs.
+            *args: For the step.
+            **kwargs: For the step.
+
+        Returns:
+            The operations of the whole step.
+        """
+        attached = self.attached
+        self.detach()
+        try:
+            self._flops, total = count_by_layer(self._over(FlopCounter()), step, *args, **kwargs)
+        finally:
+            if attached:
+                self.attach()
+        return total
+
+    def table(self, *, fold: bool = True, width: int | None = None) -> str:
+        """The times as a table, see :func:`deep500_timing_torch.layers.render`."""
+        return render(self.times(), fold=fold, width=width)
+
+    def _read_memory(self, log: MemoryLog) -> None:
+        self._memory = self._calls.memory = self._marks.memory = log
+
+    def _over(self, timer: Any) -> LayerTimer:
+        # The same layers over another timer.
+        other = LayerTimer.__new__(LayerTimer)
+        other._prepare(self._model, [Layer.again(layer) for layer in self.layers], timer, gpu=False)
+        return other
+
+    def _region(self, layer: Layer, purpose: str) -> Any:
+        region = self.timer.region(f"{layer.path} {purpose}", gpu=self.gpu)
+        layer.handles[purpose] = region
+        return region
+
+    def _backward_region(self, layer: Layer) -> Any:
+        return layer.handles.get(BACKWARD) or self._region(layer, BACKWARD)
+
+    def _fault(self, doing: str, layer: Layer, error: Exception) -> None:
+        self.faults += 1
+        warn_once(
+            f"Timing the {doing} of layer {layer.path!r} failed; training goes on, its time is missing: "
+            f"{type(error).__name__}: {error}",
+            about=f"layer hook {doing}",
+        )
+
+    def _say_what_is_hidden(self) -> None:
+        compiled = [layer.path for layer in self.layers if _is_compiled(layer.module)]
+        if compiled:
+            warn_once(
+                f"Timing layers: {', '.join(compiled[:3])} is compiled by torch.compile, so it is timed from outside "
+                "and what is within it is not visible. Time the layers of the model before it is compiled.",
+                about="layers of a compiled model",
+            )
+
+
+def _is_on_a_device(model: nn.Module) -> bool:
+    tensors = [*model.parameters(), *model.buffers()]
+    return any(tensor.device.type not in {"cpu", "meta"} for tensor in tensors)
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None

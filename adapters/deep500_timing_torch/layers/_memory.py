@@ -1,0 +1,210 @@
+"""What each layer does to the device's memory: before and after its calls, what it keeps, and what it never gives back.
+
+Nothing is reset: a peak within a layer is known when the layer raised the framework's own peak, and not otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import torch
+    from numpy.typing import NDArray
+
+    from deep500_timing.memory import MemoryReader
+    from deep500_timing_torch.layers._calls import Call
+    from deep500_timing_torch.layers._select import Layer
+
+_KEPT_STEPS = 4096
+"""Steps over which growth is judged: the newest."""
+_T_975 = {2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 10: 2.228}
+"""97.5 % quantile of Student's t by degrees of freedom; 2.0 beyond is at most 10 % too narrow, from 60 on too wide."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerMemory:
+    """The device's memory around one layer's calls. None where the device does not tell."""
+
+    samples: int
+    """Forward passes at whose ends it was read."""
+    allocated_before_bytes: int | None
+    """What tensors occupied before the last of them."""
+    allocated_after_bytes: int | None
+    """What they occupied after it."""
+    reserved_after_bytes: int | None
+    """What the allocator held after it."""
+    kept_bytes: float | None
+    """What a forward pass in training left occupied, in the mean: its output, and what it keeps for backward."""
+    peak_within_bytes: int | None
+    """The most that tensors occupied within a call; None if no call raised the framework's own peak."""
+    unreturned_bytes: float | None
+    """What a step's forward and backward passes left occupied beside new gradients, without the layers within: in the
+    mean over steps but the first. Above 0 it is what a leak looks like."""
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """How the memory that tensors occupy as a step begins changes over the steps."""
+
+    bytes_per_step: float
+    """Slope of the least-squares line."""
+    interval: tuple[float, float]
+    """Its 95 % confidence interval, from the steps' scatter about the line."""
+    steps: int
+    """Steps that it stands on."""
+
+    @property
+    def is_significant(self) -> bool:
+        """Whether memory grows beyond what the scatter explains."""
+        return self.interval[0] > 0
+
+
+class _Layer:
+    """Sums over one layer's calls."""
+
+    __slots__ = (
+        "after",
+        "before",
+        "gradients",
+        "kept",
+        "kept_count",
+        "parameters",
+        "peak",
+        "reserved",
+        "samples",
+        "unreturned",
+        "without_gradient",
+    )
+
+    def __init__(self, layer: Layer) -> None:
+        self.parameters = tuple(layer.module.parameters(recurse=False))
+        self.without_gradient: list[torch.nn.Parameter] = []
+        """Those of its own parameters that had no gradient as its forward pass began."""
+        self.samples = 0
+        self.before: int | None = None
+        self.after: int | None = None
+        self.reserved: int | None = None
+        self.kept = 0
+        self.kept_count = 0
+        self.peak: int | None = None
+        self.unreturned: deque[tuple[int, int]] = deque(maxlen=_KEPT_STEPS)
+        """By step: what is left of its passes, with the layers within."""
+        self.gradients: deque[tuple[int, int]] = deque(maxlen=_KEPT_STEPS)
+        """By step: what the gradients take up that its backward pass made for its own parameters."""
+
+
+class MemoryLog:
+    """Reads the memory as layers begin and end."""
+
+    def __init__(self, reader: MemoryReader, layers: Sequence[Layer]) -> None:
+        """Start with nothing read.
+
+        Args:
+            reader: What reads it.
+            layers: What is timed, the model first.
+        """
+        self._reader = reader
+        self._root = layers[0]
+        self._sums = {layer: _Layer(layer) for layer in layers}
+        self._step = 0
+        self._at_steps: deque[int] = deque(maxlen=_KEPT_STEPS)
+
+    def begin(self, call: Call, *, forward: bool) -> None:
+        """A layer's pass is about to begin."""
+        usage = self._reader.read()
+        call.memory = usage
+        if forward:
+            sums = self._sums[call.layer]
+            sums.without_gradient = [parameter for parameter in sums.parameters if parameter.grad is None]
+        if forward and call.layer is self._root:
+            self._step += 1
+            if usage.device_allocated_bytes is not None:
+                self._at_steps.append(usage.device_allocated_bytes)
+
+    def end(self, call: Call, *, forward: bool, training: bool = True) -> None:
+        """A layer's pass has ended."""
+        before, after = call.memory, self._reader.read()
+        call.memory = None
+        if before is None:
+            return
+        sums = self._sums[call.layer]
+        old, new = before.device_allocated_bytes, after.device_allocated_bytes
+        if forward:
+            sums.samples += 1
+            sums.before, sums.after, sums.reserved = old, new, after.device_reserved_bytes
+        if old is None or new is None:
+            return
+        if forward and training:
+            sums.kept += new - old
+            sums.kept_count += 1
+        if training:
+            sums.unreturned.append((self._step, new - old))
+        if not forward:
+            # The gradients that a backward pass makes are the optimizer's to free.
+            made = [parameter.grad for parameter in sums.without_gradient if parameter.grad is not None]
+            sums.gradients.append((self._step, sum(grad.numel() * grad.element_size() for grad in made)))
+            sums.without_gradient = []
+        peaks = before.device_peak_allocated_bytes, after.device_peak_allocated_bytes
+        if peaks[0] is not None and peaks[1] is not None and peaks[1] > peaks[0]:
+            sums.peak = max(sums.peak or 0, peaks[1])
+
+    def times(self, parents: Mapping[str, str | None]) -> dict[str, LayerMemory]:
+        """What was read, by the path of the layer.
+
+        Args:
+            parents: For each layer's path that of the layer around it, None for the model.
+        """
+        own = {layer.path: _mean_by_step(sums.unreturned) for layer, sums in self._sums.items()}
+        for path, within in list(own.items()):
+            parent = parents[path]
+            if parent is not None and within is not None:
+                around = own[parent]
+                own[parent] = None if around is None else around - within
+        for layer, sums in self._sums.items():
+            left = own[layer.path]
+            if left is not None:
+                own[layer.path] = left - (_mean_by_step(sums.gradients) or 0.0)
+        return {
+            layer.path: LayerMemory(
+                sums.samples,
+                sums.before,
+                sums.after,
+                sums.reserved,
+                sums.kept / sums.kept_count if sums.kept_count else None,
+                sums.peak,
+                own[layer.path],
+            )
+            for layer, sums in self._sums.items()
+        }
+
+    def growth(self) -> Growth | None:
+        """How the memory at the beginning of steps grows, the first step left out; None below five steps."""
+        levels = np.array(self._at_steps, dtype=np.float64)[1:]
+        return _slope(levels) if len(levels) >= 5 else None
+
+
+def _mean_by_step(unreturned: deque[tuple[int, int]]) -> float | None:
+    steps: dict[int, int] = {}
+    for step, left in unreturned:
+        steps[step] = steps.get(step, 0) + left
+    later = [left for step, left in steps.items() if step > 1]
+    return sum(later) / len(later) if later else None
+
+
+def _slope(levels: NDArray[np.float64]) -> Growth:
+    # Ordinary least squares with its standard error (Draper and Smith, Applied Regression Analysis, section 1.4).
+    count = len(levels)
+    steps = np.arange(count) - (count - 1) / 2
+    spread = float((steps**2).sum())
+    slope = float((steps * levels).sum() / spread)
+    rest = levels - levels.mean() - slope * steps
+    error = math.sqrt(float((rest**2).sum()) / (count - 2) / spread)
+    width = _T_975.get(count - 2, 2.0) * error
+    return Growth(slope, (slope - width, slope + width), count)

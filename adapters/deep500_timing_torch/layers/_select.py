@@ -1,0 +1,115 @@
+"""Which modules of a model are timed, and under which names."""
+
+from __future__ import annotations
+
+import re
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    Match = str | re.Pattern[str] | type[nn.Module] | Sequence[str | re.Pattern[str] | type[nn.Module]]
+
+
+class Layer:
+    """One module that is timed."""
+
+    __slots__ = ("depth", "handles", "kind", "module", "names", "parameters")
+
+    def __init__(self, module: nn.Module, name: str) -> None:
+        """Start with the one place at which the module was found first."""
+        self.module = module
+        self.names = [name]
+        """Its places in the model, as ``named_modules`` calls them; more than one if the module is shared."""
+        self.kind = type(module).__name__
+        """The name of its class."""
+        self.depth = name.count(".") + 1 if name else 0
+        """How deep it lies at its first place; the model itself is 0."""
+        self.parameters = sum(parameter.numel() for parameter in module.parameters(recurse=False))
+        """Elements of its own parameters, without those of the modules within."""
+        self.handles: dict[str, Any] = {}
+        """The regions that were used so far, by what the layer was called for."""
+
+    @classmethod
+    def again(cls, layer: Layer) -> Layer:
+        """The same layer, of which nothing has been timed yet."""
+        made = cls(layer.module, layer.names[0])
+        made.names = list(layer.names)
+        return made
+
+    @property
+    def path(self) -> str:
+        """Its first place; the name of the class for the model itself."""
+        return self.names[0] or self.kind
+
+    def __repr__(self) -> str:
+        """Show the place and the class."""
+        return f"<layer {self.path!r}: {self.kind}>"
+
+
+def select(model: nn.Module, *, depth: int | None, match: Match | None) -> list[Layer]:
+    """The layers to time, in the order in which the model names them. The model itself is always the first.
+
+    Args:
+        model: The model.
+        depth: How many levels below the model to go; None for all of them.
+        match: Names (``fnmatch`` patterns such as ``"blocks.*"``, or compiled regular expressions that must match the
+            whole name), or classes; one or several of them. None for every module within ``depth``.
+
+    Raises:
+        TypeError: ``model`` is no module, or ``match`` holds something else.
+        ValueError: ``depth`` is negative, or nothing in the model matches.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"Timing the layers of {model!r}: it is a {type(model).__name__}, not a torch.nn.Module. Pass the model."
+        )
+    if depth is not None and depth < 0:
+        raise ValueError(f"Timing layers with depth={depth}: it counts levels below the model; pass 0 or more.")
+    wanted = None if match is None else _as_list(match)
+    by_module: dict[int, Layer] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        # A container is never called, and a compiled model shows nothing of its inside.
+        if isinstance(module, (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)):
+            continue
+        if name and depth is not None and name.count(".") + 1 > depth:
+            continue
+        if name and wanted is not None and not any(_matches(name, module, one) for one in wanted):
+            continue
+        known = by_module.get(id(module))
+        if known is None:
+            by_module[id(module)] = Layer(module, name)
+        else:
+            known.names.append(name)
+    if wanted is not None and len(by_module) == 1:
+        examples = ", ".join(name for name, _ in list(model.named_modules())[1:5]) or "none, it has no modules within"
+        raise ValueError(
+            f"Timing the layers of {type(model).__name__} with match={match!r}: no module matches. "
+            f"Its modules are {examples}, and so on; see model.named_modules()."
+        )
+    return list(by_module.values())
+
+
+def _as_list(match: Match) -> list[str | re.Pattern[str] | type[nn.Module]]:
+    several: Iterable[object] = match if isinstance(match, (list, tuple, set, frozenset)) else (match,)
+    checked: list[str | re.Pattern[str] | type[nn.Module]] = []
+    for one in several:
+        if isinstance(one, (str, re.Pattern)) or (isinstance(one, type) and issubclass(one, nn.Module)):
+            checked.append(one)
+        else:
+            raise TypeError(
+                f"Timing layers with match={one!r}: pass a name such as 'blocks.*', a compiled regular expression, "
+                "a module class, or a list of these."
+            )
+    return checked
+
+
+def _matches(name: str, module: nn.Module, wanted: str | re.Pattern[str] | type[nn.Module]) -> bool:
+    if isinstance(wanted, str):
+        return fnmatchcase(name, wanted)
+    if isinstance(wanted, re.Pattern):
+        return wanted.fullmatch(name) is not None
+    return isinstance(module, wanted)

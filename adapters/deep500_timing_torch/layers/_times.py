@@ -1,0 +1,236 @@
+"""The times of a model's layers as plain data, read from the timer that they were recorded in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from deep500_timing_torch.layers._calls import BACKWARD, EVALUATION, FORWARD, PURPOSES, RECOMPUTED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from deep500_timing import Timer, TimeStats
+    from deep500_timing_torch.layers._memory import Growth, LayerMemory, MemoryLog
+    from deep500_timing_torch.layers._select import Layer
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTimes:
+    """One layer: what it is, and its times for each purpose that it was called for."""
+
+    path: str
+    """Its place in the model, such as ``"blocks.0.attn"``; the name of the class for the model itself."""
+    kind: str
+    """Its class."""
+    depth: int
+    """How many timed layers it lies within."""
+    parent: int | None
+    """The position of the layer that it lies within; None for the model, and for a layer that is called from several
+    places."""
+    stats: Mapping[str, TimeStats] = field(default_factory=dict)
+    """Statistics of its calls on the CPU, in seconds, by purpose: ``"forward"``, ``"backward"``, ``"recomputed
+    forward"``, ``"evaluation forward"``. Purposes that never occurred are not there."""
+    gpu_stats: Mapping[str, TimeStats] = field(default_factory=dict)
+    """The same on the device."""
+    self_s: Mapping[str, float] = field(default_factory=dict)
+    """Total time in seconds that no layer within it covers, by purpose, on the device where there are such times."""
+    shared: bool = False
+    """Whether the same module stands at several places of the model."""
+    parameters: int = 0
+    """Elements of its own parameters, without those of the layers within."""
+    flops: int | None = None
+    """Floating-point operations of one step's calls, forward and backward; None if they were not counted."""
+    memory: LayerMemory | None = None
+    """The device's memory around its calls; None if it was not read."""
+
+    @property
+    def on_device(self) -> bool:
+        """Whether its totals are those on the device."""
+        return bool(self.gpu_stats)
+
+    def total_s(self, purpose: str) -> float | None:
+        """Time of all its calls for a purpose, on the device where there are such times; None if there were none."""
+        stats = (self.gpu_stats or self.stats).get(purpose)
+        return None if stats is None else stats.total
+
+    def calls(self, purpose: str = FORWARD) -> int:
+        """How often it was called for a purpose."""
+        stats = self.stats.get(purpose)
+        return 0 if stats is None else stats.count
+
+    @property
+    def step_s(self) -> float | None:
+        """Total time in the training steps: forward and backward, in which recomputation lies. None if it had none."""
+        parts = [self.total_s(FORWARD), self.total_s(BACKWARD)]
+        known = [part for part in parts if part is not None]
+        return sum(known) if known else None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTimes:
+    """All layers of a model, the model first, in the order in which it names them."""
+
+    layers: tuple[LayerTimes, ...]
+    growth: Growth | None = None
+    """How the device's memory grows over the steps; None if it was not read, or over too few steps."""
+    out_of_memory: str | None = None
+    """The innermost layer in which the device ran out of memory."""
+    faults: int = 0
+    """Hooks that failed; what they would have timed is missing."""
+    untimed: int = 0
+    """Backward passes that were left out, since they could not be told from others'."""
+
+    @property
+    def model(self) -> LayerTimes:
+        """The model as a whole."""
+        return self.layers[0]
+
+    @property
+    def leak(self) -> LayerTimes | None:
+        """The layer that most of a significant growth of memory stays in; None without growth, or if none has half."""
+        if self.growth is None or not self.growth.is_significant:
+            return None
+        most = max(self.layers, key=lambda layer: _unreturned(layer) or 0.0)
+        return most if (_unreturned(most) or 0.0) > self.growth.bytes_per_step / 2 else None
+
+    def flops_per_s(self, layer: LayerTimes) -> float | None:
+        """Operations a second of a layer in the training steps; None if they were not counted or not timed."""
+        steps, seconds = self.model.calls(FORWARD), layer.step_s
+        return layer.flops * steps / seconds if layer.flops and steps and seconds else None
+
+    def share(self, layer: LayerTimes) -> float | None:
+        """A layer's part of the model's training steps; None if either was not timed."""
+        whole, part = self.model.step_s, layer.step_s
+        return None if not whole or part is None else part / whole
+
+    def get(self, path: str) -> LayerTimes:
+        """The layer at a place of the model.
+
+        Raises:
+            KeyError: No layer that was timed lies there.
+        """
+        for layer in self.layers:
+            if layer.path == path:
+                return layer
+        raise KeyError(f"No layer that was timed lies at {path!r}; see [layer.path for layer in times.layers].")
+
+
+def _unreturned(layer: LayerTimes) -> float | None:
+    return None if layer.memory is None else layer.memory.unreturned_bytes
+
+
+def read_times(
+    layers: Sequence[Layer], timer: Timer, flops: Mapping[str, int] | None = None, memory: MemoryLog | None = None
+) -> Iterable[LayerTimes]:
+    """Read the times of layers out of a timer.
+
+    Args:
+        layers: What was timed, the model first.
+        timer: Where the times are.
+        flops: Operations of one step by path, if they were counted.
+        memory: What read the memory, if it was read.
+    """
+    regions = {(region.name, region.device): region.stats for region in timer.snapshot()}
+    positions = {name: position for position, layer in enumerate(layers) for name in layer.names}
+    found: list[LayerTimes] = []
+    for layer in layers:
+        parent = None if layer.path == layers[0].path or len(layer.names) > 1 else _parent_of(layer.names[0], positions)
+        found.append(
+            LayerTimes(
+                layer.path,
+                layer.kind,
+                0 if parent is None else found[parent].depth + 1,
+                parent,
+                _stats(regions, layer, "CPU"),
+                _stats(regions, layer, "GPU"),
+                shared=len(layer.names) > 1,
+                parameters=layer.parameters,
+                flops=None if flops is None else flops.get(layer.path, 0),
+            )
+        )
+    for position, layer in enumerate(layers):
+        if found[position].shared:
+            depth = 1 + found[_parent_of(layer.names[0], positions)].depth
+            found[position] = replace(found[position], depth=depth)
+    on_device = any(times.on_device for times in found)
+    own = _self_times(
+        {
+            (position, purpose): timer.intervals(f"{layer.path} {purpose}", gpu=on_device)
+            for position, layer in enumerate(layers)
+            for purpose in PURPOSES
+        },
+        # What stands at several places lies within each of its callers, wherever it is listed.
+        [position + times.shared * len(found) for position, times in enumerate(found) for _ in PURPOSES],
+    )
+    read = {} if memory is None else memory.times({times.path: _path_of(times.parent, found) for times in found})
+    return [
+        replace(times, self_s=_scaled(own, position, times), memory=read.get(times.path))
+        for position, times in enumerate(found)
+    ]
+
+
+def _path_of(position: int | None, found: Sequence[LayerTimes]) -> str | None:
+    return None if position is None else found[position].path
+
+
+def _scaled(own: Mapping[tuple[int, str], tuple[int, int]], position: int, times: LayerTimes) -> dict[str, float]:
+    # A timer with keep_last keeps the newest intervals only: their share holds for all.
+    found = {}
+    for purpose in PURPOSES:
+        total = times.total_s(purpose)
+        if total is not None:
+            own_ns, kept_ns = own.get((position, purpose), (0, 0))
+            found[purpose] = total * own_ns / kept_ns if kept_ns else total
+    return found
+
+
+def _self_times(
+    intervals: Mapping[tuple[int, str], NDArray[np.int64]], ranks: Sequence[int]
+) -> dict[tuple[int, str], tuple[int, int]]:
+    """For each region, its time that no other region within it covers, and its whole time, in nanoseconds.
+
+    Nesting is measured: an interval lies within the last one that began before it and ends after it.
+
+    Args:
+        intervals: Starts and ends of each region.
+        ranks: For each of them, in the same order: of two that begin and end together the lower is the outer one.
+    """
+    keys = list(intervals)
+    starts = np.concatenate([intervals[key][:, 0] for key in keys])
+    ends = np.concatenate([intervals[key][:, 1] for key in keys])
+    owners = np.repeat(np.arange(len(keys)), [len(intervals[key]) for key in keys])
+    order = np.lexsort((np.array(ranks)[owners], -ends, starts))
+    own = ends - starts
+    stack: list[int] = []
+    start_of, end_of = starts.tolist(), ends.tolist()
+    for one in order.tolist():
+        while stack and (end_of[stack[-1]] < end_of[one] or end_of[stack[-1]] <= start_of[one]):
+            stack.pop()
+        if stack:
+            own[stack[-1]] -= end_of[one] - start_of[one]
+        stack.append(one)
+    return {
+        key: (int(own[owners == place].sum()), int((ends - starts)[owners == place].sum()))
+        for place, key in enumerate(keys)
+    }
+
+
+def _stats(regions: Mapping[tuple[str, str], Any], layer: Layer, device: str) -> dict[str, TimeStats]:
+    named = {purpose: regions.get((f"{layer.path} {purpose}", device)) for purpose in PURPOSES}
+    return {purpose: stats for purpose, stats in named.items() if stats is not None}
+
+
+def _parent_of(name: str, positions: Mapping[str, int]) -> int:
+    while name:
+        name = name.rpartition(".")[0]
+        if name in positions:
+            return positions[name]
+    return 0
+
+
+__all__ = ["BACKWARD", "EVALUATION", "FORWARD", "RECOMPUTED", "LayerTimes", "ModelTimes", "read_times"]

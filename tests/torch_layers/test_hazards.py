@@ -1,0 +1,436 @@
+"""Every way of using a module that is known to break hooks gives right times and changes nothing."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import pickle
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+from deep500_timing_torch.layers import LayerTimer  # noqa: E402
+
+
+class Around(nn.Module):
+    """Calls what is within it by a function of the test's own."""
+
+    def __init__(self, function, **inner):
+        super().__init__()
+        self.function = function
+        for name, module in inner.items():
+            self.add_module(name, module)
+
+    def forward(self, *args, **kwargs):
+        """Do what the test says."""
+        return self.function(self, *args, **kwargs)
+
+
+def hooks_on(model):
+    """How many hooks the modules of a model have."""
+    return sum(
+        len(hooks)
+        for module in model.modules()
+        for hooks in (
+            module._forward_hooks,
+            module._forward_pre_hooks,
+            module._forward_hooks_always_called,
+            module._forward_hooks_with_kwargs,
+            module._forward_pre_hooks_with_kwargs,
+        )
+    )
+
+
+class TestOneLayerBehindTheOther:
+    def test_each_pass_of_each_layer_is_exact(self, work, tmr, ms, value):
+        """A chain of layers has each its own time forward and backward, and the model their sum."""
+        model = nn.Sequential(work(1, 10), work(2, 20), work(3, 30))
+        with LayerTimer(model, tmr):
+            model(value).sum().backward()
+        assert [[1], [2], [3], [6]] == [ms(f"{name} forward") for name in ("0", "1", "2", "Sequential")]
+        assert [[10], [20], [30], [60]] == [ms(f"{name} backward") for name in ("0", "1", "2", "Sequential")]
+
+    def test_without_an_input_that_needs_a_gradient(self, work, tmr, ms):
+        """The first layer, whose input ends no graph, ends with the pass and not where the next begins."""
+        model = nn.Sequential(work(1, 10), work(2, 20))
+        with LayerTimer(model, tmr):
+            model(torch.ones(3)).sum().backward()
+        assert ([10], [20], [30]) == (ms("0 backward"), ms("1 backward"), ms("Sequential backward"))
+
+    def test_layers_side_by_side_share_an_input(self, work, tmr, ms, value):
+        """Three projections of one input each have their own time, though its node waits for all of them."""
+        model = Around(lambda m, x: m.q(x) + m.k(x) * m.v(x), q=work(1, 10), k=work(2, 20), v=work(3, 30))
+        with LayerTimer(model, tmr):
+            model(value * 2).sum().backward()
+        assert ([10], [20], [30], [60]) == tuple(ms(f"{name} backward") for name in ("q", "k", "v", "Around"))
+
+    def test_side_by_side_at_the_model_s_beginning(self, work, tmr, ms):
+        """Two embeddings of inputs without gradients are told apart."""
+        model = Around(lambda m, x: m.token(x) + m.place(x), token=work(1, 10), place=work(2, 20))
+        with LayerTimer(model, tmr):
+            model(torch.ones(3)).sum().backward()
+        assert ([10], [20]) == (ms("token backward"), ms("place backward"))
+
+    def test_a_residual_connection(self, work, tmr, ms, value):
+        """What goes around a layer neither lengthens nor hides it."""
+        model = Around(lambda m, x: x + m.inner(x), inner=work(1, 10))
+        with LayerTimer(model, tmr):
+            model(value * 2).sum().backward()
+        assert ([10], [10]) == (ms("inner backward"), ms("Around backward"))
+
+    def test_what_hands_its_input_through_has_no_backward_pass(self, work, tmr, ms, value):
+        """An identity shares its node with the layer before it and takes nothing from it."""
+        model = nn.Sequential(work(1, 10), nn.Identity(), work(2, 20))
+        with LayerTimer(model, tmr):
+            model(value).sum().backward()
+        assert ([10], [], [20]) == (ms("0 backward"), ms("1 backward"), ms("2 backward"))
+
+
+class TestInputsAndOutputs:
+    @pytest.mark.parametrize(
+        "wrap",
+        [
+            lambda y: {"logits": y},
+            lambda y: (y, None),
+            lambda y: [{"deep": (y,)}],
+            lambda y: dataclasses.make_dataclass("Output", ["logits"])(y),
+        ],
+        ids=["dict", "tuple", "nested", "dataclass"],
+    )
+    def test_outputs_of_any_form(self, work, tmr, ms, value, wrap):
+        """A layer whose output is no tensor has a backward pass all the same."""
+        found = []
+
+        def forward(m, x):
+            found.append(m.inner(x))
+            return wrap(found[-1])
+
+        model = Around(forward, inner=work(1, 10))
+        with LayerTimer(model, tmr):
+            model(value)
+            found[0].sum().backward()
+        assert ([1], [10]) == (ms("Around forward"), ms("Around backward"))
+
+    def test_inputs_by_keyword_and_in_containers(self, work, tmr, ms, value):
+        """A layer that is given its input by keyword, in a dict, ends where that input was made."""
+        model = Around(lambda m, *, batch: m.b(m.a(batch["x"])), a=work(1, 10), b=work(2, 20))
+        before = work(4, 40)
+        with LayerTimer(model, tmr):
+            model(batch={"x": before(value)}).sum().backward()
+        assert ([30], [10], [20]) == (ms("Around backward"), ms("a backward"), ms("b backward"))
+
+    def test_in_place_modules(self, work, tmr, ms, value):
+        """A module that changes its input in place is timed and does not raise."""
+        model = nn.Sequential(work(1, 10), nn.ReLU(inplace=True), work(2, 20))
+        with LayerTimer(model, tmr):
+            model(value).sum().backward()
+        assert ([10], [0], [20]) == (ms("0 backward"), ms("1 backward"), ms("2 backward"))
+
+    def test_two_outputs_of_which_one_is_used(self, work, tmr, ms, value):
+        """A layer begins its backward pass with the first of its outputs that is reached."""
+        model = Around(lambda m, x: (m.a(x), m.b(x)), a=work(1, 10), b=work(2, 20))
+        with LayerTimer(model, tmr):
+            model(value)[0].sum().backward()
+        assert ([10], [], [10]) == (ms("a backward"), ms("b backward"), ms("Around backward"))
+
+
+class TestPurposes:
+    def test_evaluation_is_kept_apart(self, work, tmr, ms, value):
+        """A model that is not training has its own times, and one under no_grad has no backward pass."""
+        model = nn.Sequential(work(1, 10), work(2, 20))
+        with LayerTimer(model, tmr):
+            model.eval()
+            with torch.no_grad():
+                model(value)
+            model.train()
+            with torch.no_grad():
+                model(value)
+            model(value).sum().backward()
+        assert ([1], [1, 1], [10]) == (ms("0 evaluation forward"), ms("0 forward"), ms("0 backward"))
+
+    def test_a_frozen_layer_in_a_training_model_is_training(self, work, tmr, ms, value):
+        """Frozen layers are in evaluation mode while the model trains: the model says what the call is for."""
+        model = nn.Sequential(work(1, 10), work(2, 20))
+        model[0].eval()
+        with LayerTimer(model, tmr):
+            model(value)
+        assert ([1], []) == (ms("0 forward"), ms("0 evaluation forward"))
+
+    @pytest.mark.parametrize("reentrant", [False, True])
+    def test_recomputation_has_its_own_time(self, work, tmr, ms, value, reentrant):
+        """A checkpointed layer runs once forward, once for recomputation and once backward, and nothing failed."""
+        inner = nn.Sequential(work(1, 10), work(2, 20))
+        model = Around(lambda m, x: checkpoint(m.inner, x, use_reentrant=reentrant), inner=inner)
+        layers = LayerTimer(model, tmr)
+        for _ in range(2):
+            with layers:
+                model(value * 1).sum().backward()
+        again = ms("inner.0 recomputed forward")
+        assert ([1, 1], [2, 2], [1, 1]) == (ms("inner.0 forward"), ms("inner.1 forward"), again)
+        assert 0 == sum(region.failed + region.discarded + region.running for region in tmr.snapshot())
+        own = {layer.path: round(layer.self_s["backward"] * 1e3, 6) for layer in layers.times().layers}
+        assert {"inner.0": 20, "inner.1": 40} == {path: own[path] for path in ("inner.0", "inner.1")}
+
+    def test_a_module_that_is_called_several_times(self, work, tmr, ms, value):
+        """Each call of a module in one step is a time of its own, forward and backward."""
+        model = Around(lambda m, x: m.cell(m.cell(m.cell(x))), cell=work(1, 10))
+        with LayerTimer(model, tmr):
+            model(value).sum().backward()
+        assert ([1, 1, 1], [10, 10, 10]) == (ms("cell forward"), ms("cell backward"))
+
+    def test_a_shared_module_is_one_layer_with_two_places(self, work, tmr, ms, value):
+        """A module that stands at two places is listed once, and its time is taken from both of its callers."""
+        shared = work(1, 10)
+        model = nn.Sequential(nn.Sequential(shared, work(2, 20)), nn.Sequential(shared))
+        timer = LayerTimer(model, tmr)
+        with timer:
+            model(value).sum().backward()
+        layer = timer.times().get("0.0")
+        assert ([1, 1], True) == (ms("0.0 forward"), layer.shared)
+        assert ["Sequential", "0", "0.0", "0.1", "1"] == [layer.path for layer in timer.layers]
+        own = {layer.path: round(layer.self_s["forward"] * 1e3, 6) for layer in timer.times().layers}
+        assert {"Sequential": 0, "0": 0, "0.0": 2, "0.1": 2, "1": 0} == own
+
+    def test_a_module_that_calls_itself(self, work, tmr, ms, value):
+        """A recursion has the time of its outermost call."""
+
+        def forward(m, x, depth=2):
+            return m.work(x) if depth == 0 else m(m.work(x), depth - 1)
+
+        model = Around(forward, work=work(1, 10))
+        with LayerTimer(model, tmr):
+            model(value).sum().backward()
+        assert ([3], [1, 1, 1]) == (ms("Around forward"), ms("work forward"))
+
+
+class TestFaults:
+    def test_a_module_that_raises_is_failed_and_the_next_call_is_right(self, work, tmr, ms, value):
+        """An exception ends every layer that it passes as failed, and goes on."""
+        broken = [True]
+
+        def forward(m, x):
+            y = m.inner(x)
+            if broken[0]:
+                raise KeyError("x")
+            return y
+
+        model = nn.Sequential(Around(forward, inner=work(1, 10)))
+        with LayerTimer(model, tmr):
+            with pytest.raises(KeyError):
+                model(value)
+            broken[0] = False
+            model(value).sum().backward()
+        assert {"Sequential forward": 1, "0 forward": 1, "0.inner forward": 0} == {
+            region.name: region.failed for region in tmr.snapshot() if region.name.endswith(" forward")
+        }
+        assert ([1], [10]) == (ms("0 forward"), ms("0 backward"))
+
+    def test_a_model_called_while_an_exception_is_handled(self, work, tmr, ms, value):
+        """A layer that returns nothing has not raised because its caller is handling an exception."""
+        model = Around(lambda m, x: m.inner(x) and None, inner=work(1, 10))
+        with LayerTimer(model, tmr):
+            try:
+                raise ValueError
+            except ValueError:
+                with torch.no_grad():
+                    model(torch.ones(()))
+        assert [1] == ms("Around forward")
+
+    def test_ctrl_c_in_a_layer_is_made_good_at_the_next_call(self, work, tmr, ms, value):
+        """An interrupt, which torch's hooks do not see, leaves nothing that changes later times."""
+        interrupted = [True]
+
+        def forward(m, x):
+            if interrupted[0]:
+                raise KeyboardInterrupt
+            return m.inner(x)
+
+        model = nn.Sequential(Around(forward, inner=work(1, 10)))
+        with LayerTimer(model, tmr) as layers:
+            with pytest.raises(KeyboardInterrupt):
+                model(value)
+            interrupted[0] = False
+            model(value).sum().backward()
+            model(value).sum().backward()
+        assert 0 == layers.faults
+        assert ([1], [10, 10]) == (ms("0 forward")[-1:], ms("0 backward"))
+
+    def test_bookkeeping_that_fails_costs_a_warning_and_no_training(self, work, clock, value):
+        """A timer that raises at each call ends nothing, is counted, and is said once."""
+
+        class Broken:
+            def region(self, key, gpu=False):
+                raise OSError("no clock")
+
+        model = nn.Sequential(work(1, 10))
+        layers = LayerTimer(model, Broken(), gpu=False)
+        with layers, pytest.warns(Warning, match="Timing the start of layer 'Sequential' failed"):
+            model(value).sum().backward()
+        assert layers.faults >= 2
+        assert torch.equal(torch.ones(3), value.grad)
+
+
+class TestTheModelIsAsItWas:
+    def test_detached_nothing_is_left(self, work, tmr, value):
+        """After the block the model has the hooks, the state and the pickle that it had before."""
+        model = nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.ReLU(), nn.Linear(3, 1)))
+        before = pickle.dumps(model), list(model.state_dict())
+        with LayerTimer(model, tmr):
+            assert hooks_on(model) > 0
+            model(value).sum().backward()
+        model.zero_grad(set_to_none=True)
+        assert (0, before) == (hooks_on(model), (pickle.dumps(model), list(model.state_dict())))
+
+    def test_a_copy_made_meanwhile_is_not_timed(self, tmr, ms, value):
+        """A deep copy and a pickle of a model that is being timed work, and record nothing."""
+        model = nn.Sequential(nn.Linear(3, 3))
+        with LayerTimer(model, tmr):
+            copies = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
+            for one in copies:
+                assert torch.equal(model[0].weight, one[0].weight)
+                one(value).sum().backward()
+        assert [] == ms("0 forward")
+
+    def test_a_graph_that_outlives_the_block_is_not_timed(self, work, tmr, ms, value):
+        """A backward pass after detaching records nothing and is right."""
+        model = nn.Sequential(work(1, 10))
+        with LayerTimer(model, tmr):
+            loss = model(value).sum()
+        loss.backward()
+        assert ([1], []) == (ms("0 forward"), ms("0 backward"))
+
+    def test_a_graph_that_is_gone_through_twice(self, work, tmr, ms, value):
+        """Each pass through a retained graph is a time of its own."""
+        model = nn.Sequential(work(1, 10))
+        with LayerTimer(model, tmr):
+            loss = model(value).sum()
+            loss.backward(retain_graph=True)
+            loss.backward()
+        assert [10, 10] == ms("0 backward")
+
+    def test_attaching_twice_is_an_error(self, work, tmr):
+        """A second attach says that the timer is attached and what to do."""
+        layers = LayerTimer(nn.Sequential(work()), tmr).attach()
+        with pytest.raises(RuntimeError) as error:
+            layers.attach()
+        assert "Attaching a layer timer to Sequential: it is attached already. Call detach() first." == str(error.value)
+
+    def test_training_is_the_same_to_the_bit(self):
+        """Weights after ten steps with dropout are identical with and without the timer."""
+
+        def train(timed):
+            torch.manual_seed(1)
+            model = nn.Sequential(
+                nn.Linear(8, 16), nn.Dropout(0.5), nn.ReLU(inplace=True), nn.LayerNorm(16), nn.Linear(16, 1)
+            )
+            optimizer = torch.optim.Adam(model.parameters())
+            layers = LayerTimer(model)
+            if timed:
+                layers.attach()
+            for _ in range(10):
+                optimizer.zero_grad()
+                model(torch.randn(4, 8)).square().mean().backward()
+                optimizer.step()
+            layers.detach()
+            return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+        assert torch.equal(train(timed=False), train(timed=True))
+
+
+class TestTransforms:
+    def test_functional_calls(self, work, tmr, ms, value):
+        """``torch.func`` with hooks on the model gives the gradients that it gives without."""
+        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
+        parameters = dict(model.named_parameters())
+
+        def loss(parameters):
+            return torch.func.functional_call(model, parameters, (torch.ones(2, 3),)).sum()
+
+        expected = torch.func.grad(loss)(parameters)
+        with LayerTimer(model, tmr) as layers:
+            actual = torch.func.grad(loss)(parameters)
+        assert all(torch.equal(expected[name], actual[name]) for name in expected)
+        assert (0, 1) == (layers.faults, len(ms("0 forward")))
+
+    def test_a_gradient_of_a_gradient(self, work, tmr, value):
+        """A double backward pass through hooked layers is right."""
+        model = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
+        with LayerTimer(model, tmr) as layers:
+            (first,) = torch.autograd.grad(model(value).sum(), value, create_graph=True)
+            first.square().sum().backward()
+        with_hooks = value.grad.clone()
+        value.grad = None
+        (first,) = torch.autograd.grad(model(value).sum(), value, create_graph=True)
+        first.square().sum().backward()
+        assert (True, 0) == (torch.equal(with_hooks, value.grad), layers.faults)
+
+    def test_a_compiled_model_says_that_its_inside_is_hidden(self, tmr):
+        """A compiled model is timed as a whole, and one warning says what to do."""
+        model = torch.compile(nn.Sequential(nn.Linear(3, 3)), backend="eager")
+        with pytest.warns(Warning, match="is compiled by torch.compile, so it is timed from outside"):
+            layers = LayerTimer(model, tmr)
+        with layers:
+            model(torch.ones(2, 3)).sum().backward()
+        recorded = {region.name for region in tmr.snapshot()}
+        assert {"OptimizedModule forward", "OptimizedModule backward"} == recorded
+
+    def test_hooked_layers_do_not_keep_a_model_from_compiling(self, tmr):
+        """A model that is compiled whole while its layers are hooked has no graph break."""
+        inner = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+        with LayerTimer(inner, tmr) as layers:
+            compiled = torch.compile(inner, backend="eager", fullgraph=True)
+            compiled(torch.ones(2, 3)).sum().backward()
+        assert 0 == layers.faults
+
+
+class TestChoosing:
+    def model(self):
+        """Two blocks of two layers and a head."""
+        block = lambda: nn.Sequential(nn.Linear(2, 2), nn.ReLU())  # noqa: E731
+        return nn.ModuleDict({"blocks": nn.ModuleList([block(), block()]), "head": nn.Linear(2, 2)})
+
+    @pytest.mark.parametrize(
+        ("options", "expected"),
+        [
+            ({"depth": 0}, []),
+            ({"depth": 2}, ["blocks.0", "blocks.1", "head"]),
+            ({"match": "blocks.*"}, ["blocks.0", "blocks.0.0", "blocks.0.1", "blocks.1", "blocks.1.0", "blocks.1.1"]),
+            ({"match": nn.Linear}, ["blocks.0.0", "blocks.1.0", "head"]),
+            ({"match": [nn.ReLU, "head"]}, ["blocks.0.1", "blocks.1.1", "head"]),
+        ],
+    )
+    def test_by_depth_name_or_class(self, tmr, options, expected):
+        """The model itself is always timed, and beside it what was asked for."""
+        root = nn.Sequential()
+        root.inner = self.model()
+        chosen = [layer.path for layer in LayerTimer(root, tmr, **_below(options)).layers]
+        assert ["Sequential", *(f"inner.{name}" for name in expected)] == chosen
+
+    def test_what_is_wrong_is_said(self, tmr):
+        """No module, a negative depth, a match that matches nothing or is no pattern: each has its sentence."""
+        model = nn.Sequential(nn.Linear(1, 1))
+        for options, error, words in [
+            ({"model": "resnet"}, TypeError, "Timing the layers of 'resnet': it is a str, not a torch.nn.Module."),
+            (
+                {"model": model, "depth": -1},
+                ValueError,
+                "Timing layers with depth=-1: it counts levels below the model",
+            ),
+            ({"model": model, "match": "nothing"}, ValueError, "no module matches. Its modules are 0, and so on"),
+            ({"model": model, "match": 3}, TypeError, "Timing layers with match=3: pass a name such as 'blocks.*'"),
+        ]:
+            with pytest.raises(error) as raised:
+                LayerTimer(timer=tmr, **options)
+            assert words in str(raised.value)
+
+
+def _below(options):
+    # The model under test lies one level down.
+    if "depth" in options:
+        return {"depth": options["depth"] + 1}
+    match = options["match"]
+    several = match if isinstance(match, list) else [match]
+    return {"match": [f"inner.{one}" if isinstance(one, str) else one for one in several]}
