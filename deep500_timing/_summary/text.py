@@ -127,6 +127,21 @@ def _width_of_character(character: str) -> int:
     return 2 if unicodedata.east_asian_width(character) in {"W", "F"} else 1
 
 
+def shorten(text: str, width: int) -> str:
+    """A text of no more than ``width`` columns: what is too long loses its middle, as names differ at both ends."""
+    if width_of(text) <= width:
+        return text
+    head, tail, left = "", "", width - 1
+    while True:
+        # In turn from the front and from the back.
+        front = len(head) <= len(tail)
+        character = text[len(head)] if front else text[-1 - len(tail)]
+        left -= width_of(character)
+        if left < 0:
+            return f"{head}…{tail}"
+        head, tail = (head + character, tail) if front else (head, character + tail)
+
+
 def pad(text: str, width: int, *, right: bool = False) -> str:
     """A text filled up with blanks to a width in columns, pushed to the right if ``right`` is true."""
     blanks = " " * (width - width_of(text))
@@ -183,7 +198,9 @@ def fit_encoding(text: str, encoding: str | None) -> str:
     try:
         text.encode(encoding)
     except UnicodeEncodeError:
-        plain = text.translate({ord("µ"): "u", ord("–"): "-", ord("─"): "-", ord("±"): "+-", ord("·"): "|"})
+        plain = text.translate(
+            {ord("µ"): "u", ord("–"): "-", ord("─"): "-", ord("±"): "+-", ord("·"): "|", ord("…"): "~"}
+        )
         return plain.encode(encoding, "backslashreplace").decode(encoding)
     except LookupError:
         pass

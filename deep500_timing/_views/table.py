@@ -19,6 +19,7 @@ from deep500_timing._summary.text import (
     line_of,
     pad,
     safe_name,
+    shorten,
     width_of,
     widths_of,
     wrap,
@@ -60,6 +61,15 @@ _COLUMNS = (
 )
 
 
+_LONGEST_NAME = 48
+"""Columns of a terminal that a region's name takes up at most; files and trackers have it whole."""
+
+
+def _name_width(width: int | None) -> int:
+    # Two fifths of a narrow terminal at most, so that a name leaves room for the columns that are always shown.
+    return _LONGEST_NAME if width is None else max(min(_LONGEST_NAME, width * 2 // 5), 8)
+
+
 @dataclass(frozen=True)
 class Table:
     """What a report shows."""
@@ -93,14 +103,15 @@ def table_of(snapshot: Snapshot, step: int | None = None, *, width: int | None =
         width: How many columns there are on the terminal; what does not fit is left out, and that is noted.
             Nothing is left out if None, nor are the columns without which a table says little.
     """
+    name_width = _name_width(width)
     timed = [(region, region.stats) for region in snapshot if region.stats is not None]
     columns = list(_COLUMNS)
-    title, notes = _title(snapshot, step), _notes(snapshot, any_times=bool(timed))
+    title, notes = _title(snapshot, step), _notes(snapshot, name_width, any_times=bool(timed))
     dropped: list[Column] = []
     while True:
         headers = ("region", "device", *(column.header for column in columns))
         cells = [
-            (safe_name(region.name), region.device, *(column.cell(stats) for column in columns))
+            (shorten(safe_name(region.name), name_width), region.device, *(column.cell(stats) for column in columns))
             for region, stats in timed
         ]
         rows = align_units(cells)
@@ -146,7 +157,7 @@ def _title(snapshot: Snapshot, step: int | None) -> tuple[str, ...]:
     return tuple(parts)
 
 
-def _notes(snapshot: Snapshot, *, any_times: bool) -> list[tuple[str, str]]:
+def _notes(snapshot: Snapshot, name_width: int, *, any_times: bool) -> list[tuple[str, str]]:
     notes = []
     if not any_times:
         notes.append(("no times", "nothing has been recorded yet"))
@@ -157,7 +168,7 @@ def _notes(snapshot: Snapshot, *, any_times: bool) -> list[tuple[str, str]]:
         if concerned:
             told.update((region.name, region.device) for region, _ in concerned)
             named = [
-                f"{f'{number} × ' if show_count else ''}{safe_name(region.name)} ({region.device})"
+                f"{f'{number} × ' if show_count else ''}{shorten(safe_name(region.name), name_width)} ({region.device})"
                 for region, number in concerned
             ]
             notes.append((label, f"{', '.join(named)}: {text}"))
@@ -182,11 +193,11 @@ def _notes(snapshot: Snapshot, *, any_times: bool) -> list[tuple[str, str]]:
         lambda region: int(region.stats is None and (region.name, region.device) not in told),
         show_count=False,
     )
-    notes += [("memory", text) for region in snapshot if (text := _memory(region))]
+    notes += [("memory", text) for region in snapshot if (text := _memory(region, name_width))]
     return notes
 
 
-def _memory(region: RegionTimes) -> str:
+def _memory(region: RegionTimes, name_width: int) -> str:
     memory = region.memory
     if memory is None:
         return ""
@@ -197,4 +208,4 @@ def _memory(region: RegionTimes) -> str:
             most = getattr(memory, f"max_{name}", None)
             what = shown_as.format(device=memory.last.device or "device")
             parts.append(f"{format_bytes(now)} {what} (at most {format_bytes(now if most is None else most)})")
-    return f"{safe_name(region.name)} at its last end: {', '.join(parts)}" if parts else ""
+    return f"{shorten(safe_name(region.name), name_width)} at its last end: {', '.join(parts)}" if parts else ""

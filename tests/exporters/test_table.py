@@ -121,3 +121,16 @@ def test_columns_line_up_whatever_the_names(stats_of, names, seconds):
     assert len(names) == len(rows)
     assert all(width_of(rule) - width_of(row) in {0, 1} for row in rows)
     assert all(row.startswith(cells[0]) for row, cells in zip(rows, table.rows, strict=True))
+
+
+@pytest.mark.parametrize("width", [None, 80, 120])
+def test_a_name_of_any_length_leaves_room_for_its_times(snapshot_of, width):
+    """It is shortened in its middle, in rows and in notes, and costs no other region a column."""
+    name = "start" + "x" * 5000 + "end"
+    snapshot = snapshot_of((name, "CPU", 1.0), ("short", "CPU", 1.0), RegionTimes(name, "GPU", None, failed=1))
+    alike = snapshot_of(("n" * 60, "CPU", 1.0), ("short", "CPU", 1.0), RegionTimes("n" * 60, "GPU", None, failed=1))
+    table = table_of(snapshot, width=width)
+    assert table.rows[0][0].startswith("startx")
+    assert table.rows[0][0].endswith("xend")
+    assert table.headers == table_of(alike, width=width).headers
+    assert max(map(width_of, render(table, width=width).splitlines())) <= (width or 200)

@@ -22,6 +22,7 @@ from deep500_timing._summary.text import (
     lines_of,
     pad,
     safe_name,
+    shorten,
     width_of,
     wrap,
 )
@@ -191,3 +192,13 @@ def test_rows_of_a_table_stand_below_each_other():
     assert ["name  count", "läs       1", "漢       12"] == lines_of(
         [("name", "count"), ("läs", "1"), ("漢", "12")], left=1
     )
+
+
+@given(st.text(max_size=60), st.integers(1, 40))
+def test_a_long_name_loses_its_middle(name, width):
+    """It fits, keeps both of its ends, and is left alone where it fits as it is."""
+    shown = shorten(name, width)
+    assert width_of(shown) <= max(width, 1)
+    head, mark, tail = shown.partition("…")
+    assert shown == name or (mark == "…" and name.startswith(head) and name.endswith(tail))
+    assert "encod…er.31" == shorten("encoder.layer.31", 11)
