@@ -21,6 +21,7 @@ FOLDERS = {
     "TRITON_CACHE_DIR": "triton",
     "KERAS_HOME": "keras",
     "MPLCONFIGDIR": "matplotlib",
+    "DEEP500_TIMING_CACHE": "deep500-timing",
     "WANDB_CACHE_DIR": "wandb/cache",
     "WANDB_CONFIG_DIR": "wandb/config",
     "WANDB_DATA_DIR": "wandb/data",

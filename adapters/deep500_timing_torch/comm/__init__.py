@@ -31,7 +31,7 @@ if not _dist.is_available():
     )
 
 from deep500_timing_torch.comm._ddp import instrument_ddp
-from deep500_timing_torch.comm._instrument import instrument
+from deep500_timing_torch.comm._instrument import Instrument, instrument
 from deep500_timing_torch.comm._launch import (
     get_all_ranks_from_group,
     get_global_rank,
@@ -46,14 +46,16 @@ from deep500_timing_torch.comm._launch import (
 from deep500_timing_torch.comm._log import LOG as _LOG
 from deep500_timing_torch.comm._public import OPERATIONS as _OPERATIONS
 from deep500_timing_torch.comm._public import P2POp
-from deep500_timing_torch.comm._report import CommSummary, OpTimes, log_summary, summary
+from deep500_timing_torch.comm._report import log_summary, summary
 from deep500_timing_torch.comm._settings import configure
 from deep500_timing_torch.comm._straggler import Skew
+from deep500_timing_torch.comm._summary import CommSummary, OpTimes
 from deep500_timing_torch.comm._timed import timed_op
 from deep500_timing_torch.comm._work import TimedWork
 
 __all__ = [
     "CommSummary",
+    "Instrument",
     "OpTimes",
     "P2POp",
     "Skew",
@@ -77,6 +79,7 @@ __all__ = [
 ]
 
 globals().update(_OPERATIONS)
+_LOG.watch()
 
 # What depends on the PyTorch that is there: its public names, timed where they are operations.
 __all__ += sorted({*_OPERATIONS, *(name for name in vars(_dist) if not name.startswith("_"))} - set(__all__))  # pyright: ignore[reportUnsupportedDunderAll]

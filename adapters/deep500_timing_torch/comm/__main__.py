@@ -18,6 +18,7 @@ import torch
 
 from deep500_timing_torch import comm
 from deep500_timing_torch.comm import _bench
+from deep500_timing_torch.comm._kernel import _build
 
 
 def _size(ctx: click.Context, param: click.Parameter, value: str) -> int:
@@ -30,6 +31,17 @@ def _size(ctx: click.Context, param: click.Parameter, value: str) -> int:
 @click.group()
 def main() -> None:
     """Communication of the current launch."""
+
+
+@main.command()
+@click.option("--limit", type=float, default=300.0, show_default=True, help="Seconds that it may take.")
+def build(limit: float) -> None:
+    """Build the compiled kernel, by which comm.instrument() sees every operation. Once for each PyTorch."""
+    try:
+        _build.build(limit_s=limit)
+    except _build.KernelUnavailableError as error:
+        raise click.ClickException(f"There is no kernel: {error}.") from error
+    click.echo(f"The kernel is in {_build.library_path()}")
 
 
 @main.command()

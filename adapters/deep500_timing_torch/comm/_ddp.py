@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 
+from deep500_timing_torch.comm._backward import BackwardWait
 from deep500_timing_torch.comm._device import EventPair, pool_for
 from deep500_timing_torch.comm._log import DONE, EXPOSED, FAILED, ISSUE, LOG, PAIR, UNTIMED, Record, fault
 from deep500_timing_torch.comm._ops import Op, both_ways, unknown
@@ -65,7 +66,7 @@ _hook.__annotations__ = {"bucket": GradBucket}
 class _Bucket:
     """One bucket on its way."""
 
-    __slots__ = ("device", "done_ns", "mark", "record", "seq", "start_ns")
+    __slots__ = ("before", "device", "done_ns", "mark", "record", "seq", "start_ns")
 
     def __init__(self, record: Record, device: DeviceLedger | None, start_ns: int) -> None:
         self.record = record
@@ -74,12 +75,21 @@ class _Bucket:
         self.done_ns = 0
         self.seq: int | None = None
         self.mark: EventPair | None = None
+        self.before: int | None = None
 
     def keep(self, start_ns: int, end_ns: int) -> None:
         LOG.put(self.record, DONE, start_ns, end_ns, self.seq)
 
     def fail(self) -> None:
         LOG.put(self.record, FAILED, 1, 0)
+
+    @property
+    def waited(self) -> bool:
+        return False  # DDP waits at the end of the backward pass, and nobody else
+
+    def exposed(self, start_ns: int, end_ns: int) -> None:
+        LOG.put(self.record, EXPOSED, start_ns, end_ns)
+        LOG.put(self.record, PAIR, self.done_ns - self.start_ns, end_ns - start_ns)
 
 
 class _Buckets:
@@ -89,7 +99,7 @@ class _Buckets:
         self._process_group = process_group
         self._hook = hook
         self._state = state
-        self._sent: list[_Bucket] = []
+        self._wait = BackwardWait()
 
     def _launch(self, bucket: GradBucket) -> Any:
         if self._hook is not None:
@@ -104,7 +114,7 @@ class _Buckets:
 
     def send(self, bucket: GradBucket) -> Any:
         sent = None
-        if SETTINGS.enabled:
+        if SETTINGS.by_functions:
             try:
                 sent = self._start(bucket)
             except Exception as error:
@@ -150,11 +160,12 @@ class _Buckets:
         if group is None:
             return None
         if bucket.index() == 0:
-            self._sent = []  # of a backward pass that failed on its way
+            self._wait.sent = []  # of a backward pass that failed on its way
         buffer = bucket.buffer()
         record = group.record(op, op.name, buffer.nbytes)
         device = None if buffer.is_cpu else pool_for(buffer)
         sent = _Bucket(record, device, SETTINGS.now_ns())
+        sent.before = None if self._hook is None else group.number()
         if device is not None:
             record.on_device = True
             sent.mark = EventPair(device, op.name, sent.start_ns, sent.keep, sent.fail, SETTINGS.device_store())
@@ -163,50 +174,17 @@ class _Buckets:
     def _follow(self, bucket: GradBucket, sent: _Bucket) -> None:
         # What is noted after a bucket was sent.
         LOG.put(sent.record, ISSUE, sent.start_ns, SETTINGS.now_ns())
-        sent.seq = sent.record.group.sequence(self._process_group)
-        self._sent.append(sent)
+        group = sent.record.group
+        sent.seq = group.sequence(self._process_group)
+        if self._hook is None:
+            group.seen += 1
+        elif sent.before is not None:
+            group.seen += (group.number() or sent.before) - sent.before
+        self._wait.sent.append(sent)
         # Torch's `Join` sends the buckets of a rank that has run out of data outside of any backward pass, where there
         # is no end to wait for and nobody who would wait.
         if bucket.is_last() and torch._C._current_graph_task_id() != -1:
-            # The engine calls back in the order of asking, and DDP asks right after this hook, for the waiting; what
-            # is asked for inside a callback comes after that.
-            queue_callback: Any = torch.autograd.Variable._execution_engine.queue_callback
-            queue_callback(lambda: self._computed(queue_callback, sent.device))
-
-    def _computed(self, queue_callback: Any, device: DeviceLedger | None) -> None:
-        # The backward pass has computed everything; DDP is about to wait for its buckets.
-        try:
-            buckets, self._sent = self._sent, []
-            now_ns = SETTINGS.now_ns()
-            mark = None
-            if device is not None and buckets:
-                record = buckets[-1].record
-
-                def keep(start_ns: int, end_ns: int) -> None:
-                    LOG.put(record, EXPOSED, start_ns, end_ns)
-
-                mark = EventPair(device, record.label, now_ns, keep, lambda: LOG.put(record, UNTIMED, 0, 0), None)
-            queue_callback(lambda: self._waited(buckets, now_ns, mark))
-        except Exception as error:
-            fault("the wait for DDP's buckets", error)
-
-    def _waited(self, buckets: list[_Bucket], start_ns: int, mark: EventPair | None) -> None:
-        # DDP has waited for every bucket.
-        try:
-            if SETTINGS.timer is not None:
-                SETTINGS.region("the wait for DDP's buckets", start_ns, SETTINGS.now_ns())
-            if mark is not None:
-                mark.end()
-                return
-            reached_ns = start_ns
-            for sent in (bucket for bucket in buckets if bucket.done_ns):
-                # They are waited for in this order: one that is done while an earlier one is waited for costs nothing.
-                exposed_ns = max(sent.done_ns - reached_ns, 0)
-                LOG.put(sent.record, EXPOSED, reached_ns, reached_ns + exposed_ns)
-                LOG.put(sent.record, PAIR, sent.done_ns - sent.start_ns, exposed_ns)
-                reached_ns += exposed_ns
-        except Exception as error:
-            fault("the wait for DDP's buckets", error)
+            self._wait.watch(sent.device)
 
 
 def _give_up(sent: _Bucket, kind: int, *, under_way: bool = True) -> None:

@@ -1,79 +1,212 @@
-"""Timing for code that imports ``torch.distributed`` itself: a context manager that patches it, and a DDP hook."""
+"""Timing for code that imports ``torch.distributed`` itself: at PyTorch's dispatcher, or by patching its functions."""
 
 from __future__ import annotations
 
+import functools
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from deep500_timing._ground.warn import warn_once
 from deep500_timing_torch.comm import _public
+from deep500_timing_torch.comm._kernel import _build
+from deep500_timing_torch.comm._log import LOG
 from deep500_timing_torch.comm._ops import OPS
-from deep500_timing_torch.comm._timed import original_of, timed_op
+from deep500_timing_torch.comm._timed import original_of, timed_operation
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
+    from deep500_timing_torch.comm._kernel._feed import Feed
+
+    F = TypeVar("F", bound=Callable[..., Any])
+
 _ABSENT = object()
-_lock = threading.Lock()
-_depth = 0
+_lock = threading.RLock()
 _undo: list[tuple[Any, str, Any, Any]] = []
+_building: list[Any] = []
 
 
-def instrument() -> Instrument:
-    """Time the operations of code that cannot change its import, until the ``with`` block ends.
+class _InForce:
+    """What is in force in this process."""
+
+    objects: int = 0
+    """How many objects of :func:`instrument` are."""
+    feed: Feed | None = None
+    """The kernel at work, if it is."""
+    why_no_kernel: str | None = None
+    """Why it is not."""
+
+
+IN_FORCE = _InForce()
+
+
+def instrument(*, kernel: bool | None = None) -> Instrument:
+    """Time the communication of code that cannot change its import, from now on.
 
     ::
 
-        with comm.instrument():
+        timing = comm.instrument()        # until timing.undo(), or the end of the program
+
+        with comm.instrument():           # until the end of the block
             trainer.fit()
-        comm.log_summary()
 
-    It puts timed operations into ``torch.distributed`` and ``torch.distributed.distributed_c10d``, and takes exactly
-    those out again. Blocks may be nested, in which case the outermost decides. What an operation calls in turn, as
-    ``all_gather_object`` calls ``all_gather``, is part of it and not counted again.
+        @comm.instrument()                # in each call of a function
+        def train(): ...
 
-    What it cannot see:
+    With the compiled kernel, every operation that PyTorch hands to a process group is seen, whoever issued it: DDP's
+    reducer, FSDP, tensor parallelism and DTensor, functional and compiled collectives, point-to-point, names that were
+    bound before. An operation that is made of others, as ``all_gather_object`` is, appears as those. The kernel is
+    built once for each PyTorch, by the C++ compiler of the machine, in half a minute: by ``python -m
+    deep500_timing_torch.comm build``, or in the background by the first program that asks for it, which goes on with
+    the patched functions meanwhile; the next one has the kernel. Environment variables:
+    ``DEEP500_TIMING_COMM_KERNEL=off`` for none, ``DEEP500_TIMING_CACHE`` for the folder in which it is kept.
 
-    - names that were bound before: ``from torch.distributed import all_reduce``, or a default argument;
-    - DDP's reducer, which talks to the backend from C++: :func:`instrument_ddp` sees its buckets;
-    - functional collectives (``torch.distributed._functional_collectives``), and what stands on them: DTensor,
-      tensor parallelism, and the collectives of a compiled graph. They are operators of PyTorch, called by its
-      dispatcher; a profiler or a ``TorchDispatchMode`` sees them;
-    - collectives in a ``_coalescing_manager`` block, which are issued at its end: the calls are counted, not timed;
-    - ``isend`` and ``irecv`` by way of ``torch.distributed.distributed_c10d``, which compares them by identity;
-      ``torch.distributed.isend`` and ``batch_isend_irecv`` are seen;
-    - methods of a ``ProcessGroup``, and libraries that talk to NCCL or MPI themselves.
+    Without the kernel, timed functions are put into ``torch.distributed`` and ``torch.distributed.distributed_c10d``.
+    They do not see what is issued from C++ (DDP's reducer, for which there is :func:`instrument_ddp`; functional and
+    compiled collectives, and DTensor, which stands on them), names bound before, and methods of a ``ProcessGroup``.
+    The summary says how many operations of each group were not seen.
+
+    Neither sees libraries that talk to NCCL or MPI themselves.
+
+    Args:
+        kernel: True for the kernel, built now if need be; False for the patched functions; None for the kernel if it
+            has been built.
+
+    Returns:
+        What takes it out again: by ``undo()``, as a context manager, or as a decorator. Dropped, it stays in force.
+        Several may be in force; the last one to be undone takes everything out.
+
+    Raises:
+        RuntimeError: ``kernel=True``, and it cannot be had, or the patched functions are in force already.
     """
-    return Instrument()
+    return Instrument(kernel)
 
 
 class Instrument:
-    """What :func:`instrument` returns."""
+    """What :func:`instrument` returns; in force from the beginning."""
+
+    def __init__(self, kernel: bool | None) -> None:
+        """Put it in force."""
+        self._kernel = kernel
+        self._in_force = False
+        self._begin()
+
+    @property
+    def kernel(self) -> bool:
+        """Whether the compiled kernel does the timing now, rather than patched functions."""
+        return self._in_force and IN_FORCE.feed is not None
+
+    def undo(self) -> None:
+        """Take it out of force; nothing if that has been done."""
+        with _lock:
+            if not self._in_force:
+                return
+            self._in_force = False
+            IN_FORCE.objects -= 1
+            if IN_FORCE.objects == 0:
+                _take_out()
+
+    close = undo
 
     def __enter__(self) -> Instrument:
-        """Patch, unless a block around this one has done so."""
-        global _depth
-        with _lock:
-            if _depth == 0:
-                try:
-                    _patch_all()
-                except BaseException:
-                    _undo_all()
-                    raise
-            _depth += 1
+        """In force, again if it has been undone."""
+        self._begin()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, traceback: TracebackType | None) -> None:
-        """Undo what was patched, at the end of the outermost block."""
-        global _depth
+        """Undo it."""
+        self.undo()
+
+    def __call__(self, function: F) -> F:
+        """Decorate a function: in force in each of its calls, and not merely because it was decorated."""
+        self.undo()
+        kernel = self._kernel
+
+        @functools.wraps(function)
+        def instrumented(*args: Any, **kwargs: Any) -> Any:
+            with Instrument(kernel):
+                return function(*args, **kwargs)
+
+        return instrumented  # type: ignore[return-value]
+
+    def __repr__(self) -> str:
+        """Whether it is in force, and how."""
+        if not self._in_force:
+            return "<Instrument, undone>"
+        return f"<Instrument, in force by {'the compiled kernel' if self.kernel else 'patched functions'}>"
+
+    def _begin(self) -> None:
         with _lock:
-            _depth -= 1
-            if _depth == 0:
-                _undo_all()
+            if self._in_force:
+                return
+            if IN_FORCE.objects == 0:
+                _put_in(self._kernel)
+            elif self._kernel and IN_FORCE.feed is None:
+                raise RuntimeError(
+                    "comm.instrument(kernel=True) inside one by patched functions: undo that one first, or leave "
+                    f"kernel= out. The kernel is not at work because {IN_FORCE.why_no_kernel}."
+                )
+            IN_FORCE.objects += 1
+            self._in_force = True
+
+
+def _put_in(kernel: bool | None) -> None:
+    feed = None if kernel is False else _feed_for(kernel)
+    if kernel is False:
+        IN_FORCE.why_no_kernel = "instrument(kernel=False) was asked for"
+    LOG.watch()
+    try:
+        if feed is not None:
+            feed.start()
+            IN_FORCE.feed, IN_FORCE.why_no_kernel = feed, None
+        else:
+            _patch_all()
+    except BaseException:
+        _take_out()
+        raise
+
+
+def _take_out() -> None:
+    feed, IN_FORCE.feed = IN_FORCE.feed, None
+    if feed is not None:
+        feed.stop()
+    _undo_all()
+    LOG.unwatch()
+
+
+def _feed_for(kernel: bool | None) -> Feed | None:
+    try:
+        module = _build.build() if kernel else _build.load()
+    except _build.KernelUnavailableError as error:
+        if kernel:
+            raise RuntimeError(f"comm.instrument(kernel=True): there is no kernel: {error}.") from error
+        IN_FORCE.why_no_kernel = str(error)
+        _build_for_the_next_run()
+        return None
+    except Exception as error:
+        # Whatever it is, the program runs with the patched functions.
+        if kernel:
+            raise
+        IN_FORCE.why_no_kernel = f"it cannot be loaded: {type(error).__name__}: {error}"
+        return None
+    from deep500_timing_torch.comm._kernel._feed import feed_of
+
+    return feed_of(module)
+
+
+def _build_for_the_next_run() -> None:
+    try:
+        if not _build.switched_off() and not _build.library_path().exists() and not _build.has_failed():
+            process = _build.start_build(quiet=True)
+            if process is not None:
+                # Python warns of a child that is still running when its handle goes.
+                _building.append(process)
+    except Exception as error:
+        IN_FORCE.why_no_kernel = str(error)
 
 
 def _patch_all() -> None:
@@ -93,7 +226,7 @@ def _patch(module: Any, name: str) -> None:
     ours: Callable[..., Any] = getattr(_public, name)
     if original_of(ours) is not now:
         # Somebody else has patched it since we were imported: time what is there now.
-        ours = timed_op(name=name)(now)
+        ours = timed_operation(name, now)
     _set(module, name, ours)
 
 

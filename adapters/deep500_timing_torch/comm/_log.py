@@ -8,10 +8,11 @@ into the records a batch at a time, by one thread at once, which never waits to 
 from __future__ import annotations
 
 import os
+import sys
 import weakref
 from _thread import allocate_lock
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from deep500_timing._ground.warn import warn_once
 from deep500_timing._recording.intervals import Intervals
@@ -42,6 +43,16 @@ def fault(name: str, error: Exception) -> None:
         f"Timing {name} failed; it runs all the same, untimed: {type(error).__name__}: {error}",
         about=f"comm {name} {type(error).__name__}",
     )
+
+
+def caller() -> str:
+    """The name of the function that called into this package."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(
+        ("deep500_timing_torch.comm", "torch.distributed")
+    ):
+        frame = frame.f_back
+    return frame.f_code.co_name
 
 
 class Record:
@@ -138,11 +149,14 @@ class Group:
         "_backend_counts",
         "_own_seq",
         "_reference",
+        "_unseen_before",
+        "_watched_from",
         "global_ranks",
         "name",
         "rank",
         "records",
         "ring",
+        "seen",
         "size",
         "sizes",
     )
@@ -159,6 +173,11 @@ class Group:
         self.records: dict[tuple[str, int | None], Record] = {}
         self.sizes: dict[str, int] = {}
         self.ring: deque[tuple[int, str, int, int]] = deque(maxlen=WINDOW)
+        self.seen = 0
+        """How many of the group's operations were seen since the watch began, those included that a timed one is made
+        of."""
+        self._watched_from: int | None = None
+        self._unseen_before = 0
 
     def is_of(self, process_group: Any) -> bool:
         """Whether this is what is remembered of that group, rather than of one that had its address before."""
@@ -175,8 +194,54 @@ class Group:
         self._own_seq += 1
         return self._own_seq
 
-    def record(self, op: Op, label: str, nbytes: int | None) -> Record:
+    def number(self) -> int | None:
+        """How many operations the group has issued in all, None if its backend does not count or it is gone."""
+        process_group = self._reference()
+        if process_group is None or not self._backend_counts:
+            return None
+        try:
+            number: int = process_group._get_sequence_number_for_group()
+            return number
+        except Exception:
+            self._backend_counts = False
+            return None
+
+    def watch(self, start: int | None) -> None:
+        """Count from now on what it issues unseen; from a number that is given, or the present one."""
+        self._watched_from = self.number() if start is None else start
+        self.seen = 0
+
+    def unwatch(self) -> None:
+        """Stop counting; what was counted stays."""
+        self._unseen_before = self.unseen
+        self._watched_from = None
+
+    def forget(self) -> None:
+        """Forget every operation."""
+        self.records.clear()
+        self.sizes.clear()
+        self.ring.clear()
+        self._unseen_before = 0
+        if self._watched_from is not None:
+            self.watch(None)
+
+    @property
+    def unseen(self) -> int:
+        """How many operations it issued while it was watched, other than those that were seen."""
+        if self._watched_from is None:
+            return self._unseen_before
+        number = self.number()
+        if number is None:
+            return self._unseen_before
+        return self._unseen_before + max(number - self._watched_from - self.seen, 0)
+
+    def find(self, op: Op, label: str, nbytes: int | None) -> Record:
         """The record of an operation at a message size."""
+        record = self.records.get((label, nbytes))
+        return self._new_record(op, label, nbytes) if record is None else record
+
+    def record(self, op: Op, label: str, nbytes: int | None) -> Record:
+        """The record of an operation at a message size, of which one more is about to run."""
         record = self.records.get((label, nbytes))
         if record is None:
             record = self._new_record(op, label, nbytes)
@@ -199,6 +264,13 @@ class Group:
         return shared
 
 
+class Source(Protocol):
+    """Whoever sees operations, and keeps them for a while."""
+
+    def drain(self) -> None:
+        """Put them into the queue."""
+
+
 class CommLog:
     """Every group's records, and the queue in front of them."""
 
@@ -212,6 +284,10 @@ class CommLog:
         """Stands in for the group before there is one: the user's own operations need none."""
         self.observer: Callable[[Record, int, int, int], None] | None = None
         """Told of every message as it is counted: record, kind, start and end in ns."""
+        self.source: Source | None = None
+        """Has messages that are not in the queue yet."""
+        self._watching = False
+        self._complete = False
 
     def put(self, record: Record, kind: int, start_ns: int, end_ns: int, seq: int | None = None) -> None:
         """Queue one message, from any thread."""
@@ -225,6 +301,8 @@ class CommLog:
         Args:
             wait: If another thread is at it, wait for it. A training thread does not.
         """
+        if wait and self.source is not None:
+            self.source.drain()
         if not self._draining.acquire(wait):
             return
         try:
@@ -275,6 +353,9 @@ class CommLog:
             group = Group(process_group, name, size, rank, ranks)
         except Exception:  # No group: the marker that stands for "not a member", or a group of another make.
             return None
+        if self._watching:
+            # Every group that was there when the watch began is known since then: this one is younger.
+            group.watch(0 if self._complete else None)
         old = self._groups.get(id(process_group))
         if old is not None:
             self._past.append(old)
@@ -284,6 +365,56 @@ class CommLog:
                 past.ring.clear()
         self._groups[id(process_group)] = group
         return group
+
+    def past_group(self, name: str, size: int, rank: int) -> Group:
+        """What is remembered of a group that is gone, whose operations are told of only now."""
+        for group in self._past:
+            if (group.name, group.size, group.rank) == (name, size, rank):
+                return group
+        self._past.append(Group(None, name, size, rank, list(range(size))))
+        return self._past[-1]
+
+    def watch(self) -> None:
+        """Count from now on what any group issues unseen."""
+        self._complete = False
+        self._watching = True
+        for process_group in _existing_groups():
+            group = self.group_of(process_group)
+            if group is not None:
+                group.watch(None)
+        self._complete = True
+
+    def unwatch(self) -> None:
+        """Stop counting what is unseen; what was counted stays."""
+        self._meet_existing()
+        self._watching = False
+        for group in self.groups():
+            group.unwatch()
+
+    @property
+    def has_groups(self) -> bool:
+        """Whether there was any process group."""
+        return bool(self._groups or self._past)
+
+    @property
+    def watching(self) -> bool:
+        """Whether what groups issue unseen is counted now."""
+        return self._watching
+
+    def unseen(self) -> dict[str, int]:
+        """For each group that issued operations unseen, how many; after emptying the queue."""
+        self._meet_existing()
+        counts: dict[str, int] = {}
+        for group in self.groups():
+            if group.unseen:
+                counts[group.name] = counts.get(group.name, 0) + group.unseen
+        return counts
+
+    def _meet_existing(self) -> None:
+        # A group of which nothing was ever seen is not known yet.
+        if self._watching:
+            for process_group in _existing_groups():
+                self.group_of(process_group)
 
     def groups(self) -> Iterator[Group]:
         """Every group that was used, those that are gone included."""
@@ -302,10 +433,9 @@ class CommLog:
     def reset(self) -> None:
         """Forget every time, and what is under way now with them."""
         self.drain(wait=True)
+        self._meet_existing()
         for group in self.groups():
-            group.records.clear()
-            group.sizes.clear()
-            group.ring.clear()
+            group.forget()
         self._past.clear()
 
     def after_fork(self) -> None:
@@ -315,6 +445,15 @@ class CommLog:
         self._groups.clear()
         self._past.clear()
         self._alone = Group(None, "", 1, 0, [0])
+
+
+def _existing_groups() -> list[Any]:
+    try:
+        from torch.distributed import distributed_c10d
+
+        return list(distributed_c10d._world.pg_map)
+    except Exception:  # A PyTorch that keeps them elsewhere: groups are known from their first timed operation on.
+        return []
 
 
 LOG = CommLog()

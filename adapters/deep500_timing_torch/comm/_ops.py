@@ -7,7 +7,7 @@ can be held against the speed of the links whatever the number of ranks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -73,6 +73,8 @@ class Op:
     """Whether no rank can leave before every rank has come, so that the rank that waits least is the late one."""
     same_as: str = ""
     """The name under which ranks compare it; its own if empty."""
+    issues_one: bool = False
+    """Whether a call advances the number of its group's collectives by one, which need not be asked then."""
 
 
 def _sum(tensors: Iterable[torch.Tensor]) -> int:
@@ -236,8 +238,35 @@ def _table() -> dict[str, Op]:
         Op("send_object_list", _group_at(2), None),
         Op("recv_object_list", _group_at(2), None),
     ]
-    return {op.name: op for op in ops}
+    several = ("send", "recv", "isend", "irecv", "batch_isend_irecv", "monitored_barrier")
+    return {op.name: replace(op, issues_one=op.name not in several and "object" not in op.name) for op in ops}
 
 
 OPS = _table()
 """Every operation that is timed by itself, by name."""
+
+BY_OPERATOR = {
+    "c10d::allreduce_": OPS["all_reduce"],
+    "c10d::allreduce_coalesced_": OPS["all_reduce_coalesced"],
+    "c10d::broadcast_": OPS["broadcast"],
+    "c10d::reduce_": OPS["reduce"],
+    "c10d::allgather_": OPS["all_gather"],
+    "c10d::_allgather_base_": OPS["all_gather_single"],
+    "c10d::allgather_coalesced_": OPS["all_gather_coalesced"],
+    "c10d::allgather_into_tensor_coalesced_": Op("all_gather_single_coalesced", unknown, one_way, synchronizes=True),
+    "c10d::reduce_scatter_": OPS["reduce_scatter"],
+    "c10d::_reduce_scatter_base_": OPS["reduce_scatter_single"],
+    "c10d::reduce_scatter_tensor_coalesced_": Op(
+        "reduce_scatter_single_coalesced", unknown, one_way, synchronizes=True
+    ),
+    "c10d::alltoall_": OPS["all_to_all"],
+    "c10d::alltoall_base_": OPS["all_to_all_single"],
+    "c10d::gather_": OPS["gather"],
+    "c10d::scatter_": OPS["scatter"],
+    "c10d::send": OPS["send"],
+    "c10d::recv_": OPS["recv"],
+    "c10d::recv_any_source_": OPS["recv"],
+    "c10d::barrier": OPS["barrier"],
+    "c10d::monitored_barrier_": OPS["monitored_barrier"],
+}
+"""What PyTorch's dispatcher calls them, as the compiled kernel sees them."""

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from deep500_timing_torch.comm._ops import OPS
-from deep500_timing_torch.comm._timed import original_of, timed_op
+from deep500_timing_torch.comm._timed import original_of, timed_operation
 
 _new_p2p_op: Any = c10d.P2POp.__new__
 _init_p2p_op: Any = c10d.P2POp.__init__
@@ -62,7 +62,7 @@ def _timed_operations() -> dict[str, Any]:
     for name in OPS:
         function = getattr(dist, name, None) or _OWN.get(name)
         if function is not None:
-            operations[name] = timed_op(name=name)(function)
+            operations[name] = timed_operation(name, function)
     return operations
 
 

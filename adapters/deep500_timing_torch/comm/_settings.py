@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class Settings:
     """The settings of this process; one object, read by every timed operation."""
 
-    __slots__ = ("debug", "enabled", "now_ns", "prof_all", "prof_ops", "timer", "verbose")
+    __slots__ = ("by_functions", "debug", "enabled", "now_ns", "on_change", "prof_all", "prof_ops", "timer", "verbose")
 
     def __init__(self) -> None:
         """Everything is timed, into no timer."""
@@ -30,6 +30,16 @@ class Settings:
         self.debug = False
         self.timer: Timer | None = None
         self.now_ns: Callable[[], int] = perf_counter_ns
+        self.by_functions = True
+        """Whether the timed functions do the timing: they are on, and the kernel, which sees more, is not at work."""
+        self.on_change: Callable[[], None] | None = None
+        """Told of changes: the kernel, while it is at work."""
+
+    def changed(self) -> None:
+        """Hand on what was changed."""
+        self.by_functions = self.enabled and self.on_change is None
+        if self.on_change is not None:
+            self.on_change()
 
     def wants(self, name: str) -> bool:
         """Whether an operation of that name is timed."""
@@ -96,6 +106,7 @@ def configure(
     if timer is not _UNSET:
         SETTINGS.timer = timer
         SETTINGS.now_ns = perf_counter_ns if timer is None else timer.now_ns
+    SETTINGS.changed()
 
 
 def _say(record: Record, kind: int, start_ns: int, end_ns: int) -> None:

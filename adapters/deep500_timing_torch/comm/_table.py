@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from deep500_timing._summary.text import UNKNOWN, format_bytes, format_ms, format_number, format_share, lines_of
 
 if TYPE_CHECKING:
-    from deep500_timing_torch.comm._report import CommSummary, OpTimes
     from deep500_timing_torch.comm._straggler import Skew
+    from deep500_timing_torch.comm._summary import CommSummary, OpTimes
 
 
 def _op_row(times: OpTimes) -> list[str]:
@@ -78,9 +78,20 @@ def render(summary: CommSummary) -> str:
         said = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
         if said:
             lines.append(f"{times.op}, {format_bytes(times.message_bytes)}: {said}")
+    for group, count in summary.unseen.items():
+        lines.append(f"{_operations(count)} of group {group!r} {_were(count)} issued by code that is not timed.")
+    lines += summary.hints
     if summary.stragglers is not None:
         lines += _straggler_lines(summary, summary.stragglers)
     return "\n".join(lines)
+
+
+def _operations(count: int) -> str:
+    return "1 operation" if count == 1 else f"{count} operations"
+
+
+def _were(count: int) -> str:
+    return "was" if count == 1 else "were"
 
 
 def _straggler_lines(summary: CommSummary, skews: list[Skew]) -> list[str]:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import functools
-import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar, overload
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from deep500_timing_torch.comm._device import EventPair, pool_for
-from deep500_timing_torch.comm._log import DONE, FAILED, ISSUE, LOG, SYNC, UNTIMED, Record, fault
+from deep500_timing_torch.comm._device import pool_for
+from deep500_timing_torch.comm._device_run import DeviceRun
+from deep500_timing_torch.comm._log import FAILED, ISSUE, LOG, SYNC, UNTIMED, Record, caller, fault
 from deep500_timing_torch.comm._ops import OPS, Op, unknown
 from deep500_timing_torch.comm._settings import SETTINGS
 from deep500_timing_torch.comm._work import TimedFuture, TimedWork, Tracker, future_of
@@ -85,6 +86,7 @@ def _timed(
     name: str | None,
     size: Callable[..., int | None] | None,
     busbw: Callable[[int], float] | None,
+    torchs: bool = False,
 ) -> Callable[..., Any]:
     if not callable(func):
         raise TypeError(f"timed_op({func!r}): what is timed must be callable, not {type(func).__name__}.")
@@ -92,11 +94,15 @@ def _timed(
     op = OPS.get(called) if size is None and busbw is None else None
     if op is None:
         op = Op(called, unknown if size is None else functools.partial(_sized, size), busbw)
+    elif not torchs:
+        op = replace(op, issues_one=False)
     settings = SETTINGS
 
     @functools.wraps(func)
     def operation(*args: Any, **kwargs: Any) -> Any:
-        if not settings.enabled:
+        if not settings.by_functions:
+            if settings.enabled and not torchs:
+                return _beside_the_kernel(func, op, args, kwargs)
             return func(*args, **kwargs)
         return _measure(func, op, args, kwargs)
 
@@ -131,36 +137,48 @@ def _find(op: Op, args: Any, kwargs: Any) -> tuple[Record, Any, Any] | None:
         nbytes *= group.size
     label = op.name
     if SETTINGS.debug:
-        label = f"{label} | {_caller()}"
+        label = f"{label} | {caller()}"
     return group.record(op, label, nbytes), process_group, tensor
 
 
-def _caller() -> str:
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("deep500_timing_torch.comm"):
-        frame = frame.f_back
-    return frame.f_code.co_name
+def timed_operation(name: str, func: Callable[..., Any]) -> Callable[..., Any]:
+    """An operation of ``torch.distributed``, timed unless the kernel is at work, which sees what it issues."""
+    return _timed(func, name=name, size=None, busbw=None, torchs=True)
+
+
+def _beside_the_kernel(func: Callable[..., Any], op: Op, args: Any, kwargs: Any) -> Any:
+    # An operation of the user's own: what it issues is part of it, and not counted by the kernel as well.
+    feed: Any = LOG.source
+    if inside.now or feed is None:
+        return func(*args, **kwargs)
+    feed.mute(1)
+    try:
+        return _measure(func, op, args, kwargs)
+    finally:
+        feed.mute(-1)
 
 
 def _measure(func: Callable[..., Any], op: Op, args: Any, kwargs: Any) -> Any:
     if _is_compiling() or inside.now or not (SETTINGS.prof_all or op.name in SETTINGS.prof_ops):
         return func(*args, **kwargs)
     now_ns = SETTINGS.now_ns
-    record = run = process_group = None
+    record = run = process_group = before = None
     start_ns = 0
     try:
         found = _find(op, args, kwargs)
         if found is not None:
             record, process_group, tensor = found
             if _world is not None and _world.pg_coalesce_state and process_group in _world.pg_coalesce_state:
-                # The call only notes down what the coalescing manager will issue at its end.
+                # The call only notes down what the coalescing manager will issue at its end, all in one.
                 LOG.put(record, UNTIMED, 0, 0)
+                record.group.seen += not _world.pg_coalesce_state[process_group]
                 record = None
             else:
                 device = None if tensor is None or tensor.is_cpu else pool_for(tensor)
+                before = None if op.issues_one else record.group.number()
                 start_ns = now_ns()
                 if device is not None:
-                    run = _DeviceRun(record, device, start_ns)
+                    run = DeviceRun(record, device, start_ns)
     except Exception as error:
         fault(op.name, error)
         if record is not None:
@@ -177,14 +195,14 @@ def _measure(func: Callable[..., Any], op: Op, args: Any, kwargs: Any) -> Any:
     finally:
         inside.now = False
     try:
-        return _finish(record, op, process_group, result, start_ns, now_ns(), run)
+        return _finish(record, op, process_group, result, start_ns, now_ns(), run, before)
     except Exception as error:
         fault(op.name, error)
         LOG.put(record, UNTIMED, 0, 0)
         return result
 
 
-def _note_failure(record: Record, run: _DeviceRun | None) -> None:
+def _note_failure(record: Record, run: DeviceRun | None) -> None:
     LOG.put(record, FAILED, 0, 0)
     if run is not None:
         try:
@@ -194,12 +212,24 @@ def _note_failure(record: Record, run: _DeviceRun | None) -> None:
 
 
 def _finish(
-    record: Record, op: Op, process_group: Any, result: Any, start_ns: int, end_ns: int, run: _DeviceRun | None
+    record: Record,
+    op: Op,
+    process_group: Any,
+    result: Any,
+    start_ns: int,
+    end_ns: int,
+    run: DeviceRun | None,
+    before: int | None,
 ) -> Any:
     # The call has returned: count it, or follow what it has left under way.
     if SETTINGS.timer is not None:
         SETTINGS.region(op.name, start_ns, end_ns)
-    seq = record.group.sequence(process_group) if op.synchronizes else None
+    group = record.group
+    seq = group.sequence(process_group) if op.synchronizes else None
+    if op.issues_one:
+        group.seen += 1
+    elif before is not None:
+        group.seen += (group.number() or before) - before
     if isinstance(result, (dist.Work, list, torch._C.Future)) and not isinstance(result, _illegal):
         followed = _follow(result, record, start_ns, end_ns, seq, run)
         if followed is not None:
@@ -211,37 +241,7 @@ def _finish(
     return result
 
 
-class _DeviceRun:
-    """An operation on a device: marked from before its call, finished when the device has passed the second mark."""
-
-    __slots__ = ("device", "mark", "record", "seq", "tracker")
-
-    def __init__(self, record: Record, device: Any, start_ns: int) -> None:
-        """Queue the first event on the current stream."""
-        self.record = record
-        self.device = device
-        self.seq: int | None = None
-        self.tracker: Tracker | None = None
-        self.mark = EventPair(device, record.label, start_ns, self._keep, self._fail, SETTINGS.device_store())
-
-    def end(self, end_ns: int, seq: int | None) -> None:
-        """Queue the second event: the current stream comes there when the operation is over."""
-        self.record.on_device = True
-        self.seq = seq
-        LOG.put(self.record, ISSUE, self.mark.start_ns, end_ns)
-        self.mark.end()
-
-    def _keep(self, start_ns: int, end_ns: int) -> None:
-        if self.tracker is not None:
-            self.tracker.done(start_ns, end_ns)
-        else:
-            LOG.put(self.record, DONE, start_ns, end_ns, self.seq)
-
-    def _fail(self) -> None:
-        LOG.put(self.record, FAILED, 1, 0)
-
-
-def _follow(result: Any, record: Record, start_ns: int, end_ns: int, seq: int | None, run: _DeviceRun | None) -> Any:
+def _follow(result: Any, record: Record, start_ns: int, end_ns: int, seq: int | None, run: DeviceRun | None) -> Any:
     # Put handles that time their waits in the place of those that the operation gave; None if it gave none.
     works = result if isinstance(result, list) else [result]
     if not works or not all(isinstance(work, (dist.Work, torch._C.Future)) for work in works):

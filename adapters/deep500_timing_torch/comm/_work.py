@@ -30,6 +30,7 @@ class Tracker:
         "_mark",
         "_tokens",
         "_waited_end_ns",
+        "done_ns",
         "record",
         "seq",
         "start_ns",
@@ -48,6 +49,7 @@ class Tracker:
         self._exposed_ns = 0
         self._latency_ns = 0
         self._waited_end_ns = 0
+        self.done_ns = 0
         # Completion and wait end on different threads, in either order; whoever comes second finds no token left and
         # counts the pair. Taking one is atomic.
         self._tokens = [1]
@@ -87,6 +89,7 @@ class Tracker:
     def done(self, start_ns: int, end_ns: int) -> None:
         """The operation is complete."""
         self._latency_ns = end_ns - start_ns
+        self.done_ns = end_ns
         LOG.put(self.record, DONE, start_ns, end_ns, self.seq)
         self._second()
 
@@ -105,7 +108,7 @@ class Tracker:
         now_ns = SETTINGS.now_ns()
         if self._device is None:
             return now_ns, None
-        return now_ns, EventPair(self._device, self.record.label, now_ns, self._exposed, self.untimed, None)
+        return now_ns, EventPair(self._device, self.record.label, now_ns, self.exposed, self.untimed, None)
 
     def end_wait(self, start_ns: int, mark: EventPair | None) -> None:
         """The wait is over."""
@@ -116,9 +119,20 @@ class Tracker:
         if mark is not None:
             mark.end()
         else:
-            self._exposed(start_ns, end_ns)
+            self.exposed(start_ns, end_ns)
 
-    def _exposed(self, start_ns: int, end_ns: int) -> None:
+    @property
+    def followed(self) -> bool:
+        """Whether its completion will be known from a future."""
+        return self._completion
+
+    @property
+    def waited(self) -> bool:
+        """Whether every handle was waited for."""
+        return self._handles <= 0
+
+    def exposed(self, start_ns: int, end_ns: int) -> None:
+        """Count what somebody waited for it."""
         LOG.put(self.record, EXPOSED, start_ns, end_ns)
         self._exposed_ns += end_ns - start_ns
         self._handles -= 1

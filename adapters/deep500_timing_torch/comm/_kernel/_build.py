@@ -1,0 +1,239 @@
+"""Building the kernel, once for each PyTorch, interpreter and source, into a cache that a killed build cannot spoil.
+
+``torch.utils.cpp_extension`` compiles, in a process and a folder of its own, since its lock is waited for without end
+if a build was killed. The finished library is put in its place by a rename, so nobody sees half of one. The lock here
+is the operating system's, which takes it back when its owner dies; it only keeps two builds from doing the same work.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.machinery
+import importlib.util
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from pathlib import Path
+from time import perf_counter_ns
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+NAME = "_deep500_comm_kernel"
+SOURCE = Path(__file__).with_name("kernel.cpp")
+SWITCH = "DEEP500_TIMING_COMM_KERNEL"
+"""Environment variable: ``off`` for no kernel, anything else or nothing for one where it can be had."""
+CACHE = "DEEP500_TIMING_CACHE"
+"""Environment variable: the folder for what is built; the user's cache folder if it is not set."""
+BUILD_LIMIT_S = 300.0
+_FLAGS = ("-O2",)
+_loaded: dict[Path, ModuleType] = {}
+
+
+class KernelUnavailableError(Exception):
+    """There is no kernel; the text says why and what to do."""
+
+
+def switched_off() -> bool:
+    """Whether the environment says that there shall be no kernel."""
+    return os.environ.get(SWITCH, "").strip().lower() in ("off", "0", "no", "false")
+
+
+def library_path() -> Path:
+    """Where the library of this PyTorch, interpreter and source is, or would be."""
+    import torch
+
+    suffix = sysconfig.get_config_var("EXT_SUFFIX") or ".so"
+    parts = (torch.__version__, str(torch.version.git_version), suffix, " ".join(_FLAGS), SOURCE.read_text())
+    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+    return _cache_root() / "comm-kernel" / f"torch-{torch.__version__}-{digest}" / f"{NAME}{suffix}"
+
+
+def _cache_root() -> Path:
+    named = os.environ.get(CACHE)
+    if named:
+        return Path(named)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "deep500-timing"
+
+
+def load() -> ModuleType:
+    """The kernel, if it has been built.
+
+    Raises:
+        KernelUnavailableError: It is switched off, has not been built, or cannot be loaded.
+    """
+    if switched_off():
+        raise KernelUnavailableError(f"it is switched off by {SWITCH}={os.environ[SWITCH]}")
+    try:
+        library = library_path()
+    except (OSError, RuntimeError) as error:  # No home folder, or no source.
+        raise KernelUnavailableError(f"there is no place for it: {error}; set {CACHE} to a folder") from error
+    if library in _loaded:
+        return _loaded[library]
+    if not library.exists():
+        if has_failed():
+            raise KernelUnavailableError(
+                f"its build failed ({_failure_note()}); mend what that says, then "
+                "`python -m deep500_timing_torch.comm build`"
+            )
+        raise KernelUnavailableError("it has not been built; `python -m deep500_timing_torch.comm build` does, once")
+    _refuse_what_others_can_write(library)
+    module = _import(library)
+    drift_ns = abs(module.now_ns() - perf_counter_ns())
+    if drift_ns > 1_000_000:
+        raise KernelUnavailableError("its clock is not that of Python on this system")
+    _loaded[library] = module
+    return module
+
+
+def _refuse_what_others_can_write(library: Path) -> None:
+    # Whoever can write there can run code in this process.
+    for path in (library, library.parent):
+        found = path.stat()
+        if found.st_uid not in (os.getuid(), 0) or found.st_mode & stat.S_IWOTH:
+            raise KernelUnavailableError(
+                f"{path} belongs to or can be written by somebody else; set {CACHE} to a folder of your own"
+            )
+
+
+def _import(library: Path) -> ModuleType:
+    import torch.distributed  # noqa: F401 (brings the libraries that the kernel is linked with)
+
+    loader = importlib.machinery.ExtensionFileLoader(NAME, str(library))
+    spec = importlib.util.spec_from_file_location(NAME, library, loader=loader)
+    assert spec is not None
+    try:
+        module = importlib.util.module_from_spec(spec)
+        loader.exec_module(module)
+    except ImportError as error:
+        raise KernelUnavailableError(f"{library} cannot be loaded: {error}; delete it and build it anew") from error
+    return module
+
+
+def why_not_buildable() -> str | None:
+    """What the build lacks on this machine, None if nothing."""
+    from torch.utils import cpp_extension
+
+    if os.name != "posix":
+        return "it is built on POSIX systems only"
+    compiler = str(cpp_extension.get_cxx_compiler())  # type: ignore[no-untyped-call, unused-ignore]
+    if shutil.which(compiler.split()[0]) is None:
+        return f"there is no C++ compiler {compiler!r}; install one, or set CXX to another"
+    if not cpp_extension.is_ninja_available():
+        return "there is no ninja; pip install ninja"
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        return "the headers of this Python are missing (Python.h); install them (python3-dev)"
+    return None
+
+
+def build(*, limit_s: float = BUILD_LIMIT_S) -> ModuleType:
+    """The kernel, built now if it has not been. It takes half a minute, once.
+
+    Args:
+        limit_s: Seconds that it may take, the wait for another process's build included.
+
+    Raises:
+        KernelUnavailableError: It is switched off, the machine lacks what the build needs, the compiler refused, or the
+            time was over.
+    """
+    until = time.monotonic() + limit_s
+    while not library_path().exists() and not switched_off():
+        running = start_build()
+        if running is None:  # Somebody else's.
+            if time.monotonic() > until:
+                raise KernelUnavailableError(f"another process has been building it for {limit_s:g} s")
+            time.sleep(0.1)
+            continue
+        try:
+            output, _ = running.communicate(timeout=max(until - time.monotonic(), 0.1))
+        except subprocess.TimeoutExpired as error:
+            # The compiler is a child of the build's.
+            os.killpg(running.pid, signal.SIGKILL)
+            running.wait()
+            raise KernelUnavailableError(f"its build was not done within {limit_s:g} s") from error
+        if running.returncode:
+            raise KernelUnavailableError(f"its build failed: {' / '.join(output.strip().splitlines()[-6:])[-1500:]}")
+    return load()
+
+
+def has_failed() -> bool:
+    """Whether a build of this one was tried and failed; it is not tried again in the background."""
+    return _failure_note().exists()
+
+
+def _failure_note() -> Path:
+    return library_path().parent / "failed.txt"
+
+
+def start_build(*, quiet: bool = False) -> subprocess.Popen[str] | None:
+    """Start the build in a process of its own, which goes on if this one ends; None if another process is at it.
+
+    Args:
+        quiet: Nobody reads what it says; else its output is piped.
+
+    Raises:
+        KernelUnavailableError: The machine lacks what the build needs.
+    """
+    lacks = why_not_buildable()
+    if lacks is not None:
+        raise KernelUnavailableError(lacks)
+    folder = library_path().parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = (folder / "lock").open("w")
+    except OSError as error:
+        raise KernelUnavailableError(f"{folder} cannot be written: {error}; set {CACHE} to a folder") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return None
+        # The lock goes with the open file to the child, and ends with it, however it ends.
+        return subprocess.Popen(
+            [sys.executable, "-m", __spec__.name, str(folder)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL if quiet else subprocess.PIPE,
+            stderr=subprocess.DEVNULL if quiet else subprocess.STDOUT,
+            text=True,
+            pass_fds=[lock.fileno()],
+            start_new_session=True,
+            cwd=folder,
+        )
+
+
+def _compile(folder: Path) -> None:
+    # In the build's own process. Who holds the lock may take away what killed builds have left.
+    from torch.utils import cpp_extension
+
+    os.nice(10)
+    library = library_path()
+    for leftover in folder.glob("tmp*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    scratch = tempfile.mkdtemp(prefix="tmp", dir=folder)
+    try:
+        module = cpp_extension.load(
+            NAME, [str(SOURCE)], extra_cflags=list(_FLAGS), build_directory=scratch, with_cuda=False
+        )
+        finished = Path(scratch, "finished")
+        shutil.copy2(str(module.__file__), finished)
+        finished.chmod(0o700)
+        finished.replace(library)
+        _failure_note().unlink(missing_ok=True)
+    except Exception as error:
+        _failure_note().write_text(str(error))
+        raise
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    _compile(Path(sys.argv[1]))

@@ -1,0 +1,175 @@
+"""What the kernel saw, carried into the log, and what it asks of Python where Python does the timing."""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from deep500_timing._ground.warn import warn_once
+from deep500_timing_torch.comm import _log
+from deep500_timing_torch.comm._device import pool_for
+from deep500_timing_torch.comm._kernel._run import KernelRun
+from deep500_timing_torch.comm._log import LOG, Group, fault
+from deep500_timing_torch.comm._ops import BY_OPERATOR, OPS, Op
+from deep500_timing_torch.comm._settings import SETTINGS
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+_MESSAGE = struct.Struct("@7q")
+_POLL_S = 0.25
+"""How often the buffer is emptied. It holds 65 536 messages, three for each asynchronous operation."""
+
+# Kinds of messages, as in kernel.cpp, and what the log calls them. A bounded completion is one of which only is known
+# that it was not later.
+_BLOCKING, _ISSUED, _DONE, _WAITED, _PAIRED, _FAILED, _UNTIMED, _BOUNDED = range(8)
+_KINDS = {
+    _BLOCKING: _log.SYNC,
+    _ISSUED: _log.ISSUE,
+    _DONE: _log.DONE,
+    _WAITED: _log.EXPOSED,
+    _PAIRED: _log.PAIR,
+    _FAILED: _log.FAILED,
+    _UNTIMED: _log.UNTIMED,
+    _BOUNDED: _log.DONE,
+}
+_STARTS = (_BLOCKING, _ISSUED)
+
+
+class Feed:
+    """The kernel at work: it is one for the process, and empties the kernel's buffer into the log."""
+
+    def __init__(self, module: ModuleType) -> None:
+        """Use a kernel that was loaded; nothing happens before :meth:`start`."""
+        self._module = module
+        self._operations: list[Op] = [BY_OPERATOR[name] for name in module.rules()]
+        self._groups: dict[int, Group | None] = {}
+        self._advanced: dict[int, int] = {}
+        self._draining = threading.Lock()
+        self._stopped = threading.Event()
+        self._original_wait: Any = None
+        self._timed_wait: Any = None
+        self.dropped = 0
+
+    def start(self) -> None:
+        """Put the kernel into the dispatcher and its wait into ``torch.distributed.Work``."""
+        self._module.take()
+        self._module.install(self._begin)
+        self._original_wait = vars(dist.Work)["wait"]
+        self._timed_wait = self._module.timed_wait(self._original_wait)
+        dist.Work.wait = self._timed_wait  # type: ignore[method-assign]
+        SETTINGS.on_change = self.configure
+        LOG.source = self
+        SETTINGS.changed()
+        self._stopped.clear()
+        threading.Thread(target=self._poll, name="deep500-timing comm", daemon=True).start()
+
+    def stop(self) -> None:
+        """Take both out again."""
+        self._stopped.set()
+        if vars(dist.Work)["wait"] is self._timed_wait:
+            dist.Work.wait = self._original_wait  # type: ignore[method-assign]
+        else:
+            warn_once(
+                "Leaving comm.instrument(): torch.distributed.Work.wait was patched by somebody else since and stays "
+                "as it is; it may go on timing. Leave blocks in the reverse order of entering them."
+            )
+        self._module.uninstall()
+        self.drain()
+        SETTINGS.on_change = None
+        SETTINGS.changed()
+        LOG.source = None
+
+    def configure(self) -> None:
+        """Hand on what is to be timed, and by whom."""
+        kept = {OPS[name].same_as or name for name in SETTINGS.prof_ops if name in OPS} | set(SETTINGS.prof_ops)
+        wanted = [SETTINGS.prof_all or op.name in kept for op in self._operations]
+        by_python = SETTINGS.timer is not None or SETTINGS.verbose or SETTINGS.debug
+        self._module.configure(SETTINGS.enabled, by_python, wanted)
+
+    def _poll(self) -> None:
+        while not self._stopped.wait(_POLL_S):
+            try:
+                self.drain()
+            except Exception as error:
+                fault("operations seen by the kernel", error)
+
+    def drain(self) -> None:
+        """Carry what is in the buffer into the log."""
+        with self._draining:
+            found = self._module.take()
+            for kind, number, group_number, nbytes, start_ns, end_ns, seq in _MESSAGE.iter_unpack(found):
+                op = self._operations[number]
+                group = self._group(group_number)
+                if group is None:
+                    continue
+                size = None if nbytes < 0 or op.factor is None else nbytes
+                starts = kind in _STARTS or (kind in (_FAILED, _UNTIMED) and start_ns == 0)
+                record = group.record(op, op.name, size) if starts else group.find(op, op.name, size)
+                if kind == _BOUNDED:
+                    record.upper_bound = True
+                timed = kind in (_BLOCKING, _DONE, _BOUNDED) and op.synchronizes
+                LOG.put(record, _KINDS[kind], start_ns, end_ns, seq if timed else None)
+            self.dropped = self._module.dropped()
+            for group_number, group in self._groups.items():
+                if group is not None:
+                    advanced = self._module.group_info(group_number)[4]
+                    group.seen += advanced - self._advanced.get(group_number, 0)
+                    self._advanced[group_number] = advanced
+
+    def _group(self, number: int) -> Group | None:
+        try:
+            return self._groups[number]
+        except KeyError:
+            pass
+        process_group, name, size, rank, _ = self._module.group_info(number)
+        group = None if process_group is None else LOG.group_of(process_group)
+        if group is None:
+            # It is gone already: what it did counts, under the name that it had.
+            group = LOG.past_group(name, size, rank)
+        self._groups[number] = group
+        return group
+
+    def _begin(self, number: int, nbytes: int, process_group: Any, tensor: Any, blocking: bool) -> KernelRun | None:
+        # Called by the kernel before an operation that Python times: on a device, or for a timer.
+        try:
+            op = self._operations[number]
+            group = LOG.group_of(process_group)
+            if group is None:
+                return None
+            label = f"{op.name} | {_log.caller()}" if SETTINGS.debug else op.name
+            record = group.record(op, label, None if nbytes < 0 or op.factor is None else nbytes)
+            return KernelRun(record, None if tensor is None else pool_for(tensor), blocking)
+        except Exception as error:
+            fault(f"operation {number} seen by the kernel", error)
+            return None
+
+    def mute(self, by: int) -> None:
+        """Count what this thread issues as part of something else (1), or no more (-1)."""
+        self._module.mute(by)
+
+    def after_fork(self) -> None:
+        """Start anew in a child process."""
+        self._module.after_fork()
+        self._draining = threading.Lock()
+        self._groups.clear()
+        self._advanced.clear()
+        if not self._stopped.is_set():
+            threading.Thread(target=self._poll, name="deep500-timing comm", daemon=True).start()
+
+
+_feed: Feed | None = None
+
+
+def feed_of(module: ModuleType) -> Feed:
+    """The one feed of a kernel."""
+    global _feed
+    if _feed is None:
+        _feed = Feed(module)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=_feed.after_fork)
+    return _feed
