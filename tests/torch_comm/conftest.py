@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 
 WORKERS = Path(__file__).parent / "workers"
+SWITCH = "DEEP500_TIMING_COMM_KERNEL"
+# No test starts a build behind its back; those of the kernel ask for it.
+os.environ[SWITCH] = "off"
 
 
 def _environment(**more: str) -> dict[str, str]:
@@ -30,13 +33,13 @@ def _free_port() -> int:
 def torchrun(tmp_path_factory):
     """Run a worker script on so many ranks; gives what each rank has left as JSON."""
 
-    def run(script: str, ranks: int, timeout_s: float = 100) -> list[dict]:
+    def run(script: str, ranks: int, timeout_s: float = 100, **environment: str) -> list[dict]:
         folder = tmp_path_factory.mktemp(f"{Path(script).stem}-{ranks}")
         command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}", "--nnodes=1"]
         command += ["--master-addr=127.0.0.1", f"--master-port={_free_port()}", str(WORKERS / script), str(folder)]
         launcher = subprocess.Popen(
             command,
-            env=_environment(),
+            env=_environment(**environment),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -94,3 +97,18 @@ def processes(tmp_path):
 def free_port() -> int:
     """A port that nobody listens on."""
     return _free_port()
+
+
+@pytest.fixture(scope="session")
+def kernel() -> str:
+    """The kernel's library, built once for the tree; the test is skipped where nothing can build it."""
+    pytest.importorskip("torch")
+    from deep500_timing_torch.comm._kernel import _build
+
+    lacks = _build.why_not_buildable()
+    if lacks is not None:
+        pytest.skip(f"the compiled kernel cannot be built: {lacks}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(SWITCH, "on")
+        _build.build(limit_s=240)
+        return str(_build.library_path())

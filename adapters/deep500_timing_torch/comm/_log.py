@@ -151,6 +151,7 @@ class Group:
         "_reference",
         "_unseen_before",
         "_watched_from",
+        "advances",
         "global_ranks",
         "name",
         "rank",
@@ -173,6 +174,8 @@ class Group:
         self.records: dict[tuple[str, int | None], Record] = {}
         self.sizes: dict[str, int] = {}
         self.ring: deque[tuple[int, str, int, int]] = deque(maxlen=WINDOW)
+        self.advances: dict[str, int] = {}
+        """For an operation, how far one call of it advances the number of the group's operations."""
         self.seen = 0
         """How many of the group's operations were seen since the watch began, those included that a timed one is made
         of."""

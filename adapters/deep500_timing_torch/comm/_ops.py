@@ -73,8 +73,8 @@ class Op:
     """Whether no rank can leave before every rank has come, so that the rank that waits least is the late one."""
     same_as: str = ""
     """The name under which ranks compare it; its own if empty."""
-    issues_one: bool = False
-    """Whether a call advances the number of its group's collectives by one, which need not be asked then."""
+    steady: bool = False
+    """Whether each call advances the number of its group's operations by as much, which then is asked for once."""
 
 
 def _sum(tensors: Iterable[torch.Tensor]) -> int:
@@ -82,6 +82,8 @@ def _sum(tensors: Iterable[torch.Tensor]) -> int:
 
 
 def _in_place(tensor: Any, op: Any = None, group: Any = None, async_op: bool = False) -> Moved:
+    if tensor.is_sparse:  # what travels are its indices and its values
+        return tensor._indices().nbytes + tensor._values().nbytes, False, group, tensor
     return tensor.nbytes, False, group, tensor
 
 
@@ -238,8 +240,8 @@ def _table() -> dict[str, Op]:
         Op("send_object_list", _group_at(2), None),
         Op("recv_object_list", _group_at(2), None),
     ]
-    several = ("send", "recv", "isend", "irecv", "batch_isend_irecv", "monitored_barrier")
-    return {op.name: replace(op, issues_one=op.name not in several and "object" not in op.name) for op in ops}
+    # A batch holds as many messages as it is given.
+    return {op.name: replace(op, steady=op.name != "batch_isend_irecv") for op in ops}
 
 
 OPS = _table()

@@ -95,7 +95,7 @@ def _timed(
     if op is None:
         op = Op(called, unknown if size is None else functools.partial(_sized, size), busbw)
     elif not torchs:
-        op = replace(op, issues_one=False)
+        op = replace(op, steady=False)
     settings = SETTINGS
 
     @functools.wraps(func)
@@ -162,7 +162,7 @@ def _measure(func: Callable[..., Any], op: Op, args: Any, kwargs: Any) -> Any:
     if _is_compiling() or inside.now or not (SETTINGS.prof_all or op.name in SETTINGS.prof_ops):
         return func(*args, **kwargs)
     now_ns = SETTINGS.now_ns
-    record = run = process_group = before = None
+    record = run = process_group = before = advance = None
     start_ns = 0
     try:
         found = _find(op, args, kwargs)
@@ -175,7 +175,9 @@ def _measure(func: Callable[..., Any], op: Op, args: Any, kwargs: Any) -> Any:
                 record = None
             else:
                 device = None if tensor is None or tensor.is_cpu else pool_for(tensor)
-                before = None if op.issues_one else record.group.number()
+                group = record.group
+                advance = group.advances.get(op.name) if op.steady else None
+                before = group.number() if advance is None else None
                 start_ns = now_ns()
                 if device is not None:
                     run = DeviceRun(record, device, start_ns)
@@ -195,7 +197,7 @@ def _measure(func: Callable[..., Any], op: Op, args: Any, kwargs: Any) -> Any:
     finally:
         inside.now = False
     try:
-        return _finish(record, op, process_group, result, start_ns, now_ns(), run, before)
+        return _finish(record, op, process_group, result, start_ns, now_ns(), run, before, advance)
     except Exception as error:
         fault(op.name, error)
         LOG.put(record, UNTIMED, 0, 0)
@@ -220,16 +222,18 @@ def _finish(
     end_ns: int,
     run: DeviceRun | None,
     before: int | None,
+    advance: int | None,
 ) -> Any:
     # The call has returned: count it, or follow what it has left under way.
     if SETTINGS.timer is not None:
         SETTINGS.region(op.name, start_ns, end_ns)
     group = record.group
     seq = group.sequence(process_group) if op.synchronizes else None
-    if op.issues_one:
-        group.seen += 1
-    elif before is not None:
-        group.seen += (group.number() or before) - before
+    if advance is None and before is not None:
+        advance = (group.number() or before) - before
+        if op.steady:
+            group.advances[op.name] = advance
+    group.seen += advance or 0
     if isinstance(result, (dist.Work, list, torch._C.Future)) and not isinstance(result, _illegal):
         followed = _follow(result, record, start_ns, end_ns, seq, run)
         if followed is not None:

@@ -236,4 +236,7 @@ def _compile(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    _compile(Path(sys.argv[1]))
+    try:
+        _compile(Path(sys.argv[1]))
+    except Exception as refused:
+        sys.exit(str(refused))

@@ -1,0 +1,443 @@
+"""How ``comm.instrument`` is held: plainly, as a block, as a decorator; what it says of what it did not see."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+import time
+from collections import Counter
+
+import pytest
+import torch
+import torch.distributed as plain
+from torch.distributed import all_reduce as bound_early
+
+import deep500_timing_torch as timer
+from deep500_timing.testing import ManualClock
+from deep500_timing_torch import comm
+from deep500_timing_torch.comm import _instrument
+from deep500_timing_torch.comm._kernel import _build, _feed
+
+SWITCH = _build.SWITCH
+
+
+@pytest.fixture(scope="module", autouse=True)
+def world():
+    """A gloo world of one."""
+    plain.init_process_group("gloo", store=plain.HashStore(), rank=0, world_size=1)
+    yield
+    plain.destroy_process_group()
+
+
+@pytest.fixture(autouse=True)
+def clean():
+    """Nothing recorded, configured or in force, before and after."""
+    comm.reset_log()
+    yield
+    comm.configure(enabled=True, prof_all=True, prof_ops=[], verbose=False, debug=False, timer=None)
+    comm.reset_log()
+    assert 0 == _instrument.IN_FORCE.objects
+    assert _instrument.IN_FORCE.feed is None
+
+
+@pytest.fixture(params=["patched functions", "the compiled kernel"])
+def by(request, monkeypatch):
+    """Who does the timing, as ``instrument`` is told."""
+    if request.param == "patched functions":
+        return False
+    request.getfixturevalue("kernel")
+    monkeypatch.setenv(SWITCH, "on")
+    return True
+
+
+@pytest.fixture
+def with_kernel(kernel, monkeypatch):
+    """The kernel may be used."""
+    monkeypatch.setenv(SWITCH, "on")
+
+
+def _counts():
+    counts: Counter[str] = Counter()
+    for op in comm.summary().ops:
+        counts[op.op] += op.count
+    return dict(counts)
+
+
+def _three():
+    for _ in range(3):
+        plain.all_reduce(torch.ones(10))
+
+
+# --- how it is held -----------------------------------------------------------------------------------------------
+
+
+def test_called_plainly(by):
+    """It takes effect when it is called, and ``undo`` ends that."""
+    timing = comm.instrument(kernel=by)
+    _three()
+    assert {"all_reduce": 3} == _counts()
+    assert by == timing.kernel
+    timing.undo()
+    timing.undo()
+    _three()
+    assert {"all_reduce": 3} == _counts()
+    assert "<Instrument, undone>" == repr(timing)
+
+
+def test_dropped_it_stays(by):
+    """Whoever does not keep what it returns has it in force all the same."""
+    comm.instrument(kernel=by)
+    gc.collect()
+    _three()
+    assert {"all_reduce": 3} == _counts()
+    assert 1 == _instrument.IN_FORCE.objects
+    _instrument.IN_FORCE.objects = 0
+    _instrument._take_out()
+
+
+def test_as_a_block(by):
+    """In force until the end of the block, again in a second one, and once in nested ones."""
+    timing = comm.instrument(kernel=by)
+    with timing, comm.instrument(kernel=by):
+        _three()
+    _three()
+    with timing:
+        _three()
+    assert {"all_reduce": 6} == _counts()
+
+
+def test_as_a_decorator(by):
+    """In force in each call of the function, its exceptions included, and not in between."""
+
+    @comm.instrument(kernel=by)
+    def train(fails=False):
+        """Train."""
+        _three()
+        if fails:
+            raise KeyError
+
+    assert 0 == _instrument.IN_FORCE.objects
+    assert "Train." == train.__doc__
+    _three()
+    train()
+    _three()
+    with pytest.raises(KeyError):
+        train(fails=True)
+    _three()
+    assert {"all_reduce": 6} == _counts()
+
+
+def test_left_without_being_entered(by):
+    """Leaving a block twice, or one that was undone, does not undo anybody else's."""
+    timing = comm.instrument(kernel=by)
+    timing.__exit__(None, None, None)
+    timing.__exit__(None, None, None)
+    with comm.instrument(kernel=by):
+        timing.__exit__(None, None, None)
+        _three()
+    assert {"all_reduce": 3} == _counts()
+
+
+def test_the_kernel_inside_patched_functions(with_kernel):
+    """What cannot be had says why; what is already there serves whoever asks for less."""
+    with comm.instrument(kernel=False), pytest.raises(RuntimeError, match="undo that one first"):
+        comm.instrument(kernel=True)
+    with comm.instrument(kernel=True), comm.instrument(kernel=False) as inner:
+        assert inner.kernel
+
+
+def test_without_a_kernel():
+    """Switched off by the environment, ``instrument`` patches, and ``kernel=True`` is refused with the reason."""
+    with comm.instrument() as timing:
+        assert not timing.kernel
+        assert f"it is switched off by {SWITCH}=off" == _instrument.IN_FORCE.why_no_kernel
+    with pytest.raises(RuntimeError, match=f"there is no kernel: it is switched off by {SWITCH}=off"):
+        comm.instrument(kernel=True)
+
+
+# --- what it says -------------------------------------------------------------------------------------------------
+
+
+def _hints():
+    return " ".join(comm.summary().hints)
+
+
+def test_nothing_recorded_says_why():
+    """Off by configuration, only some operations, never asked for, nothing issued: each with its remedy."""
+    assert "call comm.instrument() before the training" in _hints()
+    assert "nothing recorded" in str(comm.summary())
+    with comm.instrument():
+        assert "no process group has issued an operation since" in _hints()
+        comm.configure(enabled=False)
+        _three()
+        assert "comm.configure(enabled=True) switches it on" in _hints()
+        comm.configure(enabled=True, prof_all=False, prof_ops=["barrier"])
+        assert "Only barrier is timed" in _hints()
+
+
+def test_unseen_operations_are_counted():
+    """Names bound before and methods of the group go past patched functions; the group's own number tells of them."""
+    with comm.instrument(kernel=False):
+        bound_early(torch.ones(10))
+        plain.group.WORLD.allreduce([torch.ones(10)]).wait()
+        _three()
+        found = comm.summary()
+    assert [2] == list(found.unseen.values())
+    assert "2 operations of group '0' were issued by code that is not timed." in str(found)
+    assert "names that were imported before" in str(found)
+    bound_early(torch.ones(10))
+    assert [2] == list(comm.summary().unseen.values())
+    comm.reset_log()
+    assert {} == comm.summary().unseen
+
+
+# --- the kernel ---------------------------------------------------------------------------------------------------
+
+
+def test_the_kernel_sees_what_patched_functions_do_not(with_kernel):
+    """Names bound before, the group's own methods, inference mode, a compiled function; and this project's once."""
+    with comm.instrument(kernel=True):
+        bound_early(torch.ones(10))
+        plain.group.WORLD.allreduce([torch.ones(10)]).wait()
+        with torch.inference_mode():
+            plain.all_reduce(torch.ones(10))
+        comm.all_reduce(torch.ones(10))
+        (found,) = comm.summary().ops
+        assert ("all_reduce", 40, 4, 0, 0) == (found.op, found.message_bytes, found.count, found.pending, found.untimed)
+        assert {} == comm.summary().unseen
+
+
+def test_the_kernel_tells_exposed_time(with_kernel):
+    """Of an asynchronous operation the call, the completion and the wait are known; of a blocking one the time."""
+    with comm.instrument(kernel=True):
+        work = plain.all_reduce(torch.ones(10), async_op=True)
+        assert type(work) is type(plain.all_reduce(torch.ones(20), async_op=True))
+        assert not isinstance(work, comm.TimedWork)
+        work.wait()
+        work.wait()
+        plain.barrier()
+    found = comm.summary().find("all_reduce", 40)
+    assert (1, 0) == (found.count, found.pending)
+    assert None not in (found.issue_s, found.exposed_s, found.overlap)
+    assert (1, None) == (comm.summary().find("barrier").count, comm.summary().find("barrier").exposed_s)
+
+
+def test_the_kernel_knows_ddp_s_exposed_time(with_kernel):
+    """DDP waits from C++ at the end of the backward pass, which needs no hook to be seen."""
+    with comm.instrument(kernel=True):
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(100, 100))
+        comm.reset_log()
+        for _ in range(3):
+            model(torch.ones(2, 100)).sum().backward()
+        found = comm.summary().find("all_reduce", 40_400)
+    assert (3, 0) == (found.count, found.pending)
+    assert found.overlap is not None
+
+
+def test_a_sparse_tensor_has_a_size(by):
+    """What travels are its indices and its values."""
+    data = torch.sparse_coo_tensor([[1, 3]], [2.0, 4.0], (1000,))
+    with comm.instrument(kernel=by):
+        plain.all_reduce(data)
+    assert [2 * 8 + 2 * 4] == [op.message_bytes for op in comm.summary().ops]
+
+
+def test_the_kernel_heeds_what_is_configured(with_kernel):
+    """Switched off, restricted to some operations, and told to keep callers apart."""
+
+    def sync_gradients():
+        plain.all_reduce(torch.ones(1))
+
+    with comm.instrument(kernel=True):
+        comm.configure(enabled=False)
+        _three()
+        comm.configure(enabled=True, prof_all=False, prof_ops=["all_gather_into_tensor"])
+        plain.all_gather_into_tensor(torch.ones(2), torch.ones(2))
+        _three()
+        assert {"all_gather_single": 1} == _counts()
+        comm.configure(prof_all=True, debug=True)
+        sync_gradients()
+        assert 1 == _counts()["all_reduce | sync_gradients"]
+
+
+def test_the_kernel_gives_a_timer_its_regions(with_kernel):
+    """A timer gets the time of the call and of the wait, by its own clock."""
+    clock = ManualClock()
+    comm.configure(timer=(tmr := timer.Timer(clock=clock)))
+    with comm.instrument(kernel=True):
+        plain.all_reduce(torch.ones(10))
+        work = plain.all_reduce(torch.ones(10), async_op=True)
+        clock.advance(2)
+        work.wait()
+    found = comm.summary().find("all_reduce", 40)
+    assert (2, 0) == (found.count, found.pending)
+    assert [0, 0, 0, 0] == tmr.get_time(timer.TimeType.COMM)
+
+
+def test_a_broken_timer_under_the_kernel(with_kernel):
+    """A timer that fails costs its regions; the operations run and are counted."""
+
+    class Broken(timer.Timer):
+        def record(self, key, start_ns, end_ns):
+            raise OSError("disk full")
+
+    comm.configure(timer=Broken())
+    with comm.instrument(kernel=True), pytest.warns(timer.TimingWarning, match="disk full"):
+        plain.all_reduce(torch.ones(10))
+        assert plain.all_reduce(torch.ones(10), async_op=True).wait()
+    assert {"all_reduce": 2} == _counts()
+
+
+def test_a_failed_operation_under_the_kernel(with_kernel):
+    """Its exception reaches the caller, and it is counted as failed."""
+    with comm.instrument(kernel=True):
+        for _ in range(2):
+            with pytest.raises(RuntimeError):
+                plain.group.WORLD.allgather([[torch.ones(3)]], [torch.ones(4)]).wait()
+        found = comm.summary().find("all_gather")
+    assert (0, 2, 0) == (found.count, found.failed, found.pending)
+
+
+def test_own_operations_beside_the_kernel(with_kernel):
+    """What an operation of the user's own issues is part of it, and not counted by the kernel as well."""
+
+    @comm.timed_op
+    def ring_exchange():
+        _three()
+
+    with comm.instrument(kernel=True):
+        ring_exchange()
+        _three()
+    assert {"ring_exchange": 1, "all_reduce": 3} == _counts()
+
+
+def test_a_full_buffer_is_said(with_kernel):
+    """Times that come while nobody takes them out are bounded in memory, and what is lost is counted."""
+    with comm.instrument(kernel=True):
+        feed = _instrument.IN_FORCE.feed
+        before = feed.dropped
+        data = [torch.ones(1)]
+        with feed._draining:
+            for _ in range(feed._module.CAPACITY // 2 + 100):  # two messages each: its call and its completion
+                plain.group.WORLD.allreduce(data)
+        found = comm.summary()
+    lost = found.dropped - before
+    (op,) = found.ops
+    assert feed._module.CAPACITY <= 2 * op.count + lost + op.pending
+    assert lost >= 100
+    assert f"{found.dropped} times were dropped" in str(found)
+
+
+def test_a_forked_child_starts_anew(with_kernel):
+    """The child of a fork has nothing of the parent's, and neither locks nor threads of it."""
+    with comm.instrument(kernel=True):
+        _three()
+        child = os.fork()
+        if child == 0:
+            os._exit(len(comm.summary().ops))
+        assert 0 == os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        assert {"all_reduce": 3} == _counts()
+
+
+def test_somebody_else_s_wait_stays(with_kernel):
+    """Who patches ``Work.wait`` inside the block and stays is not undone, which is said."""
+    original = vars(plain.Work)["wait"]
+    try:
+        said = r"Work\.wait was patched by somebody else"
+        with pytest.warns(timer.TimingWarning, match=said), comm.instrument(kernel=True):
+            theirs = plain.Work.wait = lambda self, *args: original(self, *args)
+        assert theirs is vars(plain.Work)["wait"]
+    finally:
+        plain.Work.wait = original
+
+
+def test_kinds_of_messages():
+    """The kernel's numbers for what it tells are those by which they are read."""
+    source = _build.SOURCE.read_text()
+    for name in ("BLOCKING", "ISSUED", "DONE", "WAITED", "PAIRED", "FAILED", "UNTIMED", "BOUNDED"):
+        assert f"  {name} = {getattr(_feed, f'_{name}')}," in source
+
+
+# --- how it is built ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def empty_cache(tmp_path, monkeypatch):
+    """A cache in which nothing was built."""
+    monkeypatch.setenv(SWITCH, "on")
+    monkeypatch.setenv(_build.CACHE, str(tmp_path))
+    if lacks := _build.why_not_buildable():
+        pytest.skip(lacks)
+    return tmp_path
+
+
+def test_a_killed_build_is_not_waited_for(empty_cache):
+    """While a build runs nobody starts another; once it was killed, the next one starts at once."""
+    first = _build.start_build()
+    assert _build.start_build() is None
+    with pytest.raises(_build.KernelUnavailableError, match="another process has been building it"):
+        _build.build(limit_s=0.01)
+    os.killpg(first.pid, signal.SIGKILL)
+    first.communicate()
+    second = _build.start_build()
+    assert second is not None
+    os.killpg(second.pid, signal.SIGKILL)
+    second.communicate()
+
+
+def test_a_build_that_does_not_end(empty_cache):
+    """It is ended at its limit, and the program goes on without."""
+    began = time.monotonic()
+    with pytest.raises(_build.KernelUnavailableError, match=r"its build was not done within 0\.2 s"):
+        _build.build(limit_s=0.2)
+    assert time.monotonic() - began < 60
+    with comm.instrument(kernel=None) as timing:
+        assert not timing.kernel
+    for process in _instrument._building:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+    _instrument._building.clear()
+
+
+def test_a_compiler_that_refuses(empty_cache, monkeypatch):
+    """What it said is handed on, and no later run tries again in the background."""
+    refuses = empty_cache / "c++"
+    refuses.write_text('#!/bin/sh\ntest "$1" = --version && exec c++ --version\necho no such standard >&2; exit 1\n')
+    refuses.chmod(0o755)
+    monkeypatch.setenv("CXX", str(refuses))
+    with pytest.raises(_build.KernelUnavailableError, match=r"its build failed: .*no such standard"):
+        _build.build(limit_s=60)
+    with comm.instrument():
+        assert "its build failed" in _instrument.IN_FORCE.why_no_kernel
+    assert [] == _instrument._building
+
+
+def test_no_compiler(empty_cache, monkeypatch):
+    """What is missing is named, with the remedy."""
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(_build.KernelUnavailableError, match=r"no C\+\+ compiler 'no-such-compiler'; install one"):
+        _build.build(limit_s=1)
+
+
+def test_a_library_that_others_can_write(kernel, empty_cache):
+    """Code that anybody may have put there is not run."""
+    library = _build.library_path()
+    library.parent.mkdir(parents=True)
+    library.write_bytes(b"")
+    library.chmod(0o777)
+    with pytest.raises(_build.KernelUnavailableError, match="can be written by somebody else"):
+        _build.load()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX only")
+def test_half_a_library(empty_cache):
+    """A file that is no library is said to be one to delete, and nothing is raised at the program."""
+    library = _build.library_path()
+    library.parent.mkdir(parents=True, mode=0o700)
+    library.write_bytes(b"half")
+    library.chmod(0o700)
+    with comm.instrument() as timing:
+        assert not timing.kernel
+        assert "delete it and build it anew" in _instrument.IN_FORCE.why_no_kernel
