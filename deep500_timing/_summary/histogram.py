@@ -6,6 +6,7 @@ import struct
 import zlib
 from base64 import b64decode, b64encode
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -150,6 +151,16 @@ def pack(bins: Sequence[int], counts: Sequence[int]) -> str:
         if len(smaller) < len(raw):
             raw, code = smaller, code | _COMPRESSED
     return b64encode(bytes((code,)) + raw).decode("ascii")
+
+
+@lru_cache(maxsize=BIN_COUNT)
+def _pack_single(index: int) -> str:
+    return pack((index,), (1,))
+
+
+def pack_one(duration_ns: int) -> str:
+    """The packed histogram of a single duration in ns, 0 or more."""
+    return _pack_single(bin_of_one(duration_ns))
 
 
 def _unpack(text: str) -> tuple[Int64Array, Int64Array]:

@@ -100,6 +100,8 @@ def summarize(stores: Iterable[Intervals]) -> tuple[Summary, dict[str, int]]:
 
 
 def _counters_of(copies: list[dict[str, Any]]) -> dict[str, int]:
+    if len(copies) == 1:
+        return {counter: copies[0][counter] for counter in STORED_COUNTERS}
     return {counter: sum(copied[counter] for copied in copies) for counter in STORED_COUNTERS}
 
 

@@ -93,6 +93,20 @@ def stats_of_few(durations_ns: list[int], *, skipped: int = 0) -> TimeStats:
     """
     ordered = sorted(durations_ns)
     n, total_ns = len(ordered), sum(ordered)
+    if n == 1:
+        only = total_ns / 1e9
+        return TimeStats(
+            min=only,
+            mean=only,
+            max=only,
+            stdev=0.0,
+            count=1,
+            total=only,
+            median_ci=None,
+            skipped=skipped,
+            quantile_error=0.0,
+            **dict.fromkeys(QUANTILES, only),
+        )
     mean_ns = total_ns / n
     stdev_ns = math.sqrt(math.fsum((value - mean_ns) ** 2 for value in ordered) / (n - 1)) if n > 1 else 0.0
     return _stats(ordered, n, total_ns, stdev_ns, skipped)
@@ -117,8 +131,11 @@ def _stats(ordered: Any, n: int, total_ns: int, stdev_ns: float, skipped: int) -
 
 def _between(ordered: Any, position: float) -> float:
     # Linear between the two order statistics around a position, rounded as numpy.percentile rounds.
-    low, high = int(ordered[math.floor(position)]), int(ordered[math.ceil(position)])
-    share = position - math.floor(position)
+    place = int(position)
+    share = position - place
+    if not share:
+        return float(ordered[place])
+    low, high = int(ordered[place]), int(ordered[place + 1])
     return low + (high - low) * share if share < 0.5 else high - (high - low) * (1 - share)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from deep500_timing._summary.distribution import EMPTY, Distribution
-from deep500_timing._summary.histogram import Histogram, bin_of_one, pack
+from deep500_timing._summary.histogram import Histogram, bin_of_one, pack, pack_one
 from deep500_timing._summary.stats import TimeStats, stats_of, stats_of_few, trim_mean
 
 if TYPE_CHECKING:
@@ -156,6 +156,9 @@ def of_few(durations_ns: list[int], *, skipped: int = 0) -> tuple[TimeStats | No
     """
     if not durations_ns:
         return None, EMPTY
+    if len(durations_ns) == 1:
+        only = durations_ns[0]
+        return stats_of_few(durations_ns, skipped=skipped), Distribution(1, only, only, only, 0.0, pack_one(only))
     n, total_ns = len(durations_ns), sum(durations_ns)
     mean_ns = total_ns / n
     counts = Counter(map(bin_of_one, durations_ns))
