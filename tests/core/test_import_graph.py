@@ -38,7 +38,6 @@ STILL_THERE = {
     ("deep500_timing.exporters._exit", "deep500_timing.exporters._background"),
     ("deep500_timing.runs._ends", "deep500_timing.runs._log"),
     ("deep500_timing_tensorflow._phases", "deep500_timing_tensorflow._choices"),
-    ("deep500_timing_torch.comm._table", "deep500_timing_torch.comm._report"),
 }
 """Arrows that are to be cut, mostly for types alone; each is found as long as it is listed here."""
 

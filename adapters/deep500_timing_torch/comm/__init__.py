@@ -46,10 +46,10 @@ from deep500_timing_torch.comm._launch import (
 from deep500_timing_torch.comm._log import LOG as _LOG
 from deep500_timing_torch.comm._public import OPERATIONS as _OPERATIONS
 from deep500_timing_torch.comm._public import P2POp
-from deep500_timing_torch.comm._report import log_summary, summary
+from deep500_timing_torch.comm._report import CommSummary, log_summary, summary
 from deep500_timing_torch.comm._settings import configure
 from deep500_timing_torch.comm._straggler import Skew
-from deep500_timing_torch.comm._summary import CommSummary, OpTimes
+from deep500_timing_torch.comm._summary import OpTimes
 from deep500_timing_torch.comm._timed import timed_op
 from deep500_timing_torch.comm._work import TimedWork
 

@@ -13,10 +13,10 @@ from deep500_timing_torch.comm._settings import SETTINGS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from deep500_timing_torch.comm._summary import CommSummary
+    from deep500_timing_torch.comm._summary import SummaryData
 
 
-def hints(found: CommSummary) -> Iterator[str]:
+def hints(found: SummaryData) -> Iterator[str]:
     """What explains a summary that is empty or incomplete, a sentence or two each, with the remedy."""
     if not SETTINGS.enabled:
         yield "Timing is switched off: comm.configure(enabled=True) switches it on."

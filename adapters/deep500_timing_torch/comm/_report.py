@@ -20,13 +20,24 @@ from deep500_timing_torch.comm._log import LOG, Record
 from deep500_timing_torch.comm._ops import OPS, bandwidths
 from deep500_timing_torch.comm._ranks import Answers, Exchange
 from deep500_timing_torch.comm._straggler import Comparison, Skew, compare
-from deep500_timing_torch.comm._summary import CommSummary, OpTimes
+from deep500_timing_torch.comm._summary import OpTimes, SummaryData
+from deep500_timing_torch.comm._table import render
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 TRIM = 0.1
 """Share of the times that the mean leaves out at each end."""
+
+
+class CommSummary(SummaryData):
+    """What :func:`log_summary` returns: the data, and as text the table of it."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        """The table."""
+        return render(self)
 
 
 def summary(*, wait: bool = False) -> CommSummary:

@@ -52,8 +52,8 @@ class OpTimes:
 
 
 @dataclass(slots=True)
-class CommSummary:
-    """What :func:`log_summary` returns."""
+class SummaryData:
+    """This rank's operations, and what else is to be known of them."""
 
     ops: list[OpTimes]
     """This rank's operations."""
@@ -95,9 +95,3 @@ class CommSummary:
     def to_dict(self) -> dict[str, Any]:
         """As plain data for JSON."""
         return {**asdict(self), "late_rank": self.late_rank}
-
-    def __str__(self) -> str:
-        """The table."""
-        from deep500_timing_torch.comm._table import render
-
-        return render(self)

@@ -8,7 +8,7 @@ from deep500_timing._summary.text import UNKNOWN, format_bytes, format_ms, forma
 
 if TYPE_CHECKING:
     from deep500_timing_torch.comm._straggler import Skew
-    from deep500_timing_torch.comm._summary import CommSummary, OpTimes
+    from deep500_timing_torch.comm._summary import OpTimes, SummaryData
 
 
 def _op_row(times: OpTimes) -> list[str]:
@@ -48,7 +48,7 @@ def _skew_row(skew: Skew) -> list[str]:
     ]
 
 
-def render(summary: CommSummary) -> str:
+def render(summary: SummaryData) -> str:
     """The table of a summary, with a line for each thing that it does not hold."""
     lines = [f"Communication, rank {summary.rank} of {summary.world_size} (times in ms, bandwidths in GB/s = 1e9 B/s)"]
     header: list[str] = [
@@ -94,7 +94,7 @@ def _were(count: int) -> str:
     return "was" if count == 1 else "were"
 
 
-def _straggler_lines(summary: CommSummary, skews: list[Skew]) -> list[str]:
+def _straggler_lines(summary: SummaryData, skews: list[Skew]) -> list[str]:
     lines = ["", "Waiting for each other (mean per operation, in ms; skew: own time less the shortest of any rank)"]
     header: list[str] = ["operation", "message", "ranks", "count", "transfer", "skew", "the others waited for"]
     lines += lines_of([header, *(_skew_row(skew) for skew in skews)], left=1) if skews else ["nothing to compare"]
