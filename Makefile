@@ -52,7 +52,7 @@ help:
 
 # --- Set-up: each stamp is one step, done again only if what it depends on changed ---------------------------------
 
-setup: $(VENV)/.stamp-package
+setup: $(VENV)/.stamp-requirements $(VENV)/.stamp-package
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
@@ -61,25 +61,35 @@ $(BIN)/python:
 	@echo "setup: a virtual environment in $(VENV) with `$(PYTHON) -V`"
 	@$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.stamp-requirements: pyproject.toml constraints.txt | $(BIN)/python
-	@echo "setup: what the build and the tests need, as pinned in constraints.txt (several GB, minutes)"
+$(VENV)/.stamp-build: pyproject.toml constraints.txt | $(BIN)/python
 	@$(PIP) install --quiet --constraint constraints.txt pip setuptools
-	@$(PIP) install --quiet --constraint constraints.txt --group test --group lint
+	@$(PIP) install --quiet --constraint constraints.txt --group build
+	@touch $@
+
+$(VENV)/.stamp-package: $(VENV)/.stamp-build $(RECIPE) $(COMPILED)
+	@echo "setup: deep500-timing itself, editable, compiled where a C compiler is"
+	@$(PIP) install --quiet --constraint constraints.txt --no-build-isolation --editable .
+	@cd / && $(CURDIR)/$(BIN)/python -c 'import deep500_timing as d; \
+		print("setup: the hot path is compiled" if d.compiled else \
+		"setup: the hot path is plain Python (no compiler? try `DEEP500_TIMING_BUILD=compiled $(MAKE) setup`)")'
+	@touch $@
+
+# Modules are compiled when they are first imported: a few of those that the frameworks bring ever are.
+$(VENV)/.stamp-demo: $(VENV)/.stamp-build
+	@echo "setup: what the demo needs: PyTorch, Keras, the trackers (some GB, minutes)"
+	@$(PIP) install --quiet --no-compile --constraint constraints.txt --group demo
+	@touch $@
+
+$(VENV)/.stamp-requirements: $(VENV)/.stamp-build
+	@echo "setup: what the tests need, as pinned in constraints.txt (several GB, minutes)"
+	@$(PIP) install --quiet --no-compile --constraint constraints.txt --group test --group lint
 	@# tf_keras asks for `tensorflow`, whose files are the ones that tensorflow-cpu has already put there.
-	@$(PIP) install --quiet --constraint constraints.txt --no-deps tf_keras
+	@$(PIP) install --quiet --no-compile --constraint constraints.txt --no-deps tf_keras
 	@echo "setup: the peers to compare with"
 	@DS_BUILD_OPS=0 $(PIP) install --quiet --constraint constraints.txt --no-build-isolation --group peers
 	@touch $@
 
-$(VENV)/.stamp-package: $(VENV)/.stamp-requirements $(RECIPE) $(COMPILED)
-	@echo "setup: deep500-timing itself, editable, compiled where a C compiler is"
-	@$(PIP) install --quiet --constraint constraints.txt --no-build-isolation --editable .
-	@cd / && $(CURDIR)/$(BIN)/python -c 'import deep500_timing as d; \
-		print("setup: done;", "the hot path is compiled" if d.compiled else \
-		"the hot path is plain Python (no compiler? try `DEEP500_TIMING_BUILD=compiled $(MAKE) setup`)")'
-	@touch $@
-
-$(VENV)/.stamp-bench: $(VENV)/.stamp-package
+$(VENV)/.stamp-bench: $(VENV)/.stamp-requirements $(VENV)/.stamp-package
 	@echo "setup: the benchmarks' peers"
 	@$(PIP) install --quiet --constraint constraints.txt --no-build-isolation --group bench
 	@touch $@
@@ -95,7 +105,7 @@ $(VENV)/.stamp-bench: $(VENV)/.stamp-package
 
 # --- Use -----------------------------------------------------------------------------------------------------------
 
-demo: setup
+demo: $(VENV)/.stamp-package $(VENV)/.stamp-demo
 	@$(BIN)/python examples/demo.py
 
 # Each lane proves what no other does: the core compiled on every Python and plain on those but the tree's own, from the

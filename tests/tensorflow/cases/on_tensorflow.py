@@ -470,9 +470,20 @@ def test_wrong_arguments_of_timed_step(args, kwargs, says):
         timer.timed_step(*args, **kwargs)
 
 
-def test_op_determinism_is_refused_with_its_remedy(data):
-    """Determinism forbids reading the clock in a graph; the last case, as it cannot be switched off again."""
+@pytest.fixture
+def op_determinism():
+    """Every operation of this process is deterministic, for this case alone."""
     tf.config.experimental.enable_op_determinism()
+    yield
+    # TensorFlow can switch it off, but does not offer that to users.
+    from tensorflow.python.framework import config
+
+    config.disable_op_determinism()
+
+
+@pytest.mark.usefixtures("op_determinism")
+def test_op_determinism_is_refused_with_its_remedy(data):
+    """Determinism forbids reading the clock in a graph, and the message says what helps."""
     tmr = timer.Timer()
     with pytest.warns(timer.TimingWarning, match="enable_op_determinism"):
         weights_after(make_model(), data, [timer.TimerCallback(tmr, phases=True)])
