@@ -1,8 +1,63 @@
-"""Runs: what the processes of a training leave behind, and how it is read."""
+"""Runs: what the processes of a training leave behind, and how it is read.
+
+**Writing.** ``Timer(run="folder")`` or ``DEEP500_TIMING_RUN=folder`` lets a timer write down every interval; ``RunLog``
+is the log itself, with its settings. Others write through the same door: ``timer._run`` is the log, or None::
+
+    log = RunLog(folder, timer)                      # or Timer(run=log), for settings of your own
+    timer.step(n)                                    # the step n begins here
+    log.sample("memory.rss_bytes", value, region="FORWARD")
+    log.collective("all_reduce", start_ns, end_ns, group="data", sequence=7, nbytes=4096)
+    log.event("checkpoint", "saved", path="...")
+    log.declare("layers", start_ns="time", dur_ns="int", layer="name")    # a table of a later capability
+    log.add("layers", (start_ns, dur_ns, "conv1"))
+
+None of these waits: they queue, and the log's thread writes. Columns named ``time_ns`` or ``start_ns`` of type ``time``
+get a ``unix_ns`` beside them in the reader; ``step`` of the smallest int64 is none.
+
+**Reading.** ``Run.open(folder)`` compacts the logs to Parquet and gives tables, each a :class:`Relation` with
+``.df()``, ``.arrow()``, ``.rows()``::
+
+    run.intervals(rank=None, session=None, steps=(first, last))
+    run.regions(rank=None, session=None, by_rank=False)      # the tree, with shares and rests
+    run.steps(rank=None, session=None)
+    run.why(81220)                                           # an answer as data; str() gives the sentences
+    run.table("samples"), run.sql("select ...")              # every table, those of later capabilities among them
+
+The columns are in ``docs/runs.md``, the format of the files in ``docs/run-format.md``.
+"""
 
 from __future__ import annotations
 
-from deep500_timing.runs._attach import attach
-from deep500_timing.runs._log import RunLog
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["RunLog", "attach"]
+if TYPE_CHECKING:
+    from deep500_timing.runs._attach import attach
+    from deep500_timing.runs._engine import Relation
+    from deep500_timing.runs._log import RunLog
+    from deep500_timing.runs._read import NewerSchemaError
+    from deep500_timing.runs._run import Run
+    from deep500_timing.runs._why import Cause, Why
+
+__all__ = ["Cause", "NewerSchemaError", "Relation", "Run", "RunLog", "Why", "attach"]
+
+# A timer that writes needs no reader, and a reader no writer.
+_HOMES = {
+    "Cause": "_why",
+    "NewerSchemaError": "_read",
+    "Relation": "_engine",
+    "Run": "_run",
+    "RunLog": "_log",
+    "Why": "_why",
+    "attach": "_attach",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name on first use."""
+    if name in _HOMES:
+        from importlib import import_module
+
+        value = getattr(import_module(f"deep500_timing.runs.{_HOMES[name]}"), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'deep500_timing.runs' has no attribute {name!r}")

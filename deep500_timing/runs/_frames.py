@@ -32,10 +32,23 @@ class Frame(NamedTuple):
     sequence: int
     """Its number in the file, from 0: a gap tells how many are missing."""
     rows: int
-    payload: bytes
-    """Not compressed any more."""
+    stored: bytes
+    """The payload as it lies in the file."""
+    is_compressed: bool
     offset: int
     """Where it begins in the file."""
+
+    @property
+    def payload(self) -> bytes:
+        """The payload, not compressed any more.
+
+        Raises:
+            ValueError: It cannot be decompressed, though it is as it was written.
+        """
+        try:
+            return zlib.decompress(self.stored) if self.is_compressed else self.stored
+        except zlib.error as error:
+            raise ValueError(f"A frame of kind {self.kind}: {error}") from error
 
 
 class Damage(NamedTuple):
@@ -94,12 +107,7 @@ def _frame_at(data: bytes | mmap, position: int, end: int) -> tuple[Frame, int] 
     magic, kind, flags, sequence, rows, length, crc = HEAD.unpack(head)
     if magic != MAGIC or length > LARGEST_PAYLOAD or body + length > end:
         return None
-    payload = data[body : body + length]
-    if zlib.crc32(payload, zlib.crc32(head[:_CRC_AT])) != crc:
+    stored = data[body : body + length]
+    if zlib.crc32(stored, zlib.crc32(head[:_CRC_AT])) != crc:
         return None
-    if flags & ZLIB:
-        try:
-            payload = zlib.decompress(payload)
-        except zlib.error:
-            return None
-    return Frame(kind, sequence, rows, payload, position), body + length
+    return Frame(kind, sequence, rows, stored, bool(flags & ZLIB), position), body + length

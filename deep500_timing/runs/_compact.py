@@ -1,0 +1,279 @@
+"""From logs to Parquet: what every engine reads fast, made from what survives everything.
+
+The Parquet lies beside the logs, in ``compacted/``. It is made on first use and made again for logs that have grown;
+it can be deleted at any time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from deep500_timing._ground.require import require
+from deep500_timing._ground.warn import warn_once
+from deep500_timing.runs._files import SUFFIX
+from deep500_timing.runs._read import NewerSchemaError
+from deep500_timing.runs._tables import CHUNK_ROWS, COLUMNS, LogTables, columns_of, peek, schema_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+FOLDER = "compacted"
+MANIFEST = "manifest.json"
+VERSION = 1
+"""Of what is compacted; another one is made anew."""
+PART_BYTES = 64 << 20
+"""Logs of about this size together make one file of Parquet, so that 10 000 ranks do not make 10 000 of them."""
+
+
+class LogFile(NamedTuple):
+    """A log as it lies in the folder."""
+
+    path: str
+    size: int
+    mtime_ns: int
+
+    @property
+    def key(self) -> list[Any]:
+        """What tells whether it is as it was."""
+        return [os.path.basename(self.path), self.size, self.mtime_ns]
+
+
+class Compacted(NamedTuple):
+    """Where the Parquet of a run is."""
+
+    folder: str
+    files: dict[str, list[str]]
+    """Paths by table."""
+    schemas: dict[str, dict[str, str]]
+    """Columns with types by table, of a log's own tables as well."""
+
+
+def find_logs(folder: str) -> list[LogFile]:
+    """The logs in a folder, by name. Files of another suffix are not looked at."""
+    found = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.endswith(SUFFIX) and entry.is_file():
+                status = entry.stat()
+                found.append(LogFile(entry.path, status.st_size, status.st_mtime_ns))
+    return sorted(found)
+
+
+def compact(folder: str) -> Compacted:
+    """Make or renew the Parquet of a run.
+
+    Args:
+        folder: The run's folder. Where it cannot be written to, the Parquet lies in a temporary one.
+
+    Raises:
+        FileNotFoundError: There is no such folder.
+        MissingPackageError: pyarrow is not installed.
+    """
+    logs = find_logs(folder)
+    target = os.path.join(folder, FOLDER)
+    try:
+        os.makedirs(target, exist_ok=True)
+        with tempfile.TemporaryFile(dir=target):
+            pass
+    except OSError:
+        target = tempfile.mkdtemp(prefix="deep500-timing-run-")
+        _temporary.append(target)
+    manifest = _read_manifest(target)
+    parts = []
+    for group in _groups(logs, manifest):
+        part = _part_for(group, manifest)
+        parts.append(part if part is not None else _make_part(folder, group, target))
+    manifest = {"version": VERSION, "parts": parts}
+    _replace(os.path.join(target, MANIFEST), json.dumps(manifest).encode())
+    _remove_others(target, parts)
+    return _found(target, parts)
+
+
+def _read_manifest(target: str) -> dict[str, Any]:
+    try:
+        with open(os.path.join(target, MANIFEST), encoding="utf-8") as file:
+            manifest: dict[str, Any] = json.load(file)
+        if manifest["version"] == VERSION:
+            return manifest
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    return {"version": VERSION, "parts": []}
+
+
+def _groups(logs: list[LogFile], manifest: dict[str, Any]) -> Iterator[list[LogFile]]:
+    # A log stays in the part that it is in, so that a rank that goes on costs its own part only. The logs of a session
+    # stay together: they share a clock and its anchor.
+    by_name = {os.path.basename(log.path): log for log in logs}
+    for part in manifest["parts"]:
+        kept = [by_name.pop(key[0]) for key in part["logs"] if key[0] in by_name]
+        sessions = {_session_of(log.path) for log in kept}
+        kept += [by_name.pop(name) for name in sorted(by_name) if _session_of(by_name[name].path) in sessions]
+        if kept:
+            yield sorted(kept)
+    group: list[LogFile] = []
+    for log in sorted(by_name.values()):
+        full = sum(other.size for other in group) >= PART_BYTES
+        if full and _session_of(log.path) != _session_of(group[-1].path):
+            yield group
+            group = []
+        group.append(log)
+    if group:
+        yield group
+
+
+def _session_of(path: str) -> str:
+    # "rank-00003.s1.0002.d5log" and "rank-00003.s1.d5log" are of one session.
+    parts = os.path.basename(path).split(".")
+    return ".".join(part for part in parts[:2] if not part.isdecimal() and part != "d5log")
+
+
+def _part_for(group: list[LogFile], manifest: dict[str, Any]) -> dict[str, Any] | None:
+    wanted = [log.key for log in group]
+    return next((part for part in manifest["parts"] if part["logs"] == wanted), None)
+
+
+def _make_part(folder: str, group: list[LogFile], target: str) -> dict[str, Any]:
+    wanted = [log.key for log in group]
+    name = hashlib.sha256(json.dumps(wanted).encode()).hexdigest()[:16]
+    schemas: dict[str, dict[str, str]] = {}
+    tables: dict[str, _TableWriter] = {}
+    scratch = tempfile.mkdtemp(prefix=".new-", dir=target)
+    try:
+        for table, batch in _tables_of(group, schemas):
+            # A table whose columns differ from those that it has in another log gets a file of its own.
+            key = f"{table}-{name}-{len(batch.schema)}"
+            if key not in tables:
+                tables[key] = _TableWriter(os.path.join(scratch, key + ".parquet"))
+            tables[key].add(batch)
+        for writer in tables.values():
+            writer.close()
+        for key in tables:
+            os.replace(os.path.join(scratch, key + ".parquet"), os.path.join(target, key + ".parquet"))
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    files: dict[str, list[str]] = {}
+    for key in tables:
+        files.setdefault(key.split("-")[0], []).append(key + ".parquet")
+    return {"logs": wanted, "files": files, "schemas": schemas}
+
+
+class _TableWriter:
+    """Writes one table; small batches are put together, so that a row group is worth its head."""
+
+    def __init__(self, path: str) -> None:
+        self._pa: Any = require("pyarrow", extra="runs", caller="Reading a run")
+        self._parquet: Any = require("pyarrow.parquet", extra="runs", caller="Reading a run")
+        self._path = path
+        self._writer: Any = None
+        self._waiting: list[Any] = []
+        self._rows = 0
+
+    def add(self, batch: Any) -> None:
+        self._waiting.append(batch)
+        self._rows += len(batch)
+        if self._rows >= CHUNK_ROWS:
+            self._write()
+
+    def close(self) -> None:
+        if self._waiting:
+            self._write()
+        self._writer.close()
+
+    def _write(self) -> None:
+        table = self._pa.concat_tables(self._waiting)
+        if len(self._waiting) > 1:
+            table = table.unify_dictionaries().combine_chunks()
+        if self._writer is None:
+            self._writer = self._parquet.ParquetWriter(self._path, table.schema, **_how_to_write(table.schema))
+        self._writer.write_table(table)
+        self._waiting, self._rows = [], 0
+
+
+def _how_to_write(schema: Any) -> dict[str, Any]:
+    texts = [field.name for field in schema if str(field.type) not in ("int64", "int32", "double", "bool")]
+    small = [name for name in ("rank", "session", "thread", "depth", "bin") if name in schema.names]
+    numbers = [field.name for field in schema if str(field.type) == "int64" and field.name not in small]
+    return {
+        "compression": "zstd",
+        "use_dictionary": texts + small,
+        "column_encoding": dict.fromkeys(numbers, "DELTA_BINARY_PACKED"),
+        "write_page_checksum": True,
+    }
+
+
+def _tables_of(group: list[LogFile], schemas: dict[str, dict[str, str]]) -> Iterator[tuple[str, Any]]:
+    sessions: dict[str, list[LogFile]] = {}
+    for log in group:
+        sessions.setdefault(_session_of(log.path), []).append(log)
+    for logs in sessions.values():
+        offset, first_mark = peek([log.path for log in logs])
+        for log in logs:
+            tables = LogTables(log.path, offset, first_mark)
+            try:
+                for batch in tables.intervals():
+                    schemas["intervals"] = COLUMNS["intervals"]
+                    yield "intervals", batch
+                for table, batch in tables.others():
+                    schemas[table] = columns_of(table, tables.log.tables.get(table, (0, None))[1])
+                    yield table, batch
+            except NewerSchemaError as error:
+                warn_once(f"{error} The other logs of the run are read.", about=f"newer schema {log.path}")
+            except OSError as error:
+                warn_once(f"Reading {log.path}: {error}. The other logs of the run are read.")
+
+
+def _replace(path: str, data: bytes) -> None:
+    handle, scratch = tempfile.mkstemp(dir=os.path.dirname(path))
+    with os.fdopen(handle, "wb") as file:
+        file.write(data)
+    os.replace(scratch, path)
+
+
+def _remove_others(target: str, parts: list[dict[str, Any]]) -> None:
+    wanted = {name for part in parts for names in part["files"].values() for name in names}
+    with os.scandir(target) as entries:
+        for entry in list(entries):
+            if entry.name.endswith(".parquet") and entry.name not in wanted:
+                os.unlink(entry.path)
+
+
+def _found(target: str, parts: list[dict[str, Any]]) -> Compacted:
+    files: dict[str, list[str]] = {}
+    schemas: dict[str, dict[str, str]] = {}
+    for part in parts:
+        schemas.update(part["schemas"])
+        for table, names in part["files"].items():
+            files.setdefault(table, []).extend(os.path.join(target, name) for name in names)
+    return Compacted(target, files, schemas)
+
+
+def empty_file(target: str, table: str) -> str:
+    """A file of a table that no log has rows of, so that a query of it gives no rows and no error."""
+    pa: Any = require("pyarrow", extra="runs", caller="Reading a run")
+    parquet: Any = require("pyarrow.parquet", extra="runs", caller="Reading a run")
+    folder = os.path.join(target, "empty")
+    os.makedirs(folder, exist_ok=True)
+    path = os.path.join(folder, table + ".parquet")
+    if not os.path.exists(path):
+        schema = schema_of(columns_of(table))
+        scratch = f"{path}.{os.getpid()}"
+        parquet.write_table(pa.table([pa.array([], field.type) for field in schema], names=schema.names), scratch)
+        os.replace(scratch, path)
+    return path
+
+
+_temporary: list[str] = []
+
+
+def remove_temporary() -> None:
+    """Remove the folders that stand in for those that could not be written to."""
+    while _temporary:
+        shutil.rmtree(_temporary.pop(), ignore_errors=True)
+
+
+__all__ = ["Compacted", "compact", "empty_file", "find_logs", "remove_temporary"]

@@ -1,0 +1,196 @@
+"""What lies inside what: the tree of regions, from nothing but when they began and ended."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Int64Array = NDArray[np.int64]
+    BoolArray = NDArray[np.bool_]
+
+ENDLESS = (1 << 63) - 1
+"""The end of a region that is open."""
+ROOT = -1
+
+
+def parents_of(starts: Int64Array, ends: Int64Array) -> tuple[Int64Array, BoolArray]:
+    """For each interval of one thread the smallest that encloses it.
+
+    Args:
+        starts: Shape ``(n,)``, rising; of those that begin together the longest first.
+        ends: Shape ``(n,)``.
+
+    Returns:
+        The place of the parent (:data:`ROOT`: none), and whether an interval overlaps one before it that does not
+        enclose it.
+    """
+    # The candidate is the interval before; as long as it does not enclose this one, the candidate's candidate. What
+    # a candidate has passed over encloses nothing that comes after it either, so that the leaps double.
+    count = len(starts)
+    parents = np.arange(-1, count - 1, dtype=np.int64)
+    overlaps = np.zeros(count, dtype=np.bool_)
+    active = np.arange(count, dtype=np.int64)
+    while len(active):
+        active = active[parents[active] >= 0]
+        candidates = parents[active]
+        start, end, end_of_candidate = starts[active], ends[active], ends[candidates]
+        # What begins where another ends comes after it, unless both began there.
+        encloses = (end_of_candidate >= end) & ((start < end_of_candidate) | (start == starts[candidates]))
+        active, passed = active[~encloses], candidates[~encloses]
+        overlaps[active] |= ends[passed] > starts[active]
+        parents[active] = parents[passed]
+    return parents, overlaps
+
+
+def order_for_nesting(starts: Int64Array, ends: Int64Array, regions: Int64Array) -> Int64Array:
+    """Rising by start; what begins together: the longest first, then by the region's number, the outer the smaller."""
+    order = np.argsort(starts, kind="stable")
+    ordered = starts[order]
+    same = ordered[1:] == ordered[:-1]
+    if same.any():
+        tied = np.zeros(len(starts), dtype=np.bool_)
+        tied[1:] |= same
+        tied[:-1] |= same
+        rows = order[tied]
+        order[tied] = rows[np.lexsort((regions[rows], -ends[rows], starts[rows]))]
+    return order
+
+
+class Nested(NamedTuple):
+    """Where intervals are in the tree."""
+
+    paths: Int64Array
+    """Numbers of paths."""
+    overlaps: BoolArray
+
+
+class Paths:
+    """The paths of a log: each a region's name below another path."""
+
+    def __init__(self) -> None:
+        """Know none."""
+        self.parents: list[int] = []
+        self.regions: list[int] = []
+        self.depths: list[int] = []
+        self._numbers: dict[tuple[int, int], int] = {}
+        self._last: dict[tuple[int, int], int] = {}
+
+    def number_of(self, parent: int, region: int) -> int:
+        """The number of the path of a region below another path."""
+        number = self._numbers.get((parent, region))
+        if number is None:
+            number = self._numbers[parent, region] = len(self.parents)
+            self.parents.append(parent)
+            self.regions.append(region)
+            self.depths.append(0 if parent == ROOT else self.depths[parent] + 1)
+        return number
+
+    def nest(
+        self, starts: Int64Array, ends: Int64Array, regions: Int64Array, threads: Int64Array, on_host: BoolArray
+    ) -> Nested:
+        """Find the paths of intervals, those that are open among them with :data:`ENDLESS` for their end.
+
+        A device's interval has the path of the region that it is of.
+
+        Args:
+            starts: Shape ``(n,)``, as all of them.
+            ends: When they ended.
+            regions: Numbers of the regions' names.
+            threads: Only what is on one thread nests.
+            on_host: Which are not of a device.
+        """
+        paths = np.full(len(starts), ROOT, dtype=np.int64)
+        overlaps = np.zeros(len(starts), dtype=np.bool_)
+        for thread in distinct(threads):
+            of_thread = threads == thread
+            rows = np.flatnonzero(of_thread & on_host)
+            rows = rows[order_for_nesting(starts[rows], ends[rows], regions[rows])]
+            parents, overlaps[rows] = parents_of(starts[rows], ends[rows])
+            paths[rows] = self._of_thread(parents, regions[rows])
+            self._place_on_device(thread, rows, np.flatnonzero(of_thread & ~on_host), starts, regions, paths)
+        return Nested(paths, overlaps)
+
+    def _of_thread(self, parents: Int64Array, regions: Int64Array) -> Int64Array:
+        # A level at a time, from the outermost: few levels, and few different paths on each.
+        paths = np.full(len(parents), ROOT, dtype=np.int64)
+        if not len(parents):
+            return paths
+        width = int(regions.max()) + 1
+        todo = np.flatnonzero(parents == ROOT)
+        rest = np.flatnonzero(parents != ROOT)
+        above = np.full(len(todo), ROOT, dtype=np.int64)
+        while len(todo):
+            keys = (above + 1) * width + regions[todo]
+            found = distinct(keys)
+            numbers = np.zeros(found[-1] + 1, dtype=np.int64)
+            numbers[found] = [self.number_of(key // width - 1, key % width) for key in found]
+            paths[todo] = numbers[keys]
+            above = paths[parents[rest]]
+            inside = above != ROOT
+            todo, rest, above = rest[inside], rest[~inside], above[inside]
+        return paths
+
+    def _place_on_device(
+        self,
+        thread: int,
+        host_rows: Int64Array,
+        device_rows: Int64Array,
+        starts: Int64Array,
+        regions: Int64Array,
+        paths: Int64Array,
+    ) -> None:
+        for region in distinct(regions[device_rows]):
+            rows = device_rows[regions[device_rows] == region]
+            own = host_rows[regions[host_rows] == region]
+            # Mostly its host interval came long before: then the path that the region had last.
+            last = self._last.get((thread, region))
+            paths[rows] = self.number_of(ROOT, region) if last is None else last
+            if len(own):
+                at = np.searchsorted(starts[own], starts[rows], side="right") - 1
+                found = (at >= 0) & (starts[own[np.maximum(at, 0)]] == starts[rows])
+                paths[rows[found]] = paths[own[at[found]]]
+                if last is None:
+                    paths[rows[~found]] = paths[own[0]]
+        if len(host_rows):
+            newest = np.full(int(regions[host_rows].max()) + 1, -1, dtype=np.int64)
+            newest[regions[host_rows]] = paths[host_rows]  # Of several the last one stays.
+            for region in np.flatnonzero(newest >= 0).tolist():
+                self._last[thread, region] = int(newest[region])
+
+    def text_of(self, number: int, names: list[str]) -> str:
+        """A path as a text: names joined by slashes; a slash or a backslash in a name has a backslash before it."""
+        parts = []
+        while number != ROOT:
+            name = names[self.regions[number]]
+            parts.append(name.replace("\\", "\\\\").replace("/", "\\/"))
+            number = self.parents[number]
+        return "/".join(reversed(parts))
+
+
+def distinct(numbers: Int64Array) -> list[int]:
+    """The different values of an array of small numbers, rising. Sorting would cost more than all else here."""
+    if not len(numbers):
+        return []
+    if int(numbers.max()) < 1 << 22:
+        return [int(number) for number in np.flatnonzero(np.bincount(numbers))]
+    return [int(number) for number in np.unique(numbers)]
+
+
+def split_path(path: str) -> list[str]:
+    """The names of a path, outermost first: the inverse of :meth:`Paths.text_of`."""
+    names, name, escaped = [], "", False
+    for character in path:
+        if escaped:
+            name, escaped = name + character, False
+        elif character == "\\":
+            escaped = True
+        elif character == "/":
+            names.append(name)
+            name = ""
+        else:
+            name += character
+    return [*names, name]

@@ -1,0 +1,176 @@
+"""A run, read: its tables, on any engine."""
+
+from __future__ import annotations
+
+import glob as _glob
+import os
+from typing import TYPE_CHECKING, Any
+
+from deep500_timing._ground.require import require
+from deep500_timing.runs._compact import Compacted, compact, empty_file, find_logs
+from deep500_timing.runs._engine import Relation, engine_for
+from deep500_timing.runs._kinds import TABLES
+from deep500_timing.runs._tables import COLUMNS
+
+if TYPE_CHECKING:
+    from os import PathLike
+
+    from deep500_timing.runs._why import Why
+
+_NEIGHBOURS = 200
+
+
+class Run:
+    """What the processes of a training left in a folder, as tables. See ``docs/runs.md`` for their columns.
+
+    Tables are computed when their result is asked for: ``run.regions().df()``.
+    """
+
+    def __init__(self, folders: list[str], engine: Any, memory: str | None) -> None:
+        """Use :meth:`open`."""
+        self.folders = folders
+        self._engine = engine_for(engine, memory)
+        self._compacted = [compact(folder) for folder in folders]
+
+    @classmethod
+    def open(cls, folder: str | PathLike[str], *, engine: Any = "duckdb", memory: str | None = None) -> Run:
+        """Open a run, or several as one.
+
+        The logs are compacted to Parquet beside them on first use, and again when they have grown; a run that is
+        still being written can be read at any time.
+
+        Args:
+            folder: The run's folder, or a pattern for several (``"nodes/*/run"``) whose ranks are of one run.
+            engine: ``"duckdb"``, ``"polars"``, ``"spark"``, a connection of DuckDB or a session of Spark.
+            memory: What DuckDB may use, such as ``"2GB"``.
+
+        Raises:
+            FileNotFoundError: There is no such folder, or no log in it.
+            ValueError: The engine is unknown.
+            MissingPackageError: A package is not installed that the engine needs.
+        """
+        path = os.fspath(folder)
+        found = sorted(match for match in [path, *_glob.glob(path)] if os.path.isdir(match))
+        found = list(dict.fromkeys(found))
+        folders = [match for match in found if find_logs(match)]
+        if not folders:
+            what = "holds no log (*.d5log)" if found else "is no folder"
+            raise FileNotFoundError(f"Opening the run {path!r}: it {what}. Timer(run={path!r}) writes one.")
+        return cls(folders, engine, memory)
+
+    def compact(self) -> None:
+        """Read what the logs have got since the run was opened."""
+        self._compacted = [compact(folder) for folder in self.folders]
+
+    @property
+    def tables(self) -> dict[str, list[str]]:
+        """The Parquet files of each table."""
+        files: dict[str, list[str]] = {}
+        for compacted in self._compacted:
+            for table, found in compacted.files.items():
+                files.setdefault(table, []).extend(found)
+        for table in (*COLUMNS, *TABLES):
+            if table not in files and table not in ("open", "flushes"):
+                files[table] = [empty_file(self._first.folder, table)]
+        return files
+
+    @property
+    def _first(self) -> Compacted:
+        return self._compacted[0]
+
+    def table(self, name: str) -> Relation:
+        """A table by name: ``intervals``, ``marks``, ``samples``, ``collectives``, ``events``, ``logs`` and others.
+
+        Raises:
+            LookupError: No log has such a table.
+        """
+        files = self.tables.get(name)
+        if files is None:
+            raise LookupError(f"The run has no table {name!r}; it has {', '.join(sorted(self.tables))}.")
+        return Relation(self._engine.scan(files), f"table {name}")
+
+    def sql(self, query: str) -> Relation:
+        """The result of a query; the run's tables are there under their names."""
+        return Relation(self._engine.sql(query, self.tables), "query")
+
+    def intervals(
+        self,
+        *,
+        rank: int | None = None,
+        session: int | None = None,
+        steps: tuple[int, int] | None = None,
+    ) -> Relation:
+        """Every interval, in no particular order.
+
+        Args:
+            rank: Of this rank only.
+            session: Of this session only: 0 is a rank's first start into the folder.
+            steps: Of these steps only, the first and the last.
+        """
+        narwhals = require("narwhals", extra="runs", caller="Reading a run")
+        frame = self.table("intervals").frame
+        if rank is not None:
+            frame = frame.filter(narwhals.col("rank") == rank)
+        if session is not None:
+            frame = frame.filter(narwhals.col("session") == session)
+        if steps is not None:
+            frame = frame.filter((narwhals.col("step") >= steps[0]) & (narwhals.col("step") <= steps[1]))
+        return Relation(frame.to_native(), "intervals")
+
+    def regions(self, *, rank: int | None = None, session: int | None = None, by_rank: bool = False) -> Relation:
+        """The tree of regions: how often, how long, which share of what they are in.
+
+        Quantiles are of the project's histogram, within 1 %; everything else is exact.
+
+        Args:
+            rank: Of this rank only.
+            session: Of this session only.
+            by_rank: A row for each rank, instead of one for all together.
+        """
+        from deep500_timing.runs._regions import regions_of
+
+        windows = self.table("windows").frame if "windows" in self._first.files else None
+        table = regions_of(self.intervals(rank=rank, session=session).frame, windows, rank, session, by_rank)
+        return Relation(table, "regions")
+
+    def steps(self, *, rank: int | None = None, session: int | None = None) -> Relation:
+        """The steps of every rank in order: when they began and how long they took.
+
+        A step is its BATCH, or from its first to its last where it has several. Without any BATCH a step is what lies
+        between its mark and the next, and the last one's length is not known.
+        """
+        from deep500_timing.runs._steptable import steps_of
+
+        frame = self.intervals(rank=rank, session=session).frame
+        return Relation(steps_of(frame, self.table("marks").frame, rank, session), "steps")
+
+    def why(self, step: int, *, session: int | None = None, neighbours: int = _NEIGHBOURS) -> Why:
+        """Why a step took as long as it did, beside those around it.
+
+        Args:
+            step: Its number.
+            session: Of which session; the last that has the step if None.
+            neighbours: With how many steps around it to compare, half before and half after.
+
+        Raises:
+            LookupError: The run has no such step.
+        """
+        from deep500_timing.runs._why import why
+
+        return why(self, step, session, neighbours)
+
+    def close(self) -> None:
+        """Let go of the engine."""
+        self._engine.close()
+
+    def __enter__(self) -> Run:
+        """Serve a ``with`` statement."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Let go of the engine."""
+        self.close()
+
+    def __repr__(self) -> str:
+        """Where it is, and what reads it."""
+        return f"<Run {', '.join(self.folders)}, read by {self._engine.name}>"

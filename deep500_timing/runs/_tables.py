@@ -1,0 +1,358 @@
+"""A log as tables of Arrow: what its rows mean, with names, paths and Unix time."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from deep500_timing._ground.require import require
+from deep500_timing._summary.stats import bin_of
+from deep500_timing.runs._columns import unpack
+from deep500_timing.runs._frames import Frame, read_frames
+from deep500_timing.runs._kinds import HEADER, NO_STEP, TABLES
+from deep500_timing.runs._nest import ENDLESS, ROOT, Paths
+from deep500_timing.runs._read import Batch, Log, open_log, read_log
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+    Int64Array = NDArray[np.int64]
+
+CHUNK_ROWS = 1 << 17
+"""Intervals that are placed in the tree together, and make a row group: what fits into a processor's cache."""
+COLUMNS = {
+    "intervals": {
+        "rank": "int32",
+        "session": "int32",
+        "thread": "int32",
+        "device": "text",
+        "region": "text",
+        "path": "text",
+        "depth": "int32",
+        "step": "int64",
+        "start_ns": "int64",
+        "dur_ns": "int64",
+        "unix_ns": "int64",
+        "bin": "int32",
+        "overlaps": "bool",
+    },
+    "logs": {
+        "rank": "int32",
+        "session": "int32",
+        "segment": "int32",
+        "file": "text",
+        "host": "text",
+        "pid": "int64",
+        "world_size": "int64",
+        "local_rank": "int64",
+        "clock": "text",
+        "unix_offset_ns": "int64",
+        "clock_step_ns": "int64",
+        "written": "int64",
+        "read": "int64",
+        "dropped": "int64",
+        "damaged_bytes": "int64",
+        "missing_frames": "int64",
+        "unknown_frames": "int64",
+        "end": "text",
+        "first_unix_ns": "int64",
+        "last_unix_ns": "int64",
+        "header": "text",
+    },
+    "events": {
+        "rank": "int32",
+        "session": "int32",
+        "time_ns": "int64",
+        "unix_ns": "int64",
+        "what": "text",
+        "text": "text",
+        "more": "text",
+    },
+}
+"""Columns of the tables that are not as the log has them."""
+_KINDS = {"int": "int64", "time": "int64", "float": "float64", "name": "text"}
+
+
+def columns_of(table: str, described: Any = None) -> dict[str, str]:
+    """The columns of a table of a run, with their types; those of a log follow its rank and session."""
+    if table in COLUMNS:
+        return COLUMNS[table]
+    columns = {"rank": "int32", "session": "int32"}
+    for column in described or TABLES[table][1]:
+        columns[column.name] = _KINDS[column.type]
+        if column.name in ("time_ns", "start_ns"):
+            columns["unix_ns"] = "int64"
+    return columns
+
+
+def schema_of(columns: dict[str, str]) -> pa.Schema:
+    """A table's schema."""
+    pa = require("pyarrow", extra="runs", caller="Reading a run")
+    types = {"text": pa.string(), "bool": pa.bool_()}
+    return pa.schema([(name, types.get(kind) or getattr(pa, kind)()) for name, kind in columns.items()])
+
+
+class LogTables:
+    """Goes through one log and gives its rows as Arrow tables.
+
+    Args:
+        path: The log.
+        offset_ns: What makes Unix time of a time on the log's clock; None if it is not known.
+        first_mark_ns: When the first step of the session's own numbering began; None if there is none.
+    """
+
+    def __init__(self, path: str, offset_ns: int | None, first_mark_ns: int | None) -> None:
+        self.pa = require("pyarrow", extra="runs", caller="Reading a run")
+        self.log: Log = open_log(path)
+        self._offset_ns = offset_ns
+        self._first_mark_ns = first_mark_ns
+        self._paths = Paths()
+        self._path_texts: list[str] = []
+        self._small: dict[str, list[Batch]] = {}
+        self._written = 0
+        self._dropped = 0
+        self._steps_of_clock: list[int] = []
+        self._first_ns: int | None = None
+        self._last_ns: int | None = None
+
+    def intervals(self) -> Iterator[pa.Table]:
+        """The intervals, so many at a time. When they are through, :meth:`others` has the rest."""
+        chunk: list[Batch] = []
+        rows = 0
+        still_open: Batch | None = None
+        said_open: Batch | None = None
+        for batch in read_log(self.log):
+            if batch.table == "intervals":
+                chunk.append(batch)
+                rows += batch.rows
+            elif batch.table == "open":
+                said_open = batch
+            elif batch.table == "flushes":
+                self._take_flush(batch)
+                still_open, said_open = said_open, None
+                if rows >= CHUNK_ROWS:
+                    yield from self._tables_of(chunk, still_open)
+                    chunk, rows = [], 0
+            else:
+                self._small.setdefault(batch.table, []).append(batch)
+        if rows:
+            yield from self._tables_of(chunk, said_open or still_open)
+
+    def others(self) -> Iterator[tuple[str, pa.Table]]:
+        """The other tables that the log has rows of, ``logs`` and ``events`` among them."""
+        for table, batches in self._small.items():
+            described = self.log.tables[table][1]
+            arrays: dict[str, Any] = {}
+            for column in described:
+                values = np.concatenate([batch.arrays[column.name] for batch in batches])
+                if column.type == "name":
+                    arrays[column.name] = [safe_text(self.log.text(int(value))) or None for value in values.tolist()]
+                else:
+                    arrays[column.name] = values
+                if column.name in ("time_ns", "start_ns"):
+                    arrays["unix_ns"] = self._unix(values)
+                if column.type == "float":
+                    arrays[column.name] = self.pa.array(values, mask=np.isnan(values))
+                if column.name == "step":
+                    arrays[column.name] = self.pa.array(values, mask=values == NO_STEP)
+            yield table, self._table(columns_of(table, described), arrays, sum(batch.rows for batch in batches))
+        if self.log.events:
+            yield "events", self._events()
+        yield "logs", self._log_row()
+
+    def _take_flush(self, batch: Batch) -> None:
+        self._written = int(batch.arrays["written"][-1])
+        self._dropped = int(batch.arrays["dropped"][-1])
+        if self._offset_ns is not None:
+            offset = int(batch.arrays["unix_ns"][-1]) - int(batch.arrays["time_ns"][-1])
+            self._steps_of_clock.append(offset - self._offset_ns)
+
+    def _tables_of(self, chunk: list[Batch], still_open: Batch | None) -> Iterator[pa.Table]:
+        def joined(column: str) -> Int64Array:
+            return np.concatenate([batch.arrays[column] for batch in chunk])
+
+        starts, durations, regions, threads = map(joined, ("start_ns", "dur_ns", "region", "thread"))
+        devices, steps = joined("device"), joined("step")
+        ends = starts + durations
+        count = len(starts)
+        device_names = {number: self.log.text(number) for number in set(devices.tolist())}
+        gpu = [number for number, name in device_names.items() if name != "CPU"]
+        on_host = ~np.isin(devices, gpu) if gpu else np.ones(count, dtype=np.bool_)
+        extra = self._open_rows(still_open, starts, regions, threads)
+        nested = self._paths.nest(
+            np.concatenate((starts, extra[0])),
+            np.concatenate((ends, np.full(len(extra[0]), ENDLESS))),
+            np.concatenate((regions, extra[1])),
+            np.concatenate((threads, extra[2])),
+            np.concatenate((on_host, np.ones(len(extra[0]), dtype=np.bool_))),
+        )
+        paths, overlaps = nested.paths[:count], nested.overlaps[:count]
+        self._first_ns = min(int(starts.min()), ENDLESS if self._first_ns is None else self._first_ns)
+        self._last_ns = max(int(ends.max()), -ENDLESS if self._last_ns is None else self._last_ns)
+        no_step = steps == NO_STEP
+        if self._first_mark_ns is not None:
+            # They were counted before the program began to number them itself.
+            no_step |= np.where(on_host, ends, starts) <= self._first_mark_ns
+            no_step &= starts < self._first_mark_ns
+        for first in range(0, count, CHUNK_ROWS):
+            part = slice(first, first + CHUNK_ROWS)
+            arrays = {
+                "thread": threads[part],
+                "device": self._texts(devices[part], device_names),
+                "region": self._texts(regions[part], None),
+                "path": self._path_column(paths[part]),
+                "depth": np.array(self._paths.depths, dtype=np.int64)[paths[part]],
+                "step": self.pa.array(steps[part], mask=no_step[part]),
+                "start_ns": starts[part],
+                "dur_ns": durations[part],
+                "unix_ns": self._unix(starts[part]),
+                "bin": bin_of(durations[part]),
+                "overlaps": overlaps[part],
+            }
+            yield self._table(COLUMNS["intervals"], arrays, len(arrays["thread"]))
+
+    def _open_rows(
+        self, still_open: Batch | None, starts: Int64Array, regions: Int64Array, threads: Int64Array
+    ) -> tuple[Int64Array, Int64Array, Int64Array]:
+        if still_open is None:
+            nothing = np.zeros(0, dtype=np.int64)
+            return nothing, nothing, nothing
+        found: list[tuple[int, int, int]] = []
+        columns = (still_open.arrays[name].tolist() for name in ("start_ns", "region", "thread"))
+        for start, region, thread in zip(*columns, strict=True):
+            # One that ended while the flush was under way is among the intervals.
+            if not ((starts == start) & (regions == region) & (threads == thread)).any():
+                found.append((start, region, thread))
+        rows = np.array(found, dtype=np.int64).reshape(-1, 3)
+        return rows[:, 0], rows[:, 1], rows[:, 2]
+
+    def _unix(self, times: Any) -> Any:
+        if self._offset_ns is None:
+            return self.pa.nulls(len(times), self.pa.int64())
+        return times + self._offset_ns
+
+    def _texts(self, numbers: Int64Array, known: dict[int, str] | None) -> pa.Array:
+        highest = int(numbers.max()) + 1
+        texts = [safe_text(known.get(n, "") if known else self.log.text(n)) for n in range(highest)]
+        return self._dictionary(numbers, texts)
+
+    def _path_column(self, paths: Int64Array) -> pa.Array:
+        while len(self._path_texts) < len(self._paths.parents):
+            number = len(self._path_texts)
+            parent = self._paths.parents[number]
+            name = safe_text(self.log.text(self._paths.regions[number])).replace("\\", "\\\\").replace("/", "\\/")
+            self._path_texts.append(name if parent == ROOT else f"{self._path_texts[parent]}/{name}")
+        return self._dictionary(paths, self._path_texts)
+
+    def _dictionary(self, numbers: Int64Array, texts: list[str]) -> pa.Array:
+        return self.pa.DictionaryArray.from_arrays(self.pa.array(numbers.astype(np.int32)), self.pa.array(texts))
+
+    def _table(self, columns: dict[str, str], arrays: dict[str, Any], rows: int) -> pa.Table:
+        arrays.setdefault("rank", np.full(rows, self.log.rank, dtype=np.int64))
+        arrays.setdefault("session", np.full(rows, self.log.session, dtype=np.int64))
+        schema = schema_of(columns)
+        cast = []
+        for field in schema:
+            values = arrays[field.name]
+            if isinstance(values, (self.pa.Array, self.pa.ChunkedArray)):
+                cast.append(values if values.type == field.type else self._keep_or_cast(values, field.type))
+            else:
+                cast.append(self.pa.array(values, type=field.type))
+        return self.pa.table(cast, names=schema.names)
+
+    def _keep_or_cast(self, values: pa.Array, wanted: pa.DataType) -> pa.Array:
+        # A dictionary is written as what it stands for, and costs a tenth of the texts.
+        return values if self.pa.types.is_dictionary(values.type) else values.cast(wanted)
+
+    def _events(self) -> pa.Table:
+        events = self.log.events
+        known = ("time_ns", "what", "text")
+        times = [int(event.get("time_ns", 0)) for event in events]
+        arrays = {
+            "time_ns": times,
+            "unix_ns": [None if self._offset_ns is None else time + self._offset_ns for time in times],
+            "what": [safe_text(str(event.get("what", ""))) for event in events],
+            "text": [safe_text(str(event.get("text", ""))) for event in events],
+            "more": [json.dumps({k: v for k, v in event.items() if k not in known}) for event in events],
+        }
+        return self._table(COLUMNS["events"], arrays, len(events))
+
+    def _log_row(self) -> pa.Table:
+        log, header = self.log, self.log.header
+        row = {
+            "segment": log.segment,
+            "file": safe_text(log.path.replace("\\", "/").rsplit("/", 1)[-1]),
+            "host": header.get("host"),
+            "pid": header.get("pid"),
+            "world_size": header.get("world_size"),
+            "local_rank": header.get("local_rank"),
+            "clock": header.get("clock"),
+            "unix_offset_ns": self._offset_ns,
+            "clock_step_ns": max(self._steps_of_clock, key=abs, default=None),
+            "written": self._written,
+            "read": log.intervals,
+            "dropped": self._dropped,
+            "damaged_bytes": sum(damage.length for damage in log.damage),
+            "missing_frames": log.missing_frames,
+            "unknown_frames": log.unknown,
+            "end": None if log.end is None else str(log.end.get("reason")),
+            "first_unix_ns": self._plus(self._first_ns),
+            "last_unix_ns": self._plus(self._last_ns),
+            "header": json.dumps(header),
+        }
+        return self._table(COLUMNS["logs"], {name: [value] for name, value in row.items()}, 1)
+
+    def _plus(self, time: int | None) -> int | None:
+        return None if time is None or self._offset_ns is None else time + self._offset_ns
+
+
+def safe_text(text: str) -> str:
+    """A text that every engine takes: half a surrogate pair, which UTF-8 has no bytes for, is written as its escape."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def peek(paths: list[str]) -> tuple[int | None, int | None]:
+    """What must be known of a session before its rows are read.
+
+    Args:
+        paths: Its logs, in order.
+
+    Returns:
+        What makes Unix time of its clock's: by the first anchor that there is, so that a Unix clock that is stepped
+        during the run tears nothing apart. And when the first step of the program's own numbering began.
+    """
+    offset: int | None = None
+    first_mark: int | None = None
+    numbers = {TABLES[name][0]: name for name in ("flushes", "marks")}
+    for path in paths:
+        try:
+            with open(path, "rb") as file:
+                data = file.read()
+        except OSError:
+            continue
+        for frame in read_frames(data):
+            if not isinstance(frame, Frame):
+                continue
+            if offset is None and frame.kind == HEADER:
+                try:
+                    anchor = json.loads(frame.payload)["anchor"]
+                    offset = int(anchor["unix_ns"]) - int(anchor["time_ns"])
+                except (ValueError, KeyError, TypeError):
+                    continue
+            table = numbers.get(frame.kind)
+            if table is None:
+                continue
+            try:
+                columns = unpack(TABLES[table][1], frame.rows, frame.payload)
+            except ValueError:
+                continue
+            if table == "marks":
+                return offset, int(columns["time_ns"].min())
+            if offset is None:
+                offset = int(columns["unix_ns"][0]) - int(columns["time_ns"][0])
+    return offset, first_mark

@@ -1,0 +1,93 @@
+"""The command shows a run and says why a step was slow; what is wrong it says in one line."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import pytest
+from click.testing import CliRunner
+
+from deep500_timing import Timer, TimeType
+from deep500_timing.__main__ import main
+from deep500_timing.runs import RunLog
+from deep500_timing.testing import ManualClock
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A run of two ranks, 30 steps each, one of them slow."""
+    folder = tmp_path_factory.mktemp("runs") / "digits"
+    with mock.patch("deep500_timing._summary.anchor.time.time_ns", return_value=1_700_000_000_000_000_000):
+        _train(folder)
+    return folder
+
+
+def _train(folder):
+    for rank in range(2):
+        clock = ManualClock()
+        tmr = Timer(clock=clock)
+        with RunLog(folder, tmr, rank=rank, flush_s=None), tmr.region(TimeType.EPOCH):
+            for step in range(30):
+                with tmr.region(TimeType.BATCH):
+                    with tmr.region(TimeType.FORWARD):
+                        clock.advance_ns(10**6 * (90 if step == 7 else 30))
+                    with tmr.region("a\nb"):
+                        clock.advance_ns(10**6)
+                    clock.advance_ns(500_000)
+
+
+@pytest.fixture
+def call():
+    """Run the command."""
+
+    def run(*arguments):
+        result = CliRunner().invoke(main, list(map(str, arguments)))
+        return result.exit_code, result.output
+
+    return run
+
+
+def test_show(call, folder):
+    """The run in one line, the tree with shares and rests, and whose times they are."""
+    code, text = call("show", folder)
+    expected = """\
+digits · 2 ranks on 1 host · 30 steps · 1.005 s · complete
+
+region               total  share  count    median       p95
+EPOCH              1.005 s             1   1.005 s         –
+└─ BATCH           1.005 s  100 %     30  31.36 ms  31.72 ms
+   ├─ FORWARD     960.0 ms   96 %     30  30.02 ms  30.02 ms
+   ├─ a\\nb        30.00 ms    3 %     30  1.000 ms  1.000 ms
+   └─ the rest    15.00 ms    1 %
+
+Times of rank 0. Nothing dropped, nothing damaged. The run has ranks 0, 1: --rank 1.
+"""
+    assert (0, expected) == (code, text)
+
+
+def test_why(call, folder):
+    """A step beside its neighbours."""
+    code, text = call("why", folder, 7)
+    assert code == 0
+    assert text.splitlines() == [
+        "Step 7 took 91.50 ms; its neighbours take 31.50 ms (median of 29).",
+        "  + 60.00 ms  FORWARD on rank 0",
+        "  FORWARD took 90.00 ms (30.00 ms as a rule)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("show", "nowhere"), "Opening the run 'nowhere': it is no folder."),
+        (("show", "{}", "--rank", "9"), "Showing rank 9: the run has ranks 0, 1."),
+        (("why", "{}", "999"), "the run has no such step; it has steps from 0 to 29"),
+    ],
+)
+def test_what_cannot_be_shown(call, folder, arguments, said):
+    """An error is one line and no traceback."""
+    code, text = call(*(argument.format(folder) for argument in arguments))
+    assert code == 1
+    assert text.startswith("Error: ")
+    assert said in text
+    assert 1 == len(text.splitlines())
