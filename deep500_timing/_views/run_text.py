@@ -100,7 +100,7 @@ def _lines(rows: list[dict[str, Any]], parent: str | None, indent: str) -> list[
 
 
 def _rest_of(row: dict[str, Any] | None) -> list[dict[str, Any]]:
-    if row is None or row["rest_ns"] is None or not row["total_ns"]:
+    if row is None or not row["rest_ns"] or not row["total_ns"]:
         return []
     share = row["rest_ns"] / row["total_ns"]
     return [{"region": "the rest", "path": None, "total_ns": row["rest_ns"], "share": share, "count": None}]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from deep500_timing._ground.require import require
-from deep500_timing._summary.stats import bin_of
+from deep500_timing._summary.histogram import bin_of
 from deep500_timing.runs._columns import unpack
 from deep500_timing.runs._frames import Frame, read_frames
 from deep500_timing.runs._kinds import HEADER, NO_STEP, TABLES

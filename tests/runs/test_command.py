@@ -53,12 +53,12 @@ def test_show(call, folder):
     expected = """\
 digits · 2 ranks on 1 host · 30 steps · 1.005 s · complete
 
-region               total  share  count    median       p95
-EPOCH              1.005 s             1   1.005 s         –
-└─ BATCH           1.005 s  100 %     30  31.36 ms  31.72 ms
-   ├─ FORWARD     960.0 ms   96 %     30  30.02 ms  30.02 ms
-   ├─ a\\nb        30.00 ms    3 %     30  1.000 ms  1.000 ms
-   └─ the rest    15.00 ms    1 %
+region             total  share  count    median       p95
+EPOCH            1.005 s             1   1.005 s         –
+└─ BATCH         1.005 s  100 %     30  31.59 ms  31.59 ms
+   ├─ FORWARD   960.0 ms   96 %     30  30.02 ms  30.02 ms
+   ├─ a\\nb      30.00 ms    3 %     30  1.000 ms  1.000 ms
+   └─ the rest  15.00 ms    1 %
 
 Times of rank 0. Nothing dropped, nothing damaged. The run has ranks 0, 1: --rank 1.
 """
