@@ -1,6 +1,11 @@
 # C types of timer.py; Cython reads both. Plain Python never sees this file.
+cimport cython
+from libc.stdint cimport int64_t
+
 from deep500_timing._recording.intervals cimport Intervals
 from deep500_timing._recording.recorder cimport Lane, Recorder, Region, clock_ns, look_up, thread_id
+from deep500_timing.devices._null cimport Device
+from deep500_timing.devices._queue cimport EventPair
 
 
 cdef extern from *:
@@ -14,9 +19,10 @@ cdef extern from *:
 
 
 cdef class Timer(Recorder):
-    cdef public object _device
+    cdef public Device _device
     cdef public object _device_clock
 
+    @cython.locals(pair=EventPair)
     cdef _start_on_device(self, Region region)
-    cdef _end_on_device(self, Region region, object gpu)
+    cdef _end_on_device(self, Region region, object gpu, int64_t now_ns)
     cpdef _forget_open(self, Region region)

@@ -13,6 +13,7 @@ from time import perf_counter_ns
 from deep500_timing._ground.time_type import TimeType
 from deep500_timing._recording.recorder import Recorder, Region
 from deep500_timing.devices._null import NULL_DEVICE
+from deep500_timing.devices._queue import EventPair
 from deep500_timing.exceptions import InvalidKeyError, NoTimesError
 
 TYPE_CHECKING = False
@@ -31,8 +32,7 @@ if TYPE_CHECKING:
     from deep500_timing._summary.snapshot import Snapshot
     from deep500_timing._summary.stats import TimeStats
     from deep500_timing.devices._late import LateDevice
-    from deep500_timing.devices._null import NullDevice
-    from deep500_timing.devices._pool import EventPool
+    from deep500_timing.devices._null import Device
     from deep500_timing.exporters import Exporter
     from deep500_timing.runs import RunLog
 
@@ -79,7 +79,7 @@ class Timer(Recorder):
     ) -> None:
         super().__init__(**settings)
         self._device_clock = device_clock
-        self._device: EventPool | LateDevice | NullDevice = NULL_DEVICE
+        self._device: Device = NULL_DEVICE
         if device_clock is not None:
             from deep500_timing.devices._late import device_of
 
@@ -164,7 +164,7 @@ class Timer(Recorder):
             self._end_of_closed(region)
             return
         if gpu or region.gpu:
-            self._end_on_device(region, gpu)
+            self._end_on_device(region, gpu, now_ns)
         region.is_open = False
         # Intervals.put, written out: the call would cost plain Python as much as a reading of the clock.
         intervals = region.intervals
@@ -178,18 +178,22 @@ class Timer(Recorder):
     def _start_on_device(self, region: Region) -> None:
         if self._device.is_late:
             self._device = self._device.find_for_regions()
+        pair = region.pair
+        if pair is None:
+            pair = region.pair = EventPair(region.name, self._now)
         region.gpu = True
-        self._device.begin(region)
+        self._device.begin(pair)
 
-    def _end_on_device(self, region: Region, gpu: bool) -> None:
+    def _end_on_device(self, region: Region, gpu: bool, now_ns: int) -> None:
         if not gpu or not region.gpu:
             self._mismatch(region, bool(gpu))
         region.gpu = False
-        self._device.end(region, self.keep_last, self.skip_first)
+        if not self._device.is_null:
+            self._device.end(region.pair, region.gpu_store(), region.start_ns, now_ns)
 
     def _forget_open(self, region: Region) -> None:
         if region.gpu:
-            self._device.drop(region)
+            self._device.drop(region.pair)
         region.is_open = False
         region.gpu = False
 
@@ -255,8 +259,8 @@ class Timer(Recorder):
     def intervals(self, key: TimeType | str, gpu: bool = False) -> NDArray[np.int64]:
         """When each kept interval of a region began and ended.
 
-        With ``gpu=True`` the device's times, waiting for those on their way; each is placed where its region began on
-        the host.
+        With ``gpu=True`` the device's times, waiting for those on their way; each stands where the device ran it, to
+        within ``timer.device.uncertainty_ns``.
 
         Returns:
             Shape ``(n, 2)``, in nanoseconds of :meth:`now_ns`, in the order in which they ended.
@@ -361,7 +365,7 @@ class Timer(Recorder):
         self._device.collect(wait=True)
 
     @property
-    def device(self) -> EventPool | LateDevice | NullDevice:
+    def device(self) -> Device:
         """What times the device: a pool of events, or the null device (``is_null``). Asking searches for nothing."""
         return self._device
 

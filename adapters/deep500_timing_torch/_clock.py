@@ -8,19 +8,15 @@ and that nothing here disturbs a capture is known from PyTorch's source alone, a
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from deep500_timing import DeviceUnavailableError
+from deep500_timing_torch._events import functions_of_cuda, functions_of_others, watch_captures
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-# `torch.accelerator` spends four times as long in Python as its functions below do in C.
-_get_stream: Callable[[int], torch.Stream] | None = getattr(torch._C, "_accelerator_getStream", None)
-_get_index: Callable[[], int] | None = getattr(torch._C, "_accelerator_getDeviceIndex", None)
+    from collections.abc import Callable, Hashable
 
 
 def accelerator() -> str | None:
@@ -39,6 +35,14 @@ def is_started(kind: str) -> bool:
     module: Any = getattr(torch, kind, None)
     is_initialized: Callable[[], bool] | None = getattr(module, "is_initialized", None)
     return is_initialized is not None and is_initialized()
+
+
+def started_accelerator() -> str | None:
+    """The type of the accelerator that PyTorch has started in this process, None if it has not; starts nothing."""
+    for kind in (torch._C._get_privateuse1_backend_name(), "cuda", "xpu", "mtia"):
+        if is_started(kind):
+            return str(kind)
+    return "mps" if torch.backends.mps.is_available() else None  # which has no driver that a fork could break
 
 
 def check_name(asked: str) -> None:
@@ -77,6 +81,7 @@ class CudaEventClock:
 
     Attributes:
         name: ``"cuda"`` or ``"cuda:1"``.
+        stalls: Whether reading a time stops the device, which then happens only when somebody asks for times.
 
     Args:
         device: A device type, one device, or None for the accelerator that is there.
@@ -86,7 +91,22 @@ class CudaEventClock:
     """
 
     # What a region calls are attributes, not methods: PyTorch's own C functions, with nothing in between.
-    __slots__ = ("__weakref__", "_index", "_type", "is_capturing", "is_done", "name", "record", "stream", "wait")
+    __slots__ = (
+        "__weakref__",
+        "_elapsed",
+        "_index",
+        "_new_event",
+        "_type",
+        "device_of",
+        "handle_of",
+        "is_capturing",
+        "is_done",
+        "name",
+        "record",
+        "stalls",
+        "stream",
+        "wait",
+    )
 
     def __new__(cls, device: torch.device | str | None = None) -> CudaEventClock:
         """The clock of that device."""
@@ -103,29 +123,34 @@ class CudaEventClock:
         self.name = str(device)
         self._type: str = device.type
         self._index: int | None = device.index
+        self.stalls = device.type == "mps"
         self._bind(
             stream=self._first_stream,
             is_capturing=bool,  # which is False when it is called without an argument
             record=torch.Event.record,
             is_done=torch.Event.query,
             wait=torch.Event.synchronize,
+            handle_of=_same,
+            device_of=_index_of,
+            _new_event=torch.Event,
+            _elapsed=torch.Event.elapsed_time,
         )
 
     def _bind(self, **functions: Callable[..., object]) -> None:
         for name, function in functions.items():
             setattr(self, name, function)
 
-    def _first_stream(self) -> torch.Stream:
+    def _first_stream(self) -> Hashable:
         # The first call on the training thread: only now may the device be started, which a parent must not do before
         # it forks its workers.
-        stream = _stream_function(self._index)
-        found = stream()
-        self._bind(stream=stream, is_capturing=_capture_function(self._type, self._index, stream))
-        return found
+        bind = functions_of_cuda if self._type == "cuda" else functions_of_others
+        self._bind(**bind(self._type, self._index))
+        watch_captures(torch.get_device_module(self._type))
+        return self.stream()
 
     if TYPE_CHECKING:
 
-        def stream(self) -> torch.Stream:
+        def stream(self) -> Hashable:
             """The current stream; called on the training thread, as are the next two."""
             ...
 
@@ -133,35 +158,41 @@ class CudaEventClock:
             """Whether that stream is being captured into a graph."""
             ...
 
-        def record(self, event: torch.Event, stream: torch.Stream) -> None:
+        def record(self, event: Any, handle: Any) -> None:
             """Queue an event in a stream."""
             ...
 
-        def is_done(self, event: torch.Event) -> bool:
+        def is_done(self, event: Any) -> bool:
             """Whether the device has reached an event; never waits."""
             ...
 
-        def wait(self, event: torch.Event) -> None:
+        def wait(self, event: Any) -> None:
             """Block until it has."""
+            ...
+
+        _new_event: Callable[..., Any]
+        _elapsed: Callable[[Any, Any], float]
+
+        def handle_of(self, stream: Hashable) -> torch.Stream:
+            """What to record into."""
+            ...
+
+        def device_of(self, stream: Hashable) -> int:
+            """The number of the device that a stream is on."""
             ...
 
     @staticmethod
     def why_unavailable() -> str | None:
         """Why there is no accelerator to time here, None if there is one; asking may start its driver."""
-        if accelerator() is not None:
-            return None
-        return (
-            f"PyTorch {torch.__version__} sees no accelerator, so GPU times will be empty and "
-            "get_time(key, gpu=True) is []. CPU times go on. Leave gpu=True out, or run where there is a GPU."
-        )
+        return _why_no(accelerator())
 
-    def new_event(self, stream: torch.Stream) -> torch.Event:
-        """A new event for ``stream``; the device makes its part of it when it is first recorded."""
-        return torch.Event(stream.device, enable_timing=True)
+    def new_event(self, handle: torch.Stream) -> Any:
+        """A new event for a stream; the device makes its part of it when it is first recorded."""
+        return self._new_event(handle.device, enable_timing=True)
 
-    def elapsed_ns(self, start: torch.Event, end: torch.Event) -> int:
+    def elapsed_ns(self, start: Any, end: Any) -> int:
         """The time in nanoseconds between two events that are done; negative if ``end`` came first."""
-        return round(start.elapsed_time(end) * 1e6)
+        return round(self._elapsed(start, end) * 1e6)
 
     def __repr__(self) -> str:
         """Name the device."""
@@ -193,6 +224,20 @@ def _unavailable(asked: str, reason: str) -> DeviceUnavailableError:
     )
 
 
+def _why_no(kind: str | None) -> str | None:
+    empty = "so GPU times will be empty and get_time(key, gpu=True) is []. CPU times go on."
+    if kind is None:
+        return (
+            f"PyTorch {torch.__version__} sees no accelerator, {empty} Leave gpu=True out, or run where there is a GPU."
+        )
+    if kind == "mps":
+        return (
+            "PyTorch cannot read a time on Apple's GPUs without stopping the whole device, and reads when a thread of "
+            f"the host was told of it, {empty} To have them all the same, name the device: CPUGPUTimer('mps')."
+        )
+    return None
+
+
 def _resolve(device: torch.device | str | None) -> torch.device:
     asked = "an accelerator" if device is None else f"the device {str(device)!r}"
     found = None if device is None else _named(device)
@@ -200,6 +245,9 @@ def _resolve(device: torch.device | str | None) -> torch.device:
     if there is None:
         raise _unavailable(asked, "it sees no accelerator here")
     if found is None:
+        reason = _why_no(there)
+        if reason is not None:
+            raise DeviceUnavailableError(f"Timing on {asked}: {reason}")
         return torch.device(there)
     if found.type != there:
         raise _unavailable(asked, f"the accelerator that it can use is {there!r}")
@@ -212,38 +260,9 @@ def _resolve(device: torch.device | str | None) -> torch.device:
     return found
 
 
-def _stream_function(index: int | None) -> Callable[[], torch.Stream]:
-    """What gives the current stream, of the current device if ``index`` is None, at the least cost."""
-    if _get_stream is None or _get_index is None:
-        return partial(torch.accelerator.current_stream, index)
-    if index is not None:
-        return partial(_get_stream, index)
-    get_stream, get_index = _get_stream, _get_index
-    # Most backends take -1 for the current device, which saves a call; see whether this one does.
-    try:
-        if get_stream(-1) == get_stream(get_index()):
-            return partial(get_stream, -1)
-    except Exception:
-        pass
-    return lambda: get_stream(get_index())
+def _same(stream: Hashable) -> Hashable:
+    return stream
 
 
-def _capture_function(kind: str, index: int | None, stream: Callable[[], torch.Stream]) -> Callable[[], bool]:
-    """What tells whether the stream that ``stream`` gives is being captured."""
-    device: Any = torch.get_device_module(kind)
-    current: Callable[[], bool] | None = getattr(device, "is_current_stream_capturing", None)
-    if kind == "cuda":
-        current = getattr(torch._C, "_cuda_isCurrentStreamCapturing", current)  # what that one calls
-    if index is None and current is not None:
-        return current
-    try:
-        stream().is_capturing()
-    except Exception:
-        # An older PyTorch, or a backend without graphs.
-        return bool if current is None or index is None else partial(_on_device, device, index, current)
-    return lambda: stream().is_capturing()
-
-
-def _on_device(device: Any, index: int, ask: Callable[[], bool]) -> bool:
-    with device.device(index):
-        return bool(ask())
+def _index_of(stream: Any) -> int:
+    return int(stream.device_index)

@@ -11,7 +11,7 @@ from deep500_timing import MissingPackageError
 from deep500_timing._ground.warn import warn_once
 from deep500_timing.memory import HostMemory, MemoryUsage
 from deep500_timing.memory import MemoryTimer as _CoreMemoryTimer
-from deep500_timing_torch._clock import accelerator
+from deep500_timing_torch._clock import started_accelerator
 from deep500_timing_torch._timer import CPUGPUTimer
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ class TorchMemory:
     It only reads: ``reset_peak_memory_stats`` is never called, so peaks are those since the program last did.
 
     Args:
-        device: The device; the current one of the accelerator that is there if None. Without an accelerator, the
-            numbers of the device are None.
+        device: The device; the current one of the accelerator that is there if None. Without an accelerator, and as
+            long as PyTorch has not started it, the numbers of the device are None.
     """
 
     def __init__(self, device: torch.device | str | None = None) -> None:
@@ -62,7 +62,8 @@ class TorchMemory:
 
 
 def _current_device() -> torch.device | None:
-    kind = accelerator()
+    # A device that nobody has started holds nothing of this process, and asking whether it is there may start it.
+    kind = started_accelerator()
     return None if kind is None else torch.device(kind, torch.accelerator.current_device_index())
 
 

@@ -11,7 +11,14 @@ from pathlib import Path
 
 _PACKAGE = Path(__file__).parent.parent
 # In the order of their imports: one that is read first must not fetch another's compiled form.
-for _name in ("_recording/intervals", "_recording/recorder", "timer", "devices/_pool"):
+for _name in (
+    "_recording/intervals",
+    "_recording/recorder",
+    "devices/_queue",
+    "devices/_null",
+    "timer",
+    "devices/_pool",
+):
     _full_name = f"deep500_timing.{_name}".replace("/", ".")
     if _full_name in sys.modules:  # This file was read a second time, under another name.
         continue

@@ -12,6 +12,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 from deep500_timing._recording.recorder import Lane, Region
+from deep500_timing.devices._queue import EventPair
 from deep500_timing.exceptions import RegionNotOpenError, RegionOpenError
 from deep500_timing.timer import CPUGPUTimer
 
@@ -21,9 +22,7 @@ if TYPE_CHECKING:
 
     from deep500_timing._ground.protocols import Clock, DeviceClock
     from deep500_timing._recording.intervals import Intervals
-    from deep500_timing.devices._late import LateDevice
-    from deep500_timing.devices._null import NullDevice
-    from deep500_timing.devices._pool import EventPool
+    from deep500_timing.devices._null import Device
     from deep500_timing.memory import MemoryReader
     from deep500_timing.timer import Timer
 
@@ -100,6 +99,7 @@ class NamedTimer:
         "_lifetime",
         "_memory",
         "_now",
+        "_pair",
         "_plain",
         "_reentrant",
         "_region",
@@ -118,6 +118,8 @@ class NamedTimer:
         self._engine = engine
         self._now = perf_counter_ns if engine._clock is None else engine.now_ns
         self._region = _region_of_nobody(engine, name)
+        # Its times are found again by the host's start that they bear.
+        self._pair = self._region.pair = EventPair(name)
         # What follows from whether the timer below is enabled is asked anew when its generation changes.
         self._generation = engine._generation
         self._reentrant = reentrant
@@ -214,6 +216,7 @@ class NamedTimer:
         if engine._lanes.get(_NOBODY) is not self._region.lane:
             # After a fork the recorder drops all lanes but the calling thread's; the parent reports what it timed.
             self._region = _region_of_nobody(engine, self.name)
+            self._pair = self._region.pair = EventPair(self.name)
             self._fresh.clear()
             self._awaited.clear()
             self._account, self._lifetime, self.recorded = Account(), Account(kept=0), Account()
@@ -222,7 +225,7 @@ class NamedTimer:
         region = self._region
         if self._ledger is not None:
             region.gpu = True
-            self._ledger.begin(region)
+            self._ledger.begin(self._pair)
         region.is_open = True
         region.start_ns = self._now()
 
@@ -284,7 +287,7 @@ class NamedTimer:
 
             sample_region(self._engine, self.name, self._memory)
 
-    def _finish_on_device(self, ledger: EventPool | LateDevice | NullDevice, accounts: tuple[Account, ...]) -> None:
+    def _finish_on_device(self, ledger: Device, accounts: tuple[Account, ...]) -> None:
         region = self._region
         store = region.gpu_store()
         if store is not self._store:
@@ -297,7 +300,7 @@ class NamedTimer:
         region.start_ns = self._last_stamp = stamp = max(start_ns, self._last_stamp + 1)
         self._awaited[stamp] = accounts
         lost = store.failed + store.captured
-        ledger.end(region, self._engine.keep_last, self._engine.skip_first)
+        ledger.end(self._pair, store, stamp, 0)
         region.start_ns = start_ns
         region.gpu = False
         if store.failed + store.captured != lost and self._awaited.pop(stamp, None) is not None:

@@ -73,8 +73,7 @@ cdef class Region:
     # What the device side keeps here.
     cdef public Intervals gpu_intervals
     cdef public object gpu_handle
-    cdef public object mark
-    cdef public object mark_lane
+    cdef public object pair
     cdef public bint gpu
     # What KeptMethod keeps here.
     cdef object kept_enter

@@ -77,9 +77,8 @@ class Region:
         "is_open",
         "key",
         "lane",
-        "mark",
-        "mark_lane",
         "name",
+        "pair",
         "start_ns",
         "timer",
     )
@@ -96,8 +95,8 @@ class Region:
         self.intervals = Intervals(timer.keep_last, timer.skip_first)
         self.gpu_intervals: Intervals | None = None
         self.gpu_handle: Any = None
-        self.mark: Any = None
-        self.mark_lane: Any = None
+        self.pair: Any = None
+        """The device's start event and where it was recorded, if the region was ever timed there."""
         self.gpu = False
 
     def start(self) -> None:

@@ -13,7 +13,8 @@ See ``adapters/README.md`` for an adapter made of nothing else.
 
 from __future__ import annotations
 
-from deep500_timing.devices._null import NULL_DEVICE, NullDevice
+from deep500_timing.devices._null import NULL_DEVICE, Device, NullDevice
+from deep500_timing.devices._queue import EventPair, captures
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,12 +29,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NULL_DEVICE",
+    "Device",
     "DeviceClock",
     "DeviceClockContract",
     "DeviceRig",
+    "EventPair",
     "EventPool",
     "LateDevice",
     "NullDevice",
+    "captures",
     "clocks",
     "find_late",
     "pool_of",

@@ -5,103 +5,105 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing._ground.warn import warn_once
-from deep500_timing.devices._null import NULL_DEVICE, NullDevice
+from deep500_timing.devices._null import NULL_DEVICE, Device
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from deep500_timing._ground.protocols import DeviceClock
-    from deep500_timing.devices._pool import EventPool
+    from deep500_timing.devices._queue import EventPair
 
 
-class LateDevice:
+class LateDevice(Device):
     """Stands in for a device until the first region on it begins; only that starts the search.
 
     Until then it reads as no device (``is_null`` is True, ``clock`` is None, nothing is pending), and asking for any
-    of it searches nothing. It has the methods of an :class:`EventPool` and hands on to the one that was found.
+    of it searches nothing. A timer replaces it by what :meth:`find` gives as soon as it needs the device; whoever goes
+    on using it is handed on to that.
     """
 
-    __slots__ = ("_found", "_searched", "for_named_timers", "reason", "search")
+    __slots__ = ("_found", "reason", "search")
 
     def __init__(self, search: Callable[[], DeviceClock | str], *, for_named_timers: bool = True) -> None:
         """Use :func:`find_late`."""
-        self.search = search
+        super().__init__()
+        self.is_late = True
         self.for_named_timers = for_named_timers
+        self.search = search
         self.reason = ""
         """Why there is no device, after a search that found none."""
-        self._found: EventPool | NullDevice = NULL_DEVICE
-        self._searched = False
-
-    is_late: bool = True
-    """A timer replaces it by what :meth:`find` gives as soon as it needs the device."""
-
-    @property
-    def is_null(self) -> bool:
-        """Whether no device was found so far."""
-        return self._found.is_null
+        self._found: Device | None = None
 
     @property
     def clock(self) -> DeviceClock | None:
         """The clock that was found, None before the search."""
-        return self._found.clock
+        return None if self._found is None else self._found.clock
 
     @property
     def events(self) -> int:
         """How many events were created."""
-        return self._found.events
+        return 0 if self._found is None else self._found.events
 
-    def find(self) -> EventPool | NullDevice:
+    @property
+    def uncertainty_ns(self) -> int:
+        """As the device's that was found."""
+        return 0 if self._found is None else self._found.uncertainty_ns
+
+    def find(self) -> Device:
         """Search, unless that was done before, and return the device: a pool, or the null device.
 
         Raises:
             Exception: What the search raises, such as ``DeviceUnavailableError`` for a device that was named and is
                 not there. The next call searches again.
         """
-        if not self._searched:
+        if self._found is None:
             found = self.search()
             if isinstance(found, str):
                 self.reason = found
+                self._found = NULL_DEVICE
             else:
-                from deep500_timing.devices._pool import pool_of
-
-                self._found = pool_of(found)
-            self._searched = True
+                self._found = device_of(found)
+                self.is_null = False
         return self._found
 
-    def find_for_regions(self) -> EventPool | NullDevice:
+    def find_for_regions(self) -> Device:
         """As :meth:`find`, with one warning that gives the reason if there is no device."""
         found = self.find()
         if found.is_null:
             warn_once(f"Timing a region with gpu=True: {self.reason}", about=f"no device {self.reason}")
         return found
 
-    def begin(self, region: Any) -> None:
+    def begin(self, pair: EventPair) -> None:
         """Search if need be, and begin on the device that was found."""
-        self.find_for_regions().begin(region)
+        self.find_for_regions().begin(pair)
 
-    def end(self, region: Any, keep_last: int, skip_first: int) -> None:
+    def end(self, pair: EventPair, sink: Any, start_ns: int, end_ns: int) -> None:
         """End on the device that was found."""
-        self._found.end(region, keep_last, skip_first)
+        if self._found is not None:
+            self._found.end(pair, sink, start_ns, end_ns)
 
-    def drop(self, region: Any) -> None:
-        """Take back a start event."""
-        self._found.drop(region)
+    def drop(self, pair: EventPair) -> None:
+        """Take back the start of a pair."""
+        if self._found is not None:
+            self._found.drop(pair)
 
     def collect(self, *, wait: bool) -> None:
         """Collect what is done."""
-        self._found.collect(wait=wait)
+        if self._found is not None:
+            self._found.collect(wait=wait)
 
-    def collect_for(self, intervals: Any) -> None:
-        """Collect the pairs that are for ``intervals``."""
-        self._found.collect_for(intervals)
+    def collect_for(self, sink: Any) -> None:
+        """Collect the pairs that are for ``sink``."""
+        if self._found is not None:
+            self._found.collect_for(sink)
 
     def pending(self) -> dict[int, int]:
         """How many pairs are on their way."""
-        return self._found.pending()
+        return {} if self._found is None else self._found.pending()
 
     def __repr__(self) -> str:
         """Show what was found, if anybody looked."""
-        return f"<LateDevice: {self._found if self._searched else 'not looked for yet'}>"
+        return f"<LateDevice: {self._found or 'not looked for yet'}>"
 
     def __eq__(self, other: object) -> bool:
         """Equal ones make the same search."""
@@ -137,7 +139,7 @@ def find_late(search: Callable[[], DeviceClock | str], *, for_named_timers: bool
     return LateDevice(search, for_named_timers=for_named_timers)
 
 
-def device_of(device_clock: DeviceClock | LateDevice | None) -> EventPool | LateDevice | NullDevice:
+def device_of(device_clock: DeviceClock | LateDevice | None) -> Device:
     """What times the regions of a timer that was given this as its ``device_clock``."""
     if device_clock is None:
         return NULL_DEVICE

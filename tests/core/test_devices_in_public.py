@@ -13,7 +13,7 @@ import pytest
 from deep500_timing import CPUGPUTimer, DeviceUnavailableError, Timer, TimingWarning, devices
 from deep500_timing._ground import plugins
 from deep500_timing._ground.warn import forget_warnings
-from deep500_timing.devices import NULL_DEVICE, EventPool, clocks, find_late, pool_of
+from deep500_timing.devices import NULL_DEVICE, EventPair, EventPool, clocks, find_late, pool_of
 from deep500_timing.exceptions import MissingPackageError
 from deep500_timing.testing import ManualClock, ManualDeviceClock
 from deep500_timing.wallclock import SynchronizedWallClockTimer
@@ -50,9 +50,10 @@ class TestNullDevice:
         """It has every public method of a pool, and does nothing in each."""
         public = {name for name in dir(EventPool) if not name.startswith("_")} - {"abandon"}
         assert public <= set(dir(NULL_DEVICE))
-        NULL_DEVICE.begin(None)
-        NULL_DEVICE.end(None, -1, 0)
-        NULL_DEVICE.drop(None)
+        pair = EventPair("a")
+        NULL_DEVICE.begin(pair)
+        NULL_DEVICE.end(pair, None, 0, 0)
+        NULL_DEVICE.drop(pair)
         NULL_DEVICE.collect(wait=True)
         NULL_DEVICE.collect_for(None)
         assert {} == NULL_DEVICE.pending()
@@ -114,17 +115,19 @@ class TestFindLate:
     def test_used_directly(self):
         """Without a timer that replaces it, it hands on to the device that it found."""
         device = ManualDeviceClock()
-        late, tmr = find_late(lambda: device), Timer()
-        region = tmr.region("a")
-        late.begin(region)
+        late, pair, sink = find_late(lambda: device), EventPair("a"), Sink()
+        late.end(pair, sink, 0, 0)
+        late.drop(pair)
+        assert (True, {}, 0) == (late.is_null, late.pending(), late.events)
+        late.begin(pair)
         device.launch(1)
-        late.end(region, -1, 0)
+        late.end(pair, sink, 7, 8)
         assert (1, 2, device, False) == (sum(late.pending().values()), late.events, late.clock, late.is_null)
         late.collect(wait=True)
-        assert (1, 0) == (region.gpu_intervals.count, sum(late.pending().values()))
-        late.begin(region)
-        late.drop(region)
-        late.collect_for(region.gpu_intervals)
+        assert ([(7, 7 + 10**9)], {}) == (sink.times, late.pending())
+        late.begin(pair)
+        late.drop(pair)
+        late.collect_for(sink)
         assert 2 == late.events
 
     @pytest.mark.parametrize("make", [copy.copy, copy.deepcopy])
@@ -173,6 +176,18 @@ class TestFindLate:
             clock.advance(1)
             named.stop()
         assert 1000.0 == named.elapsed()
+
+
+class Sink:
+    """Takes times, as whatever is timed by pairs of events does."""
+
+    def __init__(self):
+        self.times = []
+        self.failed = self.captured = 0
+
+    def append(self, start_ns, end_ns):
+        """Take a time."""
+        self.times.append((start_ns, end_ns))
 
 
 class _Search:

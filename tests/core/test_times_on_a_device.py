@@ -515,10 +515,12 @@ def test_any_history(steps):
         found = on_device(tmr, key)
         for counter in ("captured", "discarded", "failed"):
             assert counted[key, counter] == (getattr(found, counter) if found else 0)
-    # Every event is back in the pool.
-    lanes = tmr.device._queues.values()
-    assert tmr.device.events == sum(len(lane.free) for lane in lanes)
-    assert len({id(event) for lane in lanes for event in lane.free}) == tmr.device.events
+    # Every event is back in the pool, or the anchor of its stream.
+    queues = tmr.device._queues.values()
+    kept = [anchor.event for queue in queues for anchor in queue.anchors.values()]
+    held = [*kept, *(event for queue in queues for event in queue.free)]
+    assert tmr.device.events == len(held) == len(set(map(id, held)))
+    assert [0] * len(kept) == [anchor.users for queue in queues for anchor in queue.anchors.values()]
 
 
 def test_collecting_for_one_region_waits_for_no_other(device, tmr):

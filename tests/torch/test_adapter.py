@@ -245,12 +245,12 @@ class TestOtherBackends:
 
     def test_without_the_functions_in_c(self, dev, monkeypatch):
         """Without PyTorch's private functions it uses the public ones."""
-        monkeypatch.setattr("deep500_timing_torch._clock._get_stream", None)
+        monkeypatch.setattr("deep500_timing_torch._events._get_stream", None)
         assert 1 == self.check(dev)
 
     def test_without_minus_one_for_the_current_device(self, dev, monkeypatch):
         """A backend that does not take -1 for the current device is asked for the number first."""
-        from deep500_timing_torch import _clock
+        from deep500_timing_torch import _events as _clock
 
         real = _clock._get_stream
 
@@ -267,12 +267,40 @@ class TestOtherBackends:
         monkeypatch.delattr(dev, "is_current_stream_capturing")
         assert 1 == self.check(dev)
 
-    @pytest.mark.parametrize("device", [None, "testdev:1"])
-    def test_streams_that_cannot_say(self, dev, monkeypatch, device):
-        """Where streams cannot say either, the module is asked, on the device in question."""
-        self.blind(monkeypatch)
-        monkeypatch.setattr(dev, "device", torch.accelerator.device_index, raising=False)
-        assert 1 == self.check(dev, device)
+    def test_streams_that_cannot_say(self, dev, monkeypatch):
+        """Where streams cannot say (PyTorch before 2.12) the module is asked for the current device."""
+        dev.set_streams_tell_captures(False)
+        assert 1 == self.check(dev)
+
+    def test_streams_of_another_device_that_cannot_say(self, dev):
+        """For another device than the current one, captures are seen as they begin."""
+        dev.set_streams_tell_captures(False)
+        tmr = timer.CPUGPUTimer("testdev:1")
+        with tmr.region(BATCH, gpu=True):
+            pass
+        graph = dev.TestGraph()
+        graph.capture_begin(torch.Stream("testdev:1"))
+        with tmr.region(BATCH, gpu=True):
+            pass
+        graph.capture_end()
+        assert ([0.0], 1) == (tmr.get_time(BATCH, gpu=True), tmr.snapshot().get(BATCH, "GPU").captured)
+
+    def test_a_capture_that_nobody_told_of(self, dev):
+        """A pair that was recorded in one cannot be read: those before it are, and it stays pending for a while."""
+        dev.set_streams_tell_captures(False)
+        tmr = timer.CPUGPUTimer("testdev:1")
+        with tmr.region(BATCH, gpu=True):
+            pass
+        dev.set_capturing(True)
+        with tmr.region(BATCH, gpu=True):
+            pass
+        dev.set_capturing(False)
+        with pytest.warns(timer.TimingWarning):
+            assert [0.0] == tmr.get_time(BATCH, gpu=True)
+            assert (1, 0) == (tmr.snapshot().get(BATCH, "GPU").pending, tmr.snapshot().get(BATCH, "GPU").failed)
+            for _ in range(20):
+                tmr.snapshot()
+        assert (0, 1) == (tmr.snapshot().get(BATCH, "GPU").pending, tmr.snapshot().get(BATCH, "GPU").failed)
 
     def test_a_backend_without_captures(self, dev, monkeypatch):
         """A backend that knows no captures is never captured."""
@@ -286,7 +314,7 @@ class TestOtherBackends:
 
     def blind(self, monkeypatch):
         """Let the clock see streams that cannot say whether they are captured."""
-        from deep500_timing_torch import _clock
+        from deep500_timing_torch import _events as _clock
 
         real = _clock._capture_function
 

@@ -229,7 +229,7 @@ class TestCapture:
             tmr.end(BATCH, gpu=True)
             dev.set_capturing(False)
         assert 0 == dev.counters().records_while_capturing
-        assert dev.counters().events_created <= 1
+        assert dev.counters().events_created <= 2  # one is the stream's anchor
         assert 5 == gpu(tmr).captured
         assert [] == tmr.get_time(BATCH, gpu=True)
 
@@ -312,7 +312,7 @@ class TestFaults:
             with pytest.raises(ValueError, match="of the user"), tmr.region(BATCH, gpu=True):
                 raise ValueError("of the user")
         assert (10, None) == (gpu(tmr).failed, gpu(tmr).stats)
-        assert 1 == dev.counters().events_created
+        assert 2 == dev.counters().events_created  # one is the stream's anchor
 
     def test_discard(self, dev, tmr):
         """A region that is forgotten has no GPU time, and its event serves again."""
@@ -320,7 +320,7 @@ class TestFaults:
             tmr.start(BATCH, gpu=True)
             tmr.discard(BATCH)
         assert 10 == gpu(tmr).discarded
-        assert 1 == dev.counters().events_created
+        assert 2 == dev.counters().events_created
 
 
 class TestNumbers:

@@ -7,6 +7,7 @@
 // The Python side is testdev.py; the semantics are described in __init__.py and pinned down by tests/torch/test_torch_device.py.
 
 #include <pthread.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -16,6 +17,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -37,7 +39,7 @@ using c10::StreamId;
 
 constexpr DeviceType kType = DeviceType::PrivateUse1;
 constexpr DeviceIndex kDevices = 2;
-constexpr StreamId kPoolStreams = 4;  // ids 1..4 of each device; 0 is the default stream, torch.Stream() starts at 5
+constexpr StreamId kPoolStreams = 32;  // ids 1..32 of each device, given in turn, to torch.Stream() too; 0 is the default
 constexpr int64_t kNsPerMs = 1'000'000;
 
 struct Event {
@@ -46,6 +48,18 @@ struct Event {
   int64_t epoch;     // of the last record; a timestamp means nothing after a reset
   int64_t stamp_ns;  // when the stream reaches the last record
   bool captured;     // the last record went into a graph and will never have a time
+  pid_t process;     // whose context it belongs to
+};
+
+// As cudaStreamCaptureMode, of a capture and of a thread.
+enum Mode : int { kGlobal, kThreadLocal, kRelaxed };
+
+struct Capture {
+  DeviceIndex device;
+  StreamId stream;
+  std::thread::id owner;
+  Mode mode;
+  bool invalidated;
 };
 
 enum Fault { kRecord, kQuery, kElapsed, kSynchronize, kStreamLookup, kFaults };
@@ -57,6 +71,7 @@ struct Counters {
   int64_t events_created, events_destroyed, events_alive;
   int64_t stream_lookups, device_lookups, stream_queries, streams_created, blocks, launches;
   int64_t records_while_capturing, queries_while_capturing, synchronizes_while_capturing, launches_while_capturing;
+  int64_t set_devices, foreign_events_destroyed;
   int64_t faults;
 };
 
@@ -69,16 +84,32 @@ struct State {
   std::array<int64_t, kFaults> pending_faults{};
   bool capture_everywhere = false;
   std::optional<std::pair<DeviceIndex, StreamId>> captured_stream;
-  bool float32_elapsed = false;
+  std::optional<Capture> capture;  // begun by begin_capture(); dies of what CUDA's would die of
+  std::array<bool, kDevices> contexts{};
+  bool float32_elapsed = true;
+  bool streams_tell_captures = true;
 
   State() {
     for (auto& tails_of_device : tails) tails_of_device.assign(kPoolStreams + 1, 0);
   }
 
-  bool capturing() const { return capture_everywhere || captured_stream.has_value(); }
+  bool capturing() const { return capture_everywhere || captured_stream.has_value() || capture.has_value(); }
 
   bool capturing(DeviceIndex device, StreamId stream) const {
-    return capture_everywhere || captured_stream == std::make_pair(device, stream);
+    return capture_everywhere || captured_stream == std::make_pair(device, stream) ||
+        (capture && capture->device == device && capture->stream == stream);
+  }
+
+  // A query or a wait: "potentially unsafe" for captures, as cudaThreadExchangeStreamCaptureMode explains them.
+  void unsafe_call(Mode of_thread) {
+    if (!capture) return;
+    const bool own = capture->owner == std::this_thread::get_id();
+    const bool forbidden = of_thread == kGlobal ? capture->mode == kGlobal || (own && capture->mode == kThreadLocal)
+        : of_thread == kThreadLocal             ? own && capture->mode != kRelaxed
+                                                : false;
+    if (!forbidden) return;
+    capture->invalidated = true;
+    TORCH_CHECK(false, "testdev: operation not permitted when stream is capturing (900)");
   }
 
   int64_t& tail(DeviceIndex device, StreamId stream) {
@@ -113,6 +144,7 @@ struct ThreadState {
   int64_t epoch = -1;
   DeviceIndex device = 0;
   std::array<StreamId, kDevices> streams{};
+  Mode mode = kGlobal;
 };
 
 ThreadState& this_thread() {
@@ -166,7 +198,11 @@ struct GuardImpl final : c10::impl::DeviceGuardImplInterface {
     return Device(kType, this_thread().device);
   }
 
-  void setDevice(Device device) const override { this_thread().device = checked_index(device); }
+  void setDevice(Device device) const override {
+    State& s = state();
+    Lock lock(s.mutex);
+    make_current(s, checked_index(device));
+  }
 
   void uncheckedSetDevice(Device device) const noexcept override {
     if (device.index() >= 0 && device.index() < kDevices) this_thread().device = device.index();
@@ -199,8 +235,7 @@ struct GuardImpl final : c10::impl::DeviceGuardImplInterface {
     State& s = state();
     Lock lock(s.mutex);
     ++s.counters.streams_created;
-    s.tails[index].push_back(0);
-    return make_stream(index, static_cast<StreamId>(s.tails[index].size()) - 1);
+    return make_stream(index, 1 + s.next_pooled[index]++ % kPoolStreams);
   }
 
   Stream exchangeStream(Stream stream) const override {
@@ -231,6 +266,7 @@ struct GuardImpl final : c10::impl::DeviceGuardImplInterface {
   bool isStreamCapturing(const Stream& stream) const {
     State& s = state();
     Lock lock(s.mutex);
+    TORCH_CHECK(s.streams_tell_captures, "testdev: streams of before 2.12 cannot say whether they are captured");
     return s.capturing(stream.device_index(), stream.id());
   }
 
@@ -248,12 +284,15 @@ struct GuardImpl final : c10::impl::DeviceGuardImplInterface {
     ++s.counters.records;
     const bool captured = s.capturing(stream.device_index(), stream.id());
     if (captured) ++s.counters.records_while_capturing;
+    // As CUDAGuardImpl::record has it: on the stream's device, and back only if nothing is thrown.
+    const DeviceIndex before = this_thread().device;
+    make_current(s, stream.device_index());
     s.maybe_fail(kRecord);
     const int64_t stamp_ns = std::max(s.tail(stream.device_index(), stream.id()), s.now_ns);
     const int64_t this_epoch = epoch.load(std::memory_order_relaxed);
     auto* e = static_cast<Event*>(*event);
     if (e == nullptr) {
-      e = new Event{stream.device_index(), this_epoch, this_epoch, 0, false};
+      e = new Event{stream.device_index(), this_epoch, this_epoch, 0, false, getpid()};
       *event = e;
       ++s.counters.events_created;
       ++s.counters.events_alive;
@@ -264,6 +303,7 @@ struct GuardImpl final : c10::impl::DeviceGuardImplInterface {
     e->epoch = this_epoch;
     e->stamp_ns = stamp_ns;
     e->captured = captured;
+    make_current(s, before);
   }
 
   void destroyEvent(void* event, const DeviceIndex) const noexcept override {
@@ -272,6 +312,7 @@ struct GuardImpl final : c10::impl::DeviceGuardImplInterface {
     {
       State& s = state();
       Lock lock(s.mutex);
+      if (e->process != getpid()) ++s.counters.foreign_events_destroyed;
       if (e->created_epoch == epoch.load(std::memory_order_relaxed)) {
         ++s.counters.events_destroyed;
         --s.counters.events_alive;
@@ -295,6 +336,7 @@ struct GuardImpl final : c10::impl::DeviceGuardImplInterface {
     Lock lock(s.mutex);
     ++s.counters.queries;
     if (s.capturing()) ++s.counters.queries_while_capturing;
+    s.unsafe_call(this_thread().mode);
     s.maybe_fail(kQuery);
     return event == nullptr || is_done(s, *readable(event));
   }
@@ -312,8 +354,11 @@ struct GuardImpl final : c10::impl::DeviceGuardImplInterface {
     State& s = state();
     Lock lock(s.mutex);
     ++s.counters.elapsed_calls;
-    s.maybe_fail(kElapsed);
     TORCH_CHECK(start != nullptr && end != nullptr, "testdev: elapsed time of an event that was never recorded");
+    // As CUDAGuardImpl::elapsedTime has it: on the start's device, and back only if nothing is thrown.
+    const DeviceIndex before = this_thread().device;
+    make_current(s, static_cast<Event*>(start)->device);
+    s.maybe_fail(kElapsed);
     const Event *a = readable(start), *b = readable(end);
     TORCH_CHECK(
         a->device == b->device, "testdev: elapsed time between events of device ", static_cast<int>(a->device),
@@ -321,13 +366,22 @@ struct GuardImpl final : c10::impl::DeviceGuardImplInterface {
     TORCH_CHECK(a->epoch == b->epoch, "testdev: elapsed time between events with a reset between them");
     TORCH_CHECK(is_done(s, *a) && is_done(s, *b), "testdev: elapsed time of events that are not done");
     const double ms = static_cast<double>(b->stamp_ns - a->stamp_ns) / static_cast<double>(kNsPerMs);
+    make_current(s, before);
     return s.float32_elapsed ? static_cast<double>(static_cast<float>(ms)) : ms;
   }
 
  private:
+  // As cudaSetDevice, which since CUDA 12 makes the device's context.
+  static void make_current(State& s, DeviceIndex device) {
+    ++s.counters.set_devices;
+    s.contexts[device] = true;
+    this_thread().device = device;
+  }
+
   static void count_synchronize(State& s, int64_t& counter) {
     ++counter;
     if (s.capturing()) ++s.counters.synchronizes_while_capturing;
+    s.unsafe_call(this_thread().mode);
     s.maybe_fail(kSynchronize);
   }
 };
@@ -404,6 +458,24 @@ void set_capturing(bool on, std::optional<std::pair<DeviceIndex, StreamId>> stre
   s.captured_stream = on ? stream : std::nullopt;
 }
 
+void begin_capture(DeviceIndex device, StreamId stream, int mode) {
+  State& s = state();
+  Lock lock(s.mutex);
+  TORCH_CHECK(!s.capture, "testdev: one capture at a time");
+  TORCH_CHECK(stream != 0, "testdev: the default stream cannot be captured");
+  s.tail(device, stream);
+  s.capture = Capture{device, stream, std::this_thread::get_id(), static_cast<Mode>(mode), false};
+}
+
+void end_capture() {
+  State& s = state();
+  Lock lock(s.mutex);
+  TORCH_CHECK(s.capture, "testdev: no capture is under way");
+  const bool invalidated = s.capture->invalidated;
+  s.capture.reset();
+  TORCH_CHECK(!invalidated, "testdev: operation failed due to a previous error during capture (901)");
+}
+
 void fail_next(const std::string& kind, int64_t n) {
   TORCH_CHECK_VALUE(n >= 0, "fail_next() needs n >= 0, got ", n);
   const auto found = std::find(kFaultNames.begin(), kFaultNames.end(), kind);
@@ -439,7 +511,10 @@ void reset() {
   s.pending_faults = {};
   s.capture_everywhere = false;
   s.captured_stream.reset();
-  s.float32_elapsed = false;
+  s.capture.reset();
+  s.contexts = {};
+  s.float32_elapsed = true;
+  s.streams_tell_captures = true;
   epoch.fetch_add(1, std::memory_order_release);
 }
 
@@ -453,7 +528,8 @@ std::map<std::string, int64_t> counters() {
       ENTRY(device_synchronizes), ENTRY(events_created), ENTRY(events_destroyed), ENTRY(events_alive),
       ENTRY(stream_lookups), ENTRY(device_lookups), ENTRY(stream_queries), ENTRY(streams_created), ENTRY(blocks),
       ENTRY(launches), ENTRY(records_while_capturing), ENTRY(queries_while_capturing),
-      ENTRY(synchronizes_while_capturing), ENTRY(launches_while_capturing), ENTRY(faults)};
+      ENTRY(synchronizes_while_capturing), ENTRY(launches_while_capturing), ENTRY(set_devices),
+      ENTRY(foreign_events_destroyed), ENTRY(faults)};
 #undef ENTRY
 }
 
@@ -475,6 +551,25 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     State& s = state();
     Lock lock(s.mutex);
     return s.capturing(device, stream);
+  });
+  m.def("begin_capture", &begin_capture);
+  m.def("end_capture", &end_capture);
+  m.def("exchange_capture_mode", [](int mode) { return static_cast<int>(std::exchange(this_thread().mode, static_cast<Mode>(mode))); });
+  m.def("set_streams_tell_captures", [](bool on) {
+    State& s = state();
+    Lock lock(s.mutex);
+    s.streams_tell_captures = on;
+  });
+  m.def("contexts", []() {
+    State& s = state();
+    Lock lock(s.mutex);
+    return std::vector<bool>(s.contexts.begin(), s.contexts.end());
+  });
+  m.def("is_current_stream_capturing", []() {
+    const ThreadState& mine = this_thread();
+    State& s = state();
+    Lock lock(s.mutex);
+    return s.capturing(mine.device, mine.streams[mine.device]);
   });
   m.def("fail_next", &fail_next);
   m.def("set_float32_elapsed", &set_float32_elapsed);

@@ -6,6 +6,8 @@ integer nanoseconds of the virtual clock.
 
 from __future__ import annotations
 
+import contextlib
+import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -13,6 +15,7 @@ import torch
 from . import _build
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import ModuleType
     from typing import Literal
 
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
 
 _ext: ModuleType = _build.load_extension()
 _available = True
+_probes = 0
+_probed_by = 0
 
 DEVICE_COUNT: int = _ext.DEVICE_COUNT
 Event = torch.Event
@@ -52,6 +57,8 @@ class Counters(NamedTuple):
         queries_while_capturing: Event queries while any stream is capturing: they would break the capture.
         synchronizes_while_capturing: Synchronizes of any kind while any stream is capturing.
         launches_while_capturing: `launch` on a stream that is capturing.
+        set_devices: Times that a device was made current, by torch itself too.
+        foreign_events_destroyed: Events destroyed in another process than the one that recorded them.
         faults: Injected faults that were raised.
     """
 
@@ -74,6 +81,8 @@ class Counters(NamedTuple):
     queries_while_capturing: int
     synchronizes_while_capturing: int
     launches_while_capturing: int
+    set_devices: int
+    foreign_events_destroyed: int
     faults: int
 
     @property
@@ -141,9 +150,10 @@ def reset() -> None:
     capture, no faults, available. Events recorded before are done from then on, and have no elapsed time with
     events recorded after; they no longer count as alive. Streams stay valid.
     """
-    global _available
+    global _available, _probes, _probed_by
     _ext.reset()
     _available = True
+    _probes = _probed_by = 0
 
 
 def set_capturing(on: bool, stream: torch.Stream | None = None) -> None:
@@ -155,9 +165,50 @@ def set_capturing(on: bool, stream: torch.Stream | None = None) -> None:
     _ext.set_capturing(on, None if stream is None else _stream_key(stream))
 
 
-def is_current_stream_capturing() -> bool:
-    """Tell whether the current stream is capturing, as ``torch.cuda`` and ``Stream.is_capturing()`` do."""
-    return bool(_ext.is_capturing(*_stream_key(None)))
+is_current_stream_capturing = _ext.is_current_stream_capturing
+"""Tell whether the current stream is capturing, as ``torch.cuda`` and ``Stream.is_capturing()`` do; a function in C."""
+
+MODES = ("global", "thread_local", "relaxed")
+
+
+class TestGraph:
+    """A capture that dies of what kills CUDA's: queries and waits of other threads, as its mode has it."""
+
+    __test__ = False
+
+    def capture_begin(self, stream: torch.Stream | None = None, capture_error_mode: str = "global") -> None:
+        """Capture `stream` (by default the current one), owned by the calling thread.
+
+        Mode "global": a query or a wait on any thread ends the capture and raises there (900). "thread_local": those
+        of this thread do. "relaxed": none.
+
+        Raises:
+            RuntimeError: It is the default stream, or another capture is under way.
+        """
+        _ext.begin_capture(*_stream_key(stream), MODES.index(capture_error_mode))
+
+    def capture_end(self) -> None:
+        """End the capture.
+
+        Raises:
+            RuntimeError: Something has ended it before (901).
+        """
+        _ext.end_capture()
+
+
+def exchange_capture_mode(mode: str) -> str:
+    """Set the calling thread's own mode, as ``cudaThreadExchangeStreamCaptureMode`` does, and return the former."""
+    return MODES[_ext.exchange_capture_mode(MODES.index(mode))]
+
+
+def contexts() -> list[int]:
+    """The devices that have a context: those that were ever made current since the last reset."""
+    return [index for index, made in enumerate(_ext.contexts()) if made]
+
+
+def set_streams_tell_captures(on: bool) -> None:
+    """False plays PyTorch before 2.12, whose ``Stream`` has no ``is_capturing``."""
+    _ext.set_streams_tell_captures(on)
 
 
 def fail_next(kind: Fault, n: int = 1) -> None:
@@ -172,7 +223,7 @@ def fail_next(kind: Fault, n: int = 1) -> None:
 
 
 def set_float32_elapsed(on: bool) -> None:
-    """Round ``elapsed_time`` to a float32 of milliseconds, as CUDA does; it is exact otherwise."""
+    """Whether ``elapsed_time`` is a float32 of milliseconds, as CUDA has it and as it is from the start."""
     _ext.set_float32_elapsed(on)
 
 
@@ -186,17 +237,30 @@ def set_available(on: bool) -> None:
 
 
 def is_available() -> bool:
-    """Answer ``torch.accelerator.is_available()``."""
+    """Answer ``torch.accelerator.is_available()``. Starts the driver, as CUDA's does: see `probes`."""
+    _start_driver()
     return _available
 
 
+def probes() -> int:
+    """How often the driver was asked since the last reset; children that are forked later cannot use the device."""
+    return _probes
+
+
+def _start_driver() -> None:
+    global _probes, _probed_by
+    _probes += 1
+    _probed_by = _probed_by or os.getpid()
+
+
 def is_initialized() -> bool:
-    """There is nothing to initialise."""
-    return True
+    """Whether the device was used since the last reset."""
+    return any(_ext.contexts())
 
 
 def device_count() -> int:
-    """Answer ``torch.accelerator.device_count()``."""
+    """Answer ``torch.accelerator.device_count()``. Starts the driver."""
+    _start_driver()
     return DEVICE_COUNT if _available else 0
 
 
@@ -225,7 +289,18 @@ def manual_seed_all(seed: int) -> None:
 
 
 def _is_in_bad_fork() -> bool:
-    return False
+    return _probed_by not in (0, os.getpid())
+
+
+@contextlib.contextmanager
+def device(index: int) -> Iterator[None]:
+    """A block in which another device is current."""
+    before = current_device()
+    torch.accelerator.set_device_index(index)
+    try:
+        yield
+    finally:
+        torch.accelerator.set_device_index(before)
 
 
 def get_amp_supported_dtype() -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing._ground.warn import warn_once
+from deep500_timing.devices import EventPair as DevicePair
 from deep500_timing.devices._pool import DeviceLedger, ledger_of
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class EventPair:
     It is also where the ledger puts the time, when the device has passed it.
     """
 
-    __slots__ = ("_device", "_extra", "_fail", "_keep", "mark", "mark_lane", "name", "start_ns")
+    __slots__ = ("_device", "_extra", "_fail", "_keep", "_pair", "start_ns")
 
     def __init__(
         self,
@@ -69,26 +70,19 @@ class EventPair:
         self._keep = keep
         self._fail = fail
         self._extra = extra
-        self.mark: Any = None
-        self.mark_lane: Any = None
-        self.name = name
         self.start_ns = start_ns
-        device.begin(self)  # type: ignore[arg-type]
+        self._pair = DevicePair(name)
+        device.begin(self._pair)
 
     def end(self) -> None:
         """Queue the second event, on the stream that is current now."""
-        self._device.end(self, -1, 0)  # type: ignore[arg-type]
+        self._device.end(self._pair, self, self.start_ns, 0)
 
     def drop(self) -> None:
         """Take back the first event."""
-        self._device.drop(self)  # type: ignore[arg-type]
+        self._device.drop(self._pair)
 
-    # --- what the ledger calls -----------------------------------------------------------------------------------
-
-    @property
-    def gpu_intervals(self) -> EventPair:
-        """Where the time goes."""
-        return self
+    # --- where the time goes --------------------------------------------------------------------------------------
 
     def append(self, start_ns: int, end_ns: int) -> None:
         """Take the time."""

@@ -1,0 +1,210 @@
+"""The events of one stream: those that are free, the pairs on their way, and the anchors that place them.
+
+This file runs as plain Python and, with the C types of ``_queue.pxd``, compiled.
+"""
+
+from __future__ import annotations
+
+from _thread import RLock
+from collections import deque
+from weakref import ref
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+    from typing import Any
+
+DRIFT = 50e-6
+"""How far two quartz clocks may part at most, as a share of the time that passes: some 20 ppm each, and a margin."""
+
+
+class EventPair:
+    """One stretch of a device's time after another: the start that was recorded, until the end is.
+
+    Args:
+        name: What is timed, for warnings.
+        now_ns: The host clock on whose timeline the times are to be placed; None to place each where it is said to
+            have begun on the host.
+    """
+
+    __slots__ = ("anchor", "captured", "lead_count", "lead_max_ns", "lead_total_ns", "name", "now_ns", "queue", "start")
+
+    def __init__(self, name: str, now_ns: Callable[[], int] | None = None) -> None:
+        """See the class."""
+        self.name = name
+        self.now_ns = now_ns
+        self.start: Any = None
+        """The start event, while the pair is open."""
+        self.queue: Any = None
+        self.anchor: Any = None
+        self.captured = False
+        self.forget_lead()
+
+    def forget_lead(self) -> None:
+        """Forget by how much the device was behind the host."""
+        self.lead_count = 0
+        self.lead_total_ns = 0
+        self.lead_max_ns = 0
+
+
+class Anchor:
+    """An event whose time on the host is known to lie between two bounds; pairs behind it are placed by it.
+
+    The device reaches the event after it was recorded and before a query says that it has. Each query that says no,
+    each end of a pair that was issued later than it ran, and the anchor before it (less the drift of the clocks) narrow
+    the bounds further. The middle is taken, and half of what lies between is the uncertainty.
+    """
+
+    __slots__ = (
+        "due_ns",
+        "event",
+        "high_ns",
+        "is_done",
+        "is_due",
+        "low_ns",
+        "now_ns",
+        "place_ns",
+        "placed",
+        "previous",
+        "retired",
+        "users",
+    )
+
+    def __init__(
+        self, event: Any, now_ns: Callable[[], int], low_ns: int, due_ns: int, previous: Anchor | None
+    ) -> None:
+        """Start with what is known when the event is recorded: it is not reached before ``low_ns``."""
+        self.event = event
+        self.due_ns = due_ns
+        """When the next anchor is due, on the host's clock."""
+        self.is_due = False
+        self.previous = previous
+        """The one before it, until this one is placed."""
+        self.placed = False
+        self.place_ns = 0
+        self.retired = False
+        """Whether another has been placed after it: its event is free when its last user has been read."""
+        self.now_ns = now_ns
+        self.low_ns = low_ns
+        self.high_ns = 0
+        self.is_done = False
+        self.users = 0
+        """Pairs that are to be placed by it."""
+
+    def done_before(self, high_ns: int) -> None:
+        """The device has reached the event, at this moment of the host at the latest."""
+        if not self.is_done or high_ns < self.high_ns:
+            self.high_ns = high_ns
+        self.is_done = True
+
+    def narrow(self, earlier: Anchor, elapsed_ns: int) -> None:
+        """Take over what an anchor knows that lies ``elapsed_ns`` before."""
+        drift_ns = int(elapsed_ns * DRIFT)
+        low_ns = max(self.low_ns, earlier.low_ns + elapsed_ns - drift_ns)
+        high_ns = min(self.high_ns, earlier.high_ns + elapsed_ns + drift_ns)
+        if low_ns <= high_ns:
+            self.low_ns, self.high_ns = low_ns, high_ns
+
+    def raise_low(self, low_ns: int) -> None:
+        """The device was not there before this moment of the host."""
+        if low_ns > self.low_ns and (not self.is_done or low_ns <= self.high_ns):
+            self.low_ns = low_ns
+
+    def place(self) -> None:
+        """Settle when the device reached the event, on the host's clock; all pairs behind it are placed alike."""
+        self.place_ns = (self.low_ns + self.high_ns) // 2
+        self.placed = True
+
+    def uncertainty_ns(self) -> int:
+        """How far off that may be, either way."""
+        return max(self.high_ns - self.low_ns, 0) // 2
+
+
+class StreamQueue:
+    """The events of one stream."""
+
+    __slots__ = (
+        "anchors",
+        "created",
+        "device",
+        "faults",
+        "free",
+        "handle",
+        "known_done",
+        "latest",
+        "pending",
+        "stream",
+        "uncertainty_ns",
+    )
+
+    def __init__(self, stream: Hashable, handle: object, device: Hashable) -> None:
+        """Start without events.
+
+        Args:
+            stream: What the clock calls the stream.
+            handle: What it records into.
+            device: On which device it is; events of two devices have no time between them.
+        """
+        self.stream = stream
+        self.handle = handle
+        self.device = device
+        self.free: list[Any] = []
+        self.pending: deque[tuple[Any, Any, Any, int, int, StreamQueue, EventPair, Anchor | None]] = deque()
+        self.known_done = 0
+        """Of how many pairs it is known that the device has passed them."""
+        self.created = 0
+        self.faults = 0
+        """How many times in a row asking for the pairs has failed."""
+        self.anchors: dict[Callable[[], int], Anchor] = {}
+        """The latest anchor for each host clock."""
+        self.latest: Anchor | None = None
+        """That of them which was used last."""
+        self.uncertainty_ns = 0
+        """Of the place of the time that was read last."""
+
+
+class Captures:
+    """The captures into graphs that are known to be under way, on any thread.
+
+    An adapter calls :meth:`begin` before each and :meth:`end` after it. Meanwhile no pool asks the device anything,
+    waits for it or records: on CUDA a query from any thread ends the capture.
+    """
+
+    __slots__ = ("__weakref__", "_graphs", "asking", "under_way")
+
+    def __init__(self) -> None:
+        """None are."""
+        self.under_way = 0
+        """How many."""
+        self.asking = RLock()
+        """Held by who asks the device, so that no capture begins between the look at ``under_way`` and the query."""
+        self._graphs: dict[int, Any] = {}
+
+    def begin(self, graph: object) -> None:
+        """A capture into this graph is about to begin."""
+        with self.asking:
+            # One that is dropped in the middle of its capture will never end it.
+            key = id(graph)
+            try:
+                self._graphs[key] = ref(graph, lambda _: self._forget(key))
+            except TypeError:
+                self._graphs[key] = None
+            self.under_way = len(self._graphs)
+
+    def end(self, graph: object) -> None:
+        """It has ended, or failed, or never began."""
+        self._forget(id(graph))
+
+    def _forget(self, key: int) -> None:
+        self._graphs.pop(key, None)
+        self.under_way = len(self._graphs)
+
+    def after_fork(self) -> None:
+        """Forget the parent's."""
+        self.asking = RLock()
+        self._graphs = {}
+        self.under_way = 0
+
+
+captures = Captures()
+"""The one of the process."""

@@ -1,0 +1,368 @@
+"""What a device may do to a program that times it: captures, streams of two devices, forks, the interpreter's end."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+
+import pytest
+
+from deep500_timing import Timer, TimingWarning
+from deep500_timing._ground.warn import forget_warnings
+from deep500_timing.devices import captures, pool_of
+from deep500_timing.testing import ManualClock, ManualDeviceClock
+
+ASKS = ("record", "is_done", "wait", "elapsed_ns", "new_event")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_said_yet():
+    """Each test hears every warning."""
+    forget_warnings()
+
+
+@pytest.fixture
+def device():
+    """An idle device."""
+    return ManualDeviceClock()
+
+
+@pytest.fixture
+def tmr(clock, device):
+    """A timer for it."""
+    return Timer(device, clock=clock)
+
+
+def work(tmr, device, seconds, key="a"):
+    """Time work of that length."""
+    with tmr.region(key, gpu=True):
+        device.launch(seconds)
+
+
+class Graph:
+    """What is captured into."""
+
+
+class TestCaptures:
+    @pytest.mark.parametrize("what", ["snapshot", "regions", "get_time", "complete_all"])
+    @pytest.mark.parametrize("elsewhere", [True, False])
+    def test_nothing_is_asked_on_any_thread(self, tmr, device, in_thread, what, elsewhere):
+        """While a capture is known to be under way, on whatever thread, no thread asks, waits or records."""
+        for _ in range(40):
+            work(tmr, device, 1)
+        device.finish()
+        graph = Graph()
+        captures.begin(graph)
+        before = {name: device.calls[name] for name in ASKS}
+        do = {
+            "snapshot": tmr.snapshot,
+            "regions": lambda: [work(tmr, device, 1, "b") for _ in range(60)],
+            "get_time": lambda: tmr.get_time("a", gpu=True),
+            "complete_all": tmr.complete_all,
+        }[what]
+        in_thread(do) if elsewhere else do()
+        tmr.snapshot()
+        asked = {name: device.calls[name] - before[name] for name in ASKS}
+        captures.end(graph)
+        assert dict.fromkeys(ASKS, 0) == asked
+        if what == "regions":
+            assert 60 == tmr.snapshot().get("b", "GPU").captured
+        assert [1.0] * 40 == tmr.get_time("a", gpu=True)
+
+    def test_it_ends_with_its_graph(self, tmr, device):
+        """A capture that is dropped before it ends counts no more; times are taken again."""
+        graph, other = Graph(), Graph()
+        captures.begin(graph)
+        captures.begin(other)
+        captures.end(other)
+        captures.end(other)
+        assert 1 == captures.under_way
+        del graph
+        gc.collect()
+        assert 0 == captures.under_way
+        work(tmr, device, 1)
+        assert [1.0] == tmr.get_time("a", gpu=True)
+
+    def test_it_waits_for_queries_that_are_under_way(self, device, clock):
+        """A capture begins only when the query of another thread is over, so that it meets none."""
+
+        class Slow(ManualDeviceClock):
+            def is_done(self, event):
+                if slow:
+                    asking.set()
+                    go_on.wait()
+                    seen.append(captures.under_way)
+                return super().is_done(event)
+
+        asking, go_on, slow, seen = threading.Event(), threading.Event(), [], []
+        device = Slow()
+        tmr = Timer(device, clock=clock)
+        work(tmr, device, 1)
+        slow.append(True)
+        reader = threading.Thread(target=tmr.snapshot)
+        reader.start()
+        asking.wait()
+        graph = Graph()
+        capturing = threading.Thread(target=captures.begin, args=(graph,))
+        capturing.start()
+        slow.clear()
+        go_on.set()
+        reader.join()
+        capturing.join()
+        assert (1, {0}) == (captures.under_way, set(seen) | {0})
+        captures.end(graph)
+
+    def test_a_query_that_raises_leaves_its_pairs(self, tmr, device):
+        """As in a capture that nobody told of: the pairs stay pending, with one warning, and are read later."""
+        for _ in range(40):
+            work(tmr, device, 1)
+        device.finish()
+        device.fail("is_done", RuntimeError("operation not permitted when stream is capturing"))
+        with pytest.warns(TimingWarning, match="its times stay pending") as said:
+            times = [tmr.snapshot().get("a", "GPU") for _ in range(3)][-1]
+        assert (40, 0, 1) == (times.pending + (times.stats.count if times.stats else 0), times.failed, len(said))
+        device.fail("is_done", None)
+        assert [1.0] * 40 == tmr.get_time("a", gpu=True)
+
+
+class TwoDevices(ManualDeviceClock):
+    """Streams of two devices, between whose events there is no time."""
+
+    def __init__(self):
+        """Count comparisons across."""
+        super().__init__()
+        self.compared_across = 0
+
+    def device_of(self, stream):
+        """The first letter tells."""
+        return str(stream)[0]
+
+    def elapsed_ns(self, start, end):
+        """Refuse what lies on two devices."""
+        if str(start.stream)[0] != str(end.stream)[0]:
+            self.compared_across += 1
+            raise RuntimeError("events of two devices")
+        return super().elapsed_ns(start, end)
+
+
+def test_events_of_two_devices_are_never_compared(clock):
+    """A region that ends on another device is failed when it ends, and its start event serves again at once."""
+    device = TwoDevices()
+    tmr = Timer(device, clock=clock)
+    with pytest.warns(TimingWarning, match="ended on another device"):
+        for _ in range(30):
+            device.use_stream("0")
+            tmr.start("a", gpu=True)
+            device.use_stream("1")
+            tmr.end("a", gpu=True)
+    assert (30, 0) == (tmr.snapshot().get("a", "GPU").failed, tmr.snapshot().get("a", "GPU").pending)
+    assert (0, True) == (device.compared_across, pool_of(device).events <= 3)
+
+
+class TestStreamsOfOneDevice:
+    def test_an_end_elsewhere_takes_that_streams_event(self, tmr, device):
+        """A region that ends on another stream is queued there, behind what that stream does."""
+        device.use_stream("one")
+        tmr.start("a", gpu=True)
+        device.use_stream("two")
+        device.launch(5)
+        tmr.end("a", gpu=True)
+        device.use_stream("one")
+        for _ in range(3):
+            work(tmr, device, 1, "b")
+        device.advance(3)
+        one, two = (tmr.device._queues[name] for name in ("one", "two"))
+        tmr.snapshot()
+        assert (0, 1) == (len(one.pending), len(two.pending))
+        assert [1.0] * 3 == tmr.get_time("b", gpu=True)
+        assert [5.0] == tmr.get_time("a", gpu=True)
+        # One event of the second stream, and it is back where it belongs.
+        assert (1, 1) == (two.created, len(two.free))
+
+    def test_a_full_start_stream_is_reclaimed_too(self, tmr, device):
+        """Starts of one stream with ends on another do not let the first stream's pool grow without end."""
+        for _ in range(500):
+            device.use_stream("one")
+            tmr.start("a", gpu=True)
+            device.use_stream("two")
+            tmr.end("a", gpu=True)
+        assert tmr.device.events <= 80
+
+    @pytest.mark.filterwarnings("ignore:A region on the device 'manual' ended before")
+    def test_a_pair_that_is_early_is_asked_for_again(self, tmr, device):
+        """Where the start is behind on a stream of its own, the count of what is done starts anew: no guess is left."""
+        device.use_stream("one")
+        device.launch(100)
+        tmr.start("late", gpu=True)
+        device.use_stream("two")
+        tmr.end("late", gpu=True)
+        for _ in range(40):
+            work(tmr, device, 1e-3, "b")
+        device.advance(1)
+        asked = []
+        for _ in range(30):
+            before = device.calls["is_done"]
+            work(tmr, device, 1e-3, "b")
+            device.advance(1)
+            asked.append(device.calls["is_done"] - before)
+        queue = tmr.device._queues["two"]
+        assert 0 == queue.known_done
+        assert len(queue.pending) == 71
+        assert set(asked[20:]) <= {0, 2, 3}
+        assert 70 == len(tmr.get_time("b", gpu=True))
+
+
+def test_a_reader_waits_for_who_collects(clock):
+    """Who asks for times while another thread collects waits for it, and then has them all."""
+
+    class Slow(ManualDeviceClock):
+        def is_done(self, event):
+            if threading.get_ident() == collector and not go_on.is_set():
+                collecting.set()
+                go_on.wait()
+            return super().is_done(event)
+
+    collecting, go_on = threading.Event(), threading.Event()
+    collector = 0
+    device = Slow()
+    tmr = Timer(device, clock=clock)
+    for _ in range(10):
+        work(tmr, device, 1)
+    device.finish()
+
+    def collect():
+        nonlocal collector
+        collector = threading.get_ident()
+        tmr.complete_all()
+
+    first = threading.Thread(target=collect)
+    first.start()
+    collecting.wait()
+    found = []
+    second = threading.Thread(target=lambda: found.append(tmr.get_time("a", gpu=True)))
+    second.start()
+    second.join(0.05)
+    assert second.is_alive()
+    go_on.set()
+    first.join()
+    second.join()
+    assert [[1.0] * 10] == found
+
+
+PROGRAM = """
+import os, sys
+from deep500_timing import CPUGPUTimer
+class Event:
+    made = 0
+    def __init__(self): self.pid = os.getpid(); Event.made += 1
+    def __del__(self, write=os.write, getpid=os.getpid): write(1, b"D" if self.pid == getpid() else b"F")
+class Clock:
+    name = "worker"
+    def stream(self): return "s"
+    def is_capturing(self): return False
+    def new_event(self, stream): return Event()
+    def record(self, event, stream): pass
+    def is_done(self, event): return True
+    def wait(self, event): pass
+    def elapsed_ns(self, start, end): return 1
+tmr = CPUGPUTimer(device_clock=Clock())
+for _ in range(20):
+    with tmr.region("x", gpu=True): pass
+print(Event.made > 3, flush=True)
+"""
+
+
+class TestTheEnd:
+    def test_events_outlive_the_interpreter(self, python):
+        """No event is destroyed as the process ends: that could hang on a stuck device."""
+        assert "True\n" == python(PROGRAM)
+
+    @pytest.mark.skipif(sys.platform == "win32", reason="no fork")
+    def test_events_outlive_a_forked_child(self, python):
+        """A child that ends as programs end, by ``sys.exit``, destroys no event of its parent's context."""
+        fork = "pid = os.fork()\nif pid == 0: sys.exit(0)\nos.waitpid(pid, 0)\nprint('parent')"
+        assert "True\nparent\n" == python(PROGRAM + fork)
+
+
+class Together:
+    """A host clock on one timeline with a device."""
+
+    def __init__(self, device):
+        """Of that device."""
+        self.device = device
+
+    def now_ns(self):
+        """The device's time."""
+        return self.device.now_ns
+
+
+class TestPlaces:
+    def test_where_the_device_ran_them(self, device):
+        """Regions that were launched one millisecond apart stand where the device ran them, one after another."""
+        tmr = Timer(device, clock=Together(device))
+        for _ in range(4):
+            work(tmr, device, 0.050)
+            device.advance(0.001)
+        device.finish()
+        assert [[0, 50], [50, 100], [100, 150], [150, 200]] == (tmr.intervals("a", gpu=True) // 10**6).tolist()
+        assert 0 == tmr.device.uncertainty_ns
+
+    def test_streams_that_overlap(self, device):
+        """Two streams that work at the same time stand side by side."""
+        tmr = Timer(device, clock=Together(device))
+        for stream in ("one", "two"):
+            device.use_stream(stream)
+            work(tmr, device, 3, stream)
+        device.finish()
+        assert [[0, 3 * 10**9]] * 2 == [tmr.intervals(key, gpu=True)[0].tolist() for key in ("one", "two")]
+
+    def test_uncertain_by_what_lies_between_two_answers(self, device):
+        """On a busy stream the place is known to within the last no and the first yes, and the middle is taken."""
+        tmr = Timer(device, clock=Together(device))
+        device.launch(0.010)
+        work(tmr, device, 0.001)
+        device.advance(0.009)
+        work(tmr, device, 0.001)  # says no, at 9 ms
+        device.advance(0.004)
+        work(tmr, device, 0.001)  # says yes, at 13 ms
+        device.finish()
+        assert (11, 2_000_000) == (tmr.intervals("a", gpu=True)[0][0] // 10**6, tmr.device.uncertainty_ns)
+
+    def test_anchored_anew(self, device):
+        """A run of a minute needs an anchor every two seconds, whose events serve again, and stays true to the end."""
+        tmr = Timer(device, clock=Together(device))
+        true = []
+        for _ in range(600):
+            true.append(device.now_ns)
+            work(tmr, device, 0.02)
+            device.advance(0.1)
+        assert true == tmr.intervals("a", gpu=True)[:, 0].tolist()
+        assert tmr.device.events <= 40
+
+    def test_clocks_that_part(self, device):
+        """Where the device's clock runs 20 ppm fast, ten minutes later a place is wrong by no more than it says."""
+
+        class Drifting:
+            def now_ns(self):
+                return round(device.now_ns / (1 + 20e-6))
+
+        tmr = Timer(device, clock=Drifting())
+        worst = 0
+        for _ in range(6000):
+            truth = Drifting().now_ns()
+            work(tmr, device, 0.02)
+            device.advance(0.1)
+            placed = tmr.intervals("a", gpu=True)[-1][0] if _ % 500 == 499 else truth
+            worst = max(worst, abs(placed - truth))
+        assert worst <= 45_000 + tmr.device.uncertainty_ns
+
+    def test_each_host_clock_has_its_places(self, device):
+        """Timers with host clocks of their own are placed each on its own timeline."""
+        here, there = ManualClock(10**9), ManualClock(5 * 10**9)
+        one, two = Timer(device, clock=here), Timer(device, clock=there)
+        for _ in range(3):
+            for tmr in (one, two):
+                work(tmr, device, 1)
+        found = [tmr.intervals("a", gpu=True)[:, 0].tolist() for tmr in (one, two)]
+        assert [[n * 10**9 for n in (1, 3, 5)], [n * 10**9 for n in (5, 7, 9)]] == found
