@@ -88,9 +88,10 @@ def unpack(columns: Sequence[Column], rows: int, payload: bytes) -> dict[str, ND
         end = position + width * count
         if width > 8 or count < 0 or end > len(payload):
             raise ValueError(f"The column {column.name!r} does not hold {rows} rows.")
-        wide = np.zeros((count, 8), dtype=np.uint8)
-        wide[:, :width] = np.frombuffer(payload, np.uint8, width * count, position).reshape(width, count).T
-        bits = wide.view(np.uint64).reshape(-1) + np.uint64(base)
+        bits = np.full(count, base, dtype=np.uint64)
+        planes = np.frombuffer(payload, np.uint8, width * count, position).reshape(width, count)
+        for place in range(width):
+            bits += planes[place].astype(np.uint64) << np.uint64(8 * place)
         if timed:
             whole = np.empty(rows, dtype=np.uint64)
             whole[0] = first

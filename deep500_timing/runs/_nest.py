@@ -28,9 +28,12 @@ def parents_of(starts: Int64Array, ends: Int64Array) -> tuple[Int64Array, BoolAr
         The place of the parent (:data:`ROOT`: none), and whether an interval overlaps one before it that does not
         enclose it.
     """
+    count = len(starts)
+    parents = _parents_without_overlap(starts, ends)
+    if parents is not None:
+        return parents, np.zeros(count, dtype=np.bool_)
     # The candidate is the interval before; as long as it does not enclose this one, the candidate's candidate. What
     # a candidate has passed over encloses nothing that comes after it either, so that the leaps double.
-    count = len(starts)
     parents = np.arange(-1, count - 1, dtype=np.int64)
     overlaps = np.zeros(count, dtype=np.bool_)
     active = np.arange(count, dtype=np.int64)
@@ -44,6 +47,28 @@ def parents_of(starts: Int64Array, ends: Int64Array) -> tuple[Int64Array, BoolAr
         overlaps[active] |= ends[passed] > starts[active]
         parents[active] = parents[passed]
     return parents, overlaps
+
+
+def _parents_without_overlap(starts: Int64Array, ends: Int64Array) -> Int64Array | None:
+    # Where nothing overlaps, how many are open at a start is how deep it lies, and its parent is the last one before
+    # it that lies one less deep. That every parent found so encloses its child proves that nothing overlaps: else more
+    # would be open at some start than enclose it.
+    count = len(starts)
+    if not count or (ends <= starts).any():
+        return None  # What took no time is not open at its start.
+    depths = np.arange(count, dtype=np.int64) - np.searchsorted(np.sort(ends), starts, side="right")
+    parents = np.full(count, ROOT, dtype=np.int64)
+    above = np.flatnonzero(depths == 0)
+    for depth in range(1, int(depths.max()) + 1):
+        rows = np.flatnonzero(depths == depth)
+        at = np.searchsorted(above, rows) - 1
+        if at.min(initial=0) < 0:
+            return None
+        parents[rows] = found = above[at]
+        if (ends[found] < ends[rows]).any():
+            return None
+        above = rows
+    return parents
 
 
 def order_for_nesting(starts: Int64Array, ends: Int64Array, regions: Int64Array) -> Int64Array:
