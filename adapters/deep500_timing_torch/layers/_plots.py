@@ -1,0 +1,119 @@
+"""The two pictures of a profile: time by block with attention apart, and memory by block. Drawn by matplotlib."""
+
+from __future__ import annotations
+
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from deep500_timing._ground.require import require
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from deep500_timing_torch.layers._profile_data import RangeTime
+    from deep500_timing_torch.layers._profiler import MemorySample
+
+_TIME, _ATTENTION, _OTHER = (
+    "#0072B2",
+    "#E69F00",
+    "#999999",
+)  # Okabe and Ito's palette, told apart without red and green.
+_MIB = 1024**2
+_TICKS = 24
+"""Labels on the axis at most, so that they do not overlap with a hundred blocks."""
+
+
+def plot_times(path: Path, ranges: Sequence[RangeTime], title: str) -> None:
+    """Draw the mean time of each block, in the order in which they are called, with the part of attention.
+
+    A range that holds others, such as a whole step, would dwarf them and is left out.
+
+    Args:
+        path: The file to write, a PNG.
+        ranges: The calls.
+        title: What was profiled.
+    """
+    calls = [one for one in ranges if not one.holds_others]
+    names = list(dict.fromkeys(one.name for one in calls))
+    on_device = any(one.device_us is not None for one in calls)
+    whole = [fmean(one.time_us for one in calls if one.name == name) / 1e3 for name in names]
+    attention = [fmean(one.attention_us for one in calls if one.name == name) / 1e3 for name in names]
+    figure, axes = _figure(len(names))
+    places = range(len(names))
+    axes.bar(places, whole, width=0.85, color=_TIME, label="all operations")
+    if any(attention):
+        share = 100 * sum(attention) / sum(whole)
+        axes.bar(
+            places, attention, width=0.85, color=_ATTENTION, label=f"of which attention ({share:.0f} % of the sum)"
+        )
+    else:
+        axes.plot([], [], " ", label="no attention operator was found")
+    axes.set_ylabel("mean time on the device (ms)" if on_device else "mean time on the CPU (ms)")
+    axes.set_ylim(0, max(whole, default=0.0) * 1.08 or 1.0)
+    axes.set_title(f"{title}, mean of {len(calls) // max(len(names), 1)} calls", loc="left")
+    _finish(figure, axes, names, path)
+
+
+def plot_memory(path: Path, samples: Sequence[MemorySample], title: str) -> None:
+    """Draw what tensors occupied, and what the allocator held, after each block.
+
+    Args:
+        path: The file to write, a PNG.
+        samples: What was read, in order; those of the host where there is no device, which the axis says.
+        title: What was profiled.
+    """
+    figure, axes = _figure(len(samples))
+    places = range(len(samples))
+    if any(sample.allocated_bytes is not None for sample in samples):
+        axes.plot(places, _mib([one.allocated_bytes for one in samples]), color=_TIME, label="allocated (tensors)")
+        axes.plot(
+            places,
+            _mib([one.reserved_bytes for one in samples]),
+            color=_ATTENTION,
+            ls="--",
+            label="reserved (allocator)",
+        )
+        axes.set_ylabel("memory of the device (MiB)")
+    elif any(sample.host_bytes is not None for sample in samples):
+        axes.plot(places, _mib([one.host_bytes for one in samples]), color=_OTHER, label="resident set of the process")
+        axes.set_ylabel("memory of the host (MiB); no device")
+    else:
+        axes.text(
+            0.5, 0.5, "neither a device nor psutil: no memory could be read", ha="center", transform=axes.transAxes
+        )
+    axes.set_title(title, loc="left")
+    _finish(figure, axes, [one.name for one in samples], path)
+
+
+def _figure(count: int) -> tuple[Any, Any]:
+    require("matplotlib", extra="plots", caller="Drawing a profile")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    # A figure of its own: the user's pyplot state is left alone.
+    figure = Figure(figsize=(min(max(7.0, 0.14 * count), 16.0), 4.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", alpha=0.3)
+    axes.set_axisbelow(True)
+    return figure, axes
+
+
+def _finish(figure: Any, axes: Any, names: Sequence[str], path: Path) -> None:
+    every = max(1, -(-len(names) // _TICKS))
+    places = list(range(0, len(names), every))
+    axes.set_xticks(places, [_shorten(names[place]) for place in places], rotation=60, ha="right", fontsize=8)
+    axes.set_xlabel("in the order of the calls" + (f" (one label in {every})" if every > 1 else ""))
+    if axes.get_legend_handles_labels()[0]:
+        figure.legend(loc="outside upper right", frameon=False, ncols=2, fontsize=9)
+    figure.savefig(path, dpi=130)
+
+
+def _shorten(name: str) -> str:
+    return name if len(name) <= 24 else f"{name[:11]}…{name[-12:]}"
+
+
+def _mib(sizes: Sequence[int | None]) -> list[float]:
+    return [float("nan") if size is None else size / _MIB for size in sizes]

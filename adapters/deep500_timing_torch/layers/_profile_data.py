@@ -1,0 +1,75 @@
+"""What a profile says of each range that was recorded in it, as plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from deep500_timing_torch.layers._attention import is_attention
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+@dataclass(frozen=True, slots=True)
+class RangeTime:
+    """One run through a range: a call of a block, or of a function that was recorded."""
+
+    name: str
+    """The block's path, or the name that the user gave."""
+    start_us: float
+    """When it began, on the profiler's clock, in microseconds."""
+    cpu_us: float
+    """Its time on the CPU, in microseconds."""
+    device_us: float | None
+    """The time of the kernels that it launched, in microseconds; None if it launched none."""
+    attention_us: float
+    """Of that (of the CPU's time, where there were no kernels) what attention took, in microseconds."""
+
+    holds_others: bool = False
+    """Whether other ranges lie within it."""
+
+    @property
+    def time_us(self) -> float:
+        """The device's time where there is one, else the CPU's."""
+        return self.cpu_us if self.device_us is None else self.device_us
+
+
+def ranges_of(events: Iterable[Any], names: frozenset[str]) -> list[RangeTime]:
+    """The ranges of a profile, in the order in which they began.
+
+    Args:
+        events: What ``torch.profiler.profile.events()`` gives.
+        names: The names of the ranges.
+    """
+    found = []
+    for event in events:
+        # On a GPU each range comes twice; the second, on the device's timeline, has no operators within.
+        if event.name in names and event.device_type.name == "CPU":
+            device_us = float(event.device_time_total) or None
+            found.append(
+                RangeTime(
+                    event.name,
+                    float(event.time_range.start),
+                    float(event.cpu_time_total),
+                    device_us,
+                    _attention_us(event, on_device=device_us is not None),
+                    _holds(event, names),
+                )
+            )
+    return sorted(found, key=lambda one: (one.start_us, one.name))
+
+
+def _holds(event: Any, names: frozenset[str]) -> bool:
+    return any(inner.name in names or _holds(inner, names) for inner in event.cpu_children)
+
+
+def _attention_us(event: Any, *, on_device: bool) -> float:
+    total = 0.0
+    for inner in event.cpu_children:
+        if is_attention(inner.name):
+            # What it dispatches to lies within and is counted with it.
+            total += float(inner.device_time_total if on_device else inner.cpu_time_total)
+        else:
+            total += _attention_us(inner, on_device=on_device)
+    return total

@@ -1,0 +1,309 @@
+"""ProfilerWrapper: a profile of a model by blocks, with its trace, its pictures and its tables in one folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from deep500_timing._ground.warn import warn_once
+from deep500_timing._ranks.place import rank_and_world
+from deep500_timing._summary.text import UNKNOWN, format_bytes, format_time, safe_name
+from deep500_timing_torch.layers._blocks import repeated_blocks
+from deep500_timing_torch.layers._plots import plot_memory, plot_times
+from deep500_timing_torch.layers._profile_data import RangeTime, ranges_of
+from deep500_timing_torch.layers._select import select
+from deep500_timing_torch.memory import TorchMemory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from os import PathLike
+    from typing import Self, TypeVar
+
+    from torch import nn
+
+    from deep500_timing_torch.layers._select import Match
+
+    T = TypeVar("T")
+
+_SNAPSHOT_EVENTS = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySample:
+    """Memory after one run through a range; None where it cannot be known."""
+
+    name: str
+    """The block's path, or the name that the user gave."""
+    allocated_bytes: int | None
+    """What tensors occupied on the device."""
+    reserved_bytes: int | None
+    """What the device's allocator held."""
+    host_bytes: int | None
+    """The resident set of the process. Not the device's memory, and not shown as it."""
+
+
+class ProfilerWrapper:
+    """Profiles what runs within a ``with`` block and writes what it found: on a CPU, a GPU, one rank or many.
+
+    ::
+
+        with ProfilerWrapper(model=model, log_dir="profile") as profiler:
+            for batch in batches:
+                loss = profiler.record_function("step", lambda: train_step(model, batch))
+                profiler.step()
+
+    The files, in ``log_dir``, with the rank in each name: ``*_trace.json`` (opens in Perfetto and chrome://tracing),
+    ``*_cuda_time_plot.png`` (each block's time, attention apart), ``*_memory_usage_line_chart.png``,
+    ``*_memory_usage.txt``, ``*_rank_N.log`` (tables) and, if asked for, ``*_memory_snapshot.pickle``. What could not
+    be written costs a warning. An exception within the block goes on after they have been written.
+
+    Attention is found by its operators (flash, memory-efficient, cuDNN and plain), not by the names of modules.
+    Profiling costs: 1.5 times the time of a CPU step and more, so choose a window by ``schedule``.
+
+    Args:
+        is_st: The prefix of the files: True for ``opensora``, False for ``cogvideo``, as in the tool that this stands
+            for; None for ``name``.
+        activities: What the profiler records; None for the CPU and CUDA, if it is there.
+        profile_memory: Whether the profiler follows allocations.
+        record_shapes: Whether it notes the shapes of inputs.
+        log_dir: The folder of all files; made if need be.
+        mem_dir: The folder of the memory snapshot; None for ``log_dir``.
+        enabled_record_memory_pickle: Write PyTorch's memory snapshot (CUDA alone has one).
+        enabled_record_cuda_average_time: Draw the times by block.
+        enable_record_cuda_mm: Read the memory after each block, and draw it.
+        enable_print_summary: Write the tables.
+        model: The model whose blocks are told apart; None for what ``record_function`` names alone.
+        match: Which of its modules are the blocks, as for :class:`LayerTimer`; None for the block that it repeats.
+        schedule: A ``torch.profiler.schedule``: which steps, ended by :meth:`step`, are profiled. None for all.
+        name: The prefix of the files; None for the class of the model.
+    """
+
+    def __init__(
+        self,
+        is_st: bool | None = None,
+        activities: Iterable[ProfilerActivity] | None = None,
+        profile_memory: bool = True,
+        record_shapes: bool = False,
+        log_dir: str | PathLike[str] = "profile",
+        mem_dir: str | PathLike[str] | None = None,
+        enabled_record_memory_pickle: bool = False,
+        enabled_record_cuda_average_time: bool = True,
+        enable_record_cuda_mm: bool = True,
+        enable_print_summary: bool = True,
+        *,
+        model: nn.Module | None = None,
+        match: Match | None = None,
+        schedule: Callable[[int], torch.profiler.ProfilerAction] | None = None,
+        name: str | None = None,
+    ) -> None:
+        self.folder = Path(log_dir)
+        """Where the files are."""
+        self.files: list[Path] = []
+        """Those that were written."""
+        self.ranges: list[RangeTime] = []
+        """Each run through a range that was profiled, in order; there after the block."""
+        self.memory: list[MemorySample] = []
+        """Memory after each run through a range, in order."""
+        self._memory_folder = self.folder if mem_dir is None else Path(mem_dir)
+        self._snapshot = enabled_record_memory_pickle
+        self._plot_times = enabled_record_cuda_average_time
+        self._reader = TorchMemory() if enable_record_cuda_mm else None
+        self._tables = enable_print_summary
+        self._blocks = [] if model is None else _blocks_of(model, match)
+        self._hooks: list[Any] = []
+        self._names: set[str] = {path for path, _ in self._blocks}
+        self._summary = ""
+        given = {True: "opensora", False: "cogvideo", None: name}[is_st]
+        self._prefix = given or ("profile" if model is None else type(model).__name__)
+        self._rank = rank_and_world()[0]
+        cuda = torch.cuda.is_available()
+        if activities is None:
+            activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
+        self._profile: Any = profile(
+            activities=list(activities),
+            profile_memory=profile_memory,
+            record_shapes=record_shapes,
+            schedule=schedule,
+            on_trace_ready=self._window_ended,
+        )
+        if self._snapshot and not cuda:
+            self._snapshot = False
+            warn_once(
+                "Profiling with enabled_record_memory_pickle=True: only CUDA has memory snapshots; none is written."
+            )
+
+    def __enter__(self) -> Self:
+        """Begin."""
+        for path, module in self._blocks:
+            ranges: list[Any] = []
+            self._hooks.append(module.register_forward_pre_hook(_opener(path, ranges), prepend=True))
+            self._hooks.append(module.register_forward_hook(_closer(self, path, ranges), always_call=True))
+        if self._snapshot:
+            torch.cuda.memory._record_memory_history(max_entries=_SNAPSHOT_EVENTS)
+        self._profile.start()
+        return self
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        """End, and write the files; an exception goes on."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        self._guarded("ending the profile", self._profile.stop)
+        self._write_all()
+
+    def step(self) -> None:
+        """Say that a step has ended, for ``schedule``."""
+        self._profile.step()
+
+    def record_function(self, name: str, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Run a function as a range of that name.
+
+        Args:
+            name: What the range is called in the trace, the pictures and the tables.
+            function: What to run.
+            *args: For it.
+            **kwargs: For it.
+
+        Returns:
+            What it returns.
+        """
+        self._names.add(name)
+        with torch.profiler.record_function(name):
+            result = function(*args, **kwargs)
+        self._read_memory(name)
+        return result
+
+    # --- what the hooks and the profiler call -------------------------------------------------------------------------
+
+    def _read_memory(self, name: str) -> None:
+        if self._reader is None:
+            return
+        try:
+            usage = self._reader.read()
+        except Exception as error:
+            warn_once(f"Reading the memory after {name!r} failed; it is left out: {error}", about="profile memory")
+            return
+        self.memory.append(
+            MemorySample(name, usage.device_allocated_bytes, usage.device_reserved_bytes, usage.host_rss_bytes)
+        )
+
+    def _window_ended(self, done: Any) -> None:
+        events = done.events()
+        if events is not None:
+            self.ranges += ranges_of(events, frozenset(self._names))
+        self._guarded("writing the trace", lambda: done.export_chrome_trace(str(self._file("trace.json"))))
+        on_device = any(one.device_us is not None for one in self.ranges)
+        key = "self_device_time_total" if on_device else "self_cpu_time_total"
+        self._summary = done.key_averages().table(sort_by=key, row_limit=40)
+
+    # --- the files --------------------------------------------------------------------------------------------------
+
+    def _file(self, name: str, folder: Path | None = None) -> Path:
+        folder = self.folder if folder is None else folder
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{self._prefix}_rank_{self._rank}_{name}"
+        if name.endswith(".log"):
+            path = folder / f"{self._prefix}_rank_{self._rank}.log"
+        # A schedule may have several windows, and a folder the files of an earlier profile: none is overwritten.
+        number = 1
+        fresh = path
+        while fresh.exists():
+            number += 1
+            fresh = path.with_name(f"{path.stem}_{number}{path.suffix}")
+        self.files.append(fresh)
+        return fresh
+
+    def _write_all(self) -> None:
+        title = f"{self._prefix}, rank {self._rank}"
+        if self._plot_times and self.ranges:
+            self._guarded(
+                "drawing the times", lambda: plot_times(self._file("cuda_time_plot.png"), self.ranges, f"Time: {title}")
+            )
+        if self.memory:
+            self._guarded(
+                "drawing the memory",
+                lambda: plot_memory(self._file("memory_usage_line_chart.png"), self.memory, f"Memory: {title}"),
+            )
+            self._guarded("writing the memory", lambda: _write(self._file("memory_usage.txt"), self._memory_text()))
+        if self._tables:
+            self._guarded("writing the tables", lambda: _write(self._file("tables.log"), self._tables_text()))
+        if self._snapshot:
+            path = self._memory_folder
+            self._guarded(
+                "writing the memory snapshot",
+                lambda: _cuda_memory()._dump_snapshot(str(self._file("memory_snapshot.pickle", path))),
+            )
+            self._guarded("ending the memory snapshot", lambda: torch.cuda.memory._record_memory_history(enabled=None))
+
+    def _guarded(self, doing: str, action: Callable[[], object]) -> None:
+        # A report that fails costs itself.
+        written = len(self.files)
+        try:
+            action()
+        except Exception as error:
+            del self.files[written:]
+            warn_once(f"Profiling: {doing} failed, the rest goes on: {type(error).__name__}: {error}")
+
+    def _memory_text(self) -> str:
+        lines = [f"{'after':40}  {'allocated':>12}  {'reserved':>12}  {'host RSS':>12}"]
+        lines += [
+            f"{safe_name(one.name):40}  {_size(one.allocated_bytes):>12}  {_size(one.reserved_bytes):>12}"
+            f"  {_size(one.host_bytes):>12}"
+            for one in self.memory
+        ]
+        return "\n".join(lines) + "\n"
+
+    def _tables_text(self) -> str:
+        lines = [f"Ranges of {self._prefix}, rank {self._rank}", ""]
+        lines.append(f"{'range':40}  {'calls':>6}  {'CPU':>10}  {'device':>10}  {'attention':>10}  {'share':>6}")
+        for name in sorted({one.name for one in self.ranges}, key=[one.name for one in self.ranges].index):
+            calls = [one for one in self.ranges if one.name == name]
+            device = [one.device_us for one in calls if one.device_us is not None]
+            whole, attention = sum(one.time_us for one in calls), sum(one.attention_us for one in calls)
+            lines.append(
+                f"{safe_name(name):40}  {len(calls):6}  {format_time(sum(one.cpu_us for one in calls) / 1e6):>10}  "
+                f"{format_time(sum(device) / 1e6) if device else UNKNOWN:>10}  {format_time(attention / 1e6):>10}  "
+                f"{100 * attention / whole if whole else 0:5.1f} %"
+            )
+        return "\n".join([*lines, "", self._summary, ""])
+
+
+def _blocks_of(model: nn.Module, match: Match | None) -> list[tuple[str, nn.Module]]:
+    if match is not None:
+        return [(layer.path, layer.module) for layer in select(model, depth=None, match=match)[1:]]
+    modules = dict(model.named_modules())
+    return [(name, modules[name]) for name in repeated_blocks(model) or [""]]
+
+
+def _opener(path: str, ranges: list[Any]) -> Callable[..., None]:
+    def before(_module: nn.Module, _args: object) -> None:
+        opened: Any = torch.profiler.record_function(path)
+        opened.__enter__()
+        ranges.append(opened)
+
+    return before
+
+
+def _closer(owner: ProfilerWrapper, path: str, ranges: list[Any]) -> Callable[..., None]:
+    def after(_module: nn.Module, _args: object, _output: object) -> None:
+        if ranges:
+            ranges.pop().__exit__(None, None, None)
+            owner._read_memory(path)
+
+    return after
+
+
+def _cuda_memory() -> Any:
+    return torch.cuda.memory
+
+
+def _size(number: int | None) -> str:
+    return UNKNOWN if number is None else format_bytes(number)
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
