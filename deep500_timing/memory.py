@@ -213,7 +213,7 @@ class _MemoryRegion:
         self._timer.end(self._key, self._gpu)
 
     def fail(self) -> None:
-        self._timer._find(self._key).fail()
+        self._timer.fail(self._key)
 
     def __enter__(self) -> _MemoryRegion:
         self.start()

@@ -3,7 +3,7 @@ cimport cython
 from libc.stdint cimport int64_t
 
 from deep500_timing._recording.intervals cimport Intervals
-from deep500_timing._recording.recorder cimport Lane, Recorder, Region, clock_ns, look_up, thread_id
+from deep500_timing._recording.recorder cimport Recorder, Region, ThreadRegions, clock_ns, look_up, thread_id
 from deep500_timing.devices._null cimport Device
 from deep500_timing.devices._queue cimport EventPair
 
@@ -22,7 +22,16 @@ cdef class Timer(Recorder):
     cdef public Device _device
     cdef public object _device_clock
 
-    @cython.locals(pair=EventPair)
-    cdef _start_on_device(self, Region region)
+    @cython.locals(pair=EventPair, start_ns=int64_t)
+    cpdef _start_on_device(self, Region region)
+    @cython.locals(start_ns=int64_t)
     cdef _end_on_device(self, Region region, object gpu, int64_t now_ns)
+    cdef _end_pair(self, Region region, object pair, int64_t start_ns, int64_t end_ns)
+    cpdef _close_on_device(self, Region region, int64_t stamp_ns)
     cpdef _forget_open(self, Region region)
+
+
+@cython.final
+cdef class DeviceRegion:
+    cdef Timer _timer
+    cdef object _key

@@ -11,15 +11,16 @@ from os import environ
 from time import perf_counter_ns
 
 from deep500_timing._ground.time_type import TimeType
-from deep500_timing._recording.recorder import Recorder, Region
+from deep500_timing._recording.recorder import SHARED, Recorder, Region, name_of
 from deep500_timing.devices._null import NULL_DEVICE
 from deep500_timing.devices._queue import EventPair
-from deep500_timing.exceptions import InvalidKeyError, NoTimesError
+from deep500_timing.exceptions import NoTimesError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from os import PathLike
+    from types import TracebackType
     from typing import Any, TypeVar
 
     import cython
@@ -43,6 +44,7 @@ else:
     from deep500_timing._ground import cython_stub as cython
 
 if not cython.compiled:
+    from deep500_timing._ground.cython_stub import in_c as method_of
     from deep500_timing._recording.recorder import look_up
 
     clock_ns = perf_counter_ns
@@ -70,6 +72,20 @@ class Timer(Recorder):
 
     __slots__ = ("_device", "_device_clock")
 
+    if cython.compiled:
+
+        def __cinit__(self, *_arguments: Any, **_settings: Any) -> None:
+            self._device: Device = NULL_DEVICE
+
+    else:
+
+        def __new__(cls, *_arguments: Any, **_settings: Any) -> Any:
+            """Set up without a device, see :class:`Recorder`."""
+            self = super().__new__(cls)
+            self._device = NULL_DEVICE
+            self._device_clock = None
+            return self
+
     def __init__(
         self,
         device_clock: DeviceClock | LateDevice | None = None,
@@ -79,7 +95,6 @@ class Timer(Recorder):
     ) -> None:
         super().__init__(**settings)
         self._device_clock = device_clock
-        self._device: Device = NULL_DEVICE
         if device_clock is not None:
             from deep500_timing.devices._late import device_of
 
@@ -107,32 +122,28 @@ class Timer(Recorder):
         """
         if not self._enabled:
             return
-        lane = self._lane
-        if thread_id() != lane.thread:
-            lane = self._enter_thread()
+        regions = self._current
+        if thread_id() != regions.ident:
+            regions = self._enter_thread()
         if cython.compiled:
-            region = look_up(lane, key)
+            region = look_up(regions, key)
             if region is None:
-                region = self._new_region(key, lane)
+                region = self._new_region(key, regions)
         else:
             try:
-                region = lane.regions[key]
+                region = regions.by_key[key]
             except (KeyError, TypeError):
-                region = self._new_region(key, lane)
-        if region.is_open:
-            self._start_of_open(region)
+                region = self._new_region(key, regions)
+        if region._is_open:
+            self._start_of_open(region, False)
         if gpu:
             self._start_on_device(region)
-        # The clock is read last here and first in the end, so that an empty region reads as little as can be. A clock
-        # of the user's own may raise, and then nothing is open.
-        if self._native:
-            region.is_open = True
-            region.start_ns = clock_ns()
-        else:
-            region.start_ns = self._now()
-            region.is_open = True
+            return
+        # The clock is read last here and first in the end, so that an empty region reads as little as can be; and the
+        # region is opened after it, since a clock of the user's own may raise.
+        region._start_ns, region._is_open = clock_ns() if self._native else self._read_clock(), True
 
-    @cython.locals(now_ns=cython.longlong, index=cython.Py_ssize_t)  # type: ignore[untyped-decorator, unused-ignore]
+    @cython.locals(now_ns=cython.longlong, start_ns=cython.longlong)  # type: ignore[untyped-decorator, unused-ignore]
     def end(self, key: TimeType | str, gpu: bool = False) -> None:
         """Close the region ``key`` on the calling thread and keep its interval. Never waits for the device.
 
@@ -147,55 +158,89 @@ class Timer(Recorder):
         """
         if not self._enabled:
             return
-        now_ns = clock_ns() if self._native else self._now()
-        lane = self._lane
-        if thread_id() != lane.thread:
-            lane = self._enter_thread()
+        now_ns = clock_ns() if self._native else self._read_clock_at_end(key)
+        regions = self._current
+        if thread_id() != regions.ident:
+            regions = self._enter_thread()
         if cython.compiled:
-            region = look_up(lane, key)
+            region = look_up(regions, key)
             if region is None:
-                region = self._new_region(key, lane)
+                region = self._new_region(key, regions)
         else:
             try:
-                region = lane.regions[key]
+                region = regions.by_key[key]
             except (KeyError, TypeError):
-                region = self._new_region(key, lane)
-        if not region.is_open:
+                region = self._new_region(key, regions)
+        if not region._is_open and not self._resume(region):
             self._end_of_closed(region)
             return
-        if gpu or region.gpu:
+        if gpu or region._open_pair is not None:
             self._end_on_device(region, gpu, now_ns)
-        region.is_open = False
-        # Intervals.put, written out: the call would cost plain Python as much as a reading of the clock.
-        intervals = region.intervals
-        index = intervals.index
-        intervals.buffer[index] = region.start_ns
-        intervals.buffer[index + 1] = now_ns
-        intervals.index = index + 2
-        if index + 2 == intervals.limit:
-            intervals.seal()
+            return
+        start_ns, region._is_open = region._start_ns, False
+        # Intervals.append, written out: the call would cost plain Python as much as a reading of the clock.
+        intervals = region._intervals
+        if cython.compiled:
+            place = intervals.place
+            place[0] = start_ns
+            place[1] = now_ns
+            intervals.place = place + 2
+            if place + 2 == intervals.end:
+                intervals.flush_block()
+        else:
+            buffer = intervals.buffer
+            buffer += (start_ns, now_ns)
+            if len(buffer) > intervals.limit:
+                intervals.flush_block()
 
     def _start_on_device(self, region: Region) -> None:
+        # The region is opened last, so that a second entry meanwhile finds it closed; and its pair is taken away, so
+        # that the second entry makes one of its own.
         if self._device.is_late:
             self._device = self._device.find_for_regions()
-        pair = region.pair
+        pair, region._pair = region._pair, None
         if pair is None:
-            pair = region.pair = EventPair(region.name, self._now)
-        region.gpu = True
-        self._device.begin(pair)
+            # Named timers, whose regions are no thread's, find their times again by the start that they bear.
+            pair = EventPair(region._name, None if region._thread.ident == SHARED else self._now)
+        try:
+            self._device.begin(pair)
+            start_ns = clock_ns() if self._native else self._read_clock()
+            region._open_pair, region._start_ns, region._is_open = pair, start_ns, True
+        except BaseException:
+            if region._open_pair is not pair:
+                self._device.drop(pair)
+            raise
 
     def _end_on_device(self, region: Region, gpu: bool, now_ns: int) -> None:
-        if not gpu or not region.gpu:
+        # Closed first, then the host's interval, then the device: whatever its clock raises, the rest is done.
+        pair = region._open_pair
+        if pair is None or not gpu:
             self._mismatch(region, bool(gpu))
-        region.gpu = False
+        start_ns, region._is_open, region._open_pair = region._start_ns, False, None
+        try:
+            region._intervals.append(start_ns, now_ns)
+            self._end_pair(region, pair, start_ns, now_ns)
+        except BaseException:
+            self._device.drop(pair)  # What the pool has taken over it gives back by itself.
+            raise
+
+    def _end_pair(self, region: Region, pair: Any, start_ns: int, end_ns: int) -> None:
         if not self._device.is_null:
-            self._device.end(region.pair, region.gpu_store(), region.start_ns, now_ns)
+            self._device.end(pair, region._device_store(), start_ns, end_ns)
+        region._pair = pair
+
+    def _close_on_device(self, region: Region, stamp_ns: int) -> None:
+        # For named timers, which keep the host's time themselves and know the device's by its stamp.
+        pair, region._open_pair = region._open_pair, None
+        if pair is not None:
+            self._end_pair(region, pair, stamp_ns, 0)
 
     def _forget_open(self, region: Region) -> None:
-        if region.gpu:
-            self._device.drop(region.pair)
-        region.is_open = False
-        region.gpu = False
+        pair = region._open_pair
+        region._is_open, region._open_pair, region._interrupted = False, None, False
+        if pair is not None:
+            self._device.drop(pair)
+            region._pair = pair
 
     def region(self, key: TimeType | str, gpu: bool = False) -> Region | DeviceRegion:
         """The region ``key`` of the calling thread, for ``with timer.region(key): ...``.
@@ -210,9 +255,9 @@ class Timer(Recorder):
         region = self._find(key)
         if not gpu:
             return region
-        if region.gpu_handle is None:
-            region.gpu_handle = DeviceRegion(self, region.key)
-        handle: DeviceRegion = region.gpu_handle
+        if region._device_handle is None:
+            region._device_handle = DeviceRegion(self, region._key)
+        handle: DeviceRegion = region._device_handle
         return handle
 
     def timed(self, key: TimeType | str, gpu: bool = False) -> Callable[[F], F]:
@@ -244,17 +289,18 @@ class Timer(Recorder):
 
         return iterate(self, iterable, key, gpu)
 
+    @cython.locals(region=Region)  # type: ignore[untyped-decorator, unused-ignore]
     def _stores(self, key: TimeType | str, gpu: bool) -> list[Intervals]:
         # The intervals of a region on every thread, none if it was never used.
-        name = _name_of(key)
-        if not gpu:
-            return [region.intervals for region in self._regions() if region.name == name]
-        self.complete_all()
-        return [
-            region.gpu_intervals
-            for region in self._regions()
-            if region.name == name and region.gpu_intervals is not None
-        ]
+        name = name_of("Asking for the times of", key)
+        if gpu:
+            self.complete_all()
+        found = []
+        for region in self._regions_of(name):
+            store = region._device_intervals if gpu else region._intervals
+            if store is not None:
+                found.append(store)
+        return found
 
     def intervals(self, key: TimeType | str, gpu: bool = False) -> NDArray[np.int64]:
         """When each kept interval of a region began and ended.
@@ -374,9 +420,12 @@ class Timer(Recorder):
         settings["device_clock"] = self._device_clock
         return settings
 
+    @cython.locals(region=Region)  # type: ignore[untyped-decorator, unused-ignore]
     def __repr__(self) -> str:
         """Show what was recorded."""
-        count = sum(region.intervals.count for region in self._regions())
+        count = 0
+        for region in self._regions():
+            count += region._intervals.count
         return f"<{type(self).__name__}: {count} intervals{'' if self.enabled else ', disabled'}>"
 
 
@@ -394,58 +443,79 @@ def call_directly(kind: type[K]) -> type[K]:
     if cython.compiled:
         for name in ("start", "end", "region"):
             if getattr(kind, name) is getattr(Timer, name):
-                setattr(kind, name, method_of(kind, getattr(Timer, name)))  # type: ignore[name-defined, unused-ignore]  # noqa: F821
+                setattr(kind, name, method_of(kind, getattr(Timer, name)))
     return kind
 
 
 class DeviceRegion:
-    """A region that is timed on the device as well; what ``timer.region(key, gpu=True)`` hands out."""
+    """A region that is timed on the device as well; what ``timer.region(key, gpu=True)`` hands out.
 
-    __slots__ = ("_timer", "key")
+    As :class:`Region`, it is the same object each time, and on another thread serves that thread's region.
+    """
+
+    __slots__ = ("_key", "_timer")
 
     def __init__(self, timer: Timer, key: TimeType | str) -> None:
         """Handed out by :meth:`Timer.region`; not for direct use."""
         self._timer = timer
-        self.key = key
+        self._key = key
+
+    @property
+    def key(self) -> TimeType | str:
+        """What the timer was asked for."""
+        return self._key
+
+    @property
+    def name(self) -> str:
+        """The key's name: ``"BATCH"``, or the user's own string."""
+        return self._timer._find(self._key)._name
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the calling thread has it open."""
+        return self._timer._find(self._key).is_open
 
     def start(self) -> None:
-        """Open the region on the calling thread and on the device."""
-        self._timer.start(self.key, True)
+        """Open the region on the calling thread and on the device.
+
+        Raises:
+            RegionOpenError: The calling thread has it open already.
+        """
+        self._timer.start(self._key, True)
 
     def end(self) -> None:
-        """Close the region and keep its intervals."""
-        self._timer.end(self.key, True)
+        """Close the region and keep its intervals.
 
-    def fail(self) -> None:
-        """Close the region, if the calling thread has it open, and count its intervals as failed."""
-        self._timer._find(self.key).fail()
-
-    def __reduce__(self) -> Any:
-        """Refuse: a region belongs to a thread."""
-        raise TypeError(f"A region handle ({self.key!s}) cannot be copied or pickled; ask a timer for region(key).")
+        Raises:
+            RegionNotOpenError: The calling thread does not have it open.
+            RegionMismatchError: It was started without the device; it stays open.
+        """
+        self._timer.end(self._key, True)
 
     def __enter__(self) -> DeviceRegion:
         """Open the region."""
-        self._timer.start(self.key, True)
+        self._timer.start(self._key, True)
         return self
 
-    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         """Close the region; after an exception its intervals are counted as failed and not kept."""
         if kind is None:
-            self._timer.end(self.key, True)
+            self._timer.end(self._key, True)
         else:
-            self._timer._find(self.key).fail()
+            # Its __exit__ does the same for both, but for the end.
+            self._timer._find(self._key).__exit__(kind, error, traceback)
 
+    def __repr__(self) -> str:
+        """Show the key and the state."""
+        return f"<region {self.name!r} on host and device, {'open' if self.is_open else 'closed'}>"
 
-def _name_of(key: object) -> str:
-    if isinstance(key, TimeType):
-        return key.name
-    if isinstance(key, str) and key:
-        return key
-    raise InvalidKeyError(
-        f"Asking for the times of {key!r}: a key is a TimeType, such as TimeType.BATCH, or a string that names a "
-        f"region of your own, not {type(key).__name__}."
-    )
+    def __reduce__(self) -> Any:
+        """Refuse: a region belongs to a thread."""
+        from deep500_timing._recording.misuse import error_of_handle
+
+        raise error_of_handle(self.name)
 
 
 def _stats_or_error(stores: list[Intervals], key: TimeType | str, where: str) -> TimeStats:
@@ -454,9 +524,10 @@ def _stats_or_error(stores: list[Intervals], key: TimeType | str, where: str) ->
     summary = summarize(stores)[0]
     stats = summary.stats()
     if stats is None:
+        name = name_of("Asking for the times of", key)
         skipped = f" ({summary.skipped} are warm-up that skip_first leaves out)" if summary.skipped else ""
         raise NoTimesError(
-            f"Statistics of region {_name_of(key)!r}{where}: no time is recorded for it{skipped}. "
+            f"Statistics of region {name!r}{where}: no time is recorded for it{skipped}. "
             f"Time it first, or ask get_time, which answers with an empty list."
         )
     return stats

@@ -128,7 +128,7 @@ class PhaseMatcher:
         self.withheld += 1
         for key in (FORWARD, BACKWARD):
             self._timing.timer.start(key)
-            self._timing.timer.region(key).fail()
+            self._timing.timer.fail(key)
 
 
 def _contradicts(stamps: Stamps, earliest_s: float, execution: Execution) -> bool:

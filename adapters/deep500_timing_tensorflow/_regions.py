@@ -62,7 +62,7 @@ class OpenRegions:
     def fail(self, key: Key) -> None:
         """Close a region, if it is open, and count it as failed."""
         if self._open.pop(key, None) is not None:
-            self.timer.region(key).fail()
+            self.timer.fail(key)
 
     def fail_all(self) -> None:
         """Close whatever is open, innermost first, and count it as failed."""

@@ -40,16 +40,14 @@ _DYNAMO = "torch._dynamo"
 class Untimed:
     """What ``timer.region(key)`` is in a compiled function."""
 
-    # To who looks it up, a region that is open already and is therefore left to somebody else.
+    # As if its function were called by itself, so that `timed` calls it without timing it.
     is_open = True
+    _timed_depth = 1
 
     def start(self) -> None:
         """Do nothing."""
 
     def end(self) -> None:
-        """Do nothing."""
-
-    def fail(self) -> None:
         """Do nothing."""
 
     def __enter__(self) -> Untimed:
@@ -92,6 +90,10 @@ def _discard(self: Timer, key: TimeType | str) -> bool:
     return False
 
 
+def _fail(self: Timer, key: TimeType | str) -> bool:
+    return False
+
+
 def _discard_quietly(self: Timer, key: TimeType | str) -> None:
     pass
 
@@ -120,14 +122,13 @@ _SUBSTITUTES: Sequence[tuple[Any, Callable[..., object]]] = (
     (CPUGPUTimer.region, _region),
     (Timer._find, _find),
     (Timer.discard, _discard),
+    (Timer.fail, _fail),
     (Timer.discard_quietly, _discard_quietly),
     (Timer.record, _record),
     (Region.start, _of_handle),
     (Region.end, _of_handle),
-    (Region.fail, _of_handle),
     (DeviceRegion.start, _of_handle),
     (DeviceRegion.end, _of_handle),
-    (DeviceRegion.fail, _of_handle),
 )
 
 

@@ -21,3 +21,8 @@ bint = bool
 def locals(**_types: object) -> Callable[[F], F]:  # noqa: A001 (it is the name in Cython)
     """Leave a function as it is; compiled, it gives its local variables C types."""
     return lambda function: function
+
+
+def in_c(*_arguments: Any) -> Any:
+    """Stand for a function that a ``.pxd`` defines in C and only the compiled form calls."""
+    raise NotImplementedError

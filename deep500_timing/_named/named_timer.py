@@ -11,8 +11,6 @@ from collections import deque
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
-from deep500_timing._recording.recorder import Lane, Region
-from deep500_timing.devices._queue import EventPair
 from deep500_timing.exceptions import RegionNotOpenError, RegionOpenError
 from deep500_timing.timer import CPUGPUTimer
 
@@ -22,7 +20,6 @@ if TYPE_CHECKING:
 
     from deep500_timing._ground.protocols import Clock, DeviceClock
     from deep500_timing._recording.intervals import Intervals
-    from deep500_timing.devices._null import Device
     from deep500_timing.memory import MemoryReader
     from deep500_timing.timer import Timer
 
@@ -30,8 +27,6 @@ KEPT_SINCE_RESET = 65_536
 """Times that a mean stands on at most, the latest ones; sums and counts stand on all."""
 _KEEP_LAST = 1024
 _UNSETTLED = 1024
-_NOBODY = 1
-"""Stands for a thread in the recorder's table of lanes; no system gives a thread this identity."""
 
 
 def engine_for(timer: Timer | None, clock: Clock | None, device_clock: DeviceClock | None) -> Timer:
@@ -99,7 +94,6 @@ class NamedTimer:
         "_lifetime",
         "_memory",
         "_now",
-        "_pair",
         "_plain",
         "_reentrant",
         "_region",
@@ -117,9 +111,7 @@ class NamedTimer:
         self.name = name
         self._engine = engine
         self._now = perf_counter_ns if engine._clock is None else engine.now_ns
-        self._region = _region_of_nobody(engine, name)
-        # Its times are found again by the host's start that they bear.
-        self._pair = self._region.pair = EventPair(name)
+        self._region = engine._shared_region(name)
         # What follows from whether the timer below is enabled is asked anew when its generation changes.
         self._generation = engine._generation
         self._reentrant = reentrant
@@ -180,8 +172,7 @@ class NamedTimer:
         """
         region = self._region
         if self._plain and not region.is_open and self._engine._generation == self._generation:
-            region.is_open = True
-            region.start_ns = self._now()
+            region._open_at(self._now())
             return
         if self._engine._generation != self._generation:
             self._catch_up()
@@ -198,7 +189,7 @@ class NamedTimer:
         else:
             raise RegionOpenError(
                 f"Starting timer {self.name!r}: it is running already, since "
-                f"{(self._now() - region.start_ns) / 1e9:.6g} s. Stop it first, or forget it with reset()."
+                f"{(self._now() - region._opened_ns()) / 1e9:.6g} s. Stop it first, or forget it with reset()."
             )
 
     def _look_for_device(self) -> None:
@@ -213,21 +204,19 @@ class NamedTimer:
         engine = self._engine
         self._generation = engine._generation
         self._plain = engine.enabled and self._simple
-        if engine._lanes.get(_NOBODY) is not self._region.lane:
-            # After a fork the recorder drops all lanes but the calling thread's; the parent reports what it timed.
-            self._region = _region_of_nobody(engine, self.name)
-            self._pair = self._region.pair = EventPair(self.name)
+        region = engine._shared_region(self.name)
+        if region is not self._region:
+            # After a fork the recorder drops all regions but the calling thread's; the parent reports what it timed.
+            self._region = region
             self._fresh.clear()
             self._awaited.clear()
             self._account, self._lifetime, self.recorded = Account(), Account(kept=0), Account()
 
     def _begin(self) -> None:
-        region = self._region
-        if self._ledger is not None:
-            region.gpu = True
-            self._ledger.begin(self._pair)
-        region.is_open = True
-        region.start_ns = self._now()
+        if self._ledger is None:
+            self._region._open_at(self._now())
+        else:
+            self._engine._start_on_device(self._region)
 
     def stop(self, reset: bool = False, record: bool = False) -> None:
         """Stop.
@@ -242,9 +231,7 @@ class NamedTimer:
         now_ns = self._now()
         region = self._region
         if self._plain and region.is_open and not reset and not record:
-            region.is_open = False
-            start_ns = region.start_ns
-            region.intervals.append(start_ns, now_ns)
+            start_ns = region._keep_until(now_ns)
             fresh = self._fresh
             fresh.append(now_ns - start_ns)
             if len(fresh) > _UNSETTLED:
@@ -259,12 +246,8 @@ class NamedTimer:
             self._finish(now_ns, self.recorded if record else None)
 
     def _stop_of_stopped(self) -> None:
-        engine, region = self._engine, self._region
-        if not engine.enabled:
-            return
-        if region.generation != engine._generation:
-            # Disabling and enabling has closed it in between.
-            region.generation = engine._generation
+        # Disabling and enabling may have closed it in between.
+        if not self._engine.enabled or self._region._ignores_end():
             return
         raise RegionNotOpenError(
             f"Stopping timer {self.name!r}: it is not running. Start it first, and stop it once for each start."
@@ -276,33 +259,29 @@ class NamedTimer:
         accounts = (self._account, self._lifetime) if also is None else (self._account, self._lifetime, also)
         self._account.stops += 1
         if self._ledger is not None:
-            self._finish_on_device(self._ledger, accounts)
+            self._finish_on_device(accounts)
         else:
             for account in accounts:
-                account.take(max(now_ns - region.start_ns, 0))
-        region.is_open = False
-        region.intervals.append(region.start_ns, now_ns)
+                account.take(max(now_ns - region._opened_ns(), 0))
+        region._keep_until(now_ns)
         if self._memory is not None:
             from deep500_timing.memory import sample_region
 
             sample_region(self._engine, self.name, self._memory)
 
-    def _finish_on_device(self, ledger: Device, accounts: tuple[Account, ...]) -> None:
+    def _finish_on_device(self, accounts: tuple[Account, ...]) -> None:
         region = self._region
-        store = region.gpu_store()
+        store = region._device_store()
         if store is not self._store:
             # The first time, or the timer below was reset, and what was on its way to it is not to be had any more.
             self._lose(len(self._awaited))
             self._store, self._known_count, self._taken_ns = store, 0, 0
         # The ledger hands a time over with the host's start of its region, by which it is found again. On a clock that
         # stands still two starts may be the same.
-        start_ns = region.start_ns
-        region.start_ns = self._last_stamp = stamp = max(start_ns, self._last_stamp + 1)
+        self._last_stamp = stamp = max(region._opened_ns(), self._last_stamp + 1)
         self._awaited[stamp] = accounts
         lost = store.failed + store.captured
-        ledger.end(self._pair, store, stamp, 0)
-        region.start_ns = start_ns
-        region.gpu = False
+        self._engine._close_on_device(region, stamp)
         if store.failed + store.captured != lost and self._awaited.pop(stamp, None) is not None:
             for account in accounts:
                 account.missing += 1
@@ -316,7 +295,7 @@ class NamedTimer:
             return 0
         copied = store.copy()
         kept = sum(map(len, copied["pairs"])) // 2
-        new: int = copied["folded"] + kept - self._known_count
+        new: int = copied["aggregated"] + kept - self._known_count
         arrived = _last_pairs(copied["pairs"], min(new, kept))
         folded = new - len(arrived)
         if folded:
@@ -399,15 +378,3 @@ def _last_pairs(parts: list[array[int]], number: int) -> list[tuple[int, int]]:
         last = part[max(len(part) - 2 * missing, 0) :]
         found[:0] = zip(last[::2], last[1::2], strict=True)
     return found
-
-
-def _region_of_nobody(engine: Timer, name: str) -> Region:
-    # A region that is no thread's. One of a thread would be discarded when the thread ends, though others may use it.
-    like = engine._find(name)
-    lane = engine._lanes.get(_NOBODY)
-    if lane is None:
-        lane = Lane()
-        lane.thread = _NOBODY
-        lane = engine._lanes.setdefault(_NOBODY, lane)
-    region: Region = lane.regions.setdefault(like.key, Region(like.key, like.name, lane, engine))
-    return region

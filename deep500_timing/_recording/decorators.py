@@ -6,6 +6,8 @@ import functools
 import inspect
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from deep500_timing.exceptions import RegionOpenError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sized
 
@@ -33,20 +35,28 @@ def timed(timer: Timer, key: TimeType | str, gpu: bool = False) -> Callable[[F],
             raise TypeError(
                 f"timed({key!s}) decorates a function, not {function!r}; for a block use `with timer.region(...)`."
             )
-        wrap: Callable[..., Any] = _function
-        if inspect.isasyncgenfunction(function):
+        if isinstance(function, type):
             raise TypeError(
-                f"timed({key!s}) cannot decorate the asynchronous generator function {function.__qualname__!r}: others "
+                f"timed({key!s}) decorates a function, and {function.__qualname__!r} is a class, which would no longer "
+                "be one. Decorate its __init__, or the function that makes the objects."
+            )
+        wrap: Callable[..., Any] = _function
+        # An object is what its class's __call__ is.
+        called: Any = function if hasattr(function, "__code__") else _unwrapped_call(function)
+        name = getattr(function, "__qualname__", repr(function))
+        if inspect.isasyncgenfunction(called):
+            raise TypeError(
+                f"timed({key!s}) cannot decorate the asynchronous generator function {name!r}: others "
                 "run between its items. Put `with timer.region(...)` around the parts of it that do the work."
             )
-        if inspect.iscoroutinefunction(function):
+        if inspect.iscoroutinefunction(called):
             if gpu:
                 raise TypeError(
-                    f"timed({key!s}, gpu=True) cannot decorate the coroutine function {function.__qualname__!r}: what "
+                    f"timed({key!s}, gpu=True) cannot decorate the coroutine function {name!r}: what "
                     "other coroutines put on the stream meanwhile cannot be told from its own work. Leave gpu=True out."
                 )
             wrap = _coroutine
-        elif inspect.isgeneratorfunction(function):
+        elif inspect.isgeneratorfunction(called):
             wrap = _generator
         wrapped: Any = functools.wraps(function)(wrap(timer, key, gpu, function))
         return wrapped  # type: ignore[no-any-return]
@@ -54,12 +64,27 @@ def timed(timer: Timer, key: TimeType | str, gpu: bool = False) -> Callable[[F],
     return decorate
 
 
+def _unwrapped_call(function: Any) -> Any:
+    while isinstance(function, functools.partial):
+        function = function.func
+    if hasattr(function, "__code__") or inspect.ismethod(function) or inspect.isbuiltin(function):
+        return function
+    return getattr(type(function), "__call__", function)  # noqa: B004 (its kind is asked for, not whether it is there)
+
+
 def _function(timer: Timer, key: TimeType | str, gpu: bool, function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
-        if timer._find(key).is_open:  # It called itself: the outermost call is the one that is timed.
-            return function(*args, **kwargs)
-        with timer.region(key, gpu):
-            return function(*args, **kwargs)
+        region: Any = timer._find(key)
+        if region.is_open:
+            if region._timed_depth:  # It called itself: the outermost call is the one that is timed.
+                return function(*args, **kwargs)
+            timer._start_of_open(region, True)
+        try:
+            region._timed_depth = 1
+            with timer.region(key, gpu):
+                return function(*args, **kwargs)
+        finally:
+            region._timed_depth = 0
 
     return call
 
@@ -71,40 +96,28 @@ def _coroutine(timer: Timer, key: TimeType | str, gpu: bool, function: Callable[
         try:
             result = await function(*args, **kwargs)
         except BaseException:
-            if timer.enabled:
-                timer._find(key).intervals.failed += 1
+            timer._count_failed(key)
             raise
-        timer.record(key, start_ns, timer.now_ns())
+        timer._keep(key, start_ns, timer.now_ns())
         return result
 
     return call
 
 
 def _generator(timer: Timer, key: TimeType | str, gpu: bool, function: Callable[..., Any]) -> Callable[..., Any]:
+    # One stretch of it. Resumed by a generator of the same key, as in a recursion, that one's stretch holds this one.
+    stretch = _function(timer, key, gpu, _Resumption.of)
+
     def call(*args: Any, **kwargs: Any) -> Any:
         generator = function(*args, **kwargs)
         resume: Callable[[], Any] = functools.partial(next, generator)
         try:
             while True:
-                # Resumed by a generator of the same key, as in a recursion: that one's stretch holds this one.
-                region = None if timer._find(key).is_open else timer.region(key, gpu)
-                if region is not None:
-                    region.start()
+                step: _Resumption = stretch(resume)
+                if step.is_last:
+                    return step.value
                 try:
-                    item = resume()
-                except StopIteration as stop:
-                    # The last stretch, from the last item to the return, is work as well.
-                    if region is not None:
-                        region.end()
-                    return stop.value
-                except BaseException:
-                    if region is not None:
-                        region.fail()
-                    raise
-                if region is not None:
-                    region.end()
-                try:
-                    resume = functools.partial(generator.send, (yield item))
+                    resume = functools.partial(generator.send, (yield step.value))
                 except GeneratorExit:
                     raise
                 except BaseException as error:
@@ -113,6 +126,24 @@ def _generator(timer: Timer, key: TimeType | str, gpu: bool, function: Callable[
             generator.close()
 
     return call
+
+
+class _Resumption:
+    """What one resumption of a generator came to: an item, or what it returned at its end, which is work as well."""
+
+    __slots__ = ("is_last", "value")
+
+    def __init__(self, value: Any, is_last: bool) -> None:
+        self.value = value
+        self.is_last = is_last
+
+    @staticmethod
+    def of(resume: Callable[[], Any]) -> _Resumption:
+        """Resume it."""
+        try:
+            return _Resumption(resume(), False)
+        except StopIteration as stop:
+            return _Resumption(stop.value, True)
 
 
 class TimedIterable(Generic[T]):
@@ -127,33 +158,28 @@ class TimedIterable(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         """Go through the items from the start."""
-        timer, key, gpu = self._timer, self._key, self._gpu
-        region = timer.region(key, gpu)
         # Making the iterator is part of the first wait: worker processes start there.
-        region.start()
-        try:
-            iterator = iter(self._iterable)
-            item = next(iterator)
-        except StopIteration:
-            timer.discard_quietly(key)
-            return
-        except BaseException:
-            region.fail()
-            raise
-        region.end()
+        iterator: Iterator[T] | None = None
+        region = self._timer.region(self._key, self._gpu)
         while True:
-            yield item
-            region.start()
+            ours = False
             try:
+                region.start()
+                ours = True
+                if iterator is None:
+                    iterator = iter(self._iterable)
                 item = next(iterator)
+                region.end()
             except StopIteration:
                 # The wait for an item that does not come is no wait for an item.
-                timer.discard_quietly(key)
+                self._timer.discard_quietly(self._key)
                 return
-            except BaseException:
-                region.fail()
+            except BaseException as error:
+                # A region that was open already is somebody else's.
+                if ours or not isinstance(error, RegionOpenError):
+                    self._timer.fail(self._key)
                 raise
-            region.end()
+            yield item
 
 
 class _SizedTimedIterable(TimedIterable[T]):

@@ -1,12 +1,37 @@
 # C types of intervals.py; Cython reads both. Plain Python never sees this file.
 cimport cython
-from libc.stdint cimport int64_t
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.stdint cimport int64_t, uint64_t
+from libc.string cimport memcpy, memset
 
-from cpython cimport array
+# A block is a `bytes` object that only we write to, and only while it is our own: the collector does not track it, so
+# that making one runs nobody's code, and numpy reads it as it is.
 
-cdef inline array.array new_block(array.array template, Py_ssize_t length):
+cdef inline bytes new_block(Py_ssize_t length):
     # Not set to zero: that would touch every page of it at once, which on a page's first use costs about 2 us each.
-    return array.clone(template, length, False)
+    return PyBytes_FromStringAndSize(NULL, 8 * length)
+
+
+cdef inline bytes zeroed_block(Py_ssize_t length):
+    cdef bytes block = PyBytes_FromStringAndSize(NULL, 8 * length)
+    memset(PyBytes_AS_STRING(block), 0, 8 * length)
+    return block
+
+
+cdef inline bytes copied_block(int64_t* ints, Py_ssize_t length):
+    cdef bytes block = PyBytes_FromStringAndSize(NULL, 8 * length)
+    # Of no length it is the interpreter's own empty one.
+    if length:
+        memcpy(PyBytes_AS_STRING(block), ints, 8 * length)
+    return block
+
+
+cdef inline int64_t* ints_of(object block) noexcept:
+    return <int64_t*><void*>PyBytes_AS_STRING(block)
+
+
+cdef inline Py_ssize_t ints_in(object block) noexcept:
+    return PyBytes_GET_SIZE(block) // 8
 
 
 cdef extern from *:
@@ -27,29 +52,63 @@ cdef extern from *:
 
 
 @cython.final
+@cython.no_gc
+cdef class Aggregates:
+    cdef bytes bins
+    cdef int64_t count
+    cdef uint64_t total_low
+    cdef uint64_t total_high
+    cdef int64_t min_ns
+    cdef int64_t max_ns
+    cdef double mean_ns
+    cdef double m2
+
+    @cython.locals(
+        bins="int64_t*", i=Py_ssize_t, duration=int64_t, seen=int64_t, shift=int, delta=double, slot=Py_ssize_t
+    )
+    cdef int add(self, int64_t* ints, Py_ssize_t begin, Py_ssize_t end, int64_t skip_first) except -1
+    @cython.locals(other=Aggregates)
+    cdef Aggregates copy(self)
+    cdef dict as_dict(self)
+
+
+cdef inline void add_to_total(Aggregates aggregates, int64_t duration) noexcept:
+    # Two words, since the sum may not fit into 64 bits.
+    aggregates.total_low += <uint64_t>duration
+    if aggregates.total_low < <uint64_t>duration:
+        aggregates.total_high += 1
+
+
+cdef inline object total_of(Aggregates aggregates):
+    return (<object>aggregates.total_high << 64) | <object>aggregates.total_low
+
+
+@cython.final
 cdef class Intervals:
-    cdef int64_t[::1] buffer
-    cdef object block
-    cdef Py_ssize_t index
-    cdef Py_ssize_t limit
+    cdef int64_t* place
+    cdef int64_t* end
+    cdef bytes block
     cdef list blocks
-    cdef int64_t[::1] bins
-    cdef readonly Py_ssize_t kept_in_blocks
-    cdef readonly unsigned long version
+    cdef Aggregates aggregates
+    cdef Py_ssize_t kept_in_blocks
+    cdef int64_t taken
     cdef readonly Py_ssize_t keep_last
     cdef readonly Py_ssize_t skip_first
-    cdef readonly int64_t folded
-    cdef readonly int64_t total_ns
-    cdef readonly int64_t min_ns
-    cdef readonly int64_t max_ns
-    cdef readonly double mean_ns
-    cdef readonly double m2
     cdef public int64_t failed
     cdef public int64_t discarded
     cdef public int64_t captured
+    cdef public int64_t recomputed
 
-    cdef int put(self, int64_t start_ns, int64_t end_ns) except -1
-    cdef int _new_buffer(self) except -1
-    cdef int seal(self) except -1
-    @cython.locals(i=Py_ssize_t, duration=int64_t, seen=int64_t, shift=int, delta=double, slot=Py_ssize_t)
-    cdef int _fold(self, int64_t[::1] block) except -1
+    @cython.locals(place="int64_t*")
+    cpdef int append(self, int64_t start_ns, int64_t end_ns) except -1
+    cdef int flush_block(self) except -1
+    @cython.locals(full=bytes, fresh=bytes, length=Py_ssize_t)
+    cdef int flush_compiled(self) except -1
+    @cython.locals(oldest=bytes, length=Py_ssize_t, surplus=Py_ssize_t)
+    cdef int aggregate_oldest(self) except -1
+    @cython.locals(parts=list, aggregates=Aggregates)
+    cdef tuple kept(self)
+    @cython.locals(aggregates=Aggregates)
+    cpdef dict copy(self)
+    @cython.locals(aggregates=Aggregates)
+    cpdef tuple since(self, int64_t taken)

@@ -2,16 +2,25 @@
 
 This file runs as plain Python and, with the C types of ``intervals.pxd``, compiled. What differs between the two
 forms stands under ``cython.compiled``.
+
+Anything may run between two lines of ours on the same thread: a finalizer, a callback of the garbage collector, a
+signal handler, an exception that one of them raises. So what is stored is whole at each moment.
+
+* Compiled, an interval is written and a full block is put away without a call into Python and without an allocation
+  that the collector sees (a block is a ``bytes``, which it does not track): nothing can run in between.
+* Plain, an interval is appended in one bytecode. What is put away is an immutable tuple, made on the side and
+  published in one assignment; only then is the buffer cut, and the buffer says by its first item how much was cut off
+  it. Whoever is interrupted in between leaves a state that the next one reads rightly and finishes.
 """
 
 from __future__ import annotations
 
 from array import array
-from struct import Struct
-from time import sleep
+from struct import Struct, pack
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
     import cython
@@ -19,139 +28,77 @@ else:
     from deep500_timing._ground import cython_stub as cython
 
 if not cython.compiled:
+    from deep500_timing._ground.cython_stub import in_c
+
     bit_length = int.bit_length
+    add_to_total = copied_block = ints_in = ints_of = new_block = total_of = zeroed_block = in_c
 
-    def new_block(template: array[int], length: int) -> array[int]:
-        """An array of that length; compiled, it is not set to zero."""
-        return template * length
-
-
+_FIRST_BLOCK = 64
+"""Intervals in a region's first block; many regions have few. Each later one is four times as long, up to:"""
 _BLOCK = 1024
-"""Intervals in a block: large enough to weigh 16 bytes each, small enough that a new one costs about 1 µs."""
-_FOLDED_BLOCK = 128
-"""The same where blocks are folded, so that one fold costs about a microsecond compiled."""
+"""Large enough to weigh 16 bytes each, small enough that a new one costs about 1 µs."""
+_AGGREGATED_BLOCK = 128
+"""Where blocks are aggregated, so that it costs about a microsecond compiled."""
 _STAGED = 64
 """Intervals that plain Python collects in a list before it packs them."""
-_STAGED_FOLDED = 16
-_ZERO = array("q", [0])
+_STAGED_AGGREGATED = 16
 _INT64 = "n" if Struct("n").size == 8 else "q"  # Python packs the same 8 bytes three times as fast as an `n`.
-_PACK = {limit: Struct(f"{limit}{_INT64}").pack for limit in (2 * _STAGED, 2 * _STAGED_FOLDED)}
-"""What packs a list of so many integers."""
+_NOTHING = slice(0, 0)
 BIN_COUNT = 3712
 """Bins of the histogram: one for each of 0..127 ns, then 64 for each power of two up to 2**63 ns."""
+LOG_BOUND = 65_536
+"""Intervals beyond ``keep_last`` that wait at most for a log to take them; see :meth:`Intervals.since`."""
 
 
-class Intervals:
-    """The finished intervals of one region on one thread or device.
+class Aggregates:
+    """What is known of intervals that are not kept one by one: exact moments, and a histogram.
 
-    ``keep_last`` bounds how many are kept one by one (-1: all). The rest lives on in aggregates: count, total,
-    extremes, mean and sum of squared deviations (Welford, Technometrics 4(3), 1962), and a histogram in the manner
-    of HdrHistogram, whose bins are 1/64 of a power of two wide: the middle of a bin is within 0.8 % of whatever
-    fell into it. The first ``skip_first`` intervals take no part in aggregates or statistics.
+    Mean and sum of squared deviations after Welford, Technometrics 4(3), 1962. The histogram is in the manner of
+    HdrHistogram; its bins are 1/64 of a power of two wide, so that the middle of a bin is within 0.8 % of whatever
+    fell into it.
     """
 
-    __slots__ = (
-        "bins",
-        "block",
-        "blocks",
-        "buffer",
-        "captured",
-        "discarded",
-        "failed",
-        "folded",
-        "index",
-        "keep_last",
-        "kept_in_blocks",
-        "limit",
-        "m2",
-        "max_ns",
-        "mean_ns",
-        "min_ns",
-        "skip_first",
-        "total_ns",
-        "version",
-    )
+    # The last two are the compiled form's.
+    __slots__ = ("bins", "count", "m2", "max_ns", "mean_ns", "min_ns", "total_high", "total_low", "total_ns")
 
-    def __init__(self, keep_last: int, skip_first: int) -> None:
-        """Start empty."""
-        self.keep_last = keep_last
-        self.skip_first = skip_first
-        self.blocks: list[array[int]] = []
-        self.kept_in_blocks = 0
-        self.version = 0
-        self.folded = 0
-        self.total_ns = 0
+    def __init__(self) -> None:
+        """Start empty; the bins are made when the first interval comes."""
+        self.count = 0
         self.min_ns = 0
         self.max_ns = 0
         self.mean_ns = 0.0
         self.m2 = 0.0
-        self.failed = 0
-        self.discarded = 0
-        self.captured = 0
-        self.index = 0
-        self.limit = 0
-        self._new_buffer()
-
-    def put(self, start_ns: int, end_ns: int) -> None:
-        """Keep one interval."""
-        index = self.index
-        self.buffer[index] = start_ns
-        self.buffer[index + 1] = end_ns
-        index += 2
-        self.index = index
-        if index == self.limit:
-            self.seal()
-
-    def append(self, start_ns: int, end_ns: int) -> None:
-        """Keep one interval (``put`` for callers outside this file)."""
-        self.put(start_ns, end_ns)
-
-    def _new_buffer(self) -> None:
+        self.bins: Any = None
         if cython.compiled:
-            self.limit = 2 * (_BLOCK if self.keep_last < 0 else _FOLDED_BLOCK)
-            self.block = new_block(_ZERO, self.limit)
-            self.buffer: Any = self.block
+            self.total_low = 0
+            self.total_high = 0
         else:
-            # A list takes what the clock returned as it is, three times as fast as an array does.
-            self.limit = 2 * (_STAGED if self.keep_last < 0 else _STAGED_FOLDED)
-            self.buffer = [0] * self.limit
-        self.index = 0
+            self.total_ns = 0
 
-    def seal(self) -> None:
-        """Put the full buffer among the blocks, and fold what is older than ``keep_last`` wants."""
-        # Readers on other threads retry while the version is odd or has changed.
-        self.version += 1
-        if cython.compiled:
-            self.blocks.append(self.block)
-            self._new_buffer()
-        else:
-            capacity = 2 * (_BLOCK if self.keep_last < 0 else self.limit // 2)
-            if not self.blocks or len(self.blocks[-1]) >= capacity:
-                self.blocks.append(array("q"))
-            self.blocks[-1].frombytes(_PACK[self.limit](*self.buffer))
-            if len(self.blocks[-1]) >= capacity:
-                self.blocks[-1] = self.blocks[-1][:]  # Without the room to grow, a sixteenth of it.
-            self.index = 0
-        self.kept_in_blocks += self.limit // 2
-        if self.keep_last >= 0:
-            while self.kept_in_blocks >= self.keep_last + self.limit // 2:
-                oldest = self.blocks.pop(0)
-                self.kept_in_blocks -= len(oldest) // 2
-                self._fold(oldest)
-        self.version += 1
+    def add(self, ints: Any, begin: int, end: int, skip_first: int) -> None:
+        """Take in intervals.
 
-    def _fold(self, block: array[int]) -> None:
-        if not self.folded:
-            self.bins = array("q", bytes(8 * BIN_COUNT))
-        for i in range(0, len(block), 2):
-            duration = block[i + 1] - block[i]
-            self.folded += 1
-            seen = self.folded - self.skip_first
+        Args:
+            ints: Start and end in ns, alternating.
+            begin: Where in ``ints`` the first of them starts.
+            end: Where the last of them ends.
+            skip_first: How many of all are warm-up: counted, and left out of everything else.
+        """
+        if self.bins is None:
+            self.bins = new_bins()
+        bins = ints_of(self.bins) if cython.compiled else self.bins
+        for i in range(begin, end, 2):
+            self.count += 1
+            seen = self.count - skip_first
             if seen <= 0:
                 continue
+            duration = ints[i + 1] - ints[i]
             if duration < 0:  # a clock of the user's own may run backwards
                 duration = 0
-            self.total_ns += duration
+            if cython.compiled:
+                add_to_total(self, duration)
+            else:
+                self.total_ns += duration
             if seen == 1 or duration < self.min_ns:
                 self.min_ns = duration
             if duration > self.max_ns:
@@ -164,52 +111,313 @@ class Intervals:
             else:
                 shift = bit_length(duration) - 7
                 slot = (shift << 6) + (duration >> shift)
-            self.bins[slot] += 1
+            bins[slot] += 1
+
+    def copy(self) -> Aggregates:
+        """Another one with the same values."""
+        other = Aggregates()
+        other.count = self.count
+        other.min_ns = self.min_ns
+        other.max_ns = self.max_ns
+        other.mean_ns = self.mean_ns
+        other.m2 = self.m2
+        if cython.compiled:
+            other.total_low = self.total_low
+            other.total_high = self.total_high
+            if self.bins is not None:
+                other.bins = copied_block(ints_of(self.bins), BIN_COUNT)
+        else:
+            other.total_ns = self.total_ns
+            if self.bins is not None:
+                other.bins = self.bins[:]
+        return other
+
+    def as_dict(self) -> dict[str, Any]:
+        """The values by their names, those of times in ns; ``bins`` is None while there are none."""
+        if cython.compiled:
+            total = total_of(self)
+            bins = None if self.bins is None else memoryview(self.bins).cast("q")
+        else:
+            total = self.total_ns
+            bins = self.bins
+        return {
+            "aggregated": self.count,
+            "total_ns": total,
+            "min_ns": self.min_ns,
+            "max_ns": self.max_ns,
+            "mean_ns": self.mean_ns,
+            "m2": self.m2,
+            "bins": bins,
+        }
+
+
+class Intervals:
+    """The finished intervals of one region on one thread or device.
+
+    ``keep_last`` bounds how many are kept one by one (-1: all); the rest lives on in :class:`Aggregates`. The first
+    ``skip_first`` intervals take no part in aggregates or statistics.
+
+    Attributes:
+        failed: Intervals that were ended by an exception, or whose device time could not be had.
+        discarded: Intervals that were forgotten while open.
+        captured: Device times that were not taken because the stream was being captured into a graph.
+        recomputed: Intervals of a recomputation, as that of an activation checkpoint.
+    """
+
+    # Some are the compiled form's alone.
+    __slots__ = (
+        "aggregates",
+        "block",
+        "blocks",
+        "buffer",
+        "captured",
+        "discarded",
+        "end",
+        "failed",
+        "keep_last",
+        "kept_in_blocks",
+        "limit",
+        "place",
+        "recomputed",
+        "skip_first",
+        "state",
+        "taken",
+    )
+
+    def __init__(self, keep_last: int, skip_first: int, logged: bool = False) -> None:
+        """Start empty.
+
+        Args:
+            keep_last: How many to keep one by one, -1 for all.
+            skip_first: How many of the first are warm-up.
+            logged: A log is attached, see :meth:`since`.
+        """
+        self.keep_last = keep_last
+        self.skip_first = skip_first
+        self.failed = 0
+        self.discarded = 0
+        self.captured = 0
+        self.recomputed = 0
+        self.taken = 0 if logged else -1
+        if cython.compiled:
+            self.blocks: list[Any] = []
+            self.kept_in_blocks = 0
+            self.aggregates = Aggregates()
+            self.block: Any = new_block(2 * (_FIRST_BLOCK if keep_last < 0 else _AGGREGATED_BLOCK))
+            self.place: Any = ints_of(self.block)
+            self.end: Any = self.place + ints_in(self.block)
+        else:
+            # A list takes what the clock returned as it is, three times as fast as an array does. Its first item is
+            # how many numbers were cut off after it.
+            self.buffer: list[int] = [0]
+            self.limit = 2 * (_STAGED if keep_last < 0 else _STAGED_AGGREGATED)
+            self.state: tuple[Any, ...] = ((), array("q"), 0, 0, Aggregates())
+            """Full blocks, the block that grows, numbers put into them so far, numbers of the first block that are
+            aggregated already, aggregates. None of it is ever changed in place."""
+
+    def append(self, start_ns: int, end_ns: int) -> None:
+        """Keep one interval."""
+        if cython.compiled:
+            place = self.place
+            place[0] = start_ns
+            place[1] = end_ns
+            self.place = place + 2
+            if self.place == self.end:
+                self.flush_block()
+        else:
+            buffer = self.buffer
+            buffer += (start_ns, end_ns)
+            if len(buffer) > self.limit:
+                self.flush_block()
+
+    def flush_block(self) -> None:
+        """Put the full buffer among the blocks, and aggregate what is older than ``keep_last`` wants."""
+        if cython.compiled:
+            self.flush_compiled()
+        else:
+            self.flush_plain()
+
+    def flush_plain(self) -> None:
+        """See :meth:`flush_block`; may be called again, or by itself, at any of its lines."""
+        state = self.state
+        blocks, growing, moved, start, aggregates = state
+        staged = [*self.buffer]
+        fresh = staged[1 + moved - staged[0] :]  # What an interrupted call has put away and not yet cut is left out.
+        if fresh:
+            growing = growing + array("q", pack(f"{len(fresh)}{_INT64}", *fresh))
+            if len(growing) >= 2 * (_BLOCK if self.keep_last < 0 else _AGGREGATED_BLOCK):
+                blocks, growing = (*blocks, growing), array("q")
+            moved += len(fresh)
+            surplus = moved - 2 * aggregates.count - 2 * self.keep_last
+            if self.keep_last >= 0 and surplus > 0:
+                surplus = 2 * self.spared_by_log(surplus // 2, aggregates.count)
+                blocks, growing, start, aggregates = self.without_oldest(blocks, growing, start, aggregates, surplus)
+            state_now = (blocks, growing, moved, start, aggregates)
+            # In one statement without a call, in which nothing else can run.
+            self.state = state_now if self.state is state else self.state
+        # The same for the buffer: cut as much as was put away, unless somebody has cut it meanwhile.
+        moved, cut_off = self.state[2], staged[0]
+        cut, mark = slice(0, 1 + moved - cut_off), (moved,)
+        self.buffer[cut if self.buffer[0] == cut_off else _NOTHING] = mark if self.buffer[0] == cut_off else ()
+
+    def without_oldest(
+        self, blocks: tuple[Any, ...], growing: Any, start: int, aggregates: Aggregates, numbers: int
+    ) -> tuple[Any, Any, int, Aggregates]:
+        """Aggregate so many of the oldest numbers, on copies."""
+        if numbers <= 0:
+            return blocks, growing, start, aggregates
+        aggregates = aggregates.copy()
+        whole = 0
+        while numbers > 0:
+            block = blocks[whole] if whole < len(blocks) else growing
+            end = min(len(block), start + numbers)
+            aggregates.add(block, start, end, self.skip_first)
+            numbers -= end - start
+            start = end
+            if whole < len(blocks) and start == len(block):
+                whole, start = whole + 1, 0
+        if whole >= len(blocks):
+            growing, start = growing[start:], 0
+        return blocks[whole:], growing, start, aggregates
+
+    def spared_by_log(self, surplus: int, aggregated: int) -> int:
+        """How many of the surplus intervals may be aggregated: those that a log has taken, and what exceeds the bound.
+
+        Args:
+            surplus: Intervals beyond ``keep_last``.
+            aggregated: Intervals that are aggregated so far.
+        """
+        if self.taken < 0:
+            return surplus
+        return max(min(surplus, self.taken - aggregated), surplus - LOG_BOUND, 0)
+
+    def flush_compiled(self) -> None:
+        """See :meth:`flush_block`; nothing in it calls into Python."""
+        if cython.compiled:
+            full = self.block
+            length = self.end - ints_of(full)
+            # A failure leaves room for one, in place of the last.
+            self.place = self.end - 2
+            fresh = new_block(min(4 * length, 2 * _BLOCK) if self.keep_last < 0 else length)
+            self.blocks.append(full)
+            self.kept_in_blocks += length // 2
+            self.block = fresh
+            self.place = ints_of(fresh)
+            self.end = self.place + ints_in(fresh)
+            if self.keep_last >= 0:
+                self.aggregate_oldest()
+
+    def aggregate_oldest(self) -> None:
+        """Aggregate the blocks that ``keep_last`` does not want and no log waits for."""
+        if cython.compiled:
+            while self.blocks:
+                oldest = self.blocks[0]
+                length = ints_in(oldest)
+                surplus = self.kept_in_blocks - self.keep_last
+                if surplus < length // 2:
+                    break
+                if 0 <= self.taken < self.aggregates.count + length // 2 and surplus <= LOG_BOUND:
+                    break
+                self.aggregates.add(ints_of(oldest), 0, length, self.skip_first)
+                self.kept_in_blocks -= length // 2
+                del self.blocks[0]
+
+    def kept(self) -> tuple[list[Any], Aggregates]:
+        """The intervals that are kept, oldest first, and the aggregates of the others, of one moment.
+
+        Returns:
+            Buffers of int64, start and end in ns alternating, and the aggregates. Neither changes any more.
+        """
+        if cython.compiled:
+            parts: list[Any] = []
+            # From here on nothing allocates what the collector tracks.
+            parts.extend(self.blocks)
+            parts.append(copied_block(ints_of(self.block), self.place - ints_of(self.block)))
+            aggregates = self.aggregates.copy()
+            return [memoryview(part).cast("q") for part in parts], aggregates
+        while True:
+            blocks, growing, moved, start, aggregates = self.state
+            staged = [*self.buffer]
+            if staged[0] <= moved:  # Else both were changed in between.
+                break
+        parts = [*blocks, growing]
+        if start:
+            parts[0] = parts[0][start:]
+        return [*parts, array("q", staged[1 + moved - staged[0] :])], aggregates
 
     def copy(self) -> dict[str, Any]:
         """A consistent copy, taken from any thread while the owner goes on recording.
 
         Returns:
-            ``pairs``: list of arrays of int64, start and end in ns alternating, oldest first, of the intervals that
-            are kept; the other entries are the aggregates over those that are not (``bins`` is None if there are
-            none), and the counters.
+            ``pairs``: buffers of int64, start and end in ns alternating, oldest first, of the intervals that are kept;
+            ``aggregated``: how many others there are, ``total_ns``, ``min_ns``, ``max_ns``, ``mean_ns``, ``m2``,
+            ``bins`` (None if there are none): the aggregates over those; and the counters.
         """
-        # A signal handler may call this in the middle of a seal on its own thread, which will never finish while
-        # it is waited for: after some tries take what is there.
-        for attempt in range(200):
-            version = self.version
-            if version & 1 and attempt < 199:
-                sleep(0)
-                continue
-            index = self.index
-            blocks = list(self.blocks)
-            if cython.compiled:
-                tail = self.block[:index]
-            else:
-                tail = array("q", self.buffer[:index])
-                # The last block still grows, which it could not while somebody else holds its memory.
-                blocks[-1:] = [block[:] for block in blocks[-1:]]
-            copied = {
-                "pairs": [*blocks, tail],
-                "folded": self.folded,
-                "total_ns": self.total_ns,
-                "min_ns": self.min_ns,
-                "max_ns": self.max_ns,
-                "mean_ns": self.mean_ns,
-                "m2": self.m2,
-                "bins": array("q", self.bins) if self.folded else None,
-                "failed": self.failed,
-                "discarded": self.discarded,
-                "captured": self.captured,
-                "keep_last": self.keep_last,
-                "skip_first": self.skip_first,
-            }
-            if self.version == version:
-                break
+        parts, aggregates = self.kept()
+        copied = aggregates.as_dict()
+        copied["pairs"] = parts
+        copied["failed"] = self.failed
+        copied["discarded"] = self.discarded
+        copied["captured"] = self.captured
+        copied["recomputed"] = self.recomputed
+        copied["keep_last"] = self.keep_last
+        copied["skip_first"] = self.skip_first
         return copied
 
     @property
     def count(self) -> int:
-        """Intervals recorded so far, kept or folded."""
-        recorded: int = self.folded + self.kept_in_blocks + self.index // 2
-        return recorded
+        """Intervals recorded so far, kept or aggregated."""
+        if cython.compiled:
+            recorded: int = self.aggregates.count + self.kept_in_blocks + (self.place - ints_of(self.block)) // 2
+            return recorded
+        staged = [*self.buffer]
+        return (staged[0] + len(staged) - 1) // 2
+
+    def since(self, taken: int) -> tuple[list[Any], int, int]:
+        """What was recorded since the last call, for a log that reads along on a thread of its own.
+
+        Calling it attaches the log: a full block is then aggregated only when the log has taken what is in it, or when
+        more than ``LOG_BOUND`` intervals beyond ``keep_last`` wait for it. Recording costs what it did, since both are
+        looked at only where a block is full. :meth:`detach` ends it.
+
+        Args:
+            taken: The cursor that the last call returned; 0 at first.
+
+        Returns:
+            Buffers of int64, start and end in ns alternating, in the order in which they ended; the new cursor (how
+            many intervals were recorded so far); and how many were lost to the log because it came too late.
+        """
+        parts, aggregates = self.kept()
+        aggregated: int = aggregates.count
+        recorded = aggregated + sum(map(len, parts)) // 2
+        missing = 2 * (recorded - max(taken, aggregated))
+        found: list[Any] = []
+        for part in reversed(parts):
+            if missing <= 0:
+                break
+            found.append(part[max(len(part) - missing, 0) :])
+            missing -= len(part)
+        found.reverse()
+        self.taken = recorded
+        return [part for part in found if len(part)], recorded, max(aggregated - taken, 0)
+
+    def attach(self) -> None:
+        """From now on wait for a log, see :meth:`since`."""
+        if self.taken < 0:
+            self.taken = 0
+
+    def detach(self) -> None:
+        """Wait for no log any more."""
+        self.taken = -1
+
+
+def new_bins() -> Any:
+    """A histogram without anything in it."""
+    if cython.compiled:
+        return zeroed_block(BIN_COUNT)
+    return array("q", bytes(8 * BIN_COUNT))
+
+
+def pairs_of(parts: Sequence[Any]) -> list[tuple[int, int]]:
+    """Start and end of each interval, from buffers in which they alternate."""
+    return [pair for part in parts for pair in zip(part[::2], part[1::2], strict=True)]

@@ -1,10 +1,9 @@
 # C types of recorder.py; Cython reads both. Plain Python never sees this file.
 cimport cython
-from cpython.exc cimport PyErr_Clear
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t
 
-from deep500_timing._recording.intervals cimport Intervals
+from deep500_timing._recording.intervals cimport Intervals, ints_of
 
 cdef extern from *:
     """
@@ -43,48 +42,70 @@ cdef extern from *:
     dict type_dict "d5_type_dict"(object)
     void type_modified "d5_type_modified"(object)
 
+cdef extern from *:
+    """
+    /* After a look-up that found nothing: an unhashable key is none, whatever else was raised goes on. */
+    static inline int d5_forget_type_error(void) {
+        if (!PyErr_Occurred()) return 0;
+        if (!PyErr_ExceptionMatches(PyExc_TypeError)) return -1;
+        PyErr_Clear();
+        return 0;
+    }
+    """
+    int forget_type_error "d5_forget_type_error"() except -1
 
-cdef inline Region look_up(Lane lane, object key):
-    # By identity first: a lane remembers where it found the keys that it uses. Only keys that its dict holds
-    # themselves are remembered, so that none is freed and its address used for another.
+
+cdef inline Region look_up(ThreadRegions regions, object key):
+    # By identity first: a thread's regions remember where they found the keys that it uses. Only keys that their dict
+    # holds themselves are remembered, so that none is freed and its address used for another.
     cdef size_t place = (<size_t><PyObject*>key >> 4) & 15
-    if lane.known_keys[place] == <PyObject*>key:
-        return <Region>lane.known_regions[place]
-    cdef PyObject* found = PyDict_GetItemWithError(lane.regions, key)
+    if regions.known_keys[place] == <PyObject*>key:
+        return <Region>regions.known_regions[place]
+    cdef PyObject* found = PyDict_GetItemWithError(regions.by_key, key)
     if found is NULL:
-        PyErr_Clear()  # An unhashable key is found out by who makes regions.
+        forget_type_error()
         return None
-    if (<Region>found).key is key:
-        lane.known_keys[place] = <PyObject*>key
-        lane.known_regions[place] = found
+    if (<Region>found)._key is key:
+        regions.known_keys[place] = <PyObject*>key
+        regions.known_regions[place] = found
     return <Region>found
 
 
 @cython.final
 cdef class Region:
-    cdef readonly object key
-    cdef readonly str name
-    cdef public bint is_open
-    cdef public int64_t start_ns
-    cdef public Intervals intervals
-    cdef readonly Lane lane
-    cdef Recorder timer
-    cdef public unsigned long generation
-    # What the device side keeps here.
-    cdef public Intervals gpu_intervals
-    cdef public object gpu_handle
-    cdef public object pair
-    cdef public bint gpu
+    # In the order in which a start and an end read them.
+    cdef Recorder _timer
+    cdef readonly ThreadRegions _thread
+    cdef bint _is_open
+    cdef readonly int64_t _start_ns
+    cdef object _open_pair
+    cdef readonly Intervals _intervals
     # What KeptMethod keeps here.
     cdef object kept_enter
     cdef object kept_exit
+    cdef object _key
+    cdef str _name
+    cdef unsigned long _generation
+    cdef tuple _suspended
+    cdef public Py_ssize_t _timed_depth
+    cdef bint _interrupted
+    cdef readonly Intervals _device_intervals
+    cdef readonly object _pair
+    cdef object _device_handle
 
+    cdef _set_up(self, object key, str name, ThreadRegions thread, Recorder timer)
     @cython.locals(timer=Recorder, region=Region)
     cpdef start(self)
-    @cython.locals(timer=Recorder, region=Region, intervals=Intervals, now_ns=int64_t, index=Py_ssize_t)
+    @cython.locals(timer=Recorder, region=Region, intervals=Intervals, now_ns=int64_t, start_ns=int64_t, place="int64_t*")
     cpdef end(self)
-    cpdef fail(self)
-    cpdef Intervals gpu_store(self)
+    @cython.locals(timer=Recorder, region=Region)
+    cpdef _fail(self)
+    cpdef Intervals _device_store(self)
+    cpdef _open_at(self, int64_t start_ns)
+    @cython.locals(start_ns=int64_t)
+    cpdef int64_t _keep_until(self, int64_t end_ns) except? -1
+    cpdef int64_t _opened_ns(self)
+    cpdef bint _ignores_end(self)
 
 
 @cython.final
@@ -101,38 +122,70 @@ cdef inline keep_methods(object kind):
 
 
 @cython.final
-cdef class Lane:
+cdef class ThreadRegions:
     cdef object __weakref__
-    cdef public unsigned long thread
-    cdef public dict regions
-    cdef public object owner
+    cdef public unsigned long ident
+    cdef public dict by_key
+    cdef public object watch
+    cdef public int64_t exception_ns
     cdef PyObject* known_keys[16]
     cdef PyObject* known_regions[16]
 
     @cython.locals(region=Region)
-    cpdef vacate(self)
+    cpdef release(self)
 
 
 cdef class Recorder:
     cdef bint _enabled
     cdef bint _native
-    cdef Lane _lane
+    cdef ThreadRegions _current
+    # Those of the last threads that were here, each in the place that its identity gives it.
+    cdef PyObject* known_threads[8]
     cdef object _now
     cdef public object _clock
-    cdef public dict _lanes
+    cdef public dict _threads
+    cdef public dict _set_aside
     cdef public dict _memory_at_ends
     cdef public object _run
     cdef public unsigned long _generation
-    cdef readonly Py_ssize_t keep_last
-    cdef readonly Py_ssize_t skip_first
+    cdef public bint _logged
+    cdef Py_ssize_t _keep_last
+    cdef Py_ssize_t _skip_first
     cdef object __weakref__
 
+    cdef _set_up(self)
+    cpdef Intervals _new_intervals(self)
+    cdef int64_t _read_clock(self) except? -1
+    @cython.locals(region=Region)
+    cdef int64_t _read_clock_at_end(self, object key) except? -1
     cpdef Region _find(self, object key)
-    cdef Lane _enter_thread(self)
-    cdef Lane _adopt_lane(self, unsigned long thread)
-    cdef Region _new_region(self, object key, Lane lane)
-    cdef _start_of_open(self, Region region)
+    cdef ThreadRegions _enter_thread(self)
+    @cython.locals(free=ThreadRegions)
+    cdef ThreadRegions _reuse_regions(self, unsigned long ident)
+    cdef Region _new_region(self, object key, ThreadRegions regions)
+    cpdef _start_of_open(self, Region region, bint always)
+    cdef bint _resume(self, Region region) except -1
+    @cython.locals(other=Region)
     cdef _end_of_closed(self, Region region)
     cdef _mismatch(self, Region region, bint gpu)
     cpdef _discard(self, Region region)
     cpdef _forget_open(self, Region region)
+
+
+cdef inline ThreadRegions known_regions_of(Recorder recorder):
+    cdef unsigned long ident = thread_id()
+    cdef PyObject* known = recorder.known_threads[(ident >> 12) & 7]
+    if known is not NULL and (<ThreadRegions>known).ident == ident:
+        return <ThreadRegions>known
+    return None
+
+
+cdef inline remember_regions(Recorder recorder, ThreadRegions regions):
+    # The pointer is borrowed from the recorder's dict.
+    recorder.known_threads[(regions.ident >> 12) & 7] = <PyObject*>regions
+
+
+cdef inline forget_regions(Recorder recorder):
+    cdef int place
+    for place in range(8):
+        recorder.known_threads[place] = NULL

@@ -3,32 +3,30 @@
 This file, ``intervals.py`` and ``timer.py`` are the hot path. They run as plain Python and, with the C types in
 the ``.pxd`` beside each, compiled by Cython. What differs between the two forms stands under ``cython.compiled``.
 
-How it works. A :class:`Recorder` keeps one :class:`Lane` per thread, and a lane one :class:`Region` per key. A thread
-only ever writes to its own lane, so that recording needs no lock; readers copy.
+How it works. A :class:`Recorder` keeps one :class:`ThreadRegions` per thread, and that one :class:`Region` per key. A
+thread only ever writes to its own, so that recording needs no lock; readers copy.
+
+Anything may run between two lines of ours on the same thread, and raise (see ``intervals.py``). So a region is opened
+by the last statement of a start and closed by the first of an end, several attributes that belong together are set in
+one statement, and what a start has prepared is in local variables until then.
 """
 
 from __future__ import annotations
 
-import os
-import sys
-from _thread import RLock, _local, get_ident
-from array import array
+from _thread import get_ident
+from operator import index
 from time import perf_counter_ns
-from weakref import WeakSet, ref
 
 from deep500_timing._ground.time_type import TimeType
+from deep500_timing._recording import threads as _life
 from deep500_timing._recording.intervals import Intervals
-from deep500_timing.exceptions import (
-    InvalidKeyError,
-    RegionMismatchError,
-    RegionNotOpenError,
-    RegionOpenError,
-)
+from deep500_timing.exceptions import RegionOpenError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any
+    from weakref import ref
 
     import cython
 
@@ -38,13 +36,16 @@ else:
     from deep500_timing._ground import cython_stub as cython
 
 if not cython.compiled:
+    from deep500_timing._ground.cython_stub import in_c
+
+    forget_regions = known_regions_of = remember_regions = in_c
     clock_ns = perf_counter_ns
     thread_id = get_ident
 
-    def look_up(lane: Lane, key: Any) -> Region | None:
+    def look_up(regions: ThreadRegions, key: Any) -> Region | None:
         """The region of that key, None if there is none or the key cannot be one."""
         try:
-            return lane.regions[key]
+            return regions.by_key[key]
         except (KeyError, TypeError):
             return None
 
@@ -54,11 +55,13 @@ if not cython.compiled:
 
 COMPILED: bool = cython.compiled
 
-_all_recorders: WeakSet[Recorder] = WeakSet()
-_FORGIVEN = 2**32 - 1
-"""The generation of a region whose next unmatched end is ignored, whatever the timer's is."""
-_adoption_lock = RLock()
-_of_thread = _local()
+_IGNORE_NEXT_END = 2**32 - 1
+"""Generation value that makes the region's next unmatched ``end`` a no-op."""
+SHARED = 1
+"""Stands for a thread where regions are shared by all threads; no system gives a thread this identity."""
+_ASIDE = 2
+"""Identity of regions whose thread is recomputing, see :func:`begin_recomputation`."""
+_MOST = 2**63 - 1
 
 
 class Region:
@@ -69,35 +72,73 @@ class Region:
     """
 
     __slots__ = (
-        "generation",
-        "gpu",
-        "gpu_handle",
-        "gpu_intervals",
-        "intervals",
-        "is_open",
-        "key",
-        "lane",
-        "name",
-        "pair",
-        "start_ns",
-        "timer",
+        "_device_handle",
+        "_device_intervals",
+        "_generation",
+        "_interrupted",
+        "_intervals",
+        "_is_open",
+        "_key",
+        "_name",
+        "_open_pair",
+        "_pair",
+        "_start_ns",
+        "_suspended",
+        "_thread",
+        "_timed_depth",
+        "_timer",
     )
 
-    def __init__(self, key: TimeType | str, name: str, lane: Lane, timer: Recorder) -> None:
-        """Handed out by :meth:`Timer.region`; not for direct use."""
-        self.key = key
-        self.name = name
-        self.lane = lane
-        self.timer = timer
-        self.generation = 0
-        self.is_open = False
-        self.start_ns = 0
-        self.intervals = Intervals(timer.keep_last, timer.skip_first)
-        self.gpu_intervals: Intervals | None = None
-        self.gpu_handle: Any = None
-        self.pair: Any = None
-        """The device's start event and where it was recorded, if the region was ever timed there."""
-        self.gpu = False
+    # Compiled, an object that was never set up would be read as it is.
+    if cython.compiled:
+
+        def __cinit__(self, key: TimeType | str, name: str, thread: ThreadRegions, timer: Recorder) -> None:
+            self._set_up(key, name, thread, timer)
+
+    else:
+
+        def __init__(self, key: TimeType | str, name: str, thread: ThreadRegions, timer: Recorder) -> None:
+            """Handed out by :meth:`Timer.region`; not for direct use."""
+            self._set_up(key, name, thread, timer)
+
+    def _set_up(self, key: TimeType | str, name: str, thread: ThreadRegions, timer: Recorder) -> None:
+        if not isinstance(timer, Recorder):
+            raise TypeError(f"Making a Region of {timer!r}: ask a timer for region(key).")
+        self._key = key
+        self._name = name
+        self._thread = thread
+        self._timer = timer
+        self._generation = 0
+        self._is_open = False
+        self._start_ns = 0
+        self._intervals = timer._new_intervals()
+        self._device_intervals: Intervals | None = None
+        self._device_handle: Any = None
+        self._pair: Any = None
+        """What the device needs to know of a stretch, between two of them, if there ever was one."""
+        self._open_pair: Any = None
+        """The same of the stretch that is open, if it is open on the device as well."""
+        self._suspended: tuple[tuple[int, Any], ...] = ()
+        """Starts and pairs of the stretches that a second entry has interrupted."""
+        self._timed_depth = 0
+        """Calls of a function that is timed under this key, within one another, on this thread."""
+        self._interrupted = False
+        """Whether an exception is known to have come between its start and its end, see ``misuse.py``."""
+
+    @property
+    def key(self) -> TimeType | str:
+        """What the timer was asked for."""
+        return self._key
+
+    @property
+    def name(self) -> str:
+        """The key's name: ``"BATCH"``, or the user's own string."""
+        return self._name
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it was started, on the thread that the handle was made on, and not ended yet."""
+        return self._is_open or len(self._suspended) > 0
 
     def start(self) -> None:
         """Open the region.
@@ -105,21 +146,15 @@ class Region:
         Raises:
             RegionOpenError: The calling thread has it open already.
         """
-        timer = self.timer
+        timer = self._timer
         if not timer._enabled:
             return
         region = self
-        if thread_id() != self.lane.thread:
-            region = timer._find(self.key)
-        if region.is_open:
-            timer._start_of_open(region)
-        region.gpu = False
-        if timer._native:
-            region.is_open = True
-            region.start_ns = clock_ns()
-        else:
-            region.start_ns = timer._now()
-            region.is_open = True
+        if thread_id() != self._thread.ident:
+            region = timer._find(self._key)
+        if region._is_open:
+            timer._start_of_open(region, False)
+        region._start_ns, region._is_open = clock_ns() if timer._native else timer._read_clock(), True
 
     def end(self) -> None:
         """Close the region and keep its interval.
@@ -127,31 +162,44 @@ class Region:
         Raises:
             RegionNotOpenError: The calling thread does not have it open.
         """
-        timer = self.timer
+        timer = self._timer
         if not timer._enabled:
             return
-        now_ns = clock_ns() if timer._native else timer._now()
+        now_ns = clock_ns() if timer._native else timer._read_clock_at_end(self._key)
         region = self
-        if thread_id() != self.lane.thread:
-            region = timer._find(self.key)
-        if not region.is_open:
+        if thread_id() != self._thread.ident:
+            region = timer._find(self._key)
+        if not region._is_open and not timer._resume(region):
             timer._end_of_closed(region)
             return
-        if region.gpu:
+        if region._open_pair is not None:
             timer._mismatch(region, False)
-        region.is_open = False
-        # Intervals.put, written out as in Timer.end.
-        intervals = region.intervals
-        index = intervals.index
-        intervals.buffer[index] = region.start_ns
-        intervals.buffer[index + 1] = now_ns
-        intervals.index = index + 2
-        if index + 2 == intervals.limit:
-            intervals.seal()
+        start_ns, region._is_open = region._start_ns, False
+        # Intervals.append, written out as in Timer.end.
+        intervals = region._intervals
+        if cython.compiled:
+            place = intervals.place
+            place[0] = start_ns
+            place[1] = now_ns
+            intervals.place = place + 2
+            if place + 2 == intervals.end:
+                intervals.flush_block()
+        else:
+            buffer = intervals.buffer
+            buffer += (start_ns, now_ns)
+            if len(buffer) > intervals.limit:
+                intervals.flush_block()
 
     def __enter__(self) -> Region:
         """Open the region."""
-        self.start()
+        try:
+            self.start()
+        except RegionOpenError:
+            raise
+        except BaseException:
+            # Whether it was opened before that or not, its end will not be called.
+            self._interrupted = True
+            raise
         return self
 
     def __exit__(
@@ -161,34 +209,62 @@ class Region:
         if kind is None:
             self.end()
         else:
-            self.fail()
+            self._fail()
+            self._thread.exception_ns = self._timer.now_ns()
 
-    def fail(self) -> None:
-        """Close the region, if the calling thread has it open, and count its interval as failed."""
+    def _fail(self) -> bool:
+        # See Timer.fail.
+        timer = self._timer
         region = self
-        if thread_id() != self.lane.thread:
-            region = self.timer._find(self.key)
-        if region.is_open:
-            region.intervals.failed += 1
-            if region.gpu:
-                # Its device time is as unknown as its host time.
-                store = region.gpu_store()
-                store.failed += 1
-            self.timer._forget_open(region)
+        if thread_id() != self._thread.ident:
+            region = timer._find(self._key)
+        if not region._is_open and not timer._resume(region):
+            return False
+        on_device = region._open_pair is not None
+        timer._forget_open(region)
+        region._intervals.failed += 1
+        if on_device:
+            # Its device time is as unknown as its host time.
+            store = region._device_store()
+            store.failed += 1
+        return True
 
-    def gpu_store(self) -> Intervals:
-        """The intervals of this region on the device, made if there are none yet."""
-        if self.gpu_intervals is None:
-            self.gpu_intervals = Intervals(self.timer.keep_last, self.timer.skip_first)
-        return self.gpu_intervals
+    def _device_store(self) -> Intervals:
+        # The intervals of this region on the device, made if there are none yet.
+        if self._device_intervals is None:
+            self._device_intervals = self._timer._new_intervals()
+        return self._device_intervals
+
+    # What named timers, which keep the time themselves, do with a region of their own.
+
+    def _open_at(self, start_ns: int) -> None:
+        self._start_ns, self._is_open = start_ns, True
+
+    def _keep_until(self, end_ns: int) -> int:
+        # Close it and return when it was opened.
+        start_ns, self._is_open = self._start_ns, False
+        self._intervals.append(start_ns, end_ns)
+        return start_ns
+
+    def _opened_ns(self) -> int:
+        return self._start_ns
+
+    def _ignores_end(self) -> bool:
+        # Whether an end without a start is to be ignored, this once.
+        if self._generation == self._timer._generation:
+            return False
+        self._generation = self._timer._generation
+        return True
 
     def __repr__(self) -> str:
         """Show the key and the state."""
-        return f"<region {self.name!r}, {'open' if self.is_open else 'closed'}, {self.intervals.count} intervals>"
+        return f"<region {self._name!r}, {'open' if self.is_open else 'closed'}, {self._intervals.count} intervals>"
 
     def __reduce__(self) -> Any:
         """Refuse: a region belongs to a thread."""
-        raise TypeError(f"A region handle ({self.name!r}) cannot be copied or pickled; ask a timer for region(key).")
+        from deep500_timing._recording.misuse import error_of_handle
+
+        raise error_of_handle(self._name)
 
 
 class KeptMethod:
@@ -223,32 +299,34 @@ class KeptMethod:
 keep_methods(Region)
 
 
-class Lane:
+class ThreadRegions:
     """What one thread has recorded: its regions by key.
 
-    When the thread ends, what it left open is discarded and the lane is nobody's (``thread`` is 0): the system gives
-    the identity of a thread that has ended to the next one at once, which must not find itself in its regions.
+    When the thread ends, what it left open is discarded and the regions are free for another (``ident`` is 0). Thread
+    ids are reused; a new thread must not inherit open regions.
     """
 
-    __slots__ = ("__weakref__", "owner", "regions", "thread")
+    __slots__ = ("__weakref__", "by_key", "exception_ns", "ident", "watch")
 
     def __init__(self) -> None:
-        """Start empty, as nobody's."""
-        self.thread = 0
-        self.regions: dict[Any, Region] = {}
-        self.owner: ref[Any] | None = None
+        """Start empty and free."""
+        self.ident = 0
+        self.by_key: dict[Any, Region] = {}
+        self.exception_ns = -_MOST
+        """When an exception last ended a ``with`` block on this thread."""
+        self.watch: ref[Any] | None = None
 
-    def occupy(self) -> None:
+    def claim(self) -> None:
         """Become the calling thread's, until it ends."""
-        self.owner = _watch_thread(self)
-        self.thread = get_ident()
+        self.watch = _life.watch_thread(self)
+        self.ident = get_ident()
 
-    def vacate(self) -> None:
-        """Discard what is open and become nobody's."""
-        for region in list(self.regions.values()):
-            if region.is_open:
-                region.timer._discard(region)
-        self.thread = 0
+    def release(self) -> None:
+        """Discard what is open and become free."""
+        for region in list(self.by_key.values()):
+            if region._is_open:
+                region._timer._discard(region)
+        self.ident = 0
 
 
 class Recorder:
@@ -257,17 +335,52 @@ class Recorder:
     __slots__ = (
         "__weakref__",
         "_clock",
+        "_current",
         "_enabled",
         "_generation",
-        "_lane",
-        "_lanes",
+        "_keep_last",
+        "_logged",
         "_memory_at_ends",
         "_native",
         "_now",
         "_run",
-        "keep_last",
-        "skip_first",
+        "_set_aside",
+        "_skip_first",
+        "_threads",
     )
+
+    if cython.compiled:
+
+        def __cinit__(self, *_arguments: Any, **_settings: Any) -> None:
+            # What a subclass that never calls this class's __init__ has.
+            self._set_up()
+
+    else:
+
+        def __new__(cls, *_arguments: Any, **_settings: Any) -> Any:
+            """Set up with the default settings, for a subclass that never calls this class's ``__init__``."""
+            self = object.__new__(cls)
+            self._set_up()
+            return self
+
+    def _set_up(self) -> None:
+        self._keep_last = -1
+        self._skip_first = 0
+        self._clock: Clock | None = None
+        self._native = True
+        self._now: Any = perf_counter_ns
+        self._enabled = True
+        self._generation = 0
+        self._logged = False
+        self._threads: dict[int, ThreadRegions] = {}
+        self._current = ThreadRegions()
+        """Those of the thread that was here last."""
+        self._set_aside: dict[int, ThreadRegions] = {}
+        """Those of threads that are recomputing."""
+        # What was read of the memory at the ends of regions, by their names, if somebody asked for it.
+        self._memory_at_ends: dict[str, MemorySamples] = {}
+        self._run: Any = None  # The log that what is recorded here goes to, if there is one.
+        _life.all_recorders.add(self)
 
     def __init__(
         self,
@@ -278,33 +391,60 @@ class Recorder:
         skip_first: int = 0,
     ) -> None:
         """See :class:`deep500_timing.Timer`."""
-        if keep_last is not None and not _is_count(keep_last):
-            raise ValueError(f"keep_last={keep_last!r} must be a number of intervals, 0 or more, or None for all.")
-        if not _is_count(skip_first):
-            raise ValueError(f"skip_first={skip_first!r} must be a number of intervals, 0 or more.")
-        self.keep_last = -1 if keep_last is None else keep_last
-        self.skip_first = skip_first
+        if keep_last is not None:
+            self._keep_last = _checked_count("keep_last", keep_last, ", or None for all")
+        self._skip_first = _checked_count("skip_first", skip_first, "")
         self._clock = clock
-        self._native = clock is None
-        self._now = perf_counter_ns if clock is None else clock.now_ns
-        self._enabled = enabled
-        self._generation = 0
-        self._lanes: dict[int, Lane] = {}
-        self._lane = Lane()
-        # What was read of the memory at the ends of regions, by their names, if somebody asked for it.
-        self._memory_at_ends: dict[str, MemorySamples] = {}
-        self._run: Any = None  # The log that what is recorded here goes to, if there is one.
-        _all_recorders.add(self)
+        if clock is not None:
+            self._native = False
+            self._now = clock.now_ns
+        self._enabled = bool(enabled)
+
+    @property
+    def keep_last(self) -> int | None:
+        """How many intervals are kept one by one, for each region and thread; None for all."""
+        return None if self._keep_last < 0 else self._keep_last
+
+    @property
+    def skip_first(self) -> int:
+        """How many of the first intervals of each region, on each thread, are left out of the statistics."""
+        return self._skip_first
+
+    def _new_intervals(self) -> Intervals:
+        return Intervals(self._keep_last, self._skip_first, self._logged)
+
+    def _read_clock(self) -> int:
+        # A clock of the user's own.
+        now_ns = self._now()
+        if type(now_ns) is not int:
+            try:
+                now_ns = index(now_ns)
+            except TypeError:
+                from deep500_timing._recording.misuse import error_of_clock
+
+                raise error_of_clock(self._clock, now_ns) from None
+        if not cython.compiled and not -_MOST <= now_ns <= _MOST:
+            raise OverflowError(f"Reading the timer's clock {self._clock!r}: {now_ns} ns do not fit into 64 bits.")
+        return now_ns
+
+    def _read_clock_at_end(self, key: TimeType | str) -> int:
+        # If it raises, the region stays open, and may be ended later or started anew.
+        try:
+            return self._read_clock()
+        except BaseException:
+            region = self._find(key)
+            region._interrupted = True
+            raise
 
     def _find(self, key: TimeType | str) -> Region:
         # The region of this key on the calling thread, made if need be.
-        lane = self._lane
-        if thread_id() != lane.thread:
-            lane = self._enter_thread()
-        region = look_up(lane, key)
+        regions = self._current
+        if thread_id() != regions.ident:
+            regions = self._enter_thread()
+        region = look_up(regions, key)
         if region is not None:
             return region
-        return self._new_region(key, lane)
+        return self._new_region(key, regions)
 
     def record(self, key: TimeType | str, start_ns: int, end_ns: int) -> None:
         """Keep an interval that was measured by other means, on the timer's host clock.
@@ -317,20 +457,37 @@ class Recorder:
         Raises:
             ValueError: It ends before it begins.
             TypeError: A time is not an integer.
-            OverflowError: A time does not fit into 64 bits.
+            OverflowError: A time, or the time between them, does not fit into 64 bits.
             InvalidKeyError: The key is neither a ``TimeType`` nor a non-empty string.
         """
         if end_ns < start_ns:
             raise ValueError(
                 f"Recording {key!r} from {start_ns} to {end_ns} ns: it ends before it begins. Swap the arguments."
             )
-        array("q", (start_ns, end_ns))  # What is no integer of 64 bits is an error here, not when the times are read.
+        # What cannot be kept is an error here, not when the times are read.
+        start_ns, end_ns = index(start_ns), index(end_ns)
+        if start_ns < -_MOST - 1 or end_ns > _MOST or end_ns - start_ns > _MOST:
+            raise OverflowError(
+                f"Recording {key!r} from {start_ns} to {end_ns} ns: the times or what is between them do not fit into "
+                "64 bits. Pass nanoseconds."
+            )
         if self._enabled:
-            self._find(key).intervals.put(start_ns, end_ns)
+            self._find(key)._intervals.append(start_ns, end_ns)
+
+    def _keep(self, key: TimeType | str, start_ns: int, end_ns: int) -> None:
+        # As record, for what was read from the timer's own clock, which may run backwards.
+        if self._enabled:
+            self._find(key)._intervals.append(start_ns, end_ns)
+
+    def _count_failed(self, key: TimeType | str) -> None:
+        # What was timed without opening the region has failed.
+        if self._enabled:
+            intervals = self._find(key)._intervals
+            intervals.failed += 1
 
     def now_ns(self) -> int:
         """The timer's host clock, in nanoseconds since an arbitrary moment."""
-        return clock_ns() if self._native else self._now()
+        return clock_ns() if self._native else self._read_clock()
 
     def discard(self, key: TimeType | str) -> bool:
         """Forget the region ``key`` if the calling thread has it open; it is counted as discarded.
@@ -341,27 +498,37 @@ class Recorder:
             Whether it was open.
         """
         region = self._find(key)
-        if not region.is_open:
+        if not region._is_open and not self._resume(region):
             return False
         self._discard(region)
-        region.generation = _FORGIVEN
+        region._generation = _IGNORE_NEXT_END
         return True
+
+    def fail(self, key: TimeType | str) -> bool:
+        """Close the region ``key`` if the calling thread has it open; it is counted as failed and not kept.
+
+        For a caller of ``start`` that sees an exception, as a ``with`` block does by itself.
+
+        Returns:
+            Whether it was open.
+        """
+        return self._find(key)._fail()
 
     def discard_quietly(self, key: TimeType | str) -> None:
         """Forget the open region ``key`` without counting it: what was to be timed turned out not to exist."""
         self._forget_open(self._find(key))
 
     def _discard(self, region: Region) -> None:
-        region.intervals.discarded += 1
-        if region.gpu:
-            store = region.gpu_store()
-            store.discarded += 1
+        on_device = region._open_pair is not None
         self._forget_open(region)
+        region._intervals.discarded += 1
+        if on_device:
+            store = region._device_store()
+            store.discarded += 1
 
     def _forget_open(self, region: Region) -> None:
-        # Timers that mark the device as well take the mark back.
-        region.is_open = False
-        region.gpu = False
+        # Timers that mark the device as well take the event back.
+        region._is_open, region._open_pair, region._interrupted = False, None, False
 
     @property
     def enabled(self) -> bool:
@@ -375,102 +542,176 @@ class Recorder:
         self._close_all()
         self._enabled = bool(value)
 
+    @cython.locals(region=Region)  # type: ignore[untyped-decorator, unused-ignore]
     def _close_all(self) -> None:
-        # Regions that are open now will not be ended in the ordinary way: forgive their next unmatched end.
+        # Regions that are open now will not be ended in the ordinary way: ignore their next unmatched end.
         self._generation += 1
         for region in self._regions():
-            if region.is_open:
+            if region._is_open:
                 self._discard(region)
+
+    def _all_threads(self) -> list[ThreadRegions]:
+        # Without what is only there while a thread recomputes. A list of keys is made without making anything else, in
+        # the middle of which the collector could run, and with it something that changes the dict.
+        found = list(self._set_aside.values())
+        for ident in list(self._threads):
+            regions = self._threads.get(ident)
+            if regions is not None and ident not in self._set_aside:
+                found.append(regions)
+        return found
 
     def _regions(self) -> list[Region]:
         # Every region of every thread, each once though a TimeType may be known under two keys.
         seen = {}
-        for lane in list(self._lanes.values()):
-            for region in list(lane.regions.values()):
+        for regions in self._all_threads():
+            for region in list(regions.by_key.values()):
                 seen[id(region)] = region
         return list(seen.values())
 
-    def _enter_thread(self) -> Lane:
-        thread = get_ident()
-        lane = self._lanes.get(thread)
-        if lane is None or lane.thread != thread:
-            # A thread that has ended leaves its lane to the next, so that lanes do not outnumber threads.
-            with _adoption_lock:
-                lane = self._lanes.get(thread)
-                if lane is None:
-                    lane = self._adopt_lane(thread)
-                if lane.thread != thread:
-                    lane.occupy()
-        self._lane = lane
-        return lane
+    def _regions_of(self, name: str) -> list[Region]:
+        # The region of this name on every thread, at the cost of one look-up each.
+        members: Any = TimeType.__members__
+        key = members.get(name, name)
+        found = [regions.by_key.get(key) for regions in self._all_threads()]
+        return [region for region in found if region is not None]
 
-    def _adopt_lane(self, thread: int) -> Lane:
-        # A callback of the garbage collector or a signal handler that enters meanwhile on this thread comes first.
-        for ident, vacant in list(self._lanes.items()):
-            if vacant.thread == 0:
-                lane = self._lanes.setdefault(thread, vacant)
-                if lane is vacant:
-                    self._lanes.pop(ident, None)
-                return lane
-        return self._lanes.setdefault(thread, Lane())
+    @cython.locals(region=Region)  # type: ignore[untyped-decorator, unused-ignore]
+    def _attach_log(self) -> None:
+        # From now on intervals wait for a log to take them, see Intervals.since; of new regions as well.
+        self._logged = True
+        for region in self._regions():
+            region._intervals.attach()
+            if region._device_intervals is not None:
+                region._device_intervals.attach()
 
-    def _new_region(self, key: TimeType | str, lane: Lane) -> Region:
-        if isinstance(key, str) and key:
-            resolved = TimeType.__members__.get(key, key)
-        elif isinstance(key, TimeType):
-            resolved = key
-        else:
-            raise InvalidKeyError(
-                f"Timing a region with the key {key!r}: a key is a TimeType, such as TimeType.BATCH, or a string that "
-                f"names a region of your own, not {type(key).__name__}."
-            ) from None
-        region = lane.regions.get(resolved)
-        if region is None:
-            name = resolved if isinstance(resolved, str) else resolved.name
-            # Not set but kept if a callback of the garbage collector has made it meanwhile.
-            region = lane.regions.setdefault(resolved, Region(resolved, str(name), lane, self))
-        if isinstance(key, str):
-            lane.regions[key] = region
+    @cython.locals(region=Region)  # type: ignore[untyped-decorator, unused-ignore]
+    def _detach_log(self) -> None:
+        self._logged = False
+        for region in self._regions():
+            region._intervals.detach()
+            if region._device_intervals is not None:
+                region._device_intervals.detach()
+
+    def _shared_region(self, key: TimeType | str) -> Region:
+        # A region shared by all threads; one thread's own is discarded when it ends.
+        like = self._find(key)
+        regions = self._threads.get(SHARED)
+        if regions is None:
+            regions = ThreadRegions()
+            regions.ident = SHARED
+            regions = self._threads.setdefault(SHARED, regions)
+        region: Region = regions.by_key.setdefault(like._key, Region(like._key, like._name, regions, self))
         return region
 
-    def _start_of_open(self, region: Region) -> None:
-        key = _as_code(region.key)
-        raise RegionOpenError(
-            f"Starting region {region.name!r}: it is open already on {_thread_name(region.lane.thread)}, since "
-            f"{(self.now_ns() - region.start_ns) / 1e9:.6g} s. End it first, or forget it with discard({key}); "
-            f"`with timer.region({key})` ends it even after an exception."
+    def _enter_thread(self) -> ThreadRegions:
+        if cython.compiled:
+            known: ThreadRegions | None = known_regions_of(self)
+            if known is not None:
+                self._current = known
+                return known
+        ident = get_ident()
+        regions = self._threads.get(ident)
+        if regions is None or regions.ident != ident:
+            # A thread that has ended leaves its regions to the next, so that there are no more than threads.
+            with _life.claim_lock:
+                regions = self._threads.get(ident)
+                if regions is None:
+                    regions = self._reuse_regions(ident)
+                if regions.ident != ident:
+                    regions.claim()
+        self._current = regions
+        if cython.compiled:
+            remember_regions(self, regions)
+        return regions
+
+    def _reuse_regions(self, ident: int) -> ThreadRegions:
+        # A callback of the garbage collector or a signal handler that enters meanwhile on this thread comes first.
+        for other in list(self._threads):
+            free = self._threads.get(other)
+            if free is not None and free.ident == 0 and other not in self._set_aside:
+                regions = self._threads.setdefault(ident, free)
+                if regions is free:
+                    self._threads.pop(other, None)
+                return regions
+        return self._threads.setdefault(ident, ThreadRegions())
+
+    def _new_region(self, key: TimeType | str, regions: ThreadRegions) -> Region:
+        if isinstance(key, TimeType):
+            name, resolved = key.name, key
+        else:
+            name = name_of("Timing a region with the key", key)
+            members: Any = TimeType.__members__
+            resolved = members.get(name, name)
+        region = regions.by_key.get(resolved)
+        if region is None:
+            # Not set but kept if a callback of the garbage collector has made it meanwhile.
+            region = regions.by_key.setdefault(resolved, Region(resolved, name, regions, self))
+        if type(key) is str:
+            # A TimeType's name is found under itself from now on. A subclass of str may compare as it likes.
+            regions.by_key[key] = region
+        return region
+
+    def _start_of_open(self, region: Region, always: bool) -> None:
+        # Return if the start may go on. See misuse.py.
+        if not region._is_open:
+            return
+        from deep500_timing._recording import misuse
+
+        if misuse.interrupts():
+            open_now = (region._start_ns, region._open_pair)
+            region._suspended, region._is_open, region._open_pair = (*region._suspended, open_now), False, None
+            return
+        open_s = (self.now_ns() - region._start_ns) / 1e9
+        seen = region._interrupted or region._thread.exception_ns > region._start_ns
+        if always or seen or misuse.exception_is_known():
+            self._discard(region)
+            region._generation = _IGNORE_NEXT_END
+            misuse.warn_of_open(region._name, region._key, open_s)
+            return
+        raise misuse.error_of_open(region._name, region._key, region._thread.ident, open_s)
+
+    def _resume(self, region: Region) -> bool:
+        # Open again what a second entry has interrupted, if it has; see _start_of_open.
+        if not region._suspended:
+            return False
+        last = len(region._suspended) - 1
+        start_ns, pair = region._suspended[last]
+        region._suspended, region._start_ns, region._open_pair, region._is_open = (
+            region._suspended[:last],
+            start_ns,
+            pair,
+            True,
         )
+        return True
 
     def _end_of_closed(self, region: Region) -> None:
-        if region.generation != self._generation:
-            region.generation = self._generation
+        if region._ignores_end():
             return
-        elsewhere = [
-            _thread_name(other.lane.thread) for other in self._regions() if other.name == region.name and other.is_open
-        ]
-        where = f" (it is open on {', '.join(elsewhere)}: end it there)" if elsewhere else ""
-        raise RegionNotOpenError(
-            f"Ending region {region.name!r}: it is not open on {_thread_name(region.lane.thread)}{where}. "
-            f"Call start({_as_code(region.key)}) first, on the same thread, and end it once."
-        )
+        from deep500_timing._recording.misuse import error_of_closed
+
+        open_on = []
+        for other in self._regions_of(region._name):
+            if other._is_open:
+                open_on.append(other._thread.ident)  # noqa: PERF401 (compiled, a comprehension knows no types)
+        raise error_of_closed(region._name, region._key, region._thread.ident, open_on)
 
     def _mismatch(self, region: Region, gpu: bool) -> None:
-        raise RegionMismatchError(
-            f"Ending region {region.name!r} on {_thread_name(region.lane.thread)} with gpu={gpu}: it was started with "
-            f"gpu={not gpu}, and is still open. Pass the same gpu argument to start and end."
-        )
+        from deep500_timing._recording.misuse import error_of_mismatch
 
+        raise error_of_mismatch(region._name, region._thread.ident, gpu)
+
+    @cython.locals(region=Region)  # type: ignore[untyped-decorator, unused-ignore]
     def reset(self) -> None:
         """Forget every finished interval and every count. Regions that are open stay open."""
         run = self._run
         for region in self._regions():
             if run is not None:
-                run.retire(self, region, "CPU", region.intervals)
-                if region.gpu_intervals is not None:
-                    run.retire(self, region, "GPU", region.gpu_intervals)
-            region.intervals = Intervals(self.keep_last, self.skip_first)
-            if region.gpu_intervals is not None:
-                region.gpu_intervals = Intervals(self.keep_last, self.skip_first)
+                run.retire(self, region, "CPU", region._intervals)
+                if region._device_intervals is not None:
+                    run.retire(self, region, "GPU", region._device_intervals)
+            region._intervals = self._new_intervals()
+            if region._device_intervals is not None:
+                region._device_intervals = self._new_intervals()
         self._memory_at_ends = {}
 
     def _after_fork(self) -> None:
@@ -478,16 +719,48 @@ class Recorder:
         self._run = None
         self._close_all()
         self.reset()
-        thread = get_ident()
-        self._lanes = {ident: lane for ident, lane in self._lanes.items() if ident == thread}
-        self._lane = Lane()
+        ident = get_ident()
+        self._threads = {other: regions for other, regions in self._threads.items() if other == ident}
+        self._set_aside = {}
+        self._current = ThreadRegions()
+        if cython.compiled:
+            forget_regions(self)
+
+    def _begin_recomputation(self, ident: int) -> None:
+        if cython.compiled:
+            forget_regions(self)
+        regions = self._threads.pop(ident, None)
+        self._set_aside[ident] = ThreadRegions() if regions is None else regions
+        self._set_aside[ident].ident = _ASIDE
+
+    @cython.locals(region=Region, known=Region)  # type: ignore[untyped-decorator, unused-ignore]
+    def _end_recomputation(self, ident: int) -> None:
+        # What was recorded meanwhile is counted, and forgotten.
+        if cython.compiled:
+            forget_regions(self)
+        again = self._threads.pop(ident, None)
+        regions = self._set_aside.pop(ident, None)
+        if regions is None:
+            return
+        regions.ident = ident
+        self._threads[ident] = regions
+        for region in [] if again is None else set(again.by_key.values()):
+            times = region._intervals.count + region._intervals.failed + region._intervals.discarded
+            if region.is_open:
+                times += 1
+                self._forget_open(region)
+            known = look_up(regions, region._key)
+            if known is None:
+                known = self._new_region(region._key, regions)
+            intervals = known._intervals
+            intervals.recomputed += times
 
     def _settings(self) -> dict[str, Any]:
         return {
             "clock": self._clock,
             "enabled": self._enabled,
-            "keep_last": None if self.keep_last < 0 else self.keep_last,
-            "skip_first": self.skip_first,
+            "keep_last": self.keep_last,
+            "skip_first": self._skip_first,
         }
 
     def __reduce__(self) -> Any:
@@ -499,65 +772,58 @@ class Recorder:
         return _rebuild, (type(self), self._settings()), getattr(self, "__dict__", None) or None
 
 
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+def _checked_count(what: str, value: Any, or_else: str) -> int:
+    try:
+        count = -1 if isinstance(value, bool) else index(value)
+    except TypeError:
+        count = -1
+    if count < 0:
+        raise ValueError(f"{what}={value!r} must be a number of intervals, 0 or more{or_else}.")
+    return min(count, _MOST)
 
 
 def _rebuild(kind: type[Recorder], settings: dict[str, Any]) -> Recorder:
     return kind(**settings)
 
 
-def _as_code(key: TimeType | str) -> str:
-    return str(key) if isinstance(key, TimeType) else repr(key)
+def name_of(doing: str, key: object) -> str:
+    """The name of the region that a key stands for. A ``str`` is its value, whatever its class makes of it.
+
+    Raises:
+        InvalidKeyError: It is neither a ``TimeType`` nor a non-empty string; ``doing`` begins its text.
+    """
+    if isinstance(key, TimeType):
+        return key.name
+    if isinstance(key, str) and str.__len__(key):
+        return str.__str__(key)
+    from deep500_timing._recording.misuse import error_of_key
+
+    raise error_of_key(doing, key)
 
 
-class _Token:
-    """Lives in a thread's local storage, and so for as long as the thread does."""
+_recomputing: dict[int, int] = {}
 
 
-def _watch_thread(lane: Lane) -> ref[Any] | None:
-    # Vacates the lane when the calling thread ends. Not for the main thread, which ends with the process, nor for one
-    # that Python did not start, whose local storage may go after each call into Python.
-    # threading.current_thread() would make an entry, never removed, for such a thread.
-    import threading
+def begin_recomputation() -> None:
+    """From now on the calling thread only repeats what was timed before, as an activation checkpoint does.
 
+    Until :func:`end_recomputation`, its regions on every timer are counted as recomputed and keep no times. May be
+    nested.
+    """
     ident = get_ident()
-    for thread in threading.enumerate():
-        if thread.ident == ident:
-            if thread is threading.main_thread() or isinstance(thread, threading._DummyThread):
-                return None
-            break
-    else:
-        return None
-    token = getattr(_of_thread, "token", None)
-    if token is None:
-        token = _of_thread.token = _Token()
-    watched = ref(lane)
-    is_finalizing = sys.is_finalizing  # Daemon threads outlive what a module holds.
-
-    def vacate(_token: ref[Any]) -> None:
-        vacated = watched()
-        if vacated is not None and not is_finalizing():
-            vacated.vacate()
-
-    return ref(token, vacate)
+    depth = _recomputing.get(ident, 0)
+    _recomputing[ident] = depth + 1
+    if depth == 0:
+        for recorder in list(_life.all_recorders):
+            recorder._begin_recomputation(ident)
 
 
-def _thread_name(ident: int) -> str:
-    import threading
-
-    for thread in threading.enumerate():
-        if thread.ident == ident:
-            return f"thread {thread.name!r}"
-    return f"thread {ident}"
-
-
-def _reset_after_fork() -> None:
-    global _adoption_lock
-    _adoption_lock = RLock()
-    for recorder in list(_all_recorders):
-        recorder._after_fork()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_reset_after_fork)
+def end_recomputation() -> None:
+    """End what :func:`begin_recomputation` began, whatever was left open since."""
+    ident = get_ident()
+    depth = _recomputing.pop(ident, 0)
+    if depth > 1:
+        _recomputing[ident] = depth - 1
+        return
+    for recorder in list(_life.all_recorders):
+        recorder._end_recomputation(ident)

@@ -45,10 +45,10 @@ def take_snapshot(recorder: Recorder, pending: dict[int, int]) -> Snapshot:
         running = sum(region.is_open for region in threads)
         samples = recorder._memory_at_ends.get(name)
         memory = None if samples is None else samples.total()
-        found = _read(name, CPU, [region.intervals for region in threads], running=running, memory=memory)
+        found = _read(name, CPU, [region._intervals for region in threads], running=running, memory=memory)
         if found is not None:
             regions.append(found)
-        on_device = [region.gpu_intervals for region in threads if region.gpu_intervals is not None]
+        on_device = [region._device_intervals for region in threads if region._device_intervals is not None]
         if on_device:
             waiting = sum(pending.get(id(intervals), 0) for intervals in on_device)
             found = _read(name, GPU, on_device, pending=waiting)
@@ -111,7 +111,7 @@ def _few_durations(copies: list[dict[str, Any]]) -> tuple[list[int], int] | None
     skipped = number = 0
     for copied in copies:
         number += sum(map(len, copied["pairs"])) // 2
-        if copied["folded"] or number > _FEW:
+        if copied["aggregated"] or number > _FEW:
             return None
         own = [
             max(end - start, 0) for part in copied["pairs"] for start, end in zip(part[::2], part[1::2], strict=True)
@@ -124,13 +124,13 @@ def _few_durations(copies: list[dict[str, Any]]) -> tuple[list[int], int] | None
 def _summary_of(copies: list[dict[str, Any]]) -> Summary:
     summary = Summary()
     for copied in copies:
-        folded, skip = copied["folded"], copied["skip_first"]
+        aggregated, skip = copied["aggregated"], copied["skip_first"]
         durations = np.maximum(durations_of(copied["pairs"]), 0)
-        summary.skipped += min(skip, folded + len(durations))
-        summary.add_durations(durations[max(skip - folded, 0) :])
-        if folded > skip:
+        summary.skipped += min(skip, aggregated + len(durations))
+        summary.add_durations(durations[max(skip - aggregated, 0) :])
+        if aggregated > skip:
             summary.add_aggregates(
-                folded - skip,
+                aggregated - skip,
                 copied["total_ns"],
                 copied["min_ns"],
                 copied["max_ns"],

@@ -87,7 +87,7 @@ class Threads:
         known = self._by_lane.get(id(lane))
         if known is not None:
             return known[1]
-        ident = lane.thread
+        ident = lane.ident
         number = self._by_ident.get(ident)
         if number is None:
             number = len(self.names)
@@ -120,7 +120,7 @@ class Source:
 
     def has_anything(self) -> bool:
         """Whether the timer has recorded anything at all."""
-        return bool(self._retired) or any(region.intervals.count for region in self.timer._regions())
+        return bool(self._retired) or any(region._intervals.count for region in self.timer._regions())
 
     def take(self, cut_ns: int | None) -> Iterator[Taken]:
         """What has ended up to the cut (all, if there is none) and was not taken before.
@@ -132,9 +132,9 @@ class Source:
             region, device, store = self._retired.popleft()
             yield from self._take(region, device, store, None)
         for region in self.timer._regions():
-            yield from self._take(region, CPU, region.intervals, cut_ns)
-            if region.gpu_intervals is not None:
-                yield from self._take(region, GPU, region.gpu_intervals, None)
+            yield from self._take(region, CPU, region._intervals, cut_ns)
+            if region._device_intervals is not None:
+                yield from self._take(region, GPU, region._device_intervals, None)
 
     def _take(self, region: Region, device: str, store: Intervals, cut_ns: int | None) -> Iterator[Taken]:
         known = self._cursors.get((id(region), device))
@@ -153,11 +153,11 @@ class Source:
         for region in self.timer._regions():
             if not region.is_open:
                 continue
-            start_ns = int(region.start_ns)
+            start_ns = int(region._start_ns)
             known = self._cursors.get((id(region), CPU))
             # A region that opens at this moment may still say when it began the time before.
             if start_ns <= cut_ns and (known is None or start_ns >= known[1].last_end_ns):
-                yield Open(region.name, self._threads.number_of(region.lane), start_ns)
+                yield Open(region.name, self._threads.number_of(region._thread), start_ns)
 
     def _read(self, region: Region, device: str, cursor: _Cursor, cut_ns: int | None) -> Taken:
         pairs, dropped = read_since(cursor.store, cursor.taken)
@@ -169,7 +169,7 @@ class Source:
         cursor.dropped += dropped
         if len(pairs):
             cursor.last_end_ns = int(pairs[-1, 1])
-        return Taken(region.name, self._threads.number_of(region.lane), device, pairs, cursor.counters(), id(cursor))
+        return Taken(region.name, self._threads.number_of(region._thread), device, pairs, cursor.counters(), id(cursor))
 
 
 def read_since(store: Intervals, taken: int) -> tuple[NDArray[np.int64], int]:
@@ -181,7 +181,7 @@ def read_since(store: Intervals, taken: int) -> tuple[NDArray[np.int64], int]:
     if store.count <= taken:
         return np.zeros((0, 2), dtype=np.int64), 0
     copied = store.copy()
-    folded = copied["folded"]
+    folded = copied["aggregated"]
     pairs = np.concatenate([np.frombuffer(part, dtype=np.int64) for part in copied["pairs"]]).reshape(-1, 2)
     return pairs[max(taken - folded, 0) :], max(folded - taken, 0)
 

@@ -93,7 +93,7 @@ class AnyHistory(RuleBasedStateMachine):
         """Close a region as failed, open or not."""
         name = name_of(key)
         self.failed[name] = self.failed.get(name, 0) + (self.open.pop(name, None) is not None)
-        self.tmr.region(key).fail()
+        self.tmr.fail(key)
 
     @rule(key=KEYS, nanoseconds=st.integers(0, 10**9), times=st.sampled_from([1, 2, 70, 300]))
     def record(self, key, nanoseconds, times):
@@ -215,7 +215,7 @@ def script(seed):
             elif action == "finish":
                 device.finish()
             elif action == "fail":
-                tmr.region(key, **gpu).fail()
+                tmr.fail(key)
             elif action == "capture":
                 device.capturing = chance.random() < 0.2
             elif action == "enabled":

@@ -174,10 +174,10 @@ class TestRegion:
     def test_fail_closes_without_keeping(self, tmr):
         """``fail`` counts an open region as failed, and does nothing to one that is closed."""
         region = tmr.region("a")
-        region.fail()
+        tmr.fail("a")
         region.start()
-        region.fail()
-        region.fail()
+        tmr.fail("a")
+        tmr.fail("a")
         assert ([], 1) == (tmr.get_time("a"), tmr.snapshot().get("a").failed)
 
     def test_repr_says_what_it_is(self, tmr):

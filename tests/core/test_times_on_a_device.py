@@ -309,9 +309,9 @@ class TestForgetting:
                 device.launch(1)
                 raise ValueError
         region = tmr.region("a", gpu=True)
-        region.fail()
+        tmr.fail("a")
         region.start()
-        region.fail()
+        tmr.fail("a")
         times = on_device(tmr)
         assert (21, 0, None) == (times.failed, times.pending, times.stats)
         assert (21, True) == (tmr.snapshot().get("a").failed, tmr.device.events <= 2)
@@ -495,9 +495,8 @@ def test_any_history(steps):
             tmr.discard(*arguments)
             counted[arguments[0], "discarded"] += 1
         elif kind == "fail":
-            region = tmr.region(*arguments, gpu=True)
-            region.start()
-            region.fail()
+            tmr.region(*arguments, gpu=True).start()
+            tmr.fail(*arguments)
             counted[arguments[0], "failed"] += 1
         elif kind == "capture":
             device.capturing = capturing = arguments[0]
@@ -529,13 +528,13 @@ def test_collecting_for_one_region_waits_for_no_other(device, tmr):
         work(tmr, device, 1, key)
     device.use_stream("another")
     work(tmr, device, 100, "c")
-    tmr.device.collect_for(tmr.region("a").gpu_intervals)
+    tmr.device.collect_for(tmr._find("a")._device_store())
     assert 3 * 10**9 == device.now_ns
     assert {"a": 2, "b": 1, "c": None} == {
         key: stats and stats.count for key in "abc" for stats in [on_device(tmr, key).stats]
     }
     device.capturing = True
-    tmr.device.collect_for(tmr.region("c").gpu_intervals)
+    tmr.device.collect_for(tmr._find("c")._device_store())
     assert 3 * 10**9 == device.now_ns
 
 

@@ -54,9 +54,9 @@ def context_manager(tmr):
     def function(x):
         with tmr.region(BATCH):
             y = x + 1
-            with tmr.region("own") as region:
+            with tmr.region("own"):
                 y = y * 2
-            region.fail()
+            tmr.fail("own")
         return y
 
     return function

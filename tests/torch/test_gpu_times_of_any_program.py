@@ -129,7 +129,7 @@ class World:
         self.model.drop(key, "discarded")
 
     def fail(self, key):
-        self.tmr.region(key).fail()
+        self.tmr.fail(key)
         self.model.drop(key, "failed")
 
     def launch(self, ns):

@@ -1,0 +1,83 @@
+"""Threads and forks: when a thread ends, what it is called, and who starts anew in a forked process."""
+
+from __future__ import annotations
+
+import os
+import sys
+from _thread import RLock, _local, get_ident
+from weakref import WeakSet, ref
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Protocol
+
+    class Releasable(Protocol):
+        """What a thread has recorded."""
+
+        def release(self) -> None:
+            """Become free for another thread."""
+            ...
+
+
+all_recorders: WeakSet[Any] = WeakSet()
+claim_lock = RLock()
+_of_thread = _local()
+
+
+class _Token:
+    """Lives in a thread's local storage, and so for as long as the thread does."""
+
+
+def watch_thread(regions: Releasable) -> ref[Any] | None:
+    """See to it that the regions are released when the calling thread ends.
+
+    Not for the main thread, which ends with the process, nor for one that Python did not start, whose local storage
+    may go after each call into Python.
+
+    Returns:
+        What must be kept for as long as the thread is watched.
+    """
+    import threading
+
+    # threading.current_thread() would make an entry, never removed, for a thread that Python did not start.
+    ident = get_ident()
+    for thread in threading.enumerate():
+        if thread.ident == ident:
+            if thread is threading.main_thread() or isinstance(thread, threading._DummyThread):
+                return None
+            break
+    else:
+        return None
+    token = getattr(_of_thread, "token", None)
+    if token is None:
+        token = _of_thread.token = _Token()
+    watched = ref(regions)
+    is_finalizing = sys.is_finalizing  # Daemon threads outlive what a module holds.
+
+    def release(_token: ref[Any]) -> None:
+        released = watched()
+        if released is not None and not is_finalizing():
+            released.release()
+
+    return ref(token, release)
+
+
+def thread_name(ident: int) -> str:
+    """How an error's text names a thread."""
+    import threading
+
+    for thread in threading.enumerate():
+        if thread.ident == ident:
+            return f"thread {thread.name!r}"
+    return f"thread {ident}"
+
+
+def _start_anew() -> None:
+    global claim_lock
+    claim_lock = RLock()
+    for recorder in list(all_recorders):
+        recorder._after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_start_anew)
