@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import types
+
 import pytest
 import torch
 import torch.distributed as plain
 
 import deep500_timing_torch as timer
 from deep500_timing import CPUGPUTimer
-from deep500_timing.devices import EventPool
+from deep500_timing.devices import EventPool, captures
 from deep500_timing.testing import ManualClock, ManualDeviceClock
 from deep500_timing_torch import comm
-from deep500_timing_torch.comm import _device
+from deep500_timing_torch.comm import _device, _own_time
 
 
 @pytest.fixture
 def device(monkeypatch):
     """A simulated device that holds what is on PyTorch's ``meta`` device, and a host clock at rest."""
     clock = ManualDeviceClock()
-    monkeypatch.setitem(_device._ledgers, "meta", EventPool(clock))
+    monkeypatch.setitem(_device._pools, "meta", EventPool(clock))
     comm.reset_log()
     comm.configure(timer=timer.Timer(clock=ManualClock()))
     yield clock
@@ -52,20 +54,26 @@ class DeviceWork(plain.Work):
         return True
 
     def get_future(self):
-        """Complete already."""
-        work = self
+        """Whoever asks makes one of PyTorch's pooled streams wait, or, before 2.10, may end the process."""
+        raise SystemError("a future of a device's operation was asked for")
 
-        class Future:
-            def value(self):
-                return None
 
-            def add_done_callback(self, callback):
-                work.device.use_stream("callback")
-                work.device._tails["callback"] = work.end_ns
-                callback(self)
-                work.device.use_stream("stream 0")
+class OwnTimedWork(DeviceWork):
+    """As NCCL's, which is timed by events of the backend's own."""
 
-        return Future()
+    def __init__(self, device, seconds):
+        super().__init__(device, seconds)
+        self.seconds = seconds
+
+    def is_completed(self):
+        """Whether the device is there."""
+        self.device.calls["is_completed"] += 1
+        return self.device.now_ns >= self.end_ns
+
+    def _get_duration(self):
+        """In milliseconds."""
+        assert self.device.now_ns >= self.end_ns
+        return self.seconds * 1e3
 
 
 @pytest.fixture
@@ -170,3 +178,123 @@ def test_a_failed_operation_gives_its_event_back(device):
             operation(tensor())
     assert 100 == comm.summary().find("all_reduce").failed
     assert device.calls["new_event"] <= 2
+
+
+class TestIssuedTogether:
+    def test_each_has_its_own_time(self, device, all_reduce):
+        """Of six operations of 10 ms on one stream each takes 10 ms, not what all before it took as well."""
+        works = [all_reduce(tensor(), async_op=True) for _ in range(6)]
+        for work in works:
+            work.wait()
+        device.finish()
+        op = comm.summary().find("all_reduce")
+        assert (6, pytest.approx(0.010), pytest.approx(0.1)) == (op.count, op.mean_s, op.algbw_gb_per_s)
+        assert pytest.approx(0.010) == op.p95_s
+
+    def test_without_a_backend_that_tells_it_is_an_upper_bound(self, device, all_reduce):
+        """Where only the wait tells of the end, work that outlasts it counts as well; the summary says so."""
+        work = all_reduce(tensor(), async_op=True)
+        device.launch(0.015)
+        work.wait()
+        device.finish()
+        op = comm.summary().find("all_reduce")
+        assert (pytest.approx(0.015), True) == (op.mean_s, op.upper_bound)
+
+    def test_the_backends_own_time(self, device, monkeypatch):
+        """A backend that times its operations is asked for each when it is over, and nothing is waited for."""
+        monkeypatch.setattr(_own_time, "enable", lambda process_group, where: True)
+        own = comm.timed_op(
+            lambda tensor, op=None, group=None, async_op=False: OwnTimedWork(device, 0.010), name="all_reduce"
+        )
+        works = [own(tensor(), async_op=True) for _ in range(6)]
+        device.launch(0.100)
+        for work in works:
+            work.wait()
+        assert 6 == comm.summary().find("all_reduce").pending
+        device.finish()
+        op = comm.summary().find("all_reduce")
+        assert (6, pytest.approx(0.010), False) == (op.count, op.mean_s, op.upper_bound)
+        assert 0 == device.calls["wait"]
+        assert [] == list(_own_time._under_way)
+
+    def test_a_capture_is_left_alone(self, device, monkeypatch):
+        """While a capture is under way no handle is asked whether it is over."""
+        monkeypatch.setattr(_own_time, "enable", lambda process_group, where: True)
+        own = comm.timed_op(
+            lambda tensor, op=None, group=None, async_op=False: OwnTimedWork(device, 0.010), name="all_reduce"
+        )
+        own(tensor(), async_op=True)
+        device.finish()
+        graph = comm.configure  # anything that can be referred to
+        captures.begin(graph)
+        asked = device.calls["is_completed"]
+        comm.summary()
+        captures.end(graph)
+        assert asked == device.calls["is_completed"]
+        assert 1 == comm.summary().find("all_reduce").count
+
+    def test_a_handle_that_nobody_waits_for(self, device, all_reduce):
+        """It is counted as not timed when it is dropped, and its event serves again."""
+        for _ in range(50):
+            all_reduce(tensor(), async_op=True)
+        op = comm.summary().find("all_reduce")
+        assert (0, 50, 0) == (op.count, op.untimed, op.pending)
+        assert device.calls["new_event"] <= 3
+
+    def test_a_batch_of_handles(self, device):
+        """Several handles of one call end with the wait for the last of them."""
+        batch = comm.timed_op(
+            lambda tensor, group=None: [DeviceWork(device, 0.010), DeviceWork(device, 0.010)],
+            name="batch",
+            size=lambda tensor, group=None: tensor.nbytes,
+        )
+        for work in batch(tensor()):
+            work.wait()
+        device.finish()
+        op = comm.summary().find("batch")
+        assert (1, pytest.approx(0.020)) == (op.count, op.mean_s)
+
+
+def test_enabling_asks_the_backend_once():
+    """The backend of the tensor's device is told once for each group; one without the means, or none, is none."""
+
+    class Group:
+        def __init__(self, backend):
+            self.backend = backend
+            self.asked = 0
+
+        def _get_backend(self, device):
+            self.asked += 1
+            if self.backend is None:
+                raise RuntimeError("no backend for it")
+            return self.backend
+
+    class Nccl:
+        enabled = 0
+
+        def _enable_collectives_timing(self):
+            self.enabled += 1
+
+    nccl = Nccl()
+    with_times, without, none = Group(nccl), Group(object()), Group(None)
+    for _ in range(2):
+        assert [True, False, False] == [_own_time.enable(group, "cuda:0") for group in (with_times, without, none)]
+    assert (1, 1, 1, 1) == (nccl.enabled, with_times.asked, without.asked, none.asked)
+    for group in (with_times, without, none):
+        _own_time.forget(group)
+
+
+def test_the_device_of_the_tensor(monkeypatch):
+    """An operation is marked on its tensor's device, whichever device is current: each has a pool of its own."""
+    made = []
+
+    class Clock(ManualDeviceClock):
+        def __init__(self, device):
+            super().__init__(device)
+            made.append(device)
+
+    monkeypatch.setattr(timer, "CudaEventClock", Clock)
+    monkeypatch.setattr(_device, "_pools", {})
+    tensors = [types.SimpleNamespace(device=torch.device(name)) for name in ("cuda:0", "cuda:1", "cuda:1", "cpu")]
+    pools = [_device.pool_for(each) for each in tensors]
+    assert (["cuda:0", "cuda:1"], True, None) == (made, pools[1] is pools[2] is not pools[0], pools[3])

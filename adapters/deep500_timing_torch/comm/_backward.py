@@ -11,7 +11,7 @@ from deep500_timing_torch.comm._log import EXPOSED, LOG, UNTIMED, fault
 from deep500_timing_torch.comm._settings import SETTINGS
 
 if TYPE_CHECKING:
-    from deep500_timing.devices._pool import DeviceLedger
+    from deep500_timing.devices import EventPool
     from deep500_timing_torch.comm._log import Record
 
 
@@ -38,7 +38,7 @@ class BackwardWait:
         self.sent: list[Sent] = []
         self._callback: Any = torch.autograd.Variable._execution_engine.queue_callback
 
-    def watch(self, device: DeviceLedger | None) -> None:
+    def watch(self, device: EventPool | None) -> None:
         """Ask the engine to call back when everything is computed; only inside a backward pass.
 
         The engine calls back in the order of asking, and DDP asks for its waiting after its last bucket is sent: what
@@ -46,7 +46,7 @@ class BackwardWait:
         """
         self._callback(lambda: self._computed(device))
 
-    def _computed(self, device: DeviceLedger | None) -> None:
+    def _computed(self, device: EventPool | None) -> None:
         # The backward pass has computed everything; DDP is about to wait for its buckets.
         try:
             sent, self.sent = self.sent, []

@@ -18,7 +18,7 @@ from deep500_timing_torch.comm._timed import inside, original_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from deep500_timing.devices._pool import DeviceLedger
+    from deep500_timing.devices import EventPool
 
     Hook = Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]
 
@@ -68,7 +68,7 @@ class _Bucket:
 
     __slots__ = ("before", "device", "done_ns", "mark", "record", "seq", "start_ns")
 
-    def __init__(self, record: Record, device: DeviceLedger | None, start_ns: int) -> None:
+    def __init__(self, record: Record, device: EventPool | None, start_ns: int) -> None:
         self.record = record
         self.device = device
         self.start_ns = start_ns

@@ -6,50 +6,52 @@ from typing import TYPE_CHECKING, Any
 
 from deep500_timing._ground.warn import warn_once
 from deep500_timing.devices import EventPair as DevicePair
-from deep500_timing.devices._pool import DeviceLedger, ledger_of
+from deep500_timing.devices import EventPool, pool_of
+from deep500_timing_torch.comm._settings import SETTINGS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import torch
 
-_ledgers: dict[str, DeviceLedger | None] = {}
+_pools: dict[str, EventPool | None] = {}
 
 
-def pool_for(tensor: torch.Tensor) -> DeviceLedger | None:
-    """The events of the device that holds a tensor; None for the CPU and for a device that cannot be timed."""
-    kind = tensor.device.type
+def pool_for(tensor: torch.Tensor) -> EventPool | None:
+    """The events of the device that holds a tensor; None for the CPU and for a device that cannot be timed.
+
+    An operation is ordered with the current stream of its tensor's device, whichever device is current.
+    """
+    device = str(tensor.device)
     try:
-        return _ledgers[kind]
+        return _pools[device]
     except KeyError:
         pass
+    kind = tensor.device.type
     found = None
     if kind not in ("cpu", "meta"):
         from deep500_timing_torch import CudaEventClock
 
         try:
-            found = ledger_of(CudaEventClock(kind))
+            found = pool_of(CudaEventClock(device))
         except Exception as error:
             warn_once(
                 f"Timing communication on {kind!r}: it has no events that can be timed, so times are the host's, "
                 f"which end when the operation is queued: {error}",
                 about=f"comm on {kind}",
             )
-    _ledgers[kind] = found
+    _pools[device] = found
     return found
 
 
 class EventPair:
-    """A stretch of a device's time that is being marked: what a :class:`DeviceLedger` takes for a region.
-
-    It is also where the ledger puts the time, when the device has passed it.
-    """
+    """A stretch of a device's time, and where it goes when the device has passed it."""
 
     __slots__ = ("_device", "_extra", "_fail", "_keep", "_pair", "start_ns")
 
     def __init__(
         self,
-        device: DeviceLedger,
+        device: EventPool,
         name: str,
         start_ns: int,
         keep: Callable[[int, int], None],
@@ -62,7 +64,7 @@ class EventPair:
             device: The events.
             name: What is timed, for warnings.
             start_ns: When it began on the host, in ns.
-            keep: Takes start and end in ns, placed where it began on the host.
+            keep: Takes start and end in ns, placed where the device was then on the host's clock.
             fail: Called instead if the time cannot be had.
             extra: Intervals of a timer that take the time as well, or None.
         """
@@ -71,12 +73,12 @@ class EventPair:
         self._fail = fail
         self._extra = extra
         self.start_ns = start_ns
-        self._pair = DevicePair(name)
+        self._pair = DevicePair(name, SETTINGS.now_ns)
         device.begin(self._pair)
 
     def end(self) -> None:
         """Queue the second event, on the stream that is current now."""
-        self._device.end(self._pair, self, self.start_ns, 0)
+        self._device.end(self._pair, self, self.start_ns, SETTINGS.now_ns())
 
     def drop(self) -> None:
         """Take back the first event."""
@@ -119,6 +121,9 @@ def collect(*, wait: bool) -> None:
     Args:
         wait: Wait for the others; only for a user who asked for it by name.
     """
-    for ledger in list(_ledgers.values()):
-        if ledger is not None:
-            ledger.collect(wait=wait)
+    from deep500_timing_torch.comm import _own_time
+
+    for pool in list(_pools.values()):
+        if pool is not None:
+            pool.collect(wait=wait)
+    _own_time.collect(wait=wait)

@@ -152,6 +152,7 @@ class Group:
         "_unseen_before",
         "_watched_from",
         "advances",
+        "device_end",
         "global_ranks",
         "name",
         "rank",
@@ -166,6 +167,8 @@ class Group:
         """Remember a process group without keeping it alive."""
         self._reference = weakref.ref(process_group) if process_group is not None else lambda: None
         self._own_seq = 0
+        self.device_end: tuple[Any, int] = (None, 0)
+        """When the last of its operations that was read was over on the device, and on which host clock."""
         self._backend_counts = True
         self.name = name
         self.size = size

@@ -180,7 +180,7 @@ def _measure(func: Callable[..., Any], op: Op, args: Any, kwargs: Any) -> Any:
                 before = group.number() if advance is None else None
                 start_ns = now_ns()
                 if device is not None:
-                    run = DeviceRun(record, device, start_ns)
+                    run = DeviceRun(record, device, start_ns, process_group, tensor)
     except Exception as error:
         fault(op.name, error)
         if record is not None:
@@ -245,27 +245,33 @@ def _finish(
     return result
 
 
-def _follow(result: Any, record: Record, start_ns: int, end_ns: int, seq: int | None, run: DeviceRun | None) -> Any:
+def _follow(
+    result: Any,
+    record: Record,
+    start_ns: int,
+    end_ns: int,
+    seq: int | None,
+    run: DeviceRun | None,
+) -> Any:
     # Put handles that time their waits in the place of those that the operation gave; None if it gave none.
     works = result if isinstance(result, list) else [result]
     if not works or not all(isinstance(work, (dist.Work, torch._C.Future)) for work in works):
         return None
     device = None if run is None else run.device
+    handles = [work for work in works if isinstance(work, dist.Work)]
     tracker = Tracker(record, start_ns, seq, len(works), device)
-    mark = None
-    if run is not None:
-        record.on_device = True
-        run.tracker = tracker
-        mark = run.mark
     only = works[0] if len(works) == 1 else None
-    future = None
-    if only is not None:
+    if run is not None:
+        if len(handles) == len(works):
+            run.follow(tracker, only)
+        else:
+            # A future of device values: whatever is hung on it makes streams wait.
+            record.on_device = True
+            run.mark.drop()
+    elif only is not None:
         future = future_of(only, record) if isinstance(only, dist.Work) else only
-    if future is not None:
-        tracker.follow(future, mark)
-    elif mark is not None:
-        # The waits will tell; what is marked on the stream of the call does not end there.
-        mark.drop()
+        if future is not None:
+            tracker.follow(future)
     LOG.put(record, ISSUE, start_ns, end_ns)
     if isinstance(result, list):
         return [TimedWork(work, tracker) if isinstance(work, dist.Work) else work for work in works]

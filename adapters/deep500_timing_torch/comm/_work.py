@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -15,7 +15,16 @@ from deep500_timing_torch.comm._settings import SETTINGS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from deep500_timing.devices._pool import DeviceLedger
+    from deep500_timing.devices import EventPool
+
+
+class Marked(Protocol):
+    """An operation with an event before it, which is timed to an event behind the last wait for it."""
+
+    mark: EventPair
+
+    def end_for(self, tracker: Tracker) -> None:
+        """Queue the second event; the time goes to the tracker."""
 
 
 class Tracker:
@@ -27,27 +36,27 @@ class Tracker:
         "_exposed_ns",
         "_handles",
         "_latency_ns",
-        "_mark",
+        "_run",
         "_tokens",
         "_waited_end_ns",
+        "_waits_left",
         "done_ns",
         "record",
         "seq",
         "start_ns",
     )
 
-    def __init__(
-        self, record: Record, start_ns: int, seq: int | None, handles: int, device: DeviceLedger | None
-    ) -> None:
+    def __init__(self, record: Record, start_ns: int, seq: int | None, handles: int, device: EventPool | None) -> None:
         """Take over when the operation has been issued."""
         self.record = record
         self.start_ns = start_ns
         self.seq = seq
         self._handles = handles
         self._device = device
-        self._mark: EventPair | None = None
+        self._run: Marked | None = None
         self._exposed_ns = 0
         self._latency_ns = 0
+        self._waits_left = 0
         self._waited_end_ns = 0
         self.done_ns = 0
         # Completion and wait end on different threads, in either order; whoever comes second finds no token left and
@@ -55,11 +64,30 @@ class Tracker:
         self._tokens = [1]
         self._completion = False
 
-    def follow(self, future: Any, mark: EventPair | None) -> None:
-        """Learn of the completion from a future of the operation."""
-        self._mark = mark
+    def follow(self, future: Any) -> None:
+        """Learn of the completion from a future of an operation on the CPU."""
         self._completion = True
         future.add_done_callback(self._on_done)
+
+    def expect(self, run: Marked | None = None) -> None:
+        """The completion will be known from the device.
+
+        Args:
+            run: Ended behind the last wait; None if the backend itself tells the time.
+        """
+        self._completion = True
+        self._run = run
+        self._waits_left = self._handles
+
+    def __del__(self) -> None:
+        """Nobody waits any more for an operation that was to be timed by its waits."""
+        run = getattr(self, "_run", None)
+        if run is not None:
+            try:
+                run.mark.drop()
+                LOG.put(self.record, UNTIMED, 1, 0)
+            except Exception:  # the interpreter may be ending
+                return
 
     def _on_done(self, future: Any) -> None:
         # On the backend's thread, or at once. An exception here would be lost in the backend's log.
@@ -74,17 +102,11 @@ class Tracker:
         try:
             future.value()
         except Exception:
-            if self._mark is not None:
-                self._mark.drop()
             LOG.put(self.record, FAILED, 1, 0)
             return
-        if self._mark is not None:
-            # The device has yet to come here; the stream that is current in the callback waits for the operation.
-            self._mark.end()
-        else:
-            # The callback may have waited for the interpreter, behind the very thread that has ended its wait.
-            waited_end_ns = self._waited_end_ns
-            self.done(self.start_ns, min(end_ns, waited_end_ns) if waited_end_ns else end_ns)
+        # The callback may have waited for the interpreter, behind the very thread that has ended its wait.
+        waited_end_ns = self._waited_end_ns
+        self.done(self.start_ns, min(end_ns, waited_end_ns) if waited_end_ns else end_ns)
 
     def done(self, start_ns: int, end_ns: int) -> None:
         """The operation is complete."""
@@ -96,6 +118,10 @@ class Tracker:
     def untimed(self) -> None:
         """The time of its completion cannot be had."""
         LOG.put(self.record, UNTIMED, 0, 0)
+
+    def untimed_under_way(self) -> None:
+        """As :meth:`untimed`, of an operation that was counted as under way."""
+        LOG.put(self.record, UNTIMED, 1, 0)
 
     def _second(self) -> None:
         try:
@@ -120,6 +146,10 @@ class Tracker:
             mark.end()
         else:
             self.exposed(start_ns, end_ns)
+        self._waits_left -= 1
+        if self._waits_left == 0 and self._run is not None:
+            run, self._run = self._run, None
+            run.end_for(self)
 
     @property
     def followed(self) -> bool:
@@ -172,7 +202,10 @@ class Tracker:
                 mark.drop()
             except Exception as error:
                 fault(self.record.label, error)
-        if not self._completion:
+        run, self._run = self._run, None
+        if run is not None:
+            run.mark.drop()
+        if not self._completion or run is not None:
             LOG.put(self.record, FAILED, 1, 0)
 
 

@@ -13,7 +13,7 @@ from deep500_timing_torch.comm._settings import SETTINGS
 from deep500_timing_torch.comm._work import Tracker, future_of
 
 if TYPE_CHECKING:
-    from deep500_timing.devices._pool import DeviceLedger
+    from deep500_timing.devices import EventPool
     from deep500_timing_torch.comm._device import EventPair
 
 _waits: dict[int, BackwardWait] = {}
@@ -26,7 +26,7 @@ class KernelRun:
 
     __slots__ = ("_blocking", "_device", "_record", "_run", "_seq", "_start_ns", "_taken", "_tracker")
 
-    def __init__(self, record: Record, device: DeviceLedger | None, blocking: bool) -> None:
+    def __init__(self, record: Record, device: EventPool | None, blocking: bool) -> None:
         """Right before the operation is issued."""
         self._record = record
         self._blocking = blocking
@@ -71,22 +71,19 @@ class KernelRun:
             else:
                 LOG.put(record, SYNC, self._start_ns, end_ns, seq)
             return
-        future = future_of(work, record)
+        future = future_of(work, record) if run is None else None
         if self._blocking and run is None:
             if future is not None:
                 future.add_done_callback(self._on_done)
             return
-        if self._blocking and run is not None and future is None:
+        if self._blocking and run is not None:
             run.end(end_ns, seq)
             return
         tracker = Tracker(record, self._start_ns, seq, 1, self._device)
         if run is not None:
-            record.on_device = True
-            run.tracker = tracker
-        if future is not None:
-            tracker.follow(future, None if run is None else run.mark)
-        elif run is not None:
-            run.mark.drop()
+            run.follow(tracker, work)
+        elif future is not None:
+            tracker.follow(future)
         LOG.put(record, ISSUE, self._start_ns, end_ns)
         if not self._blocking:
             self._tracker = tracker
