@@ -33,7 +33,7 @@ find-python = $(shell for python in python$(1) \
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-quick test-core test-plain test-rest test-gpu mutants \
+.PHONY: help setup demo test test-quick test-core test-plain test-rest test-gpu test-oldest mutants \
 	lint format bench bench-quick accuracy clean
 
 help:
@@ -42,6 +42,7 @@ help:
 	@echo "make test         every test: the core on each Python $(CORE_VERSIONS), what depends on it plain and compiled"
 	@echo "make test-quick   what most changes need, in under 90 seconds"
 	@echo "make test-gpu     the tests that need a GPU, with the PyTorch of GPU_PYTHON ($(GPU_PYTHON)); installs nothing"
+	@echo "make test-oldest  with the oldest versions that pyproject.toml admits"
 	@echo "make mutants      break one place at a time and say which breaks no test notices (MUTANTS_ARGS, see tests/README.md)"
 	@echo "make lint         ruff, mypy --strict, pyright"
 	@echo "make format       let ruff rewrite the tree"
@@ -103,6 +104,18 @@ $(VENV)/.stamp-bench: $(VENV)/.stamp-requirements $(VENV)/.stamp-package
 		--build-constraint constraints.txt --group core .
 	@touch $@
 
+# The oldest of what pyproject.toml admits, with the newest test tools.
+.venvs/oldest/.stamp: $(RECIPE) $(SOURCES) tests/support/suite_oldest.py
+	@test -x .venvs/oldest/bin/python || $(call find-python,3.11) -m venv .venvs/oldest
+	@python=.venvs/oldest/bin/python; $$python tests/support/suite_oldest.py > .venvs/oldest/constraints.txt && \
+		echo "setup: .venvs/oldest with" `cat .venvs/oldest/constraints.txt` && \
+		export PIP_DISABLE_PIP_VERSION_CHECK=1 && \
+		$$python -m pip install --quiet --constraint constraints.txt pip && \
+		$$python -m pip install --quiet --build-constraint constraints.txt \
+			--constraint .venvs/oldest/constraints.txt --requirement .venvs/oldest/constraints.txt \
+			--group core --group build .
+	@touch $@
+
 # --- Use -----------------------------------------------------------------------------------------------------------
 
 demo: $(VENV)/.stamp-package $(VENV)/.stamp-demo
@@ -145,6 +158,11 @@ test-rest: setup
 GPU_TESTS = $(shell grep -rlE 'mark\.gpu' tests --include='test_*.py')
 test-gpu:
 	@PYTHONPATH=.:adapters $(GPU_PYTHON) -m pytest -m gpu $(PYTEST_ARGS) $(or $(GPU_TESTS),$(error no test is marked gpu))
+
+# Not in CI, as it installs TensorFlow once more. What needs PyTorch or CuPy is skipped: see suite_oldest.py.
+OLDEST_TESTS := tests/core tests/named_timers tests/exporters tests/runs tests/tensorflow/test_keras.py
+test-oldest: .venvs/oldest/.stamp
+	@.venvs/oldest/bin/$(PYTEST) $(PYTEST_ARGS) $(OLDEST_TESTS)
 
 # Not in CI: a module's score needs minutes. 1 if one is below 95 %.
 mutants: setup

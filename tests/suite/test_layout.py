@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 import suite_lanes
+import suite_oldest
 
 
 def test_a_file_name_stands_once():
@@ -27,3 +28,19 @@ def test_what_runs_once_is_in_a_folder_that_runs_twice():
     """An exception that excepts nothing is left over."""
     left = [part for part in suite_lanes.ONE_FORM if not part.startswith(suite_lanes.BOTH_FORMS)]
     assert [] == left
+
+
+def test_the_oldest_versions_are_those_of_pyproject():
+    """Of what several extras ask for the newest lower bound counts; what cannot be installed here is left out."""
+    project = {
+        "dependencies": ["numpy>=1.26"],
+        "optional-dependencies": {"a": ["torch>=2.6", "click>=8.1"], "b": ["click>=8.10", "tensorflow>=2.18"]},
+    }
+    assert ["numpy==1.26", "click==8.10", "tensorflow-cpu==2.18"] == suite_oldest.oldest(project)
+
+
+@pytest.mark.parametrize("requirement", ["numpy", "numpy<3", "numpy>=1.26,<3"])
+def test_a_dependency_without_an_oldest_version_is_refused(requirement):
+    """A lower bound that the lane cannot read is an error, not one version less that is tried."""
+    with pytest.raises(ValueError, match="names no oldest version"):
+        suite_oldest.oldest({"dependencies": [requirement], "optional-dependencies": {}})

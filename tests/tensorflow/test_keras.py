@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import suite_coverage
 
 CASES = Path(__file__).parent / "cases"
 
@@ -31,6 +32,7 @@ def test_cases(cases, backend, package):
         if importlib.util.find_spec(needed) is None:
             pytest.skip(f"needs {needed}")
     environment = {**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
+    environment.update(suite_coverage.of_a_child())
     environment.pop("TF_USE_LEGACY_KERAS", None)
     command = [sys.executable, "-m", "pytest", str(CASES / cases), "-q", "-p", "no:cacheprovider", "-p", "no:cov"]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=380, check=False)

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import suite_coverage
 
 WORKERS = Path(__file__).parent / "workers"
 SWITCH = "DEEP500_TIMING_COMM_KERNEL"
@@ -19,7 +20,7 @@ os.environ[SWITCH] = "off"
 
 def _environment(**more: str) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("RANK", "WORLD_", "LOCAL_"))}
-    return {**kept, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **more}
+    return {**kept, **suite_coverage.of_a_child(), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **more}
 
 
 def _free_port() -> int:
