@@ -346,61 +346,77 @@ class Timer(Recorder):
         return take_snapshot(self, self._device.pending())
 
     def export(self, *exporters: Exporter, step: int | None = None) -> None:
-        """Hand one snapshot to each exporter; one that fails costs a warning and none of the others.
+        """Report to each exporter; one that fails costs a warning and none of the others.
+
+        A report holds what was recorded since that exporter's last one of this timer, or the whole run where the
+        exporter says so (``whole_run``, as tables do).
 
         Args:
             *exporters: The destinations.
-            step: The training step that the report belongs to, if there is one.
-        """
-        from deep500_timing.exporters import export_to
+            step: The training step that the report belongs to, an integer, if there is one.
 
-        export_to(self.snapshot(), exporters, step=step)
+        Raises:
+            TypeError: One of them is no exporter, or the step no integer.
+        """
+        from deep500_timing.exporters import report
+
+        report(self, exporters, step=step)
 
     def print_all_time_stats(self, file: Writable | None = None) -> None:
-        """Print a table of every region that was used, to ``file`` or the standard output."""
+        """Print a table of every region that was used, to ``file``, or to the standard output of rank 0."""
         from deep500_timing.exporters import TerminalExporter
 
         self.complete_all()
         TerminalExporter(file).export(self.snapshot())
 
-    def save_all_time_stats(self, filename: str | PathLike[str]) -> None:
-        """Write the table of :meth:`print_all_time_stats` to a new file.
+    def save_all_time_stats(self, filename: str | PathLike[str], *, overwrite: bool = False) -> str:
+        """Write the table of :meth:`print_all_time_stats` to a new file; missing folders are made.
+
+        Args:
+            filename: The file. If it exists, it is left as it is and the next free one of ``times-2.txt`` ... is taken.
+            overwrite: Replace it instead.
+
+        Returns:
+            The path that was written.
 
         Raises:
-            FileExistsError: The file exists; it is left as it is.
+            TypeError: It is no path.
+            ValueError: The path is empty, or holds a NUL.
             OSError: The file cannot be made, for the reason that the system gives.
         """
         from deep500_timing.exporters import TextExporter
 
         self.complete_all()
-        TextExporter(filename).export(self.snapshot())
+        exporter = TextExporter(filename, overwrite=overwrite)
+        exporter.export(self.snapshot())
+        return exporter.path
 
     def log_wb_all(
-        self, prefix: str = "", *, step: int | None = None, stats: Sequence[str] = ("mean",), strict: bool = False
+        self, prefix: str = "", *, step: int | None = None, stats: Sequence[str] = ("mean",), **settings: Any
     ) -> None:
-        """Log to Weights & Biases, to the run that is active, in one call.
+        """Log what came since the last call with the same prefix to Weights & Biases, to the run that is active.
 
         Args:
             prefix: Put before the keys: ``prefix/CPU/BATCH``.
             step: The training step of this report, if there is one.
             stats: Which fields of ``TimeStats`` to log; others than the mean are ``prefix/CPU/BATCH/p95``.
-            strict: Raise ``ExportError`` if it fails, instead of warning once.
+            **settings: As for ``WandbExporter``: ``whole_run``, ``by_rank``, ``strict``, ``timeout_s`` and so on.
         """
-        from deep500_timing.exporters import WandbExporter
+        from deep500_timing.exporters import WandbExporter, kept_exporter, report
 
-        WandbExporter(prefix, stats=stats, strict=strict).export(self.snapshot(), step=step)
+        report(self, [kept_exporter(self, WandbExporter, prefix, {"stats": stats, **settings})], step=step)
 
     def log_mlflow_all(
-        self, prefix: str = "", *, step: int | None = None, stats: Sequence[str] = ("mean",), strict: bool = False
+        self, prefix: str = "", *, step: int | None = None, stats: Sequence[str] = ("mean",), **settings: Any
     ) -> None:
-        """Log to MLflow, to the run that is active.
+        """Log what came since the last call with the same prefix to MLflow, to the run that is active.
 
         Arguments as for :meth:`log_wb_all`; statistics other than the mean are ``prefix/CPU/BATCH.p95``, since MLflow's
         file store cannot hold a metric below another.
         """
-        from deep500_timing.exporters import MlflowExporter
+        from deep500_timing.exporters import MlflowExporter, kept_exporter, report
 
-        MlflowExporter(prefix, stats=stats, strict=strict).export(self.snapshot(), step=step)
+        report(self, [kept_exporter(self, MlflowExporter, prefix, {"stats": stats, **settings})], step=step)
 
     def complete_all(self) -> None:
         """Wait until the device has passed every region that has ended. Allowed, never needed.

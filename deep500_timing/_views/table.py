@@ -151,7 +151,13 @@ def note_indent(table: Table) -> int:
 
 def _title(snapshot: Snapshot, step: int | None) -> tuple[str, ...]:
     taken = datetime.fromtimestamp(snapshot.unix_time_s).astimezone()
-    parts = ["Times by region", f"{safe_name(snapshot.host)}, process {snapshot.pid}", f"{taken:%Y-%m-%d %H:%M:%S %z}"]
+    process = f"{safe_name(snapshot.host)}, process {snapshot.pid}"
+    if snapshot.rank is not None:
+        process += f", rank {snapshot.rank} of {snapshot.world_size}"
+    parts = ["Times by region", process, f"{taken:%Y-%m-%d %H:%M:%S %z}"]
+    if snapshot.since_unix_time_s is not None:
+        since = datetime.fromtimestamp(snapshot.since_unix_time_s).astimezone()
+        parts.append(f"since {since:%Y-%m-%d %H:%M:%S %z}")
     if step is not None:
         parts.append(f"step {step}")
     return tuple(parts)

@@ -14,11 +14,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing.exporters._base import BaseExporter, Exporter, export_to
+from deep500_timing.exporters._base import BaseExporter, Exporter, export_to, report
+from deep500_timing.exporters._since import kept_exporter
 
 if TYPE_CHECKING:
     from deep500_timing.exporters._csv import CsvExporter
-    from deep500_timing.exporters._jsonl import JsonLinesExporter, read_json_lines
+    from deep500_timing.exporters._jsonl import JsonLinesExporter
+    from deep500_timing.exporters._jsonl_reader import read_json_lines
     from deep500_timing.exporters._mlflow import MlflowExporter
     from deep500_timing.exporters._terminal import TerminalExporter
     from deep500_timing.exporters._text import TextExporter
@@ -37,7 +39,9 @@ __all__ = [
     "available",
     "export_to",
     "get",
+    "kept_exporter",
     "read_json_lines",
+    "report",
 ]
 
 GROUP = "deep500_timing.exporters"
@@ -50,7 +54,7 @@ _LAZY = {
     "TerminalExporter": "_terminal",
     "TextExporter": "_text",
     "WandbExporter": "_wandb",
-    "read_json_lines": "_jsonl",
+    "read_json_lines": "_jsonl_reader",
 }
 
 

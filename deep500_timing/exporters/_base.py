@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from deep500_timing._ground.warn import warn_once
 from deep500_timing.exceptions import ExportError
+from deep500_timing.exporters._since import take
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from deep500_timing._summary.snapshot import Snapshot
+    from deep500_timing.exporters._since import Source
 
 
 @runtime_checkable
@@ -42,13 +44,19 @@ class BaseExporter(ABC):
     package: str | None = None
     """Import name of the package that the exporter needs, if it needs one."""
 
-    def __init__(self, *, strict: bool = False) -> None:
-        """Set what happens to faults.
+    def __init__(self, *, strict: bool = False, whole_run: bool = False) -> None:
+        """Set what happens to faults, and what a report holds.
 
         Args:
             strict: Raise ``ExportError`` instead of warning once.
+            whole_run: ``Timer.export`` hands over the times of the whole run each time, not what came since this
+                exporter's last report.
         """
         self._strict = strict
+        self.whole_run = whole_run
+        """Whether reports hold the whole run."""
+        self.failures = 0
+        """Calls that failed and did not raise."""
 
     def _open(self) -> None:  # noqa: B027 (most exporters open nothing)
         """Make ready for an export. What this raises is bad input, and reaches the caller as it is."""
@@ -109,9 +117,13 @@ class BaseExporter(ABC):
             self._failed("closing", error)
 
     def _failed(self, doing: str, error: Exception) -> None:
-        message = _describe(self, doing, error)
         if self._strict:
-            raise ExportError(message) from error
+            raise ExportError(_describe(self, doing, error)) from error
+        self.failures += 1
+        self._say_once(doing, error)
+
+    def _say_once(self, doing: str, error: Exception) -> None:
+        message = _describe(self, doing, error)
         # Not the error's text, which may hold an address or a time that differs each time.
         kind = (type(error).__qualname__, getattr(error, "errno", None))
         warn_once(
@@ -172,13 +184,39 @@ def export_to(snapshot: Snapshot, exporters: Iterable[Exporter], *, step: int | 
         OSError: A file cannot be made, for the reason that the system gives; the others have had the snapshot.
     """
     exporters = tuple(exporters)
+    step = _check(exporters, step)
+    _hand_out([(exporter, snapshot, None) for exporter in exporters], step)
+
+
+def report(source: Source, exporters: Iterable[Exporter], *, step: int | None) -> None:
+    """Hand each exporter what a timer has recorded since that exporter's last report.
+
+    The first report of an exporter holds all, and so does each of one whose ``whole_run`` is true. What an exporter
+    could not take is in its next report.
+
+    Raises:
+        Exception: As :func:`export_to`.
+    """
+    exporters = tuple(exporters)
+    step = _check(exporters, step)
+    parts = take(source, exporters)
+    _hand_out([(exporter, *part) for exporter, part in zip(exporters, parts, strict=True)], step)
+
+
+def _check(exporters: Iterable[Exporter], step: Any) -> int | None:
     for exporter in exporters:
         check_exporter(exporter)
-    step = check_step(step)
+    return check_step(step)
+
+
+def _hand_out(parts: Iterable[tuple[Exporter, Snapshot, Callable[[], None] | None]], step: int | None) -> None:
     raised: list[Exception] = []
-    for exporter in exporters:
+    for exporter, snapshot, take_back in parts:
+        failures = getattr(exporter, "failures", 0)
+        failed = True
         try:
             exporter.export(snapshot, step=step)
+            failed = getattr(exporter, "failures", 0) != failures
         except Exception as error:
             # What a BaseExporter lets out is for the caller; other exporters have not thought about it.
             if isinstance(error, ExportError) or isinstance(exporter, BaseExporter):
@@ -188,6 +226,9 @@ def export_to(snapshot: Snapshot, exporters: Iterable[Exporter], *, step: int | 
                     f"{_describe(exporter, 'exporting', error)}. The run goes on without this report. Said once.",
                     about=f"{type(exporter)} {type(error)}",
                 )
+        finally:
+            if failed and take_back is not None:
+                take_back()
     if raised:
         raise raised[0]
 

@@ -1,11 +1,20 @@
-"""Writing to files so that another process, or a full disk, leaves no half of a report behind."""
+"""Files that reports are added to, by several processes or on a disk that fills up, without half a report in them."""
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from contextlib import suppress
+from typing import Any
 
-_APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
+from deep500_timing._ground.warn import warn_once
+from deep500_timing.exporters._lock import lock
+
+_BINARY = getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+_APPEND = os.O_APPEND | os.O_CREAT | _BINARY
+_MOST_NUMBERS = 10_000
+_HEAD = 256
 
 
 def encode(text: str) -> bytes:
@@ -13,59 +22,202 @@ def encode(text: str) -> bytes:
     return text.encode("utf-8", "backslashreplace")
 
 
-def create(path: str) -> None:
+def path_of(destination: Any, caller: str) -> str:
+    """The absolute path that a user means, so that a later change of the working directory changes nothing.
+
+    Missing folders are made.
+
+    Raises:
+        TypeError: It is no path.
+        ValueError: It is empty or holds a NUL.
+        IsADirectoryError: It is a folder.
+        OSError: Its folder cannot be made, for the reason that the system gives.
+    """
+    try:
+        text = os.fsdecode(destination)
+    except TypeError:
+        remedy = "give the name of a file, such as 'times.txt'"
+        if callable(getattr(destination, "write", None)):
+            remedy = "it is an open file; print_all_time_stats and TerminalExporter take one"
+        raise TypeError(f"{caller} was given {destination!r:.100}, which is no path: {remedy}.") from None
+    if not text or "\0" in text:
+        what = "holds a NUL character" if text else "is empty"
+        raise ValueError(f"{caller} was given the path {text!r:.100}, which {what}; name a file, such as 'times.txt'.")
+    path = os.path.abspath(text)
+    if os.path.isdir(path):
+        raise IsADirectoryError(errno.EISDIR, f"{caller} was given a folder; name a file in it", path)
+    folder = os.path.dirname(path)
+    if not os.path.isdir(folder):
+        _make_folder(folder, path)
+    return path
+
+
+def _make_folder(folder: str, path: str) -> None:
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        error.filename = path
+        raise
+
+
+def create(path: str, *, overwrite: bool = False) -> str:
     """Make an empty file.
 
+    Args:
+        path: Where. What is no plain file, such as ``/dev/null``, is taken as it is.
+        overwrite: Empty a file that is there, instead of taking the first of ``times-2.txt``, ``times-3.txt`` ... that
+            is free.
+
+    Returns:
+        The path that was made.
+
     Raises:
-        FileExistsError: There is one; it is left as it is.
         OSError: It cannot be made, for the reason that the system gives.
     """
-    os.close(os.open(path, _APPEND | os.O_EXCL, 0o666))
+    if os.path.exists(path) and not os.path.isfile(path):
+        return path
+    if overwrite:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _BINARY, 0o666))
+        return path
+    root, extension = os.path.splitext(path)
+    for number in range(1, _MOST_NUMBERS):
+        candidate = path if number == 1 else f"{root}-{number}{extension}"
+        with suppress(FileExistsError):
+            os.close(os.open(candidate, os.O_WRONLY | _APPEND | os.O_EXCL, 0o666))
+            return candidate
+    raise FileExistsError(errno.EEXIST, f"{_MOST_NUMBERS - 1} files have this name and a number; remove some", path)
 
 
-def check_appendable(path: str) -> None:
-    """See that a file can be appended to, making it if need be.
+class SharedFile:
+    """A file that reports are added to at its end, each whole, whoever else writes to it.
 
-    Raises:
-        OSError: It cannot, for the reason that the system gives.
+    Between two reports the file is closed. Size, write and what is taken back when the disk is full are under one lock.
     """
-    os.close(os.open(path, _APPEND, 0o666))
 
+    def __init__(self, path: str, *, header: bytes = b"") -> None:
+        """See that the file can be added to, making it if need be.
 
-def append(path: str, data: bytes) -> None:
-    """Add to the end of a file by one write, which keeps lines of several processes apart.
+        Args:
+            path: An absolute path.
+            header: The first line, with its line end, of a file that holds the same.
 
-    If the disk fills up in the middle, what was written of ``data`` is taken away again.
+        Raises:
+            OSError: It cannot be added to, for the reason that the system gives.
+            ValueError: It holds something else than what the header says.
+        """
+        self.path = path
+        self._header = header
+        self._file: tuple[int, int] | None = None
+        self._head = b""
+        descriptor = self._open()
+        try:
+            if self._size(descriptor):
+                self._check_header(descriptor)
+        finally:
+            os.close(descriptor)
 
-    Raises:
-        OSError: As the system says.
-    """
-    descriptor = os.open(path, _APPEND, 0o666)
-    try:
-        size = os.fstat(descriptor).st_size
+    def _open(self) -> int:
+        try:
+            # To read its last character as well; a file that may only be written to is taken as it is.
+            return os.open(self.path, os.O_RDWR | _APPEND, 0o666)
+        except PermissionError:
+            return os.open(self.path, os.O_WRONLY | _APPEND, 0o666)
+
+    def append(self, data: bytes) -> None:
+        """Add a report to the end of the file, on a line of its own.
+
+        If the disk fills up in the middle, what was written of it is taken away again. A file that was replaced is
+        looked at anew, and so is its end.
+
+        Raises:
+            OSError: As the system says.
+            ValueError: The file was replaced by one that holds something else.
+        """
+        try:
+            descriptor = self._open_locked()
+            try:
+                size = self._size(descriptor)
+                before = self._what_comes_first(descriptor, size)
+                self._write(descriptor, before + data, size)
+                if size == 0:
+                    self._head = (before + data)[:_HEAD]
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            # Only opening names the file by itself.
+            if error.filename is None:
+                error.filename = self.path
+            raise
+
+    def _open_locked(self) -> int:
+        for _ in range(10):
+            descriptor = self._open()
+            locked = lock(descriptor)
+            # Between opening and locking it may have been moved away.
+            with suppress(OSError):
+                if not locked or self._is_at_path(descriptor):
+                    return descriptor
+            os.close(descriptor)
+        return self._open()
+
+    def _is_at_path(self, descriptor: int) -> bool:
+        return os.path.samestat(os.fstat(descriptor), os.stat(self.path))
+
+    def _size(self, descriptor: int) -> int:
+        status = os.fstat(descriptor)
+        return status.st_size if stat.S_ISREG(status.st_mode) else 0
+
+    def _what_comes_first(self, descriptor: int, size: int) -> bytes:
+        status = os.fstat(descriptor)
+        # A number of a file that was deleted is used again for the next, so its beginning is looked at as well.
+        file = (status.st_dev, status.st_ino)
+        before, self._file = self._file, file
+        if size == 0:
+            self._head = b""
+            return self._header
+        head = _read(descriptor, 0, _HEAD) or self._head
+        replaced = before is not None and (before != file or not head.startswith(self._head))
+        self._head = head
+        self._check_header(descriptor)
+        if replaced:
+            warn_once(
+                f"Adding times to {self.path!r}: the file was replaced by another one since the last report. The log "
+                f"goes on in the new one."
+            )
+        if _read(descriptor, size - 1, 1) in (b"\n", b""):
+            return b""
+        if before is not None and not replaced:
+            warn_once(
+                f"Adding times to {self.path!r}: the file ended amid a line, which was cut off since the last report. "
+                f"The log goes on in a new line."
+            )
+        return b"\n"
+
+    def _check_header(self, descriptor: int) -> None:
+        first = _read(descriptor, 0, len(self._header)) if self._header else b""
+        if first and first.replace(b"\r\n", b"\n") != self._header:
+            shown = first.partition(b"\n")[0][:60].decode("utf-8", "backslashreplace").rstrip("\r")
+            raise ValueError(
+                f"Adding times to {self.path!r}: its first line, {shown!r}, is not the header of these reports; name "
+                f"another file, or move this one away."
+            )
+
+    def _write(self, descriptor: int, data: bytes, size: int) -> None:
         written = 0
         try:
             while written < len(data):
                 written += os.write(descriptor, data[written:])
         except OSError:
             with suppress(OSError):
-                # Otherwise another process has written since.
+                # Another process that knows of no lock may have written since, and keeps its line.
                 if os.fstat(descriptor).st_size == size + written:
                     os.ftruncate(descriptor, size)
             raise
-    except OSError as error:
-        # Only opening names the file by itself.
-        if error.filename is None:
-            error.filename = path
-        raise
-    finally:
-        os.close(descriptor)
 
 
-def ends_amid_line(path: str) -> bool:
-    """Whether the last line of a file was not finished."""
-    with open(path, "rb") as file:
-        if not file.seekable() or file.seek(0, os.SEEK_END) == 0:
-            return False
-        file.seek(-1, os.SEEK_END)
-        return file.read(1) != b"\n"
+def _read(descriptor: int, at: int, count: int) -> bytes:
+    try:
+        os.lseek(descriptor, at, os.SEEK_SET)
+        return os.read(descriptor, count)
+    except OSError:
+        return b""  # It may only be written to.

@@ -60,13 +60,16 @@ def check_prefix(prefix: str, caller: str) -> str:
     return f"{bare}/" if bare else ""
 
 
-def metrics_of(snapshot: Snapshot, stats: Sequence[str], *, prefix: str, separator: str) -> Iterator[Metric]:
+def metrics_of(
+    snapshot: Snapshot, stats: Sequence[str], *, prefix: str, separator: str, whole_run: bool = False
+) -> Iterator[Metric]:
     """The chosen statistics of each region that has times.
 
     The mean has the name ``prefix + "CPU/BATCH"``, other statistics that name with ``separator`` and theirs added;
     ``median_ci`` gives two, ``median_ci_low`` and ``median_ci_high``. What is unknown or not finite is left out. The
     memory at a region's ends follows, where it was read, in the same manner: ``prefix + "CPU/BATCH"`` with
-    ``max_host_rss_bytes`` added.
+    ``max_host_rss_bytes`` added. Statistics of the whole run are called ``run_mean`` and so on, so that they are not
+    taken for those since the last report.
     """
     for region in snapshot:
         if region.stats is None:
@@ -75,7 +78,10 @@ def metrics_of(snapshot: Snapshot, stats: Sequence[str], *, prefix: str, separat
         name = before + region.name
         for stat, value in _numbers(region.stats, stats):
             if value is not None and math.isfinite(value):
-                own = name if stat == "mean" else name + separator + stat
+                if whole_run:
+                    own = f"{name}{separator}run_{stat}"
+                else:
+                    own = name if stat == "mean" else name + separator + stat
                 yield Metric((region.device, region.name, stat), own, value, len(before))
         for what in MAXIMA if region.memory is not None else ():
             size_bytes = getattr(region.memory, what)

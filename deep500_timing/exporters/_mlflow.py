@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from deep500_timing._ground.require import require
 from deep500_timing.exceptions import ExportError
-from deep500_timing.exporters._metrics import check_prefix, check_stats, distinct, metrics_of
+from deep500_timing.exporters._metrics import check_prefix, check_stats, distinct
 from deep500_timing.exporters._mlflow_server import caller_of
 from deep500_timing.exporters._tracker import TrackerExporter
 
@@ -48,6 +48,8 @@ class MlflowExporter(TrackerExporter):
         *,
         stats: Sequence[str] = ("mean",),
         run_id: str | None = None,
+        whole_run: bool = False,
+        by_rank: bool = False,
         strict: bool = False,
         timeout_s: float = 5.0,
         exit_timeout_s: float = 5.0,
@@ -58,6 +60,9 @@ class MlflowExporter(TrackerExporter):
             prefix: Put before the names, with one slash between.
             stats: Which fields of ``TimeStats`` to log; ``median_ci`` gives two metrics, its low and its high end.
             run_id: The run; the one that is active at the time of each export if None.
+            whole_run: Report the times of the whole run each time, as ``run_mean`` and so on, not what came since
+                this exporter's last report.
+            by_rank: Put the rank of this process into the names, where it is known: ``prefix/rank3/CPU/BATCH``.
             strict: Raise ``ExportError`` if logging fails, instead of warning once.
             timeout_s: How long training may wait for the server, in seconds, all reports of this process together.
             exit_timeout_s: How long the end of the program may wait for reports that are on their way, in seconds.
@@ -66,7 +71,9 @@ class MlflowExporter(TrackerExporter):
             MissingPackageError: mlflow is not installed.
             ValueError: A statistic is not known, or a time is negative.
         """
-        super().__init__(strict=strict, timeout_s=timeout_s, exit_timeout_s=exit_timeout_s)
+        super().__init__(
+            strict=strict, whole_run=whole_run, by_rank=by_rank, timeout_s=timeout_s, exit_timeout_s=exit_timeout_s
+        )
         self._prefix = check_prefix(prefix, "MlflowExporter")
         self._stats = check_stats(stats, "MlflowExporter")
         self._mlflow = require("mlflow", extra="mlflow", caller="MlflowExporter")
@@ -85,7 +92,7 @@ class MlflowExporter(TrackerExporter):
 
     def _export(self, snapshot: Snapshot, step: int | None) -> None:
         run_id = self._run_id or self._active_run_id()
-        metrics = list(metrics_of(snapshot, self._stats, prefix=self._prefix, separator="."))
+        metrics = self._metrics(snapshot, ".")
         if not metrics:
             return
         from mlflow.entities import Metric as Entity

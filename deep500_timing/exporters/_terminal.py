@@ -20,21 +20,31 @@ class TerminalExporter(BaseExporter):
     """Prints the table: with colours on a terminal if rich is installed, as plain text otherwise.
 
     On a narrow terminal the least important columns are left out, and named. A stream that is no terminal gets the
-    whole table, without control characters.
+    whole table, without control characters. Of several ranks rank 0 alone prints to the standard output.
     """
 
-    def __init__(self, file: Writable | None = None, *, strict: bool = False) -> None:
+    def __init__(
+        self,
+        file: Writable | None = None,
+        *,
+        all_ranks: bool = False,
+        whole_run: bool = True,
+        strict: bool = False,
+    ) -> None:
         """Note where to print.
 
         Args:
             file: Anything with a ``write`` method that takes a string; what is ``sys.stdout`` at the time of each
-                export if None.
+                export if None, on rank 0 or where no rank is known.
+            all_ranks: Print on every rank. A ``file`` that is given gets the table on each rank that gives one.
+            whole_run: Show the times of the whole run in each table, not what came since the last one.
             strict: Raise ``ExportError`` if it cannot be printed, instead of warning once.
 
         Raises:
             TypeError: ``file`` has no ``write`` method.
         """
-        super().__init__(strict=strict)
+        super().__init__(strict=strict, whole_run=whole_run)
+        self._all_ranks = all_ranks
         if file is not None and not callable(getattr(file, "write", None)):
             raise TypeError(
                 f"Printing times to {file!r}: it has no write method. Give an open stream, such as sys.stderr, or use "
@@ -43,9 +53,19 @@ class TerminalExporter(BaseExporter):
         self._file = file
 
     def _export(self, snapshot: Snapshot, step: int | None) -> None:
-        stream: Any = sys.stdout if self._file is None else self._file
+        stream: Any = self._file
         if stream is None:
-            return  # As print() does in a program that has no standard output.
+            if sys.stdout is None or not (self._all_ranks or snapshot.rank in (None, 0)):
+                return  # As print() does in a program that has no standard output.
+            stream = sys.stdout
+        try:
+            self._show(stream, snapshot, step)
+        except BrokenPipeError:
+            # Whoever read it, such as head, has read enough.
+            if self._strict:
+                raise
+
+    def _show(self, stream: Any, snapshot: Snapshot, step: int | None) -> None:
         if not _is_terminal(stream):
             self._print(stream, render(table_of(snapshot, step)))
             return

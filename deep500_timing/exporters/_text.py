@@ -1,4 +1,4 @@
-"""The table in a new text file."""
+"""The table in a text file of its own."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from deep500_timing._ground.warn import warn_once
 from deep500_timing._views.table import render, table_of
 from deep500_timing.exporters._base import BaseExporter
-from deep500_timing.exporters._files import append, create, encode
+from deep500_timing.exporters._files import SharedFile, create, encode, path_of
 
 if TYPE_CHECKING:
     from deep500_timing._summary.snapshot import Snapshot
@@ -17,45 +18,69 @@ if TYPE_CHECKING:
 class TextExporter(BaseExporter):
     """Writes the table to a file of its own, in UTF-8: the first export makes it, later ones add to it.
 
-    Between two exports the file is closed. A report that cannot be written whole is taken back.
+    A file that is there already is left as it is: the table goes to ``times-2.txt`` and so on, which is said, and
+    ``path`` tells. Between two exports the file is closed. A report that cannot be written whole is taken back.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, strict: bool = False) -> None:
-        """Note where to write. Nothing is made yet, so that a run that ends early leaves no empty file.
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        overwrite: bool = False,
+        whole_run: bool = True,
+        strict: bool = False,
+    ) -> None:
+        """Check where to write. No file is made yet, so that a run that ends early leaves no empty one.
 
         Args:
-            path: A file that must not exist when the first table is written.
+            path: The file; missing folders are made.
+            overwrite: Replace a file that is there, instead of taking the next number that is free.
+            whole_run: Show the times of the whole run in each table, not what came since the last one.
             strict: Raise ``ExportError`` if a table cannot be written, instead of warning once.
+
+        Raises:
+            TypeError: It is no path.
+            ValueError: The path is empty, or holds a NUL.
+            OSError: The file cannot be made, for the reason that the system gives.
         """
-        super().__init__(strict=strict)
-        # The directory may change between two exports.
-        self._path = os.path.abspath(os.fspath(path))
-        self._ours = False
+        super().__init__(strict=strict, whole_run=whole_run)
+        self.path = path_of(path, "TextExporter")
+        """Where the tables are written; final once the first is."""
+        self._overwrite = overwrite
+        self._file: SharedFile | None = None
+        folder = os.path.dirname(self.path)
+        if not os.path.exists(self.path) and not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(13, "Permission denied", self.path)
 
     def _where(self) -> str:
-        return self._path
+        return self.path
 
     def export(self, snapshot: Snapshot, *, step: int | None = None) -> None:
         """Write one table.
 
         Raises:
-            FileExistsError: At the first table: the file exists; it is left as it is.
             OSError: At the first table: the file cannot be made, for the reason that the system gives.
             ExportError: It could not be written and the exporter is strict.
         """
         super().export(snapshot, step=step)
 
     def _open(self) -> None:
-        if not self._ours:
-            create(self._path)
+        if self._file is None:
+            asked, self.path = self.path, create(self.path, overwrite=self._overwrite)
+            if asked != self.path:
+                warn_once(
+                    f"Writing times to {asked!r}: the file exists and is left as it is. They are written to "
+                    f"{self.path!r}; overwrite=True replaces a file.",
+                    about=self.path,
+                )
 
     def _export(self, snapshot: Snapshot, step: int | None) -> None:
-        first = not self._ours
+        file = self._file or SharedFile(self.path)
         try:
-            append(self._path, encode(("" if first else "\n") + render(table_of(snapshot, step))))
+            file.append(encode(("" if self._file is None else "\n") + render(table_of(snapshot, step))))
         except BaseException:
-            if first:
+            if self._file is None and os.path.isfile(self.path):
                 with suppress(OSError):
-                    os.unlink(self._path)
+                    os.unlink(self.path)
             raise
-        self._ours = True
+        self._file = file

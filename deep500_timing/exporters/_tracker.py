@@ -9,12 +9,15 @@ from weakref import WeakKeyDictionary
 
 from deep500_timing._ground.warn import warn_once
 from deep500_timing.exporters._base import BaseExporter
+from deep500_timing.exporters._metrics import metrics_of
 from deep500_timing.exporters._reports import Account
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
+    from deep500_timing._summary.snapshot import Snapshot
     from deep500_timing.exporters._background import BackgroundCaller
+    from deep500_timing.exporters._metrics import Metric
 
 
 class TrackerExporter(BaseExporter):
@@ -29,18 +32,26 @@ class TrackerExporter(BaseExporter):
     A strict exporter waits for each report and raises if it does not arrive.
     """
 
-    def __init__(self, *, strict: bool, timeout_s: float, exit_timeout_s: float) -> None:
+    _prefix: str
+    _stats: tuple[str, ...]
+
+    def __init__(
+        self, *, strict: bool, whole_run: bool, by_rank: bool, timeout_s: float, exit_timeout_s: float
+    ) -> None:
         """Set how long to wait.
 
         Args:
             strict: Raise ``ExportError`` instead of warning once.
+            whole_run: Report the whole run each time, under names of its own (``run_mean``).
+            by_rank: Put the rank into the names: ``prefix/rank3/CPU/BATCH``.
             timeout_s: How long training may wait, in seconds, all reports of this process together.
             exit_timeout_s: How long the end of the program may wait, in seconds.
 
         Raises:
             ValueError: A time is negative or not a number.
         """
-        super().__init__(strict=strict)
+        super().__init__(strict=strict, whole_run=whole_run)
+        self._by_rank = by_rank
         for name, seconds in (("timeout_s", timeout_s), ("exit_timeout_s", exit_timeout_s)):
             if not seconds >= 0 or math.isinf(seconds):
                 raise ValueError(f"{type(self).__name__} was given {name}={seconds!r}; give seconds, 0 for no waiting.")
@@ -70,6 +81,12 @@ class TrackerExporter(BaseExporter):
     def lost(self) -> int:
         """Reports of this exporter that were refused, or dropped because the queue was full, in this process."""
         return sum(account.lost for account in self._accounts.values())
+
+    def _metrics(self, snapshot: Snapshot, separator: str) -> list[Metric]:
+        prefix = self._prefix
+        if self._by_rank and snapshot.rank is not None:
+            prefix += f"rank{snapshot.rank}/"
+        return list(metrics_of(snapshot, self._stats, prefix=prefix, separator=separator, whole_run=self.whole_run))
 
     def _number(self, where: Hashable, step: int | None) -> int:
         # Trackers know no "no step": a report without one is placed after the one before it.
@@ -103,7 +120,7 @@ class TrackerExporter(BaseExporter):
         for kind, sentence in caller.take_news():
             warn_once(f"{sentence}.", about=f"{caller.service} {kind}")
         for error in self._account(caller).take_errors():
-            self._failed("exporting", error)
+            self._say_once("exporting", error)
 
     def _flush(self) -> None:
         caller = self._caller()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from deep500_timing._ground.require import require
 from deep500_timing.exceptions import ExportError
-from deep500_timing.exporters._metrics import check_prefix, check_stats, distinct, metrics_of
+from deep500_timing.exporters._metrics import check_prefix, check_stats, distinct
 from deep500_timing.exporters._tracker import TrackerExporter
 from deep500_timing.exporters._wandb_rows import rows_of
 
@@ -47,6 +47,8 @@ class WandbExporter(TrackerExporter):
         stats: Sequence[str] = ("mean",),
         run: Any = None,
         own_rows: bool = False,
+        whole_run: bool = False,
+        by_rank: bool = False,
         strict: bool = False,
         timeout_s: float = 5.0,
         exit_timeout_s: float = 5.0,
@@ -59,6 +61,9 @@ class WandbExporter(TrackerExporter):
             run: A W&B run; the one that is active at the time of each export if None.
             own_rows: Write each report at once, as a row of its own, which ends the row that W&B is filling and moves
                 its step: only where nothing else is logged to the run, or never with ``step=``.
+            whole_run: Report the times of the whole run each time, as ``run_mean`` and so on, not what came since
+                this exporter's last report.
+            by_rank: Put the rank of this process into the names, where it is known: ``prefix/rank3/CPU/BATCH``.
             strict: Raise ``ExportError`` if logging fails, instead of warning once.
             timeout_s: How long training may wait for W&B's service, in seconds, all reports of this process together.
             exit_timeout_s: How long the end of the run, or of the program, may wait for reports that are on their way.
@@ -68,7 +73,9 @@ class WandbExporter(TrackerExporter):
             ValueError: A statistic is not known, the prefix holds ``*``, which W&B takes for a wildcard, or a time is
                 negative.
         """
-        super().__init__(strict=strict, timeout_s=timeout_s, exit_timeout_s=exit_timeout_s)
+        super().__init__(
+            strict=strict, whole_run=whole_run, by_rank=by_rank, timeout_s=timeout_s, exit_timeout_s=exit_timeout_s
+        )
         self._prefix = check_prefix(prefix, "WandbExporter")
         if "*" in self._prefix:
             raise ValueError(f"WandbExporter was given prefix={prefix!r}; W&B takes '*' for a wildcard, leave it out.")
@@ -95,7 +102,7 @@ class WandbExporter(TrackerExporter):
 
     def _export(self, snapshot: Snapshot, step: int | None) -> None:
         run = self._run_now()
-        metrics = list(metrics_of(snapshot, self._stats, prefix=self._prefix, separator="/"))
+        metrics = self._metrics(snapshot, "/")
         if not metrics:
             return
         axis = self._prefix + STEP_METRIC

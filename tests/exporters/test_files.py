@@ -5,13 +5,16 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import shutil
+import subprocess
+import sys
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from deep500_timing.exceptions import ExportError, TimingWarning
-from deep500_timing.exporters import CsvExporter, JsonLinesExporter, TextExporter, _files
+from deep500_timing.exporters import CsvExporter, JsonLinesExporter, TextExporter, _files, _lock
 
 KINDS = [TextExporter, JsonLinesExporter, CsvExporter]
 LOGS = [JsonLinesExporter, CsvExporter]
@@ -39,13 +42,62 @@ def kind(request):
     return request.param
 
 
-def test_a_missing_directory_is_the_systems_error(kind, tmr, tmp_path):
-    """The system's own error reaches the caller, with the path."""
-    path = tmp_path / "missing" / "times"
-    with pytest.raises(FileNotFoundError) as caught:
-        kind(path).export(tmr.snapshot())
+def test_missing_folders_are_made(kind, tmr, tmp_path):
+    """A report does not fail after a run because nobody made the folder before."""
+    path = tmp_path / "missing" / "deeper" / "times"
+    kind(path).export(tmr.snapshot())
 
-    assert str(path) == caught.value.filename
+    assert "BATCH" in path.read_text("utf-8")
+
+
+WRONG_PATHS = [
+    ("", ValueError, "was given the path '', which is empty; name a file"),
+    ("a\0b", ValueError, r"was given the path 'a\\x00b', which holds a NUL character"),
+    (3, TypeError, "was given 3, which is no path: give the name of a file, such as 'times.txt'"),
+    (None, TypeError, "was given None, which is no path"),
+    (".", IsADirectoryError, "was given a folder; name a file in it"),
+]
+
+
+@pytest.mark.parametrize(("path", "error", "text"), WRONG_PATHS)
+def test_what_is_wrong_with_a_path_is_said_when_the_exporter_is_made(kind, path, error, text, tmp_path, monkeypatch):
+    """The true cause, in words with the remedy, before the run and not after it."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(error, match=text):
+        kind(path)
+
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_a_file_in_the_place_of_a_folder(kind, tmp_path):
+    """A path below a file is the system's error, with the whole path."""
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match=r"exists|directory") as caught:
+        kind(tmp_path / "file" / "times")
+
+    assert str(tmp_path / "file" / "times") == caught.value.filename
+
+
+def test_an_open_file_is_no_path(tmr, tmp_path):
+    """Where a path is needed, an open file is refused with what takes one."""
+    with (
+        (tmp_path / "open").open("w") as file,
+        pytest.raises(TypeError, match="it is an open file; print_all_time_stats"),
+    ):
+        tmr.save_all_time_stats(file)
+
+
+def test_a_path_in_bytes_will_do(kind, tmr, tmp_path):
+    """Bytes are a path as for ``open``."""
+    kind(os.fsencode(tmp_path / "times")).export(tmr.snapshot())
+
+    assert "BATCH" in (tmp_path / "times").read_text("utf-8")
+
+
+@pytest.mark.parametrize("kind", [TextExporter, JsonLinesExporter])
+def test_the_null_device_takes_reports(kind, tmr):
+    """What is no plain file is written to as it is."""
+    kind("/dev/null", strict=True).export(tmr.snapshot())
 
 
 @contextmanager
@@ -76,20 +128,14 @@ def test_no_permission_is_the_systems_error(kind, tmr, tmp_path):
     assert str(tmp_path / "times") == caught.value.filename
 
 
-def test_a_directory_is_not_a_file(kind, tmr, tmp_path):
-    """A path that is a directory is refused by the system."""
-    with pytest.raises(OSError, match=r"directory|exists"):
-        kind(tmp_path).export(tmr.snapshot())
-
-
 def test_a_timer_passes_the_systems_error_on(tmr, tmp_path):
     """``Timer.export`` raises it too, after the other exporters had the snapshot."""
-    taken = tmp_path / "taken"
-    taken.write_text("precious")
-    with pytest.raises(FileExistsError):
-        tmr.export(TextExporter(taken), TextExporter(tmp_path / "free"))
+    (tmp_path / "folder").mkdir()
+    late = TextExporter(tmp_path / "folder" / "times")
+    shutil.rmtree(tmp_path / "folder")
+    with pytest.raises(FileNotFoundError):
+        tmr.export(late, TextExporter(tmp_path / "free"))
 
-    assert "precious" == taken.read_text()
     assert "BATCH" in (tmp_path / "free").read_text()
 
 
@@ -143,9 +189,10 @@ def test_what_another_process_added_is_kept(tmp_path, monkeypatch):
             other.write(b"other\n")
         raise OSError(errno.EIO, "the disk is gone")
 
+    file = _files.SharedFile(str(path))
     monkeypatch.setattr(_files.os, "write", fail_after_another)
     with pytest.raises(OSError, match="the disk is gone") as caught:
-        _files.append(str(path), b"second\n")
+        file.append(b"second\n")
 
     assert str(path) == caught.value.filename
     assert b"first\nsecother\n" == path.read_bytes()
@@ -181,3 +228,118 @@ def test_a_lone_surrogate_in_a_name_is_written_as_its_escape(kind, tmr, tmp_path
     kind(tmp_path / "times", strict=True).export(tmr.snapshot())
 
     assert "bad\\udc80name" in (tmp_path / "times").read_text("utf-8")
+
+
+@pytest.mark.parametrize("kind", LOGS)
+def test_a_file_replaced_by_somebodys_notes(kind, tmr, tmp_path):
+    """Notes without a line end stay whole; a log of lines goes on below them, a CSV file does not, and it is said."""
+    path = tmp_path / "times"
+    exporter = kind(path)
+    exporter.export(tmr.snapshot(), step=1)
+    path.unlink()
+    path.write_text("somebody's notes")
+    with pytest.warns(TimingWarning, match=r"was replaced by another one|is not the header of these"):
+        for step in (2, 3):
+            exporter.export(tmr.snapshot(), step=step)
+
+    lines = path.read_text("utf-8").splitlines()
+    assert "somebody's notes" == lines[0]
+    assert (1 if kind is CsvExporter else 3) == len(lines)
+    path.unlink()
+    exporter.export(tmr.snapshot(), step=4)
+    assert path.read_text("utf-8").startswith("step," if kind is CsvExporter else '{"schema"')
+
+
+@pytest.mark.parametrize("kind", LOGS)
+def test_a_file_cut_amid_its_last_line(kind, tmr, tmp_path):
+    """What another process cut off does not take the next report with it, and is said."""
+    path = tmp_path / "times"
+    exporter = kind(path)
+    exporter.export(tmr.snapshot(), step=1)
+    os.truncate(path, path.stat().st_size - 5)
+    with pytest.warns(TimingWarning, match="ended amid a line, which was cut off since the last report"):
+        exporter.export(tmr.snapshot(), step=2)
+    exporter.export(tmr.snapshot(), step=3)
+
+    lines = path.read_text("utf-8").splitlines()
+    per_report = 3 if kind is CsvExporter else 1
+    assert (per_report * 3 + (kind is CsvExporter)) == len(lines)
+    assert [lines[-1].replace("3", "2", 1)] == [lines[-1 - per_report]] or kind is JsonLinesExporter
+
+
+@pytest.mark.parametrize("kind", LOGS)
+def test_a_file_that_was_moved_away(kind, tmr, tmp_path, recwarn):
+    """A log that is rotated goes on in a new file, without a word."""
+    path = tmp_path / "times"
+    exporter = kind(path)
+    exporter.export(tmr.snapshot(), step=1)
+    first = path.read_bytes()
+    path.rename(tmp_path / "times.1")
+    exporter.export(tmr.snapshot(), step=1)
+
+    assert first == path.read_bytes() == (tmp_path / "times.1").read_bytes()
+    assert [] == recwarn.list
+
+
+WRITERS = """
+import os, resource, sys
+from deep500_timing import Timer
+from deep500_timing.exceptions import ExportError
+from deep500_timing.exporters import CsvExporter, JsonLinesExporter
+kind, path, limit = {"jsonl": JsonLinesExporter, "csv": CsvExporter}[sys.argv[1]], sys.argv[2], int(sys.argv[3])
+timer = Timer()
+for number in range(20):
+    timer.record(f"region {number}", 0, 1000)
+snapshot, children = timer.snapshot(), []
+for writer in range(4):
+    reading, writing = os.pipe()
+    if os.fork() == 0:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+        exporter, taken = kind(path, strict=True), 0
+        for step in range(60):
+            try:
+                exporter.export(snapshot, step=1000 * writer + step)
+                taken += 1
+            except ExportError:
+                pass
+        os.write(writing, str(taken).encode())
+        os._exit(0)
+    os.close(writing)
+    children.append(reading)
+print(sum(int(os.read(reading, 100)) for reading in children))
+"""
+
+
+@pytest.mark.parametrize(("kind", "per_report"), [("jsonl", 1), ("csv", 20)])
+def test_several_writers_on_a_full_disk(kind, per_report, tmp_path):
+    """Four processes that fill a disk leave whole lines only, one header, and every report said to be written."""
+    path = tmp_path / "times"
+    done = subprocess.run(
+        [sys.executable, "-c", WRITERS, kind, path, "150000"], capture_output=True, text=True, timeout=60, check=True
+    )
+    data = path.read_bytes()
+    lines = data.splitlines(keepends=True)
+
+    assert b"\0" not in data
+    assert all(line.endswith(b"\n") for line in lines)
+    assert len({line.count(b",") for line in lines}) == 1 or kind == "jsonl"
+    assert int(done.stdout) * per_report == len(lines) - (kind == "csv")
+    assert 0 < int(done.stdout) < 240
+
+
+@pytest.mark.parametrize("holder", ["another", None], ids=["held", "none"])
+def test_without_a_lock_reports_are_written_all_the_same(holder, tmr, tmp_path, monkeypatch):
+    """A lock that another process keeps, or that the file system does not have, does not stop a report."""
+    fcntl = pytest.importorskip("fcntl")
+    path = tmp_path / "times"
+    exporter = JsonLinesExporter(path)
+    if holder is None:
+        monkeypatch.setattr(fcntl, "flock", lambda *args: (_ for _ in ()).throw(OSError(errno.ENOLCK, "no locks")))
+        exporter.export(tmr.snapshot())
+    else:
+        monkeypatch.setattr(_lock, "LONGEST_WAIT_S", 0.0)
+        with path.open() as other:
+            fcntl.flock(other, fcntl.LOCK_EX)
+            exporter.export(tmr.snapshot())
+
+    assert 1 == len(path.read_bytes().splitlines())

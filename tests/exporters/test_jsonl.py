@@ -99,15 +99,39 @@ def test_a_step_from_numpy_will_do(tmr):
     assert 7 == json.loads(stream.getvalue())["step"]
 
 
+class CountingStream(io.StringIO):
+    """Counts how often it is flushed."""
+
+    flushes = 0
+
+    def flush(self):
+        """Count."""
+        self.flushes += 1
+
+
 def test_a_stream_is_flushed_and_left_open(tmr):
-    """A stream belongs to whoever opened it."""
-    stream = io.StringIO()
+    """A stream belongs to whoever opened it; flushing reaches it, exporting alone does not."""
+    stream = CountingStream()
     exporter = JsonLinesExporter(stream)
     exporter.export(tmr.snapshot())
+    assert 0 == stream.flushes
     exporter.flush()
+    assert 1 == stream.flushes
     exporter.close()
 
     assert not stream.closed
+
+
+def test_two_logs_that_fail_are_told_apart(tmr):
+    """Each log that cannot be written has a warning of its own, once."""
+    streams = [io.StringIO(), io.StringIO()]
+    for stream in streams:
+        stream.close()
+    with pytest.warns(TimingWarning) as warned:
+        for exporter in map(JsonLinesExporter, streams * 2):
+            exporter.export(tmr.snapshot())
+
+    assert 2 == len(warned)
 
 
 def test_a_log_is_added_to(tmr, tmp_path):
@@ -129,22 +153,84 @@ def test_a_line_that_was_cut_off_costs_only_itself(tmr, tmp_path):
     exporter.export(tmr.snapshot(), step=2)
     exporter.export(tmr.snapshot(), step=3)
 
-    with pytest.warns(TimingWarning, match=r"1 line\(s\) are broken, or not of version 1"):
+    assert 4 == len(path.read_bytes().split(b"\n")) - 1
+    with pytest.warns(TimingWarning, match=r"1 line\(s\) are left out: line 2 \(not JSON: "):
         assert [1, 2, 3] == [step for _, step in read_json_lines(path)]
 
 
-@pytest.mark.parametrize(
-    "line",
-    ["[]", "3", "{}", '{"schema": "other", "version": 1}', '{"schema": "deep500-timing/snapshot", "version": 2}'],
-)
-def test_lines_of_another_kind_are_left_out(tmr, tmp_path, line):
-    """What something else, or a later version, has written is left out and counted."""
-    path = tmp_path / "times.jsonl"
-    path.write_text(line + "\n\n")
-    JsonLinesExporter(path).export(tmr.snapshot(), step=9)
+def changed(line, *path, to):
+    """A line of ours with one field changed."""
+    record = json.loads(line)
+    place = record
+    for part in path[:-1]:
+        place = place[part]
+    place[path[-1]] = to
+    return json.dumps(record)
 
-    with pytest.warns(TimingWarning, match=r"1 line\(s\)"):
-        assert [(tmr.snapshot(), 9)] == read_json_lines(path)
+
+@pytest.fixture
+def line(tmr, tmp_path):
+    """A whole line of ours."""
+    JsonLinesExporter(tmp_path / "line.jsonl").export(tmr.snapshot(), step=9)
+    return (tmp_path / "line.jsonl").read_text()
+
+
+FOREIGN = {
+    "not JSON": (lambda line: "{broken", "not JSON: Expecting property name"),
+    "a list": (lambda line: "[]", "not of deep500-timing/snapshot"),
+    "a number": (lambda line: "3", "not of deep500-timing/snapshot"),
+    "another schema": (lambda line: changed(line, "schema", to="other"), "not of deep500-timing/snapshot"),
+    "a later version": (lambda line: changed(line, "version", to=2), "of version 2, where 1 is known"),
+    "no version": (lambda line: changed(line, "version", to=0), "of version 0"),
+    "a version that is none": (lambda line: changed(line, "version", to=True), "of version True"),
+    "another unit": (lambda line: changed(line, "unit", to="ms"), "its times are in 'ms', not in 's'"),
+    "a step in words": (lambda line: changed(line, "step", to="7"), "step is '7', no integer"),
+    "a step in a list": (lambda line: changed(line, "step", to=[1]), r"step is \[1\], no integer"),
+    "a host that is a number": (lambda line: changed(line, "host", to=3), "host is 3, not of type str"),
+    "a region without a name": (lambda line: changed(line, "regions", 0, "name", to=None), "name is None, not of"),
+    "a mean in words": (lambda line: changed(line, "regions", 0, "stats", "mean", to="fast"), "mean is 'fast'"),
+    "half an interval": (lambda line: changed(line, "regions", 0, "stats", "median_ci", to=[1]), "median_ci is"),
+    "memory of nothing": (lambda line: changed(line, "regions", 0, "memory", to={"last": None}), "MemoryUsage"),
+    "a rank in words": (lambda line: changed(line, "rank", to="first"), r"rank is 'first', not of type int \| None"),
+    "no regions": (lambda line: changed(line, "regions", to=None), "not iterable"),
+    "a region that is a string": (lambda line: changed(line, "regions", 0, to="BATCH"), ""),
+    "a field is missing": (lambda line: json.dumps({"schema": "deep500-timing/snapshot"}), "'version' is missing"),
+    "too deep": (lambda line: "[" * 100_000, "nested too deeply"),
+    "too many digits": (lambda line: '{"a":' + "9" * 5000 + "}", "digits"),
+}
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_lines_of_another_kind_are_left_out(tmr, tmp_path, line, kind):
+    """What is not ours, of another version or unit, or of a wrong type, costs itself, and is named by its number."""
+    make, reason = FOREIGN[kind]
+    path = tmp_path / "times.jsonl"
+    path.write_text(f"{line}\n{make(line)}\n{line}")
+
+    for _ in range(2):
+        with pytest.warns(TimingWarning, match=rf"1 line\(s\) are left out: line 3 \(.*{reason}"):
+            assert [(tmr.snapshot(), 9)] * 2 == read_json_lines(path)
+
+
+def test_a_good_file_is_read_without_a_word(tmr, tmp_path, line, recwarn):
+    """A byte order mark, empty lines and glued lines are read; nothing is said."""
+    path = tmp_path / "times.jsonl"
+    path.write_text("\ufeff" + line + "\n" + line.strip() + line, encoding="utf-8")
+
+    assert [(tmr.snapshot(), 9)] * 3 == read_json_lines(path)
+    assert [] == recwarn.list
+
+
+def test_many_bad_lines_are_named_in_part(tmp_path):
+    """Of many lines that cannot be read the first are named, and all are counted."""
+    path = tmp_path / "times.jsonl"
+    path.write_text("{\n" * 25)
+    with pytest.warns(
+        TimingWarning, match=r"25 line\(s\) are left out: line 1 .*line 10 \(.*; and 15 more\.$"
+    ) as warned:
+        assert [] == read_json_lines(path)
+
+    assert [__file__] == [warning.filename for warning in warned]
 
 
 def test_fields_that_a_later_version_adds_are_ignored(tmr, tmp_path):

@@ -13,7 +13,7 @@ import urllib.request
 
 import pytest
 
-from deep500_timing import Timer
+from deep500_timing import Timer, TimeType
 from deep500_timing._summary.snapshot import RegionTimes
 from deep500_timing.exceptions import ExportError, TimingWarning
 from deep500_timing.exporters import MlflowExporter, _mlflow_server
@@ -124,15 +124,16 @@ def test_a_real_run_holds_the_metrics(store, clock, tmr):
     """What the timer logs is read back from server, database and files, with steps and the snapshot's time."""
     with mlflow.start_run() as run:
         tmr.log_mlflow_all("train", step=3, stats=("mean", "p95"))
-        with tmr.region("data load: train"):
+        with tmr.region("data load: train"), tmr.region(TimeType.BATCH):
             clock.advance(0.5)
         tmr.log_mlflow_all("train/", step=7, stats=("mean", "p95"))
 
-    times = {"CPU/BATCH": 1.0, "GPU/BATCH": 2.0, "CPU/IO": 0.25, "CPU/data load_ train": 0.5}
+    times = {"CPU/BATCH": 0.5, "GPU/BATCH": 2.0, "CPU/IO": 0.25, "CPU/data load_ train": 0.5}
     assert {
         f"train/{name}{stat}": value for name, value in times.items() for stat in ("", ".p95")
     } == mlflow.MlflowClient().get_run(run.info.run_id).data.metrics
-    assert [(1.0, 3), (1.0, 7)] == history_of(run.info.run_id, "train/CPU/BATCH")
+    assert [(1.0, 3), (0.5, 7)] == history_of(run.info.run_id, "train/CPU/BATCH")
+    assert [(2.0, 3)] == history_of(run.info.run_id, "train/GPU/BATCH")
     assert [(0.5, 7)] == history_of(run.info.run_id, "train/CPU/data load_ train")
     (first, _) = mlflow.MlflowClient().get_metric_history(run.info.run_id, "train/CPU/IO")
     assert 1_800_000_000_000 == first.timestamp
@@ -243,14 +244,44 @@ def test_a_server_that_does_not_answer_is_not_waited_for(tmr, recwarn):
     assert (3, 0) == (exporter.pending, exporter.lost)
 
 
+def test_a_value_at_a_step_is_that_steps(run, clock, machine):
+    """The curve shows each epoch, not the mean of all so far; the whole run has names of its own."""
+    timer = Timer(clock=clock)
+    for step, seconds in enumerate((1.0, 1.0, 4.0)):
+        with timer.region(TimeType.EPOCH):
+            clock.advance(seconds)
+        timer.log_mlflow_all("train", step=step)
+        timer.log_mlflow_all("train", step=step, whole_run=True, stats=("mean", "count"))
+
+    assert [(1.0, 0), (1.0, 1), (4.0, 2)] == history_of(run.info.run_id, "train/CPU/EPOCH")
+    assert [(1.0, 0), (1.0, 1), (2.0, 2)] == history_of(run.info.run_id, "train/CPU/EPOCH.run_mean")
+    assert [(1.0, 0), (2.0, 1), (3.0, 2)] == history_of(run.info.run_id, "train/CPU/EPOCH.run_count")
+
+
+def test_the_rank_is_in_the_names_on_request(run, monkeypatch):
+    """Ranks that share a run can be told apart; where no rank is known the names are as ever."""
+    for variable in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(variable, raising=False)
+    timer = Timer()
+    timer.record("x", 0, 1000)
+    timer.log_mlflow_all("none", by_rank=True)
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    timer.log_mlflow_all("rank", by_rank=True)
+    timer.log_mlflow_all("plain")
+
+    metrics = mlflow.MlflowClient().get_run(run.info.run_id).data.metrics
+    assert {"none/CPU/x", "rank/rank3/CPU/x", "plain/CPU/x"} == set(metrics)
+
+
 def test_nested_names_in_every_store(store, machine):
     """A region whose name is another's folder, and names that differ in case only, are kept by every store."""
     timer = Timer()
     names = ["load", "load/decode", "load/decode/jpeg", "Load", "z1"]
-    for number, name in enumerate(names):
-        timer.record(name, 0, number)
     with mlflow.start_run() as run:
         for step in range(3):
+            for number, name in enumerate(names):
+                timer.record(name, 0, number)
             timer.log_mlflow_all("train", step=step, strict=True)
 
     metrics = mlflow.MlflowClient().get_run(run.info.run_id).data.metrics

@@ -16,14 +16,32 @@ def test_the_file_holds_the_table(tmr, tmp_path):
 
 
 def test_an_existing_file_is_left_untouched(tmr, tmp_path):
-    """A file that exists is refused with its path, and keeps its content."""
+    """The second run of a script, and the third, write beside what is there, and say where."""
     path = tmp_path / "times.txt"
     path.write_text("precious")
-    with pytest.raises(FileExistsError) as caught:
-        TextExporter(path).export(tmr.snapshot())
+    for number in (2, 3):
+        exporter = TextExporter(path)
+        with pytest.warns(TimingWarning, match=rf"written to '.*times-{number}\.txt'; overwrite=True"):
+            exporter.export(tmr.snapshot())
+        exporter.export(tmr.snapshot())
+        assert str(tmp_path / f"times-{number}.txt") == exporter.path
+        assert 2 == (tmp_path / f"times-{number}.txt").read_text("utf-8").count("Times by region")
 
-    assert str(path) == caught.value.filename
     assert "precious" == path.read_text()
+    assert 3 == len(list(tmp_path.iterdir()))
+
+
+def test_a_file_can_be_replaced(tmr, tmp_path):
+    """Asked to overwrite, the first table takes the place of what is there, later ones are added."""
+    path = tmp_path / "times.txt"
+    path.write_text("old")
+    exporter = TextExporter(path, overwrite=True)
+    assert "old" == path.read_text()
+    exporter.export(tmr.snapshot(), step=1)
+    assert render(table_of(tmr.snapshot(), 1)) == path.read_text("utf-8")
+    exporter.export(tmr.snapshot(), step=2)
+
+    assert 2 == path.read_text("utf-8").count("Times by region")
 
 
 def test_making_an_exporter_makes_no_file(tmp_path):

@@ -7,6 +7,7 @@ import io
 import pytest
 
 from deep500_timing import Timer, TimeType
+from deep500_timing.exceptions import TimingWarning
 from deep500_timing.exporters import read_json_lines
 from deep500_timing.testing import ManualClock
 
@@ -73,20 +74,24 @@ def test_save_all_time_stats(trained, tmp_path, monkeypatch):
 
 
 def test_save_all_time_stats_overwrites_nothing(trained, tmp_path):
-    """A file that exists is refused with its path and left untouched."""
+    """A file that exists is left untouched; the report goes beside it, unless it is to be replaced."""
     path = tmp_path / "times.txt"
-    trained.save_all_time_stats(path)
+    assert str(path) == trained.save_all_time_stats(path)
     before = path.stat()
-    with pytest.raises(FileExistsError, match=r"times\.txt"):
-        trained.save_all_time_stats(path)
+    with pytest.warns(TimingWarning, match=r"times-2\.txt"):
+        assert str(tmp_path / "times-2.txt") == trained.save_all_time_stats(path)
 
     assert (REPORT, before.st_mtime_ns) == (path.read_text("utf-8"), path.stat().st_mtime_ns)
+    assert REPORT == (tmp_path / "times-2.txt").read_text("utf-8")
+    path.write_text("old")
+    trained.save_all_time_stats(path, overwrite=True)
+    assert REPORT == path.read_text("utf-8")
 
 
 @pytest.mark.parametrize("filename", [None, 3])
 def test_save_all_time_stats_needs_a_name(trained, filename):
     """Something that is no file name is refused, and not taken for a descriptor."""
-    with pytest.raises(TypeError, match=r"expected str, bytes or os\.PathLike object, not"):
+    with pytest.raises(TypeError, match=r"which is no path: give the name of a file"):
         trained.save_all_time_stats(filename)
 
 

@@ -1,0 +1,46 @@
+"""A lock on a file that is held until the file is closed, where the system has one."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+LONGEST_WAIT_S = 1.0
+"""A process that was stopped while it held the lock must not stop others."""
+_PAUSE_S = 0.001
+
+if sys.platform == "win32":
+    import msvcrt
+
+    # Far beyond what is written, since there a lock keeps others from reading what it covers.
+    _FAR = 2**31 - 2
+
+    def _try(descriptor: int) -> None:
+        os.lseek(descriptor, _FAR, os.SEEK_SET)
+        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+else:
+    import fcntl
+
+    def _try(descriptor: int) -> None:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def lock(descriptor: int) -> bool:
+    """Lock an open file against other processes and threads that lock it.
+
+    Returns:
+        Whether it is locked: not where the file system has no locks, or another holds it for longer than a second.
+    """
+    end = time.monotonic() + LONGEST_WAIT_S
+    while True:
+        try:
+            _try(descriptor)
+        except (BlockingIOError, PermissionError):
+            if time.monotonic() >= end:
+                return False
+            time.sleep(_PAUSE_S)
+        except OSError:
+            return False
+        else:
+            return True

@@ -1,0 +1,91 @@
+"""What each exporter has had of each timer, so that its next report holds what came since."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakKeyDictionary
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Sequence
+
+    from deep500_timing._summary.snapshot import Snapshot
+
+
+class Source(Protocol):
+    """A timer."""
+
+    def snapshot(self) -> Snapshot:
+        """Its times at this moment."""
+        ...
+
+
+_reported: WeakKeyDictionary[Any, WeakKeyDictionary[Any, Snapshot]] = WeakKeyDictionary()
+_kept: WeakKeyDictionary[Any, dict[Hashable, Any]] = WeakKeyDictionary()
+# A thread may take it again: a signal's handler may export amid an export.
+_lock = threading.RLock()
+
+
+def _after_fork_in_child() -> None:
+    global _lock
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def take(source: Source, exporters: Sequence[object]) -> list[tuple[Snapshot, Callable[[], None]]]:
+    """Take one snapshot of a timer, and what each exporter is to have of it.
+
+    Returns:
+        For each exporter its part, and what to call if it could not take it: its next report holds the part as well.
+    """
+    with _lock:
+        now = source.snapshot()
+        return [_part(source, exporter, now) for exporter in exporters]
+
+
+def _part(source: Source, exporter: object, now: Snapshot) -> tuple[Snapshot, Callable[[], None]]:
+    if getattr(exporter, "whole_run", False):
+        return now, _nothing
+    try:
+        of_exporter = _reported.setdefault(exporter, WeakKeyDictionary())
+    except TypeError:
+        return now, _nothing  # One that cannot be remembered gets the whole run each time.
+    before = of_exporter.get(source)
+    of_exporter[source] = now
+
+    def take_back() -> None:
+        with _lock:
+            if of_exporter.get(source) is not now:
+                return  # Another thread has reported meanwhile.
+            if before is None:
+                del of_exporter[source]
+            else:
+                of_exporter[source] = before
+
+    return now.since(before), take_back
+
+
+def _nothing() -> None:
+    pass
+
+
+def kept_exporter(source: Source, kind: Callable[..., Any], prefix: str, settings: dict[str, Any]) -> Any:
+    """The exporter that a timer's own method reports by, the same for the same settings."""
+    stats = settings.get("stats")
+    key = (
+        kind,
+        str(prefix).strip("/"),
+        *sorted({**settings, "stats": tuple(stats) if isinstance(stats, list) else stats}.items()),
+    )
+    try:
+        with _lock:
+            of_source = _kept.setdefault(source, {})
+            if key not in of_source:
+                of_source[key] = kind(prefix, **settings)
+            return of_source[key]
+    except (TypeError, AttributeError):
+        return kind(prefix, **settings)  # Wrong settings say so themselves, and odd ones are not remembered.
