@@ -22,7 +22,7 @@ import json
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from deep500_timing._ground.warn import warn_once
-from deep500_timing._named.named_timer import NamedTimer, engine_for
+from deep500_timing._named.named_timer import NamedTimer, check_normalizer, timer_for
 from deep500_timing._ranks.exchange import DEADLINE_S, Answers, Exchange
 from deep500_timing._ranks.place import rank_and_world, wait_for_ranks
 from deep500_timing.exceptions import NoTimesError
@@ -124,7 +124,7 @@ class Timer(TimerBase):
             core: What times; one on the host's clock if None.
         """
         super().__init__(name)
-        self._core = NamedTimer(name, engine_for(None, None, None)) if core is None else core
+        self._core = NamedTimer(name) if core is None else core
         self._barrier_group: Any = None
         self._set_s: float | None = None
 
@@ -161,43 +161,43 @@ class Timer(TimerBase):
     def reset(self) -> None:
         """Forget what ``elapsed`` stands on, the start of a timer that runs included; not the active time."""
         self._core.forget_running()
-        self._begin_anew()
-
-    def _begin_anew(self) -> None:
-        self._core.renew()
+        self._core.take()
         self._set_s = None
 
     def set_elapsed(self, value: float) -> None:
         """Let ``elapsed`` be a time that was measured by other means, in seconds; what is timed from now adds to it."""
-        self._core.renew()
+        self._core.take()
         self._set_s = value
 
     def elapsed(self, reset: bool = True, barrier: bool = False) -> float:
-        """The time since the last reset, in seconds. A timer that runs is stopped for it, and started again.
+        """The time since the last reset, in seconds, with what a timer that runs has run so far.
 
         Args:
             reset: Begin anew from zero.
             barrier: If it runs, wait for the other ranks before stopping it and again before starting it.
         """
+        return self._read(reset, barrier)[0]
+
+    def _read(self, reset: bool, barrier: bool = False) -> tuple[float, bool]:
+        # The time, and whether anything was timed.
+        timed = self._core.running or self._set_s is not None
         if barrier and self._core.running:
             wait_for_ranks(self._barrier_group)
-            account = self._core.read(before_restart=lambda: wait_for_ranks(self._barrier_group))
+            totals = self._core.read(reset=reset, before_restart=lambda: wait_for_ranks(self._barrier_group))
         else:
-            account = self._core.read()
-        total_s = account.total_ns / 1e9 + (self._set_s or 0.0)
+            totals = self._core.read(reset=reset)
+        total_s = totals.total_ns / 1e9 + (self._set_s or 0.0)
         if reset:
-            self._begin_anew()
-        return total_s
+            self._set_s = None
+        return total_s, timed or totals.expected > 0
 
     def active_time(self) -> float:
         """The time since the timer was made, in seconds; no reset forgets it."""
-        self._core.wait()
-        return self._core.lifetime.total_ns / 1e9
+        return self._core.lifetime().total_ns / 1e9
 
     def _reported(self, reset: bool) -> float | None:
         # What a report shows: None if nothing was timed since the last reset.
-        timed = self._core.running or self._core.account.stops or self._set_s is not None
-        total_s = self.elapsed(reset=reset)
+        total_s, timed = self._read(reset)
         return total_s if timed else None
 
 
@@ -232,7 +232,7 @@ class Timers:
         """See the class."""
         if log_option not in _OPTIONS:
             raise ValueError(f"Timers(log_option={log_option!r}): it must be one of {', '.join(map(repr, _OPTIONS))}.")
-        self.timer = engine_for(timer, clock, device_clock)
+        self.timer = timer_for(timer, clock, device_clock)
         self._log_level = log_level
         self._log_option = log_option
         self._logging_fn = logging_fn
@@ -329,7 +329,7 @@ class Timers:
         Raises:
             ValueError: ``normalizer`` is not positive.
         """
-        _check_normalizer(normalizer)
+        check_normalizer("get_all_timers_string", normalizer)
         names = None if names is None else list(names)
         own = self._own_times(names, reset, barrier)
         answers = self._exchange.round(own, _join, self._deadline_s)
@@ -357,7 +357,7 @@ class Timers:
         Raises:
             ValueError: ``normalizer`` is not positive.
         """
-        _check_normalizer(normalizer)
+        check_normalizer("log", normalizer)
         names = None if names is None else list(names)
         own = self._own_times(names, reset, barrier)
         self._post(own)
@@ -392,7 +392,7 @@ class Timers:
             ValueError: ``normalizer`` is not positive.
             TypeError: ``writer`` has neither method.
         """
-        _check_normalizer(normalizer)
+        check_normalizer("write", normalizer)
         add_scalar, log = getattr(writer, "add_scalar", None), getattr(writer, "log", None)
         if writer is not None and add_scalar is None and log is None:
             raise TypeError(
@@ -452,8 +452,3 @@ def _notes(answers: Answers, deadline_s: float) -> Iterator[str]:
 
 def _print_now(text: str) -> None:
     print(text, flush=True)
-
-
-def _check_normalizer(normalizer: float) -> None:
-    if not normalizer > 0.0:
-        raise ValueError(f"normalizer={normalizer!r}: it divides the times, so it must be above 0.")

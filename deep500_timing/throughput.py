@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from deep500_timing._named.named_timer import NamedTimer, engine_for
+from deep500_timing._named.named_timer import NamedTimer, timer_for
 from deep500_timing._summary.text import deepspeed_gb_in_throughput, deepspeed_rate
 from deep500_timing.exceptions import RegionNotOpenError
 from deep500_timing.memory import HostMemory, MemoryReader, read_or_none
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from deep500_timing._ground.protocols import Clock, DeviceClock
-    from deep500_timing._named.named_timer import Account
+    from deep500_timing._named.totals import Totals
     from deep500_timing.timer import Timer
 
 __all__ = ["ThroughputTimer"]
@@ -99,7 +99,7 @@ class ThroughputTimer:
         self.untimed_steps = 0
         """Global steps after the warm-up whose time is not known in full; they are in no rate."""
         self._host = HostMemory() if monitor_memory else None
-        self._core = NamedTimer(name, engine_for(timer, clock, device_clock))
+        self._core = NamedTimer(name, timer_for(timer, clock, device_clock))
         self._started = False
         self._pauses = 0
         self._paused_inside = False
@@ -108,12 +108,19 @@ class ThroughputTimer:
         self._timed_micro_steps = 0
         self._counted: dict[str, float] = {}
         # Of the micro-steps of the global step that is under way.
-        self._accounts: list[Account] = []
+        self._parts: list[Totals] = []
         # Steps whose time is still on its way from the device, oldest first.
-        self._unsettled: deque[tuple[list[Account], dict[str, float]]] = deque()
+        self._unsettled: deque[tuple[list[Totals], dict[str, float]]] = deque()
         self._totals: dict[str, tuple[float, int]] = {}
         self._last: tuple[dict[str, float], int] | None = None
         self._total_ns = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy counts on from here, with no micro-step under way and no pause."""
+        under_way = {"_started": False, "_micro_steps": 0, "_timed_micro_steps": 0, "_parts": [], "_counted": {}}
+        # Times that are on their way from the device arrive here.
+        arrived = deque(step for step in self._unsettled if all(part.complete for part in step[0]))
+        return {**self.__dict__, **under_way, "_pauses": 0, "_paused_inside": False, "_unsettled": arrived}
 
     # --- counting -----------------------------------------------------------------------------------------------------
 
@@ -135,7 +142,7 @@ class ThroughputTimer:
         if self._pauses:
             return
         self._core.forget_running()
-        self._core.renew()  # A pause may have cut what is forgotten in two.
+        self._core.take()  # A pause may have cut what is forgotten in two.
         self._started = True
         if self._seen_steps >= self.start_step:
             self._core.start()
@@ -171,7 +178,7 @@ class ThroughputTimer:
         if self._core.running:
             self._core.stop()
             self._timed_micro_steps += 1
-            self._accounts.append(self._core.renew())
+            self._parts.append(self._core.take())
         for unit, value in named.items():
             self._counted[unit] = self._counted.get(unit, 0.0) + value
         if global_step:
@@ -184,13 +191,13 @@ class ThroughputTimer:
         counted = self._counted
         counted.setdefault(self.unit, self.batch_size * (self._micro_steps if self.per_micro_step else 1))
         whole = self._timed_micro_steps == self._micro_steps
-        accounts, self._accounts = self._accounts, []
+        parts, self._parts = self._parts, []
         self._counted, self._micro_steps, self._timed_micro_steps = {}, 0, 0
         if warm_up:
             return
         if whole:
             amounts = {unit: value * self.data_parallel_size for unit, value in counted.items()}
-            self._unsettled.append((accounts, amounts))
+            self._unsettled.append((parts, amounts))
             self._settle()
         else:
             self.untimed_steps += 1
@@ -228,12 +235,12 @@ class ThroughputTimer:
         # Add up the steps whose times have all arrived.
         if wait:
             self._core.wait()
-        while self._unsettled and all(account.complete for account in self._unsettled[0][0]):
-            accounts, amounts = self._unsettled.popleft()
-            if any(account.missing for account in accounts):
+        while self._unsettled and all(part.complete for part in self._unsettled[0][0]):
+            parts, amounts = self._unsettled.popleft()
+            if any(part.missing for part in parts):
                 self.untimed_steps += 1
                 continue
-            step_ns = sum(account.total_ns for account in accounts)
+            step_ns = sum(part.total_ns for part in parts)
             self.timed_steps += 1
             self._total_ns += step_ns
             self._last = (amounts, step_ns)

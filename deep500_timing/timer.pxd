@@ -27,7 +27,6 @@ cdef class Timer(Recorder):
     @cython.locals(start_ns=int64_t)
     cdef _end_on_device(self, Region region, object gpu, int64_t now_ns)
     cdef _end_pair(self, Region region, object pair, int64_t start_ns, int64_t end_ns)
-    cpdef _close_on_device(self, Region region, int64_t stamp_ns)
     cpdef _forget_open(self, Region region)
 
 

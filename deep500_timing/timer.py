@@ -11,7 +11,7 @@ from os import environ
 from time import perf_counter_ns
 
 from deep500_timing._ground.time_type import TimeType
-from deep500_timing._recording.recorder import SHARED, Recorder, Region, name_of
+from deep500_timing._recording.recorder import Recorder, Region, name_of
 from deep500_timing.devices._null import NULL_DEVICE
 from deep500_timing.devices._queue import EventPair
 from deep500_timing.exceptions import NoTimesError
@@ -200,8 +200,7 @@ class Timer(Recorder):
             self._device = self._device.find_for_regions()
         pair, region._pair = region._pair, None
         if pair is None:
-            # Named timers, whose regions are no thread's, find their times again by the start that they bear.
-            pair = EventPair(region._name, None if region._thread.ident == SHARED else self._now)
+            pair = EventPair(region._name, self._now)
         try:
             self._device.begin(pair)
             start_ns = clock_ns() if self._native else self._read_clock()
@@ -228,12 +227,6 @@ class Timer(Recorder):
         if not self._device.is_null:
             self._device.end(pair, region._device_store(), start_ns, end_ns)
         region._pair = pair
-
-    def _close_on_device(self, region: Region, stamp_ns: int) -> None:
-        # For named timers, which keep the host's time themselves and know the device's by its stamp.
-        pair, region._open_pair = region._open_pair, None
-        if pair is not None:
-            self._end_pair(region, pair, stamp_ns, 0)
 
     def _forget_open(self, region: Region) -> None:
         pair = region._open_pair

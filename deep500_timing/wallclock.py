@@ -20,7 +20,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing._ground.warn import warn_once
-from deep500_timing._named.named_timer import Account, NamedTimer, engine_for
+from deep500_timing._named.named_timer import NamedTimer, check_normalizer, timer_for
 from deep500_timing._ranks.place import rank_and_world, wants
 from deep500_timing.exceptions import MissingPackageError
 from deep500_timing.memory import HostMemory, MemoryReader, format_usage, read_or_none
@@ -62,9 +62,6 @@ BACKWARD_REDUCE_MICRO_TIMER = "bwd_allreduce_microstep"
 BACKWARD_REDUCE_GLOBAL_TIMER = "bwd_allreduce"
 STEP_MICRO_TIMER = "step_microstep"
 STEP_GLOBAL_TIMER = "step"
-
-_TRIM = 0.1
-"""Share of the times that a mean leaves out at either end."""
 
 
 def __getattr__(name: str) -> Any:
@@ -114,15 +111,12 @@ class SynchronizedWallClockTimer:
             return self.running
 
         def elapsed(self, reset: bool = True) -> float:
-            """The time since the last reset, in ms. A timer that runs is stopped for it, and started again.
+            """The time since the last reset, in ms, with what a timer that runs has run so far.
 
             Args:
                 reset: Begin anew from zero.
             """
-            total_ms = self.read().total_ns / 1e6
-            if reset:
-                self.renew()
-            return total_ms
+            return self.read(reset=reset).total_ns / 1e6
 
         def mean(self) -> float:
             """The mean of the times since the last reset in ms, without the largest and smallest tenth of them.
@@ -130,20 +124,21 @@ class SynchronizedWallClockTimer:
             0.0 if there are none. It stands on the latest 65 536 times at most, or on those that ``stop(record=True)``
             kept, if any.
             """
-            from deep500_timing._summary.stats import trim_mean
+            return self._mean(reset=False)
 
-            account = self.read()
-            chosen = self.recorded if self.recorded.count else account
-            return trim_mean([duration_ns / 1e6 for duration_ns in chosen.durations_ns], _TRIM)
+        def _mean(self, *, reset: bool) -> float:
+            from deep500_timing._summary.stats import TRIM, trim_mean
+
+            totals = self.read(reset=reset)
+            recorded = self.recorded(reset=reset)
+            chosen = recorded if recorded.count else totals
+            return trim_mean([duration_ns / 1e6 for duration_ns in chosen.durations_ns], TRIM)
 
         def reset(self) -> None:
             """Forget everything, the start of a timer that runs included."""
             self.forget_running()
-            self._begin_anew()
-
-        def _begin_anew(self) -> None:
-            self.renew()
-            self.recorded = Account()
+            self.take()
+            self.recorded(reset=True)
 
     def __init__(
         self,
@@ -156,7 +151,7 @@ class SynchronizedWallClockTimer:
         logging_fn: Callable[[str], object] | None = None,
     ) -> None:
         """See the class."""
-        self.timer = engine_for(timer, clock, device_clock)
+        self.timer = timer_for(timer, clock, device_clock)
         self.timers: dict[str, SynchronizedWallClockTimer.Timer] = {}
         self._reentrant = reentrant
         self._logging_fn = logging_fn
@@ -207,21 +202,19 @@ class SynchronizedWallClockTimer:
         Raises:
             ValueError: ``normalizer`` is not positive.
         """
-        _check_normalizer("log", normalizer)
+        check_normalizer("log", normalizer)
         here = wants(ranks)
         line = "time (ms)"
         for name in names:
             if name in self.timers:
-                core = self.timers[name]
+                timer = self.timers[name]
                 if here:
-                    account = core.read()
-                    line += f" | {name}: {account.total_ns / 1e6 / normalizer:.2f}"
-                    if account.missing:
-                        line += f" ({account.missing} of {account.stops} not timed)"
+                    totals = timer.read(reset=reset)
+                    line += f" | {name}: {totals.total_ns / 1e6 / normalizer:.2f}"
+                    if totals.missing:
+                        line += f" ({totals.missing} of {totals.expected} not timed)"
                 else:
-                    core.split()
-                if reset:
-                    core.renew()
+                    timer.pass_over(reset=reset)
         if not here:
             return
         if memory_breakdown:
@@ -239,20 +232,12 @@ class SynchronizedWallClockTimer:
         Raises:
             ValueError: ``normalizer`` is not positive.
         """
-        _check_normalizer("get_mean", normalizer)
+        check_normalizer("get_mean", normalizer)
         means = {}
         for name in names:
             if name in self.timers:
-                timer = self.timers[name]
-                means[name] = timer.mean() / normalizer
-                if reset:
-                    timer._begin_anew()
+                means[name] = self.timers[name]._mean(reset=reset) / normalizer
         return means
-
-
-def _check_normalizer(method: str, normalizer: float) -> None:
-    if not normalizer > 0.0:
-        raise ValueError(f"{method}(normalizer={normalizer!r}): it divides the times, so it must be above 0.")
 
 
 def _read_memory(reader: MemoryReader | None) -> MemoryUsage | None:

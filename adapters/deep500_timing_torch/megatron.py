@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from deep500_timing import megatron as _core
 from deep500_timing.megatron import DummyTimer, Timer, TimerBase
-from deep500_timing_torch.wallclock import engine_for
+from deep500_timing_torch.wallclock import timer_for
 
 if TYPE_CHECKING:
     import torch
@@ -54,7 +54,7 @@ class Timers(_core.Timers):
         **settings: Any,
     ) -> None:
         """See the class."""
-        super().__init__(log_level, log_option, engine_for(timer, device, clock, device_clock), **settings)
+        super().__init__(log_level, log_option, timer_for(timer, device, clock, device_clock), **settings)
 
 
 def _nothing(self: object, barrier: bool = False) -> None:

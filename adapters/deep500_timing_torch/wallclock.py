@@ -10,11 +10,12 @@ Where PyTorch sees an accelerator, times are between events on its current strea
 
 from __future__ import annotations
 
-from functools import wraps
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing import wallclock as _core
 from deep500_timing._named.named_timer import NamedTimer
+from deep500_timing._named.named_timer import timer_for as _timer_for
 from deep500_timing._summary.stats import trim_mean
 from deep500_timing.throughput import ThroughputTimer as _CoreThroughputTimer
 from deep500_timing.wallclock import (
@@ -59,8 +60,6 @@ __all__ = [
     "trim_mean",
 ]
 
-_KEEP_LAST = 1024
-
 
 class _CurrentMemory:
     """Reads host and device; made at the first reading, since making it looks for psutil and the accelerator."""
@@ -73,7 +72,7 @@ class _CurrentMemory:
         return self._reader.read()
 
 
-def engine_for(
+def timer_for(
     timer: Timer | None, device: torch.device | str | None, clock: Clock | None, device_clock: DeviceClock | None
 ) -> Timer:
     """The timer given, or one of the accelerator that is there.
@@ -82,11 +81,9 @@ def engine_for(
         ValueError: A clock or a device is given beside a timer, which has its own.
         DeviceUnavailableError: The device that was named is not there.
     """
-    if timer is None:
-        return CPUGPUTimer(device, clock=clock, device_clock=device_clock, keep_last=_KEEP_LAST)
-    if device is not None or clock is not None or device_clock is not None:
+    if timer is not None and device is not None:
         raise ValueError("Making named timers with timer= and a device or clock: the timer has its own. Leave one out.")
-    return timer
+    return _timer_for(timer, clock, device_clock, partial(CPUGPUTimer, device))
 
 
 class SynchronizedWallClockTimer(_core.SynchronizedWallClockTimer):
@@ -116,7 +113,7 @@ class SynchronizedWallClockTimer(_core.SynchronizedWallClockTimer):
         **settings: Any,
     ) -> None:
         """See the class."""
-        super().__init__(engine_for(timer, device, clock, device_clock), **settings)
+        super().__init__(timer_for(timer, device, clock, device_clock), **settings)
 
 
 class ThroughputTimer(_CoreThroughputTimer):
@@ -153,7 +150,7 @@ class ThroughputTimer(_CoreThroughputTimer):
         if config is not None and not getattr(config, "synchronized", True) and timer is None and device is None:
             device = "cpu"
         self._enabled = config is None or bool(config.enabled)
-        super().__init__(*args, timer=engine_for(timer, device, clock, device_clock), **settings)
+        super().__init__(*args, timer=timer_for(timer, device, clock, device_clock), **settings)
 
     def start(self) -> None:
         """As :meth:`deep500_timing.throughput.ThroughputTimer.start`."""

@@ -80,6 +80,10 @@ class Exchange:
         self._used: Connection | None = None
         self._begin_anew()
 
+    def __reduce__(self) -> Any:
+        """A copy takes part in the job that it is in, over its default process group."""
+        return Exchange, (self._name,)
+
     def _begin_anew(self) -> None:
         # A store that has seen nothing of this exchange yet.
         self._posted = 0

@@ -58,7 +58,8 @@ COMPILED: bool = cython.compiled
 _IGNORE_NEXT_END = 2**32 - 1
 """Generation value that makes the region's next unmatched ``end`` a no-op."""
 SHARED = 1
-"""Stands for a thread where regions are shared by all threads; no system gives a thread this identity."""
+"""Stands for a thread where regions are shared by all threads; no system gives a thread this identity, or any other odd
+one below some thousands."""
 _ASIDE = 2
 """Identity of regions whose thread is recomputing, see :func:`begin_recomputation`."""
 _MOST = 2**63 - 1
@@ -592,14 +593,16 @@ class Recorder:
             if region._device_intervals is not None:
                 region._device_intervals.detach()
 
-    def _shared_region(self, key: TimeType | str) -> Region:
-        # A region shared by all threads; one thread's own is discarded when it ends.
+    def _shared_region(self, key: TimeType | str, number: int) -> Region:
+        # A region shared by all threads; one thread's own is discarded when it ends. The same key has as many as are
+        # asked for by number, from 0.
         like = self._find(key)
-        regions = self._threads.get(SHARED)
+        ident = SHARED + 2 * number
+        regions = self._threads.get(ident)
         if regions is None:
             regions = ThreadRegions()
-            regions.ident = SHARED
-            regions = self._threads.setdefault(SHARED, regions)
+            regions.ident = ident
+            regions = self._threads.setdefault(ident, regions)
         region: Region = regions.by_key.setdefault(like._key, Region(like._key, like._name, regions, self))
         return region
 
@@ -783,7 +786,12 @@ def _checked_count(what: str, value: Any, or_else: str) -> int:
 
 
 def _rebuild(kind: type[Recorder], settings: dict[str, Any]) -> Recorder:
-    return kind(**settings)
+    # The class that declares the settings takes them; a subclass of the user's may be made in a way of its own, and has
+    # its attributes from the copied state.
+    rebuilt: Recorder = kind.__new__(kind)
+    taker: Any = next(base for base in kind.__mro__ if "_settings" in base.__dict__)
+    taker.__init__(rebuilt, **settings)
+    return rebuilt
 
 
 def name_of(doing: str, key: object) -> str:

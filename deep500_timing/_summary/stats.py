@@ -163,6 +163,10 @@ def median_confidence_ranks(count: int) -> tuple[int, int] | None:
     raise AssertionError("unreachable: the whole binomial sums to more than 2.5 %")
 
 
+TRIM = 0.1
+"""Share of the times that a trimmed mean of a report leaves out at either end."""
+
+
 def trim_mean(data: Iterable[float], trim_percent: float) -> float:
     """The mean of what is left when a share of the values is cut off at either end.
 

@@ -20,6 +20,14 @@ from deep500_timing.testing import ManualClock, ManualDeviceClock
 S = 1_000_000_000
 
 
+class NamedForTheTest(CPUGPUTimer):
+    """A user's subclass with arguments of its own."""
+
+    def __init__(self, name):
+        super().__init__(keep_last=5)
+        self.name = name
+
+
 class Loud(Timer):
     """A subclass in Python: an attribute, and overridden methods."""
 
@@ -147,6 +155,16 @@ class TestCopies:
         with other.region("a", gpu=True):
             device.launch(1)
         assert [1.0] == other.get_time("a", gpu=True)
+
+    @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda tmr: pickle.loads(pickle.dumps(tmr))])
+    def test_a_subclass_made_in_its_own_way_can_be_copied(self, copied):
+        """Settings go to the class that declares them, and a subclass has its attributes from the original."""
+        tmr = NamedForTheTest("trainer")
+        again = copied(tmr)
+        assert (NamedForTheTest, "trainer", 5) == (type(again), again.name, again.keep_last)
+        with again.region("a"):
+            pass
+        assert (1, None) == (again.snapshot().get("a").stats.count, tmr.snapshot().get("a"))
 
     @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
     def test_a_handle_refuses(self, copied):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
 
-from deep500_timing import NoTimesError, RegionNotOpenError, RegionOpenError, Timer, TimingWarning
+from deep500_timing import NoTimesError, RegionNotOpenError, RegionOpenError, Timer, TimingWarning, megatron
 from deep500_timing.megatron import Timer as MegatronTimer
 from deep500_timing.megatron import Timers
+from deep500_timing.testing import ManualClock
 
 
 @pytest.fixture
@@ -73,6 +77,34 @@ class TestTimer:
         clock.advance(2.0)
         timer.stop(barrier=True)
         assert timer.elapsed() == pytest.approx(2.0)
+
+    def test_a_barrier_is_before_the_read_and_before_the_restart(self, make, clock, monkeypatch):
+        """``elapsed(barrier=True)`` of a running timer waits for the ranks twice; the second wait is in no time."""
+        waits = []
+
+        def wait(group):
+            waits.append(group)
+            clock.advance(1.0)
+
+        monkeypatch.setattr(megatron, "wait_for_ranks", wait)
+        timer = make()("forward")
+        timer.set_barrier_group("group")
+        timer.start()
+        clock.advance(0.5)
+        assert timer.elapsed(barrier=True) == pytest.approx(1.5)
+        clock.advance(0.25)
+        timer.stop()
+        assert timer.elapsed(barrier=True) == pytest.approx(0.25)
+        assert waits == ["group", "group"]
+
+    def test_a_used_group_can_be_copied(self, make, clock):
+        """An object that holds one can be checkpointed."""
+        timers = Timers(2, "minmax")
+        spend(timers("forward"), ManualClock(), 0.0)
+        for again in (copy.deepcopy(timers), pickle.loads(pickle.dumps(timers))):
+            again("forward").start()
+            again("forward").stop()
+            assert again.get_all_timers_string() is not None
 
     def test_active_time_outlives_resets(self, make, clock):
         """The active time is that of the timer's whole life."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 import types
 
 import pytest
@@ -198,6 +200,31 @@ class TestAmounts:
         step(timer, clock, 1.0)
         step(timer, clock, 1.0, global_step=False)
         assert timer.average() == pytest.approx(10.0)
+
+    def test_what_the_timer_below_leaves_out_is_in_the_rate(self, clock, device):
+        """Warm-up and ``keep_last`` of a timer of yours do not change a rate."""
+        tmr = Timer(clock=clock, device_clock=device, keep_last=0, skip_first=20)
+        timer = ThroughputTimer(1, start_step=0, timer=tmr)
+        for _ in range(1000):
+            clock.advance_ns(10)
+            timer.start()
+            device.launch(0.001)
+            timer.stop(global_step=True)
+        assert (1000.0, 1000) == (pytest.approx(timer.average()), timer.timed_steps)
+
+    def test_a_used_timer_can_be_copied(self):
+        """A trainer that holds one can be checkpointed; the copy counts on from where it was."""
+        timer = ThroughputTimer(4, start_step=0)
+        for _ in range(3):
+            timer.start()
+            timer.stop(global_step=True)
+        timer.start()
+        for again in (copy.deepcopy(timer), pickle.loads(pickle.dumps(timer))):
+            assert (3, 3, False) == (again.global_step_count, again.timed_steps, again.started)
+            again.start()
+            again.stop(global_step=True)
+            assert (4, 4) == (again.global_step_count, again.timed_steps)
+        assert (3, True) == (timer.global_step_count, timer.started)
 
     def test_a_start_forgets_what_a_pause_has_cut_off_as_well(self, make, clock):
         """A micro-step that is begun anew after a pause in it has no part of the one that was given up."""
@@ -434,7 +461,7 @@ class TestOnADevice:
         for _ in range(2_000):
             self.train(timer, device, 0.001)
             device.finish()
-        assert timer._core._ledger.events < 64
+        assert timer._core._on_device.device.events < 64
         assert len(timer._unsettled) < 32
         assert timer.average() == pytest.approx(10_000.0)
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import os
+import pickle
+import sys
 import threading
 import warnings
+from collections import deque
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deep500_timing import CPUGPUTimer, RegionNotOpenError, RegionOpenError, Timer, TimingWarning
+from deep500_timing import CPUGPUTimer, RegionNotOpenError, RegionOpenError, Timer, TimeType, TimingWarning
 from deep500_timing.testing import InMemoryExporter, ManualClock, ManualDeviceClock
 from deep500_timing.wallclock import (
     BACKWARD_REDUCE_GLOBAL_TIMER,
@@ -152,6 +157,29 @@ class TestOnTheHost:
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert timers("fwd").started_
 
+    @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+    @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+    def test_a_forked_process_has_none_of_its_parents_times(self, timers, clock):
+        """What the parent has timed and not yet read is the parent's to report."""
+        spend(timers("fwd"), clock, 0.010, 0.020)
+        child = os.fork()
+        if child == 0:
+            spend(timers("fwd"), clock, 0.005)
+            elapsed = timers("fwd").elapsed()
+            os._exit(0 if elapsed == pytest.approx(5.0) else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert timers("fwd").elapsed() == pytest.approx(30.0)
+
+    def test_starting_while_the_timer_below_is_off_does_nothing(self, timers, clock):
+        """A start on a disabled timer opens nothing, on the host and with every setting."""
+        for group in (timers, SynchronizedWallClockTimer(clock=clock, reentrant=True)):
+            group.timer.enabled = False
+            group("fwd").start()
+            assert not group("fwd").started_
+            group.timer.enabled = True
+            spend(group("fwd"), clock, 0.010)
+            assert group("fwd").elapsed() == pytest.approx(10.0)
+
     def test_reentrant_timers_time_the_outermost_pair(self, clock):
         """Nested starts are counted where that was asked for."""
         timers = SynchronizedWallClockTimer(clock=clock, reentrant=True)
@@ -181,7 +209,7 @@ class TestOnTheHost:
             clock.advance_ns(1_000)
             timer.stop()
         assert timer.elapsed(reset=False) == pytest.approx(70.0)
-        assert len(timer.account.durations_ns) == 65_536
+        assert len(timer.read().durations_ns) == 65_536
 
     @given(st.lists(st.integers(0, 10**9), max_size=40))
     def test_sum_and_mean_hold_for_any_times(self, lengths):
@@ -196,6 +224,187 @@ class TestOnTheHost:
         middle = sorted(lengths)[cut : len(lengths) - cut]
         assert timer.mean() == pytest.approx(sum(middle) / len(middle) / 1e6 if middle else 0.0)
         assert timer.elapsed() == pytest.approx(sum(lengths) / 1e6)
+
+
+class TestReadFromAnotherThread:
+    """One thread trains, another reads: the first meets no error, and every time is in one answer."""
+
+    @pytest.fixture
+    def switching(self):
+        """Threads take turns after every few instructions."""
+        before = sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)
+        yield
+        sys.setswitchinterval(before)
+
+    def train_and_read(self, read, stops=3000):
+        """What went wrong in either thread, and how much the training thread timed."""
+        group = SynchronizedWallClockTimer()
+        timer = group("fwd")
+        faults = []
+        done = threading.Event()
+
+        def train():
+            try:
+                for _ in range(stops):
+                    timer.start()
+                    timer.stop()
+            except Exception as error:
+                faults.append(error)
+            finally:
+                done.set()
+
+        thread = threading.Thread(target=train)
+        thread.start()
+        while not done.is_set():
+            read(group)
+        thread.join()
+        read(group)
+        assert faults == []
+        assert not timer.started_
+        pairs = group.timer.intervals("fwd")
+        return timer, int((pairs[:, 1] - pairs[:, 0]).sum()) if len(pairs) == stops else None
+
+    def test_elapsed_adds_up(self, switching):
+        """What the reads have together is what was timed, to the nanosecond, running intervals cut in two included."""
+        got_ns = []
+        timer, _ = self.train_and_read(lambda group: got_ns.append(group("fwd").read(reset=True).total_ns))
+        assert timer.lifetime().total_ns == sum(got_ns)
+        assert timer.lifetime().count >= 3000
+
+    def test_means_can_be_had(self, switching):
+        """A mean is made of times that nobody adds to meanwhile."""
+        means = []
+        self.train_and_read(lambda group: means.append((group("fwd").mean(), group.get_mean(["fwd"])["fwd"])))
+        assert all(mean >= 0.0 for pair in means for mean in pair)
+
+    def test_the_lines_of_a_log_have_every_time(self, switching):
+        """What is stopped while a line is made is in that line or in the next."""
+        lines = []
+
+        def read(group):
+            group._logging_fn = lines.append
+            group.log(["fwd"], normalizer=1e-6)  # in ns, so that rounding loses nothing
+
+        timer, _ = self.train_and_read(read)
+        logged_ns = sum(float(line.rpartition(": ")[2]) for line in lines)
+        assert logged_ns == pytest.approx(timer.lifetime().total_ns, abs=0.01 * len(lines))
+
+    def test_a_running_timer_is_read_without_being_stopped(self, timers, clock):
+        """Another thread sees what it has run so far, and its interval stays whole in the snapshot."""
+        timer = timers("fwd")
+        timer.start()
+        clock.advance(0.010)
+        read_ms = []
+        reader = threading.Thread(target=lambda: read_ms.append(timer.elapsed()))
+        reader.start()
+        reader.join()
+        clock.advance(0.005)
+        timer.stop()
+        assert read_ms == [pytest.approx(10.0)]
+        assert timer.elapsed() == pytest.approx(5.0)
+        assert timers.timer.get_time("fwd") == [pytest.approx(0.015)]
+
+    def test_on_a_device_another_threads_running_timer_is_left_alone(self, device_timers, device):
+        """No event is recorded on the reader's stream; the time comes whole with its stop."""
+        timer = device_timers("fwd")
+        timer.start()
+        device.launch(0.010)
+        recorded = device.calls["record"]
+        read_ms = []
+        reader = threading.Thread(target=lambda: read_ms.append(timer.elapsed()))
+        reader.start()
+        reader.join()
+        assert (recorded, [0.0]) == (device.calls["record"], read_ms)
+        device.launch(0.005)
+        timer.stop()
+        assert timer.elapsed() == pytest.approx(15.0)
+
+    def test_a_finalizer_amid_the_adding_up_costs_nothing(self, timers, clock):
+        """Whatever reads on the same thread between two lines of the adding up leaves each time counted once."""
+        timer = timers("fwd")
+        spend(timer, clock, 0.010, 0.020)
+        times = timer._on_host
+        inner = []
+
+        class Entering(deque):
+            def popleft(self):
+                inner.append(timer.read().count)
+                return super().popleft()
+
+        times.fresh = Entering(times.fresh)
+        assert timer.elapsed() == pytest.approx(30.0)
+        assert len(inner) == 2
+        assert timer.lifetime().count == 2
+
+    def test_an_interrupt_amid_the_adding_up_counts_no_time_twice(self, timers, clock):
+        """A time that was added up and not yet taken away is not added up again."""
+        timer = timers("fwd")
+        spend(timer, clock, 0.010, 0.020)
+
+        class Interrupting(deque):
+            def popleft(self):
+                timer._on_host.fresh = deque(self)
+                raise KeyboardInterrupt
+
+        timer._on_host.fresh = Interrupting(timer._on_host.fresh)
+        with pytest.raises(KeyboardInterrupt):
+            timer.elapsed()
+        assert timer.elapsed() == pytest.approx(30.0)
+
+
+class TestCopies:
+    @pytest.mark.parametrize("copied", [copy.deepcopy, lambda group: pickle.loads(pickle.dumps(group))])
+    def test_a_used_group_can_be_copied(self, copied):
+        """An object that holds a group can be checkpointed: the copy has its settings and has timed nothing."""
+        group = SynchronizedWallClockTimer(Timer(keep_last=7), reentrant=True)
+        group("fwd").start()
+        group("fwd").stop()
+        again = copied(group)
+        assert list(again.timers) == ["fwd"]
+        again("fwd").start()
+        again("fwd").start()
+        again("fwd").stop()
+        again("fwd").stop()
+        assert again("fwd").lifetime().count == 1
+        assert again.timer.snapshot().get("fwd").stats.count == 1
+        assert again.timer is not group.timer
+        assert again.timer is again("fwd")._timer
+        assert group("fwd").lifetime().count == 1
+
+
+class TestNames:
+    def test_the_name_of_a_time_type_is_that_region(self, clock):
+        """A timer called "BATCH" stands in the row of ``TimeType.BATCH``."""
+        tmr = Timer(clock=clock)
+        spend(SynchronizedWallClockTimer(tmr)("BATCH"), clock, 0.010)
+        tmr.record(TimeType.BATCH, 0, 5_000_000)
+        (region,) = tmr.snapshot()
+        assert ("BATCH", 2) == (region.name, region.stats.count)
+        assert tmr.get_time_stats(TimeType.BATCH).total == pytest.approx(0.015)
+
+    def test_two_groups_over_one_timer_time_the_same_name_apart(self, clock):
+        """Each may run while the other does; reports add them up."""
+        tmr = Timer(clock=clock)
+        one, other = SynchronizedWallClockTimer(tmr), SynchronizedWallClockTimer(tmr)
+        one("fwd").start()
+        clock.advance(0.010)
+        other("fwd").start()
+        clock.advance(0.005)
+        one("fwd").stop()
+        other("fwd").stop()
+        assert (15.0, 5.0) == (pytest.approx(one("fwd").elapsed()), pytest.approx(other("fwd").elapsed()))
+        assert tmr.snapshot().get("fwd").stats.count == 2
+        assert tmr.get_time("fwd") == [pytest.approx(0.015), pytest.approx(0.005)]
+
+    def test_groups_that_come_and_go_use_the_same_regions(self, clock):
+        """A group made anew goes on with what the one before it has left, so that regions do not add up."""
+        tmr = Timer(clock=clock)
+        for _ in range(20):
+            spend(SynchronizedWallClockTimer(tmr)("fwd"), clock, 0.010)
+            gc.collect()
+        assert len(tmr._regions_of("fwd")) <= 2
+        assert tmr.get_time_stats("fwd").count == 20
 
 
 class TestGroup:
@@ -402,18 +611,31 @@ class TestOnADevice:
         assert device_timers.timer.device.events < 64
         assert device_timers("fwd").elapsed() == pytest.approx(2_000.0)
 
-    def test_a_reset_of_the_timer_below_loses_what_was_on_its_way(self, device_timers, device, lines):
-        """Those times are said to be missing, and the group goes on."""
+    def test_a_reset_of_the_timer_below_loses_nothing_that_was_on_its_way(self, device_timers, device, lines):
+        """Times arrive at the named timer, whatever the timer below has forgotten meanwhile."""
         self.run(device_timers("fwd"), device, 0.010)
         device_timers.timer.reset()
         self.run(device_timers("fwd"), device, 0.005)
         device_timers.log(["fwd"])
-        assert lines == ["[Rank 0] time (ms) | fwd: 5.00 (1 of 2 not timed)"]
+        assert lines == ["[Rank 0] time (ms) | fwd: 15.00"]
 
     def test_it_reads_as_nothing_before_the_first_stop(self, device_timers, device):
         """A timer of a device that was never stopped is asked in vain, and waits for nothing."""
         assert device_timers("fwd").elapsed() == 0.0
         assert device.calls["wait"] == 0
+
+    @pytest.mark.parametrize(("keep_last", "skip_first"), [(None, 0), (0, 0), (0, 5), (10, 50), (0, 200), (0, 999)])
+    def test_what_the_timer_below_leaves_out_is_not_left_out_here(self, device, clock, keep_last, skip_first):
+        """Sums and means of named timers do not depend on warm-up or on what the timer below keeps."""
+        tmr = CPUGPUTimer(clock=clock, device_clock=device, keep_last=keep_last, skip_first=skip_first)
+        timer = SynchronizedWallClockTimer(tmr)("fwd")
+        for number in range(1000):
+            clock.advance_ns(10)
+            timer.start()
+            device.launch(0.001 if number < 700 else 0.003)
+            timer.stop()
+        assert (1.5, 1600.0) == (pytest.approx(timer.mean()), pytest.approx(timer.elapsed()))
+        assert tmr.snapshot().get("fwd", "GPU").stats.skipped == skip_first
 
     @pytest.mark.parametrize("keep_last", [0, 5, 1000, None])
     def test_sums_are_exact_however_few_are_kept(self, device, clock, keep_last):
