@@ -46,6 +46,8 @@ class RegionTimes:
     """Regions that were forgotten while open."""
     captured: int = _counter("in a graph being captured, where nothing can be timed; not included")
     """Device times not taken because the stream was being captured into a graph."""
+    recomputed: int = _counter("run a second time, as by an activation checkpoint; not included")
+    """Stretches that an activation checkpoint ran again in the backward pass."""
     memory: RegionMemory | None = None
     """Memory of host and device at the region's ends, in its CPU times; None unless it was asked for."""
     distribution: Distribution | None = None

@@ -10,6 +10,7 @@ import socket
 import pytest
 
 from deep500_timing import CPUGPUTimer, RegionTimes, Snapshot, Timer, TimeType
+from deep500_timing._recording.recorder import begin_recomputation, end_recomputation
 from deep500_timing._summary.anchor import ClockAnchor, take_anchor
 from deep500_timing.testing import ManualDeviceClock
 
@@ -108,3 +109,15 @@ def test_what_was_only_looked_at_is_left_out(tmr):
     tmr.iterate([], "loop")
     tmr.discard("discard")
     assert () == tmr.snapshot().regions
+
+
+def test_what_a_recomputation_repeats_is_counted(tmr, clock):
+    """What an activation checkpoint runs again is in no statistics and is counted beside them."""
+    with tmr.region("block"):
+        clock.advance(1.0)
+    begin_recomputation()
+    with tmr.region("block"):
+        clock.advance(5.0)
+    end_recomputation()
+    region = tmr.snapshot().get("block")
+    assert (1, 1.0, 1) == (region.stats.count, region.stats.max, region.recomputed)

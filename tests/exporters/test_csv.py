@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from deep500_timing._summary.snapshot import RegionTimes, Snapshot
+from deep500_timing._summary.snapshot import COUNTERS, RegionTimes, Snapshot
 from deep500_timing.exporters import CsvExporter
 from deep500_timing.memory import MemoryUsage, RegionMemory
 
@@ -25,11 +25,11 @@ def test_the_whole_file(tmr, tmp_path):
 
     assert """\
 step,since_unix_time_s,unix_time_s,host,pid,rank,world_size,region,device,count,total_s,min_s,mean_s,median_s,p90_s,p95_s,p99_s,max_s,stdev_s,\
-median_ci_low_s,median_ci_high_s,quantile_error,skipped,running,pending,failed,discarded,captured,\
+median_ci_low_s,median_ci_high_s,quantile_error,skipped,running,pending,failed,discarded,captured,recomputed,\
 max_host_rss_bytes,max_device_allocated_bytes,max_device_reserved_bytes
-4,,1800000000.0,node01,4711,,,BATCH,CPU,2,2.0,1.0,1.0,1.0,1.0,1.0,1.0,1.0,0.0,,,0.0,0,0,0,0,0,0,,,
-4,,1800000000.0,node01,4711,,,BATCH,GPU,2,4.0,2.0,2.0,2.0,2.0,2.0,2.0,2.0,0.0,,,0.0,0,0,0,0,0,0,,,
-4,,1800000000.0,node01,4711,,,IO,CPU,1,0.25,0.25,0.25,0.25,0.25,0.25,0.25,0.25,0.0,,,0.0,0,0,0,0,0,0,,,
+4,,1800000000.0,node01,4711,,,BATCH,CPU,2,2.0,1.0,1.0,1.0,1.0,1.0,1.0,1.0,0.0,,,0.0,0,0,0,0,0,0,0,,,
+4,,1800000000.0,node01,4711,,,BATCH,GPU,2,4.0,2.0,2.0,2.0,2.0,2.0,2.0,2.0,0.0,,,0.0,0,0,0,0,0,0,0,,,
+4,,1800000000.0,node01,4711,,,IO,CPU,1,0.25,0.25,0.25,0.25,0.25,0.25,0.25,0.25,0.0,,,0.0,0,0,0,0,0,0,0,,,
 """ == (tmp_path / "times.csv").read_text("utf-8")
 
 
@@ -66,12 +66,12 @@ def test_a_row_that_was_cut_off_costs_only_itself(tmr, tmp_path):
 
 def test_a_region_without_times_has_its_counters(tmp_path, snapshot_of):
     """What is unknown is an empty field, never 0; what was counted is there."""
-    region = RegionTimes("load", "GPU", None, running=1, pending=2, failed=3, discarded=4, captured=5)
+    region = RegionTimes("load", "GPU", None, running=1, pending=2, failed=3, discarded=4, captured=5, recomputed=6)
     CsvExporter(tmp_path / "times.csv").export(snapshot_of(region))
     (row,) = rows_of(tmp_path / "times.csv")
 
     assert ("0", "", "", "") == (row["count"], row["mean_s"], row["median_ci_low_s"], row["skipped"])
-    assert ["1", "2", "3", "4", "5"] == [row[n] for n in ("running", "pending", "failed", "discarded", "captured")]
+    assert ["1", "2", "3", "4", "5", "6"] == [row[name] for name in COUNTERS]
 
 
 def test_memory_has_columns(tmp_path, snapshot_of, stats_of):

@@ -42,7 +42,7 @@ regions = st.builds(
     device=st.sampled_from(["CPU", "GPU"]),
     stats=st.none() | stats,
     memory=st.none() | st.builds(RegionMemory, samples=counts, last=usages, max_host_rss_bytes=sizes),
-    **dict.fromkeys(("running", "pending", "failed", "discarded", "captured"), counts),
+    **dict.fromkeys(("running", "pending", "failed", "discarded", "captured", "recomputed"), counts),
 )
 snapshots = st.builds(
     Snapshot,

@@ -42,21 +42,22 @@ def test_notes_name_what_the_numbers_leave_out(machine, snapshot_of, stats_of):
     """Each thing that a reader must know has a line with the regions and counts concerned."""
     snapshot = snapshot_of(
         RegionTimes("BATCH", "CPU", stats_of(1.0, skipped=3), running=1, failed=2),
-        RegionTimes("BATCH", "GPU", stats_of(1.0, quantile_error=0.01), pending=4, captured=5),
+        RegionTimes("BATCH", "GPU", stats_of(1.0, quantile_error=0.01), pending=4, captured=5, recomputed=7),
         RegionTimes("IO", "CPU", None, discarded=6),
         RegionTimes("warm", "CPU", None),
     )
 
     assert [
-        "running    BATCH (CPU): open now; not included",
-        "pending    4 × BATCH (GPU): ended, but not reached by the device yet; not included",
-        "failed     2 × BATCH (CPU): ended by an exception, or not to be measured; not included",
-        "discarded  6 × IO (CPU): forgotten while open; not included",
-        "captured   5 × BATCH (GPU): in a graph being captured, where nothing can be timed; not included",
-        "warm-up    3 × BATCH (CPU): left out by skip_first",
-        "rounded    BATCH (GPU): median, its interval and p95 are from a histogram, within ±1 %",
-        "no times   warm (CPU): used, but nothing is recorded, or nothing but warm-up",
-    ] == lines_of(snapshot)[-8:]
+        "running     BATCH (CPU): open now; not included",
+        "pending     4 × BATCH (GPU): ended, but not reached by the device yet; not included",
+        "failed      2 × BATCH (CPU): ended by an exception, or not to be measured; not included",
+        "discarded   6 × IO (CPU): forgotten while open; not included",
+        "captured    5 × BATCH (GPU): in a graph being captured, where nothing can be timed; not included",
+        "recomputed  7 × BATCH (GPU): run a second time, as by an activation checkpoint; not included",
+        "warm-up     3 × BATCH (CPU): left out by skip_first",
+        "rounded     BATCH (GPU): median, its interval and p95 are from a histogram, within ±1 %",
+        "no times    warm (CPU): used, but nothing is recorded, or nothing but warm-up",
+    ] == lines_of(snapshot)[-9:]
 
 
 def test_threads_of_a_running_region_are_counted(machine, snapshot_of):
