@@ -35,11 +35,11 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     correct = torch.zeros(1)
-    for step in range(20):
+    for step in range(64):
         with tmr.region(timer.TimeType.BATCH):
             if rank == 1:
                 time.sleep(SLOW_DATA_S)
-            batch = slice(step * 32, (step + 1) * 32)
+            batch = slice(step % 20 * 32, (step % 20 + 1) * 32)
             output = model(images[batch])
             loss = torch.nn.functional.cross_entropy(output, labels[batch])
             optimizer.zero_grad()

@@ -91,18 +91,19 @@ def test_overlap(ranks):
 
 
 def test_late_rank_is_named(ranks):
-    """The rank that comes 50 ms late is the one that waits least, and the others' waits are counted against it."""
+    """The rank that comes 10 ms late is the one that waits least, and the others' waits are counted against it."""
     for result in ranks:
         late = result["late"]
         assert 1 == late["late_rank"]
         assert [] == late["missing_ranks"]
         row = next(row for row in late["stragglers"] if row["op"] == "all_reduce")
-        assert (1, 6, 6) == (row["late_rank"], row["late_count"], row["count"])
+        assert (1, 60) == (row["late_rank"], row["count"])
+        assert row["late_count"] > 50
         assert 4000 == row["message_bytes"]
-        assert row["skew_s"]["0"] > 6 * 0.045
-        assert row["skew_s"]["1"] == 0
+        assert row["skew_s"]["0"] > 60 * 0.005
+        assert row["skew_s"]["1"] < row["skew_s"]["0"]
         assert row["transfer_s"] < row["skew_s"]["0"]
-    assert "The late rank: 1," in ranks[0]["late text"]
+    assert "Rank 1 is late: it came last in" in ranks[0]["late text"]
     assert "" == ranks[1]["late text"]
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-import weakref
 import zlib
 from dataclasses import asdict
 from typing import IO, TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
+from deep500_timing._ranks.exchange import Exchange
 from deep500_timing._ranks.place import rank_and_world
 from deep500_timing._summary.reading import summarize
 from deep500_timing._summary.text import fit_encoding
@@ -18,8 +18,7 @@ from deep500_timing_torch.comm import _device
 from deep500_timing_torch.comm._hints import hints
 from deep500_timing_torch.comm._log import LOG, Record
 from deep500_timing_torch.comm._ops import OPS, bandwidths
-from deep500_timing_torch.comm._ranks import Answers, Exchange
-from deep500_timing_torch.comm._straggler import Comparison, Skew, compare
+from deep500_timing_torch.comm._straggler import Comparison, Lateness, Skew, compare
 from deep500_timing_torch.comm._summary import OpTimes, SummaryData
 from deep500_timing_torch.comm._table import render
 
@@ -101,22 +100,7 @@ def _times_of(records: list[Record]) -> OpTimes:
 
 # --- across ranks -------------------------------------------------------------------------------------------------
 
-_last_round: tuple[Any, int] = (None, 0)
-"""A reference to the store of the latest exchange, which it must not keep alive, and the number of the next one."""
-
-
-def _exchange(report: bytes, rank: int, world_size: int, deadline_s: float) -> Answers:
-    global _last_round
-    from torch.distributed.distributed_c10d import _get_default_store
-
-    store = _get_default_store()
-    reference, number = _last_round
-    if reference is None or reference() is not store:
-        # Another process group, whose store has seen no round yet.
-        reference, number = weakref.ref(store), 0
-    answers = Exchange(store, rank, world_size, first=number).round(report, _combine, deadline_s)
-    _last_round = reference, number + 1
-    return answers
+_exchange = Exchange("comm")
 
 
 def _own_report() -> bytes:
@@ -149,8 +133,7 @@ def _compare(reports: dict[int, bytes]) -> Comparison:
 
 def _combine(reports: dict[int, bytes]) -> bytes:
     comparison = _compare(reports)
-    combined = {"reported": sorted(reports), **asdict(comparison)}
-    return zlib.compress(json.dumps(combined).encode())
+    return zlib.compress(json.dumps(asdict(comparison)).encode())
 
 
 def _rows(plain: Iterable[dict[str, Any]]) -> list[Skew]:
@@ -171,19 +154,12 @@ def add_stragglers(found: CommSummary, deadline_s: float) -> None:
     if not (dist.is_available() and dist.is_initialized()):
         found.stragglers = []
         return
-    answers = _exchange(_own_report(), found.rank, found.world_size, deadline_s)
-    found.fault = answers.fault
-    if answers.combined is not None:
-        combined = json.loads(zlib.decompress(answers.combined))
-        reported = set(combined["reported"])
-        found.stragglers = _rows(combined["rows"])
-        found.unmatched, found.mismatched = combined["unmatched"], combined["mismatched"]
-    else:
-        comparison = _compare(answers.reports)
-        reported = set(answers.reports)
-        found.stragglers = comparison.rows
-        found.unmatched, found.mismatched = comparison.unmatched, comparison.mismatched
-    found.missing_ranks = sorted(set(range(found.world_size)) - reported)
+    answers = _exchange.round(_own_report(), _combine, deadline_s)
+    combined = json.loads(zlib.decompress(answers.combined or _combine(answers.reports)))
+    found.stragglers = _rows(combined["rows"])
+    found.lateness = [Lateness(**row | {"ranks": tuple(row["ranks"])}) for row in combined["lateness"]]
+    found.unmatched, found.mismatched = combined["unmatched"], combined["mismatched"]
+    found.missing_ranks, found.ahead_ranks, found.fault = answers.missing, answers.ahead, answers.fault
 
 
 def log_summary(show_straggler: bool = False, *, deadline_s: float = 10.0, file: IO[str] | None = None) -> CommSummary:
@@ -191,8 +167,8 @@ def log_summary(show_straggler: bool = False, *, deadline_s: float = 10.0, file:
 
     Args:
         show_straggler: Compare with the other ranks: how much of each operation is transfer and how much is waiting,
-            and for whom. Every rank must call it, as often as the others. Ranks exchange through the store of the
-            process group; those that do not answer are named as missing.
+            and for whom. Every rank must call it; one that does not costs the others the deadline, and is named as
+            missing. Ranks exchange through the store of the process group.
         deadline_s: Seconds after which a rank that has not reported is missing. No rank takes longer than that.
         file: Where to print; the standard output if None.
     """

@@ -2,7 +2,8 @@
 
 A rank's time in a collective holds its wait for the last rank to come. So the shortest time of any rank is the
 transfer, and what a rank's own time is longer by is skew, spent waiting. The rank that waits *least* is the one that
-the others waited for.
+the others waited for; whether that says anything about the rank is asked of
+:mod:`deep500_timing._ranks.stragglers`.
 """
 
 from __future__ import annotations
@@ -10,14 +11,13 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from deep500_timing._ranks.stragglers import Verdict, find_late_rank
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 Entry = tuple[int, str, int, int]
 """One operation on one rank: how many collectives its group had issued then, its name, bytes, time in ns."""
-
-LATE_SHARE = 0.1
-"""A rank is called late if the others' waits for it are at least this share of all their time in the operation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +38,43 @@ class Skew:
     skew_s: dict[int, float]
     """For each rank, the sum of what its own times were longer by: how long it waited."""
     late_rank: int | None
-    """The rank that the others waited for most, None if they waited for nobody to speak of, or if ranks may leave
-    the operation before others come, as in a broadcast."""
+    """The rank that is late in these operations by more than chance and jitter explain; None if none is, too few were
+    compared to tell, or ranks may leave the operation before others come, as in a broadcast."""
     late_count: int
-    """In how many operations it came last."""
+    """In how many operations it came last; 0 if there is none."""
     late_s: float
-    """How long, on average over the others, they waited for it: the sum over operations."""
+    """How long, on average over the others, they waited for it: the sum over operations; 0 if there is none."""
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data for JSON."""
         return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Lateness:
+    """Who is late in a group, from all operations for which every rank must come. Times are in seconds."""
+
+    group: str
+    ranks: tuple[int, ...]
+    """Global ranks that were compared."""
+    count: int
+    """Operations that were compared."""
+    judged: int
+    """Of how many of them this speaks: all, or the few that hold most of the waiting."""
+    enough: bool
+    """Whether they are enough to tell, neighbours in time not counting as independent."""
+    late_rank: int | None
+    """The global rank that is late by more than chance and jitter explain; None if none is, or nobody can tell."""
+    last_share: float
+    """Share of those in which it came last; 0 if there is none."""
+    lateness_s: float
+    """How much later than the median of the others it typically came; 0 if there is none."""
+    cost_s: float
+    """How much later an operation began on average because of it alone; 0 if there is none."""
+    chance: float
+    """Probability that ranks which are all alike make one of them look as late as the latest does here."""
+    waiting_s: float
+    """How long a rank waited for the last one in an operation: the mean over ranks and operations."""
 
 
 @dataclass(slots=True)
@@ -55,6 +82,7 @@ class Comparison:
     """What the ranks' reports say together."""
 
     rows: list[Skew] = field(default_factory=list)
+    lateness: list[Lateness] = field(default_factory=list)
     unmatched: int = 0
     """Operations that some rank of the group did not report: it was not timing, it is behind, or it is dead."""
     mismatched: int = 0
@@ -82,7 +110,8 @@ def compare(
         for rank in ranks:
             for entry in reports[rank].get(group, ()):
                 by_sequence.setdefault(entry[0], {})[rank] = entry
-        for entries in by_sequence.values():
+        meetings = []
+        for _, entries in sorted(by_sequence.items()):
             if len(entries) < len(ranks) or len(ranks) < 2:
                 result.unmatched += len(ranks) > 1
                 continue
@@ -92,10 +121,36 @@ def compare(
                 continue
             nbytes = max(entry[2] for entry in entries.values())
             times = {rank: entry[3] for rank, entry in entries.items()}
-            gathered.setdefault((names.pop(), group, nbytes), []).append(times)
+            name = names.pop()
+            gathered.setdefault((name, group, nbytes), []).append(times)
+            if synchronizes.get(name, False):
+                meetings.append(times)
+        if meetings:
+            result.lateness.append(_lateness(group, ranks, meetings))
     for (name, group, nbytes), operations in sorted(gathered.items()):
         result.rows.append(_skew(name, group, nbytes, members[group], operations, synchronizes.get(name, False)))
     return result
+
+
+def _verdict(ranks: tuple[int, ...], operations: list[dict[int, int]]) -> Verdict:
+    return find_late_rank([[times[rank] for rank in ranks] for times in operations])
+
+
+def _lateness(group: str, ranks: tuple[int, ...], operations: list[dict[int, int]]) -> Lateness:
+    found = _verdict(ranks, operations)
+    return Lateness(
+        group=group,
+        ranks=ranks,
+        count=found.operations,
+        judged=found.judged,
+        enough=found.enough,
+        late_rank=None if found.rank is None else ranks[found.rank],
+        last_share=found.last_share,
+        lateness_s=found.lateness_s,
+        cost_s=found.cost_s,
+        chance=found.chance,
+        waiting_s=found.waiting_s,
+    )
 
 
 def _skew(
@@ -105,18 +160,16 @@ def _skew(
     skew_ns = dict.fromkeys(ranks, 0)
     waited_for_ns = dict.fromkeys(ranks, 0.0)
     came_last = dict.fromkeys(ranks, 0)
-    longest_ns = 0
     for times in operations:
         shortest = min(times.values())
         transfer_ns += shortest
-        longest_ns += max(times.values())
         last = min(times, key=lambda rank: times[rank])
         came_last[last] += 1
         for rank, own in times.items():
             skew_ns[rank] += own - shortest
         waited_for_ns[last] += sum(own - shortest for own in times.values()) / (len(times) - 1)
-    late = max(ranks, key=lambda rank: waited_for_ns[rank])
-    called = synchronizes and waited_for_ns[late] > 0 and waited_for_ns[late] >= LATE_SHARE * longest_ns
+    found = _verdict(ranks, operations).rank if synchronizes else None
+    late = None if found is None else ranks[found]
     return Skew(
         op=name,
         message_bytes=nbytes,
@@ -125,7 +178,7 @@ def _skew(
         count=len(operations),
         transfer_s=transfer_ns / 1e9,
         skew_s={rank: skew / 1e9 for rank, skew in skew_ns.items()},
-        late_rank=late if called else None,
-        late_count=came_last[late] if called else 0,
-        late_s=waited_for_ns[late] / 1e9 if called else 0.0,
+        late_rank=late,
+        late_count=0 if late is None else came_last[late],
+        late_s=0.0 if late is None else waited_for_ns[late] / 1e9,
     )

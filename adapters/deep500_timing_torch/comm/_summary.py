@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from deep500_timing_torch.comm._straggler import Skew
+    from deep500_timing_torch.comm._straggler import Lateness, Skew
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +67,13 @@ class SummaryData:
     """What explains that nothing was recorded, or not everything, with the remedy."""
     stragglers: list[Skew] | None = None
     """The comparison across ranks, None if it was not asked for or could not be had."""
+    lateness: list[Lateness] = field(default_factory=list)
+    """For each group, who is late in it, if anybody is."""
+    ahead_ranks: dict[int, int] = field(default_factory=dict)
+    """Ranks that have asked for so many more comparisons than the others since the one before."""
     missing_ranks: list[int] = field(default_factory=list)
-    """Ranks that did not report within the deadline: dead, stuck, or not asked for a summary."""
+    """Ranks that did not report within the deadline: dead, stuck, or not asked for a summary. Empty where nobody
+    could be asked."""
     unmatched: int = 0
     """Operations that some rank of their group did not report."""
     mismatched: int = 0
@@ -78,12 +83,9 @@ class SummaryData:
 
     @property
     def late_rank(self) -> int | None:
-        """The rank that the others waited for longest over all operations, None if there is none."""
-        waits: dict[int, float] = {}
-        for row in self.stragglers or ():
-            if row.late_rank is not None:
-                waits[row.late_rank] = waits.get(row.late_rank, 0.0) + row.late_s
-        return max(waits, key=lambda rank: waits[rank]) if waits else None
+        """The rank that is late by more than chance and jitter explain; the costliest, if groups differ; else None."""
+        late = [found for found in self.lateness if found.late_rank is not None]
+        return max(late, key=lambda found: found.cost_s * found.count).late_rank if late else None
 
     def find(self, op: str, message_bytes: float | None = None) -> OpTimes | None:
         """The times of an operation, at the message size if one is given; the first if there are several."""

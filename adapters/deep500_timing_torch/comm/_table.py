@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from deep500_timing._summary.text import UNKNOWN, format_bytes, format_ms, format_number, format_share, lines_of
 
 if TYPE_CHECKING:
-    from deep500_timing_torch.comm._straggler import Skew
+    from deep500_timing_torch.comm._straggler import Lateness, Skew
     from deep500_timing_torch.comm._summary import OpTimes, SummaryData
 
 
@@ -94,15 +94,35 @@ def _were(count: int) -> str:
     return "was" if count == 1 else "were"
 
 
+def _lateness_line(found: Lateness, *, several: bool) -> str:
+    among = f" in group {found.group}" if several else ""
+    waiting = format_ms(found.waiting_s)
+    if found.late_rank is not None:
+        which = "" if found.judged == found.count else " that were waited for longest"
+        return (
+            f"Rank {found.late_rank} is late{among}: it came last in {found.last_share:.0%} of {found.judged} "
+            f"operations{which} (chance: {1 / len(found.ranks):.0%}), typically by {format_ms(found.lateness_s)} ms, "
+            f"and cost {format_ms(found.cost_s)} ms an operation."
+        )
+    if not found.enough:
+        return (
+            f"Too few operations{among} to tell who is late ({found.count}; neighbours in time count in part): a rank "
+            f"waited {waiting} ms for the last one, on average."
+        )
+    return f"No rank is late{among}: they take turns, and waiting for the last one took {waiting} ms an operation."
+
+
 def _straggler_lines(summary: SummaryData, skews: list[Skew]) -> list[str]:
     lines = ["", "Waiting for each other (mean per operation, in ms; skew: own time less the shortest of any rank)"]
     header: list[str] = ["operation", "message", "ranks", "count", "transfer", "skew", "the others waited for"]
     lines += lines_of([header, *(_skew_row(skew) for skew in skews)], left=1) if skews else ["nothing to compare"]
-    if summary.late_rank is not None:
-        lines.append(f"The late rank: {summary.late_rank}, which waits least and is waited for most.")
+    lines += [_lateness_line(found, several=len(summary.lateness) > 1) for found in summary.lateness]
     if summary.missing_ranks:
         ranks = ", ".join(map(str, summary.missing_ranks))
         lines.append(f"No report from rank {ranks} within the deadline: dead, stuck, or without a summary of its own.")
+    for rank, rounds in summary.ahead_ranks.items():
+        times = "a round" if rounds == 1 else f"{rounds} rounds"
+        lines.append(f"Rank {rank} is {times} ahead: it has asked for more comparisons than the others.")
     if summary.unmatched:
         lines.append(f"Not compared: {summary.unmatched} operations that some rank of their group did not report.")
     if summary.mismatched:

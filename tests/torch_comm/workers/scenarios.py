@@ -102,9 +102,9 @@ for name, work_s in (("warm-up", 0.0), ("without", 0.0), ("under work", 0.05)):
 dist.barrier()
 dist.reset_log()
 small = torch.ones(1000)
-for _ in range(6):
+for _ in range(60):
     if rank == 1:
-        time.sleep(0.05)
+        time.sleep(0.01)
     dist.all_reduce(small)
 text = io.StringIO()
 late = dist.log_summary(show_straggler=True, deadline_s=20, file=text)
