@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from deep500_timing.runs._kinds import EVENT
+from deep500_timing.runs._kinds import EVENT, NO_STEP
 from deep500_timing.runs._source import CPU, GPU, Open, Source, Taken, Threads
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from numpy.typing import NDArray
+
+    Int64Array = NDArray[np.int64]
 
     from deep500_timing.runs._encoder import Encoder
     from deep500_timing.runs._steps import StepCounter
@@ -22,6 +24,8 @@ QUEUE_ROWS = 1 << 17
 """Marks, samples and collectives that wait for the next flush, each."""
 _QUEUE_EVENTS = 1000
 _DROPPED = 4
+_REMEMBERED = 1 << 14
+"""Host intervals of a region whose steps are remembered for times that a device has yet to give."""
 
 
 class Harvest:
@@ -40,11 +44,13 @@ class Harvest:
         self._events: deque[dict[str, Any]] = deque(maxlen=_QUEUE_EVENTS)
         self._overflowed: dict[str, int] = {}
         self._batch_thread: int | None = None
+        self._of_host: dict[int, tuple[int, Int64Array]] = {}
         self._of_regions: dict[int, tuple[str, int, str, tuple[int, ...]]] = {}
         self._counters_written: dict[tuple[str, int, str], tuple[int, ...]] = {}
         self._threads_written = 0
         # Taken, and not written yet.
-        self._taken: list[Taken] = []
+        self._fresh: list[Taken] = []
+        self._taken: list[tuple[Taken, Int64Array]] = []
         self._open: list[Open] = []
         self._waiting: dict[str, list[tuple[Any, ...]]] = {}
         self._said: list[dict[str, Any]] = []
@@ -71,8 +77,11 @@ class Harvest:
         The cut is a reading of the clock from before the first store is read: what ended by then is seen in them.
         """
         self._open = [entry for source in self.sources for entry in source.open_regions(cut_ns)]
-        taken = [part for source in self.sources for part in source.take(None if final else cut_ns)]
-        self._taken += taken
+        # One by one: should the next fail, none that was taken is lost.
+        for source in self.sources:
+            for part in source.take(None if final else cut_ns):
+                self._fresh.append(part)
+        taken, self._fresh = self._fresh, []
         for part in taken:
             self._of_regions[part.store] = (part.region, part.thread, part.device, part.counters)
         marks = _drain(self.rows["marks"])
@@ -85,10 +94,14 @@ class Harvest:
         self._said += _drain(self._events)
         steps.add_marks(marks)
         self._count_batches(taken, steps)
+        # The host's first: a device's times belong to the steps of theirs.
+        for part in sorted(taken, key=lambda part: part.device == GPU):
+            if len(part.pairs):
+                self._taken.append((part, self._label(part, steps)))
 
     def done(self) -> None:
         """Forget what was taken: it is written."""
-        self.written += sum(len(part.pairs) for part in self._taken)
+        self.written += self.waiting
         self._taken = []
         self._waiting = {}
         self._said = []
@@ -96,19 +109,18 @@ class Harvest:
     @property
     def waiting(self) -> int:
         """Intervals that were taken and are not written yet."""
-        return sum(len(part.pairs) for part in self._taken)
+        return sum(len(part.pairs) for part, _ in self._taken)
 
     @property
     def dropped(self) -> int:
         """Intervals that timers aggregated before they could be taken."""
         return sum(counters[_DROPPED] for _, _, _, counters in self._of_regions.values())
 
-    def frames(self, encoder: Encoder, steps: StepCounter, *, is_first: bool, is_last: bool) -> Iterable[bytes]:
+    def frames(self, encoder: Encoder, *, is_first: bool, is_last: bool) -> Iterable[bytes]:
         """What was taken, as frames.
 
         Args:
             encoder: Of the file that they go to.
-            steps: What labels the intervals.
             is_first: They are the first of their file, which must say everything.
             is_last: They are the last of the log.
         """
@@ -118,7 +130,7 @@ class Harvest:
         names = self.threads.names
         yield from encoder.tuples("threads", list(enumerate(names))[self._threads_written :])
         self._threads_written = len(names)
-        yield from self._frames_of_intervals(encoder, steps)
+        yield from self._frames_of_intervals(encoder)
         rows = [(entry.start_ns, entry.region, entry.thread) for entry in self._open]
         yield from encoder.tuples("open", sorted(rows))
         for table, waiting in self._waiting.items():
@@ -126,6 +138,23 @@ class Harvest:
         yield from encoder.tuples("counters", self._changed_counters(everything=is_last))
         for event in self._said:
             yield encoder.document(EVENT, event)
+
+    def _label(self, part: Taken, steps: StepCounter) -> Int64Array:
+        if part.device != GPU:
+            labels = steps.label(part.pairs[:, 0], part.pairs[:, 1])
+            assert part.ordinals is not None
+            first, known = self._of_host.get(part.handle, (int(part.ordinals[0]), labels[:0]))
+            kept = np.concatenate((known, labels))[-_REMEMBERED:]
+            self._of_host[part.handle] = (first + len(known) + len(labels) - len(kept), kept)
+            return labels
+        if part.ordinals is None:
+            return steps.label(part.pairs[:, 0], None)
+        first, known = self._of_host.get(part.handle, (0, part.pairs[:0, 0]))
+        places = part.ordinals - first
+        there = (part.ordinals >= 0) & (places >= 0) & (places < len(known))
+        labels = np.full(len(places), NO_STEP, dtype=np.int64)
+        labels[there] = known[places[there]]
+        return labels
 
     def _count_batches(self, taken: list[Taken], steps: StepCounter) -> None:
         ends = []
@@ -138,13 +167,13 @@ class Harvest:
         if ends:
             steps.add_batches(np.concatenate(ends))
 
-    def _frames_of_intervals(self, encoder: Encoder, steps: StepCounter) -> Iterable[bytes]:
-        parts = [part for part in self._taken if len(part.pairs)]
-        if not parts:
+    def _frames_of_intervals(self, encoder: Encoder) -> Iterable[bytes]:
+        if not self._taken:
             return ()
+        parts = [part for part, _ in self._taken]
         lengths = [len(part.pairs) for part in parts]
         pairs = np.concatenate([part.pairs for part in parts])
-        labels = [steps.label(part.pairs[:, 0], None if part.device == GPU else part.pairs[:, 1]) for part in parts]
+        labels = [labels for _, labels in self._taken]
         order = np.argsort(pairs[:, 0], kind="stable")
         starts = pairs[order, 0]
 

@@ -297,7 +297,7 @@ class RunLog:
         if is_first:
             encoder.restart()
             frames.append(encoder.document(HEADER, self._header()))
-        frames += harvest.frames(encoder, steps, is_first=is_first, is_last=final)
+        frames += harvest.frames(encoder, is_first=is_first, is_last=final)
         # Last, so that a reader who finds it knows that the flush is whole.
         written = harvest.written + harvest.waiting
         anchor = take_anchor(self._now)

@@ -16,13 +16,20 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    Int64Array = NDArray[np.int64]
+
     from deep500_timing._recording.intervals import Intervals
     from deep500_timing._recording.recorder import Recorder, Region
 
 CPU = "CPU"
 GPU = "GPU"
+_IN_FLIGHT = 1
+"""Regions that may have ended between two readings."""
 _IN_FUTURE_NS = 1_000_000_000
 """What ends later than this after the cut was not measured by the timer's clock: no use in waiting for it."""
+
+
+_NONE: Any = np.zeros((0, 2), dtype=np.int64)
 
 
 class Taken(NamedTuple):
@@ -37,6 +44,11 @@ class Taken(NamedTuple):
     """Recorded, failed, discarded, captured, dropped: since the region was new."""
     store: int
     """The same number for the same region, thread and device of the same timer."""
+    handle: int
+    """The same number for the same region and thread of the same timer, on every device."""
+    ordinals: Int64Array | None
+    """Shape ``(n,)``: which of the region's host intervals, from 0, each is or is of; -1 where nobody can tell, None
+    where none can."""
 
 
 class Open(NamedTuple):
@@ -50,15 +62,22 @@ class Open(NamedTuple):
 class _Cursor:
     """How far one store was read."""
 
-    __slots__ = ("before", "dropped", "last_end_ns", "store", "taken")
+    __slots__ = ("before", "dropped", "gaps", "held", "last_end_ns", "on_host", "seen", "store", "taken", "without")
 
     def __init__(self, store: Intervals) -> None:
+        # Of a device's store: how many host intervals there were, and how many of them had no time on the device, when
+        # it was last read; and between which two of the host's those lie.
+        self.on_host = 0
+        self.without = 0
+        self.gaps: list[tuple[int, int, int]] = []
         self.before = (0, 0, 0, 0, 0)
         self.last_end_ns = -(1 << 63)
         self.begin(store)
 
     def begin(self, store: Intervals) -> None:
         self.store = store
+        self.seen = 0
+        self.held: Int64Array = _NONE
         self.taken = 0
         self.dropped = 0
 
@@ -160,30 +179,63 @@ class Source:
                 yield Open(region.name, self._threads.number_of(region._thread), start_ns)
 
     def _read(self, region: Region, device: str, cursor: _Cursor, cut_ns: int | None) -> Taken:
-        pairs, dropped = read_since(cursor.store, cursor.taken)
+        first = cursor.counters()[0]
+        pairs, dropped = read_since(cursor)
         if cut_ns is not None and len(pairs):
             late = (pairs[:, 1] > cut_ns) & (pairs[:, 1] <= cut_ns + _IN_FUTURE_NS)
             if late.any():
-                pairs = pairs[: int(late.argmax())]
+                # The store is told that they were taken: what nobody else has must be kept here.
+                at = int(late.argmax())
+                pairs, cursor.held = pairs[:at], pairs[at:]
         cursor.taken += dropped + len(pairs)
         cursor.dropped += dropped
         if len(pairs):
             cursor.last_end_ns = int(pairs[-1, 1])
-        return Taken(region.name, self._threads.number_of(region._thread), device, pairs, cursor.counters(), id(cursor))
+        thread = self._threads.number_of(region._thread)
+        ordinals: Int64Array | None = np.arange(first, first + len(pairs))
+        if device != CPU:
+            ordinals = self._ordinals_of(region, cursor, len(pairs))
+        return Taken(region.name, thread, device, pairs, cursor.counters(), id(cursor), id(region), ordinals)
+
+    def _ordinals_of(self, region: Region, cursor: _Cursor, count: int) -> Int64Array | None:
+        # A device's time comes when it comes; which of the region's host intervals it is of, only the order tells. The
+        # order tells nothing where some were not timed on the device at all.
+        store = region._device_intervals
+        if store is None or cursor.store is not store or any(cursor.before):
+            return None
+        device: Any = getattr(self.timer, "_device", None)
+        pending = device.pending().get(id(store), 0) if device is not None else 0
+        without = int(store.failed) + int(store.captured)
+        on_host = int(region._intervals.count)
+        if abs(on_host - (int(store.count) + pending + without)) > _IN_FLIGHT:
+            return None
+        if without > cursor.without:
+            # They are among the host intervals since the last time, but which ones is not known.
+            cursor.gaps.append((cursor.on_host - _IN_FLIGHT, on_host + _IN_FLIGHT, without - cursor.without))
+        cursor.without, cursor.on_host = without, on_host
+        ordinals = np.arange(cursor.taken - count, cursor.taken)
+        unknown = np.zeros(count, dtype=np.bool_)
+        for low, high, missing in cursor.gaps:
+            unknown |= (ordinals >= low) & (ordinals < high - missing)
+            ordinals[ordinals >= high - missing] += missing
+        ordinals[unknown] = -1
+        return ordinals
 
 
-def read_since(store: Intervals, taken: int) -> tuple[NDArray[np.int64], int]:
-    """The intervals of a store after the first ``taken``, oldest first.
+def read_since(cursor: _Cursor) -> tuple[Int64Array, int]:
+    """The intervals of a store that were not taken yet, oldest first.
 
     Returns:
         Shape ``(n, 2)``: start and end in ns; and how many were aggregated away before they could be taken.
     """
-    if store.count <= taken:
-        return np.zeros((0, 2), dtype=np.int64), 0
-    copied = store.copy()
-    folded = copied["aggregated"]
-    pairs = np.concatenate([np.frombuffer(part, dtype=np.int64) for part in copied["pairs"]]).reshape(-1, 2)
-    return pairs[max(taken - folded, 0) :], max(folded - taken, 0)
+    parts, recorded, dropped = cursor.store.since(cursor.seen)
+    cursor.seen = recorded
+    held, cursor.held = cursor.held, _NONE
+    if not parts:
+        return held, dropped
+    # A copy: the store's buffers are not to be held by what is taken.
+    fresh = np.concatenate([np.frombuffer(part, dtype=np.int64) for part in parts]).reshape(-1, 2)
+    return (np.concatenate((held, fresh)) if len(held) else fresh), dropped
 
 
 def _name_of_thread(ident: int) -> str:

@@ -328,3 +328,28 @@ def test_the_machine_is_sampled(tmr, clock, timed, rows, tmp_path):
     assert {"process.rss_bytes", "system.memory_percent"} <= of_first
     assert "process.cpu_percent" in of_second - of_first
     assert all(row["value"] > 0 for row in got if row["metric"] == "process.rss_bytes")
+
+
+def test_device_times_that_come_late_are_of_their_step(clock, rows, tmp_path):
+    """A device that lags behind by steps: each of its times is of the step in which the host began it."""
+    device = ManualDeviceClock()
+    tmr = Timer(device, clock=clock)
+    with RunLog(tmp_path, tmr, rank=0, flush_s=None) as log:
+        for step in range(40):
+            if step == 20:
+                device.capturing = True
+            with tmr.region(TimeType.BATCH, gpu=True):
+                device.launch((step + 1) * 1e-3)
+                clock.advance_ns(10)
+            device.capturing = False
+            clock.advance_ns(1)
+            if step == 30:
+                device.advance(0.2)
+            log.flush()
+        device.finish()
+    got = {row["dur_ns"]: row["step"] for row in rows(tmp_path / RANK_0) if row["device"] == "GPU"}
+    assert {(step + 1) * 1_000_000 for step in range(40) if step != 20} == set(got)
+    known = {dur: step for dur, step in got.items() if step != NO_STEP}
+    # One was captured and has no time: near it nobody can tell, and then nobody does.
+    assert {19_000_000, 20_000_000, 22_000_000, 23_000_000} >= set(got) - set(known)
+    assert {dur: dur // 1_000_000 - 1 for dur in known} == known
