@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from deep500_timing._ground.protocols import Clock, DeviceClock
     from deep500_timing._summary.snapshot import RegionTimes, Snapshot
     from deep500_timing._summary.stats import TimeStats, trim_mean
+    from deep500_timing.ranklog import global_timer, read_rank_logs
 
 __all__ = [
     "CPUGPUTimer",
@@ -69,6 +70,8 @@ __all__ = [
     "TimingError",
     "TimingWarning",
     "compiled",
+    "global_timer",
+    "read_rank_logs",
     "trim_mean",
 ]
 
@@ -79,6 +82,8 @@ _LAZY = {
     "RegionTimes": "_summary.snapshot",
     "Snapshot": "_summary.snapshot",
     "TimeStats": "_summary.stats",
+    "global_timer": "ranklog",
+    "read_rank_logs": "ranklog",
     "trim_mean": "_summary.stats",
 }
 

@@ -13,8 +13,8 @@
 
     [RANK 0] forward, start=1716182684.282194, end=1716182685.123003, cpu_dur=0.840809s, cuda_dur=830.512ms
 
-:func:`read_rank_logs` reads such a folder as the tables of a run. A run itself, ``Timer(run="folder")``, holds more in a
-twentieth of the bytes.
+:func:`read_rank_logs` reads such a folder as the tables of a run. A run itself, ``Timer(run="folder")``, holds more
+in a twentieth of the bytes.
 """
 
 from __future__ import annotations
@@ -78,6 +78,7 @@ class GlobalTimer:
         self._thread: threading.Thread | None = None
         self._waiting: dict[tuple[str, int], deque[tuple[int, int]]] = {}
         self._cuda: dict[tuple[str, int], dict[int, int]] = {}
+        self._done: dict[tuple[str, int], int] = {}
         self._unwritten: deque[str] = deque()
         self._lock = threading.RLock()
         self._has_exit = False
@@ -220,10 +221,6 @@ class GlobalTimer:
         text = "".join(self._unwritten)
         self._file.append(text.encode("utf-8", "backslashreplace"))
         self._unwritten.clear()
-
-    @property
-    def _done(self) -> dict[tuple[str, int], int]:
-        return self.__dict__.setdefault("_done_", {})  # type: ignore[no-any-return]
 
 
 _timers: list[GlobalTimer] = []

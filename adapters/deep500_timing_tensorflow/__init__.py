@@ -39,7 +39,16 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from deep500_timing import Clock, DeviceClock, RegionTimes, Snapshot, TimeStats, trim_mean
+    from deep500_timing import (
+        Clock,
+        DeviceClock,
+        RegionTimes,
+        Snapshot,
+        TimeStats,
+        global_timer,
+        read_rank_logs,
+        trim_mean,
+    )
     from deep500_timing_tensorflow._clock import CupyEventClock
     from deep500_timing_tensorflow._custom_loop import timed_step
     from deep500_timing_tensorflow._keras import TimerCallback
@@ -69,12 +78,23 @@ __all__ = [
     "TimingError",
     "TimingWarning",
     "compiled",
+    "global_timer",
+    "read_rank_logs",
     "timed_step",
     "trim_mean",
 ]
 
 _LAZY = {"CupyEventClock": "_clock", "timed_step": "_custom_loop"}
-_LAZY_IN_CORE = {"Clock", "DeviceClock", "RegionTimes", "Snapshot", "TimeStats", "trim_mean"}
+_LAZY_IN_CORE = {
+    "Clock",
+    "DeviceClock",
+    "RegionTimes",
+    "Snapshot",
+    "TimeStats",
+    "global_timer",
+    "read_rank_logs",
+    "trim_mean",
+}
 
 
 def __getattr__(name: str) -> Any:

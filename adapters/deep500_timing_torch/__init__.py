@@ -46,10 +46,12 @@ from deep500_timing import (
     TimingError,
     TimingWarning,
     compiled,
+    read_rank_logs,
     trim_mean,
 )
 from deep500_timing_torch._clock import CudaEventClock
 from deep500_timing_torch._compile import prepare as _prepare
+from deep500_timing_torch._ranklog import global_timer
 from deep500_timing_torch._timer import CPUGPUTimer
 from deep500_timing_torch.event_timer import CudaEventTimer
 from deep500_timing_torch.wallclock import NoopTimer, SynchronizedWallClockTimer, ThroughputTimer
@@ -82,6 +84,8 @@ __all__ = [
     "TimingError",
     "TimingWarning",
     "compiled",
+    "global_timer",
+    "read_rank_logs",
     "trim_mean",
 ]
 

@@ -9,7 +9,8 @@ from typing import NamedTuple
 from deep500_timing._ground.warn import warn_once
 
 _LINE = re.compile(
-    r"\[RANK (\d+)\] (.*), start=(\d+)\.(\d+), end=(\d+)\.(\d+), cpu_dur=(\d+)\.(\d+)s, cuda_dur=(?:(\d+)\.(\d+)ms|missing)"
+    r"\[RANK (\d+)\] (.*), start=(\d+)\.(\d+), end=(\d+)\.(\d+), cpu_dur=(\d+)\.(\d+)s, "
+    r"cuda_dur=(?:(\d+)\.(\d+)ms|missing)"
 )
 _FILE = re.compile(r"timer_rank(\d+)(?:\.(\d+))?\.log\Z")
 
@@ -80,7 +81,7 @@ def _micro(nanoseconds: int) -> int:
 
 
 def _nanoseconds(whole: str, fraction: str, digits: int) -> int:
-    return int(whole) * 10**digits + int(fraction[:digits].ljust(digits, "0"))
+    return int(whole + fraction[:digits].ljust(digits, "0"))
 
 
 def _one_line(name: str) -> str:

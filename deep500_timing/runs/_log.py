@@ -119,6 +119,7 @@ class RunLog:
                 f"before it is {self._clock!r}. Give each clock a folder of its own."
             )
         self._harvest.sources.append(Source(timer, self._harvest.threads))
+        timer._attach_log()
         timer._run = self
 
     @property
@@ -204,6 +205,7 @@ class RunLog:
             source.collect_device(wait=wait)
             if source.timer._run is self:
                 source.timer._run = None
+                source.timer._detach_log()
         self._flush(final=True, reason=reason)
         from deep500_timing.runs._ends import unwatch
 
@@ -214,6 +216,7 @@ class RunLog:
         self.closed = True
         for source in self._harvest.sources:
             source.timer._run = None
+            source.timer._detach_log()
         self._harvest.sources = []
         self._writer.close()
 

@@ -112,19 +112,29 @@ def test_counts_of_what_is_no_interval(tmr, log, timed, rows, tmp_path):
     assert (1, 2, 1, 0, 0) == tuple(last[name] for name in ("recorded", "failed", "discarded", "captured", "dropped"))
 
 
-def test_a_bounded_timer_says_what_it_dropped(clock, timed, rows, whole, tmp_path):
-    """What a timer with ``keep_last`` aggregated before the log came by is counted as dropped."""
+def test_a_bounded_timer_waits_for_its_log(clock, timed, rows, tmp_path):
+    """What a timer with ``keep_last`` would not keep, it keeps until the log has taken it."""
     tmr = Timer(clock=clock, keep_last=100)
     with RunLog(tmp_path, tmr, rank=0, flush_s=None) as log:
         for number in range(5000):
             timed(tmr, "a", number)
-        log.flush()
-        timed(tmr, "a", 5000)
-    got = [row["dur_ns"] for row in rows(tmp_path / RANK_0)]
+            if number == 2500:
+                log.flush()
+    assert list(range(5000)) == [row["dur_ns"] for row in rows(tmp_path / RANK_0)]
+
+
+def test_a_bounded_timer_says_what_it_dropped(clock, rows, whole, tmp_path):
+    """It waits within a bound; what it aggregated beyond that is counted as dropped, and the rest is there."""
+    tmr = Timer(clock=clock, keep_last=100)
+    count = 80_000
+    with RunLog(tmp_path, tmr, rank=0, flush_s=None):
+        for number in range(count):
+            tmr.record("a", number, number + 1)
+    got = [row["start_ns"] for row in rows(tmp_path / RANK_0)]
     (last,) = rows(tmp_path / RANK_0, "counters")[-1:]
-    assert list(range(5001 - len(got), 5001)) == got
-    assert len(got) >= 100
-    assert (5001, 5001 - len(got)) == (last["recorded"], last["dropped"])
+    assert list(range(count - len(got), count)) == got
+    assert count > len(got) >= 65_536
+    assert (count, count - len(got)) == (last["recorded"], last["dropped"])
     assert last["dropped"] == whole(tmp_path / RANK_0).end["dropped"]
 
 
