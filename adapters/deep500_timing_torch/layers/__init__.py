@@ -12,8 +12,8 @@
 
 from deep500_timing_torch.layers._layer_timer import LayerTimer
 from deep500_timing_torch.layers._memory import Growth, LayerMemory
-from deep500_timing_torch.layers._profile_data import RangeTime
-from deep500_timing_torch.layers._profiler import MemorySample, ProfilerWrapper
+from deep500_timing_torch.layers._profile_data import MemorySample, RangeTime
+from deep500_timing_torch.layers._profiler import ProfilerWrapper
 from deep500_timing_torch.layers._select import Layer
 from deep500_timing_torch.layers._times import LayerTimes, ModelTimes
 

@@ -24,7 +24,7 @@ from torch.autograd.graph import get_gradient_edge
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from deep500_timing_torch.layers._calls import Call
+    from deep500_timing_torch.layers._call import Call
     from deep500_timing_torch.layers._memory import MemoryLog
     from deep500_timing_torch.layers._select import Layer
 

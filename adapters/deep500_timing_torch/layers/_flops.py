@@ -6,16 +6,9 @@ projections of attention) on top of one another. So only its total is read, wher
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from torch.utils.flop_counter import FlopCounterMode
 
-from deep500_timing_torch.layers._calls import BACKWARD, FORWARD
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from deep500_timing_torch.layers._layer_timer import LayerTimer
+from deep500_timing_torch.layers._call import BACKWARD, FORWARD
 
 
 class FlopCounter:
@@ -57,23 +50,3 @@ class _CountedRegion:
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
         self.is_open = False
-
-
-def count_by_layer(
-    layers: LayerTimer, step: Callable[..., object], *args: Any, **kwargs: Any
-) -> tuple[dict[str, int], int]:
-    """Run a step once and count the operations of each layer, forward and backward.
-
-    Args:
-        layers: A layer timer over a :class:`FlopCounter`.
-        step: What to run.
-        *args: For it.
-        **kwargs: For it.
-
-    Returns:
-        The operations by the path of the layer, with those of the layers within, and of the whole step.
-    """
-    counts: FlopCounter = layers.timer
-    with layers, counts.counter:
-        step(*args, **kwargs)
-    return {layer.path: counts.of(layer.path) for layer in layers.layers}, counts.counter.get_total_flops()

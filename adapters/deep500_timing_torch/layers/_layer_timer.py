@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 from deep500_timing._ground.warn import warn_once
 from deep500_timing_torch._timer import CPUGPUTimer
 from deep500_timing_torch.layers._backward import BackwardMarks
-from deep500_timing_torch.layers._calls import BACKWARD, Calls
-from deep500_timing_torch.layers._flops import FlopCounter, count_by_layer
+from deep500_timing_torch.layers._call import BACKWARD
+from deep500_timing_torch.layers._calls import Calls
+from deep500_timing_torch.layers._flops import FlopCounter
 from deep500_timing_torch.layers._memory import MemoryLog
 from deep500_timing_torch.layers._select import Layer, select
 from deep500_timing_torch.layers._table import render
@@ -159,17 +160,25 @@ class LayerTimer:
         Returns:
             The operations of the whole step.
         """
+        counts = FlopCounter()
         attached = self.attached
         self.detach()
         try:
-            self._flops, total = count_by_layer(self._over(FlopCounter()), step, *args, **kwargs)
+            with self._over(counts), counts.counter:
+                step(*args, **kwargs)
         finally:
             if attached:
                 self.attach()
-        return total
+        self._flops = {layer.path: counts.of(layer.path) for layer in self.layers}
+        return int(counts.counter.get_total_flops())
 
     def table(self, *, fold: bool = True, width: int | None = None) -> str:
-        """The times as a table, see :func:`deep500_timing_torch.layers.render`."""
+        """The times as a table: a tree of the layers, per training step, the slowest marked.
+
+        Args:
+            fold: Whether blocks of one build that follow one another are one line, with the slowest named.
+            width: Columns to fit into, by shortening names in the middle; None for as wide as need be.
+        """
         return render(self.times(), fold=fold, width=width)
 
     def _read_memory(self, log: MemoryLog) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from deep500_timing.memory import MemoryReader
-    from deep500_timing_torch.layers._calls import Call
+    from deep500_timing_torch.layers._call import Call
     from deep500_timing_torch.layers._select import Layer
 
 _KEPT_STEPS = 4096

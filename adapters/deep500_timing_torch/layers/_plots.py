@@ -11,8 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from deep500_timing_torch.layers._profile_data import RangeTime
-    from deep500_timing_torch.layers._profiler import MemorySample
+    from deep500_timing_torch.layers._profile_data import MemorySample, RangeTime
 
 _TIME, _ATTENTION, _OTHER = (
     "#0072B2",

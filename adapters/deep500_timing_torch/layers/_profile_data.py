@@ -35,6 +35,20 @@ class RangeTime:
         return self.cpu_us if self.device_us is None else self.device_us
 
 
+@dataclass(frozen=True, slots=True)
+class MemorySample:
+    """Memory after one run through a range; None where it cannot be known."""
+
+    name: str
+    """The block's path, or the name that the user gave."""
+    allocated_bytes: int | None
+    """What tensors occupied on the device."""
+    reserved_bytes: int | None
+    """What the device's allocator held."""
+    host_bytes: int | None
+    """The resident set of the process. Not the device's memory, and not shown as it."""
+
+
 def ranges_of(events: Iterable[Any], names: frozenset[str]) -> list[RangeTime]:
     """The ranges of a profile, in the order in which they began.
 

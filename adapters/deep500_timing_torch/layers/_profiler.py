@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ from deep500_timing._ranks.place import rank_and_world
 from deep500_timing._summary.text import UNKNOWN, format_bytes, format_time, safe_name
 from deep500_timing_torch.layers._blocks import repeated_blocks
 from deep500_timing_torch.layers._plots import plot_memory, plot_times
-from deep500_timing_torch.layers._profile_data import RangeTime, ranges_of
+from deep500_timing_torch.layers._profile_data import MemorySample, RangeTime, ranges_of
 from deep500_timing_torch.layers._select import select
 from deep500_timing_torch.memory import TorchMemory
 
@@ -30,20 +29,6 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 _SNAPSHOT_EVENTS = 100_000
-
-
-@dataclass(frozen=True, slots=True)
-class MemorySample:
-    """Memory after one run through a range; None where it cannot be known."""
-
-    name: str
-    """The block's path, or the name that the user gave."""
-    allocated_bytes: int | None
-    """What tensors occupied on the device."""
-    reserved_bytes: int | None
-    """What the device's allocator held."""
-    host_bytes: int | None
-    """The resident set of the process. Not the device's memory, and not shown as it."""
 
 
 class ProfilerWrapper:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from deep500_timing._summary.text import UNKNOWN, format_bytes, format_number, format_time, pad, safe_name, width_of
-from deep500_timing_torch.layers._calls import BACKWARD, EVALUATION, FORWARD, RECOMPUTED
+from deep500_timing_torch.layers._call import BACKWARD, EVALUATION, FORWARD, RECOMPUTED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

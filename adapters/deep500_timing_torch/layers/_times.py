@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from deep500_timing_torch.layers._calls import BACKWARD, EVALUATION, FORWARD, PURPOSES, RECOMPUTED
+from deep500_timing_torch.layers._call import BACKWARD, EVALUATION, FORWARD, PURPOSES, RECOMPUTED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
