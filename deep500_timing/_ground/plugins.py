@@ -21,13 +21,17 @@ def load(group: str, name: str) -> Any:
 
     Raises:
         LookupError: Nothing is; the text lists what is.
+        ImportError: Importing it would end the program.
         Exception: What importing it raises.
     """
     registered = _registered(group)
     if name not in registered:
         known = ", ".join(map(repr, sorted(registered))) or "none, as deep500-timing is not installed"
         raise LookupError(f"Looking up {name!r} among {group}: no distribution registers it. Registered are: {known}.")
-    return registered[name].load()
+    try:
+        return registered[name].load()
+    except SystemExit as error:
+        raise ImportError(f"Importing {name!r} of {group} would end the program: {error!r}.") from error
 
 
 def loadable(group: str) -> Iterator[tuple[str, Any]]:
@@ -35,7 +39,7 @@ def loadable(group: str) -> Iterator[tuple[str, Any]]:
     for name, point in sorted(_registered(group).items()):
         try:
             yield name, point.load()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             warn_once(
                 f"Loading {name!r} ({point.value}, from {_origin(point)}) among {group} failed: "
                 f"{type(error).__name__}: {error}. It is left out; update or uninstall that distribution."
@@ -48,12 +52,19 @@ def _registered(group: str) -> dict[str, EntryPoint]:
         taken = registered.get(point.name)
         if taken is None or taken.value == point.value:
             registered[point.name] = point
-        else:
-            warn_once(
-                f"Both {_origin(taken)} and {_origin(point)} register {point.name!r} among {group}; "
-                f"the one of {_origin(taken)} is used. Uninstall one of them."
-            )
+            continue
+        # First come, but for the names of the built-in parts, which are this distribution's whoever comes first.
+        used, other = (point, taken) if _is_built_in(point) and not _is_built_in(taken) else (taken, point)
+        registered[point.name] = used
+        warn_once(
+            f"Both {_origin(used)} and {_origin(other)} register {point.name!r} among {group}; "
+            f"the one of {_origin(used)} is used. Uninstall the other, or let it use another name."
+        )
     return registered
+
+
+def _is_built_in(point: EntryPoint) -> bool:
+    return point.dist is not None and point.dist.name == "deep500-timing"
 
 
 def _origin(point: EntryPoint) -> str:

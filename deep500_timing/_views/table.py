@@ -50,10 +50,10 @@ def _time_column(field: str, rank: int) -> Column:
 
 _COLUMNS = (
     Column("count", lambda stats: str(stats.count), 0),
-    _time_column("total", 3),
+    _time_column("total", 2),
     _time_column("mean", 1),
     _time_column("stdev", 6),
-    _time_column("median", 2),
+    _time_column("median", 3),
     Column("95 % CI of median", lambda stats: format_interval(stats.median_ci), 7),
     _time_column("min", 5),
     *(_time_column(name, 4) for name in _PERCENTILES),

@@ -78,6 +78,27 @@ def test_a_name_that_is_taken_costs_a_warning(registered):
         assert exporters.get("csv") is exporters.CsvExporter
 
 
+def test_a_built_in_name_is_ours(registered, monkeypatch):
+    """A distribution that comes first cannot take the place of a part of ours; both are named."""
+    real = list(importlib.metadata.entry_points(group=exporters.GROUP))
+    theirs = importlib.metadata.EntryPoint("terminal", "json:dumps", exporters.GROUP)
+    monkeypatch.setattr(_plugins, "entry_points", lambda group: [theirs, *real])
+    with pytest.warns(TimingWarning, match=r"Both deep500-timing and an unknown distribution register 'terminal'"):
+        assert exporters.get("terminal") is exporters.TerminalExporter
+
+
+def test_a_plugin_that_exits_does_not_end_the_program(registered, tmp_path, monkeypatch):
+    """A module that calls ``sys.exit`` when it is imported is left out; asked for by name, it is an ImportError."""
+    (tmp_path / "plugin_that_exits.py").write_text("import sys; sys.exit(3)")
+    monkeypatch.syspath_prepend(tmp_path)
+    registered(exits="plugin_that_exits:Exporter")
+    with pytest.warns(TimingWarning, match=r"Loading 'exits' .* failed: SystemExit: 3. It is left out"):
+        assert "exits" not in exporters.available()
+
+    with pytest.raises(ImportError, match=r"'exits' of .* would end the program: SystemExit\(3\)"):
+        exporters.get("exits")
+
+
 def test_an_unknown_name_lists_the_known_ones():
     """Asking for an exporter that is not there says which are."""
     with pytest.raises(LookupError, match=r"'nope' among deep500_timing.exporters: .* Registered are: 'csv', 'jsonl'"):

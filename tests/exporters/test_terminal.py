@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import pty
@@ -87,8 +88,11 @@ def test_standard_output_is_looked_up_at_the_time(tmr, capsys):
 def test_a_program_without_standard_output_goes_on(tmr, monkeypatch):
     """Where there is no standard output, nothing is printed, as with print()."""
     monkeypatch.setattr(sys, "stdout", None)
+    exporter = TerminalExporter(strict=True)
+    exporter.export(tmr.snapshot())
 
-    TerminalExporter(strict=True).export(tmr.snapshot())
+    assert 0 == exporter.failures
+    assert sys.stdout is None
 
 
 def test_a_terminal_gets_colours_and_the_same_text(tmr, terminal):
@@ -218,6 +222,20 @@ def test_a_closed_stream_costs_one_warning(tmr, recwarn):
         "Exporting times with TerminalExporter failed: ValueError: I/O operation on closed file. "
         "The run goes on without this report. Said once."
     ] == [str(warning.message) for warning in recwarn if warning.category is TimingWarning]
+
+
+def test_a_pipe_that_was_closed_costs_nothing(tmr, recwarn):
+    """Whoever reads, such as ``head``, may stop reading: nothing is said, unless the exporter is strict."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w", encoding="utf-8", buffering=1) as stream:
+        TerminalExporter(stream).export(tmr.snapshot())
+        with pytest.raises(ExportError, match="BrokenPipeError"):
+            TerminalExporter(stream, strict=True).export(tmr.snapshot())
+        with contextlib.suppress(BrokenPipeError):
+            stream.close()
+
+    assert [] == recwarn.list
 
 
 def test_a_strict_exporter_raises(tmr):
