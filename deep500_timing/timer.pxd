@@ -28,6 +28,7 @@ cdef class Timer(Recorder):
     cdef _end_on_device(self, Region region, object gpu, int64_t now_ns)
     cdef _end_pair(self, Region region, object pair, int64_t start_ns, int64_t end_ns)
     cpdef _forget_open(self, Region region)
+    cdef _pair_of(self, Region region)
 
 
 @cython.final

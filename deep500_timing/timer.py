@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from deep500_timing._ground.protocols import DeviceClock, Writable
     from deep500_timing._recording.decorators import TimedIterable
     from deep500_timing._recording.intervals import Intervals
+    from deep500_timing._summary.device_use import DeviceUse
     from deep500_timing._summary.snapshot import Snapshot
     from deep500_timing._summary.stats import TimeStats
     from deep500_timing.devices._late import LateDevice
@@ -418,6 +419,26 @@ class Timer(Recorder):
         a training loop may call at any time, do not wait.
         """
         self._device.collect(wait=True)
+
+    def gpu_busy(self) -> DeviceUse:
+        """The share of the wall time in which a timed region ran on the device, and how far the host ran ahead.
+
+        Regions that overlap, on several streams or one within another, count once. Never waits: what the device has
+        not passed yet is left out. Work outside of regions with ``gpu=True`` is not seen.
+        """
+        from deep500_timing._summary.device_use import device_use
+
+        self._device.collect(wait=False)
+        stores, leads = [], []
+        for region in self._regions():
+            pair = self._pair_of(region)
+            if region._device_intervals is not None and pair is not None and pair.now_ns is not None:
+                stores.append(region._device_intervals)
+                leads.append((pair.lead_count, pair.lead_total_ns, pair.lead_max_ns))
+        return device_use(stores, leads, self._device.uncertainty_ns)
+
+    def _pair_of(self, region: Region) -> Any:
+        return region._pair if region._open_pair is None else region._open_pair
 
     @property
     def device(self) -> Device:

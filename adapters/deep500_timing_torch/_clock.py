@@ -192,7 +192,7 @@ class CudaEventClock:
 
     def elapsed_ns(self, start: Any, end: Any) -> int:
         """The time in nanoseconds between two events that are done; negative if ``end`` came first."""
-        return round(self._elapsed(start, end) * 1e6)
+        return int(self._elapsed(start, end) * 1e6 + 0.5)
 
     def __repr__(self) -> str:
         """Name the device."""

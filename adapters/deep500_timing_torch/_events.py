@@ -86,7 +86,7 @@ def functions_of_others(kind: str, index: int | None) -> Functions:
 
 def _staying(function: Callable[[Any, Any], Any], event: Any, other: Any) -> Any:
     # Call it and be on the device of before, whatever happens.
-    before = torch.accelerator.current_device_index()
+    before = torch.accelerator.current_device_index() if _get_index is None else _get_index()
     try:
         return function(event, other)
     except BaseException:

@@ -715,6 +715,8 @@ class Recorder:
             region._intervals = self._new_intervals()
             if region._device_intervals is not None:
                 region._device_intervals = self._new_intervals()
+            if region._pair is not None:
+                region._pair.forget_lead()
         self._memory_at_ends = {}
 
     def _after_fork(self) -> None:

@@ -366,3 +366,35 @@ class TestPlaces:
                 work(tmr, device, 1)
         found = [tmr.intervals("a", gpu=True)[:, 0].tolist() for tmr in (one, two)]
         assert [[n * 10**9 for n in (1, 3, 5)], [n * 10**9 for n in (5, 7, 9)]] == found
+
+
+class TestBusy:
+    def test_share_and_lead(self, device):
+        """Two regions of 50 ms that were launched at 0 and 1 ms, and a third after a pause of 50 ms."""
+        tmr = Timer(device, clock=Together(device))
+        assert (None, 0, None) == ((use := tmr.gpu_busy()).share, use.regions, use.mean_lead_s)
+        for _ in range(2):
+            work(tmr, device, 0.050)
+            device.advance(0.001)
+        assert 0 == tmr.gpu_busy().regions
+        device.advance(0.148)
+        work(tmr, device, 0.050, "b")
+        device.advance(0.050)
+        use = tmr.gpu_busy()
+        assert (3, 0.150, 0.200, 0.75) == (use.regions, use.busy_s, use.wall_s, use.share)
+        assert (pytest.approx(0.049 / 3), 0.049, 0.0) == (use.mean_lead_s, use.max_lead_s, use.uncertainty_s)
+        assert 0 == device.calls["wait"]
+        tmr.reset()
+        assert (0, None) == (tmr.gpu_busy().regions, tmr.gpu_busy().max_lead_s)
+
+    def test_what_overlaps_counts_once(self, device):
+        """Nested regions and two streams at once do not make more of the time than there is."""
+        tmr = Timer(device, clock=Together(device))
+        for stream in ("one", "two"):
+            device.use_stream(stream)
+            tmr.start("outer", gpu=True)
+            work(tmr, device, 2, "inner")
+            tmr.end("outer", gpu=True)
+        device.finish()
+        use = tmr.gpu_busy()
+        assert (4, 2.0, 1.0) == (use.regions, use.busy_s, use.share)
