@@ -11,6 +11,7 @@ warns, and the package behaves the same, slower. ``DEEP500_TIMING_BUILD`` in the
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import os
 import shutil
@@ -125,6 +126,8 @@ def _compile(package: Path, sources: list[Path], scratch: Path) -> list[Path]:
             copy = scratch / path.relative_to(package.parent)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(path, copy)
+            if path in sources:
+                copy.write_text(_with_signatures(path.read_text("utf-8")), "utf-8")
     modules = [source.relative_to(package.parent) for source in sources]
     optimise = [] if os.name == "nt" else ["-O2", "-g0"]
     extensions = [
@@ -150,6 +153,32 @@ def _compile(package: Path, sources: list[Path], scratch: Path) -> list[Path]:
         command.build_temp = str(scratch / "temp")
         distribution.run_command("build_ext")
     return [Path(path) for path in command.get_outputs()]
+
+
+def _with_signatures(source: str) -> str:
+    """Put each class's signature before its docstring, where ``help()`` and ``inspect.signature`` find it.
+
+    Cython does so for methods; of a class written in C the interpreter knows no other.
+    """
+    lines = source.splitlines(keepends=True)
+    for kind in (node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)):
+        initialisers = [
+            node for node in ast.walk(kind) if isinstance(node, ast.FunctionDef) and node.name == "__init__"
+        ]
+        text = kind.body[0]
+        if not initialisers or not isinstance(text, ast.Expr) or not ast.get_docstring(kind):
+            continue
+        arguments = initialisers[0].args
+        del arguments.args[0]
+        everything = [*arguments.posonlyargs, *arguments.args, arguments.vararg, *arguments.kwonlyargs, arguments.kwarg]
+        for argument in everything:
+            if argument is not None:
+                argument.annotation = None
+        line = lines[text.lineno - 1]
+        # On the same line, so that tracebacks keep their numbers.
+        signature = f"{kind.name}({ast.unparse(arguments)})\\n--\\n\\n"
+        lines[text.lineno - 1] = line.replace('"""', f'"""{signature}', 1)
+    return "".join(lines)
 
 
 def _remove_compiled(sources: list[Path]) -> None:

@@ -10,7 +10,6 @@ from _thread import get_ident
 from os import environ
 from time import perf_counter_ns
 
-from deep500_timing._ground.time_type import TimeType
 from deep500_timing._recording.recorder import Recorder, Region, name_of
 from deep500_timing.devices._null import NULL_DEVICE
 from deep500_timing.devices._queue import EventPair
@@ -21,13 +20,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from os import PathLike
     from types import TracebackType
-    from typing import Any, TypeVar
+    from typing import Any, Self, TypeVar
 
     import cython
     import numpy as np
     from numpy.typing import NDArray
 
     from deep500_timing._ground.protocols import DeviceClock, Writable
+    from deep500_timing._ground.time_type import TimeType
     from deep500_timing._recording.decorators import TimedIterable
     from deep500_timing._recording.intervals import Intervals
     from deep500_timing._summary.device_use import DeviceUse
@@ -52,6 +52,8 @@ if not cython.compiled:
     thread_id = get_ident
 
 
+# Its methods know their annotations and defaults, but for those that are called too often to pay for it.
+@cython.binding(True)  # type: ignore[untyped-decorator, unused-ignore]
 class Timer(Recorder):
     """Times regions on the host and, where ``gpu=True`` asks for it, on a device, from any number of threads.
 
@@ -80,12 +82,10 @@ class Timer(Recorder):
 
     else:
 
-        def __new__(cls, *_arguments: Any, **_settings: Any) -> Any:
-            """Set up without a device, see :class:`Recorder`."""
-            self = super().__new__(cls)
+        def _set_up(self) -> None:
+            super()._set_up()
             self._device = NULL_DEVICE
-            self._device_clock = None
-            return self
+            self._device_clock: Any = None
 
     def __init__(
         self,
@@ -114,6 +114,7 @@ class Timer(Recorder):
         if self._run is not None and self._enabled:
             self._run.step(number)
 
+    @cython.binding(False)  # type: ignore[untyped-decorator, unused-ignore]
     def start(self, key: TimeType | str, gpu: bool = False) -> None:
         """Open the region ``key`` on the calling thread, and on the device if ``gpu`` is true.
 
@@ -144,6 +145,7 @@ class Timer(Recorder):
         # region is opened after it, since a clock of the user's own may raise.
         region._start_ns, region._is_open = clock_ns() if self._native else self._read_clock(), True
 
+    @cython.binding(False)  # type: ignore[untyped-decorator, unused-ignore]
     @cython.locals(now_ns=cython.longlong, start_ns=cython.longlong)  # type: ignore[untyped-decorator, unused-ignore]
     def end(self, key: TimeType | str, gpu: bool = False) -> None:
         """Close the region ``key`` on the calling thread and keep its interval. Never waits for the device.
@@ -236,6 +238,7 @@ class Timer(Recorder):
             self._device.drop(pair)
             region._pair = pair
 
+    @cython.binding(False)  # type: ignore[untyped-decorator, unused-ignore]
     def region(self, key: TimeType | str, gpu: bool = False) -> Region | DeviceRegion:
         """The region ``key`` of the calling thread, for ``with timer.region(key): ...``.
 
@@ -254,6 +257,7 @@ class Timer(Recorder):
         handle: DeviceRegion = region._device_handle
         return handle
 
+    @cython.binding(False)  # type: ignore[untyped-decorator, unused-ignore]
     def timed(self, key: TimeType | str, gpu: bool = False) -> Callable[[F], F]:
         """A decorator that times each call of a function, each resumption of a generator, each run of a coroutine.
 
@@ -273,8 +277,14 @@ class Timer(Recorder):
 
         return timed(self, key, gpu)
 
-    def iterate(self, iterable: Iterable[T], key: TimeType | str = TimeType.IO, gpu: bool = False) -> TimedIterable[T]:
-        """Go through an iterable and time each wait for its next item, on the device as well if ``gpu`` is true.
+    @cython.binding(False)  # type: ignore[untyped-decorator, unused-ignore]
+    def iterate(self, iterable: Iterable[T], key: TimeType | str = "IO", gpu: bool = False) -> TimedIterable[T]:
+        """Go through an iterable and time each wait for its next item.
+
+        Args:
+            iterable: What yields the items, such as a data loader.
+            key: The region; ``TimeType.IO`` unless said otherwise.
+            gpu: Time it on the device as well.
 
         Returns:
             An iterable over the same items that can be gone through as often as the original, with its ``len``.
@@ -355,6 +365,50 @@ class Timer(Recorder):
         from deep500_timing.exporters import report
 
         report(self, exporters, step=step)
+
+    def report_at_exit(self, *exporters: Exporter) -> None:
+        """Leave one report when the program ends, whatever ends it.
+
+        That is its end, an uncaught exception, Ctrl-C, or SIGTERM where the program does not handle it itself; the exit
+        status stays what it was. Times that are on their way from a device are waited for. Only the process that calls
+        this reports, and none that it forks. The timer lives until then.
+
+        Args:
+            *exporters: The destinations; the terminal if there is none.
+
+        Raises:
+            TypeError: One of them is no exporter.
+        """
+        from deep500_timing._ground.at_exit import report_at_exit
+        from deep500_timing.exporters import TerminalExporter
+        from deep500_timing.exporters._base import check_exporter
+
+        for exporter in exporters:
+            check_exporter(exporter)
+        destinations = exporters or (TerminalExporter(),)
+
+        def report() -> None:
+            self.complete_all()
+            self.export(*destinations)
+            for exporter in destinations:
+                exporter.flush()
+
+        report_at_exit(report)
+
+    def __enter__(self) -> Self:
+        """For ``with Timer() as tmr: ...``."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close what the calling thread has open: discarded, or failed if an exception ends the block."""
+        mine = [region for region in self._regions() if region.is_open and region._thread.ident == get_ident()]
+        for region in sorted(mine, key=lambda region: -region._start_ns):  # the innermost first
+            if kind is None:
+                self.discard(region.key)
+            else:
+                self.fail(region.key)
 
     def print_all_time_stats(self, file: Writable | None = None) -> None:
         """Print a table of every region that was used, to ``file``, or to the standard output of rank 0."""

@@ -78,7 +78,7 @@ def _timed(self: Timer, key: TimeType | str, gpu: bool = False) -> Callable[[T],
     return _unchanged
 
 
-def _iterate(self: Timer, iterable: Iterable[T], key: TimeType | str = TimeType.IO, gpu: bool = False) -> Iterable[T]:
+def _iterate(self: Timer, iterable: Iterable[T], key: TimeType | str = "IO", gpu: bool = False) -> Iterable[T]:
     return iterable
 
 

@@ -8,7 +8,10 @@ from time import perf_counter_ns
 class HostClock:
     """The monotonic clock of highest resolution that the system has: that of :func:`time.perf_counter_ns`."""
 
-    now_ns = staticmethod(perf_counter_ns)
+    @staticmethod
+    def now_ns() -> int:
+        """The time in nanoseconds since an arbitrary moment."""
+        return perf_counter_ns()
 
     def __repr__(self) -> str:
         """Name the clock."""

@@ -23,6 +23,11 @@ def locals(**_types: object) -> Callable[[F], F]:  # noqa: A001 (it is the name 
     return lambda function: function
 
 
+def binding(_wanted: bool) -> Callable[[F], F]:
+    """Leave a function as it is; compiled, it says whether it knows its annotations, at the price of slower calls."""
+    return lambda function: function
+
+
 def in_c(*_arguments: Any) -> Any:
     """Stand for a function that a ``.pxd`` defines in C and only the compiled form calls."""
     raise NotImplementedError

@@ -16,7 +16,7 @@ signal handler, an exception that one of them raises. So what is stored is whole
 from __future__ import annotations
 
 from array import array
-from struct import Struct, pack
+from struct import Struct
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,10 +39,14 @@ _BLOCK = 1024
 """Large enough to weigh 16 bytes each, small enough that a new one costs about 1 µs."""
 _AGGREGATED_BLOCK = 128
 """Where blocks are aggregated, so that it costs about a microsecond compiled."""
-_STAGED = 64
+_STAGED = 128
 """Intervals that plain Python collects in a list before it packs them."""
-_STAGED_AGGREGATED = 16
+_STAGED_AGGREGATED = 32
 _INT64 = "n" if Struct("n").size == 8 else "q"  # Python packs the same 8 bytes three times as fast as an `n`.
+_PACK = {2 * length: Struct(f"{2 * length}{_INT64}").pack for length in (_STAGED, _STAGED_AGGREGATED)}
+"""What packs a list of so many integers."""
+_PARTS = 8
+"""Packed lists that make a block."""
 _NOTHING = slice(0, 0)
 BIN_COUNT = 3712
 """Bins of the histogram: one for each of 0..127 ns, then 64 for each power of two up to 2**63 ns."""
@@ -211,8 +215,8 @@ class Intervals:
             # how many numbers were cut off after it.
             self.buffer: list[int] = [0]
             self.limit = 2 * (_STAGED if keep_last < 0 else _STAGED_AGGREGATED)
-            self.state: tuple[Any, ...] = ((), array("q"), 0, 0, Aggregates())
-            """Full blocks, the block that grows, numbers put into them so far, numbers of the first block that are
+            self.state: tuple[Any, ...] = ((), (), 0, 0, Aggregates())
+            """Blocks, parts of the next block, numbers put into them so far, numbers of the first of them that are
             aggregated already, aggregates. None of it is ever changed in place."""
 
     def append(self, start_ns: int, end_ns: int) -> None:
@@ -240,19 +244,26 @@ class Intervals:
     def flush_plain(self) -> None:
         """See :meth:`flush_block`; may be called again, or by itself, at any of its lines."""
         state = self.state
-        blocks, growing, moved, start, aggregates = state
+        blocks, recent, moved, start, aggregates = state
         staged = [*self.buffer]
         fresh = staged[1 + moved - staged[0] :]  # What an interrupted call has put away and not yet cut is left out.
         if fresh:
-            growing = growing + array("q", pack(f"{len(fresh)}{_INT64}", *fresh))
-            if len(growing) >= 2 * (_BLOCK if self.keep_last < 0 else _AGGREGATED_BLOCK):
-                blocks, growing = (*blocks, growing), array("q")
+            packer = _PACK.get(len(fresh)) or Struct(f"{len(fresh)}{_INT64}").pack
+            recent = (*recent, array("q", packer(*fresh)))
             moved += len(fresh)
-            surplus = moved - 2 * aggregates.count - 2 * self.keep_last
-            if self.keep_last >= 0 and surplus > 0:
-                surplus = 2 * self.spared_by_log(surplus // 2, aggregates.count)
-                blocks, growing, start, aggregates = self.without_oldest(blocks, growing, start, aggregates, surplus)
-            state_now = (blocks, growing, moved, start, aggregates)
+            if self.keep_last >= 0:
+                surplus = moved // 2 - aggregates.count - self.keep_last
+                if surplus > 0:
+                    surplus = self.spared_by_log(surplus, aggregates.count)
+                if surplus > 0:
+                    aggregates = aggregates.copy()
+                    parts, start = self.without_oldest((*blocks, *recent), start, aggregates, 2 * surplus)
+                    gone = len(blocks) + len(recent) - len(parts)
+                    blocks, recent = blocks[gone:], recent[max(gone - len(blocks), 0) :]
+            if len(recent) == _PARTS and not start:
+                # A copy is without the room to grow, a sixteenth of it.
+                blocks, recent = (*blocks, array("q", b"".join(recent))[:]), ()
+            state_now = (blocks, recent, moved, start, aggregates)
             # In one statement without a call, in which nothing else can run.
             self.state = state_now if self.state is state else self.state
         # The same for the buffer: cut as much as was put away, unless somebody has cut it meanwhile.
@@ -261,24 +272,18 @@ class Intervals:
         self.buffer[cut if self.buffer[0] == cut_off else _NOTHING] = mark if self.buffer[0] == cut_off else ()
 
     def without_oldest(
-        self, blocks: tuple[Any, ...], growing: Any, start: int, aggregates: Aggregates, numbers: int
-    ) -> tuple[Any, Any, int, Aggregates]:
-        """Aggregate so many of the oldest numbers, on copies."""
-        if numbers <= 0:
-            return blocks, growing, start, aggregates
-        aggregates = aggregates.copy()
-        whole = 0
+        self, parts: tuple[Any, ...], start: int, aggregates: Aggregates, numbers: int
+    ) -> tuple[tuple[Any, ...], int]:
+        """Aggregate so many of the oldest numbers; return the other parts, and how much of the first is aggregated."""
+        gone = 0
         while numbers > 0:
-            block = blocks[whole] if whole < len(blocks) else growing
-            end = min(len(block), start + numbers)
-            aggregates.add(block, start, end, self.skip_first)
+            end = min(len(parts[gone]), start + numbers)
+            aggregates.add(parts[gone], start, end, self.skip_first)
             numbers -= end - start
             start = end
-            if whole < len(blocks) and start == len(block):
-                whole, start = whole + 1, 0
-        if whole >= len(blocks):
-            growing, start = growing[start:], 0
-        return blocks[whole:], growing, start, aggregates
+            if end == len(parts[gone]):
+                gone, start = gone + 1, 0
+        return parts[gone:], start
 
     def spared_by_log(self, surplus: int, aggregated: int) -> int:
         """How many of the surplus intervals may be aggregated: those that a log has taken, and what exceeds the bound.
@@ -336,11 +341,11 @@ class Intervals:
             aggregates = self.aggregates.copy()
             return [memoryview(part).cast("q") for part in parts], aggregates
         while True:
-            blocks, growing, moved, start, aggregates = self.state
+            blocks, recent, moved, start, aggregates = self.state
             staged = [*self.buffer]
             if staged[0] <= moved:  # Else both were changed in between.
                 break
-        parts = [*blocks, growing]
+        parts = [*blocks, *recent]
         if start:
             parts[0] = parts[0][start:]
         return [*parts, array("q", staged[1 + moved - staged[0] :])], aggregates

@@ -350,19 +350,12 @@ class Recorder:
         "_threads",
     )
 
+    # A subclass that never calls this class's __init__ has the default settings. Plain, its first use is an
+    # AttributeError: what could be done about it would cost every use of an attribute.
     if cython.compiled:
 
         def __cinit__(self, *_arguments: Any, **_settings: Any) -> None:
-            # What a subclass that never calls this class's __init__ has.
             self._set_up()
-
-    else:
-
-        def __new__(cls, *_arguments: Any, **_settings: Any) -> Any:
-            """Set up with the default settings, for a subclass that never calls this class's ``__init__``."""
-            self = object.__new__(cls)
-            self._set_up()
-            return self
 
     def _set_up(self) -> None:
         self._keep_last = -1
@@ -392,6 +385,8 @@ class Recorder:
         skip_first: int = 0,
     ) -> None:
         """See :class:`deep500_timing.Timer`."""
+        if not cython.compiled:
+            self._set_up()
         if keep_last is not None:
             self._keep_last = _checked_count("keep_last", keep_last, ", or None for all")
         self._skip_first = _checked_count("skip_first", skip_first, "")

@@ -40,7 +40,6 @@ STILL_THERE = {
     ("deep500_timing_torch.layers._calls", "deep500_timing_torch.layers._backward"),
     ("deep500_timing_torch.layers._flops", "deep500_timing_torch.layers._layer_timer"),
     ("deep500_timing_torch.layers._plots", "deep500_timing_torch.layers._profiler"),
-    ("deep500_timing._recording.decorators", "deep500_timing.timer"),
     ("deep500_timing.exporters._exit", "deep500_timing.exporters._background"),
     ("deep500_timing.runs._ends", "deep500_timing.runs._log"),
     ("deep500_timing_tensorflow._phases", "deep500_timing_tensorflow._choices"),

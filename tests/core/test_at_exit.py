@@ -1,0 +1,87 @@
+"""What is left when a program ends: one report, and nothing open."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from deep500_timing import Timer
+from deep500_timing.testing import InMemoryExporter
+
+PROGRAM = """
+import os, signal, sys
+import deep500_timing as timer
+tmr = timer.Timer()
+tmr.report_at_exit()
+with tmr.region("work"):
+    pass
+{end}
+"""
+INTERRUPTED = subprocess.run([sys.executable, "-c", "raise KeyboardInterrupt"], stderr=subprocess.PIPE).returncode
+ENDS = {
+    "end": ("", 0),
+    "exit": ("sys.exit(3)", 3),
+    "exception": ("raise ValueError('broken')", 1),
+    "Ctrl-C": ("signal.raise_signal(signal.SIGINT)", INTERRUPTED),
+    "SIGTERM": ("os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
+    "SIGTERM that the program handles": (
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7)); os.kill(os.getpid(), signal.SIGTERM)",
+        7,
+    ),
+    "a forked child": ("os.fork() or sys.exit(); os.wait()", 0),
+    "a forked child's SIGTERM": ("os.fork() or os.kill(os.getpid(), signal.SIGTERM); os.wait()", 0),
+}
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs POSIX signals and fork")
+@pytest.mark.parametrize("name", ENDS)
+def test_one_report_however_the_program_ends(name):
+    """There is one table, from the process that asked for it, and the exit status is what it would have been."""
+    end, status = ENDS[name]
+    done = subprocess.run([sys.executable, "-c", PROGRAM.format(end=end)], capture_output=True, text=True, check=False)
+    rows = [line for line in done.stdout.splitlines() if line.startswith("work ")]
+    assert (status, 1) == (done.returncode, len(rows)), done.stdout + done.stderr
+
+
+def test_destinations_are_looked_at_at_once():
+    """What is no exporter is an error where it is given, not at the end."""
+    with pytest.raises(TypeError):
+        Timer().report_at_exit("jsonl")
+
+
+def test_the_exporters_that_are_given_get_the_report(monkeypatch):
+    """The report goes to each of them, once."""
+    registered = []
+    monkeypatch.setattr("atexit.register", registered.append)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    tmr, exporter = Timer(), InMemoryExporter()
+    tmr.report_at_exit(exporter)
+    tmr.record("a", 0, 5)
+    for _ in range(2):
+        registered[0]()
+    assert [["a"]] == [[region.name for region in snapshot] for snapshot, _ in exporter.exported]
+
+
+class TestBlock:
+    def test_what_is_open_at_its_end_is_discarded(self, clock, in_thread):
+        """The calling thread's regions are closed; another thread's are its own."""
+        with Timer(clock=clock) as tmr:
+            tmr.start("a")
+            tmr.start("b")
+            tmr.end("b")
+        times = {region.name: (region.running, region.discarded) for region in tmr.snapshot()}
+        assert {"a": (0, 1), "b": (0, 0)} == times
+        assert isinstance(tmr, Timer)
+
+    def test_an_exception_counts_as_failed(self, clock):
+        """What an exception led past is counted as a region's own block counts it."""
+        tmr = Timer(clock=clock)
+        with pytest.raises(ZeroDivisionError), tmr:
+            tmr.start("a")
+            raise ZeroDivisionError
+        times = tmr.snapshot().get("a")
+        assert (0, 0, 1) == (times.running, times.discarded, times.failed)
