@@ -20,6 +20,7 @@ if _os.environ.get("DEEP500_TIMING_PURE"):
     from deep500_timing._ground import plain as plain  # before any module that has a compiled form
 
 from deep500_timing._ground.clock import HostClock
+from deep500_timing._ground.lazy import lazy_names as _lazy_names
 from deep500_timing._ground.time_type import TimeType
 from deep500_timing._recording.recorder import COMPILED as compiled  # noqa: N811 (part of the public face, where it reads as an adjective)
 from deep500_timing._recording.recorder import Region
@@ -40,8 +41,6 @@ from deep500_timing.timer import CPUGPUTimer, Timer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from deep500_timing._ground.protocols import Clock, DeviceClock
     from deep500_timing._summary.snapshot import RegionTimes, Snapshot
     from deep500_timing._summary.stats import TimeStats, trim_mean
@@ -77,28 +76,15 @@ __all__ = [
 
 # What needs numpy or typing is imported when it is asked for, so that importing the package costs next to nothing.
 _LAZY = {
-    "Clock": "_ground.protocols",
-    "DeviceClock": "_ground.protocols",
-    "RegionTimes": "_summary.snapshot",
-    "Snapshot": "_summary.snapshot",
-    "TimeStats": "_summary.stats",
-    "global_timer": "ranklog",
-    "read_rank_logs": "ranklog",
-    "trim_mean": "_summary.stats",
+    "Clock": "deep500_timing._ground.protocols",
+    "DeviceClock": "deep500_timing._ground.protocols",
+    "RegionTimes": "deep500_timing._summary.snapshot",
+    "Snapshot": "deep500_timing._summary.snapshot",
+    "TimeStats": "deep500_timing._summary.stats",
+    "global_timer": "deep500_timing.ranklog",
+    "read_rank_logs": "deep500_timing.ranklog",
+    "trim_mean": "deep500_timing._summary.stats",
 }
 
 
-def __getattr__(name: str) -> Any:
-    """Import the names of ``_LAZY`` on first use."""
-    if name in _LAZY:
-        from importlib import import_module
-
-        value = getattr(import_module(f"deep500_timing.{_LAZY[name]}"), name)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module 'deep500_timing' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    """The public names, imported yet or not."""
-    return sorted(set(__all__) | {name for name in globals() if name.startswith("__")})
+__getattr__, __dir__ = _lazy_names(__name__, __all__, _LAZY)

@@ -31,7 +31,7 @@ class ModelFlops:
     unit: str
     """What it is counted for: ``"token"``, ``"sample"``, ``"step"``."""
     formula: str
-    """How it was had."""
+    """How the number was obtained."""
     recompute: bool = False
     """Whether operations that are done a second time are in it, as by activation checkpointing: then what comes out
     is HFU (hardware FLOP utilization) and not MFU (model FLOP utilization)."""
@@ -149,7 +149,7 @@ def given_flops(flops: float, unit: str = "token", *, formula: str = "given", re
     Args:
         flops: Per unit, forward and backward.
         unit: What it is counted for.
-        formula: How it was had.
+        formula: How the number was obtained.
         recompute: Whether recomputed operations are in it.
 
     Raises:

@@ -75,7 +75,6 @@ class DummyTimer(TimerBase):
     """Stands for every timer whose log level is above that of the group: it times nothing."""
 
     def __init__(self) -> None:
-        """See the class."""
         super().__init__("dummy timer")
 
     def start(self, barrier: bool = False) -> None:
@@ -229,7 +228,6 @@ class Timers:
         logging_fn: Callable[[str], object] | None = None,
         deadline_s: float = DEADLINE_S,
     ) -> None:
-        """See the class."""
         if log_option not in _OPTIONS:
             raise ValueError(f"Timers(log_option={log_option!r}): it must be one of {', '.join(map(repr, _OPTIONS))}.")
         self.timer = timer_for(timer, clock, device_clock)

@@ -48,7 +48,6 @@ class HostMemory:
     """
 
     def __init__(self) -> None:
-        """See the class."""
         self._psutil = require("psutil", extra="memory", caller="deep500_timing.memory.HostMemory")
         self._process = self._psutil.Process()
 
@@ -139,7 +138,6 @@ class MemoryTimer(CPUGPUTimer):
         memory_keys: Iterable[TimeType | str] | None = None,
         **settings: Any,
     ) -> None:
-        """See the class."""
         super().__init__(**settings)
         self._handles: dict[tuple[str, bool], _MemoryRegion] = {}
         self._memory = HostMemory() if memory is None else memory

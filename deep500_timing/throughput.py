@@ -73,7 +73,6 @@ class ThroughputTimer:
         device_clock: DeviceClock | None = None,
         name: str = "throughput",
     ) -> None:
-        """See the class."""
         for argument, value, least in (
             ("start_step", start_step, 0),
             ("steps_per_output", 1 if steps_per_output is None else steps_per_output, 1),

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from deep500_timing._ground.lazy import lazy_names as _lazy_names
 from deep500_timing._ground.warn import warn_once
 from deep500_timing._named.named_timer import NamedTimer, check_normalizer, timer_for
 from deep500_timing._ranks.place import rank_and_world, wants
@@ -64,13 +65,8 @@ STEP_MICRO_TIMER = "step_microstep"
 STEP_GLOBAL_TIMER = "step"
 
 
-def __getattr__(name: str) -> Any:
-    """``trim_mean`` stands here for those who switch; it needs numpy, so it is imported on first use."""
-    if name == "trim_mean":
-        from deep500_timing._summary.stats import trim_mean
-
-        return trim_mean
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+# ``trim_mean`` stands here for those who switch; it needs numpy, so it is imported on first use.
+__getattr__, __dir__ = _lazy_names(__name__, __all__, {"trim_mean": "deep500_timing._summary.stats"})
 
 
 class SynchronizedWallClockTimer:
@@ -150,7 +146,6 @@ class SynchronizedWallClockTimer:
         memory: bool | MemoryReader = False,
         logging_fn: Callable[[str], object] | None = None,
     ) -> None:
-        """See the class."""
         self.timer = timer_for(timer, clock, device_clock)
         self.timers: dict[str, SynchronizedWallClockTimer.Timer] = {}
         self._reentrant = reentrant

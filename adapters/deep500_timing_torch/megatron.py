@@ -53,7 +53,6 @@ class Timers(_core.Timers):
         device_clock: DeviceClock | None = None,
         **settings: Any,
     ) -> None:
-        """See the class."""
         super().__init__(log_level, log_option, timer_for(timer, device, clock, device_clock), **settings)
 
 

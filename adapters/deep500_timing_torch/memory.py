@@ -31,7 +31,6 @@ class TorchMemory:
     """
 
     def __init__(self, device: torch.device | str | None = None) -> None:
-        """See the class."""
         self._device = None if device is None else torch.device(device)
         self._host: HostMemory | None = None
         try:
@@ -87,7 +86,6 @@ class MemoryTimer(_CoreMemoryTimer, CPUGPUTimer):
     """
 
     def __init__(self, device: torch.device | str | None = None, **settings: Any) -> None:
-        """See the class."""
         if settings.get("memory") is None:
             settings["memory"] = TorchMemory(device)
         super().__init__(device=device, **settings)

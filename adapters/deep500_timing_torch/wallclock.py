@@ -112,7 +112,6 @@ class SynchronizedWallClockTimer(_core.SynchronizedWallClockTimer):
         device_clock: DeviceClock | None = None,
         **settings: Any,
     ) -> None:
-        """See the class."""
         super().__init__(timer_for(timer, device, clock, device_clock), **settings)
 
 
@@ -143,7 +142,6 @@ class ThroughputTimer(_CoreThroughputTimer):
         device_clock: DeviceClock | None = None,
         **settings: Any,
     ) -> None:
-        """See the class."""
         config = settings.pop("config", None)
         if args and hasattr(args[0], "enabled"):
             config, *args = args  # type: ignore[assignment]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from _thread import RLock, _local, get_ident
 from weakref import WeakSet, ref
+
+from deep500_timing._ground.fork import after_fork
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -79,5 +80,4 @@ def _start_anew() -> None:
         recorder._after_fork()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_start_anew)
+after_fork(_start_anew)

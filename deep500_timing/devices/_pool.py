@@ -12,9 +12,9 @@ This file runs as plain Python and, with the C types of ``_pool.pxd``, compiled.
 
 from __future__ import annotations
 
-import os
 from _thread import allocate_lock, get_ident
 
+from deep500_timing._ground.fork import after_fork
 from deep500_timing._ground.warn import warn_once
 from deep500_timing.devices._null import Device
 from deep500_timing.devices._queue import Anchor, StreamQueue, captures
@@ -560,5 +560,4 @@ def _abandon_after_fork() -> None:
         pool.abandon()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_abandon_after_fork)
+after_fork(_abandon_after_fork)

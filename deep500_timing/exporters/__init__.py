@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from deep500_timing._ground.lazy import lazy_names as _lazy_names
 from deep500_timing.exporters._base import BaseExporter, Exporter, export_to, report
 from deep500_timing.exporters._since import kept_exporter
 
@@ -48,13 +49,13 @@ GROUP = "deep500_timing.exporters"
 """The entry point group under which a distribution registers its exporters."""
 
 _LAZY = {
-    "CsvExporter": "_csv",
-    "JsonLinesExporter": "_jsonl",
-    "MlflowExporter": "_mlflow",
-    "TerminalExporter": "_terminal",
-    "TextExporter": "_text",
-    "WandbExporter": "_wandb",
-    "read_json_lines": "_jsonl_reader",
+    "CsvExporter": "deep500_timing.exporters._csv",
+    "JsonLinesExporter": "deep500_timing.exporters._jsonl",
+    "MlflowExporter": "deep500_timing.exporters._mlflow",
+    "TerminalExporter": "deep500_timing.exporters._terminal",
+    "TextExporter": "deep500_timing.exporters._text",
+    "WandbExporter": "deep500_timing.exporters._wandb",
+    "read_json_lines": "deep500_timing.exporters._jsonl_reader",
 }
 
 
@@ -93,17 +94,4 @@ def get(name: str) -> Any:
     return load(GROUP, name)
 
 
-def __getattr__(name: str) -> Any:
-    """Import an exporter when it is asked for."""
-    if name in _LAZY:
-        from importlib import import_module
-
-        value = getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    """The public names, imported yet or not."""
-    return sorted(set(__all__) | {name for name in globals() if name.startswith("__")})
+__getattr__, __dir__ = _lazy_names(__name__, __all__, _LAZY)

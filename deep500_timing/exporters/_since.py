@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary
+
+from deep500_timing._ground.fork import after_fork
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -32,8 +33,7 @@ def _after_fork_in_child() -> None:
     _lock = threading.RLock()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)
+after_fork(_after_fork_in_child)
 
 
 def take(source: Source, exporters: Sequence[object]) -> list[tuple[Snapshot, Callable[[], None]]]:

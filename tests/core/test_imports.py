@@ -148,7 +148,7 @@ def test_an_unknown_name():
 def test_each_lazy_name_is_public(name):
     """What is imported late is listed as well."""
     assert name in deep500_timing.__all__
-    module = importlib.import_module(f"deep500_timing.{deep500_timing._LAZY[name]}")
+    module = importlib.import_module(deep500_timing._LAZY[name])
     assert getattr(module, name) is deep500_timing.__getattr__(name)
 
 

@@ -1,0 +1,39 @@
+"""Public names that are imported when they are first asked for."""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from typing import Any
+
+
+def lazy_names(
+    module: str, public: Iterable[str], homes: Mapping[str, str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """The ``__getattr__`` and ``__dir__`` of a package whose parts cost something to import.
+
+    ::
+
+        __getattr__, __dir__ = lazy_names(__name__, __all__, {"CsvExporter": "deep500_timing.exporters._csv"})
+
+    Args:
+        module: The package's ``__name__``.
+        public: Its ``__all__``, for ``dir()``.
+        homes: The names that are imported late, each with the module that has it under the same name.
+    """
+    import sys
+
+    def getattr_(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        from importlib import import_module
+
+        value = getattr(import_module(homes[name]), name)
+        vars(sys.modules[module])[name] = value
+        return value
+
+    def dir_() -> list[str]:
+        return sorted({*public, *(name for name in vars(sys.modules[module]) if name.startswith("__"))})
+
+    return getattr_, dir_
