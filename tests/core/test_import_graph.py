@@ -28,7 +28,7 @@ ROOMS = (
     {"memory", "testing", "devices._contract"},
     {"_named"},
     {"throughput"},
-    {"wallclock", "megatron"},
+    {"wallclock", "megatron", "ranklog"},
     {"__init__", "__main__"},
 )
 """The rooms of the core from the ground up. A module imports from its own room and from lower floors. A module that
@@ -36,10 +36,7 @@ stands elsewhere than its folder is named in full: the suite for device clocks r
 STILL_THERE = {
     ("deep500_timing.runs._why", "deep500_timing.runs._run"),
     ("deep500_timing_torch.comm._own_time", "deep500_timing_torch.comm._work"),
-    ("deep500_timing_torch.layers._memory", "deep500_timing_torch.layers._calls"),
     ("deep500_timing_torch.layers._calls", "deep500_timing_torch.layers._backward"),
-    ("deep500_timing_torch.layers._flops", "deep500_timing_torch.layers._layer_timer"),
-    ("deep500_timing_torch.layers._plots", "deep500_timing_torch.layers._profiler"),
     ("deep500_timing.exporters._exit", "deep500_timing.exporters._background"),
     ("deep500_timing.runs._ends", "deep500_timing.runs._log"),
     ("deep500_timing_tensorflow._phases", "deep500_timing_tensorflow._choices"),
