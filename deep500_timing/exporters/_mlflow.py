@@ -35,6 +35,8 @@ class MlflowExporter(TrackerExporter):
     No run is started: without one, that is said once. Times are logged to the run that is active on the thread that
     exports, or to the one that the variable ``MLFLOW_RUN_ID`` names, as MLflow itself would.
 
+    MLflow's metrics have no unit, so the run gets a tag, ``deep500_timing.unit``, with its first report.
+
     Reports go to the server in the background, in order, see :class:`TrackerExporter`. MLflow's own way of trying
     again for minutes is not used for them, and its settings (``MLFLOW_HTTP_REQUEST_MAX_RETRIES`` and so on) are left
     alone.

@@ -7,9 +7,12 @@ from typing import Any
 from deep500_timing.exporters._background import BackgroundCaller
 from deep500_timing.exporters._trouble import UnavailableError, is_outage, without_passwords
 
-MAX_BATCH = 1000
+MAX_BATCH = 999
+"""Metrics in a request: MLflow takes 1000 things in one, and the first brings a tag."""
 FIRST_TIMEOUT_S = 15.0
 PROBE_TIMEOUT_S = 5.0
+UNITS = {"deep500_timing.unit": "times in seconds, names that end in _bytes in bytes"}
+"""The tag that a run gets with its first report."""
 
 # What is known of a server outlives an exporter, and is shared by all of a process.
 _callers: dict[str, BackgroundCaller] = {}
@@ -46,12 +49,18 @@ class Store:
         metrics = [metric for report in reports for metric in report]
         client = self._get_client()
         creds_of = getattr(_store_of(client), "get_host_creds", None)
+        # MLflow's metrics have no unit nor description, its runs have tags.
+        tags = {} if run_id in self._told else UNITS
         for first in range(0, len(metrics), MAX_BATCH):
             batch = metrics[first : first + MAX_BATCH]
             if creds_of is None:
-                client.log_batch(run_id, batch)
+                from mlflow.entities import RunTag
+
+                client.log_batch(run_id, batch, tags=[RunTag(name, value) for name, value in tags.items()])
             else:
-                self._post(creds_of(), run_id, batch)
+                self._post(creds_of(), run_id, batch, tags)
+            tags = {}
+        self._told.add(run_id)
 
     def probe(self) -> None:
         """Ask a server whether it is there. Any answer but that it cannot serve will do."""
@@ -66,13 +75,14 @@ class Store:
             self._client = MlflowClient(tracking_uri=self._uri)
         return self._client
 
-    def _post(self, creds: Any, run_id: str, metrics: list[Any]) -> None:
+    def _post(self, creds: Any, run_id: str, metrics: list[Any], tags: dict[str, str]) -> None:
         # Not by the client, which tries again by itself for minutes. https://mlflow.org/docs/latest/rest-api.html
         from mlflow.utils.rest_utils import verify_rest_response
 
         endpoint = "/api/2.0/mlflow/runs/log-batch"
         body = {
             "run_id": run_id,
+            "tags": [{"key": name, "value": value} for name, value in tags.items()],
             "metrics": [
                 {"key": metric.key, "value": metric.value, "timestamp": metric.timestamp, "step": metric.step}
                 for metric in metrics

@@ -129,7 +129,9 @@ def test_a_real_run_holds_the_metrics(store, clock, tmr):
         tmr.log_mlflow_all("train/", step=7, stats=("mean", "p95"))
 
     times = {"CPU/BATCH": 0.5, "GPU/BATCH": 2.0, "CPU/IO": 0.25, "CPU/data load_ train": 0.5}
-    metrics = mlflow.MlflowClient().get_run(run.info.run_id).data.metrics
+    data = mlflow.MlflowClient().get_run(run.info.run_id).data
+    assert "times in seconds, names that end in _bytes in bytes" == data.tags["deep500_timing.unit"]
+    metrics = data.metrics
     assert {f"train/{name}": value for name, value in times.items()} == {
         name: value for name, value in metrics.items() if not name.endswith(".p95")
     }
@@ -140,7 +142,7 @@ def test_a_real_run_holds_the_metrics(store, clock, tmr):
     assert [(1.0, 3), (0.5, 7)] == history_of(run.info.run_id, "train/CPU/BATCH")
     assert [(2.0, 3)] == history_of(run.info.run_id, "train/GPU/BATCH")
     assert [(0.5, 7)] == history_of(run.info.run_id, "train/CPU/data load_ train")
-    (first, _) = mlflow.MlflowClient().get_metric_history(run.info.run_id, "train/CPU/IO")
+    (first,) = mlflow.MlflowClient().get_metric_history(run.info.run_id, "train/CPU/IO")
     assert 1_800_000_000_000 == first.timestamp
 
 
