@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from deep500_timing._ground.require import require
 from deep500_timing._ground.warn import warn_once
 from deep500_timing.runs._files import SUFFIX
+from deep500_timing.runs._history import summarized_files
 from deep500_timing.runs._read import NewerSchemaError
 from deep500_timing.runs._tables import CHUNK_ROWS, COLUMNS, LogTables, columns_of, peek, schema_of
 
@@ -61,7 +62,8 @@ def find_logs(folder: str) -> list[LogFile]:
             if entry.name.endswith(SUFFIX) and entry.is_file():
                 status = entry.stat()
                 found.append(LogFile(entry.path, status.st_size, status.st_mtime_ns))
-    return sorted(found)
+    summarized = summarized_files([log.path for log in found])
+    return sorted(log for log in found if os.path.basename(log.path) not in summarized)
 
 
 def compact(folder: str) -> Compacted:

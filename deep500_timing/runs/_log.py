@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 FLUSH_S = 1.0
 ROTATE_BYTES = 64 << 20
+_FILES_KEPT = 8
+"""Into how many files what may be kept is divided, so that not all of it goes at once."""
 _FLUSH_ROWS = 1 << 16
 """A flush that found more than this many intervals is followed by the next one sooner."""
 _LOCK_S = 5.0
@@ -48,6 +50,9 @@ class RunLog:
         attributes: Anything about the run that is plain data, kept in the header.
         flush_s: Seconds between flushes; what a kill loses at most. None starts no thread: call :meth:`flush`.
         rotate_bytes: Size from which on the next file is begun.
+        keep_bytes: How much this rank may keep on disk for one start. When it is exceeded, the oldest intervals are
+            replaced by histograms, one for each place in the tree and file; what else their files held, such as
+            samples, goes with them. None keeps everything.
         system_s: Seconds between samples of processor, memory, disk, network and GPUs; None takes none. Needs psutil;
             GPUs need nvidia-ml-py.
 
@@ -64,10 +69,11 @@ class RunLog:
         attributes: Mapping[str, Any] | None = None,
         flush_s: float | None = FLUSH_S,
         rotate_bytes: int = ROTATE_BYTES,
+        keep_bytes: int | None = None,
         system_s: float | None = None,
     ) -> None:
         """See the class."""
-        sizes = {"flush_s": flush_s, "rotate_bytes": rotate_bytes, "system_s": system_s}
+        sizes = {"flush_s": flush_s, "rotate_bytes": rotate_bytes, "system_s": system_s, "keep_bytes": keep_bytes}
         for name, value in sizes.items():
             if value is not None and not value > 0:
                 raise ValueError(f"RunLog({name}={value!r}): it must be above 0.")
@@ -81,6 +87,12 @@ class RunLog:
             self._system = SystemSampler(system_s)
         self._harvest = Harvest()
         self._encoder = Encoder()
+        self._history = None
+        if keep_bytes is not None:
+            from deep500_timing.runs._history import History
+
+            self._history = History(keep_bytes)
+            rotate_bytes = max(min(rotate_bytes, keep_bytes // _FILES_KEPT), 1)
         self._writer = Writer(self.folder, rotate_bytes)
         self._steps: StepCounter | None = None
         self._clock: Any = None
@@ -288,8 +300,10 @@ class RunLog:
             if not written:
                 self._warn_of_loss()
             writer.close()
-        else:
-            writer.rotate_if_full(lambda: self._end("rotated"))
+            if self._history is not None:
+                self._history.close()
+        elif writer.rotate_if_full(lambda: self._end("rotated")) and self._history is not None:
+            self._history.keep_within(writer, self._place.rank)
         return count
 
     def _frames(self, final: bool, reason: str) -> bytes:

@@ -129,7 +129,7 @@ class Run:
         """
         from deep500_timing.runs._regions import regions_of
 
-        windows = self.table("windows").frame if "windows" in self._first.files else None
+        windows = self.table("windows").frame if any("windows" in found.files for found in self._compacted) else None
         table = regions_of(self.intervals(rank=rank, session=session).frame, windows, rank, session, by_rank)
         return Relation(table, "regions")
 

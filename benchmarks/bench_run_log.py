@@ -1,0 +1,106 @@
+"""What a log beside a timer costs the training thread: ``python -m benchmarks.bench_run_log``.
+
+Two timers in turns in one process, one of them with a ``RunLog`` that writes from its own thread, a chunk of so many
+regions or steps each: the ratio of the medians of the chunks' times, its 95 % interval by resampling the pairs, and
+what the log's thread used of the processor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter_ns
+
+import numpy as np
+
+from benchmarks._machine import describe
+from deep500_timing import Timer, TimeType
+from deep500_timing.runs import RunLog
+
+WORK = 20_000
+"""About a quarter of a millisecond."""
+REGIONS = (TimeType.IO, TimeType.FORWARD, TimeType.BACKWARD, "optimizer")
+
+
+def main() -> None:
+    """Measure, and print JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=15.0, help="for each of the two races")
+    arguments = parser.parse_args()
+    figures: dict[str, object] = {"machine": describe()}
+    for name, chunk in (("pair", _pairs), ("step of four regions and 1 ms of work", _steps)):
+        figures[name] = race(chunk, arguments.seconds)
+    json.dump(figures, sys.stdout, indent=1)
+    print()
+
+
+def race(chunk: Callable[[Timer], None], seconds: float) -> dict[str, object]:
+    """Let the two timers take turns for so long."""
+    with tempfile.TemporaryDirectory() as folder:
+        plain, logged = Timer(keep_last=1000), Timer(keep_last=1000)
+        log = RunLog(folder, logged, rank=0)
+        times: dict[Timer, list[int]] = {plain: [], logged: []}
+        gc.disable()
+        end = time.monotonic() + seconds
+        turns = 0
+        while time.monotonic() < end:
+            for timer in (plain, logged) if turns % 2 else (logged, plain):
+                began = perf_counter_ns()
+                chunk(timer)
+                times[timer].append(perf_counter_ns() - began)
+            turns += 1
+        gc.enable()
+        used = _cpu_of("deep500-timing run log")
+        log.close()
+        size = sum(path.stat().st_size for path in Path(folder).iterdir())
+    with_log, without = np.array(times[logged]), np.array(times[plain])
+    rng = np.random.default_rng(0)
+    samples = []
+    for _ in range(1000):
+        chosen = rng.integers(0, len(with_log), len(with_log))
+        samples.append(with_log[chosen].mean() / without[chosen].mean())
+    return {
+        "ratio of medians": round(float(np.median(with_log) / np.median(without)), 4),
+        "ratio of means": round(float(with_log.mean() / without.mean()), 4),
+        "ratio of means, 95 %": [round(float(np.quantile(samples, q)), 4) for q in (0.025, 0.975)],
+        "chunks": len(with_log),
+        "median chunk in ns": int(np.median(without)),
+        "log thread's CPU s": used,
+        "seconds": seconds,
+        "log bytes": size,
+    }
+
+
+def _pairs(timer: Timer) -> None:
+    for _ in range(2000):
+        timer.start(TimeType.FORWARD)
+        timer.end(TimeType.FORWARD)
+
+
+def _steps(timer: Timer) -> None:
+    # A fixed amount of work that holds the interpreter, as the Python of a training loop does: what the log's thread
+    # takes of it is seen.
+    for _ in range(5):
+        with timer.region(TimeType.BATCH):
+            for key in REGIONS:
+                with timer.region(key):
+                    sum(range(WORK))
+
+
+def _cpu_of(name: str) -> float | None:
+    for thread in threading.enumerate():
+        if thread.name == name and thread.native_id is not None:
+            fields = Path(f"/proc/self/task/{thread.native_id}/stat").read_text().rsplit(")", 1)[1].split()
+            return (int(fields[11]) + int(fields[12])) / 100
+    return None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""Real training leaves runs whose tables equal the snapshots: a loop in PyTorch, DDP on two ranks, a fit in Keras."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from deep500_timing.runs import Run
+
+pytestmark = pytest.mark.slow
+
+SAVE = """
+def save(tmr, path):
+    import json
+    from deep500_timing import TimeType
+    keys = {region.name for region in tmr.snapshot()}
+    with open(path, "w") as file:
+        json.dump({key: tmr.intervals(key).tolist() for key in sorted(keys)}, file)
+"""
+
+DDP = (
+    SAVE
+    + """
+import os, sys, torch, torch.distributed as dist
+from torch import nn
+import deep500_timing_torch as timer
+
+folder, store = sys.argv[1:]
+rank = int(os.environ["RANK"])
+dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+torch.manual_seed(0)
+model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4)))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+tmr = timer.CPUGPUTimer(run=folder)
+data = [(torch.randn(8, 16), torch.randint(0, 4, (8,))) for _ in range(12)]
+with tmr.region(timer.TimeType.EPOCH):
+    for step, (x, y) in enumerate(tmr.iterate(data, timer.TimeType.IO)):
+        tmr.step(100 + step)
+        with tmr.region(timer.TimeType.BATCH):
+            with tmr.region(timer.TimeType.FORWARD):
+                loss = nn.functional.cross_entropy(model(x), y)
+            with tmr.region(timer.TimeType.BACKWARD):
+                optimizer.zero_grad()
+                loss.backward()
+            with tmr.region("optimizer"):
+                optimizer.step()
+save(tmr, f"{store}.{rank}.json")
+dist.destroy_process_group()
+"""
+)
+
+KERAS = (
+    SAVE
+    + """
+import os, sys
+import numpy as np, keras
+import deep500_timing_tensorflow as timer
+
+folder, out = sys.argv[1:]
+os.environ["DEEP500_TIMING_RUN"] = folder
+tmr = timer.CPUGPUTimer()
+model = keras.Sequential([keras.layers.Dense(8, activation="relu"), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+rng = np.random.default_rng(0)
+x, y = rng.random((96, 4)), rng.random((96, 1))
+model.fit(x, y, batch_size=16, epochs=2, validation_data=(x[:16], y[:16]), verbose=0,
+          callbacks=[timer.TimerCallback(tmr)])
+save(tmr, f"{out}.0.json")
+"""
+)
+
+
+def assert_equal(run, saved):
+    """Every interval of every rank is in the run as the timer had it, and nothing else is."""
+    for rank, of_rank in enumerate(saved):
+        rows = run.intervals(rank=rank).rows()
+        mine = {key: [] for key in of_rank}
+        for row in rows:
+            mine[row["region"]].append([row["start_ns"], row["start_ns"] + row["dur_ns"]])
+        assert {key: sorted(pairs) for key, pairs in of_rank.items() if pairs} == {
+            key: sorted(pairs) for key, pairs in mine.items() if pairs
+        }
+        totals = dict.fromkeys(mine, 0)
+        for row in run.regions(rank=rank).rows():
+            totals[row["region"]] += row["total_ns"]  # A region may lie in several: IO in an epoch and in validation.
+        assert {key: sum(end - start for start, end in pairs) for key, pairs in of_rank.items()} == totals
+
+
+def finish(processes):
+    """Wait for programs to end well."""
+    for process in processes:
+        _, error = process.communicate(timeout=110)
+        assert process.returncode == 0, error[-3000:]
+
+
+def test_a_ddp_run_of_two_ranks(start, tmp_path):
+    """A loop in PyTorch under DDP: both ranks' tables, with the steps that the program numbered."""
+    pytest.importorskip("torch")
+    store = tmp_path / "store"
+    finish(
+        [start(DDP, tmp_path / "run", store, RANK=str(rank), WORLD_SIZE="2", OMP_NUM_THREADS="1") for rank in range(2)]
+    )
+    saved = [json.loads((tmp_path / f"store.{rank}.json").read_text()) for rank in range(2)]
+    with Run.open(tmp_path / "run") as run:
+        assert_equal(run, saved)
+        assert [(rank, 100 + step) for rank in range(2) for step in range(12)] == [
+            (row["rank"], row["step"]) for row in run.steps().rows()
+        ]
+        logs = run.table("logs").rows()
+        assert [(0, 2, "exit"), (1, 2, "exit")] == sorted((row["rank"], row["world_size"], row["end"]) for row in logs)
+        paths = [row["path"] for row in run.regions(rank=1).rows()]
+        assert {"EPOCH/BATCH/FORWARD", "EPOCH/BATCH/BACKWARD", "EPOCH/BATCH/optimizer", "EPOCH/IO"} <= set(paths)
+
+
+def test_a_fit_in_keras(start, tmp_path):
+    """A fit of which the callback knows nothing of runs: the environment says where it is written to."""
+    pytest.importorskip("keras")
+    finish([start(KERAS, tmp_path / "run", tmp_path / "fit", CUDA_VISIBLE_DEVICES="", TF_CPP_MIN_LOG_LEVEL="3")])
+    saved = [json.loads((tmp_path / "fit.0.json").read_text())]
+    with Run.open(tmp_path / "run") as run:
+        assert_equal(run, saved)
+        assert 12 == len(run.steps().rows())
