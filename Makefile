@@ -33,7 +33,7 @@ find-python = $(shell for python in python$(1) \
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-quick test-core test-plain test-rest test-gpu test-oldest mutants \
+.PHONY: help setup demo test test-quick test-core test-plain test-rest test-gpu gpu-session test-oldest mutants \
 	lint format bench bench-quick accuracy clean
 
 help:
@@ -42,6 +42,7 @@ help:
 	@echo "make test         every test: the core on each Python $(CORE_VERSIONS), what depends on it plain and compiled"
 	@echo "make test-quick   what most changes need, in under 90 seconds"
 	@echo "make test-gpu     the tests that need a GPU, with the PyTorch of GPU_PYTHON ($(GPU_PYTHON)); installs nothing"
+	@echo "make gpu-session  all that a GPU can show, into benchmarks/GPU.md, with the PyTorch of GPU_PYTHON; under 8 minutes"
 	@echo "make test-oldest  with the oldest versions that pyproject.toml admits"
 	@echo "make mutants      break one place at a time and say which breaks no test notices (MUTANTS_ARGS, see tests/README.md)"
 	@echo "make lint         ruff, mypy --strict, pyright"
@@ -158,6 +159,10 @@ test-rest: setup
 GPU_TESTS = $(shell grep -rlE 'mark\.gpu' tests --include='test_*.py')
 test-gpu:
 	@PYTHONPATH=.:adapters $(GPU_PYTHON) -m pytest -m gpu $(PYTEST_ARGS) $(or $(GPU_TESTS),$(error no test is marked gpu))
+
+# What a section needs and does not find it says in its line; without a GPU nothing is written.
+gpu-session:
+	@PYTHONPATH=.:adapters $(GPU_PYTHON) -m benchmarks.gpu $(SECTIONS)
 
 # Not in CI, as it installs TensorFlow once more. What needs PyTorch or CuPy is skipped: see suite_oldest.py.
 OLDEST_TESTS := tests/core tests/named_timers tests/exporters tests/runs tests/tensorflow/test_keras.py

@@ -1,0 +1,57 @@
+"""What the sections need of a GPU, and the reason where it is not to be had."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class UnavailableError(Exception):
+    """What a section needs is not here; the text says what."""
+
+
+def need_torch() -> Any:
+    """PyTorch with a CUDA device.
+
+    Raises:
+        UnavailableError: There is none.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise UnavailableError(f"needs PyTorch: {error}") from error
+    if not torch.cuda.is_available():
+        raise UnavailableError(f"needs a CUDA device, and PyTorch {torch.__version__} finds none")
+    return torch
+
+
+def need_cupy() -> Any:
+    """CuPy with a device.
+
+    Raises:
+        UnavailableError: There is none.
+    """
+    try:
+        import cupy
+
+        count = int(cupy.cuda.runtime.getDeviceCount())
+    except Exception as error:
+        raise UnavailableError(f"needs CuPy and a CUDA device: {str(error).splitlines()[0]}") from error
+    if not count:
+        raise UnavailableError("needs a CUDA device, and CuPy finds none")
+    return cupy
+
+
+def spinner(torch: Any) -> Callable[[float], None]:
+    """A function that keeps the current stream busy for so many seconds, to within some percent."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    cycles = 100_000_000
+    for _ in range(3):  # the first is slow: the kernel is loaded, the clock speeds up
+        start.record()
+        torch.cuda._sleep(cycles)
+        end.record()
+        torch.cuda.synchronize()
+    per_second = cycles / start.elapsed_time(end) * 1e3
+    return lambda seconds: torch.cuda._sleep(max(round(seconds * per_second), 1))
