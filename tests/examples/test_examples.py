@@ -17,6 +17,7 @@ CASES = {
     "numpy_only.py": ([], [], ["EPOCH", "BATCH", "FORWARD", "BACKWARD", "IO", "warm-up", "median"]),
     "custom_regions.py": ([], [], ["count", "read", "tokenise", "failed", "line 1234 is left out"]),
     "pytorch_loop.py": (["--epochs", "1"], ["torch", "sklearn"], ["EPOCH", "BATCH", "FORWARD", "BACKWARD", "IO"]),
+    "layers.py": ([], ["torch", "sklearn", "matplotlib"], ["6 × Block", "GFLOP/s", "◀", "trace.json", "plot.png"]),
     "keras_callback.py": (["--epochs", "1"], ["keras", "tensorflow", "sklearn"], ["EPOCH", "BATCH", "IO"]),
     "mlflow_and_wandb.py": (
         ["--output", "tracked"],
