@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import csv
+import gc
 import io
 import threading
+import weakref
+from typing import ClassVar
 
 import pytest
 
 from deep500_timing import Timer, TimeType
 from deep500_timing.exceptions import TimingWarning
-from deep500_timing.exporters import BaseExporter, CsvExporter, JsonLinesExporter, TerminalExporter, read_json_lines
+from deep500_timing.exporters import (
+    BaseExporter,
+    CsvExporter,
+    JsonLinesExporter,
+    TerminalExporter,
+    _since,
+    kept_exporter,
+    read_json_lines,
+)
 from deep500_timing.testing import InMemoryExporter
 
 EPOCHS = (1.0, 1.0, 1.0, 1.0, 4.0, 4.0)
@@ -210,3 +221,51 @@ def test_rank_and_world_are_in_every_output(monkeypatch, tmp_path, name, capsys)
         assert (None, None, "", "") == (snapshot.rank, snapshot.world_size, row["rank"], row["world_size"])
         assert "rank" not in table.getvalue()
         assert "Times by region" in capsys.readouterr().out
+
+
+class Tracker(InMemoryExporter):
+    """Notes how often one is made."""
+
+    made: ClassVar = []
+
+    def __init__(self, prefix, *, stats=("mean",)):
+        super().__init__()
+        if stats == "mean":
+            raise TypeError("a string")
+        self.made.append((prefix, stats))
+
+
+def test_a_timers_own_methods_keep_their_exporters(run, monkeypatch):
+    """Calls with the same prefix and settings are one exporter's reports; others, and other timers, have their own."""
+    monkeypatch.setattr(Tracker, "made", [])
+    other = Timer()
+    first = kept_exporter(run.timer, Tracker, "train", {"stats": ("mean",)})
+
+    assert first is kept_exporter(run.timer, Tracker, "train/", {"stats": ("mean",)})
+    assert first is kept_exporter(run.timer, Tracker, "/train", {"stats": ["mean"]})
+    assert first is not kept_exporter(run.timer, Tracker, "val", {"stats": ("mean",)})
+    assert first is not kept_exporter(run.timer, Tracker, "train", {"stats": ("mean", "p95")})
+    assert first is not kept_exporter(other, Tracker, "train", {"stats": ("mean",)})
+    assert 4 == len(Tracker.made)
+
+
+@pytest.mark.parametrize("settings", [{"stats": "mean"}, {"stats": ("mean",), "unknown": []}])
+def test_wrong_settings_say_so_themselves(run, settings):
+    """What an exporter refuses reaches the caller, hashable or not."""
+    with pytest.raises(TypeError, match=r"a string|unknown"):
+        kept_exporter(run.timer, Tracker, "train", settings)
+
+
+def test_an_exporter_is_forgotten_with_its_timer(clock):
+    """What is remembered keeps no timer and no exporter alive."""
+    timer, exporter = Timer(clock=clock), InMemoryExporter()
+    kept = weakref.ref(kept_exporter(timer, Tracker, "train", {"stats": ("mean",)}))
+    timer.record("x", 0, 1000)
+    timer.export(exporter)
+    gone = weakref.ref(timer)
+    of_exporter = _since._reported[exporter]
+    assert 1 == len(of_exporter)
+    del timer
+    gc.collect()
+
+    assert (None, None, 0) == (gone(), kept(), len(of_exporter))

@@ -1,0 +1,96 @@
+"""What an error of a service is taken for."""
+
+from __future__ import annotations
+
+import errno
+import http.client
+
+import pytest
+
+from deep500_timing.exporters._trouble import UnavailableError, is_outage, reason_of, status_of
+
+
+class AnswerError(Exception):
+    """As the package requests raises for a status."""
+
+    def __init__(self, status):
+        super().__init__(status)
+        self.response = type("Response", (), {"status_code": status})
+
+
+class MlflowsError(Exception):
+    """As MLflow raises for a status, that of a database included."""
+
+    def __init__(self, status):
+        super().__init__(status)
+        self._status = status
+
+    def get_http_status_code(self):
+        """Return the status."""
+        return self._status
+
+
+class InvalidAddressError(ValueError, OSError):
+    """As requests raises it for an address that is none."""
+
+
+OUTAGES = [
+    ConnectionRefusedError("refused"),
+    TimeoutError("timed out"),
+    OSError("connection pool"),
+    OSError(errno.ENOSPC, "no space"),
+    http.client.BadStatusLine("x"),
+    *(kind(status) for kind in (AnswerError, MlflowsError) for status in (408, 425, 429, 500, 502, 503, 504, 599)),
+    UnavailableError("busy", 503),
+]
+REFUSALS = [
+    ValueError("out of range"),
+    TypeError("no"),
+    RuntimeError("no"),
+    InvalidAddressError("not an address"),
+    NotADirectoryError(errno.ENOTDIR, "a file lies there"),
+    PermissionError(errno.EACCES, "no"),
+    *(kind(status) for kind in (AnswerError, MlflowsError) for status in (400, 401, 403, 404, 409, 413, 422)),
+]
+
+
+@pytest.mark.parametrize("error", OUTAGES, ids=repr)
+def test_outages(error):
+    """No connection, no answer in time and what a service says of itself: the report is kept."""
+    assert is_outage(error)
+
+
+@pytest.mark.parametrize("error", REFUSALS, ids=repr)
+def test_refusals(error):
+    """What is said of a report, and what only a program can raise, costs the report."""
+    assert not is_outage(error)
+    assert not is_outage(error, answered=True)
+
+
+@pytest.mark.parametrize(
+    ("error", "blamed"),
+    [
+        *((AnswerError(status), status in (500, 501, 507)) for status in (429, 500, 501, 502, 503, 504, 507)),
+        (ConnectionError("refused"), False),
+    ],
+    ids=repr,
+)
+def test_what_a_report_may_be_the_cause_of(error, blamed):
+    """An answer of 500 may be the report's fault; overload, a gateway and silence are not."""
+    assert blamed == is_outage(error, answered=True)
+
+
+def test_a_status_that_is_none_is_not_taken_for_one():
+    """Whatever else an error carries under those names is left alone."""
+    error = OSError("x")
+    error.status = "gone"
+    error.response = None
+
+    assert status_of(error) is None
+    assert is_outage(error)
+
+
+def test_a_reason_is_short_and_has_no_password():
+    """What is shown of an error names no user and ends somewhere."""
+    assert "ValueError: no http://host/path" == reason_of(ValueError("no http://user:secret@host/path. "))
+    assert 200 >= len(reason_of(ValueError("x" * 1000)))
