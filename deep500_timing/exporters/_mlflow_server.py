@@ -99,7 +99,7 @@ class Store:
     def _request(self, creds: Any, endpoint: str, method: str, timeout_s: float, **more: Any) -> Any:
         from mlflow.utils.rest_utils import http_request
 
-        response = http_request(
+        response: Any = http_request(
             creds, endpoint, method, max_retries=0, raise_on_status=False, timeout=timeout_s, **more
         )
         unavailable = UnavailableError(

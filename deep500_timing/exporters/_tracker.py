@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 class TrackerExporter(BaseExporter):
     """An exporter to a service that may be busy, slow, gone, or refuse a report, none of which holds up training.
 
-    While the service is prompt a report has arrived when ``export`` returns. Whatever the service does, the threads of
-    this process wait ``timeout_s`` for it at most, all reports of the run together; from then on reports go from a
-    queue. A report that the service refuses costs itself, and a warning. While the service is down the queue keeps
-    the latest 256 reports. The end of the program waits ``exit_timeout_s`` for what is left. What is lost is counted
-    in ``lost`` and said: when the service is back, and when the program ends.
+    While the service is prompt a report has arrived when ``export`` returns. Whatever the service does, no thread
+    waits for it for more than ``timeout_s``, all reports of the run together; from then on reports go from a queue. A
+    report that the service refuses costs itself, and a warning. While the service is down the queue keeps the latest
+    256 reports. The end of the program waits ``exit_timeout_s`` for what is left. What is lost is counted in ``lost``
+    and said: when the service is back, and when the program ends.
 
     A strict exporter waits for each report and raises if it does not arrive.
     """
