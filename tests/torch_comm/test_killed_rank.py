@@ -39,8 +39,8 @@ def test_killed_rank_is_named(processes, tmp_path):
 def test_killed_rank_that_held_the_store(processes, tmp_path):
     """With rank 0 goes what the ranks exchange through: the others finish all the same, with what they know."""
     for found in _survivors(processes, tmp_path, victim=0):
-        assert 0 in found["missing_ranks"]
-        assert found["rank"] not in found["missing_ranks"]
+        # Nobody could be asked, so nobody is called dead.
+        assert [] == found["missing_ranks"]
         assert found["took_s"] < 4.5
         assert found["fault"] is not None
         assert ["all_reduce"] == [op["op"] for op in found["ops"]]

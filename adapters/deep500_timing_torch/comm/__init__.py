@@ -31,6 +31,11 @@ if not _dist.is_available():
     )
 
 from deep500_timing_torch.comm._ddp import instrument_ddp
+from deep500_timing_torch.comm._deepspeed._forms import accepting as _accepting
+from deep500_timing_torch.comm._deepspeed._logger import CommsLogger, comms_logger
+from deep500_timing_torch.comm._deepspeed._logger import log_summary_as as log_summary
+from deep500_timing_torch.comm._deepspeed._names import NAMES as _NAMES
+from deep500_timing_torch.comm._deepspeed._names import current_backend as _current_backend
 from deep500_timing_torch.comm._instrument import Instrument, instrument
 from deep500_timing_torch.comm._launch import (
     get_all_ranks_from_group,
@@ -46,7 +51,7 @@ from deep500_timing_torch.comm._launch import (
 from deep500_timing_torch.comm._log import LOG as _LOG
 from deep500_timing_torch.comm._public import OPERATIONS as _OPERATIONS
 from deep500_timing_torch.comm._public import P2POp
-from deep500_timing_torch.comm._report import CommSummary, log_summary, summary
+from deep500_timing_torch.comm._report import CommSummary, summary
 from deep500_timing_torch.comm._settings import configure
 from deep500_timing_torch.comm._straggler import Skew
 from deep500_timing_torch.comm._summary import OpTimes
@@ -55,11 +60,13 @@ from deep500_timing_torch.comm._work import TimedWork
 
 __all__ = [
     "CommSummary",
+    "CommsLogger",
     "Instrument",
     "OpTimes",
     "P2POp",
     "Skew",
     "TimedWork",
+    "comms_logger",
     "configure",
     "get_all_ranks_from_group",
     "get_global_rank",
@@ -78,11 +85,12 @@ __all__ = [
     "timed_op",
 ]
 
-globals().update(_OPERATIONS)
+globals().update({name: _accepting(name, operation) for name, operation in _OPERATIONS.items()})
+globals().update(_NAMES)
 _LOG.watch()
 
 # What depends on the PyTorch that is there: its public names, timed where they are operations.
-__all__ += sorted({*_OPERATIONS, *(name for name in vars(_dist) if not name.startswith("_"))} - set(__all__))  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ += sorted({*_OPERATIONS, *_NAMES, *(name for name in vars(_dist) if not name.startswith("_"))} - set(__all__))  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def reset_log() -> None:
@@ -92,6 +100,8 @@ def reset_log() -> None:
 
 def __getattr__(name: str) -> Any:
     """Pass on whatever ``torch.distributed`` has."""
+    if name in ("cdb", "global_comm_backend"):
+        return _current_backend()
     try:
         return getattr(_dist, name)
     except AttributeError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -9,11 +10,13 @@ import torch
 import torch.distributed as dist
 
 from deep500_timing._ranks.launchers import Launch, discover
+from deep500_timing_torch.comm._settings import configure
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import timedelta
 
+_logger = logging.getLogger("deep500_timing_torch.comm")
 DEFAULT_PORT = 29500
 """The port of rank 0 where the launcher names none, as in PyTorch and DeepSpeed."""
 
@@ -42,9 +45,11 @@ def init_distributed(
     dist_backend: str | None = None,
     auto_mpi_discovery: bool = True,
     distributed_port: int = DEFAULT_PORT,
-    *,
+    verbose: bool = True,
     timeout: timedelta | None = None,
     init_method: str | None = None,
+    dist_init_required: bool | None = None,
+    config: Any = None,
     rank: int = -1,
     world_size: int = -1,
     **options: Any,
@@ -55,8 +60,11 @@ def init_distributed(
         dist_backend: The backend, such as ``"nccl"``; the one of the accelerator that is there if None, else gloo.
         auto_mpi_discovery: Look for other launchers than torchrun: Open MPI, MVAPICH2, jsrun, Flux, PMI, Slurm.
         distributed_port: Port of rank 0, if ``MASTER_PORT`` is not set.
+        verbose: Log what is initialised, by the logger ``deep500_timing_torch.comm``.
         timeout: Of the operations; the backend's own if None.
         init_method: URL of the rendezvous; ``env://`` if None.
+        dist_init_required: False for a process group that somebody else makes: none is made here.
+        config: A config of DeepSpeed's, handed to :func:`configure`.
         rank: This rank; found out if negative.
         world_size: Ranks in all; found out if negative.
         **options: As for ``torch.distributed.init_process_group``.
@@ -64,7 +72,9 @@ def init_distributed(
     Raises:
         RuntimeError: There are several processes and nothing tells where rank 0 is.
     """
-    if dist.is_initialized():
+    if config is not None:
+        configure(config)
+    if dist.is_initialized() or dist_init_required is False:
         return
     found = discover()
     if found.launcher not in ("torchrun", "none") and not auto_mpi_discovery:
@@ -87,7 +97,10 @@ def init_distributed(
         options["timeout"] = timeout
     if options.get("store") is None:
         options["init_method"] = init_method or "env://"
-    dist.init_process_group(dist_backend or default_backend(), rank=rank, world_size=world_size, **options)
+    backend = dist_backend or default_backend()
+    if verbose:
+        _logger.info("Initialising %s as rank %d of %d", backend, rank, world_size)
+    dist.init_process_group(backend, rank=rank, world_size=world_size, **options)
 
 
 # --- queries -------------------------------------------------------------------------------------------------------

@@ -286,7 +286,7 @@ class CommLog:
         self._draining = allocate_lock()
         self._groups: dict[int, Group] = {}
         self._past: list[Group] = []
-        self._alone = Group(None, "", 1, 0, [0])
+        self.alone = Group(None, "", 1, 0, [0])
         """Stands in for the group before there is one: the user's own operations need none."""
         self.observer: Callable[[Record, int, int, int], None] | None = None
         """Told of every message as it is counted: record, kind, start and end in ns."""
@@ -344,7 +344,7 @@ class CommLog:
     def group_of(self, process_group: Any) -> Group | None:
         """What is remembered of a process group (None: there is none yet), or None if this rank is not in it."""
         if process_group is None:
-            return self._alone
+            return self.alone
         group = self._groups.get(id(process_group))
         if group is not None and group.is_of(process_group):
             return group
@@ -424,7 +424,7 @@ class CommLog:
 
     def groups(self) -> Iterator[Group]:
         """Every group that was used, those that are gone included."""
-        yield self._alone
+        yield self.alone
         yield from list(self._past)
         yield from list(self._groups.values())
 
@@ -450,7 +450,7 @@ class CommLog:
         self.inbox.clear()
         self._groups.clear()
         self._past.clear()
-        self._alone = Group(None, "", 1, 0, [0])
+        self.alone = Group(None, "", 1, 0, [0])
 
 
 def _existing_groups() -> list[Any]:

@@ -175,8 +175,9 @@ def log_summary(show_straggler: bool = False, *, deadline_s: float = 10.0, file:
     found = summary(wait=True)
     if show_straggler:
         add_stragglers(found, deadline_s)
-    # Should rank 0 be dead, the first of the others prints.
-    if found.rank == next((rank for rank in range(found.world_size) if rank not in found.missing_ranks), 0):
+    # Should rank 0 be dead, the first of the others prints; with it goes the store, and then nobody knows who lives.
+    first = next((rank for rank in range(found.world_size) if rank not in found.missing_ranks), 0)
+    if found.rank == first or (found.fault is not None and found.rank == 1):
         stream = file or sys.stdout
         print(fit_encoding(str(found), getattr(stream, "encoding", None)), file=stream)
     return found

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, TypeVar, overload
+from typing import Any, NamedTuple, TypeVar, overload
 
 import torch
 import torch.distributed as dist
@@ -20,6 +21,17 @@ from deep500_timing_torch.comm._settings import SETTINGS
 from deep500_timing_torch.comm._work import TimedFuture, TimedWork, Tracker, future_of
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Asked(NamedTuple):
+    """What a call asks for itself, in DeepSpeed's way."""
+
+    prof: bool
+    """Be timed, whatever is configured of all."""
+    log_name: str | None
+    """The name in the log, the operation's own if None."""
+    debug: str | None
+    """Who calls, for ``configure(debug=True)``; found out if None."""
 
 
 class _Inside(threading.local):
@@ -97,17 +109,33 @@ def _timed(
     elif not torchs:
         op = replace(op, steady=False)
     settings = SETTINGS
+    default_name = None if torchs else _default_log_name(func)
+    # Functions written for DeepSpeed's decorator may have its parameters: prof, log_name, debug.
+    asks: Any = None if default_name is None else True
 
     @functools.wraps(func)
     def operation(*args: Any, **kwargs: Any) -> Any:
         if not settings.by_functions:
             if settings.enabled and not torchs:
-                return _beside_the_kernel(func, op, args, kwargs)
+                return _beside_the_kernel(func, op, args, kwargs, asks and _asked_of(kwargs, default_name))
             return func(*args, **kwargs)
-        return _measure(func, op, args, kwargs)
+        return _measure(func, op, args, kwargs, asks and _asked_of(kwargs, default_name))
 
     operation.__dict__["_deep500_timing_original"] = func
+    operation.__dict__["_deep500_timing_op"] = op
     return operation
+
+
+def _default_log_name(func: Callable[..., Any]) -> str | None:
+    try:
+        parameter = inspect.signature(func).parameters.get("log_name")
+    except (TypeError, ValueError):
+        return None
+    return parameter.default if parameter is not None and isinstance(parameter.default, str) else None
+
+
+def _asked_of(kwargs: dict[str, Any], default_name: str | None) -> Asked:
+    return Asked(bool(kwargs.get("prof", False)), kwargs.get("log_name", default_name), kwargs.get("debug"))
 
 
 def original_of(operation: Any) -> Any:
@@ -121,7 +149,7 @@ def _sized(size: Callable[..., int | None], *args: Any, **kwargs: Any) -> Any:
     return size(*args, **kwargs), False, group, tensor
 
 
-def _find(op: Op, args: Any, kwargs: Any) -> tuple[Record, Any, Any] | None:
+def _find(op: Op, args: Any, kwargs: Any, asked: Asked | None) -> tuple[Record, Any, Any] | None:
     # The record of this call, the process group and a tensor that says where it runs; None if it is not to be timed.
     try:
         nbytes, per_rank, process_group, tensor = op.describe(*args, **kwargs)
@@ -136,8 +164,10 @@ def _find(op: Op, args: Any, kwargs: Any) -> tuple[Record, Any, Any] | None:
     if per_rank and nbytes is not None:
         nbytes *= group.size
     label = op.name
+    if asked is not None and asked.log_name:
+        label = asked.log_name
     if SETTINGS.debug:
-        label = f"{label} | {caller()}"
+        label = f"{label} | {(asked and asked.debug) or caller()}"
     return group.record(op, label, nbytes), process_group, tensor
 
 
@@ -146,26 +176,40 @@ def timed_operation(name: str, func: Callable[..., Any]) -> Callable[..., Any]:
     return _timed(func, name=name, size=None, busbw=None, torchs=True)
 
 
-def _beside_the_kernel(func: Callable[..., Any], op: Op, args: Any, kwargs: Any) -> Any:
+def _beside_the_kernel(func: Callable[..., Any], op: Op, args: Any, kwargs: Any, asked: Asked | None = None) -> Any:
     # An operation of the user's own: what it issues is part of it, and not counted by the kernel as well.
     feed: Any = LOG.source
     if inside.now or feed is None:
         return func(*args, **kwargs)
     feed.mute(1)
     try:
-        return _measure(func, op, args, kwargs)
+        return _measure(func, op, args, kwargs, asked)
     finally:
         feed.mute(-1)
 
 
-def _measure(func: Callable[..., Any], op: Op, args: Any, kwargs: Any) -> Any:
-    if _is_compiling() or inside.now or not (SETTINGS.prof_all or op.name in SETTINGS.prof_ops):
+def measure_as(operation: Callable[..., Any], asked: Asked, args: Any, kwargs: Any) -> Any:
+    """Call a timed operation with what the call asks for itself."""
+    func = original_of(operation)
+    if not SETTINGS.enabled:
+        return func(*args, **kwargs)
+    op: Op = operation.__dict__["_deep500_timing_op"]
+    measure = _measure if SETTINGS.by_functions else _beside_the_kernel
+    return measure(func, op, args, kwargs, asked)
+
+
+def _measure(func: Callable[..., Any], op: Op, args: Any, kwargs: Any, asked: Asked | None = None) -> Any:
+    if _is_compiling() or inside.now:
+        return func(*args, **kwargs)
+    if not SETTINGS.prof_all and not (
+        op.name in SETTINGS.prof_ops or (asked is not None and (asked.prof or asked.log_name in SETTINGS.prof_ops))
+    ):
         return func(*args, **kwargs)
     now_ns = SETTINGS.now_ns
     record = run = process_group = before = advance = None
     start_ns = 0
     try:
-        found = _find(op, args, kwargs)
+        found = _find(op, args, kwargs, asked)
         if found is not None:
             record, process_group, tensor = found
             if _world is not None and _world.pg_coalesce_state and process_group in _world.pg_coalesce_state:

@@ -1,0 +1,296 @@
+"""DeepSpeed's other names: backends, launchers' ranks, groups, and the names of its documentation."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import runpy
+import sys
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from deep500_timing._ranks.launchers import discover
+from deep500_timing_torch.comm._deepspeed._logger import comms_logger, log_summary_as
+from deep500_timing_torch.comm._launch import DEFAULT_PORT, default_backend, init_distributed
+from deep500_timing_torch.comm._ops import OPS
+from deep500_timing_torch.comm._settings import configure
+from deep500_timing_torch.wallclock import SynchronizedWallClockTimer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_COMM = "deep500_timing_torch.comm"
+NCCL_BACKEND, GLOO_BACKEND, MPI_BACKEND = "nccl", "gloo", "mpi"
+CCL_BACKEND, HCCL_BACKEND, SCCL_BACKEND = "ccl", "hccl", "sccl"
+TORCH_DISTRIBUTED_DEFAULT_PORT = DEFAULT_PORT
+default_pg_timeout = getattr(dist.distributed_c10d, "default_pg_timeout", None)
+
+
+class _LikeTorchs(type):
+    """A class of DeepSpeed's that also stands for the one of PyTorch's with its name."""
+
+    torchs: Any
+
+    def __getattr__(cls, name: str) -> Any:
+        return getattr(type.__getattribute__(cls, "torchs"), name)
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return type.__instancecheck__(cls, instance) or isinstance(instance, cls.torchs)
+
+
+class ProcessGroup(metaclass=_LikeTorchs):
+    """DeepSpeed's note of a group: its number and its ranks. A group of PyTorch's is an instance of it as well."""
+
+    torchs = dist.ProcessGroup
+
+    def __init__(self, comm_id: int, ranks: list[int] | None = None) -> None:
+        """Note them."""
+        self.comm_id = comm_id
+        self.ranks = list(ranks or ())
+        self.size = len(self.ranks)
+
+
+class ReduceOp(metaclass=_LikeTorchs):
+    """PyTorch's reductions, and ``UNUSED``, which DeepSpeed has besides and no backend knows."""
+
+    torchs = dist.ReduceOp
+    UNUSED = "UNUSED"
+
+    def __new__(cls, *args: Any) -> Any:
+        """As PyTorch's."""
+        return dist.ReduceOp(*args)
+
+
+class Backend:
+    """DeepSpeed's object for a backend: here the process group of PyTorch, under DeepSpeed's names."""
+
+    def __init__(self, name: str = "backend", rank: int = 0, size: int = 1) -> None:
+        """Name it; the place is the process group's if there is one."""
+        self.name = name
+        self.world_size = dist.get_world_size() if dist.is_initialized() else size
+        self.world_rank = dist.get_rank() if dist.is_initialized() else rank
+        self.using_mpi = name == MPI_BACKEND
+
+    def is_initialized(self) -> bool:
+        """Whether there is a process group."""
+        return bool(dist.is_initialized())
+
+    def __getattr__(self, name: str) -> Any:
+        """Every operation of :mod:`deep500_timing_torch.comm`."""
+        return getattr(sys.modules[_COMM], name)
+
+
+class TorchBackend(Backend):
+    """The process group of PyTorch, initialised if it is not."""
+
+    def __init__(
+        self, backend: str, timeout: Any = None, init_method: str | None = None, rank: int = -1, world_size: int = -1,
+        name: str = "torch",
+    ) -> None:  # fmt: skip
+        """Initialise as :func:`init_distributed` does."""
+        init_distributed(backend, timeout=timeout, init_method=init_method, rank=rank, world_size=world_size)
+        super().__init__(name)
+
+
+class CCLBackend(TorchBackend):
+    """Intel's oneCCL, by PyTorch's backend for it; DeepSpeed's own C++ binding of it is not here."""
+
+    def __init__(self, name: str = "ccl", rank: int = -1, world_size: int = -1, timeout: Any = None) -> None:
+        """Initialise the backend ``ccl``, which the package oneccl_bindings_for_pytorch registers."""
+        super().__init__(CCL_BACKEND, timeout, None, rank, world_size, name)
+
+
+cdb: Backend | None = None
+"""DeepSpeed's current backend; see :func:`current_backend`."""
+
+
+def current_backend() -> Backend | None:
+    """The current backend, None before there is a process group."""
+    return Backend("torch") if dist.is_initialized() else None
+
+
+def set_backend(backend: str | None = None) -> None:
+    """PyTorch's process groups know their backend, so there is none to choose; an unknown name is refused.
+
+    Raises:
+        ValueError: This PyTorch has no backend of that name.
+    """
+    if backend is not None and not hasattr(dist.Backend, backend.upper()):
+        raise ValueError(f"set_backend({backend!r}): this PyTorch has {', '.join(dist.Backend.backend_list)}.")
+
+
+def init_deepspeed_backend(ds_backend: str, timeout: Any = None, init_method: str | None = None) -> None:
+    """DeepSpeed's own backends are not here: PyTorch's of that name is initialised if there is no process group."""
+    init_distributed(ds_backend, timeout=timeout, init_method=init_method)
+
+
+def initialize_backend(backend_type: str | None = None, timeout: Any = None, init_method: str | None = None) -> None:
+    """Initialise the default process group, as :func:`init_distributed` does."""
+    init_distributed(backend_type, timeout=timeout, init_method=init_method)
+
+
+def mpi_discovery(distributed_port: int = DEFAULT_PORT, verbose: bool = True) -> None:
+    """Put what MPI says of this process into the environment that PyTorch reads.
+
+    Raises:
+        RuntimeError: No launcher says anything.
+    """
+    found = discover()
+    if found.launcher == "none":
+        raise RuntimeError("mpi_discovery: no launcher has told this process its rank; start it by mpirun or torchrun.")
+    names = {"RANK": found.rank, "WORLD_SIZE": found.world_size, "LOCAL_RANK": found.local_rank}
+    os.environ.update({name: str(value) for name, value in names.items()})
+    os.environ.setdefault("MASTER_ADDR", found.master or "127.0.0.1")
+    os.environ.setdefault("MASTER_PORT", str(distributed_port))
+    if verbose and found.rank == 0:
+        print(f"{found.launcher}: {names}", file=sys.stderr)
+
+
+def in_aml() -> bool:
+    """Whether this runs in Azure ML."""
+    return "AZUREML_EXPERIMENT_ID" in os.environ
+
+
+def in_aws_sm() -> bool:
+    """Whether this runs in SageMaker."""
+    return "SM_TRAINING_ENV" in os.environ
+
+
+def in_dlts() -> bool:
+    """Whether this runs on a DLTS cluster."""
+    return "DLTS_JOB_ID" in os.environ
+
+
+def patch_aml_env_for_torch_nccl_backend(master_port: int = 6105, verbose: bool = True) -> None:
+    """Put what Azure ML's Open MPI says into the environment that PyTorch reads."""
+    mpi_discovery(master_port, verbose)
+
+
+def patch_aws_sm_env_for_torch_nccl_backend(verbose: bool = True) -> None:
+    """Put what SageMaker's Open MPI says into the environment that PyTorch reads."""
+    mpi_discovery(DEFAULT_PORT, verbose)
+
+
+def initialize_mesh_device(mesh_shape: tuple[int, ...], mesh_dim_names: tuple[str, ...]) -> Any:
+    """A device mesh over the ranks."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    device = "cpu" if default_backend() == "gloo" else str(dist.distributed_c10d._get_default_group()._device_types[0])
+    return init_device_mesh(device.split(":")[0], mesh_shape, mesh_dim_names=mesh_dim_names)
+
+
+def enable_symm_mem_for_group(group_name: str) -> None:
+    """Symmetric memory for a group, where PyTorch has it."""
+    from torch.distributed._symmetric_memory import enable_symm_mem_for_group as enable
+
+    enable(group_name)  # type: ignore[arg-type, unused-ignore]
+
+
+def get_local_rank_from_launcher() -> int:
+    """The local rank that the launcher tells; 0 without one."""
+    return discover().local_rank
+
+
+def get_world_rank_from_launcher() -> int:
+    """The rank that the launcher tells; 0 without one."""
+    return discover().rank
+
+
+def get_world_size_from_launcher() -> int:
+    """The number of ranks that the launcher tells; 1 without one."""
+    return discover().world_size
+
+
+def get_caller_func(frame: int = 3) -> str:
+    """The name of the function that many frames up."""
+    return sys._getframe(frame).f_code.co_name
+
+
+def get_default_args(func: Callable[..., Any]) -> dict[str, Any]:
+    """The defaults of a function's parameters."""
+    parameters = inspect.signature(func).parameters.values()
+    return {found.name: found.default for found in parameters if found.default is not inspect.Parameter.empty}
+
+
+def get_tensor_position(func: Callable[..., Any]) -> int:
+    """Which parameter of an operation is its tensor, -1 if none."""
+    names = list(inspect.signature(func).parameters)
+    return next((names.index(name) for name in ("tensor", "tensors", "input_list", "input") if name in names), -1)
+
+
+def get_tensor_kwarg(func: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
+    """The tensor among the keyword arguments of an operation, None if it is not there."""
+    names = ("tensor", "tensors", "input_list", "input_tensor_list", "input")
+    return next((kwargs[name] for name in names if name in kwargs), None)
+
+
+def get_msg_size_from_args(func: Callable[..., Any], *args: Any, **kwargs: Any) -> int:
+    """The bytes of an operation's message, 0 if it has none."""
+    op = OPS.get(getattr(func, "__name__", ""))
+    if op is None:
+        return 0
+    kwargs = {key: value for key, value in kwargs.items() if key not in ("prof", "log_name", "debug")}
+    nbytes, per_rank, group, _ = op.describe(*args, **kwargs)
+    return int(nbytes or 0) * (dist.get_world_size(group) if per_rank else 1)
+
+
+def get_debug_log_name(func_args: dict[str, Any], debug: bool) -> str:
+    """The name under which an operation is logged."""
+    name = str(func_args["log_name"])
+    return f"{name} | [Caller Func: {func_args['debug']}]" if debug else name
+
+
+def has_comm_data() -> bool:
+    """Whether any operation was logged."""
+    return comms_logger.has_data()
+
+
+def get_comm_operation_count() -> int:
+    """How many operations were logged."""
+    return comms_logger.get_total_operations()
+
+
+def get_logged_comm_ops() -> list[str]:
+    """The names of the operations that were logged."""
+    return comms_logger.get_operation_names()
+
+
+def configure_logging(config: Any) -> None:
+    """Take over a config of DeepSpeed's, as :func:`configure` does."""
+    configure(config)
+
+
+timers = SynchronizedWallClockTimer(device="cpu")
+"""DeepSpeed keeps an operation's time in here while it runs; operations are timed without it, and it is yours."""
+timer_summary: dict[str, Any] = {}
+
+# The names of DeepSpeed's documentation.
+TimerManager = SynchronizedWallClockTimer
+CommsBackend = Backend
+global_timers = timers
+global_comms_logger = comms_logger
+is_backend_initialized = dist.is_initialized
+is_communication_package_available = dist.is_available
+create_new_group = dist.new_group
+set_current_backend = set_backend
+log_communication_summary = log_summary_as
+_configure_using_config_file = configure_logging
+
+
+def main() -> None:
+    """The command line: ``python -m deep500_timing_torch.comm``."""
+    runpy.run_module(_COMM, run_name="__main__")
+
+
+NAMES: dict[str, Any] = {
+    name: value
+    for name, value in list(globals().items())
+    if not name.startswith("_")
+    and name not in ("Any", "TYPE_CHECKING", "annotations", "Backend", "dist", "discover", "inspect",
+        "os",
+        "runpy", "runpy", "sys", "OPS", "cdb",
+                     "configure", "init_distributed", "log_summary_as", "default_backend", "DEFAULT_PORT",
+                     "SynchronizedWallClockTimer", "current_backend")
+}  # fmt: skip
+"""What :mod:`deep500_timing_torch.comm` has of these, under DeepSpeed's names."""
