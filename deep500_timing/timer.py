@@ -13,7 +13,7 @@ from time import perf_counter_ns
 from deep500_timing._recording.recorder import Recorder, Region, name_of
 from deep500_timing.devices._null import NULL_DEVICE
 from deep500_timing.devices._queue import EventPair
-from deep500_timing.exceptions import NoTimesError
+from deep500_timing.exceptions import NoTimesError, RegionOpenError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -578,8 +578,17 @@ class DeviceRegion:
 
     def __enter__(self) -> DeviceRegion:
         """Open the region."""
-        self._timer.start(self._key, True)
-        return self
+        region = self._timer._find(self._key)
+        try:
+            self._timer.start(self._key, True)
+            if not cython.compiled:
+                region._block_ns = region._start_ns
+            return self
+        except RegionOpenError:
+            raise
+        except BaseException:
+            region._interrupted = True
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

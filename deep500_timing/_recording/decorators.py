@@ -177,6 +177,8 @@ class TimedIterable(Generic[T]):
         while True:
             ours = False
             try:
+                if region.is_open:
+                    _forget_abandoned(self._timer, self._key, region)
                 region.start()
                 ours = True
                 if iterator is None:
@@ -193,6 +195,15 @@ class TimedIterable(Generic[T]):
                     self._timer.fail(self._key)
                 raise
             yield item
+
+
+def _forget_abandoned(timer: Timer, key: TimeType | str, region: Any) -> None:
+    # A wait that an exception has broken off between two lines of `__iter__`. One that still goes on is on the stack,
+    # around this one, and then the start is an error.
+    from deep500_timing._recording.misuse import is_waiting
+
+    if not is_waiting(TimedIterable.__iter__.__code__, region):
+        timer._start_of_open(timer._find(key), True)
 
 
 class _SizedTimedIterable(TimedIterable[T]):

@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 import weakref
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing._ground.time_type import TimeType
@@ -55,6 +56,38 @@ def _code_of(function: Any) -> list[CodeType]:
 def exception_is_known() -> bool:
     """Whether an exception is being handled, or has ended an interactive command such as a notebook's cell."""
     return sys.exc_info()[0] is not None or getattr(sys, "last_value", None) is not None
+
+
+def block_is_live(handle: Any, region: Any) -> bool:
+    """Whether the program is inside a ``with`` block of a region (plain): the block holds the method that ends it.
+
+    An exception may fall into the very first step of that method; then the region is open, and its block is over.
+
+    Args:
+        handle: What the block is of: the region or its handle for the device.
+        region: The region.
+    """
+    leave, enter = type(handle).__exit__, type(handle).__enter__.__code__
+    blocks = sum(
+        isinstance(holder, MethodType) and holder.__func__ is leave and holder.__self__ is handle
+        for holder in gc.get_referrers(handle)
+    )
+    # A block that is being entered now holds it already.
+    return blocks > _frames_of(enter, "self", handle)
+
+
+def is_waiting(code: CodeType, region: Any) -> bool:
+    """Whether a generator of that code, which starts to wait under a region, is called by another that waits."""
+    return _frames_of(code, "region", region) > 1
+
+
+def _frames_of(code: CodeType, local: str, value: object) -> int:
+    found = 0
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        found += frame.f_code is code and frame.f_locals.get(local) is value
+        frame = frame.f_back
+    return found
 
 
 def as_code(key: TimeType | str) -> str:

@@ -73,6 +73,7 @@ class Region:
     """
 
     __slots__ = (
+        "_block_ns",
         "_device_handle",
         "_device_intervals",
         "_generation",
@@ -123,6 +124,9 @@ class Region:
         """Starts and pairs of the stretches that a second entry has interrupted."""
         self._timed_depth = 0
         """Calls of a function that is timed under this key, within one another, on this thread."""
+        if not cython.compiled:
+            self._block_ns = -_MOST - 1
+            """The start of the stretch that a ``with`` block has opened last."""
         self._interrupted = False
         """Whether an exception is known to have come between its start and its end, see ``misuse.py``."""
 
@@ -195,13 +199,15 @@ class Region:
         """Open the region."""
         try:
             self.start()
+            if not cython.compiled:
+                self._block_ns = self._start_ns
+            return self
         except RegionOpenError:
             raise
         except BaseException:
             # Whether it was opened before that or not, its end will not be called.
             self._interrupted = True
             raise
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -661,6 +667,9 @@ class Recorder:
             return
         open_s = (self.now_ns() - region._start_ns) / 1e9
         seen = region._interrupted or region._thread.exception_ns > region._start_ns
+        if not cython.compiled and region._block_ns == region._start_ns:
+            handle = region if region._open_pair is None else region._device_handle
+            seen = seen or not misuse.block_is_live(handle, region)
         if always or seen or misuse.exception_is_known():
             self._discard(region)
             region._generation = _IGNORE_NEXT_END
@@ -744,6 +753,8 @@ class Recorder:
             return
         regions.ident = ident
         self._threads[ident] = regions
+        if again is not None:
+            again.ident = 0
         for region in [] if again is None else set(again.by_key.values()):
             times = region._intervals.count + region._intervals.failed + region._intervals.discarded
             if region.is_open:
