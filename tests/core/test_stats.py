@@ -274,6 +274,24 @@ class TestTrimMean:
         """No data give 0.0, as in the contract's system."""
         assert 0.0 == trim_mean([], 0.1)
 
+    @given(st.lists(st.integers(1, 10**12), min_size=1, max_size=60), st.sampled_from([0.0, 0.05, 0.1, 0.25]))
+    def test_it_cuts_alike_whether_times_are_kept_or_not(self, values, share):
+        """From the histogram as many times are cut as from the times themselves, so that both agree within 1 %."""
+        kept = Summary()
+        kept.add_durations(array(values))
+        assert kept.trimmed_mean(share) == pytest.approx(trim_mean(values, share) / 1e9)
+        assert kept.aggregated().trimmed_mean(share) == pytest.approx(kept.trimmed_mean(share), rel=0.01, abs=2e-9)
+
+    def test_two_outliers_of_fifteen_are_cut_from_both(self):
+        """A tenth of 15 is rounded to 2, not down to 1."""
+        kept = Summary()
+        kept.add_durations(array([100] * 13 + [10**8] * 2))
+        assert (pytest.approx(1e-7), pytest.approx(1e-7)) == (
+            kept.trimmed_mean(0.1),
+            kept.aggregated().trimmed_mean(0.1),
+        )
+        assert None is Summary().trimmed_mean(0.1)
+
     @pytest.mark.parametrize("share", [-0.1, 0.5, 1, math.nan])
     def test_a_share_that_leaves_nothing(self, share):
         """Half or more at either end is refused, as is a negative share."""

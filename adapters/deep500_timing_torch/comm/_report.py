@@ -10,9 +10,10 @@ from typing import IO, TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from deep500_timing._ranks.exchange import Exchange
+from deep500_timing._ranks.exchange import DEADLINE_S, Exchange
 from deep500_timing._ranks.place import rank_and_world
 from deep500_timing._summary.reading import summarize
+from deep500_timing._summary.stats import TRIM
 from deep500_timing._summary.text import fit_encoding
 from deep500_timing_torch.comm import _device
 from deep500_timing_torch.comm._hints import hints
@@ -24,9 +25,6 @@ from deep500_timing_torch.comm._table import render
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-TRIM = 0.1
-"""Share of the times that the mean leaves out at each end."""
 
 
 class CommSummary(SummaryData):
@@ -162,7 +160,9 @@ def add_stragglers(found: CommSummary, deadline_s: float) -> None:
     found.missing_ranks, found.ahead_ranks, found.fault = answers.missing, answers.ahead, answers.fault
 
 
-def log_summary(show_straggler: bool = False, *, deadline_s: float = 10.0, file: IO[str] | None = None) -> CommSummary:
+def log_summary(
+    show_straggler: bool = False, *, deadline_s: float = DEADLINE_S, file: IO[str] | None = None
+) -> CommSummary:
     """Print a table of the operations, on rank 0, and return it as data.
 
     Args:
