@@ -260,8 +260,8 @@ class NoopTimer:
         def start(self) -> None:
             """Do nothing."""
 
-        def stop(self, reset: bool = False, record: bool = False) -> None:
-            """Do nothing."""
+        def stop(self, reset: bool = False, record: bool = False, **_: object) -> None:
+            """Do nothing, whatever it is told."""
 
         def reset(self) -> None:
             """Do nothing."""
@@ -276,11 +276,11 @@ class NoopTimer:
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         """Take any arguments of :class:`SynchronizedWallClockTimer`."""
-        self._timer = self.Timer()
+        self.timer = self.Timer()
 
     def __call__(self, name: str) -> Timer:
         """The one timer, whatever the name."""
-        return self._timer
+        return self.timer
 
     def get_timers(self) -> dict[str, Timer]:
         """No timer."""

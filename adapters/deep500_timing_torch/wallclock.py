@@ -11,6 +11,7 @@ Where PyTorch sees an accelerator, times are between events on its current strea
 from __future__ import annotations
 
 from functools import partial, wraps
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing import wallclock as _core
@@ -48,10 +49,15 @@ __all__ = [
     "BACKWARD_MICRO_TIMER",
     "BACKWARD_REDUCE_GLOBAL_TIMER",
     "BACKWARD_REDUCE_MICRO_TIMER",
+    "BACKWARD_TIMERS",
     "FORWARD_GLOBAL_TIMER",
     "FORWARD_MICRO_TIMER",
+    "FORWARD_TIMERS",
+    "PSUTILS_INSTALLED",
     "STEP_GLOBAL_TIMER",
     "STEP_MICRO_TIMER",
+    "STEP_TIMERS",
+    "TIME_EPSILON",
     "CudaEventTimer",
     "NoopTimer",
     "SynchronizedWallClockTimer",
@@ -59,6 +65,20 @@ __all__ = [
     "time_engine",
     "trim_mean",
 ]
+
+FORWARD_TIMERS = [FORWARD_MICRO_TIMER, FORWARD_GLOBAL_TIMER]
+BACKWARD_TIMERS = [
+    BACKWARD_MICRO_TIMER,
+    BACKWARD_GLOBAL_TIMER,
+    BACKWARD_INNER_MICRO_TIMER,
+    BACKWARD_INNER_GLOBAL_TIMER,
+    BACKWARD_REDUCE_MICRO_TIMER,
+    BACKWARD_REDUCE_GLOBAL_TIMER,
+]
+STEP_TIMERS = [STEP_MICRO_TIMER, STEP_GLOBAL_TIMER]
+TIME_EPSILON = 1e-6
+"""Seconds that DeepSpeed adds to a time before it divides by it; nothing here needs it."""
+PSUTILS_INSTALLED = find_spec("psutil") is not None
 
 
 class _CurrentMemory:

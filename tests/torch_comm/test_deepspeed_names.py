@@ -393,3 +393,16 @@ def test_helpers():
     assert "x" == comm.get_debug_log_name({"log_name": "x", "debug": "f"}, False)
     assert "x | [Caller Func: f]" == comm.get_debug_log_name({"log_name": "x", "debug": "f"}, True)
     assert [False] * 3 == [comm.in_aml(), comm.in_aws_sm(), comm.in_dlts()]
+
+
+def test_names_of_its_timers():
+    """The lists and constants of DeepSpeed's timers, and a timer that does nothing with any argument."""
+    from deep500_timing_torch import wallclock
+
+    every = [*wallclock.FORWARD_TIMERS, *wallclock.BACKWARD_TIMERS, *wallclock.STEP_TIMERS]
+    assert 10 == len(set(every))
+    assert 1e-6 == wallclock.TIME_EPSILON
+    assert wallclock.PSUTILS_INSTALLED in (True, False)
+    noop = wallclock.NoopTimer()
+    assert noop.timer is noop("a")
+    noop("a").stop(reset=True, record=True, other=1)
