@@ -130,8 +130,9 @@ def try_area(tests: list[str], samples: dict[str, list[Change]], jobs: int) -> l
     known = equivalents()
     scores = {module: Score(module) for module in samples}
     for (module, change), outcome in zip(owners, outcomes, strict=True):
+        is_known = bool(known & {(module, change.function), (module, *change.name)})
         if outcome != UNFIT:
-            scores[module].add(change, noticed=outcome in (KILLED, HUNG), known=(module, *change.name) in known)
+            scores[module].add(change, noticed=outcome in (KILLED, HUNG), known=is_known)
     print(f"         {len(outcomes)} changes in {time.monotonic() - began:.0f} s", flush=True)
     return list(scores.values())
 
@@ -209,10 +210,14 @@ def in_order(names: set[str], seconds: dict[str, float]) -> list[str]:
     )
 
 
-def equivalents() -> set[tuple[str, str, str, str]]:
-    """The changes that make no difference: module, function, source line, what is done to it."""
+def equivalents() -> set[tuple[str, ...]]:
+    """What makes no difference: module and function, and of a single change the source line and what is done to it."""
     listed = tomllib.loads((HERE / "equivalent.toml").read_text(encoding="utf-8")).get("equivalent", [])
-    return {(entry["module"], entry["function"], entry["source"], entry["change"]) for entry in listed}
+    unexplained = [entry for entry in listed if not entry.get("reason")]
+    if unexplained:
+        sys.exit(f"mutants: these are said to be equivalent without a reason: {unexplained}")
+    keys = ("module", "function", "source", "change")
+    return {tuple(entry[key] for key in keys if key in entry) for entry in listed}
 
 
 def report(scores: list[Score]) -> None:
