@@ -13,7 +13,7 @@ from deep500_timing import CPUGPUTimer
 from deep500_timing.devices import EventPool, captures
 from deep500_timing.testing import ManualClock, ManualDeviceClock
 from deep500_timing_torch import comm
-from deep500_timing_torch.comm import _device, _own_time
+from deep500_timing_torch.comm import _ddp, _device, _own_time
 
 
 @pytest.fixture
@@ -298,3 +298,82 @@ def test_the_device_of_the_tensor(monkeypatch):
     tensors = [types.SimpleNamespace(device=torch.device(name)) for name in ("cuda:0", "cuda:1", "cuda:1", "cpu")]
     pools = [_device.pool_for(each) for each in tensors]
     assert (["cuda:0", "cuda:1"], True, None) == (made, pools[1] is pools[2] is not pools[0], pools[3])
+
+
+class Bucket:
+    """One of DDP's, of a million bytes."""
+
+    def __init__(self, index, last):
+        self._index, self._last = index, last
+
+    def index(self):
+        """Its number."""
+        return self._index
+
+    def is_last(self):
+        """Whether the backward pass ends with it."""
+        return self._last
+
+    def buffer(self):
+        """Its gradients."""
+        return tensor()
+
+
+class TestBuckets:
+    @pytest.fixture
+    def backward(self, device, monkeypatch):
+        """Runs a backward pass of two buckets of 10 ms each with that much computing between and after, in ms."""
+        calls, works = [], []
+        monkeypatch.setattr(
+            torch.autograd.Variable, "_execution_engine", types.SimpleNamespace(queue_callback=calls.append)
+        )
+        monkeypatch.setattr(torch._C, "_current_graph_task_id", lambda: 1)
+        buckets = _ddp._Buckets(None, None, None)
+
+        class Future:
+            def then(self, done):
+                self.value = lambda: [None]
+                done(self)
+                return self
+
+        def launch(bucket, sent=None):
+            work = OwnTimedWork(device, 0.010)
+            works.append(work)
+            if sent is not None and sent.own:
+                _own_time.follow(work, sent)
+            return Future()
+
+        monkeypatch.setattr(buckets, "_launch", launch)
+
+        def run(between, after):
+            buckets.send(Bucket(0, False))
+            device.launch(between / 1e3)
+            buckets.send(Bucket(1, True))
+            device.launch(after / 1e3)
+            while calls:
+                call = calls.pop(0)
+                call()
+                if len(calls) == 1:
+                    for work in works:
+                        work.wait()
+            device.finish()
+            return [op for op in comm.summary(wait=True).ops if op.op == "ddp_all_reduce"]
+
+        return run
+
+    @pytest.mark.parametrize(
+        ("between", "after", "exposed"), [(12, 0, 10), (12, 4, 6), (12, 10, 0), (0, 0, 20), (0, 15, 5)]
+    )
+    def test_overlap(self, backward, monkeypatch, between, after, exposed):
+        """Two buckets of 10 ms: what is exposed is what of them lies behind the computing, the rest is overlap."""
+        monkeypatch.setattr(_own_time, "enable", lambda process_group, where: True)
+        (op,) = backward(between, after)
+        assert (2, pytest.approx(0.010)) == (op.count, op.mean_s)
+        assert pytest.approx(exposed / 1e3) == op.exposed_s
+        assert pytest.approx(1 - exposed / 20) == op.overlap
+
+    def test_a_backend_that_does_not_tell(self, backward):
+        """Then the time of a bucket is not known, what was waited for all is, and no overlap is claimed."""
+        (op,) = backward(12, 0)
+        assert (0, 2, 0, None) == (op.count, op.untimed, op.pending, op.overlap)
+        assert pytest.approx(0.010) == op.exposed_s

@@ -8,6 +8,7 @@ import torch
 
 from deep500_timing_torch.comm._device import EventPair
 from deep500_timing_torch.comm._log import EXPOSED, LOG, UNTIMED, fault
+from deep500_timing_torch.comm._overlap import DeviceOverlap
 from deep500_timing_torch.comm._settings import SETTINGS
 
 if TYPE_CHECKING:
@@ -53,15 +54,32 @@ class BackwardWait:
             now_ns = SETTINGS.now_ns()
             pair = None
             if device is not None and sent:
-                record = sent[-1].record
-
-                def keep(start_ns: int, end_ns: int) -> None:
-                    LOG.put(record, EXPOSED, start_ns, end_ns)
-
-                pair = EventPair(device, record.label, now_ns, keep, lambda: LOG.put(record, UNTIMED, 0, 0), None)
+                pair = self._marked(sent, device, now_ns)
             self._callback(lambda: _waited(sent, now_ns, pair))
         except Exception as error:
             fault("the wait at the end of a backward pass", error)
+
+    def _marked(self, sent: list[Sent], device: EventPool, now_ns: int) -> EventPair:
+        # From the end of the computing to the end of the wait, on the stream that computes.
+        record = sent[-1].record
+        joining: list[Any] = [operation for operation in sent if hasattr(operation, "join")]
+        if len(joining) == len(sent):
+            overlap = DeviceOverlap([operation.record for operation in sent], now_ns)
+            for index, operation in enumerate(joining):
+                operation.join(overlap, index)
+            return EventPair(
+                device,
+                record.label,
+                now_ns,
+                lambda start_ns, end_ns: overlap.stood(end_ns - start_ns),
+                lambda: overlap.stood(None),
+                None,
+            )
+
+        def keep(start_ns: int, end_ns: int) -> None:
+            LOG.put(record, EXPOSED, start_ns, end_ns)
+
+        return EventPair(device, record.label, now_ns, keep, lambda: LOG.put(record, UNTIMED, 0, 0), None)
 
 
 def _waited(sent: list[Sent], start_ns: int, pair: EventPair | None) -> None:

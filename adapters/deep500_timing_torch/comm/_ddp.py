@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 
+from deep500_timing_torch.comm import _own_time
 from deep500_timing_torch.comm._backward import BackwardWait
 from deep500_timing_torch.comm._device import EventPair, pool_for
 from deep500_timing_torch.comm._log import DONE, EXPOSED, FAILED, ISSUE, LOG, PAIR, UNTIMED, Record, fault
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from deep500_timing.devices import EventPool
+    from deep500_timing_torch.comm._overlap import DeviceOverlap
 
     Hook = Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]
 
@@ -66,7 +68,7 @@ _hook.__annotations__ = {"bucket": GradBucket}
 class _Bucket:
     """One bucket on its way."""
 
-    __slots__ = ("before", "device", "done_ns", "mark", "record", "seq", "start_ns")
+    __slots__ = ("before", "device", "done_ns", "early", "index", "mark", "overlap", "own", "record", "seq", "start_ns")
 
     def __init__(self, record: Record, device: EventPool | None, start_ns: int) -> None:
         self.record = record
@@ -75,13 +77,51 @@ class _Bucket:
         self.done_ns = 0
         self.seq: int | None = None
         self.mark: EventPair | None = None
+        """On a device: from the issue to the end of the computing."""
         self.before: int | None = None
+        self.own = False
+        """Whether the backend itself tells how long it took."""
+        self.overlap: DeviceOverlap | None = None
+        self.index = 0
+        self.early: list[int | None] = []
+        """How long it took, if that was known before the computing was over."""
 
     def keep(self, start_ns: int, end_ns: int) -> None:
         LOG.put(self.record, DONE, start_ns, end_ns, self.seq)
 
-    def fail(self) -> None:
-        LOG.put(self.record, FAILED, 1, 0)
+    def done(self, start_ns: int, end_ns: int) -> None:
+        """The backend has told how long it took on the device."""
+        self.keep(start_ns, end_ns)
+        self._took(end_ns - start_ns)
+
+    def untimed_under_way(self) -> None:
+        """How long it took on the device cannot be had."""
+        LOG.put(self.record, UNTIMED, 1, 0)
+        self._took(None)
+
+    def _took(self, duration_ns: int | None) -> None:
+        if self.overlap is None:
+            self.early.append(duration_ns)
+        else:
+            self.overlap.took(self.index, duration_ns)
+
+    def join(self, overlap: DeviceOverlap, index: int) -> None:
+        """The computing is over: its end is where the buckets' exposed time begins."""
+        self.overlap, self.index = overlap, index
+        if self.mark is not None:
+            self.mark.end()
+        if self.early:
+            overlap.took(index, self.early.pop())
+
+    def ahead(self, start_ns: int, end_ns: int) -> None:
+        if self.overlap is not None:
+            self.overlap.issued(self.index, end_ns - start_ns)
+
+    def not_ahead(self) -> None:
+        # The start was not recorded, or the end was not: how far ahead is unknown, and so is the overlap.
+        if self.overlap is not None:
+            self.overlap.unknown()
+            self.overlap.issued(self.index, 0)
 
     @property
     def waited(self) -> bool:
@@ -101,12 +141,15 @@ class _Buckets:
         self._state = state
         self._wait = BackwardWait()
 
-    def _launch(self, bucket: GradBucket) -> Any:
+    def _launch(self, bucket: GradBucket, sent: _Bucket | None = None) -> Any:
         if self._hook is not None:
             return self._hook(self._state, bucket)
         # As DDP does without a hook: multiply by the reciprocal, sum in place.
         buffer = bucket.buffer().mul_(1.0 / self._process_group.size())
-        return original_of(dist.all_reduce)(buffer, group=self._process_group, async_op=True).get_future()
+        work = original_of(dist.all_reduce)(buffer, group=self._process_group, async_op=True)
+        if sent is not None and sent.own:
+            _own_time.follow(work, sent)
+        return work.get_future()
 
     def _result(self, future: Any) -> Any:
         value = future.value()
@@ -123,7 +166,7 @@ class _Buckets:
             return self._launch(bucket).then(self._result)
         before, inside.now = inside.now, True  # what a hook calls is part of the bucket
         try:
-            future = self._launch(bucket)
+            future = self._launch(bucket, sent)
         except BaseException:
             _give_up(sent, FAILED, under_way=False)
             raise
@@ -142,10 +185,10 @@ class _Buckets:
                 raise
             try:
                 sent.done_ns = SETTINGS.now_ns()
-                if sent.mark is not None:
-                    sent.mark.end()
-                else:
+                if sent.device is None:
                     sent.keep(sent.start_ns, sent.done_ns)
+                elif not sent.own:
+                    sent.untimed_under_way()
             except Exception as error:
                 fault("DDP's buckets", error)
                 _give_up(sent, UNTIMED)
@@ -168,7 +211,8 @@ class _Buckets:
         sent.before = None if self._hook is None else group.number()
         if device is not None:
             record.on_device = True
-            sent.mark = EventPair(device, op.name, sent.start_ns, sent.keep, sent.fail, SETTINGS.device_store())
+            sent.own = self._hook is None and _own_time.enable(self._process_group, buffer.device)
+            sent.mark = EventPair(device, op.name, sent.start_ns, sent.ahead, sent.not_ahead, None)
         return sent
 
     def _follow(self, bucket: GradBucket, sent: _Bucket) -> None:

@@ -9,13 +9,27 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from deep500_timing.devices import captures
 from deep500_timing_torch.comm._log import fault
 
 if TYPE_CHECKING:
-    from deep500_timing_torch.comm._work import Tracker
+    from deep500_timing_torch.comm._log import Record
+
+
+class Timed(Protocol):
+    """What takes the time of an operation."""
+
+    record: Record
+    start_ns: int
+
+    def done(self, start_ns: int, end_ns: int) -> None:
+        """It took that long."""
+
+    def untimed_under_way(self) -> None:
+        """How long it took cannot be had."""
+
 
 WAIT_S = 60.0
 """How long who asks for every time waits for operations that do not end."""
@@ -23,7 +37,7 @@ _MOST_AT_ONCE = 32
 """Operations that are asked for at most while another is issued."""
 
 _enabled: dict[int, tuple[Any, bool]] = {}
-_under_way: deque[tuple[Any, Tracker]] = deque()
+_under_way: deque[tuple[Any, Timed]] = deque()
 
 
 def enable(process_group: Any, device: Any) -> bool:
@@ -51,7 +65,7 @@ def forget(process_group: Any) -> None:
     _enabled.pop(id(process_group), None)
 
 
-def follow(work: Any, tracker: Tracker) -> None:
+def follow(work: Any, tracker: Timed) -> None:
     """Read the time of an operation when it is over. Its handle is kept until then, and no longer."""
     collect(_MOST_AT_ONCE)
     _under_way.append((work, tracker))
