@@ -13,9 +13,22 @@ from weakref import WeakSet
 from deep500_timing.exceptions import TimingWarning
 
 if TYPE_CHECKING:
-    from deep500_timing.exporters._background import BackgroundCaller
+    from typing import Protocol
 
-_callers: WeakSet[BackgroundCaller] = WeakSet()
+    class Caller(Protocol):
+        """What of a background caller is used here."""
+
+        service: str
+
+        def hurry(self) -> float: ...
+        def wait_until_empty(self, timeout_s: float) -> bool: ...
+        def give_up(self) -> list[str]: ...
+        def after_fork_in_child(self) -> None: ...
+
+        def __hash__(self) -> int: ...
+
+
+_callers: WeakSet[Caller] = WeakSet()
 
 
 class _State:
@@ -25,7 +38,7 @@ class _State:
     ended = False
 
 
-def look_after(caller: BackgroundCaller) -> None:
+def look_after(caller: Caller) -> None:
     """Drain a caller when the program ends, and begin it anew in a child."""
     _callers.add(caller)
     if not _State.registered:

@@ -60,7 +60,7 @@ def test_a_text_is_written_in_one_file(text, home):
         ("p90", "deep500_timing/_summary/stats.py"),
         ("p99", "deep500_timing/_summary/stats.py"),
         ("max_device_reserved_bytes", "deep500_timing/_ground/memory_usage.py"),
-        ("RANK", "deep500_timing/_ranks/launchers.py"),
+        ("PMI_RANK", "deep500_timing/_ranks/launchers.py"),
         ("SLURM_PROCID", "deep500_timing/_ranks/launchers.py"),
     ],
 )
