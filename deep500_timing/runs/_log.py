@@ -30,8 +30,10 @@ FLUSH_S = 1.0
 ROTATE_BYTES = 64 << 20
 _FILES_KEPT = 8
 """Into how many files what may be kept is divided, so that not all of it goes at once."""
-_FLUSH_ROWS = 1 << 16
-"""A flush that found more than this many intervals is followed by the next one sooner."""
+_FLUSH_ROWS = 1 << 14
+"""Intervals that a flush should find; a quarter of what a bounded timer keeps for its log in one region."""
+_FIRST_PAUSE_S = 0.05
+_LEAST_PAUSE_S = 0.01
 _LOCK_S = 5.0
 
 
@@ -242,11 +244,12 @@ class RunLog:
 
     def _work(self) -> None:
         assert self._flush_s is not None
-        pause = self._flush_s
+        # By size as well as by time: a timer that is bounded waits for its log within a bound.
+        pause = min(self._flush_s, _FIRST_PAUSE_S)
         while not self._wake.wait(pause):
             rows = self._flush(final=False)
-            # By size as well as by time.
-            pause = self._flush_s * min(1.0, max(_FLUSH_ROWS / max(rows, 1), 0.02))
+            wanted = pause * min(_FLUSH_ROWS / max(rows, 1), 2.0)
+            pause = min(max(wanted, _LEAST_PAUSE_S), self._flush_s)
 
     def _flush(self, *, final: bool, reason: str = "") -> int:
         if self._pid != os.getpid():

@@ -120,4 +120,4 @@ def test_a_fit_in_keras(start, tmp_path):
     saved = [json.loads((tmp_path / "fit.0.json").read_text())]
     with Run.open(tmp_path / "run") as run:
         assert_equal(run, saved)
-        assert 12 == len(run.steps().rows())
+        assert len(saved[0]["BATCH"]) == len(run.steps().rows()) >= 10
