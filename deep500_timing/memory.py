@@ -14,6 +14,7 @@ Readers only read: peaks that a framework counts are the user's, and are never r
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from deep500_timing._ground.memory_usage import MemorySamples, MemoryUsage, RegionMemory
@@ -115,6 +116,16 @@ def sample_region(recorder: Recorder, name: str, reader: MemoryReader) -> None:
     usage = read_or_none(reader)
     if usage is not None:
         recorder._memory_at_ends.setdefault(name, MemorySamples()).add(usage)
+        run = recorder._run
+        if run is not None:
+            for metric, value in amounts_of(usage):
+                run.sample(f"memory.{metric}", value, region=name)
+
+
+def amounts_of(usage: MemoryUsage) -> list[tuple[str, float]]:
+    """The numbers of a reading by the names of their fields, those that are unknown left out."""
+    named = ((field.name, getattr(usage, field.name)) for field in fields(usage))
+    return [(name, value) for name, value in named if isinstance(value, (int, float))]
 
 
 class MemoryTimer(CPUGPUTimer):

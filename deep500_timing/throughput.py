@@ -243,7 +243,10 @@ class ThroughputTimer:
             self.timed_steps += 1
             self._total_ns += step_ns
             self._last = (amounts, step_ns)
+            run = self._core._timer._run
             for unit, value in amounts.items():
+                if run is not None and step_ns:
+                    run.sample(f"throughput.{unit}_per_s", value * 1e9 / step_ns)
                 amount, total_ns = self._totals.get(unit, (0.0, 0))
                 self._totals[unit] = (amount + value, total_ns + step_ns)
 

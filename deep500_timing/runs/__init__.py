@@ -11,8 +11,10 @@ is the log itself, with its settings. Others write through the same door: ``time
     log.declare("layers", start_ns="time", dur_ns="int", layer="name")    # a table of a later capability
     log.add("layers", (start_ns, dur_ns, "conv1"))
 
-None of these waits: they queue, and the log's thread writes. Columns named ``time_ns`` or ``start_ns`` of type ``time``
-get a ``unix_ns`` beside them in the reader; ``step`` of the smallest int64 is none.
+What is recorded by no timer finds the process's log by ``runs.current()``, and may hand over what it has queued when a
+flush is due: ``runs.feeders.append(callable)``. None of these waits: they
+queue, and the log's thread writes. Columns named ``time_ns`` or ``start_ns`` of type ``time`` get a ``unix_ns`` beside
+them in the reader; ``step`` of the smallest int64 is none.
 
 **Reading.** ``Run.open(folder)`` compacts the logs to Parquet and gives tables, each a :class:`Relation` with
 ``.df()``, ``.arrow()``, ``.rows()``::
@@ -32,13 +34,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from deep500_timing.runs._attach import attach
+    from deep500_timing.runs._current import current, feeders
     from deep500_timing.runs._engine import Relation
     from deep500_timing.runs._log import RunLog
     from deep500_timing.runs._read import NewerSchemaError
     from deep500_timing.runs._run import Run
     from deep500_timing.runs._why import Cause, Why
 
-__all__ = ["Cause", "NewerSchemaError", "Relation", "Run", "RunLog", "Why", "attach"]
+__all__ = ["Cause", "NewerSchemaError", "Relation", "Run", "RunLog", "Why", "attach", "current", "feeders"]
 
 # A timer that writes needs no reader, and a reader no writer.
 _HOMES = {
@@ -49,6 +52,8 @@ _HOMES = {
     "RunLog": "_log",
     "Why": "_why",
     "attach": "_attach",
+    "current": "_current",
+    "feeders": "_current",
 }
 
 

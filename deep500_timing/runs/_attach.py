@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from deep500_timing.runs._current import logs
 from deep500_timing.runs._log import RunLog
 
 if TYPE_CHECKING:
     from os import PathLike
 
     from deep500_timing._recording.recorder import Recorder
-
-_logs: dict[tuple[str, int], RunLog] = {}
 
 
 def attach(timer: Recorder, run: RunLog | str | PathLike[str]) -> RunLog:
@@ -27,11 +26,12 @@ def attach(timer: Recorder, run: RunLog | str | PathLike[str]) -> RunLog:
     """
     if isinstance(run, RunLog):
         run.attach(timer)
+        logs.setdefault((run.folder, id(run.clock)), run)
         return run
     key = (os.path.abspath(os.fspath(run)), id(timer._clock))
-    log = _logs.get(key)
+    log = logs.get(key)
     if log is None or log.closed:
-        log = _logs[key] = RunLog(run, timer)
+        log = logs[key] = RunLog(run, timer)
     else:
         log.attach(timer)
     return log

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from deep500_timing._ground.warn import warn_once
 from deep500_timing._summary.anchor import take_anchor
+from deep500_timing.runs._current import feeders
 from deep500_timing.runs._encoder import Encoder
 from deep500_timing.runs._harvest import Harvest
 from deep500_timing.runs._header import describe, find_place
@@ -210,6 +211,7 @@ class RunLog:
         """
         if self.closed or self._pid != os.getpid():
             return
+        self._ask_feeders()  # They look for a log that is open.
         self.closed = True
         self._wake.set()
         thread = self._thread
@@ -286,6 +288,7 @@ class RunLog:
             return 0
         for fault in writer.take_faults():
             self.event("fault", fault)
+        self._ask_feeders()
         cut_ns = int(self._now())
         if self._system is not None:
             self.add("samples", *((cut_ns, metric, value, "") for metric, value in self._system.due(cut_ns)))
@@ -308,6 +311,13 @@ class RunLog:
         elif writer.rotate_if_full(lambda: self._end("rotated")) and self._history is not None:
             self._history.keep_within(writer, self._place.rank)
         return count
+
+    def _ask_feeders(self) -> None:
+        for feeder in feeders:
+            try:
+                feeder()
+            except Exception as error:
+                warn_once(f"Asking {feeder} for what belongs into the run failed: {error}.", about=f"feeder {feeder}")
 
     def _frames(self, final: bool, reason: str) -> bytes:
         harvest, encoder, steps = self._harvest, self._encoder, self._steps

@@ -25,6 +25,7 @@ DDP = (
 import os, sys, torch, torch.distributed as dist
 from torch import nn
 import deep500_timing_torch as timer
+from deep500_timing_torch import comm
 
 folder, store = sys.argv[1:]
 rank = int(os.environ["RANK"])
@@ -32,6 +33,7 @@ dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_
 torch.manual_seed(0)
 model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4)))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+comm.configure(enabled=True, prof_all=True)
 tmr = timer.CPUGPUTimer(run=folder)
 data = [(torch.randn(8, 16), torch.randint(0, 4, (8,))) for _ in range(12)]
 with tmr.region(timer.TimeType.EPOCH):
@@ -45,6 +47,7 @@ with tmr.region(timer.TimeType.EPOCH):
                 loss.backward()
             with tmr.region("optimizer"):
                 optimizer.step()
+        comm.all_reduce(loss.detach())
 save(tmr, f"{store}.{rank}.json")
 dist.destroy_process_group()
 """
@@ -109,6 +112,14 @@ def test_a_ddp_run_of_two_ranks(start, tmp_path):
         ]
         logs = run.table("logs").rows()
         assert [(0, 2, "exit"), (1, 2, "exit")] == sorted((row["rank"], row["world_size"], row["end"]) for row in logs)
+        collectives = run.table("collectives").rows()
+        sequences = [
+            sorted(row["sequence"] for row in collectives if (row["rank"], row["op"]) == (rank, "all_reduce"))
+            for rank in range(2)
+        ]
+        assert 12 == len(set(sequences[0]))
+        assert sequences[0] == sequences[1]
+        assert {4} == {row["bytes"] for row in collectives}
         paths = [row["path"] for row in run.regions(rank=1).rows()]
         assert {"EPOCH/BATCH/FORWARD", "EPOCH/BATCH/BACKWARD", "EPOCH/BATCH/optimizer", "EPOCH/IO"} <= set(paths)
 

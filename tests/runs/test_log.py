@@ -6,10 +6,12 @@ import threading
 
 import pytest
 
-from deep500_timing import Timer, TimeType
-from deep500_timing.runs import RunLog, attach
+from deep500_timing import Timer, TimeType, TimingWarning
+from deep500_timing.memory import MemoryTimer, MemoryUsage
+from deep500_timing.runs import RunLog, attach, current, feeders
 from deep500_timing.runs._kinds import NO_STEP
 from deep500_timing.testing import ManualClock, ManualDeviceClock
+from deep500_timing.throughput import ThroughputTimer
 
 RANK_0 = "rank-00000.d5log"
 
@@ -363,3 +365,54 @@ def test_device_times_that_come_late_are_of_their_step(clock, rows, tmp_path):
     # One was captured and has no time: near it nobody can tell, and then nobody does.
     assert {19_000_000, 20_000_000, 22_000_000, 23_000_000} >= set(got) - set(known)
     assert {dur: dur // 1_000_000 - 1 for dur in known} == known
+
+
+def test_memory_at_the_ends_of_regions(clock, rows, tmp_path):
+    """What a memory timer reads at a region's end is a sample of that region; what is unknown is not there."""
+
+    class Reader:
+        def read(self):
+            return MemoryUsage(host_rss_bytes=1 << 30, device="cuda:0", device_allocated_bytes=5)
+
+    tmr = MemoryTimer(clock=clock, memory=Reader(), run=RunLog(tmp_path, rank=0, flush_s=None))
+    for _ in range(2):
+        with tmr.region(TimeType.FORWARD):
+            clock.advance_ns(3)
+    tmr._run.close()
+    got = [(row["metric"], row["value"], row["region"], row["time_ns"]) for row in rows(tmp_path / RANK_0, "samples")]
+    assert [
+        (metric, value, "FORWARD", 10**9 + time)
+        for time in (3, 6)
+        for metric, value in (("memory.host_rss_bytes", 2.0**30), ("memory.device_allocated_bytes", 5.0))
+    ] == got
+
+
+def test_rates_of_a_throughput_timer(clock, rows, tmp_path):
+    """Each timed step of a throughput timer is a sample of its rates, by unit."""
+    tmr = Timer(clock=clock, run=RunLog(tmp_path, rank=0, flush_s=None))
+    throughput = ThroughputTimer(batch_size=8, timer=tmr, start_step=0, steps_per_output=None)
+    for _ in range(2):
+        throughput.start()
+        clock.advance(0.5)
+        throughput.stop(global_step=True, amounts={"tokens": 1024})
+    tmr._run.close()
+    got = {(row["metric"], row["value"]) for row in rows(tmp_path / RANK_0, "samples")}
+    assert {("throughput.samples_per_s", 16.0), ("throughput.tokens_per_s", 2048.0)} == got
+
+
+def test_what_no_timer_records(tmr, log, clock, rows, tmp_path):
+    """Whoever asks finds the process's log, and whoever queues is asked before each flush; a fault ends nothing."""
+    with Timer(run=RunLog(tmp_path / "own", rank=0, flush_s=None))._run as own:
+        assert own is current()
+        fed = [lambda: current().sample("fed", 1.0), lambda: 1 / 0]
+        feeders.extend(fed)
+        try:
+            with pytest.warns(TimingWarning, match="division by zero"):
+                own.event("begin")
+                own.flush()
+                own.close()
+        finally:
+            for feeder in fed:
+                feeders.remove(feeder)
+    assert current() is not own
+    assert ["fed", "fed"] == [row["metric"] for row in rows(tmp_path / "own" / RANK_0, "samples")]

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from deep500_timing._ground.warn import warn_once
 from deep500_timing._recording.intervals import Intervals
+from deep500_timing.runs import current, feeders
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -122,6 +123,11 @@ class Record:
         if kind in (SYNC, DONE):
             self.latency.append(start_ns, end_ns)
             self.finished += kind == DONE
+            run = current()
+            if run is not None:
+                name = self.op.same_as or self.op.name
+                size = -1 if self.nbytes is None else self.nbytes
+                run.collective(name, start_ns, end_ns, group=self.group.name, sequence=seq, nbytes=size)
             if seq is not None:
                 self.group.ring.append((seq, self.op.same_as or self.op.name, self.nbytes or 0, end_ns - start_ns))
         elif kind == ISSUE:
@@ -464,6 +470,14 @@ def _existing_groups() -> list[Any]:
 
 LOG = CommLog()
 """The log of this process."""
+
+
+def _hand_over() -> None:
+    LOG.drain(wait=False)
+
+
+# Before a run is flushed, what has finished is counted, and so queued for it.
+feeders.append(_hand_over)
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=LOG.after_fork)
