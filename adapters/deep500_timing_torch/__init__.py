@@ -52,6 +52,7 @@ from deep500_timing import (
 from deep500_timing_torch._clock import CudaEventClock
 from deep500_timing_torch._compile import prepare as _prepare
 from deep500_timing_torch._ranklog import global_timer
+from deep500_timing_torch._recompute import prepare as _prepare_recomputation
 from deep500_timing_torch._timer import CPUGPUTimer
 from deep500_timing_torch.event_timer import CudaEventTimer
 from deep500_timing_torch.wallclock import NoopTimer, SynchronizedWallClockTimer, ThroughputTimer
@@ -90,3 +91,4 @@ __all__ = [
 ]
 
 _prepare()
+_prepare_recomputation()
