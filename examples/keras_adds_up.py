@@ -1,8 +1,8 @@
 """How the times of a Keras fit add up: what the other ``keras_*`` examples print below their table.
 
-Regions lie inside one another: FIT holds EPOCH, EPOCH holds the batches and VALIDATION, and BATCH holds IO, FORWARD and
-BACKWARD. What none of the inner ones covers is the rest: in a batch the optimizer's update and Keras's own work, in an
-epoch what happens between the batches.
+Regions lie inside one another: FIT holds EPOCH, EPOCH holds the batches, the hooks of callbacks, VALIDATION and what
+Keras does before and after the batches, and BATCH holds IO, FORWARD and BACKWARD. What none of the inner ones covers is
+the rest: in a batch the optimizer's update and Keras's own work.
 """
 
 from __future__ import annotations
@@ -11,7 +11,14 @@ import numpy as np
 
 import deep500_timing_tensorflow as timer
 
-FIRST = "BATCH (first)"
+PARTS = (
+    "EPOCH (start)",
+    timer.TimeType.BATCH,
+    "BATCH (first)",
+    "CALLBACKS",
+    "VALIDATION",
+    "EPOCH (end)",
+)
 
 
 def total(tmr: timer.Timer, key: timer.TimeType | str) -> float:
@@ -32,7 +39,7 @@ def show(tmr: timer.Timer, callback: timer.TimerCallback) -> None:
     types = timer.TimeType
     epoch, batch = total(tmr, types.EPOCH), total(tmr, types.BATCH)
     tables = {
-        "EPOCH": (epoch, {"BATCH": batch, FIRST: total(tmr, FIRST), "VALIDATION": total(tmr, "VALIDATION")}),
+        "EPOCH": (epoch, {str(getattr(part, "name", part)): total(tmr, part) for part in PARTS}),
         "BATCH": (
             batch,
             {
@@ -50,4 +57,4 @@ def show(tmr: timer.Timer, callback: timer.TimerCallback) -> None:
             print(f"  {key:<16}{seconds:9.3f} s {100 * seconds / whole:5.1f} %")
     found = callback.throughput
     if found is not None and found.samples_per_s is not None:
-        print(f"\nnewest epoch: {found.steps_per_s:.1f} steps/s, {found.samples_per_s:.0f} samples/s")
+        print(f"\nnewest epoch, steady state: {found.steps_per_s:.1f} steps/s, {found.samples_per_s:.0f} samples/s")

@@ -50,8 +50,8 @@ if TYPE_CHECKING:
         trim_mean,
     )
     from deep500_timing_tensorflow._clock import CupyEventClock
-    from deep500_timing_tensorflow._custom_loop import timed_step
     from deep500_timing_tensorflow._keras import TimerCallback
+    from deep500_timing_tensorflow._timed_step import timed_step
 
 __all__ = [
     "CPUGPUTimer",
@@ -84,7 +84,7 @@ __all__ = [
     "trim_mean",
 ]
 
-_LAZY = {"CupyEventClock": "_clock", "timed_step": "_custom_loop"}
+_LAZY = {"CupyEventClock": "_clock", "timed_step": "_timed_step"}
 _LAZY_IN_CORE = {
     "Clock",
     "DeviceClock",

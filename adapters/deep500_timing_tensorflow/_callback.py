@@ -1,32 +1,16 @@
-"""The hooks of ``TimerCallback``: each hands over to :class:`FitTiming`, and none ever raises."""
+"""The public callback: its arguments, what it tells, and how it gets to the first and the last place of a list."""
 
 from __future__ import annotations
 
-import functools
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from deep500_timing import CPUGPUTimer, Timer
-from deep500_timing_tensorflow._fit import FitTiming
-from deep500_timing_tensorflow._step import warn_fault
+from deep500_timing import Timer
+from deep500_timing_tensorflow import _edges
+from deep500_timing_tensorflow._edges import FirstCallback, LastCallback, guarded
+from deep500_timing_tensorflow._fit import FitTiming, Wishes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from deep500_timing_tensorflow._tally import Throughput
-
-    F = TypeVar("F", bound=Callable[..., Any])
-
-
-def _guarded(hook: F) -> F:
-    # A fault in timing costs one warning, never the fit.
-    @functools.wraps(hook)
-    def guarded(self: Any, *args: Any, **kwargs: Any) -> None:
-        try:
-            hook(self, *args, **kwargs)
-        except Exception as error:
-            warn_fault(hook.__name__, error)
-
-    return guarded  # type: ignore[return-value]
+    from deep500_timing_tensorflow._epoch_totals import Throughput
 
 
 class TimerHooks:
@@ -40,22 +24,25 @@ class TimerHooks:
 
     The regions are:
 
-    - FIT: a call of ``fit``. EPOCH: an epoch, its validation included.
-    - BATCH: a batch, the wait for it included. With ``steps_per_execution=N`` the N batches of an execution count one
-      each, with an equal share of its time.
-    - BATCH (first): batches of executions in which Keras traced or compiled, the first and any later ones, such as
-      that of a smaller last batch. They are kept out of BATCH.
-    - IO: the visible wait for the next batch, those of first batches included.
-    - EXECUTION: with ``gpu=True`` and ``steps_per_execution=N``, an execution of N batches, on the GPU as well; a share
-      of its GPU time for each batch is not made up.
+    - FIT: a call of ``fit``. EPOCH: an epoch, its validation and all hooks at its ends included.
+    - BATCH: a call of the train function, from its entry to its return with its logs. On TensorFlow and JAX it takes
+      its data itself, so IO lies inside. With ``steps_per_execution=N`` it trains on N batches, and BATCH is one
+      interval for all of them: ``batches`` counts the batches, and means in ``logs`` are of a single one.
+    - BATCH (first): calls in which something was traced or compiled, the first and any later one, such as that of a
+      smaller last batch. They are kept out of BATCH.
+    - IO: the wait for the next batch, those of first batches included. On torch Keras waits before it calls the hooks,
+      so IO lies before BATCH. On TensorFlow only its length is known, and it is put where BATCH begins.
+    - CALLBACKS: the hooks of all callbacks inside an epoch. CALLBACKS (fit): those at the begin and the end of a fit.
+    - EPOCH (start) and EPOCH (end): what Keras does before the first and after the last batch of an epoch.
     - VALIDATION: the evaluation inside an epoch. TEST and PREDICT: a call of ``evaluate`` or ``predict``.
     - FORWARD and BACKWARD, with ``phases=True``: from the moment that the batch is there to its loss, and from there
       to the gradients. The optimizer's update is the rest of BATCH.
 
-    A region that an exception or Ctrl-C breaks off is counted as failed: at once if it comes from inside a batch; as
-    Keras calls no hook after one from elsewhere, such a region reads as running until the callback is used again. The
-    callback may be used for any number of fits and models, first or last in the list; with ``log_prefix`` put it before
-    those that write the logs.
+    An epoch is the sum of EPOCH (start), BATCH, BATCH (first), CALLBACKS, VALIDATION and EPOCH (end), and on torch IO.
+
+    The place in the list of callbacks does not matter. A fit inside a fit, on another callback or this one, has its own
+    times. A region that an exception or Ctrl-C breaks off is counted as failed when Python lets go of the fit, at the
+    latest when the callback is used again. The callback may be used for any number of fits and models.
 
     A callback that sees the end of each batch makes Keras 3 wait for the batch's logs, on every backend. That is
     Keras's doing, and it is what makes the end of BATCH true on a GPU. tf_keras does not wait.
@@ -64,16 +51,16 @@ class TimerHooks:
         timer: Where the times go.
         gpu: Whether BATCH is timed on the GPU as well. On TensorFlow that waits for its GPUs before and after each
             batch, see ``CPUGPUTimer``; on the torch backend pass a timer of ``deep500_timing_torch``, which does not.
-        io: ``"auto"`` times the wait for data where that leaves Keras's way of fetching it as fast as it is; True
-            also where the batches must be fetched one by one for it (TensorFlow with ``steps_per_execution`` above 1);
-            False never. On TensorFlow the train function is then given batches instead of their iterator, so that a
-            smaller last batch has it traced once more; that execution is in BATCH (first).
-        phases: Whether to time FORWARD and BACKWARD.
-        log_prefix: Put the means of each epoch, in seconds, into Keras's ``logs`` under this prefix, with
-            ``steps_per_s`` and ``samples_per_s``: ``"time/"`` gives ``time/BATCH``. None leaves the logs alone.
+        io: ``"auto"`` times the wait for data where it can be told; False does not. On TensorFlow with
+            ``steps_per_execution`` above 1 a batch may be fetched while the one before is trained on: True takes the
+            whole of each fetch for a wait, and ``phases=True`` knows.
+        phases: Whether to time FORWARD and BACKWARD. On TensorFlow a model that is traced meanwhile keeps the stamps in
+            its graph until it is compiled anew, and one that was traced before has none.
+        log_prefix: Put the means of each epoch, in seconds, into Keras's ``logs`` under this prefix, with the rates of
+            :attr:`throughput`: ``"time/"`` gives ``time/BATCH``. None leaves the logs alone.
 
     Raises:
-        TypeError: ``timer`` is not a timer, or not a ``CPUGPUTimer`` though ``gpu`` is true.
+        TypeError: ``timer`` is not a timer.
         ValueError: ``io`` is something else.
     """
 
@@ -91,26 +78,31 @@ class TimerHooks:
                 f"TimerCallback({timer!r}): the first argument is the timer that keeps the times, such as "
                 f"CPUGPUTimer(), not {type(timer).__name__}."
             )
-        if gpu and not isinstance(timer, CPUGPUTimer):
-            raise TypeError("TimerCallback(gpu=True) needs a CPUGPUTimer; a Timer has CPU times only.")
         if io not in ("auto", True, False):
             raise ValueError(f"TimerCallback(io={io!r}): pass 'auto', True or False.")
         super().__init__()
         self.timer = timer
         self._settings: dict[str, Any] = {"gpu": bool(gpu), "io": io, "phases": bool(phases), "log_prefix": log_prefix}
-        self._log_prefix = log_prefix
-        self._timing = FitTiming(timer, gpu=bool(gpu), io=io, phases=bool(phases))
+        self._wishes = Wishes(timer, gpu=bool(gpu), io=io, phases=bool(phases), log_prefix=log_prefix)
+        self._timings: list[FitTiming] = []
+        # For a loop that has no list of callbacks and calls the hooks itself.
+        self._own_place: tuple[FirstCallback, LastCallback] | None = None
 
     @property
     def throughput(self) -> Throughput | None:
-        """How fast the newest epoch went, its steady state only; None before the first."""
-        tally = self._timing.tally
-        return None if tally is None else tally.throughput()
+        """How fast the newest epoch went, in its steady state and as a whole; None before the first."""
+        totals = self._wishes.totals
+        return None if totals is None else totals.throughput()
+
+    @property
+    def batches(self) -> int:
+        """Batches that were trained on, in all fits."""
+        return self._wishes.batches
 
     @property
     def withheld(self) -> int:
-        """Batches whose phases contradicted the batch, and were counted as failed instead of being reported."""
-        return self._timing.withheld
+        """Batches whose phases were lost or contradicted the batch; they count as failed, and are not reported."""
+        return self._wishes.withheld
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """A callback for other fits that shares this one's timer: KerasTuner copies callbacks for each trial."""
@@ -129,59 +121,76 @@ class TimerHooks:
         super().set_model(model)  # type: ignore[misc]
         self._attach(model)
 
-    @_guarded
+    @guarded
     def _attach(self, model: Any) -> None:
-        self._timing.attach(model)
+        for timing in self._timings:
+            if timing.is_broken_off():
+                timing.break_off()
+        callbacks = _edges.calling_list()
+        if self._own_place is not None:
+            self._own_place[0].timing.break_off()
+        self._timings = [timing for timing in self._timings if timing.is_running()]
+        if callbacks is not None and any(
+            isinstance(found, FirstCallback) and found.timing.wishes is self._wishes for found in callbacks.callbacks
+        ):
+            return
+        timing = FitTiming(self._wishes, model, callbacks)
+        edges = FirstCallback(timing), LastCallback(timing)
+        self._own_place = edges if callbacks is None else None
+        if callbacks is not None:
+            self._timings.append(timing)
+            # A new list: the one that there is may be the one that is being gone through.
+            callbacks.callbacks = [edges[0], *callbacks.callbacks, edges[1]]
 
-    @_guarded
     def on_train_begin(self, logs: Any = None) -> None:
         """A fit begins."""
-        self._timing.fit_begins((getattr(self, "params", None) or {}).get("steps"))
+        for place in self._own_place or ():
+            place.on_train_begin(logs)
 
-    @_guarded
     def on_train_end(self, logs: Any = None) -> None:
         """A fit came to its end."""
-        self._timing.fit_ends()
+        for place in self._own_place or ():
+            place.on_train_end(logs)
 
-    @_guarded
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """An epoch begins."""
-        self._timing.epoch_begins()
+        for place in self._own_place or ():
+            place.on_epoch_begin(epoch, logs)
 
-    @_guarded
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """An epoch came to its end."""
-        self._timing.epoch_ends(logs, self._log_prefix)
+        for place in self._own_place or ():
+            place.on_epoch_end(epoch, logs)
 
-    @_guarded
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """An execution of the train function begins."""
-        self._timing.batch_begins(batch)
+        for place in self._own_place or ():
+            place.on_train_batch_begin(batch, logs)
 
-    @_guarded
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """An execution of the train function came to its end."""
-        self._timing.batch_ends()
+        for place in self._own_place or ():
+            place.on_train_batch_end(batch, logs)
 
-    @_guarded
     def on_test_begin(self, logs: Any = None) -> None:
         """An evaluation begins."""
-        self._timing.test_begins()
+        for place in self._own_place or ():
+            place.on_test_begin(logs)
 
-    @_guarded
     def on_test_end(self, logs: Any = None) -> None:
         """An evaluation came to its end."""
-        self._timing.test_ends()
+        for place in self._own_place or ():
+            place.on_test_end(logs)
 
-    @_guarded
     def on_predict_begin(self, logs: Any = None) -> None:
         """A prediction begins."""
-        self._timing.predict_begins()
+        for place in self._own_place or ():
+            place.on_predict_begin(logs)
 
-    @_guarded
     def on_predict_end(self, logs: Any = None) -> None:
         """A prediction came to its end."""
-        self._timing.predict_ends()
+        for place in self._own_place or ():
+            place.on_predict_end(logs)
 
     # --- what tf_keras asks of a callback, and Keras 3 does not -----------------------------------------------------
 

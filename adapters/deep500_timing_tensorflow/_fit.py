@@ -1,134 +1,223 @@
-"""What happens to the timer as a Keras model trains: regions open and close as the hooks come.
+"""What happens to the timer as Keras trains: regions open and close as the first and the last hook come.
 
-Where the wait for data lies differs. On TensorFlow and JAX the train function fetches its batch, so a batch begins with
-its begin hook. On torch the fetch comes before the begin hook, so a batch begins where the one before it ended. BATCH
-thus contains its IO on every backend.
+Everything between two hooks has a name, so that an epoch adds up: EPOCH is EPOCH (start), the batches, CALLBACKS,
+VALIDATION and EPOCH (end); on torch, where Keras fetches a batch before it calls the hooks, IO as well.
+
+A :class:`FitTiming` belongs to one list of callbacks, that is to one call of ``fit``, ``evaluate`` or ``predict``. One
+that is called inside another has its own, so neither breaks the other off.
 """
 
 from __future__ import annotations
 
 import time
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
+from weakref import finalize, ref
 
 from deep500_timing import TimeType
-from deep500_timing_tensorflow import _choices
-from deep500_timing_tensorflow._keras_facts import backend_of, count_steps, steps_per_execution
+from deep500_timing_tensorflow import _capabilities, _edges
+from deep500_timing_tensorflow._data import listeners_at
+from deep500_timing_tensorflow._epoch_totals import EpochTotals
+from deep500_timing_tensorflow._keras_facts import backend_of, steps_per_execution
+from deep500_timing_tensorflow._open_regions import (
+    CALLBACKS,
+    EPOCH_END,
+    EPOCH_START,
+    FIT,
+    FIT_CALLBACKS,
+    PREDICT,
+    TEST,
+    VALIDATION,
+    OpenRegions,
+    first,
+)
 from deep500_timing_tensorflow._phases import Execution, PhaseMatcher
-from deep500_timing_tensorflow._regions import EXECUTION, FIT, PREDICT, TEST, VALIDATION, OpenRegions, first
-from deep500_timing_tensorflow._step import ArmedStep, TraceWatch
-from deep500_timing_tensorflow._tally import EpochTally
+from deep500_timing_tensorflow._traces import TraceCounts
 
 if TYPE_CHECKING:
     from deep500_timing import Timer
-    from deep500_timing_tensorflow._step import Phases
+    from deep500_timing_tensorflow._data_tensorflow import Fetched, TimedDataset
+    from deep500_timing_tensorflow._phases import Phases
 
 BATCH, EPOCH, IO = TimeType.BATCH, TimeType.EPOCH, TimeType.IO
 
 
-class FitTiming:
-    """Times the fits of one callback, one after another.
+class Wishes:
+    """What one callback wants timed, and what it knows of all its fits.
 
     Args:
         timer: Where the times go.
         gpu: Whether batches are to be timed on the GPU as well.
         io: ``"auto"``, True or False, see ``TimerCallback``.
         phases: Whether the forward and the backward pass are to be timed.
+        log_prefix: Under which names means go into Keras's logs; None for none.
     """
 
-    def __init__(self, timer: Timer, *, gpu: bool, io: bool | str, phases: bool) -> None:
+    def __init__(self, timer: Timer, *, gpu: bool, io: bool | str, phases: bool, log_prefix: str | None) -> None:
         """See the class."""
-        self.timer = timer
-        self.regions = OpenRegions(timer)
-        self.tally: EpochTally | None = None
-        self._wants_gpu, self._wants_io, self.wants_phases = gpu, io, phases
-        # Functions that were executed before, and so are past their first tracing.
-        self._seen: WeakSet[Any] = WeakSet()
-        self._model: Any = None
-        self._watch: TraceWatch | None = None
-        self._armed: ArmedStep | None = None
-        self._phases: Phases | None = None
-        self.matcher = PhaseMatcher(self)
-        self._forget_fit()
+        self.timer, self.gpu, self.io, self.phases, self.log_prefix = timer, gpu, io, phases, log_prefix
+        self.totals: EpochTotals | None = None
+        self.batches = self.withheld = 0
 
-    def _forget_fit(self) -> None:
-        self._backend = ""
-        self.gpu = False
-        self._fetches = False
-        self._fetches_before_begin = False
-        self._steps_per_execution = 1
-        self._steps_known: int | None = None
-        self._forget_batch()
 
-    def _forget_batch(self) -> None:
-        self._began_ns = self._began_unix_ns = 0
-        self._index = 0
-        self.steady = True
-        self._traced = False
-        self._fetched = 0
-        self._samples: int | None = 0
-        self._counter_before: int | None = None
+class FitTiming:
+    """Times what one list of callbacks belongs to.
 
-    @property
-    def withheld(self) -> int:
-        """Batches whose phases contradicted the batch."""
-        return self.matcher.withheld
+    Args:
+        wishes: The callback's.
+        model: The model that the list was given.
+        callbacks: The list; None for a loop that calls the hooks itself.
+    """
 
-    # --- fits, evaluations and predictions ------------------------------------------------------------------------
-
-    def attach(self, model: Any) -> None:
-        """A model is about to fit, evaluate or predict: what an earlier one left open was broken off."""
-        self.abandon()
-        if model is not self._model:
-            self._watch = None
-            if self._phases is not None:
-                self._phases.leave(self.matcher)
-            self._phases = None
+    def __init__(self, wishes: Wishes, model: Any, callbacks: Any = None) -> None:
+        """See the class."""
+        self.wishes = wishes
+        self.timer = wishes.timer
+        self.regions = OpenRegions(wishes.timer)
+        self.totals: EpochTotals | None = None
+        self.steps_known: int | None = None
+        self.matcher = PhaseMatcher(self, wishes)
         self._model = model
+        self._thread = get_ident()
+        self._callbacks = ref(callbacks) if callbacks is not None else None
+        if callbacks is not None:
+            finalize(callbacks, self._list_is_gone).atexit = False
+        self._settle_what_can_be_timed()
 
-    def abandon(self) -> None:
+    def _settle_what_can_be_timed(self) -> None:
+        # For a list that never begins a fit; `fit_begins` settles it for one that does.
+        self._gpu = self._times_io = self._fetches_before_hooks = False
+        self._steps_per_execution = 1
+        self._phases: Phases | None = None
+        self._dataset: TimedDataset | None = None
+        self._listens = False
+        self._traces: TraceCounts | None = None
+        self._number = self._index = self._idle_since_ns = 0
+        self._began_ns = self._began_unix_ns = 0
+        self._wait_ns = self._fetched_in_execution = 0
+        self._fetched: Fetched | None = None
+        self._samples: int | None = 0
+        self._batches_in_epoch = 0
+        self._first_wait_ns: int | None = None
+
+    # --- what was broken off ----------------------------------------------------------------------------------------
+
+    def is_broken_off(self) -> bool:
+        """Whether what this times has ended without a hook, as far as this thread can tell."""
+        return self._thread == get_ident() and not self.is_running()
+
+    def break_off(self) -> None:
         """Count what is open as failed."""
-        self._disarm()
+        if self._phases is not None:
+            self._phases.leave(self)
         self.matcher.forget()
         self.regions.fail_all()
-        self._forget_fit()
+        self._settle_what_can_be_timed()
 
-    def _disarm(self) -> None:
-        if self._armed is not None:
-            self._armed.forget(self)
-            self._armed = None
+    def _list_is_gone(self) -> None:
+        # Keras has let go of the list: after an exception or Ctrl-C without a hook. Regions belong to their thread.
+        if self._thread == get_ident():
+            self.break_off()
 
-    def fit_begins(self, steps: int | None) -> None:
-        """A fit of that many batches an epoch, None if unknown."""
-        self.abandon()
-        model = self._model
-        self._backend = backend_of(model)
-        self._fetches_before_begin = self._backend == "torch"
-        self._steps_per_execution = steps_per_execution(model)
-        self._steps_known = steps
+    # --- the hooks of others ----------------------------------------------------------------------------------------
+
+    def _hooks_begin(self, key: str = CALLBACKS) -> None:
+        self.regions.start(key)
+
+    def hooks_end(self) -> None:
+        """The last callback has had its turn: what follows is Keras's."""
+        self.regions.end(FIT_CALLBACKS)
+        self._end_and_add(CALLBACKS)
+        self._idle_since_ns = self.timer.now_ns()
+
+    def _end_and_add(self, key: TimeType | str) -> None:
+        took_ns = self.regions.end(key)
+        if self.totals is not None and took_ns is not None:
+            self.totals.add(key, took_ns)
+
+    def _record(self, key: TimeType | str, began_ns: int, ended_ns: int) -> None:
+        self.timer.record(key, began_ns, ended_ns)
+        if self.totals is not None:
+            self.totals.add(key, ended_ns - began_ns)
+
+    # --- fits, evaluations and predictions --------------------------------------------------------------------------
+
+    def fit_begins(self) -> None:
+        """A fit."""
+        self.break_off()  # The list may be its user's, and have had another fit.
+        self._thread = get_ident()
+        wishes, model = self.wishes, self._model
+        backend = backend_of(model)
+        several = self._steps_per_execution = steps_per_execution(model)
         self.regions.start(FIT)
-        self.gpu = self._wants_gpu and _choices.can_time_gpu(self._backend, self.timer)
-        if self.wants_phases:
-            self._phases = _choices.phases_for(model, self._backend, self._phases)
-        self._fetches = _choices.can_fetch(self._wants_io, model, self._backend, phases=self._phases is not None)
-        self.matcher.stamps_io = self._phases is not None and self._wants_io is not False and not self._fetches
-        if self._watch is None and _choices.traces(model, self._backend):
-            self._watch = TraceWatch(model)
+        self._hooks_begin(FIT_CALLBACKS)
+        self._fetches_before_hooks = backend == "torch"
+        self._gpu = wishes.gpu and _capabilities.can_time_gpu(backend, self.timer)
+        self._traces = TraceCounts(vars(model).get("train_function"))
+        if wishes.phases:
+            self._phases = _capabilities.phases_for(model, backend)
+            if self._phases is not None:
+                self._phases.join(self)
+        self._watch_data(backend)
+        seen = self._dataset is not None or self._listens
+        self._times_io = _capabilities.can_time_io(wishes.io, backend, several, seen, self._phases is not None)
+        self.matcher.stamps_io = backend != "torch" and wishes.io is not False and not self._times_io
+
+    def _watch_data(self, backend: str) -> None:
+        callbacks = None if self._callbacks is None else self._callbacks()
+        data = None if callbacks is None else _edges.data_of_loop(callbacks)
+        if data is None:
+            return
+        if backend in _capabilities.ON_TENSORFLOW:
+            wanted = self.wishes.io is not False or self._steps_per_execution > 1
+            if wanted or (self._traces is not None and self._traces.needs_sizes):
+                from deep500_timing_tensorflow._data_tensorflow import timed_dataset_at
+
+                self._dataset = timed_dataset_at(data)
+            return
+        listeners = listeners_at(data)
+        if listeners is not None:
+            listeners.add(self)
+            self._listens = True
+
+    def fit_is_done(self) -> None:
+        """Keras is done with the fit, and its last hooks begin."""
+        self._drop_batch()
+        self._hooks_begin(FIT_CALLBACKS)
 
     def fit_ends(self) -> None:
-        """The fit came to its end."""
-        self._drop_batch()
+        """The last hook of the fit is over."""
+        self.hooks_end()
         self.regions.end(FIT)
-        self._forget_fit()
+        if self._phases is not None:
+            self._phases.leave(self)
+        self._settle_what_can_be_timed()
+
+    def test_is_next(self) -> None:
+        """An evaluation, inside a fit or by itself, after the hooks that come first."""
+        if FIT in self.regions:
+            self._batches_are_over()
+            self._hooks_begin()
 
     def test_begins(self) -> None:
-        """An evaluation, inside a fit or by itself."""
-        self._drop_batch()
-        self.regions.start(VALIDATION if FIT in self.regions else TEST)
+        """The evaluation itself."""
+        if FIT in self.regions:
+            self.hooks_end()
+            self.regions.start(VALIDATION)
+        else:
+            self.regions.start(TEST)
 
     def test_ends(self) -> None:
         """It came to its end."""
-        self._end_and_add(VALIDATION if VALIDATION in self.regions else TEST)
+        self.regions.end(TEST)
+        if VALIDATION in self.regions:
+            self._end_and_add(VALIDATION)
+            self._hooks_begin()
+
+    def validation_is_over(self) -> None:
+        """The last hook after an evaluation is over."""
+        self.hooks_end()
+        self._idle_since_ns = 0
 
     def predict_begins(self) -> None:
         """A prediction."""
@@ -141,160 +230,163 @@ class FitTiming:
     # --- epochs -----------------------------------------------------------------------------------------------------
 
     def epoch_begins(self) -> None:
-        """An epoch."""
+        """An epoch, whose first hooks begin."""
         self.regions.start(EPOCH)
-        self.tally = EpochTally(self.timer.now_ns())
-        if self._fetches_before_begin:
-            self._open_batch()
+        self.totals = self.wishes.totals = EpochTotals(self.timer.now_ns())
+        self._batches_in_epoch = 0
+        self._first_wait_ns = None
+        self._hooks_begin()
 
-    def epoch_ends(self, logs: dict[str, Any] | None, prefix: str | None) -> None:
-        """It came to its end; its means go into Keras's logs if there is a prefix."""
-        self._drop_batch()
+    def _batches_are_over(self) -> None:
+        if self._idle_since_ns:
+            self._drop_batch()
+            self._record(EPOCH_END, self._idle_since_ns, self.timer.now_ns())
+            self._idle_since_ns = 0
+
+    def epoch_is_done(self, logs: dict[str, Any] | None) -> None:
+        """Keras is done with the epoch: its means go into the logs, and its last hooks begin."""
+        self._batches_are_over()
         self.matcher.settle(self._phases)
-        self._end_and_add(EPOCH)
-        if prefix is not None and logs is not None and self.tally is not None:
-            logs.update(self.tally.logs(prefix))
+        if self.totals is not None:
+            self.totals.ends(self.timer.now_ns())
+            if self.wishes.log_prefix is not None and logs is not None:
+                logs.update(self.totals.logs(self.wishes.log_prefix))
+        self._hooks_begin()
 
-    def _end_and_add(self, key: TimeType | str) -> None:
-        took_ns = self.regions.end(key)
-        if self.tally is not None and took_ns is not None:
-            self.tally.add(key, took_ns)
+    def epoch_ends(self) -> None:
+        """The last hook of the epoch is over."""
+        self.hooks_end()
+        self.regions.end(EPOCH)
+        self._idle_since_ns = 0
 
     # --- batches ----------------------------------------------------------------------------------------------------
 
-    def batch_begins(self, index: int) -> None:
-        """The begin hook: the batch is there on torch, and about to be fetched elsewhere."""
-        if self._fetches_before_begin:
-            self._end_and_add(IO)
-        else:
-            self._open_batch()
+    def batch_is_next(self, index: int) -> None:
+        """An execution of the train function, after the hooks that come first."""
         self._index = index
-        if self._steps_per_execution > 1:
-            self._counter_before = count_steps(self._model)
-        self._armed = ArmedStep.arm(
-            self._model,
-            self,
-            backend=self._backend,
-            fetch=self._fetches and not self._fetches_before_begin,
-            phases=self._phases,
-            watch=self._watch,
-        )
-        self._began_unix_ns = time.time_ns()
+        if not self._batches_in_epoch and self._idle_since_ns:
+            # On torch the first batch is there already: what was waited for it is IO.
+            until_ns = self._first_wait_ns if self._fetches_before_hooks else None
+            self._record(EPOCH_START, self._idle_since_ns, until_ns or self.timer.now_ns())
+        self._hooks_begin()
 
-    def _open_batch(self) -> None:
-        self._forget_batch()
+    def batch_begins(self) -> None:
+        """The train function is next."""
         function = vars(self._model).get("train_function")
-        if isinstance(function, ArmedStep):
-            function = function.function
-        self.steady = function is None or function in self._seen
-        several = self._steps_per_execution > 1
-        self.regions.start(self._batch_key(), gpu=self.gpu and not several)
-        if several and self.gpu:
-            self.regions.start(EXECUTION if self.steady else first(EXECUTION), gpu=True)
-        self._began_ns = self.timer.now_ns()
-        if self._fetches_before_begin and self._fetches:
-            self.regions.start(IO)
-
-    def _batch_key(self) -> TimeType | str:
-        return BATCH if self.steady else first(BATCH)
+        if self._traces is None or self._traces.function is not function:
+            self._traces = TraceCounts(function)
+        elif self._batches_in_epoch or not self._traces.is_new:
+            self._traces.grew()  # What others did to the function in their hooks is not this execution's.
+        if self._dataset is not None and self._fetched is None:
+            self._fetched = self._dataset.fetched()
+        if not self._fetches_before_hooks:
+            self._wait_ns = self._fetched_in_execution = 0
+            self._samples = 0
+        self._number += 1
+        if self._phases is not None:
+            self._phases.prepare_step(self._number)
+        self.hooks_end()
+        self.regions.start(first(BATCH) if self._traces.is_new else BATCH, gpu=self._gpu)
+        self._began_ns, self._began_unix_ns = self.timer.now_ns(), time.time_ns()
+        if self._phases is not None:
+            self._phases.step_begins(self)
 
     def batch_ends(self) -> None:
-        """The end hook: the train function returned, and its logs were awaited."""
-        now_ns = self.timer.now_ns()
-        key = self._batch_key()
-        if key not in self.regions:
+        """The train function returned, and its logs were awaited."""
+        now_ns, now_unix_ns = self.timer.now_ns(), time.time_ns()
+        if self._phases is not None:
+            self._phases.step_ends(self)
+        opened_as = next((key for key in (BATCH, first(BATCH)) if key in self.regions), None)
+        if opened_as is None or self._traces is None:
+            self._hooks_begin()
             return
-        steady = self.steady and not self._traced
+        fetched = self._count_fetched() if self._traces.needs_sizes else None
+        steady = not self._traces.grew(None if fetched is None else fetched[1])
         kept_as = BATCH if steady else first(BATCH)
-        self.regions.end(EXECUTION)
-        self.regions.end(first(EXECUTION))
-        steps = self._steps_ran()
-        if steps == 1 and kept_as == key:
-            self.regions.end(key)
-        else:
-            # What was opened as one batch was several, or traced: keep it as what it was, an equal share for each.
-            self.regions.drop(key)
-            self._record_shares(kept_as, now_ns, steps)
-        if self.tally is not None:
-            self.tally.add(kept_as, now_ns - self._began_ns, steps)
-            samples = self._samples if self._fetched == steps else None
-            self.tally.add_execution(self._began_ns, now_ns, steps=steps, samples=samples, steady=steady)
+        took_ns = self.regions.end(opened_as, kept_as=kept_as) or 0
+        self._hooks_begin()  # Ours among them.
+        steps = (fetched or self._count_fetched())[0]
+        self._batches_in_epoch += steps
+        self.wishes.batches += steps
+        if self.totals is not None:
+            self.totals.add(kept_as, took_ns, steps)
+            wait_ns = self._wait_ns if self._fetches_before_hooks else 0
+            self.totals.add_execution(took_ns + wait_ns, steps=steps, samples=self._samples, steady=steady)
         if self._phases is not None:
             self.matcher.executed(
-                Execution(self._began_ns, now_ns, self._began_unix_ns, time.time_ns(), steps, steady), self._phases
+                Execution(self._number, self._began_ns, now_ns, self._began_unix_ns, now_unix_ns, steps, steady),
+                self._phases,
             )
-        function = vars(self._model).get("train_function")
-        if function is not None:
-            self._seen.add(function.function if isinstance(function, ArmedStep) else function)
-        self._armed = None
-        if self._fetches_before_begin:
-            self._open_batch()
+        self._wait_ns = self._fetched_in_execution = 0
+        self._samples = 0
 
-    def _record_shares(self, key: TimeType | str, now_ns: int, steps: int) -> None:
-        took_ns = now_ns - self._began_ns
-        edges = [self._began_ns + took_ns * share // steps for share in range(steps + 1)]
-        for share in range(steps):
-            self.timer.record(key, edges[share], edges[share + 1])
-
-    def _steps_ran(self) -> int:
-        # The end hook's index counts steps that did not run when an execution is cut short by the end of the data.
-        most = self._steps_per_execution
-        if most == 1:
-            return 1
-        if self._fetched:
-            return self._fetched
-        after = count_steps(self._model)
-        if self._counter_before is not None and after is not None and after > self._counter_before:
-            return min(after - self._counter_before, most)
-        return most if self._steps_known is None else max(min(most, self._steps_known - self._index), 1)
+    def _count_fetched(self) -> tuple[int, Any]:
+        # How many batches there were in the execution, and what tells their size from that of others.
+        if self._dataset is None or not self._dataset.works:
+            if not self._listens:
+                self._samples = None
+            if self._fetched_in_execution:
+                return self._fetched_in_execution, None
+            left = None if self.steps_known is None else self.steps_known - self._index
+            return max(min(self._steps_per_execution, left or self._steps_per_execution), 1), None
+        before, now = self._fetched, self._dataset.fetched()
+        self._fetched = now
+        assert before is not None  # Read when the execution began.
+        batches, size = now.batches - before.batches, now.bytes - before.bytes
+        self._samples = self._dataset.samples_in(size)
+        if self._times_io and batches:
+            wait_ns = round(1e3 * (now.wait_us - before.wait_us))
+            self._record(IO, self._began_ns, self._began_ns + wait_ns)
+        return max(batches, 1), (batches, size)
 
     def _drop_batch(self) -> None:
         # The data ended where the next batch would have begun.
-        for key in (IO, EXECUTION, first(EXECUTION), BATCH, first(BATCH)):
+        for key in (IO, BATCH, first(BATCH)):
             self.regions.drop(key)
-        self._disarm()
+        if self._phases is not None:
+            self._phases.step_ends(self)
 
-    # --- what happens inside the execution, see StepListener ----------------------------------------------------------
+    # --- what a Python iterator over the data tells, see DataListener -----------------------------------------------
 
     def fetch_begins(self) -> None:
-        """The train function waits for a batch."""
-        if self._fetches:
+        """Keras asks for a batch."""
+        if self._first_wait_ns is None:
+            self._first_wait_ns = self.timer.now_ns()
+        if self._times_io:
             self.regions.start(IO)
 
     def fetch_ends(self, samples: int | None) -> None:
         """The batch is there."""
-        self._end_and_add(IO)
-        self.given(samples)
+        took_ns = self.regions.end(IO)
+        if took_ns is not None:
+            self._wait_ns += took_ns
+            if self.totals is not None:
+                self.totals.add(IO, took_ns)
+        self._fetched_in_execution += 1
+        self._samples = None if samples is None or self._samples is None else self._samples + samples
 
     def fetch_finds_none(self) -> None:
         """There is no further batch."""
         self.regions.drop(IO)
 
-    def given(self, samples: int | None) -> None:
-        """The train function has a batch."""
-        self._fetched += 1
-        self._samples = None if samples is None or self._samples is None else self._samples + samples
+    # --- what the phases on torch tell --------------------------------------------------------------------------------
 
-    def data_ends(self) -> None:
-        """The execution had no batch at all."""
-        self._drop_batch()
+    def pass_begins(self, key: TimeType) -> None:
+        """The forward or the backward pass begins."""
+        self.regions.start(key, gpu=self._gpu)
 
-    def pass_changes(self, done: TimeType | None, begun: TimeType | None) -> None:
-        """On torch, the step goes from one pass to the next."""
-        if done is not None:
-            self._end_and_add(done if self.steady else first(done))
-        if begun is not None:
-            self.regions.start(begun if self.steady else first(begun), gpu=self.gpu)
+    def pass_ends(self, key: TimeType) -> None:
+        """It came to its end."""
+        self._end_and_add(key)
 
-    def pass_not_found(self, key: TimeType) -> None:
-        """On torch, the step ended inside a pass: where that ended cannot be told."""
-        self.regions.drop(key if self.steady else first(key))
-        _choices.say_no_passes()
+    def pass_is_not_told(self, key: TimeType) -> None:
+        """The step ended inside a pass: where that ended cannot be told."""
+        self.regions.drop(key)
+        _capabilities.say_no_passes()
 
-    def step_traced(self) -> None:
-        """The execution traced or compiled."""
-        self._traced = True
-
-    def step_fails(self) -> None:
-        """The execution raises, most often out of the fit."""
-        self.abandon()
+    def is_running(self) -> bool:
+        """Whether this thread is inside the fit: what an exception leaves behind must not act any more."""
+        if self._callbacks is None:
+            return True
+        callbacks = self._callbacks()
+        return callbacks is not None and _edges.is_running(callbacks)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from deep500_timing import TimeType
-from deep500_timing_tensorflow._choices import say_no_passes
-from deep500_timing_tensorflow._regions import first
+from deep500_timing_tensorflow._capabilities import say_no_passes, say_traced_before
+from deep500_timing_tensorflow._open_regions import first
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from deep500_timing import Timer
+    from deep500_timing_tensorflow._epoch_totals import EpochTotals
+    from deep500_timing_tensorflow._fit import Wishes
 
 FORWARD, BACKWARD, IO = TimeType.FORWARD, TimeType.BACKWARD, TimeType.IO
 
@@ -22,9 +26,80 @@ _SETTLE_EVERY = 256
 """Executions after which the stamps are read."""
 
 
+class PhasesListener(Protocol):
+    """A fit whose passes are timed."""
+
+    @property
+    def matcher(self) -> PhaseMatcher:
+        """What takes the stamps of a graph."""
+        ...
+
+    def is_running(self) -> bool:
+        """Whether the calling thread is inside the fit."""
+        ...
+
+    def pass_begins(self, key: TimeType) -> None:
+        """On torch, a pass begins."""
+        ...
+
+    def pass_ends(self, key: TimeType) -> None:
+        """It came to its end."""
+        ...
+
+    def pass_is_not_told(self, key: TimeType) -> None:
+        """Where it ends cannot be told."""
+        ...
+
+
+class Phases(Protocol):
+    """What times the passes inside an execution."""
+
+    def join(self, listener: PhasesListener) -> None:
+        """A fit begins."""
+        ...
+
+    def leave(self, listener: PhasesListener) -> None:
+        """It came to its end, or was broken off."""
+        ...
+
+    def prepare_step(self, number: int) -> None:
+        """An execution of that number is next."""
+        ...
+
+    def step_begins(self, listener: PhasesListener) -> None:
+        """The execution."""
+        ...
+
+    def step_ends(self, listener: PhasesListener) -> None:
+        """It came to its end, or never was."""
+        ...
+
+    def drain(self) -> int:
+        """Hand over the stamps that were taken.
+
+        Returns:
+            How many were lost.
+        """
+        ...
+
+    @property
+    def has_stamps(self) -> bool:
+        """Whether the passes come as stamps, and not as regions of the timer."""
+        ...
+
+
+class PhaseTimes(Protocol):
+    """Where the passes go: a fit, or a loop of one's own."""
+
+    timer: Timer
+    totals: EpochTotals | None
+
+
 class Execution(NamedTuple):
     """One call of a train function, as the host saw it."""
 
+    number: int
+    """Which of a fit's it is."""
     began_ns: int
     """On the timer's clock."""
     ended_ns: int
@@ -40,6 +115,8 @@ class Execution(NamedTuple):
 class Stamps(NamedTuple):
     """When a batch passed the anchors, in seconds since 1970; NaN for one that it did not pass."""
 
+    number: int
+    """The execution that it was trained in."""
     data_s: float
     """The batch is there."""
     loss_s: float
@@ -54,14 +131,16 @@ class PhaseMatcher:
     """Turns stamps into intervals of one callback's timer.
 
     Args:
-        timing: The callback's ``FitTiming``.
+        times: Where they go.
+        wishes: The callback's, which counts over all its fits.
     """
 
-    def __init__(self, timing: Any) -> None:
+    def __init__(self, times: PhaseTimes, wishes: Wishes | None = None) -> None:
         """Nothing is waiting."""
         self.withheld = 0
+        self._wishes = wishes
         self.stamps_io = False
-        self._timing = timing
+        self._times = times
         self._executions: deque[Execution] = deque()
         self._stamps: deque[Stamps] = deque()
 
@@ -74,28 +153,31 @@ class PhaseMatcher:
         """Stamps that a graph has taken, in order."""
         self._stamps.extend(stamps)
 
-    def executed(self, execution: Execution, phases: Any) -> None:
+    def executed(self, execution: Execution, phases: Phases) -> None:
         """An execution is over."""
         self._executions.append(execution)
         if len(self._executions) * execution.steps >= _SETTLE_EVERY:
             self.settle(phases)
 
-    def settle(self, phases: Any) -> None:
+    def settle(self, phases: Phases | None) -> None:
         """Read the stamps, and record the phases of every execution that is over."""
         if phases is None or not self._executions:
             return
-        phases.drain()
+        lost = phases.drain()
+        stamps: dict[int, list[Stamps]] = {}
+        for row in self._stamps:
+            stamps.setdefault(row.number, []).append(row)
+        self._stamps.clear()
         while self._executions:
             execution = self._executions.popleft()
-            limit_ns = execution.ended_unix_ns + TOLERANCE_NS
-            if self._executions:
-                limit_ns = min(limit_ns, self._executions[0].began_unix_ns)
-            limit_s = limit_ns / 1e9
-            mine = []
-            while self._stamps and not self._stamps[0].data_s > limit_s:
-                mine.append(self._stamps.popleft())
-            self.match(execution, mine)
-        self._stamps.clear()
+            # Steps that somebody else ran before the next execution come after this one's own.
+            own = stamps.get(execution.number, [])[: execution.steps]
+            if len(own) < execution.steps:
+                if lost or own:
+                    self._withhold(execution.steps - len(own))
+                elif phases.has_stamps:
+                    say_traced_before()
+            self.match(execution, own)
 
     def match(self, execution: Execution, batches: list[Stamps]) -> None:
         """Record the phases of the batches of one execution; an anchor that was not passed leaves them out."""
@@ -106,7 +188,7 @@ class PhaseMatcher:
                 say_no_passes()
                 continue
             if _contradicts(stamps, before_s, execution):
-                self._withhold()
+                self._withhold(1)
                 continue
             self._keep(FORWARD, stamps.data_s, stamps.loss_s, offset_ns, execution.steady)
             self._keep(BACKWARD, stamps.loss_s, stamps.gradients_s, offset_ns, execution.steady)
@@ -120,15 +202,17 @@ class PhaseMatcher:
         took_ns = round((ended_s - began_s) * 1e9)
         began_ns = round(began_s * 1e9) + offset_ns
         kept_as = key if steady else first(key)
-        self._timing.timer.record(kept_as, began_ns, began_ns + took_ns)
-        if self._timing.tally is not None:
-            self._timing.tally.add(kept_as, took_ns)
+        self._times.timer.record(kept_as, began_ns, began_ns + took_ns)
+        if self._times.totals is not None:
+            self._times.totals.add(kept_as, took_ns)
 
-    def _withhold(self) -> None:
-        self.withheld += 1
-        for key in (FORWARD, BACKWARD):
-            self._timing.timer.start(key)
-            self._timing.timer.fail(key)
+    def _withhold(self, batches: int) -> None:
+        self.withheld += batches
+        if self._wishes is not None:
+            self._wishes.withheld += batches
+        for key in (FORWARD, BACKWARD) * batches:
+            self._times.timer.start(key)
+            self._times.timer.fail(key)
 
 
 def _contradicts(stamps: Stamps, earliest_s: float, execution: Execution) -> bool:

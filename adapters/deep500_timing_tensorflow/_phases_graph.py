@@ -1,29 +1,45 @@
-"""FORWARD and BACKWARD on TensorFlow: a train function of the same model that stamps its steps.
+"""FORWARD and BACKWARD on TensorFlow: stamps in the graph that the model's own train function is traced into.
 
-The model's own train function is not touched. Keras is asked for a second one, traced with anchors, which runs in its
-place while the callback is there; its stamps go into a small ring in memory that is read now and then.
+When TensorFlow traces the train function while a fit is timed with phases, the step passes anchors that become a part
+of the graph. So nothing is traced that would not be, and the model's functions stay its own: a later fit without the
+callback runs the same graph, whose stamps nobody reads. A graph that was traced before has none, and none are made up.
+
+The anchors are where TensorFlow calls a step for each replica and where it is asked for a gradient; those two are
+watched, in TensorFlow and not on the model. The stamps go into a small ring in memory that is read now and then.
 """
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
-from deep500_timing_tensorflow._anchors import StepStamps, stamping, watched_tapes
+from deep500_timing_tensorflow._graph_timestamps import StepStamps, stamping, unwatch_tapes, watch_tapes
 from deep500_timing_tensorflow._keras_facts import steps_per_execution
 from deep500_timing_tensorflow._phases import Stamps
-from deep500_timing_tensorflow._step import warn_fault
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
-    from deep500_timing_tensorflow._phases import PhaseMatcher
+    from deep500_timing_tensorflow._phases import PhasesListener
 
 _RING_ROWS = 1024
-"""More than the batches between two readings; 32 bytes each."""
+"""More than the batches between two readings; 40 bytes each."""
 
-_MISSING: Any = object()
+_local = threading.local()
+_lock = threading.Lock()
+_users = 0
+_original_call: Any = None
+_of_models: WeakKeyDictionary[Any, GraphPhases] = WeakKeyDictionary()
+
+
+def graph_phases_of(model: Any) -> GraphPhases:
+    """What stamps the steps of a model, whoever asks: there is one graph."""
+    found = _of_models.get(model)
+    if found is None:
+        found = _of_models[model] = GraphPhases()
+    found.make_room(4 * steps_per_execution(model))
+    return found
 
 
 class StampRing:
@@ -40,128 +56,174 @@ class StampRing:
         self._rows = rows
         self._read = 0
         self._eager: list[Stamps] = []
+        self._eager_number = 0
         made: list[Any] = []
 
         def make() -> None:
             with tf.init_scope(), tf.device("/CPU:0"):
-                made.append(tf.Variable(tf.zeros((rows, 4), tf.float64), trainable=False, name="stamps"))
-                made.append(tf.Variable(tf.zeros((), tf.int64), trainable=False, name="stamps_taken"))
+                shape = tf.TensorShape((None, 5))
+                made.append(tf.Variable(tf.zeros((rows, 5), tf.float64), trainable=False, shape=shape, name="stamps"))
+                made.extend(
+                    tf.Variable(tf.zeros((), tf.int64), trainable=False, name=name)
+                    for name in ("stamps_taken", "stamps_kept", "execution")
+                )
 
         # A strategy's scope would copy the variables to each replica; scopes belong to threads.
         thread = threading.Thread(target=make, name="stamp ring")
         thread.start()
         thread.join()
-        self._stamps, self._taken = made
+        self._stamps, self._taken, self._kept, self._number = made
+        self._kept.assign(rows)
+
+    def make_room(self, rows: int) -> None:
+        """Keep at least so many rows; those that are there are forgotten if there were too few."""
+        if rows > self._rows:
+            self._rows = rows
+            self._stamps.assign(self._tf.zeros((rows, 5), self._tf.float64))
+            self._kept.assign(rows)
+            self._read = int(self._taken.numpy())
+
+    def set_number(self, number: int) -> None:
+        """The rows that come now are of that execution."""
+        self._eager_number = number
+        self._number.assign(number)
 
     def put(self, stamps: StepStamps) -> None:
         """Keep a step's stamps; in a graph, whenever the graph executes."""
         row = stamps.row()
         if isinstance(row, tuple):
-            self._eager.append(Stamps(*row))
+            self._eager.append(Stamps(self._eager_number, *row))
             return
         tf = self._tf
         # Nothing is counted before it is there: a step without data fails half-way.
         with tf.control_dependencies([row]):
-            place = self._taken.read_value() % self._rows
-            written = self._stamps.scatter_nd_update(tf.reshape(place, (1, 1)), row[None])
+            place = self._taken.read_value() % self._kept.read_value()
+            number = tf.cast(self._number.read_value(), tf.float64)
+            written = self._stamps.scatter_nd_update(
+                tf.reshape(place, (1, 1)), tf.concat([number[None], row], axis=0)[None]
+            )
         with tf.control_dependencies([written]):
             self._taken.assign_add(1)
 
-    def read(self) -> list[Stamps]:
-        """The rows since the last reading, in order; those that the ring has lost are left out."""
+    def read(self) -> tuple[list[Stamps], int]:
+        """The rows since the last reading, in order, and how many the ring has lost."""
         rows, self._eager = self._eager, []
+        lost = 0
         taken = int(self._taken.numpy())
         if taken > self._read:
             stamps = self._stamps.numpy()
             oldest = max(self._read, taken - self._rows)
-            rows += [Stamps(*map(float, stamps[place % self._rows])) for place in range(oldest, taken)]
+            lost = oldest - self._read
+            kept = [stamps[place % self._rows].tolist() for place in range(oldest, taken)]
+            rows += [Stamps(int(number), *times) for number, *times in kept]
             self._read = taken
-        return rows
+        return rows, lost
 
 
 class GraphPhases:
-    """Stamps the steps of one model on TensorFlow.
+    """Stamps the steps of one model on TensorFlow."""
 
-    Args:
-        model: The model, of Keras 3 or of tf_keras.
-    """
+    has_stamps = True
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self) -> None:
         """Nothing is traced yet."""
         import tensorflow as tf
 
         self._tf: Any = tf
-        self._model = model
-        self._ring = StampRing(self._tf, max(_RING_ROWS, 4 * steps_per_execution(model)))
-        self._readers: list[PhaseMatcher] = []
-        self._original: Callable[..., Any] | None = None
-        self._stamped: Callable[..., Any] | None = None
+        self._ring = StampRing(self._tf)
+        self._listeners: list[PhasesListener] = []
 
-    def run(self, function: Callable[..., Any], args: tuple[Any, ...], listeners: list[Any]) -> Any:
-        """Execute the stamped train function in place of ``function``."""
-        for listener in listeners:
-            if listener.matcher not in self._readers:
-                self._readers.append(listener.matcher)
-        if function is not self._original:
-            self._original = function
-            self._stamped = self._make()
-        if self._stamped is None:
-            return function(*args)
-        with watched_tapes(self._tf), self._stamped_step():
-            return self._stamped(*args)
+    def make_room(self, rows: int) -> None:
+        """Lose no batch of an execution of that many."""
+        self._ring.make_room(rows)
 
-    def drain(self) -> None:
-        """Hand the newest stamps to whoever reads them."""
-        rows = self._ring.read()
-        for reader in self._readers:
-            reader.take(rows)
+    def join(self, listener: PhasesListener) -> None:
+        """A fit with phases begins."""
+        if listener not in self._listeners:
+            self.drain()  # What a fit without the callback has left is nobody's.
+            self._listeners.append(listener)
+            _watch(self._tf)
 
-    def leave(self, reader: PhaseMatcher) -> None:
-        """Hand a reader nothing any more."""
-        if reader in self._readers:
-            self._readers.remove(reader)
+    def leave(self, listener: PhasesListener) -> None:
+        """It came to its end, or was broken off."""
+        self.step_ends(listener)
+        if listener in self._listeners:
+            self._listeners.remove(listener)
+            _unwatch(self._tf)
 
-    def _make(self) -> Callable[..., Any] | None:
-        attributes = vars(self._model)
-        names = ("train_function", "train_tf_function")
-        before = {name: attributes.get(name, _MISSING) for name in names}
-        try:
-            with self._stamped_step():
-                self._model.make_train_function(force=True)
-            made: Callable[..., Any] = attributes["train_function"]
-            return made
-        except Exception as error:
-            warn_fault("making a stamped train function", error)
-            return None
-        finally:
-            _put_back(attributes, before)
+    def prepare_step(self, number: int) -> None:
+        """An execution is next; several callbacks of one fit count it alike."""
+        self._ring.set_number(number)
 
-    @contextlib.contextmanager
-    def _stamped_step(self) -> Iterator[None]:
-        # Keras looks train_step up when it makes the train function, tf_keras whenever it traces.
-        attributes = vars(self._model)
-        before = {"train_step": attributes.get("train_step", _MISSING)}
-        attributes["train_step"] = self._wrap(self._model.train_step)
-        try:
-            yield
-        finally:
-            _put_back(attributes, before)
+    def step_begins(self, listener: PhasesListener) -> None:
+        """What this thread traces from now on is a step of the fit."""
+        _local.step = self, listener
 
-    def _wrap(self, train_step: Callable[..., Any]) -> Callable[..., Any]:
+    def step_ends(self, listener: PhasesListener) -> None:
+        """The execution came to its end."""
+        _local.step = None
+
+    def drain(self) -> int:
+        """Hand the newest stamps to the fits with phases.
+
+        Returns:
+            How many were lost.
+        """
+        rows, lost = self._ring.read()
+        for listener in self._listeners:
+            listener.matcher.take(rows)
+        return lost
+
+    def stamped(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        """A step that does what ``step`` does on one replica, and passes the anchors."""
         tf = self._tf
 
-        def stamped(data: Any) -> Any:
+        def stamped(*args: Any, **kwargs: Any) -> Any:
             if not _is_first_replica(tf):
-                return train_step(data)
+                return step(*args, **kwargs)
             stamps = StepStamps(tf)
             with stamping(stamps):
-                outputs = train_step(stamps.data(data))
+                outputs = step(*stamps.data(args), **kwargs)
             self._ring.put(stamps)
             return outputs
 
-        # Neither Keras has AutoGraph convert a step; it must not begin with this one.
-        unconverted: Callable[..., Any] = tf.autograph.experimental.do_not_convert(stamped)
-        return unconverted
+        return stamped
+
+
+def _watch(tf: Any) -> None:
+    global _users, _original_call
+    watch_tapes(tf)
+    extended = _extended(tf)
+    with _lock:
+        _users += 1
+        if _users == 1:
+            original = _original_call = extended.call_for_each_replica
+
+            def call_for_each_replica(self: Any, fn: Any, args: Any = (), kwargs: Any = None) -> Any:
+                step = getattr(_local, "step", None)
+                if step is not None and step[1].is_running():
+                    _local.step = None  # Not for what the step itself may call.
+                    try:
+                        return original(self, step[0].stamped(fn), args, kwargs)
+                    finally:
+                        _local.step = step
+                return original(self, fn, args, kwargs)
+
+            extended.call_for_each_replica = call_for_each_replica
+
+
+def _extended(tf: Any) -> Any:
+    # The class of all strategies, the default one among them, in which steps are called.
+    return tf.compat.v1.distribute.StrategyExtended
+
+
+def _unwatch(tf: Any) -> None:
+    global _users
+    unwatch_tapes(tf)
+    with _lock:
+        _users -= 1
+        if _users == 0:
+            _extended(tf).call_for_each_replica = _original_call
 
 
 def _is_first_replica(tf: Any) -> bool:
@@ -171,11 +233,3 @@ def _is_first_replica(tf: Any) -> bool:
         return True
     number = tf.get_static_value(context.replica_id_in_sync_group)
     return number is None or int(number) == 0
-
-
-def _put_back(attributes: dict[str, Any], before: dict[str, Any]) -> None:
-    for name, value in before.items():
-        if value is _MISSING:
-            attributes.pop(name, None)
-        else:
-            attributes[name] = value

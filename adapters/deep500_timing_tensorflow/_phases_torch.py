@@ -1,113 +1,152 @@
 """FORWARD and BACKWARD on Keras's torch backend, where each step runs as Python.
 
 The passes run one after the other on the calling thread and the current stream, so the timer's own regions serve, on
-the GPU as well if the timer has a clock of the torch adapter.
+the GPU as well if the timer has a clock of the torch adapter. The forward pass goes from the train function's entry to
+the call of ``backward``, which is the backward pass. So that call is watched, in PyTorch and not on the model.
 """
 
 from __future__ import annotations
 
+import functools
+import threading
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing import TimeType
-from deep500_timing_tensorflow._step import tell
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-FORWARD, BACKWARD = TimeType.FORWARD, TimeType.BACKWARD
+    from deep500_timing_tensorflow._phases import PhasesListener
 
-_MISSING: Any = object()
+FORWARD, BACKWARD = TimeType.FORWARD, TimeType.BACKWARD
+_WATCHED = ("backward", "grad")
+
+_local = threading.local()
+_lock = threading.Lock()
+_originals: dict[str, Callable[..., Any]] = {}
+_users = 0
 
 
 class TorchPhases:
-    """Times the steps of one model on torch.
+    """Times the steps of one fit on torch.
 
-    Args:
-        model: The model.
+    Steps that ask for no gradient, or for several, have no passes that could be told apart. Which kind a model's are is
+    known after the first, whose passes are not timed.
     """
 
-    def __init__(self, model: Any) -> None:
+    has_stamps = False
+
+    def __init__(self) -> None:
         """Nothing runs yet."""
-        self._model = model
+        self._joined = False
+        self._can_tell = False
+        self._calls = 0
+        self._inside: TimeType | None = None
+        self._listener: PhasesListener | None = None
 
-    def run(self, function: Callable[..., Any], args: tuple[Any, ...], listeners: list[Any]) -> Any:
-        """Execute the train function and time its passes."""
-        model = self._model
-        step = _Step(listeners)
-        optimizer = model.optimizer
-        replaced: list[tuple[dict[str, Any], str, Any]] = []
+    def join(self, listener: PhasesListener) -> None:
+        """A fit begins."""
+        if not self._joined:
+            self._joined = True
+            _watch()
 
-        def replace(owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-            # Into the instance's dict: torch's and Keras's __setattr__ would track what is set.
-            attributes = vars(owner)
-            wrapped = wrap(getattr(owner, name))
-            replaced.append((attributes, name, attributes.get(name, _MISSING)))
-            attributes[name] = wrapped
+    def leave(self, listener: PhasesListener) -> None:
+        """It came to its end, or was broken off."""
+        if self._joined:
+            self._joined = False
+            _unwatch()
+        self._forget()
 
-        try:
-            replace(model, "train_step", step.around_train_step)
-            replace(model, "compute_loss", step.around_loss)
-            if optimizer is not None:
-                replace(optimizer, "apply", step.around_update)
-            result = function(*args)
-        except BaseException:
-            step.fails()
-            raise
-        finally:
-            for attributes, name, before in reversed(replaced):
-                if before is _MISSING:
-                    attributes.pop(name, None)
-                else:
-                    attributes[name] = before
-        step.ends()
+    def prepare_step(self, number: int) -> None:
+        """A step is next."""
+
+    def step_begins(self, listener: PhasesListener) -> None:
+        """A step."""
+        self._calls = 0
+        self._listener = listener
+        _steps().append(self)
+        if self._can_tell:
+            self._inside = FORWARD
+            listener.pass_begins(FORWARD)
+
+    def step_ends(self, listener: PhasesListener) -> None:
+        """It came to its end."""
+        if self._listener is None:
+            return
+        self._can_tell = self._calls == 1
+        if self._inside is not None or not self._can_tell:
+            listener.pass_is_not_told(self._inside or FORWARD)
+        self._forget()
+
+    def drain(self) -> int:
+        """Nothing waits: the regions are the timer's own."""
+        return 0
+
+    def around_gradient(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Ask PyTorch for a gradient, which is the backward pass if there is no other."""
+        self._calls += 1
+        if self._calls > 1 or self._inside is not FORWARD or self._listener is None:
+            return call(*args, **kwargs)
+        listener = self._listener
+        self._inside = BACKWARD
+        listener.pass_ends(FORWARD)
+        listener.pass_begins(BACKWARD)
+        result = call(*args, **kwargs)
+        listener.pass_ends(BACKWARD)
+        self._inside = None
         return result
 
-    def drain(self) -> None:
-        """Nothing waits: the regions are the timer's own."""
+    def acts(self) -> bool:
+        """Whether the step is running; if an exception ended it, no hook was called."""
+        return self._listener is not None and self._listener.is_running()
 
-    def leave(self, reader: Any) -> None:
-        """Nobody reads."""
+    def _forget(self) -> None:
+        self._listener = self._inside = None
+        if self in _steps():
+            _steps().remove(self)
 
 
-class _Step:
-    # One step: which pass it is in.
+def _steps() -> list[TorchPhases]:
+    # Those of the fit that runs on this thread: one for each callback that wants phases.
+    found: list[TorchPhases] | None = getattr(_local, "steps", None)
+    if found is None:
+        found = _local.steps = []
+    return found
 
-    def __init__(self, listeners: list[Any]) -> None:
-        self._listeners = [listener for listener in listeners if listener.wants_phases]
-        self._inside: TimeType | None = None
 
-    def around_train_step(self, train_step: Callable[..., Any]) -> Callable[..., Any]:
-        def timed_train_step(*args: Any, **kwargs: Any) -> Any:
-            self._go_to(FORWARD)
-            return train_step(*args, **kwargs)
+def _watch() -> None:
+    global _users
+    import torch
 
-        return timed_train_step
+    with _lock:
+        _users += 1
+        if _users == 1:
+            for name in _WATCHED:
+                original = _originals[name] = getattr(torch.autograd, name)
+                setattr(torch.autograd, name, _watched(original))
 
-    def around_loss(self, compute_loss: Callable[..., Any]) -> Callable[..., Any]:
-        def timed_loss(*args: Any, **kwargs: Any) -> Any:
-            loss = compute_loss(*args, **kwargs)
-            if self._inside is FORWARD:
-                self._go_to(BACKWARD)
-            return loss
 
-        return timed_loss
+def _unwatch() -> None:
+    global _users
+    import torch
 
-    def around_update(self, apply: Callable[..., Any]) -> Callable[..., Any]:
-        def timed_update(*args: Any, **kwargs: Any) -> Any:
-            if self._inside is BACKWARD:
-                self._go_to(None)
-            return apply(*args, **kwargs)
+    with _lock:
+        _users -= 1
+        if _users == 0:
+            for name in _WATCHED:
+                setattr(torch.autograd, name, _originals[name])
 
-        return timed_update
 
-    def _go_to(self, key: TimeType | None) -> None:
-        tell(self._listeners, "pass_changes", self._inside, key)
-        self._inside = key
+def _watched(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def gradient(*args: Any, **kwargs: Any) -> Any:
+        call: Callable[..., Any] = original
+        for step in [step for step in _steps() if step.acts()]:
+            call = functools.partial(_around, step, call)
+        return call(*args, **kwargs)
 
-    def ends(self) -> None:
-        # A step that did not come by all the anchors has no passes that could be told apart.
-        if self._inside is not None:
-            tell(self._listeners, "pass_not_found", self._inside)
+    return gradient
 
-    def fails(self) -> None:
-        self._inside = None
+
+def _around(step: TorchPhases, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return step.around_gradient(call, args, kwargs)

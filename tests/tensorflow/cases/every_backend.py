@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 
 import keras
@@ -28,10 +29,10 @@ HOOKS = [
 ]
 
 
-def make_model(**compiling):
+def make_model(model_class=keras.Sequential, **compiling):
     """A model of two layers, the same each time."""
     keras.utils.set_random_seed(7)
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, activation="relu"), keras.layers.Dense(1)])
+    model = model_class([keras.Input((4,)), keras.layers.Dense(8, activation="relu"), keras.layers.Dense(1)])
     model.compile(**{"optimizer": "adam", "loss": "mse", **compiling})
     return model
 
@@ -76,7 +77,7 @@ class Raising(keras.callbacks.Callback):
         setattr(self, hook, raises)
 
 
-def test_fit_is_timed_by_region(data):
+def test_fit_is_timed_by_region(data, backend):
     """A fit, its epochs, its batches, its waits and its validations are counted as often as they were."""
     tmr = timer.Timer()
     model = make_model()
@@ -84,7 +85,7 @@ def test_fit_is_timed_by_region(data):
     found = counts(tmr)
     assert (1, 3, 3, 15) == (found["FIT"], found["EPOCH"], found["VALIDATION"], found["IO"])
     assert 15 == batches(tmr)
-    assert found[FIRST] >= 1
+    assert (0 if backend == "torch" else 1) <= found.get(FIRST, 0)
     assert "TEST" not in found
     assert set() == failed(tmr)
     assert_untouched(model)
@@ -95,17 +96,17 @@ def test_first_batch_is_kept_apart_once_for_a_model(data):
     tmr = timer.Timer()
     model, callback = make_model(), timer.TimerCallback(tmr)
     model.fit(*data, batch_size=8, callbacks=[callback], verbose=0)
-    before = counts(tmr)[FIRST]
+    before = counts(tmr).get(FIRST, 0)
     model.fit(*data, batch_size=8, callbacks=[callback], verbose=0)
-    assert before == counts(tmr)[FIRST]
+    assert before == counts(tmr).get(FIRST, 0)
     assert 10 == batches(tmr)
 
 
 def test_smaller_last_batch_that_traces_again_is_kept_apart(data, backend):
-    """Compiled backends trace for each shape of batch, and those executions are not in BATCH."""
+    """JAX compiles for each shape of batch, and those executions are not in BATCH; the others do not trace again."""
     tmr = timer.Timer()
     make_model().fit(*data, batch_size=16, epochs=2, callbacks=[timer.TimerCallback(tmr)], verbose=0)
-    assert (1 if backend == "torch" else 2) == counts(tmr)[FIRST]
+    assert {"tensorflow": 1, "torch": 0, "jax": 2}[backend] == counts(tmr).get(FIRST, 0)
     assert 6 == batches(tmr)
 
 
@@ -162,16 +163,16 @@ def failed_after_attach(callback, model, tmr):
 
 
 @pytest.mark.parametrize("phases", [False, True])
-@pytest.mark.parametrize("error", [ValueError("bad sample"), KeyboardInterrupt()], ids=["exception", "Ctrl-C"])
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt], ids=["exception", "Ctrl-C"])
 def test_fit_broken_off_inside_a_batch(data, backend, error, phases):
-    """What the model's own code raises passes through; everything open is closed at once and counted as failed."""
+    """What the model's own code raises passes through; when it is caught, all that was open has failed."""
 
     class Layer(keras.layers.Layer):
         armed = False
 
         def call(self, x):
             if Layer.armed:
-                raise error
+                raise error("bad sample")
             return x
 
     keras.utils.set_random_seed(7)
@@ -184,8 +185,9 @@ def test_fit_broken_off_inside_a_batch(data, backend, error, phases):
         def on_train_batch_begin(self, batch, logs=None):
             Layer.armed = batch == 2
 
-    with pytest.raises(type(error)):
+    with pytest.raises(error):
         model.fit(*data, batch_size=8, callbacks=[callback, Arm()], verbose=0)
+    gc.collect()  # A traceback refers to the fit, and now and then to itself.
     assert {"FIT", "EPOCH", "BATCH"} <= failed(tmr)
     assert 2 == batches(tmr)
     assert_untouched(model)
@@ -251,7 +253,7 @@ def test_fit_inside_a_fit(data):
 
 @pytest.mark.parametrize("length", ["known", "unknown"])
 def test_several_steps_per_execution(data, backend, length):
-    """Each batch that ran counts as one, also when an execution is cut short by the end of the data."""
+    """Each batch is counted, also in an execution that the end of the data cuts short; an execution is one interval."""
     if backend == "torch":
         pytest.skip("Keras has one step per execution on torch")
 
@@ -267,8 +269,9 @@ def test_several_steps_per_execution(data, backend, length):
     else:
         for _ in range(2):
             model.fit(generate(), callbacks=[callback], verbose=0)
-    assert 10 == batches(tmr)
-    assert 10 == counts(tmr)["IO"]
+    assert 10 == callback.batches
+    assert 6 == batches(tmr)  # Executions: of two batches, two, and one.
+    assert (6 if backend == "tensorflow" else 10) == counts(tmr)["IO"]
     assert_untouched(model)
 
 
@@ -323,16 +326,15 @@ def test_batches_are_timed_on_the_device(data):
 
 
 def test_executions_of_several_steps_are_timed_on_the_device(data, backend):
-    """On the device an execution is one interval, not shares of one; the batches are counted on the CPU."""
+    """An execution is one interval on both, and the batches in it are counted."""
     if backend == "torch":
         pytest.skip("Keras has one step per execution on torch")
     tmr = timer.CPUGPUTimer(device_clock=ManualDeviceClock())
     callback = timer.TimerCallback(tmr, gpu=True, io=False)
     make_model(steps_per_execution=2).fit(*data, batch_size=8, epochs=2, callbacks=[callback], verbose=0)
-    executions = [len(tmr.get_time(key, gpu=True)) for key in ("EXECUTION", "EXECUTION (first)")]
-    assert [5, 1] == executions
-    assert [] == tmr.get_time("BATCH", gpu=True)
-    assert 10 == batches(tmr)
+    for gpu in (False, True):
+        assert [5, 1] == [len(tmr.get_time(key, gpu=gpu)) for key in ("BATCH", FIRST)]
+    assert 10 == callback.batches
 
 
 def test_gpu_without_a_gpu_times_the_cpu(data):
@@ -367,13 +369,24 @@ def test_faulty_device_does_not_break_the_fit(data):
 
 
 def test_fault_in_timing_does_not_break_the_fit(data):
-    """A region that the user holds open is the callback's fault, said once, and the fit comes to its end."""
-    tmr = timer.Timer()
-    tmr.start(TimeType.EPOCH)
-    with pytest.warns(timer.TimingWarning, match=r"TimerCallback failed in on_epoch_begin.*'EPOCH'") as said:
-        made = make_model().fit(*data, batch_size=8, epochs=2, callbacks=[timer.TimerCallback(tmr)], verbose=0)
-    assert 1 == len([warning for warning in said if "on_epoch_begin" in str(warning.message)])
+    """A timer that fails is said once, and the fit comes to its end."""
+
+    class Faulty(timer.Timer):
+        def record(self, key, start_ns, end_ns):
+            raise RuntimeError("no room")
+
+    with pytest.warns(timer.TimingWarning, match=r"TimerCallback failed in on_train_batch_begin.* no room") as said:
+        made = make_model().fit(*data, batch_size=8, epochs=2, callbacks=[timer.TimerCallback(Faulty())], verbose=0)
+    assert 1 == len([warning for warning in said if "on_train_batch_begin" in str(warning.message)])
     assert 2 == len(made.history["loss"])
+
+
+def test_region_that_the_user_holds_open(data):
+    """A region that is open already is no fault: the fit's are recorded inside it."""
+    tmr = timer.Timer()
+    with tmr.region(TimeType.EPOCH):
+        make_model().fit(*data, batch_size=8, epochs=2, callbacks=[timer.TimerCallback(tmr)], verbose=0)
+    assert (3, 1) == (counts(tmr)["EPOCH"], counts(tmr)["FIT"])
 
 
 def test_disabled_timer_records_nothing(data):
@@ -405,7 +418,6 @@ def test_pickled_callback_keeps_its_settings(data):
     ("args", "kwargs", "error", "says"),
     [
         (("tmr",), {}, TypeError, "first argument is the timer"),
-        ((timer.Timer(),), {"gpu": True}, TypeError, "needs a CPUGPUTimer"),
         ((timer.Timer(),), {"io": "sometimes"}, ValueError, "pass 'auto', True or False"),
     ],
 )
@@ -428,7 +440,10 @@ def test_phases(data, backend):
         model.fit(*data, batch_size=8, epochs=2, callbacks=[callback], verbose=0)
         found = counts(tmr)
         for key in ("FORWARD", "BACKWARD"):
-            assert (found["BATCH"], found[FIRST]) == (found[key], found[f"{key} (first)"])
+            if backend == "torch":  # Whether a step has passes is known after its first execution.
+                assert found["BATCH"] - 1 == found[key]
+            else:
+                assert (found["BATCH"], found[FIRST]) == (found[key], found[f"{key} (first)"])
         assert 0 == callback.withheld
         inside = sum(tmr.get_time(TimeType.FORWARD)) + sum(tmr.get_time(TimeType.BACKWARD))
         assert inside <= sum(tmr.get_time(TimeType.BATCH))

@@ -61,19 +61,35 @@ def test_fit(data, model_class, steps):
     assert 3 == len(made.history["t/EPOCH"])
     found = counts(tmr)
     assert (2, 6, 6) == (found["FIT"], found["EPOCH"], found["VALIDATION"])
-    assert 30 == found["BATCH"] + found[FIRST]
+    assert 2 * 3 * -(-5 // steps) == found["BATCH"] + found[FIRST]
     assert 15 == found["FORWARD"] + found["FORWARD (first)"] == found["BACKWARD"] + found["BACKWARD (first)"]
     for with_callback in weights[1:]:
         for expected, actual in zip(weights[0], with_callback, strict=True):
             np.testing.assert_array_equal(expected, actual)
 
 
-def test_wait_for_data_is_not_guessed(data):
-    """tf_keras fetches inside its compiled function: without stamps IO is not timed, and the message says so."""
+def test_wait_for_data_is_timed(data):
+    """tf_keras fetches inside its compiled function, and tf.data tells how long it waited."""
     tmr = timer.Timer()
-    with pytest.warns(timer.TimingWarning, match="tf_keras fetches inside"):
-        make_model().fit(*data, batch_size=8, callbacks=[timer.TimerCallback(tmr)], verbose=0)
-    assert "IO" not in counts(tmr)
+    callback = timer.TimerCallback(tmr)
+    make_model().fit(*data, batch_size=8, epochs=2, callbacks=[callback], verbose=0)
+    assert (10, 10) == (counts(tmr)["IO"], callback.batches)
+    assert 40 == callback.throughput.epoch_samples
+
+
+def test_traces_are_those_of_a_fit_without_the_callback(data):
+    """A smaller last batch is traced as often with the callback as without it, in its fit and in the next."""
+    found = []
+    for callbacks in ([], [timer.TimerCallback(timer.Timer())], [timer.TimerCallback(timer.Timer(), phases=True)]):
+        model = make_model(OwnStep)
+        numbers = []
+        for fit_callbacks in (callbacks, []):
+            model.fit(
+                data[0][:37], data[1][:37], batch_size=8, epochs=2, callbacks=fit_callbacks, verbose=0, shuffle=False
+            )
+            numbers.append(model.train_tf_function.experimental_get_tracing_count())
+        found.append((numbers, [weight.tolist() for weight in model.get_weights()]))
+    assert found[0] == found[1] == found[2]
 
 
 def test_broken_off_fit_and_the_next(data):

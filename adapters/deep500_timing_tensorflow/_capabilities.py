@@ -5,20 +5,17 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing import CPUGPUTimer, Timer
 from deep500_timing._ground.warn import warn_once
-from deep500_timing_tensorflow._keras_facts import has_python_iterators, steps_per_execution
 
 if TYPE_CHECKING:
-    from deep500_timing_tensorflow._step import Phases
+    from deep500_timing import Timer
+    from deep500_timing_tensorflow._phases import Phases
 
 ON_TENSORFLOW = ("tensorflow", "tf_keras")
 
 
 def can_time_gpu(backend: str, timer: Timer) -> bool:
     """Whether the timer's device clock tells true times of what runs on this backend."""
-    if not isinstance(timer, CPUGPUTimer):
-        return False
     if timer.device.is_late:
         clock: Any = timer.device.find_for_regions().clock  # says why, if there is none
     else:
@@ -45,42 +42,40 @@ def can_time_gpu(backend: str, timer: Timer) -> bool:
     return False
 
 
-def can_fetch(wanted: bool | str, model: Any, backend: str, *, phases: bool) -> bool:
-    """Whether the wait for each batch is timed at the iterator, or at the hooks on torch."""
+def can_time_io(wanted: bool | str, backend: str, several: int, seen: bool, phases: bool) -> bool:
+    """Whether the wait for each batch is told by the data.
+
+    Args:
+        wanted: The callback's ``io``.
+        backend: See ``backend_of``.
+        several: Batches between two calls of the batch hooks.
+        seen: Whether the data of the fit was found.
+        phases: Whether stamps in the graph tell when each batch was there.
+    """
     if wanted is False:
         return False
-    several = steps_per_execution(model)
-    python_iterators = has_python_iterators(model)
-    if backend in ("jax", "torch"):
+    overlaps = backend in ON_TENSORFLOW and several > 1
+    if seen and not (overlaps and (phases or wanted is not True)):
         return True
-    if python_iterators and (several == 1 or wanted is True):
-        return True
-    if phases:
-        return False  # The stamps in the graph tell when each batch was there.
-    if backend == "tf_keras":
-        reason, remedy = "tf_keras fetches inside its compiled train function", "phases=True times it there"
-    elif backend == "tensorflow" and python_iterators:
-        reason = f"with steps_per_execution={several} the batches are fetched inside the compiled loop"
-        remedy = "phases=True times it there, and io=True fetches on the host, one batch at a time, which is slower"
-    elif backend == "tensorflow":
-        reason, remedy = "this Keras is older than 3.7", "update it"
+    if phases and backend != "torch":
+        return False
+    if seen:
+        reason = (
+            f"with steps_per_execution={several} a batch is fetched inside the compiled loop, where the one before it "
+            "may still be trained on"
+        )
+        remedy = "phases=True times the waits there; io=True takes the whole of each fetch for a wait"
     else:
-        reason, remedy = f"the backend {backend!r} is not known", "io=False says that you do not want it"
+        reason = "what hands the batches to fit was not found"
+        remedy = "time your own iterator with timer.iterate, or say io=False"
     warn_once(
         f"TimerCallback: the wait for data (IO) is not timed: {reason}. Remedy: {remedy}.",
-        about=f"callback io {backend} {several > 1}",
+        about=f"callback io {backend} {several > 1} {seen}",
     )
     return False
 
 
-def traces(model: Any, backend: str) -> bool:
-    """Whether the train function runs Python, and so ``compute_loss``, only when it traces."""
-    if getattr(model, "run_eagerly", False) or not hasattr(model, "compute_loss"):
-        return False
-    return backend in ON_TENSORFLOW or (backend == "jax" and bool(model.jit_compile))
-
-
-def phases_for(model: Any, backend: str, earlier: Phases | None) -> Phases | None:
+def phases_for(model: Any, backend: str) -> Phases | None:
     """What times the forward and the backward pass of a model, or None where nothing can."""
     reason = _why_no_phases(model, backend)
     if reason is not None:
@@ -89,31 +84,40 @@ def phases_for(model: Any, backend: str, earlier: Phases | None) -> Phases | Non
             about=f"callback phases {reason}",
         )
         return None
-    if earlier is not None:
-        return earlier
     if backend == "torch":
         from deep500_timing_tensorflow._phases_torch import TorchPhases
 
-        return TorchPhases(model)
-    from deep500_timing_tensorflow._phases_graph import GraphPhases
+        return TorchPhases()
+    from deep500_timing_tensorflow._phases_graph import graph_phases_of
 
-    return GraphPhases(model)
+    return graph_phases_of(model)
 
 
 def say_no_passes() -> None:
     """Say once that a custom step went round the places where its passes can be told apart."""
     warn_once(
-        "TimerCallback(phases=True): the model's train_step does not take exactly one gradient with a tf.GradientTape, "
-        "or on torch does not call compute_loss and optimizer.apply, so FORWARD and BACKWARD cannot be told apart and "
-        "are left out; the rest is timed. Let the step do so, or time its parts yourself with timer.region.",
+        "TimerCallback(phases=True): the model's train_step does not take exactly one gradient, with a tf.GradientTape "
+        "or by backward(), so FORWARD and BACKWARD cannot be told apart and are left out; the rest is timed. Let the "
+        "step do so, or time its parts yourself with timer.region.",
         about="callback no passes",
+    )
+
+
+def say_traced_before() -> None:
+    """Say once that a model's graph has no stamps, and why."""
+    warn_once(
+        "TimerCallback(phases=True): the model was traced before without phases, so FORWARD and BACKWARD are left out "
+        "where that graph runs; the rest is timed. To trace it again would cost what its first batch did: compile the "
+        "model anew, or train with phases from its first fit on.",
+        about="callback traced before",
     )
 
 
 def _why_no_phases(model: Any, backend: str) -> str | None:
     if backend == "jax":
         return (
-            "On JAX both passes are one compiled computation that cannot be stamped from inside; "
+            "On JAX both passes are one compiled computation, which XLA reorders freely: a call to the host inside it "
+            "would be a part of it and make it another, and pieces compiled one by one would not be what fit runs. "
             "jax.profiler.trace shows its parts."
         )
     if backend not in (*ON_TENSORFLOW, "torch"):

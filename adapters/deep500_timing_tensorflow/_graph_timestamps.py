@@ -79,17 +79,18 @@ class StepStamps:
             return found
         tf = self._tf
         targets = tf.nest.flatten(target)
-        if output_gradients is None:
-            seeds = [tf.ones_like(part) for part in targets]
-        else:
-            seeds = [
-                tf.ones_like(part) if seed is None else seed
-                for part, seed in zip(targets, tf.nest.flatten(output_gradients), strict=True)
-            ]
-        # The backward pass starts from the seeds, so it starts after the stamp.
-        passed, self.loss_s = self._stamp(targets, also=seeds)
-        seeds = tf.nest.pack_sequence_as(target, passed[len(targets) :])
-        found = original(tape, target, sources, seeds, **more)
+        given = output_gradients is not None
+        seeds = tf.nest.flatten(output_gradients) if given else [tf.ones_like(part) for part in targets]
+        # The backward pass starts from the seeds, so it starts after the stamp. What is no tensor stays what it is: a
+        # None among the seeds means something else than a one.
+        hung = [place for place, seed in enumerate(seeds) if isinstance(seed, tf.Tensor)]
+        passed, self.loss_s = self._stamp(targets, also=[seeds[place] for place in hung])
+        for place, seed in zip(hung, passed[len(targets) :], strict=True):
+            seeds[place] = seed
+        with tf.control_dependencies([self.loss_s]):
+            found = original(
+                tape, target, sources, tf.nest.pack_sequence_as(output_gradients if given else target, seeds), **more
+            )
         parts = tf.nest.flatten(found, expand_composites=True)  # Sparse gradients as well.
         places = [place for place, part in enumerate(parts) if part is not None]
         passed, self.gradients_s = self._stamp([parts[place] for place in places])
@@ -161,9 +162,8 @@ def stamping(stamps: StepStamps) -> Iterator[None]:
         _local.stamps = outer
 
 
-@contextlib.contextmanager
-def watched_tapes(tf: Any) -> Iterator[None]:
-    """While it lasts, ``tf.GradientTape.gradient`` looks whether its thread is stamping; afterwards it is as it was."""
+def watch_tapes(tf: Any) -> None:
+    """From now on ``tf.GradientTape.gradient`` looks whether its thread is stamping; see :func:`unwatch_tapes`."""
     global _users, _original_gradient
     tape_class = tf.GradientTape
     with _lock:
@@ -184,10 +184,22 @@ def watched_tapes(tf: Any) -> Iterator[None]:
                     _local.inside = False
 
             tape_class.gradient = gradient
+
+
+def unwatch_tapes(tf: Any) -> None:
+    """When nobody watches any more, ``tf.GradientTape`` is as it was."""
+    global _users
+    with _lock:
+        _users -= 1
+        if _users == 0:
+            tf.GradientTape.gradient = _original_gradient
+
+
+@contextlib.contextmanager
+def watched_tapes(tf: Any) -> Iterator[None]:
+    """Tapes are watched while it lasts."""
+    watch_tapes(tf)
     try:
         yield
     finally:
-        with _lock:
-            _users -= 1
-            if _users == 0:
-                tape_class.gradient = _original_gradient
+        unwatch_tapes(tf)

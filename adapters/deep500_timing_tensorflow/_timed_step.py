@@ -6,16 +6,18 @@ import functools
 import time
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing import CPUGPUTimer, Timer, TimeType, TimingError
+from deep500_timing import Timer, TimeType, TimingError
 from deep500_timing._ground.warn import warn_once
-from deep500_timing_tensorflow._anchors import StepStamps, stamping, watched_tapes
-from deep500_timing_tensorflow._choices import why_no_stamps
+from deep500_timing_tensorflow._capabilities import why_no_stamps
+from deep500_timing_tensorflow._faults import warn_fault
+from deep500_timing_tensorflow._graph_timestamps import StepStamps, stamping, watched_tapes
+from deep500_timing_tensorflow._open_regions import OpenRegions, first
 from deep500_timing_tensorflow._phases import Execution, PhaseMatcher, Stamps
-from deep500_timing_tensorflow._regions import OpenRegions, first
-from deep500_timing_tensorflow._step import warn_fault
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from deep500_timing_tensorflow._epoch_totals import EpochTotals
 
 BATCH = TimeType.BATCH
 
@@ -48,14 +50,12 @@ def timed_step(step: Callable[..., Any], timer: Timer, *, gpu: bool = False) -> 
         gpu: Whether BATCH is timed on the GPU as well, which waits for it, see ``CPUGPUTimer``.
 
     Raises:
-        TypeError: ``timer`` is not a timer, or no ``CPUGPUTimer`` though ``gpu`` is true, or ``step`` is no function.
+        TypeError: ``timer`` is not a timer, or ``step`` is no function.
     """
     if not callable(step):
         raise TypeError(f"timed_step({step!r}): pass a function, or what tf.function made of one.")
     if not isinstance(timer, Timer):
         raise TypeError(f"timed_step(step, {timer!r}): pass the timer that keeps the times, such as CPUGPUTimer().")
-    if gpu and not isinstance(timer, CPUGPUTimer):
-        raise TypeError("timed_step(gpu=True) needs a CPUGPUTimer; a Timer has CPU times only.")
     timed = _TimedStep(step, timer, gpu=gpu)
 
     @functools.wraps(getattr(step, "python_function", step))
@@ -70,7 +70,7 @@ class _TimedStep:
         import tensorflow as tf
 
         self.timer = timer
-        self.tally = None
+        self.totals: EpochTotals | None = None
         self._tf: Any = tf
         self._gpu = gpu
         self._regions = OpenRegions(timer)
@@ -138,8 +138,8 @@ class _TimedStep:
         else:
             self._regions.end(BATCH)
         if row is not None:
-            execution = Execution(began_ns, now_ns, began_unix_ns, now_unix_ns, 1, not self._traced)
-            self._matcher.match(execution, [Stamps(*row)])
+            execution = Execution(0, began_ns, now_ns, began_unix_ns, now_unix_ns, 1, not self._traced)
+            self._matcher.match(execution, [Stamps(0, *row)])
 
 
 def _why_no_phases(step: Any) -> str | None:

@@ -1,0 +1,184 @@
+"""The data of a fit on TensorFlow, where the compiled train function takes its batches and no Python runs.
+
+tf.data itself can tell how long each batch was waited for: a ``LatencyStatsDataset`` adds up, in C++, the time that
+passed inside the pipeline below it. It is put on top of the pipeline as Keras made it, after tf.data has optimized
+that, so that nothing in it changes (its order, its seeds, its prefetching). The iterator has the type, and so the
+signature, of Keras's own: the train function does not trace once more. The sums are read after an execution.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import weakref
+from typing import Any, NamedTuple
+
+from deep500_timing_tensorflow._faults import warn_fault
+
+_WAIT, _BYTES = "wait/", "bytes/"
+_numbers = itertools.count()
+
+
+class Fetched(NamedTuple):
+    """What the iterators of a fit have handed out so far."""
+
+    batches: int
+    wait_us: float
+    """How long they were waited for, in microseconds; with replicas, by the one that waited longest."""
+    bytes: int
+    """The size of all tensors of all replicas."""
+
+
+class TimedDataset:
+    """A data set whose iterators add up their waits, and that is in all else the one that it stands for.
+
+    Args:
+        dataset: A ``tf.data.Dataset``, or one that a strategy distributes to the replicas of this process.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        """Nothing is handed out."""
+        import tensorflow as tf
+
+        self._tf: Any = tf
+        self._dataset = dataset
+        self._bytes_per_sample: int | None = None
+        # Named, as it is found by its name; per process, as names outlive a fork.
+        name = f"deep500_timing_{os.getpid()}_{next(_numbers)}"
+        with tf.init_scope(), tf.device("/CPU:0"):
+            self._totals = tf.raw_ops.StatsAggregatorHandle(shared_name=name)
+        weakref.finalize(self, _destroy, tf, self._totals).atexit = False
+        self._empty: bool | None = None
+
+    @property
+    def works(self) -> bool:
+        """Whether the newest iterator adds up its waits."""
+        return self._empty is False
+
+    def __iter__(self) -> Any:
+        """An iterator as the data set itself makes it, with the sums on top."""
+        tf = self._tf
+        self._empty = True
+        if isinstance(self._dataset, tf.data.Dataset):
+            with tf.init_scope(), tf.device("/CPU:0"):
+                iterator = self._iterator_of(self._dataset)
+        else:
+            iterator = iter(self._dataset)
+            self._time_replicas(iterator)
+        return iterator
+
+    def __getattr__(self, name: str) -> Any:
+        """Whatever else is asked of the data set."""
+        return getattr(self._dataset, name)
+
+    def fetched(self) -> Fetched:
+        """What was handed out until now."""
+        with self._tf.device("/CPU:0"):
+            encoded = self._tf.raw_ops.StatsAggregatorSummary(iterator=self._totals)
+        batches, wait_us, size = 0, 0.0, 0
+        for value in self._tf.compat.v1.Summary.FromString(encoded.numpy()).value:
+            if value.tag.startswith(_WAIT):
+                batches, wait_us = max(batches, int(value.histo.num)), max(wait_us, value.histo.sum)
+            elif value.tag.startswith(_BYTES):
+                size += int(value.histo.sum)
+        return Fetched(batches, wait_us, size)
+
+    def samples_in(self, size: int) -> int | None:
+        """How many samples batches of ``size`` bytes in all hold; None if samples may differ in size."""
+        if self._bytes_per_sample is None or size % self._bytes_per_sample:
+            return None
+        return size // self._bytes_per_sample
+
+    def _iterator_of(self, dataset: Any) -> Any:
+        from tensorflow.python.data.ops.iterator_ops import OwnedIterator
+
+        tf = self._tf
+        flat = _flat(dataset.element_spec)
+        self._bytes_per_sample = _bytes_per_sample(tf, dataset.element_spec)
+        try:
+            # What making an iterator does first: it applies the options, and so optimizes and prefetches.
+            finished = tf.raw_ops.FinalizeDataset(input_dataset=dataset._apply_debug_options()._variant_tensor, **flat)
+            timed = self._timed(finished, flat, "0")
+            resource = tf.raw_ops.AnonymousIteratorV3(**flat)
+        except Exception as error:
+            warn_fault("timing a data set", error)
+            return iter(dataset)
+        tf.raw_ops.MakeIterator(dataset=timed, iterator=resource)
+        iterator = OwnedIterator(components=[resource], element_spec=dataset.element_spec)
+        iterator._dataset = dataset  # Keeps the Python functions of the pipeline, as in an iterator of its own.
+        self._empty = False
+        return iterator
+
+    def _time_replicas(self, iterator: Any) -> None:
+        # Each replica takes its part of a batch from an iterator of its own, fed by a thread; only they are made again.
+        tf = self._tf
+        try:
+            parts = [part for worker in iterator._iterators for part in worker._iterator._device_iterators]
+            for number, part in enumerate(parts):
+                resource = part._iterator_resource
+                with tf.init_scope(), tf.device(resource.device):
+                    flat = _flat(part.element_spec)
+                    self._bytes_per_sample = _bytes_per_sample(tf, part.element_spec)
+                    timed = self._timed(part._dataset._variant_tensor, flat, str(number))
+                    tf.raw_ops.MakeIterator(dataset=timed, iterator=resource)
+        except Exception as error:
+            warn_fault("timing a distributed data set", error)
+            return
+        self._empty = False
+
+    def _timed(self, variant: Any, flat: dict[str, Any], tag: str) -> Any:
+        tf = self._tf
+        variant = tf.raw_ops.LatencyStatsDataset(input_dataset=variant, tag=_WAIT + tag, **flat)
+        variant = tf.raw_ops.BytesProducedStatsDataset(input_dataset=variant, tag=_BYTES + tag, **flat)
+        variant = tf.raw_ops.SetStatsAggregatorDataset(
+            input_dataset=variant, stats_aggregator=self._totals, tag="", counter_prefix="", **flat
+        )
+        # Else tf.data would prefetch above the sums, and they would be of a thread that nobody waits for.
+        options = tf.data.Options()
+        options.autotune.enabled = False
+        options.experimental_optimization.apply_default_optimizations = False
+        options.experimental_optimization.inject_prefetch = False
+        encoded = options._to_proto().SerializeToString()
+        return tf.raw_ops.OptionsDataset(input_dataset=variant, serialized_options=encoded, **flat)
+
+
+def timed_dataset_at(data: Any) -> TimedDataset | None:
+    """The data set of one fit with sums on top; None if Keras keeps it in another way.
+
+    Args:
+        data: The ``EpochIterator`` of Keras 3 or the ``DataHandler`` of tf_keras.
+    """
+    for name in ("_distributed_dataset", "_dataset"):
+        dataset = vars(data).get(name)
+        if isinstance(dataset, TimedDataset):
+            return dataset
+        if dataset is not None and hasattr(dataset, "element_spec"):
+            timed = vars(data)[name] = TimedDataset(dataset)
+            return timed
+    return None
+
+
+def _flat(spec: Any) -> dict[str, Any]:
+    from tensorflow.python.data.util import structure
+
+    return {
+        "output_types": structure.get_flat_tensor_types(spec),
+        "output_shapes": structure.get_flat_tensor_shapes(spec),
+    }
+
+
+def _bytes_per_sample(tf: Any, spec: Any) -> int | None:
+    total = 0
+    for leaf in tf.nest.flatten(spec, expand_composites=True):
+        shape: Any = getattr(leaf, "shape", None)
+        if not isinstance(leaf, tf.TensorSpec) or not leaf.dtype.size or shape.rank in (None, 0):
+            return None
+        if not shape[1:].is_fully_defined():
+            return None
+        total += leaf.dtype.size * math.prod(shape[1:].as_list())
+    return total or None
+
+
+def _destroy(tf: Any, resource: Any) -> None:
+    tf.raw_ops.DestroyResourceOp(resource=resource)

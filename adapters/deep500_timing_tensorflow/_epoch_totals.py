@@ -1,0 +1,118 @@
+"""What one epoch of a fit adds up to: means for Keras's logs, and its throughput."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from deep500_timing import TimeType
+
+
+class Throughput(NamedTuple):
+    """How fast an epoch went: in its steady state, and as a whole.
+
+    The steady state is the executions that neither traced nor compiled, with the waits for their data, and nothing of
+    what lies between them.
+    """
+
+    steps: int
+    """Batches of the steady state."""
+    samples: int | None
+    """Samples in them, over all replicas; None where the sizes of the batches cannot be seen."""
+    seconds: float
+    """How long they took, the waits for their data included."""
+    epoch_steps: int
+    """All batches of the epoch."""
+    epoch_samples: int | None
+    """Samples in them."""
+    epoch_seconds: float
+    """How long the epoch took until now, or to its end, its validation and all callbacks included."""
+
+    @property
+    def steps_per_s(self) -> float | None:
+        """Batches per second in the steady state; None if there were none."""
+        return _rate(self.steps, self.seconds)
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """Samples per second in the steady state; None if that is not known."""
+        return _rate(self.samples, self.seconds)
+
+    @property
+    def epoch_steps_per_s(self) -> float | None:
+        """Batches per second of the whole epoch; None if there were none."""
+        return _rate(self.epoch_steps, self.epoch_seconds)
+
+    @property
+    def epoch_samples_per_s(self) -> float | None:
+        """Samples per second of the whole epoch; None if that is not known."""
+        return _rate(self.epoch_samples, self.epoch_seconds)
+
+
+_RATES = ("steps_per_s", "samples_per_s", "epoch_steps_per_s", "epoch_samples_per_s")
+
+
+class EpochTotals:
+    """Adds up the times of one epoch as they come.
+
+    Args:
+        now_ns: When the epoch began, on the timer's clock.
+    """
+
+    def __init__(self, now_ns: int) -> None:
+        """Nothing happened yet."""
+        self._began_ns = now_ns
+        self._ended_ns = now_ns
+        self._steady_ns = 0
+        self._steps = self._epoch_steps = 0
+        self._samples: int | None = 0
+        self._epoch_samples: int | None = 0
+        self._sums: dict[str, tuple[int, int]] = {}
+
+    def add(self, key: TimeType | str, duration_ns: int, count: int = 1) -> None:
+        """Add an interval of a region that holds ``count`` of what its mean is to be of."""
+        name = key.name if isinstance(key, TimeType) else key
+        total, number = self._sums.get(name, (0, 0))
+        self._sums[name] = (total + duration_ns, number + count)
+
+    def add_execution(self, took_ns: int, *, steps: int, samples: int | None, steady: bool) -> None:
+        """Add an execution of the train function: ``steps`` batches, traced or compiled if not ``steady``."""
+        self._epoch_steps += steps
+        self._epoch_samples = _sum(self._epoch_samples, samples)
+        if steady:
+            self._steady_ns += took_ns
+            self._steps += steps
+            self._samples = _sum(self._samples, samples)
+
+    def ends(self, now_ns: int) -> None:
+        """Keras is done with the epoch; the hooks at its end follow."""
+        self._ended_ns = now_ns
+        self.add(TimeType.EPOCH, now_ns - self._began_ns)
+
+    def throughput(self) -> Throughput:
+        """The epoch's throughput so far."""
+        return Throughput(
+            self._steps,
+            self._samples,
+            self._steady_ns / 1e9,
+            self._epoch_steps,
+            self._epoch_samples,
+            (self._ended_ns - self._began_ns) / 1e9,
+        )
+
+    def logs(self, prefix: str) -> dict[str, float]:
+        """The means of the regions in seconds, and the rates that are known, under names for Keras's logs."""
+        logs = {f"{prefix}{name}": total / number / 1e9 for name, (total, number) in self._sums.items() if number}
+        throughput = self.throughput()
+        for name in _RATES:
+            value = getattr(throughput, name)
+            if value is not None:
+                logs[f"{prefix}{name}"] = value
+        return logs
+
+
+def _rate(count: int | None, seconds: float) -> float | None:
+    return count / seconds if count and seconds > 0 else None
+
+
+def _sum(total: int | None, more: int | None) -> int | None:
+    return None if total is None or more is None else total + more

@@ -1,0 +1,98 @@
+"""Whether an execution traced or compiled, read off the functions that it calls.
+
+A train function of Keras is a Python function around compiled ones, which it holds in its closure. TensorFlow's count
+how often they were traced, JAX's how many compilations they keep; ``torch.compile`` counts for the process. Of XLA
+under TensorFlow there is no count: it compiles for each size of a batch that it has not had.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_sizes_had: WeakKeyDictionary[Any, set[Any]] = WeakKeyDictionary()
+
+
+class TraceCounts:
+    """The traces and compilations of one train function until now.
+
+    Args:
+        function: What Keras calls for an execution.
+    """
+
+    def __init__(self, function: Any) -> None:
+        """Count from now on."""
+        self.function = function
+        self._counters: list[Callable[[], int]] = []
+        self._compiled_by_xla: list[Any] = []
+        for found in _functions_in(function):
+            counter = getattr(found, "experimental_get_tracing_count", None) or getattr(found, "_cache_size", None)
+            if counter is not None:
+                self._counters.append(counter)
+                if getattr(found, "_jit_compile", None):
+                    self._compiled_by_xla.append(found)
+            elif hasattr(found, "_torchdynamo_orig_callable"):
+                self._counters.append(_dynamo_compilations)
+        self._before = self._count()
+        # What its first execution is going to be; what it was is told afterwards.
+        self.is_new = 0 in self._before and _dynamo_compilations not in self._counters
+
+    @property
+    def needs_sizes(self) -> bool:
+        """Whether XLA compiles parts of it, for each size of a batch."""
+        return bool(self._compiled_by_xla)
+
+    def grew(self, size: Any = None) -> bool:
+        """Whether it was traced or compiled since the last time that this was asked.
+
+        Args:
+            size: What tells batches of one size from those of another; None if that is not known.
+        """
+        now = self._count()
+        self.is_new = False
+        traced = now != self._before
+        self._before = now
+        for compiled in self._compiled_by_xla:
+            had = _sizes_had.setdefault(compiled, set())
+            traced |= size is not None and size not in had
+            had.add(size)
+        return traced
+
+    def _count(self) -> list[int]:
+        return [counter() for counter in self._counters]
+
+
+def _functions_in(function: Any) -> list[Any]:
+    # Through closures and wrappers, but not into objects: a model refers to everything.
+    found: list[Any] = []
+    todo: list[Any] = [function]
+    seen: set[int] = set()
+    while todo:
+        value = todo.pop()
+        if id(value) in seen or not callable(value) or len(seen) > 100:
+            continue
+        seen.add(id(value))
+        if any(
+            hasattr(value, name)
+            for name in ("experimental_get_tracing_count", "_cache_size", "_torchdynamo_orig_callable")
+        ):
+            found.append(value)
+        inner = getattr(value, "python_function", None)
+        for cell in getattr(inner or value, "__closure__", None) or ():
+            try:
+                todo.append(cell.cell_contents)
+            except ValueError:  # Empty.
+                continue
+        todo.append(getattr(value, "__wrapped__", None))
+    return found
+
+
+def _dynamo_compilations() -> int:
+    utils: Any = sys.modules.get("torch._dynamo.utils")
+    return (
+        0 if utils is None else int(utils.counters["stats"]["unique_graphs"]) + int(utils.counters["frames"]["total"])
+    )

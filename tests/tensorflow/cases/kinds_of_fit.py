@@ -1,0 +1,233 @@
+"""Kinds of model and fit on TensorFlow: without the callback, with it and with phases; ``test_keras.py`` runs them.
+
+The last batch of most is smaller than the others, which is where a step may be traced again.
+"""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+from on_tensorflow import FIRST, GradientPenalty, TwoTargets, counts
+
+import deep500_timing_tensorflow as timer
+
+ROWS, BATCH = 21, 8
+random = np.random.default_rng(0)
+X, Y = random.random((ROWS, 4), dtype="float32"), random.random((ROWS, 1), dtype="float32")
+SERIES, WORDS = random.random((ROWS, 6, 4), dtype="float32"), random.integers(0, 20, (ROWS, 6))
+
+
+class Subclassed(keras.Model):
+    """A model that is written as a class."""
+
+    def __init__(self):
+        """Two layers."""
+        super().__init__()
+        self.hidden, self.out = layers.Dense(8, activation="relu"), layers.Dense(1)
+
+    def call(self, x):
+        """The prediction."""
+        return self.out(self.hidden(x))
+
+
+class Ragged(keras.Model):
+    """A model of sequences of unequal length."""
+
+    def __init__(self):
+        """An embedding and a layer."""
+        super().__init__()
+        self.embedding, self.out = layers.Embedding(20, 4), layers.Dense(1)
+
+    def call(self, x):
+        """The prediction."""
+        dense = x.to_tensor() if isinstance(x, tf.RaggedTensor) else x
+        return self.out(tf.reduce_mean(self.embedding(dense), axis=1))
+
+
+class Persistent(keras.Model):
+    """A step with a persistent tape and unconnected gradients."""
+
+    def train_step(self, data):
+        """Train on one batch."""
+        x, y = data
+        with tf.GradientTape(persistent=True) as tape:
+            loss = self.compute_loss(x=x, y=y, y_pred=self(x, training=True))
+        weights = self.trainable_variables
+        gradients = tape.gradient(loss, weights, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        del tape
+        self.optimizer.apply(gradients, weights)
+        return {"loss": loss}
+
+
+class Batches(keras.utils.PyDataset):
+    """The data batch by batch, made by two threads."""
+
+    def __len__(self):
+        """How many batches."""
+        return 3
+
+    def __getitem__(self, index):
+        """One of them."""
+        return X[index * BATCH : (index + 1) * BATCH], Y[index * BATCH : (index + 1) * BATCH]
+
+
+def dense(model_class=keras.Model):
+    """Two layers, by the functional interface."""
+    inputs = keras.Input((4,))
+    return model_class(inputs, layers.Dense(1)(layers.Dense(8, activation="relu")(inputs)))
+
+
+def recurrent(layer):
+    """A recurrent layer."""
+    inputs = keras.Input((6, 4))
+    return keras.Model(inputs, layers.Dense(1)(layer(4)(inputs)))
+
+
+def embedding():
+    """Rows of a table, whose gradients are sparse."""
+    inputs = keras.Input((6,), dtype="int32")
+    return keras.Model(inputs, layers.Dense(1)(layers.Flatten()(layers.Embedding(20, 5)(inputs))))
+
+
+def noisy():
+    """Dropout and batch normalization: random state and statistics of a batch."""
+    inputs = keras.Input((4,))
+    return keras.Model(
+        inputs, layers.Dense(1)(layers.Dropout(0.3)(layers.BatchNormalization()(layers.Dense(8)(inputs))))
+    )
+
+
+def several():
+    """Two inputs and two outputs."""
+    a, b = keras.Input((4,), name="a"), keras.Input((4,), name="b")
+    joined = layers.Concatenate()([a, b])
+    return keras.Model(
+        {"a": a, "b": b}, {"one": layers.Dense(1, name="one")(joined), "two": layers.Dense(2, name="two")(joined)}
+    )
+
+
+def dataset():
+    """The data as TensorFlow's."""
+    return tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH)
+
+
+def generator():
+    """Batches without end, as a Python generator."""
+    while True:
+        yield X[:BATCH], Y[:BATCH]
+
+
+def arrays():
+    """The data as arrays."""
+    return {"x": X, "y": Y, "batch_size": BATCH}
+
+
+def ragged():
+    """Sequences of unequal length."""
+    rows = tf.ragged.constant([[1, 2], [3], [4, 5, 6]] * 7)
+    return {"x": tf.data.Dataset.from_tensor_slices((rows, Y)).batch(BATCH)}
+
+
+# What is built, how it is compiled, and what is fitted.
+KINDS = {
+    "arrays": (dense, {}, arrays),
+    "validation every second epoch": (
+        dense,
+        {},
+        lambda: {**arrays(), "validation_data": (X, Y), "validation_freq": 2},
+    ),
+    "sample weights": (dense, {}, lambda: {**arrays(), "sample_weight": np.full(ROWS, 0.5, "float32")}),
+    "class weights": (dense, {}, lambda: {**arrays(), "y": (Y > 0.5).astype(int), "class_weight": {0: 1.0, 1: 3.0}}),
+    "generator": (dense, {}, lambda: {"x": generator(), "steps_per_epoch": 3}),
+    "endless dataset": (dense, {}, lambda: {"x": dataset().repeat().prefetch(2), "steps_per_epoch": 3}),
+    "PyDataset with workers": (dense, {}, lambda: {"x": Batches(workers=2)}),
+    "eager": (dense, {"run_eagerly": True}, arrays),
+    "two steps per execution": (dense, {"steps_per_execution": 2}, arrays),
+    "two of an endless dataset": (
+        dense,
+        {"steps_per_execution": 2},
+        lambda: {"x": dataset().repeat(), "steps_per_epoch": 4},
+    ),
+    "subclassed": (Subclassed, {}, arrays),
+    "LSTM": (lambda: recurrent(layers.LSTM), {}, lambda: {**arrays(), "x": SERIES}),
+    "GRU": (lambda: recurrent(layers.GRU), {}, lambda: {**arrays(), "x": SERIES}),
+    "embedding": (embedding, {}, lambda: {**arrays(), "x": WORDS}),
+    "dropout and normalization": (noisy, {}, arrays),
+    "several inputs and outputs": (
+        several,
+        {"loss": {"one": "mse", "two": "mae"}},
+        lambda: {**arrays(), "x": {"a": X, "b": X}, "y": {"one": Y, "two": np.concatenate([Y, Y], 1)}},
+    ),
+    "ragged": (Ragged, {}, ragged),
+    "accumulation": (dense, {"optimizer": lambda: keras.optimizers.Adam(gradient_accumulation_steps=2)}, arrays),
+    "loss scaling": (
+        dense,
+        {"optimizer": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(), initial_scale=2.0**127)},
+        arrays,
+    ),
+    "gradient penalty": (lambda: dense(GradientPenalty), {}, arrays),
+    "persistent tape": (lambda: dense(Persistent), {}, arrays),
+    "two targets": (lambda: dense(TwoTargets), {}, arrays),
+    "XLA": (dense, {"jit_compile": True}, arrays),
+    "averaged weights": (
+        dense,
+        {"optimizer": lambda: keras.optimizers.SGD(use_ema=True, clipnorm=0.1, momentum=0.9)},
+        arrays,
+    ),
+}
+WITHOUT_PHASES = {"gradient penalty", "XLA"}
+
+
+@pytest.fixture
+def tapes(monkeypatch):
+    """How many tapes were opened while a function was traced: one a trace, or two."""
+    opened = [0]
+    original = tf.GradientTape.__init__
+
+    def init(tape, *args, **kwargs):
+        opened[0] += tf.inside_function()
+        original(tape, *args, **kwargs)
+
+    monkeypatch.setattr(tf.GradientTape, "__init__", init)
+    return opened
+
+
+@pytest.mark.filterwarnings("ignore::deep500_timing.TimingWarning")
+@pytest.mark.parametrize("kind", KINDS)
+def test_kind(kind, tapes):
+    """Weights, history and traces are those without the callback, every batch is counted, and an epoch adds up."""
+    build, compiling, fitting = KINDS[kind]
+    found = []
+    for mode in (None, {}, {"phases": True}):
+        keras.utils.set_random_seed(3)
+        model = build()
+        optimizer = compiling.get("optimizer", lambda: "adam")()
+        model.compile(**{"loss": "mse", **compiling, "optimizer": optimizer})
+        tmr = timer.Timer()
+        callback = None if mode is None else timer.TimerCallback(tmr, **mode)
+        keras.utils.set_random_seed(5)
+        tapes[0] = 0
+        made = model.fit(**fitting(), epochs=2, shuffle=False, verbose=0, callbacks=[callback] if callback else [])
+        found.append((tapes[0], made.history))
+        weights = model.get_weights()
+        if callback is None:
+            expected = weights
+            continue
+        for without, with_callback in zip(expected, weights, strict=True):
+            np.testing.assert_array_equal(without, with_callback)
+        regions = counts(tmr)
+        batches = 8 if "steps_per_epoch" in fitting() and "two" in kind else 6
+        assert batches == callback.batches
+        times = {name: sum(tmr.get_time(name)) for name in regions}
+        parts = ("EPOCH (start)", "BATCH", FIRST, "CALLBACKS", "VALIDATION", "EPOCH (end)")
+        rest = times["EPOCH"] - sum(times.get(name, 0) for name in parts)
+        # Keras's own loop between two hooks takes tens of microseconds a batch, whatever the model.
+        assert 0 <= rest < 0.02 * times["EPOCH"] + 0.001 * batches
+        if "phases" in mode and kind not in WITHOUT_PHASES:
+            assert batches == regions.get("FORWARD", 0) + regions.get("FORWARD (first)", 0)
+        assert 0 == callback.withheld
+    np.testing.assert_equal(found[0], found[1])
+    np.testing.assert_equal(found[0], found[2])

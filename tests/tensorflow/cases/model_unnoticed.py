@@ -1,0 +1,172 @@
+"""Cases of a model that must not notice that it is timed, on each backend of Keras 3; ``test_keras.py`` runs them."""
+
+from __future__ import annotations
+
+import random
+
+import keras
+import numpy as np
+import pytest
+from every_backend import assert_untouched, batches, counts, failed, make_model
+from own_steps import OwnLoss, traced
+
+import deep500_timing_tensorflow as timer
+
+MODES = [{}, {"io": False}, {"phases": True}]
+
+
+@pytest.fixture(params=MODES, ids=["default", "without IO", "phases"])
+def mode(request, backend):
+    """What the callback is asked for."""
+    if request.param.get("phases") and backend == "jax":
+        pytest.skip("no phases on JAX")
+    return request.param
+
+
+def test_replaced_loss_is_what_trains(data, mode):
+    """What the user puts in a method's place between two fits trains, as it does without the callback."""
+    weights = []
+    for callback in (None, timer.TimerCallback(timer.Timer(), **mode)):
+        model = make_model()
+        callbacks = [callback] if callback else []
+        model.fit(*data, batch_size=8, callbacks=callbacks, verbose=0)
+        own = model.compute_loss
+        model.compute_loss = lambda *args, own=own, **kwargs: 100 * own(*args, **kwargs)
+        model.compile("sgd", "mse")
+        model.fit(*data, batch_size=8, callbacks=callbacks, verbose=0)
+        weights.append(model.get_weights())
+    for without, with_callback in zip(*weights, strict=True):
+        np.testing.assert_array_equal(without, with_callback)
+
+
+@pytest.mark.parametrize("rows", [40, 37])
+def test_traces_are_those_of_a_fit_without_the_callback(data, mode, rows):
+    """Steps are traced as often with the callback as without it, in its fit and in the next without it."""
+    found = []
+    for callbacks in ([], [timer.TimerCallback(timer.Timer(), **mode)]):
+        model = make_model(model_class=OwnLoss)
+        numbers = []
+        for fit_callbacks in (callbacks, [], callbacks):
+            model.fit(data[0][:rows], data[1][:rows], batch_size=8, epochs=2, callbacks=fit_callbacks, verbose=0)
+            numbers.append(traced(model))
+        found.append(numbers)
+    assert found[0] == found[1]
+
+
+def test_history_of_several_outputs(data, mode):
+    """The loss of each output is weighed as without the callback when the last batch is smaller."""
+    histories = []
+    for callbacks in ([], [timer.TimerCallback(timer.Timer(), **mode)]):
+        keras.utils.set_random_seed(7)
+        inputs = keras.Input((4,))
+        model = keras.Model(inputs, [keras.layers.Dense(1, name="a")(inputs), keras.layers.Dense(1, name="b")(inputs)])
+        model.compile("sgd", {"a": "mse", "b": "mae"})
+        x, y = data[0][:37], data[1][:37]
+        made = model.fit(x, {"a": y, "b": y}, batch_size=8, epochs=2, callbacks=callbacks, shuffle=False, verbose=0)
+        histories.append(made.history)
+    assert {"loss", "a_loss", "b_loss"} == set(histories[0])
+    assert histories[0] == histories[1]
+
+
+class InHook(keras.callbacks.Callback):
+    """Does something in a hook, the third time."""
+
+    def __init__(self, hook, act):
+        super().__init__()
+        times = iter(range(1000))
+        setattr(self, hook, lambda *args, **kwargs: act(self.model) if next(times) == 2 else None)
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize("hook", ["on_train_batch_begin", "on_train_batch_end"])
+def test_nothing_is_left_after_another_callback_raised(data, mode, hook, error):
+    """After an exception in another hook the model is its own, and a later fit without the callback counts nothing."""
+
+    def breaks(model):
+        raise error("broken")
+
+    tmr = timer.Timer()
+    model = make_model()
+    with pytest.raises(error):
+        model.fit(*data, batch_size=8, callbacks=[timer.TimerCallback(tmr, **mode), InHook(hook, breaks)], verbose=0)
+    assert_untouched(model)
+    before = tmr.snapshot()
+    model.fit(*data, batch_size=8, verbose=0)
+    assert [(region.name, region.stats) for region in before] == [
+        (region.name, region.stats) for region in tmr.snapshot()
+    ]
+    assert {"FIT", "EPOCH"} <= failed(tmr)
+
+
+@pytest.mark.parametrize("order", ["in front", "behind"])
+def test_training_by_another_callback_is_not_the_fits(data, backend, mode, order):
+    """What another callback trains in its hook has no part in the fit's batches, samples, waits or passes."""
+
+    def trains(model):
+        model.train_on_batch(data[0][:3], data[1][:3])
+
+    class Trains(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            trains(self.model)
+
+    if backend == "jax":
+        pytest.skip("train_on_batch inside a fit fails on JAX, whose state the fit holds")
+    weights = []
+    tmr = timer.Timer()
+    callback = timer.TimerCallback(tmr, **mode)
+    for callbacks in ([Trains()], [callback, Trains()] if order == "behind" else [Trains(), callback]):
+        model = make_model()
+        model.fit(*data, batch_size=8, epochs=2, callbacks=callbacks, verbose=0)
+        weights.append(model.get_weights())
+    for without, with_callback in zip(*weights, strict=True):
+        np.testing.assert_array_equal(without, with_callback)
+    found = counts(tmr)
+    assert (10, 10) == (batches(tmr), callback.batches)
+    if mode.get("io", True):
+        assert 10 == found["IO"]
+        assert 40 == callback.throughput.epoch_samples
+    if mode.get("phases"):
+        assert 9 <= found["FORWARD"] + found.get("FORWARD (first)", 0) <= 10
+        assert 0 == callback.withheld
+
+
+def test_train_function_made_anew_by_another_callback(data, mode):
+    """A train function that is made anew in a hook is the one that is timed from there on."""
+    tmr = timer.Timer()
+    callback = timer.TimerCallback(tmr, **mode)
+    anew = InHook("on_train_batch_begin", lambda model: model.make_train_function(force=True))
+    make_model().fit(*data, batch_size=8, epochs=2, callbacks=[callback, anew], verbose=0)
+    assert 10 == batches(tmr)
+    if mode.get("io", True):
+        assert 10 == counts(tmr)["IO"]
+    assert 0 == callback.withheld
+
+
+def test_state_is_the_same(data, mode):
+    """Random state, attributes and the saved configuration are those of a model that was not timed."""
+    found = []
+    for callbacks in ([], [timer.TimerCallback(timer.Timer(), **mode)]):
+        model = make_model()
+        model.fit(*data, batch_size=8, epochs=2, callbacks=callbacks, verbose=0)
+        config = model.get_config()
+        layers = [layer["class_name"] for layer in config["layers"]]
+        found.append((random.random(), keras.random.uniform((1,)).__array__()[0], set(vars(model)), layers))
+    assert found[0] == found[1]
+
+
+def test_two_callbacks_have_each_what_they_asked_for(data, backend):
+    """One with phases and one without, one with IO and one without: neither has the other's."""
+    timers = [timer.Timer(), timer.Timer()]
+    phases = backend != "jax"
+    callbacks = [timer.TimerCallback(timers[0], phases=phases), timer.TimerCallback(timers[1], io=False)]
+    model = make_model(model_class=OwnLoss)
+    model.fit(*data, batch_size=8, epochs=2, callbacks=callbacks, verbose=0)
+    without = make_model(model_class=OwnLoss)
+    without.fit(*data, batch_size=8, epochs=2, verbose=0)
+    assert traced(without) == traced(model)
+    assert phases == ("FORWARD" in counts(timers[0]))
+    assert 10 == counts(timers[0])["IO"]
+    assert not {"IO", "FORWARD"} & set(counts(timers[1]))
+    for callback in callbacks:
+        for first_or_last in callback._timings:
+            assert not first_or_last.matcher._stamps

@@ -1,0 +1,81 @@
+"""Fits as others arrange them, on each backend: tuners, restored fits, policies; ``test_keras.py`` runs them."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+from every_backend import batches, counts, make_model
+
+import deep500_timing_tensorflow as timer
+
+
+def test_fit_that_is_restored(data, tmp_path):
+    """A fit that was broken off and is taken up again trains and times the epochs that are left."""
+
+    class Breaks(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 2:
+                raise RuntimeError("preempted")
+
+    tmr = timer.Timer()
+    callback = timer.TimerCallback(tmr)
+    fitting = {"batch_size": 8, "epochs": 4, "verbose": 0}
+    with pytest.raises(RuntimeError):
+        backup = keras.callbacks.BackupAndRestore(tmp_path / "backup")
+        make_model().fit(*data, **fitting, callbacks=[backup, callback, Breaks()])
+    assert 10 == callback.batches
+    backup = keras.callbacks.BackupAndRestore(tmp_path / "backup")
+    made = make_model().fit(*data, **fitting, callbacks=[backup, callback])
+    assert [2, 3] == made.epoch
+    assert (20, 1, 20) == (callback.batches, counts(tmr)["FIT"], batches(tmr))
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "float64"])
+def test_policies_of_precision(data, policy):
+    """A model of another precision has the weights that it has without the callback."""
+    weights = []
+    tmr = timer.Timer()
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(policy)
+    try:
+        for callbacks in ([], [timer.TimerCallback(tmr)]):
+            model = make_model()
+            model.fit(*data, batch_size=8, callbacks=callbacks, verbose=0)
+            weights.append(model.get_weights())
+    finally:
+        keras.config.set_dtype_policy(before)
+    for without, with_callback in zip(*weights, strict=True):
+        np.testing.assert_array_equal(without, with_callback)
+    assert 5 == batches(tmr)
+
+
+def test_distribution_on_jax(data, backend):
+    """Data that ``keras.distribution`` spreads over the devices is waited for and counted as any other."""
+    if backend != "jax":
+        pytest.skip("keras.distribution is complete on JAX alone")
+    keras.distribution.set_distribution(keras.distribution.DataParallel(devices=keras.distribution.list_devices()))
+    try:
+        callback = timer.TimerCallback(timer.Timer())
+        make_model().fit(*data, batch_size=8, epochs=2, callbacks=[callback], verbose=0)
+    finally:
+        keras.distribution.set_distribution(None)
+    assert (10, 10) == (callback.batches, counts(callback.timer)["IO"])
+    assert 40 == callback.throughput.epoch_samples
+
+
+def test_tuner(data, backend, tmp_path):
+    """KerasTuner copies the callback for each trial, and all trials are in the one timer."""
+    if backend != "tensorflow":
+        pytest.skip("one backend is enough for a tuner, which knows none")
+    tuner_of = pytest.importorskip("keras_tuner")
+
+    def build(choices):
+        return make_model(optimizer=keras.optimizers.SGD(choices.Choice("rate", [0.01, 0.1])))
+
+    tuner = tuner_of.GridSearch(build, objective="val_loss", directory=tmp_path, max_trials=2)
+    tmr = timer.Timer()
+    callbacks = [timer.TimerCallback(tmr)]
+    tuner.search(*data, batch_size=20, epochs=2, validation_data=data, callbacks=callbacks, verbose=0)
+    found = counts(tmr)
+    assert (2, 4, 4, 8) == (found["FIT"], found["EPOCH"], found["VALIDATION"], batches(tmr))

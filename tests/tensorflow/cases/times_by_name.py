@@ -1,0 +1,227 @@
+"""Cases of times that must be what their names say, on each backend of Keras 3; ``test_keras.py`` runs them."""
+
+from __future__ import annotations
+
+import time
+
+import keras
+import numpy as np
+import pytest
+from every_backend import FIRST, batches, counts, make_model
+from own_steps import OwnStep, traced
+
+import deep500_timing_tensorflow as timer
+from deep500_timing_tensorflow import TimeType
+
+
+def total(tmr, *names):
+    """The seconds in all intervals of some regions."""
+    return sum(sum(tmr.get_time(name)) for name in names)
+
+
+class Sleeps(keras.callbacks.Callback):
+    """Sleeps in one hook, so long that nothing else is mistaken for it."""
+
+    SLEEP_S = 0.25
+
+    def __init__(self, hook):
+        super().__init__()
+        setattr(self, hook, lambda *args, **kwargs: time.sleep(self.SLEEP_S))
+
+
+@pytest.mark.parametrize("place", ["in front", "behind"])
+@pytest.mark.parametrize("hook", ["on_train_batch_begin", "on_train_batch_end", "on_epoch_begin"])
+def test_what_other_callbacks_do_is_in_callbacks(data, hook, place):
+    """The sleep of another callback is in CALLBACKS and in nothing else, wherever the timer stands in the list."""
+    tmr = timer.Timer()
+    model = make_model()
+    model.fit(*data, batch_size=20, verbose=0)
+    callbacks = [timer.TimerCallback(tmr), Sleeps(hook)]
+    model.fit(*data, batch_size=20, callbacks=callbacks if place == "behind" else callbacks[::-1], verbose=0)
+    sleeps = 1 if hook == "on_epoch_begin" else 2
+    assert total(tmr, "CALLBACKS") >= sleeps * Sleeps.SLEEP_S
+    for name in ("BATCH", FIRST, "IO", "EPOCH (start)", "EPOCH (end)"):
+        assert all(took < Sleeps.SLEEP_S for took in tmr.get_time(name)), name
+    spans = [tuple(span) for name in ("BATCH", FIRST, "IO") for span in tmr.intervals(name)]
+    for began, ended in tmr.intervals("CALLBACKS"):
+        assert not any(began < end and start < ended for start, end in spans)
+
+
+class Clock(keras.callbacks.Callback):
+    """The moments at which Keras calls; one stands first in the list, one last."""
+
+    def __init__(self):
+        super().__init__()
+        self.moments = []
+        for hook in ("epoch_begin", "train_batch_begin", "train_batch_end", "test_begin", "test_end", "epoch_end"):
+            setattr(self, f"on_{hook}", lambda *args, hook=hook, **kwargs: self._note(hook))
+
+    def _note(self, hook):
+        self.moments.append((hook, time.perf_counter()))
+
+
+def test_epoch_adds_up_by_independent_clocks(data, backend):
+    """An epoch is the sum of its named parts, and each is that of clocks that know nothing of the timer."""
+    tmr = timer.Timer()
+    first_clock, last_clock = Clock(), Clock()
+    callbacks = [first_clock, Sleeps("on_train_batch_end"), timer.TimerCallback(tmr), last_clock]
+    make_model().fit(*data, batch_size=20, epochs=2, validation_data=data, callbacks=callbacks, verbose=0)
+    parts = ["EPOCH (start)", "BATCH", FIRST, "CALLBACKS", "VALIDATION", "EPOCH (end)"]
+    if backend == "torch":
+        parts.append("IO")
+    epoch = total(tmr, "EPOCH")
+    assert 0 <= epoch - total(tmr, *parts) < 0.02 * epoch
+    true = {"BATCH": 0.0, "VALIDATION": 0.0, "CALLBACKS": 0.0}
+    before = None
+    for (hook, entered), (_, left) in zip(first_clock.moments, last_clock.moments, strict=True):
+        if hook == "train_batch_end":
+            true["BATCH"] += entered - before
+        if hook == "test_end":
+            true["VALIDATION"] += entered - before
+        true["CALLBACKS"] += left - entered
+        before = left
+    assert pytest.approx(true["BATCH"], abs=0.02 * epoch) == total(tmr, "BATCH", FIRST)
+    assert pytest.approx(true["VALIDATION"], abs=0.02 * epoch) == total(tmr, "VALIDATION")
+    assert pytest.approx(true["CALLBACKS"], abs=0.02 * epoch) == total(tmr, "CALLBACKS")
+
+
+def test_wait_for_data_is_io(data):
+    """What a slow source takes is IO, at each batch."""
+
+    class Slow(keras.utils.PyDataset):
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, index):
+            time.sleep(0.2)
+            return data[0][:8], data[1][:8]
+
+    tmr = timer.Timer()
+    model = make_model()
+    model.fit(*data, batch_size=8, verbose=0)
+    model.fit(Slow(), callbacks=[timer.TimerCallback(tmr)], verbose=0)
+    assert 3 == counts(tmr)["IO"]
+    assert 0.4 < total(tmr, "IO") < 1.2
+
+
+@pytest.mark.parametrize("size", [37, 40])
+def test_traces_of_an_own_step_are_kept_apart(data, backend, size):
+    """Executions of a step without ``compute_loss`` that trace are not in the steady state, whenever they come."""
+    traces = []
+
+    class Counts(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            self.before = traced(self.model)
+
+        def on_train_batch_end(self, batch, logs=None):
+            traces.append(traced(self.model) != self.before)
+
+    tmr = timer.Timer()
+    model = make_model(model_class=OwnStep)
+    callbacks = [timer.TimerCallback(tmr), Counts()]
+    model.fit(data[0][:size], data[1][:size], batch_size=8, epochs=2, callbacks=callbacks, verbose=0)
+    expected = 0 if backend == "torch" else sum(traces)
+    assert (expected, 10 - expected) == (counts(tmr).get(FIRST, 0), counts(tmr)["BATCH"])
+
+
+def test_first_batch_of_a_warm_model_is_a_batch(data, backend):
+    """A new callback does not make a model new: what was neither traced nor compiled is in BATCH."""
+    model = make_model()
+    model.fit(*data, batch_size=8, verbose=0)
+    tmr = timer.Timer()
+    model.fit(*data, batch_size=8, callbacks=[timer.TimerCallback(tmr)], verbose=0)
+    assert 5 == counts(tmr)["BATCH"]
+    assert FIRST not in counts(tmr)
+
+
+@pytest.mark.parametrize("several", [1, 2])
+def test_evaluation_in_a_fit_with_the_same_callback(data, backend, several):
+    """``evaluate`` and ``predict`` inside a fit, with its callback, are TEST and PREDICT, and the fit goes on."""
+    if backend == "torch" and several > 1:
+        pytest.skip("Keras has one step per execution on torch")
+    tmr = timer.Timer()
+    callback = timer.TimerCallback(tmr, io=True)
+
+    class Evaluates(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.evaluate(*data, callbacks=[callback], verbose=0)
+            self.model.predict(data[0], callbacks=[callback], verbose=0)
+
+    model = make_model(steps_per_execution=several)
+    model.fit(*data, batch_size=8, epochs=2, validation_data=data, callbacks=[callback, Evaluates()], verbose=0)
+    found = counts(tmr)
+    assert (1, 2, 2, 2, 2) == tuple(found[key] for key in ("FIT", "EPOCH", "VALIDATION", "TEST", "PREDICT"))
+    assert 10 == callback.batches
+    assert (10 if several == 1 else 6) == batches(tmr)
+    assert not any(region.failed for region in tmr.snapshot())
+
+
+@pytest.mark.parametrize("same", ["callback", "timer", "neither"])
+def test_fit_in_a_fit(data, same):
+    """A fit inside a fit has all its times, on the same callback, the same timer or others, and so has the outer."""
+    tmr, other = timer.Timer(), timer.Timer()
+    callback = timer.TimerCallback(tmr)
+    inner = {"callback": callback, "timer": timer.TimerCallback(tmr), "neither": timer.TimerCallback(other)}[same]
+
+    class Fits(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            make_model().fit(*data, batch_size=20, callbacks=[inner], verbose=0)
+
+    make_model().fit(*data, batch_size=8, epochs=2, callbacks=[Fits(), callback], verbose=0)
+    found = counts(tmr)
+    more = 0 if same == "neither" else 1
+    assert (1 + 2 * more, 2 + 2 * more, 10 + 4 * more) == (found["FIT"], found["EPOCH"], found["IO"])
+    assert 10 + 4 * more == batches(tmr)
+    assert not any(region.failed for region in tmr.snapshot())
+
+
+@pytest.mark.parametrize("io", ["auto", False, True])
+@pytest.mark.parametrize("length", ["known", "unknown"])
+def test_batches_are_counted_from_the_data(data, backend, length, io):
+    """A step that calls no optimizer of the model does not change how many batches there were."""
+    if backend == "torch":
+        pytest.skip("Keras has one step per execution on torch")
+
+    def generate():
+        for start in range(0, 40, 8):
+            yield data[0][start : start + 8], data[1][start : start + 8]
+
+    callback = timer.TimerCallback(timer.Timer(), io=io)
+    model = make_model(steps_per_execution=4)
+    fitting = {"x": data[0], "y": data[1], "batch_size": 8} if length == "known" else {"x": generate()}
+    if backend == "tensorflow" and io == "auto":
+        with pytest.warns(timer.TimingWarning, match="steps_per_execution=4"):
+            model.fit(**fitting, callbacks=[callback], verbose=0)
+    else:
+        model.fit(**fitting, callbacks=[callback], verbose=0)
+    assert (5, 5, 40) == (callback.batches, callback.throughput.epoch_steps, callback.throughput.epoch_samples)
+    assert 2 == batches(callback.timer)
+
+
+def test_rates_are_those_of_the_steady_state(data):
+    """The steady rate has nothing of traces, callbacks or the start of an epoch; the epoch's rate has all of it."""
+    tmr = timer.Timer()
+    callback = timer.TimerCallback(tmr)
+    make_model().fit(*data, batch_size=8, callbacks=[callback, Sleeps("on_epoch_begin")], verbose=0)
+    found = callback.throughput
+    steady = total(tmr, "BATCH") + (total(tmr, "IO") if keras.backend.backend() == "torch" else 0)
+    assert pytest.approx(found.seconds, abs=1e-3) == steady  # Two readings of the clock apart.
+    assert found.steps == counts(tmr)["BATCH"]
+    assert (5, 40) == (found.epoch_steps, found.epoch_samples)
+    assert Sleeps.SLEEP_S < found.epoch_seconds <= total(tmr, "EPOCH")
+    assert found.epoch_steps_per_s < found.steps_per_s
+
+
+def test_intervals_of_several_steps_are_moments_that_were(data, backend):
+    """With several steps per execution BATCH has one interval for each, and none lies in another."""
+    if backend == "torch":
+        pytest.skip("Keras has one step per execution on torch")
+    tmr = timer.Timer()
+    callback = timer.TimerCallback(tmr, io=False, log_prefix="t/")
+    model = make_model(steps_per_execution=3)
+    model.fit(*data, batch_size=8, verbose=0)
+    made = model.fit(*data, batch_size=8, callbacks=[callback], verbose=0)
+    assert (2, 5) == (counts(tmr)["BATCH"], callback.batches)
+    assert pytest.approx(total(tmr, "BATCH") / 5, abs=1e-3) == made.history["t/BATCH"][0]
+    edges = np.asarray(tmr.intervals(TimeType.BATCH)).ravel()
+    assert (np.diff(edges) > 0).all()
