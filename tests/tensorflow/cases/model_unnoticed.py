@@ -12,10 +12,10 @@ from own_steps import OwnLoss, traced
 
 import deep500_timing_tensorflow as timer
 
-MODES = [{}, {"io": False}, {"phases": True}]
+MODES = [{}, {"phases": True}]
 
 
-@pytest.fixture(params=MODES, ids=["default", "without IO", "phases"])
+@pytest.fixture(params=MODES, ids=["default", "phases"])
 def mode(request, backend):
     """What the callback is asked for."""
     if request.param.get("phases") and backend == "jax":
@@ -77,8 +77,9 @@ class InHook(keras.callbacks.Callback):
         setattr(self, hook, lambda *args, **kwargs: act(self.model) if next(times) == 2 else None)
 
 
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-@pytest.mark.parametrize("hook", ["on_train_batch_begin", "on_train_batch_end"])
+@pytest.mark.parametrize(
+    ("hook", "error"), [("on_train_batch_begin", RuntimeError), ("on_train_batch_end", KeyboardInterrupt)]
+)
 def test_nothing_is_left_after_another_callback_raised(data, mode, hook, error):
     """After an exception in another hook the model is its own, and a later fit without the callback counts nothing."""
 
