@@ -72,7 +72,8 @@ def compare(case: str, tmr: Any, truth: Truth, *, replicas: int = 1, passes: boo
     def row(key: TimeType, true: Any) -> dict[str, Any]:
         measured = np.asarray(tmr.get_time(key))
         # The waits of first executions count as IO, but hold their tracing where they are read off stamps.
-        count = min(len(measured), len(true), len(tmr.get_time(TimeType.BATCH)) - (key is TimeType.IO))
+        steady = len(tmr.get_time(TimeType.FORWARD if passes else TimeType.BATCH))
+        count = min(len(measured), len(true), steady - (key is TimeType.IO))
         measured, true = measured[-count:], np.asarray(true)[-count:]
         # Nothing is said of waits for what was there already.
         measured, true = measured[true > 0.01], true[true > 0.01]
@@ -92,7 +93,8 @@ def compare(case: str, tmr: Any, truth: Truth, *, replicas: int = 1, passes: boo
     rows = []
     if truth.data_ready:
         # An iterator may have been looked at before the fit, and is asked once more at its end.
-        ran = len(tmr.get_time(TimeType.BATCH)) + len(tmr.get_time("BATCH (first)"))
+        counted = TimeType.FORWARD if passes else TimeType.BATCH
+        ran = len(tmr.get_time(counted)) + len(tmr.get_time(f"{counted.name} (first)"))
         ready = np.asarray(truth.data_ready)[-ran:]
         asked = truth.asked_for or [0.0, *of_batches(truth.backward_ended, np.max)[:-1]]
         rows.append(row(TimeType.IO, (ready - np.asarray(asked)[:ran])[1:]))
@@ -201,6 +203,83 @@ def tensorflow_rows(keras: Any, prefix: str, cases: dict[str, dict[str, Any]]) -
     return rows
 
 
+def other_work_rows(keras: Any) -> list[dict[str, Any]]:
+    """What lies beside the batches: another callback, an evaluation in a fit, and a step that is traced anew."""
+    import numpy as np
+
+    import deep500_timing_tensorflow as timer
+
+    tmr = timer.Timer()
+    slept: list[float] = []
+    tested: list[float] = []
+    executed: list[tuple[bool, float]] = []
+    callback = timer.TimerCallback(tmr)
+
+    class OwnStep(keras.Model):
+        traced = 0
+
+        def train_step(self, data: Any) -> Any:
+            type(self).traced += 1
+            time.sleep(DATA_S)  # As a large model does when it is traced.
+            return super().train_step(data)
+
+    class Sleeper(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            began = time.perf_counter()
+            time.sleep(FORWARD_S)
+            slept.append(time.perf_counter() - began)
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            self.model.evaluate(x, y, batch_size=8, verbose=0, callbacks=[callback, TestClock()])
+
+    class TestClock(keras.callbacks.Callback):
+        def on_test_begin(self, logs: Any = None) -> None:
+            self.began = time.perf_counter()
+
+        def on_test_end(self, logs: Any = None) -> None:
+            tested.append(time.perf_counter() - self.began)
+
+    class Before(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            self.before, self.began = OwnStep.traced, time.perf_counter()
+
+    class After(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            executed.append((OwnStep.traced > before.before, time.perf_counter() - before.began))
+
+    before = Before()
+    x = np.ones((8 * BATCHES - 3, 4), "float32")
+    y = x.sum(axis=1, keepdims=True)
+    inputs = keras.Input((4,))
+    model = OwnStep(inputs, keras.layers.Dense(1)(inputs))
+    model.compile("adam", "mse")
+    for epochs in (2, 1):  # Compiled anew between the two, it is traced anew.
+        callbacks = [After(), callback, Sleeper(), before]
+        model.fit(x, y, batch_size=8, epochs=epochs, callbacks=callbacks, verbose=0)
+        model.compile("adam", "mse")
+    hooks = [took for took in tmr.get_time("CALLBACKS") if took > FORWARD_S / 2 and took < DATA_S]
+    pairs = {
+        "another callback's sleep: CALLBACKS": (slept, hooks[: len(slept)]),
+        "evaluate in a fit: TEST": (tested, tmr.get_time("TEST")),
+        "own step, traced: BATCH (first)": ([took for new, took in executed if new], tmr.get_time("BATCH (first)")),
+    }
+    rows = []
+    for case, (true, measured) in pairs.items():
+        count = min(len(true), len(measured))
+        errors = 100 * (np.asarray(measured[:count]) / np.asarray(true[:count]) - 1)
+        low, high = np.percentile(errors, (5, 95))
+        rows.append(
+            {
+                "case": f"Keras on TensorFlow, {case}",
+                "true_s": float(np.median(true)),
+                "measured_s": float(np.median(measured)),
+                "error_percent": float(np.median(errors)),
+                "spread": f"{low:+.3f} … {high:+.3f}",
+            }
+        )
+    return rows
+
+
 def own_loop_rows() -> list[dict[str, Any]]:
     """A loop of one's own around ``timed_step``."""
     import tensorflow as tf
@@ -240,7 +319,7 @@ def rows_on_tensorflow() -> list[dict[str, Any]]:
         "mixed precision": {"policy": "mixed_bfloat16"},
         "MirroredStrategy, two CPUs": {"mirrored": True},
     }
-    return tensorflow_rows(keras, "Keras on TensorFlow", cases) + own_loop_rows()
+    return tensorflow_rows(keras, "Keras on TensorFlow", cases) + other_work_rows(keras) + own_loop_rows()
 
 
 def rows_on_tf_keras() -> list[dict[str, Any]]:

@@ -246,12 +246,12 @@ class FitTiming:
     def epoch_is_done(self, logs: dict[str, Any] | None) -> None:
         """Keras is done with the epoch: its means go into the logs, and its last hooks begin."""
         self._batches_are_over()
+        self._hooks_begin()  # Ours among them.
         self.matcher.settle(self._phases)
         if self.totals is not None:
             self.totals.ends(self.timer.now_ns())
             if self.wishes.log_prefix is not None and logs is not None:
                 logs.update(self.totals.logs(self.wishes.log_prefix))
-        self._hooks_begin()
 
     def epoch_ends(self) -> None:
         """The last hook of the epoch is over."""

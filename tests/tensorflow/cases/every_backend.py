@@ -375,7 +375,7 @@ def test_fault_in_timing_does_not_break_the_fit(data):
         def record(self, key, start_ns, end_ns):
             raise RuntimeError("no room")
 
-    with pytest.warns(timer.TimingWarning, match=r"TimerCallback failed in on_train_batch_begin.* no room") as said:
+    with pytest.warns(timer.TimingWarning, match=r"TimerCallback failed in .* no room") as said:
         made = make_model().fit(*data, batch_size=8, epochs=2, callbacks=[timer.TimerCallback(Faulty())], verbose=0)
     assert 1 == len([warning for warning in said if "on_train_batch_begin" in str(warning.message)])
     assert 2 == len(made.history["loss"])

@@ -5,6 +5,8 @@ The last batch of most is smaller than the others, which is where a step may be 
 
 from __future__ import annotations
 
+import warnings
+
 import keras
 import numpy as np
 import pytest
@@ -195,10 +197,11 @@ def tapes(monkeypatch):
     return opened
 
 
-@pytest.mark.filterwarnings("ignore::deep500_timing.TimingWarning")
 @pytest.mark.parametrize("kind", KINDS)
 def test_kind(kind, tapes):
     """Weights, history and traces are those without the callback, every batch is counted, and an epoch adds up."""
+    # That IO or phases are left out is said elsewhere.
+    warnings.simplefilter("ignore", timer.TimingWarning)
     build, compiling, fitting = KINDS[kind]
     found = []
     for mode in (None, {}, {"phases": True}):

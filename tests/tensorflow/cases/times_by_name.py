@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import time
 
 import keras
 import numpy as np
 import pytest
 from every_backend import FIRST, batches, counts, make_model
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from own_steps import OwnStep, traced
 
 import deep500_timing_tensorflow as timer
@@ -225,3 +228,64 @@ def test_intervals_of_several_steps_are_moments_that_were(data, backend):
     assert pytest.approx(total(tmr, "BATCH") / 5, abs=1e-3) == made.history["t/BATCH"][0]
     edges = np.asarray(tmr.intervals(TimeType.BATCH)).ravel()
     assert (np.diff(edges) > 0).all()
+
+
+# --- any fit ----------------------------------------------------------------------------------------------------------
+
+ROWS, SIZE = 12, 4
+_models = {}
+
+
+class Breaks(keras.callbacks.Callback):
+    """Raises in one hook, the second time."""
+
+    def __init__(self, hook):
+        super().__init__()
+        times = iter(range(1000))
+
+        def raises(*args, **kwargs):
+            if next(times) == 1:
+                raise RuntimeError("broken")
+
+        if hook is not None:
+            setattr(self, hook, raises)
+
+
+def _source(kind):
+    x, y = np.ones((ROWS, 4), "float32"), np.ones((ROWS, 1), "float32")
+    if kind == "arrays":
+        return {"x": x, "y": y, "batch_size": SIZE}
+    if kind == "smaller last batch":
+        return {"x": x[:-1], "y": y[:-1], "batch_size": SIZE}
+    return {"x": ((x[:SIZE], y[:SIZE]) for _ in range(100)), "steps_per_epoch": ROWS // SIZE}
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    several=st.sampled_from([1, 2]),
+    kind=st.sampled_from(["arrays", "smaller last batch", "generator"]),
+    place=st.integers(0, 2),
+    hook=st.sampled_from([None, "on_epoch_begin", "on_train_batch_begin", "on_train_batch_end", "on_epoch_end"]),
+)
+def test_any_fit(backend, several, kind, place, hook):
+    """Whatever the data, the order and who raises: nothing stays open or on the model, and the next fit adds up."""
+    several = 1 if backend == "torch" else several
+    model = _models.setdefault(several, make_model(steps_per_execution=several))
+    own, tmr = dict(vars(model)), timer.Timer()
+    callback = timer.TimerCallback(tmr, io=True)
+    callbacks = [Breaks(hook), keras.callbacks.History()]
+    callbacks.insert(place, callback)
+    try:
+        model.fit(**_source(kind), epochs=2, verbose=0, callbacks=callbacks)
+    except RuntimeError:
+        assert hook is not None
+    gc.collect()
+    before = callback.batches
+    model.fit(**_source(kind), epochs=1, verbose=0, callbacks=[callback])
+    assert 3 == callback.batches - before == callback.throughput.epoch_steps
+    assert set(own) | {"history"} == set(vars(model)) | {"history"}
+    names = counts(tmr)
+    assert callback.batches >= batches(tmr)
+    parts = [name for name in names if name.split()[0] in ("EPOCH", "BATCH", "CALLBACKS", "IO") and "fit" not in name]
+    inside = total(tmr, *(name for name in parts if name != "EPOCH" and (name != "IO" or backend == "torch")))
+    assert hook is not None or inside <= total(tmr, "EPOCH")
