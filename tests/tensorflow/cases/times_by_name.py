@@ -271,7 +271,7 @@ def test_any_fit(backend, several, kind, place, hook):
     """Whatever the data, the order and who raises: nothing stays open or on the model, and the next fit adds up."""
     several = 1 if backend == "torch" else several
     model = _models.setdefault(several, make_model(steps_per_execution=several))
-    own, tmr = dict(vars(model)), timer.Timer()
+    tmr = timer.Timer()
     callback = timer.TimerCallback(tmr, io=True)
     callbacks = [Breaks(hook), keras.callbacks.History()]
     callbacks.insert(place, callback)
@@ -283,7 +283,7 @@ def test_any_fit(backend, several, kind, place, hook):
     before = callback.batches
     model.fit(**_source(kind), epochs=1, verbose=0, callbacks=[callback])
     assert 3 == callback.batches - before == callback.throughput.epoch_steps
-    assert set(own) | {"history"} == set(vars(model)) | {"history"}
+    assert not any(type(value).__module__.startswith("deep500_timing") for value in vars(model).values())
     names = counts(tmr)
     assert callback.batches >= batches(tmr)
     parts = [name for name in names if name.split()[0] in ("EPOCH", "BATCH", "CALLBACKS", "IO") and "fit" not in name]
