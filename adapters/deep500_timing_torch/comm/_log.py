@@ -30,7 +30,7 @@ MAX_SIZES = 256
 power of two, so that a run whose sizes all differ does not fill the memory."""
 WINDOW = 1024
 """Latest operations of a group that can be compared with those of other ranks."""
-_BATCH = 256
+BATCH = 256
 
 SYNC, ISSUE, DONE, EXPOSED, PAIR, FAILED, UNTIMED = range(7)
 """Kinds of messages: a blocking operation; the call of an asynchronous one; its completion; a wait for it; its time
@@ -154,7 +154,6 @@ class Group:
     __slots__ = (
         "_backend_counts",
         "_own_seq",
-        "_reference",
         "_unseen_before",
         "_watched_from",
         "advances",
@@ -163,6 +162,7 @@ class Group:
         "name",
         "rank",
         "records",
+        "reference",
         "ring",
         "seen",
         "size",
@@ -171,7 +171,7 @@ class Group:
 
     def __init__(self, process_group: Any, name: str, size: int, rank: int, global_ranks: list[int]) -> None:
         """Remember a process group without keeping it alive."""
-        self._reference = weakref.ref(process_group) if process_group is not None else lambda: None
+        self.reference = weakref.ref(process_group) if process_group is not None else lambda: None
         self._own_seq = 0
         self.device_end: tuple[Any, int] = (None, 0)
         """When the last of its operations that was read was over on the device, and on which host clock."""
@@ -193,7 +193,7 @@ class Group:
 
     def is_of(self, process_group: Any) -> bool:
         """Whether this is what is remembered of that group, rather than of one that had its address before."""
-        return self._reference() is process_group
+        return self.reference() is process_group
 
     def sequence(self, process_group: Any) -> int:
         """How many collectives the group has issued: the same number on every rank that is as far."""
@@ -208,7 +208,7 @@ class Group:
 
     def number(self) -> int | None:
         """How many operations the group has issued in all, None if its backend does not count or it is gone."""
-        process_group = self._reference()
+        process_group = self.reference()
         if process_group is None or not self._backend_counts:
             return None
         try:
@@ -290,7 +290,7 @@ class CommLog:
         """Start empty."""
         self.inbox: deque[tuple[Record, int, int, int, int | None]] = deque()
         self._draining = allocate_lock()
-        self._groups: dict[int, Group] = {}
+        self.known_groups: dict[int, Group] = {}
         self._past: list[Group] = []
         self.alone = Group(None, "", 1, 0, [0])
         """Stands in for the group before there is one: the user's own operations need none."""
@@ -304,7 +304,7 @@ class CommLog:
     def put(self, record: Record, kind: int, start_ns: int, end_ns: int, seq: int | None = None) -> None:
         """Queue one message, from any thread."""
         self.inbox.append((record, kind, start_ns, end_ns, seq))
-        if len(self.inbox) >= _BATCH or self.observer is not None:
+        if len(self.inbox) >= BATCH or self.observer is not None:
             self.drain(wait=False)
 
     def drain(self, *, wait: bool) -> None:
@@ -351,7 +351,7 @@ class CommLog:
         """What is remembered of a process group (None: there is none yet), or None if this rank is not in it."""
         if process_group is None:
             return self.alone
-        group = self._groups.get(id(process_group))
+        group = self.known_groups.get(id(process_group))
         if group is not None and group.is_of(process_group):
             return group
         return self._new_group(process_group)
@@ -368,14 +368,14 @@ class CommLog:
         if self._watching:
             # Every group that was there when the watch began is known since then: this one is younger.
             group.watch(0 if self._complete else None)
-        old = self._groups.get(id(process_group))
+        old = self.known_groups.get(id(process_group))
         if old is not None:
             self._past.append(old)
         for past in self._past:
             # The same group made anew, after the old one was destroyed: its numbers start anew as well.
             if past.name == group.name:
                 past.ring.clear()
-        self._groups[id(process_group)] = group
+        self.known_groups[id(process_group)] = group
         return group
 
     def past_group(self, name: str, size: int, rank: int) -> Group:
@@ -406,7 +406,7 @@ class CommLog:
     @property
     def has_groups(self) -> bool:
         """Whether there was any process group."""
-        return bool(self._groups or self._past)
+        return bool(self.known_groups or self._past)
 
     @property
     def watching(self) -> bool:
@@ -432,7 +432,7 @@ class CommLog:
         """Every group that was used, those that are gone included."""
         yield self.alone
         yield from list(self._past)
-        yield from list(self._groups.values())
+        yield from list(self.known_groups.values())
 
     def records(self) -> Iterator[Record]:
         """Every record that was used, in the order of first use, after emptying the queue."""
@@ -454,7 +454,7 @@ class CommLog:
         """Start anew in a child process: the parent reports what it did."""
         self._draining = allocate_lock()
         self.inbox.clear()
-        self._groups.clear()
+        self.known_groups.clear()
         self._past.clear()
         self.alone = Group(None, "", 1, 0, [0])
 

@@ -82,9 +82,10 @@ def _sum(tensors: Iterable[torch.Tensor]) -> int:
 
 
 def _in_place(tensor: Any, op: Any = None, group: Any = None, async_op: bool = False) -> Moved:
-    if tensor.is_sparse:  # what travels are its indices and its values
+    try:
+        return tensor.nbytes, False, group, tensor
+    except RuntimeError:  # A sparse one has no such size: what travels are its indices and its values.
         return tensor._indices().nbytes + tensor._values().nbytes, False, group, tensor
-    return tensor.nbytes, False, group, tensor
 
 
 def _in_place_list(tensors: Any, op: Any = None, group: Any = None, async_op: bool = False) -> Moved:

@@ -20,7 +20,18 @@ if TYPE_CHECKING:
 class Settings:
     """The settings of this process; one object, read by every timed operation."""
 
-    __slots__ = ("by_functions", "debug", "enabled", "now_ns", "on_change", "prof_all", "prof_ops", "timer", "verbose")
+    __slots__ = (
+        "by_functions",
+        "debug",
+        "enabled",
+        "now_ns",
+        "on_change",
+        "prof_all",
+        "prof_ops",
+        "quick",
+        "timer",
+        "verbose",
+    )
 
     def __init__(self) -> None:
         """Everything is timed, into no timer."""
@@ -33,12 +44,16 @@ class Settings:
         self.now_ns: Callable[[], int] = perf_counter_ns
         self.by_functions = True
         """Whether the timed functions do the timing: they are on, and the kernel, which sees more, is not at work."""
+        self.quick = True
+        """Whether the timed functions may take their short way: everything is timed, and nothing else is asked for."""
         self.on_change: Callable[[], None] | None = None
         """Told of changes: the kernel, while it is at work."""
 
     def changed(self) -> None:
         """Hand on what was changed."""
         self.by_functions = self.enabled and self.on_change is None
+        more = self.verbose or self.debug or self.timer is not None
+        self.quick = self.by_functions and self.prof_all and not more
         if self.on_change is not None:
             self.on_change()
 

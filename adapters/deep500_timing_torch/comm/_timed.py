@@ -7,6 +7,7 @@ import inspect
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from time import perf_counter_ns
 from typing import Any, NamedTuple, TypeVar, overload
 
 import torch
@@ -15,7 +16,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from deep500_timing_torch.comm._device import pool_for
 from deep500_timing_torch.comm._device_run import DeviceRun
-from deep500_timing_torch.comm._log import FAILED, ISSUE, LOG, SYNC, UNTIMED, Record, caller, fault
+from deep500_timing_torch.comm._log import BATCH, FAILED, ISSUE, LOG, SYNC, UNTIMED, Record, caller, fault
 from deep500_timing_torch.comm._ops import OPS, Op, unknown
 from deep500_timing_torch.comm._settings import SETTINGS
 from deep500_timing_torch.comm._work import TimedFuture, TimedWork, Tracker, future_of
@@ -113,13 +114,57 @@ def _timed(
     # Functions written for DeepSpeed's decorator may have its parameters: prof, log_name, debug.
     asks: Any = None if default_name is None else True
 
-    @functools.wraps(func)
-    def operation(*args: Any, **kwargs: Any) -> Any:
+    name, describe, synchronizes = op.name, op.describe, op.synchronizes
+    groups, inbox = LOG.known_groups, LOG.inbox
+
+    def slowly(*args: Any, **kwargs: Any) -> Any:
         if not settings.by_functions:
             if settings.enabled and not torchs:
                 return _beside_the_kernel(func, op, args, kwargs, asks and _asked_of(kwargs, default_name))
             return func(*args, **kwargs)
         return _measure(func, op, args, kwargs, asks and _asked_of(kwargs, default_name))
+
+    @functools.wraps(func)
+    def operation(*args: Any, **kwargs: Any) -> Any:
+        # The short way, of an operation on the CPU that is known in all respects; anything else goes the long one.
+        if not settings.quick or not op.steady or _is_compiling():
+            return slowly(*args, **kwargs)
+        if inside.now:
+            return func(*args, **kwargs)
+        try:
+            nbytes, per_rank, process_group, tensor = describe(*args, **kwargs)
+            if process_group is None:
+                process_group = _world._default_pg
+            group = groups[id(process_group)]
+            if group.reference() is not process_group:
+                return slowly(*args, **kwargs)
+            record = group.records[name, nbytes]
+            advance = group.advances[name]
+            if asks or per_rank or _world._pg_coalesce_state or not (tensor is None or tensor.is_cpu):
+                return slowly(*args, **kwargs)
+            record.calls += 1
+            start_ns = perf_counter_ns()
+        except Exception:
+            return slowly(*args, **kwargs)
+        inside.now = True
+        try:
+            result = func(*args, **kwargs)
+        except BaseException:
+            _note_failure(record, None)
+            raise
+        finally:
+            inside.now = False
+        end_ns = perf_counter_ns()
+        try:
+            if result is not None:
+                return _finish(record, op, process_group, result, start_ns, end_ns, None, None, advance)
+            group.seen += advance
+            inbox.append((record, SYNC, start_ns, end_ns, group.sequence(process_group) if synchronizes else None))
+            if len(inbox) >= BATCH:
+                LOG.drain(wait=False)
+        except Exception as error:
+            fault(name, error)
+        return result
 
     operation.__dict__["_deep500_timing_original"] = func
     operation.__dict__["_deep500_timing_op"] = op
@@ -273,11 +318,11 @@ def _finish(
         SETTINGS.region(op.name, start_ns, end_ns)
     group = record.group
     seq = group.sequence(process_group) if op.synchronizes else None
-    if advance is None and before is not None:
-        advance = (group.number() or before) - before
+    if advance is None:
+        advance = 0 if before is None else (group.number() or before) - before
         if op.steady:
             group.advances[op.name] = advance
-    group.seen += advance or 0
+    group.seen += advance
     if isinstance(result, (dist.Work, list, torch._C.Future)) and not isinstance(result, _illegal):
         followed = _follow(result, record, start_ns, end_ns, seq, run)
         if followed is not None:
