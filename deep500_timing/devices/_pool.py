@@ -548,11 +548,6 @@ def pool_of(clock: DeviceClock) -> EventPool:
     return pool
 
 
-# Names of before, for modules that have not followed yet.
-DeviceLedger = EventPool
-ledger_of = pool_of
-
-
 def _abandon_after_fork() -> None:
     # The events belong to the parent's context, as do the captures.
     captures.after_fork()

@@ -35,7 +35,6 @@ ROOMS = (
 stands elsewhere than its folder is named in full: the suite for device clocks runs a timer over the clock."""
 STILL_THERE = {
     ("deep500_timing.runs._why", "deep500_timing.runs._run"),
-    ("deep500_timing_torch.comm._own_time", "deep500_timing_torch.comm._work"),
     ("deep500_timing_torch.layers._calls", "deep500_timing_torch.layers._backward"),
     ("deep500_timing.runs._ends", "deep500_timing.runs._log"),
     ("deep500_timing_tensorflow._phases", "deep500_timing_tensorflow._choices"),

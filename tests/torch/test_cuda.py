@@ -6,6 +6,7 @@ accelerator.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import warnings
 
@@ -208,3 +209,140 @@ class TestGraphs:
                 function(x)
         assert 5 == len(tmr.get_time("around", gpu=True))
         assert [] == tmr.get_time("within")
+
+
+def on_a_thread(what):
+    """Run it on a thread of its own, to the end."""
+    thread = threading.Thread(target=what)
+    thread.start()
+    thread.join()
+
+
+class TestWhatOnlyAGpuShows:
+    @pytest.mark.parametrize("mode", ["global", "thread_local", "relaxed"])
+    @pytest.mark.parametrize("what", ["snapshot", "regions", "get_time"])
+    @pytest.mark.parametrize("elsewhere", [True, False])
+    def test_a_capture_lives(self, spin, mode, what, elsewhere):
+        """A capture outlives what the timer does on its thread and on others, in every mode."""
+        tmr = timer.CPUGPUTimer()
+        data = torch.zeros(8, device="cuda")
+        for _ in range(40):
+            with tmr.region("before", gpu=True):
+                data += 1
+        torch.cuda.synchronize()
+
+        def regions():
+            for _ in range(60):
+                with tmr.region("inside", gpu=True):
+                    pass
+
+        do = {
+            "snapshot": tmr.snapshot,
+            "regions": regions,
+            "get_time": lambda: tmr.get_time("before", gpu=True),
+        }[what]
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode=mode):
+            data += 1
+            on_a_thread(do) if elsewhere else do()
+        graph.replay()
+        torch.cuda.synchronize()
+        assert 41.0 == data[0].item()
+        assert 40 == len(tmr.get_time("before", gpu=True))
+
+    def test_the_place_of_a_region(self, spin):
+        """Regions that were launched at once stand one behind another, between what the host saw before and after."""
+        tmr = timer.CPUGPUTimer()
+        with tmr.region("warm", gpu=True):
+            spin(0.001)
+        torch.cuda.synchronize()
+        began_ns = tmr.now_ns()
+        for _ in range(4):
+            with tmr.region(BATCH, gpu=True):
+                spin(0.05)
+        torch.cuda.synchronize()
+        ended_ns = tmr.now_ns()
+        placed = tmr.intervals(BATCH, gpu=True).tolist()
+        slack_ns = tmr.device.uncertainty_ns + 50_000
+        assert all(end <= start + slack_ns for (_, end), (start, _) in itertools.pairwise(placed))
+        assert began_ns - slack_ns <= placed[0][0]
+        assert placed[-1][1] <= ended_ns + slack_ns
+
+    def test_a_child_may_use_the_gpu(self, run_alone):
+        """After a timer was made and the host timed, a forked child starts CUDA."""
+        program = """
+import os, torch, deep500_timing_torch as timer
+tmr = timer.CPUGPUTimer()
+with tmr.region("a"):
+    pass
+pid = os.fork()
+if pid == 0:
+    torch.zeros(1, device="cuda")
+    os._exit(0)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+        import os
+
+        assert (
+            "0" == run_alone(program, CUDA_VISIBLE_DEVICES=os.environ.get("CUDA_VISIBLE_DEVICES", "0")).stdout.strip()
+        )
+
+    def test_the_end_says_nothing(self, run_alone):
+        """A process that timed the GPU, and its forked child that ends by ``sys.exit``, end without a word."""
+        program = """
+import os, sys, deep500_timing_torch as timer
+tmr = timer.CPUGPUTimer("cuda")
+for _ in range(50):
+    with tmr.region("a", gpu=True):
+        pass
+pid = os.fork()
+if pid == 0:
+    sys.exit(0)
+os.waitpid(pid, 0)
+"""
+        import os
+
+        done = run_alone(program, CUDA_VISIBLE_DEVICES=os.environ.get("CUDA_VISIBLE_DEVICES", "0"))
+        assert "" == done.stderr
+
+    @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+    def test_the_current_device_stays(self, spin):
+        """A region that is open across ``set_device`` is failed when it ends, and the device stays as it was set."""
+        tmr = timer.CPUGPUTimer()
+        tmr.start("setup", gpu=True)
+        torch.cuda.set_device(1)
+        try:
+            with pytest.warns(timer.TimingWarning, match="ended on another device"):
+                tmr.end("setup", gpu=True)
+            assert 1 == tmr.snapshot().get("setup", "GPU").failed
+            assert 1 == torch.cuda.current_device()
+        finally:
+            torch.cuda.set_device(0)
+
+    def test_collectives_issued_together(self):
+        """Each of six asynchronous all-reduces has the time that NCCL's own events give it."""
+        import os
+
+        import torch.distributed as dist
+
+        from deep500_timing_torch import comm
+
+        if not dist.is_nccl_available():
+            pytest.skip("needs NCCL")
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29573", RANK="0", WORLD_SIZE="1")
+        dist.init_process_group("nccl")
+        try:
+            data = [torch.ones(1 << 22, device="cuda") for _ in range(6)]
+            dist.all_reduce(data[0])
+            torch.cuda.synchronize()
+            comm.reset_log()
+            works = [comm.all_reduce(tensor, async_op=True) for tensor in data]
+            for work in works:
+                work.wait()
+            torch.cuda.synchronize()
+            times = comm.summary(wait=True).find("all_reduce")
+            own = sum(work._get_duration() for work in works) / 6e3
+            assert (6, False) == (times.count, times.upper_bound)
+            assert own == pytest.approx(times.mean_s, rel=0.01)
+        finally:
+            dist.destroy_process_group()
