@@ -310,10 +310,8 @@ class BackgroundCaller:
             return False
 
     def _settle(self, reports: list[Report], error: Exception | None) -> None:
-        if reports is not self._flying:
-            return  # They were counted as lost while they were on their way.
         self._flying = []
-        # Who insists may have withdrawn meanwhile.
+        # Who insists, and the end of the program, may have given them up meanwhile.
         reports = [report for report in reports if not report.settled]
         if isinstance(error, BusyError):
             self._queue.put_back(reports)

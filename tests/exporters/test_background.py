@@ -456,6 +456,36 @@ def test_insisting_does_not_wait_for_ever(caller_of, service, account):
     assert (0, 1) == (account.pending, account.lost)
 
 
+def test_a_report_that_was_given_up_on_its_way_is_counted_once(caller_of, service, account):
+    """What arrives after its exporter has raised is lost all the same, and not delivered as well."""
+    caller = caller_of()
+    service.gate.clear()
+
+    def wait_until_it_flies(report, wait_s):
+        while not caller._flying:
+            caller._changed.wait(0.01)
+
+    caller._wait_for = wait_until_it_flies
+    with pytest.raises(ExportError, match="has not answered"):
+        caller.send(0, account, insist=True)
+    service.gate.set()
+    empty(caller)
+
+    assert (0, 1, 0) == (account.pending, account.lost, account.delivered)
+
+
+def test_a_report_does_not_end_a_pause(caller_of, service, account):
+    """While the service is down, what comes waits for the attempt that is due, and makes none of its own."""
+    caller = caller_of()
+    service.error = ConnectionError("refused")
+    caller.send(0, account, wait_s=WAIT_S)
+    settle(caller)
+    due = caller._retry_at
+    caller.send(1, account)
+
+    assert (due, 1) == (caller._retry_at, len(service.calls))
+
+
 def test_flushing_waits_in_vain_once(caller_of, service, account, clock):
     """A flush is bounded, and the next does not wait again until the service has answered."""
     caller = caller_of()
