@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing import Timer
-from deep500_timing_tensorflow import _edges
+from deep500_timing_tensorflow import _frames
 from deep500_timing_tensorflow._edges import FirstCallback, LastCallback, guarded
-from deep500_timing_tensorflow._fit import FitTiming, Wishes
+from deep500_timing_tensorflow._fit import FitTiming
+from deep500_timing_tensorflow._wishes import Wishes
 
 if TYPE_CHECKING:
     from deep500_timing_tensorflow._epoch_totals import Throughput
@@ -126,7 +127,7 @@ class TimerHooks:
         for timing in self._timings:
             if timing.is_broken_off():
                 timing.break_off()
-        callbacks = _edges.calling_list()
+        callbacks = _frames.calling_list()
         if self._own_place is not None:
             self._own_place[0].timing.break_off()
         self._timings = [timing for timing in self._timings if timing.is_running()]

@@ -9,7 +9,7 @@ from deep500_timing._ground.warn import warn_once
 
 if TYPE_CHECKING:
     from deep500_timing import Timer
-    from deep500_timing_tensorflow._phases import Phases
+    from deep500_timing_tensorflow._phases_contract import Phases
 
 ON_TENSORFLOW = ("tensorflow", "tf_keras")
 

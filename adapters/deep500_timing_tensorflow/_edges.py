@@ -1,31 +1,24 @@
-"""Where Keras calls its callbacks: the first and the last place in the list of a fit, and the frame that it runs in.
+"""Where Keras calls its callbacks: the first and the last place in the list of a fit.
 
 A callback's own place in the list is its user's choice, so what the others do before and after it in a hook would be in
 its times. And a model's train function begins when the last hook has returned, whoever's it was. So when a list of
 callbacks is given its model, two callbacks that do nothing but take times are put into it, one in front and one at the
 end. The list is made by ``fit`` and goes with it. Nothing is put on the model, and none of its methods is replaced.
-
-Reading Keras's frames is how the list and the data of a fit are found: Keras hands neither to a callback. Where they
-are not found, as in a loop that calls the hooks itself, the callback's own place has to do, and IO is left out.
 """
 
 from __future__ import annotations
 
 import functools
-import sys
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from deep500_timing_tensorflow._faults import warn_fault
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from types import FrameType
+    from collections.abc import Callable
 
     from deep500_timing_tensorflow._fit import FitTiming
 
     F = TypeVar("F", bound=Callable[..., Any])
-
-_LOOPS = frozenset({"fit", "evaluate", "predict"})
 
 
 def guarded(hook: F) -> F:
@@ -169,40 +162,3 @@ class LastCallback(_Silent):
     def on_train_end(self, logs: Any = None) -> None:
         """A fit is over."""
         self.timing.fit_ends()
-
-
-def calling_list() -> Any:
-    """The list of callbacks that is calling a hook on this thread, of either Keras; None if none is."""
-    for frame in _frames(2):
-        owner = frame.f_locals.get("self")
-        if any(kind.__name__ == "CallbackList" for kind in type(owner).__mro__):
-            return owner
-    return None
-
-
-def data_of_loop(callbacks: Any) -> Any:
-    """What hands its batches to the ``fit`` that a list of callbacks belongs to; None if it is not found."""
-    frame = _loop_of(callbacks)
-    if frame is None:
-        return None
-    found = frame.f_locals
-    return found.get("epoch_iterator", found.get("data_handler"))  # Keras 3, tf_keras
-
-
-def is_running(callbacks: Any) -> bool:
-    """Whether this thread is inside the ``fit``, ``evaluate`` or ``predict`` that a list of callbacks belongs to."""
-    return _loop_of(callbacks) is not None
-
-
-def _loop_of(callbacks: Any) -> FrameType | None:
-    for frame in _frames(3):
-        if frame.f_code.co_name in _LOOPS and frame.f_locals.get("callbacks") is callbacks:
-            return frame
-    return None
-
-
-def _frames(depth: int) -> Iterator[FrameType]:
-    frame: FrameType | None = sys._getframe(depth)
-    while frame is not None:
-        yield frame
-        frame = frame.f_back

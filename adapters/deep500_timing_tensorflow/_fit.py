@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import finalize, ref
 
 from deep500_timing import TimeType
-from deep500_timing_tensorflow import _capabilities, _edges
+from deep500_timing_tensorflow import _capabilities, _frames
 from deep500_timing_tensorflow._data import listeners_at
 from deep500_timing_tensorflow._epoch_totals import EpochTotals
 from deep500_timing_tensorflow._keras_facts import backend_of, steps_per_execution
@@ -35,29 +35,11 @@ from deep500_timing_tensorflow._phases import Execution, PhaseMatcher
 from deep500_timing_tensorflow._traces import TraceCounts
 
 if TYPE_CHECKING:
-    from deep500_timing import Timer
     from deep500_timing_tensorflow._data_tensorflow import Fetched, TimedDataset
-    from deep500_timing_tensorflow._phases import Phases
+    from deep500_timing_tensorflow._phases_contract import Phases
+    from deep500_timing_tensorflow._wishes import Wishes
 
 BATCH, EPOCH, IO = TimeType.BATCH, TimeType.EPOCH, TimeType.IO
-
-
-class Wishes:
-    """What one callback wants timed, and what it knows of all its fits.
-
-    Args:
-        timer: Where the times go.
-        gpu: Whether batches are to be timed on the GPU as well.
-        io: ``"auto"``, True or False, see ``TimerCallback``.
-        phases: Whether the forward and the backward pass are to be timed.
-        log_prefix: Under which names means go into Keras's logs; None for none.
-    """
-
-    def __init__(self, timer: Timer, *, gpu: bool, io: bool | str, phases: bool, log_prefix: str | None) -> None:
-        """See the class."""
-        self.timer, self.gpu, self.io, self.phases, self.log_prefix = timer, gpu, io, phases, log_prefix
-        self.totals: EpochTotals | None = None
-        self.batches = self.withheld = 0
 
 
 class FitTiming:
@@ -165,7 +147,7 @@ class FitTiming:
 
     def _watch_data(self, backend: str) -> None:
         callbacks = None if self._callbacks is None else self._callbacks()
-        data = None if callbacks is None else _edges.data_of_loop(callbacks)
+        data = None if callbacks is None else _frames.data_of_loop(callbacks)
         if data is None:
             return
         if backend in _capabilities.ON_TENSORFLOW:
@@ -389,4 +371,4 @@ class FitTiming:
         if self._callbacks is None:
             return True
         callbacks = self._callbacks()
-        return callbacks is not None and _edges.is_running(callbacks)
+        return callbacks is not None and _frames.is_running(callbacks)

@@ -16,12 +16,12 @@ from weakref import WeakKeyDictionary
 
 from deep500_timing_tensorflow._graph_timestamps import StepStamps, stamping, unwatch_tapes, watch_tapes
 from deep500_timing_tensorflow._keras_facts import steps_per_execution
-from deep500_timing_tensorflow._phases import Stamps
+from deep500_timing_tensorflow._phases_contract import Stamps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from deep500_timing_tensorflow._phases import PhasesListener
+    from deep500_timing_tensorflow._phases_contract import PhasesListener
 
 _RING_ROWS = 1024
 """More than the batches between two readings; 40 bytes each."""

@@ -16,7 +16,7 @@ from deep500_timing import TimeType
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from deep500_timing_tensorflow._phases import PhasesListener
+    from deep500_timing_tensorflow._phases_contract import PhasesListener
 
 FORWARD, BACKWARD = TimeType.FORWARD, TimeType.BACKWARD
 _WATCHED = ("backward", "grad")

@@ -12,7 +12,8 @@ from deep500_timing_tensorflow._capabilities import why_no_stamps
 from deep500_timing_tensorflow._faults import warn_fault
 from deep500_timing_tensorflow._graph_timestamps import StepStamps, stamping, watched_tapes
 from deep500_timing_tensorflow._open_regions import OpenRegions, first
-from deep500_timing_tensorflow._phases import Execution, PhaseMatcher, Stamps
+from deep500_timing_tensorflow._phases import Execution, PhaseMatcher
+from deep500_timing_tensorflow._phases_contract import Stamps
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,7 +15,8 @@ import deep500_timing_tensorflow as timer
 from deep500_timing.testing import ManualClock
 from deep500_timing_tensorflow import TimeType
 from deep500_timing_tensorflow._graph_timestamps import StepStamps
-from deep500_timing_tensorflow._phases import Execution, PhaseMatcher, Stamps
+from deep500_timing_tensorflow._phases import Execution, PhaseMatcher
+from deep500_timing_tensorflow._phases_contract import Stamps
 from deep500_timing_tensorflow._phases_graph import StampRing
 
 tf.config.set_logical_device_configuration(

@@ -282,7 +282,9 @@ def test_any_fit(backend, several, kind, place, hook):
     gc.collect()
     before = callback.batches
     model.fit(**_source(kind), epochs=1, verbose=0, callbacks=[callback])
-    assert 3 == callback.batches - before == callback.throughput.epoch_steps
+    # Of data without end Keras takes whole executions.
+    trained = 4 if several == 2 and kind == "generator" else 3
+    assert trained == callback.batches - before == callback.throughput.epoch_steps
     assert not any(type(value).__module__.startswith("deep500_timing") for value in vars(model).values())
     names = counts(tmr)
     assert callback.batches >= batches(tmr)
