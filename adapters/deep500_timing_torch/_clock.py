@@ -97,6 +97,8 @@ class CudaEventClock:
         "_index",
         "_new_event",
         "_type",
+        "back_to",
+        "device_now",
         "device_of",
         "handle_of",
         "is_capturing",
@@ -132,6 +134,8 @@ class CudaEventClock:
             wait=torch.Event.synchronize,
             handle_of=_same,
             device_of=_index_of,
+            device_now=_nowhere,
+            back_to=torch.accelerator.set_device_index,
             _new_event=torch.Event,
             _elapsed=torch.Event.elapsed_time,
         )
@@ -262,6 +266,10 @@ def _resolve(device: torch.device | str | None) -> torch.device:
 
 def _same(stream: Hashable) -> Hashable:
     return stream
+
+
+def _nowhere() -> None:
+    """The events of CUDA leave the current device alone."""
 
 
 def _index_of(stream: Any) -> int:

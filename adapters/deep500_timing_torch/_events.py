@@ -73,7 +73,8 @@ def functions_of_others(kind: str, index: int | None) -> Functions:
     if index is not None:
         # Recording for a device that is not current makes it so, and comes back only if all went well.
         found["record"] = partial(_staying, torch.Event.record)
-    found["_elapsed"] = partial(_staying, torch.Event.elapsed_time)
+    # A comparison that fails leaves the start's device current; the pool comes back from there.
+    found["device_now"] = torch.accelerator.current_device_index if _get_index is None else _get_index
     if kind == "mps":
         warn_once(
             "Timing on Apple's GPU: reading a time stops the whole device, so times are read only when you ask for "

@@ -22,6 +22,7 @@ cdef class EventPool(Device):
     cdef object _record
     cdef object _handle_of
     cdef object _device_of
+    cdef object _device_now
     cdef bint _stalls
     cdef object _collecting
     cdef object _collector

@@ -64,6 +64,7 @@ class EventPool(Device):
         "_clock",
         "_collecting",
         "_collector",
+        "_device_now",
         "_device_of",
         "_handle_of",
         "_is_capturing",
@@ -88,6 +89,7 @@ class EventPool(Device):
         self._record: Callable[[Any, Any], object] | None = None
         self._handle_of: Callable[[Hashable], object] | None = None
         self._device_of: Callable[[Hashable], Hashable] | None = None
+        self._device_now: Callable[[], Any] | None = None
         self._stalls = False
         """Whether reading a time stops the device: then only who asks for times by name has them read."""
         # Only ever tried on the training thread, never waited for.
@@ -108,6 +110,7 @@ class EventPool(Device):
         clock.stream()
         self._handle_of = getattr(clock, "handle_of", None)
         self._device_of = getattr(clock, "device_of", None)
+        self._device_now = getattr(clock, "device_now", None)
         self._stalls = bool(getattr(clock, "stalls", False))
         self._record = clock.record
         self._is_capturing = clock.is_capturing
@@ -339,7 +342,8 @@ class EventPool(Device):
 
     def _collect(self, queue: StreamQueue, count: int) -> None:
         # Read the oldest pairs, which are done.
-        clock = self._clock
+        clock: Any = self._clock
+        device = None if self._device_now is None else self._device_now()
         for _ in range(count):
             start, end, sink, start_ns, end_ns, start_queue, pair, anchor = queue.pending[0]
             try:
@@ -357,6 +361,8 @@ class EventPool(Device):
                     pair.lead_max_ns = max(pair.lead_max_ns, lead_ns)
                     start_ns = placed_ns
             except Exception as error:
+                if device is not None:
+                    clock.back_to(device)  # the comparison may have left another one current
                 # Two threads that share a stream may queue their pairs in another order than they recorded them, and a
                 # start on another stream may be behind: then the pair is not lost, only early.
                 try:
