@@ -288,7 +288,8 @@ class RunLog:
             return 0
         for fault in writer.take_faults():
             self.event("fault", fault)
-        self._ask_feeders()
+        if not final:
+            self._ask_feeders()
         cut_ns = int(self._now())
         if self._system is not None:
             self.add("samples", *((cut_ns, metric, value, "") for metric, value in self._system.due(cut_ns)))
