@@ -37,7 +37,6 @@ STILL_THERE = {
     ("deep500_timing.runs._why", "deep500_timing.runs._run"),
     ("deep500_timing_torch.layers._calls", "deep500_timing_torch.layers._backward"),
     ("deep500_timing.runs._ends", "deep500_timing.runs._log"),
-    ("deep500_timing.runs._current", "deep500_timing.runs._log"),
     ("deep500_timing_tensorflow._edges", "deep500_timing_tensorflow._fit"),
     ("deep500_timing_tensorflow._phases", "deep500_timing_tensorflow._capabilities"),
 }
