@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from datetime import datetime
 from operator import attrgetter
@@ -94,7 +95,9 @@ class Table:
         return sum(self.widths) + len(GAP) * (len(self.headers) - 1)
 
 
-def table_of(snapshot: Snapshot, step: int | None = None, *, width: int | None = None) -> Table:
+def table_of(
+    snapshot: Snapshot, step: int | None = None, *, width: int | None = None, whole_names: bool = False
+) -> Table:
     """Lay out a snapshot.
 
     Args:
@@ -102,8 +105,9 @@ def table_of(snapshot: Snapshot, step: int | None = None, *, width: int | None =
         step: The training step, for the title.
         width: How many columns there are on the terminal; what does not fit is left out, and that is noted.
             Nothing is left out if None, nor are the columns without which a table says little.
+        whole_names: Shorten no name, however long.
     """
-    name_width = _name_width(width)
+    name_width = sys.maxsize if whole_names else _name_width(width)
     timed = [(region, region.stats) for region in snapshot if region.stats is not None]
     columns = list(_COLUMNS)
     title, notes = _title(snapshot, step), _notes(snapshot, name_width, any_times=bool(timed))

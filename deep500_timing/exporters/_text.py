@@ -77,7 +77,9 @@ class TextExporter(BaseExporter):
     def _export(self, snapshot: Snapshot, step: int | None) -> None:
         file = self._file or SharedFile(self.path)
         try:
-            file.append(encode(("" if self._file is None else "\n") + render(table_of(snapshot, step))))
+            file.append(
+                encode(("" if self._file is None else "\n") + render(table_of(snapshot, step, whole_names=True)))
+            )
         except BaseException:
             if self._file is None and os.path.isfile(self.path):
                 with suppress(OSError):
