@@ -14,13 +14,12 @@ from deep500_timing._ground.fork import after_fork
 if TYPE_CHECKING:
     from types import FrameType
 
-    from deep500_timing.runs._log import RunLog
-
-_open: dict[int, RunLog] = {}
+_open: dict[int, Any] = {}
+"""Every open :class:`RunLog`; this stands below it."""
 _handling = False
 
 
-def watch(log: RunLog) -> None:
+def watch(log: Any) -> None:
     """Close the log when the process ends: at exit, after an exception, by SIGINT and by SIGTERM.
 
     A handler for SIGTERM is set only if the program has none: it writes what there is, and lets the signal have its
@@ -32,7 +31,7 @@ def watch(log: RunLog) -> None:
         _handle_sigterm()
 
 
-def unwatch(log: RunLog) -> None:
+def unwatch(log: Any) -> None:
     """Forget a log that is closed."""
     _open.pop(id(log), None)
     if not _open:

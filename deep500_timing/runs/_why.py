@@ -6,14 +6,11 @@ from collections import defaultdict
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from deep500_timing._ground.require import require
 from deep500_timing._summary.text import format_time, safe_name
 from deep500_timing.runs._nest import split_path
-
-if TYPE_CHECKING:
-    from deep500_timing.runs._run import Run
 
 _LEAST_SHARE = 0.1
 """What explains less of the excess than this is not named."""
@@ -107,8 +104,8 @@ class Why:
         return f"{cause.name} took {_time(cause.dur_ns)} ({_time(cause.typical_ns)} as a rule)"
 
 
-def why(run: Run, step: int, session: int | None, neighbours: int) -> Why:
-    """Compare a step with those around it. See :meth:`Run.why`."""
+def why(run: Any, step: int, session: int | None, neighbours: int) -> Why:
+    """Compare a step of a :class:`Run` with those around it. See :meth:`Run.why`."""
     nw = require("narwhals", extra="runs", caller="Run.why")
     frame = run.intervals().frame
     if session is None:
@@ -151,7 +148,7 @@ def why(run: Run, step: int, session: int | None, neighbours: int) -> Why:
     return Why(step, session, rank, result.dur_ns, typical, len(others), len(ranks), tuple(own), late, waited)
 
 
-def _rows(run: Run, first: int, last: int, session: int) -> list[dict[str, Any]]:
+def _rows(run: Any, first: int, last: int, session: int) -> list[dict[str, Any]]:
     nw = require("narwhals", extra="runs", caller="Run.why")
     frame = run.intervals(session=session, steps=(first, last)).frame.filter(nw.col("device") == "CPU")
     grouped = frame.group_by("rank", "path", "region", "step", "overlaps").agg(
@@ -161,7 +158,7 @@ def _rows(run: Run, first: int, last: int, session: int) -> list[dict[str, Any]]
     return rows
 
 
-def _steps_there(run: Run) -> str:
+def _steps_there(run: Any) -> str:
     steps = run.steps().arrow()["step"].to_pylist()
     if not steps:
         return "the run has no steps; time each as TimeType.BATCH, or number them with timer.step(n)"
@@ -176,7 +173,7 @@ def _lengths(rows: list[dict[str, Any]]) -> dict[tuple[int, int], int]:
     return lengths
 
 
-def _waiting_regions(run: Run) -> set[str]:
+def _waiting_regions(run: Any) -> set[str]:
     named = run.table("collectives").frame.select("op").unique().collect("pyarrow").to_native().to_pylist()
     return _WAITING | {row["op"] for row in named}
 
@@ -227,7 +224,7 @@ def _late_rank(causes: list[Cause], own: list[Cause], excess: int) -> tuple[Caus
     return None, 0
 
 
-def _with_steps(run: Run, cause: Cause, session: int, step: int) -> Cause:
+def _with_steps(run: Any, cause: Cause, session: int, step: int) -> Cause:
     if cause.rest:
         return cause
     nw = require("narwhals", extra="runs", caller="Run.why")

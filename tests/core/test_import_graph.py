@@ -34,9 +34,7 @@ ROOMS = (
 """The rooms of the core from the ground up. A module imports from its own room and from lower floors. A module that
 stands elsewhere than its folder is named in full: the suite for device clocks runs a timer over the clock."""
 STILL_THERE = {
-    ("deep500_timing.runs._why", "deep500_timing.runs._run"),
     ("deep500_timing_torch.layers._calls", "deep500_timing_torch.layers._backward"),
-    ("deep500_timing.runs._ends", "deep500_timing.runs._log"),
     ("deep500_timing_tensorflow._edges", "deep500_timing_tensorflow._fit"),
     ("deep500_timing_tensorflow._phases", "deep500_timing_tensorflow._capabilities"),
 }
