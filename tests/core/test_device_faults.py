@@ -189,6 +189,20 @@ class TestStreamsOfOneDevice:
             tmr.end("a", gpu=True)
         assert tmr.device.events <= 80
 
+    def test_a_full_end_stream_is_reclaimed_though_the_start_stream_is_not(self, tmr, device):
+        """Where the stream of the starts has events to spare, that of the ends does not grow with the regions."""
+        device.use_stream("one")
+        for _ in range(150):
+            work(tmr, device, 1)
+        device.finish()
+        tmr.snapshot()
+        for _ in range(100):
+            device.use_stream("one")
+            tmr.start("a", gpu=True)
+            device.use_stream("two")
+            tmr.end("a", gpu=True)
+        assert tmr.device._queues["two"].created <= 40
+
     @pytest.mark.filterwarnings("ignore:A region on the device 'manual' ended before")
     def test_a_pair_that_is_early_is_asked_for_again(self, tmr, device):
         """Where the start is behind on a stream of its own, the count of what is done starts anew: no guess is left."""
