@@ -599,6 +599,8 @@ class DeviceRegion:
         else:
             # Its __exit__ does the same for both, but for the end.
             self._timer._find(self._key).__exit__(kind, error, traceback)
+        if not cython.compiled:
+            self._timer._find(self._key)._block_ns = -(2**63)
 
     def __repr__(self) -> str:
         """Show the key and the state."""

@@ -128,6 +128,7 @@ cdef class ThreadRegions:
     cdef public dict by_key
     cdef public object watch
     cdef public int64_t exception_ns
+    cdef public int64_t exception_from_ns
     cdef PyObject* known_keys[16]
     cdef PyObject* known_regions[16]
 
@@ -163,6 +164,7 @@ cdef class Recorder:
     @cython.locals(free=ThreadRegions)
     cdef ThreadRegions _reuse_regions(self, unsigned long ident)
     cdef Region _new_region(self, object key, ThreadRegions regions)
+    @cython.locals(thread=ThreadRegions)
     cpdef _start_of_open(self, Region region, bint always)
     cdef bint _resume(self, Region region) except -1
     @cython.locals(other=Region)

@@ -218,6 +218,9 @@ class Region:
         else:
             self._fail()
             self._thread.exception_ns = self._timer.now_ns()
+            self._thread.exception_from_ns = self._start_ns
+        if not cython.compiled:
+            self._block_ns = -_MOST - 1
 
     def _fail(self) -> bool:
         # See Timer.fail.
@@ -313,14 +316,16 @@ class ThreadRegions:
     ids are reused; a new thread must not inherit open regions.
     """
 
-    __slots__ = ("__weakref__", "by_key", "exception_ns", "ident", "watch")
+    __slots__ = ("__weakref__", "by_key", "exception_from_ns", "exception_ns", "ident", "watch")
 
     def __init__(self) -> None:
         """Start empty and free."""
         self.ident = 0
         self.by_key: dict[Any, Region] = {}
         self.exception_ns = -_MOST
-        """When an exception last ended a ``with`` block on this thread."""
+        """When an exception last ended a ``with`` block on this thread,"""
+        self.exception_from_ns = _MOST
+        """and when that block began."""
         self.watch: ref[Any] | None = None
 
     def claim(self) -> None:
@@ -666,7 +671,10 @@ class Recorder:
             region._suspended, region._is_open, region._open_pair = (*region._suspended, open_now), False, None
             return
         open_s = (self.now_ns() - region._start_ns) / 1e9
-        seen = region._interrupted or region._thread.exception_ns > region._start_ns
+        thread = region._thread
+        # An exception that has ended a block in which the region was opened.
+        inside = thread.exception_from_ns < region._start_ns <= thread.exception_ns
+        seen = region._interrupted or inside
         if not cython.compiled and region._block_ns == region._start_ns:
             handle = region if region._open_pair is None else region._device_handle
             seen = seen or not misuse.block_is_live(handle, region)

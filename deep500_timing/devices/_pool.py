@@ -162,10 +162,12 @@ class EventPool(Device):
                     self._record(event, queue.handle)  # type: ignore[misc]
             else:
                 self._record(event, queue.handle)  # type: ignore[misc]
-        except Exception as error:
+        except BaseException as error:
             if queue is not None and event is not None:
                 self._give_back(queue, event, pair.anchor)
             pair.anchor = None
+            if not isinstance(error, Exception):
+                raise
             self._fault("recording the start of", pair, error)
             return
         pair.queue = queue
@@ -200,11 +202,13 @@ class EventPool(Device):
             except IndexError:
                 event = self._new_event(queue)
             self._record(event, queue.handle)  # type: ignore[misc]
-        except Exception as error:
+        except BaseException as error:
             sink.failed += 1
             self._give_back(start_queue, start, pair.anchor)
             if queue is not None and event is not None:
                 queue.free.append(event)
+            if not isinstance(error, Exception):
+                raise
             self._fault("recording the end of", pair, error)
             return
         queue.pending.append((start, event, sink, start_ns, end_ns, start_queue, pair, pair.anchor))

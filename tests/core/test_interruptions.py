@@ -345,6 +345,33 @@ def test_a_signal_handler_enters_the_region_that_is_open(clock):
     assert ([1.0, 2.0, 1.0], 1, 0) == (tmr.get_time("x"), times.failed, times.running)
 
 
+@pytest.mark.parametrize("method", ["stream", "record"])
+def test_an_interrupt_in_the_devices_clock(method):
+    """Ctrl-C in a call of the device: the host's time is kept, no event is lost, and the next region is timed."""
+    device = ManualDeviceClock()
+    tmr = CPUGPUTimer(device_clock=device)
+    for _ in range(20):
+        with tmr.region("a", gpu=True):
+            device.launch(1)
+        device.finish()
+    tmr.complete_all()
+    events = tmr.device.events
+    for _ in range(100):
+        tmr.start("a", gpu=True)
+        device.fail(method, KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt):
+            tmr.end("a", gpu=True)
+        with pytest.raises(KeyboardInterrupt):
+            tmr.start("a", gpu=True)
+        device.fail(method, None)
+    with tmr.region("a", gpu=True):
+        device.launch(1)
+    host, on_device = (tmr.snapshot().get("a", kind) for kind in ("CPU", "GPU"))
+    assert (121, 0, 100) == (host.stats.count, host.running, on_device.failed)
+    assert 21 == len(tmr.get_time("a", gpu=True))
+    assert tmr.device.events <= events + 2
+
+
 class TestARegionLeftOpen:
     def test_timed_goes_on(self, tmr, clock):
         """A decorated function under a key that was left open is timed, and what was open counts as discarded."""
@@ -371,6 +398,7 @@ class TestARegionLeftOpen:
     def test_an_exception_that_ended_a_block_around(self, tmr, clock):
         """A start after a ``with`` block that an exception has ended goes on, when the region was opened inside."""
         with pytest.raises(ValueError), tmr.region("epoch"):
+            clock.advance(1)
             tmr.start("a")
             clock.advance(1)
             raise ValueError
@@ -378,6 +406,17 @@ class TestARegionLeftOpen:
             tmr.start("a")
         tmr.end("a")
         assert [0.0] == tmr.get_time("a")
+
+    def test_an_exception_in_a_block_inside_is_none(self, tmr, clock):
+        """A block inside the open region that fails has not led past the region's end: a second start is an error."""
+        tmr.start("a")
+        clock.advance(1)
+        with pytest.raises(ValueError), tmr.region("part"):
+            raise ValueError
+        with pytest.raises(RegionOpenError):
+            tmr.start("a")
+        tmr.end("a")
+        assert [1.0] == tmr.get_time("a")
 
     def test_a_notebook(self, tmr, monkeypatch):
         """A start after a cell that an exception has ended goes on."""
