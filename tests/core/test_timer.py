@@ -444,3 +444,27 @@ class TestOneClass:
             clock.advance(0.25)
         assert [0.5, 0.25] == tmr.get_time("a")
         assert [0.5] == own.get_time("own a")
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+@pytest.mark.parametrize("way", ["start/end", "handle", "with", "timed", "iterate"])
+def test_the_system_clock_by_each_way(way, gpu):
+    """On the system's own clock, each interval lies between two readings of it, whichever way it is taken."""
+    tmr = Timer()
+    before = HostClock.now_ns()
+    if way == "start/end":
+        tmr.start("a", gpu)
+        tmr.end("a", gpu)
+    elif way == "handle":
+        tmr.region("a", gpu).start()
+        tmr.region("a", gpu).end()
+    elif way == "with":
+        with tmr.region("a", gpu):
+            pass
+    elif way == "timed":
+        tmr.timed("a", gpu)(lambda: None)()
+    else:
+        assert [1] == list(tmr.iterate([1], "a", gpu))
+    after = HostClock.now_ns()
+    ((start, end),) = tmr.intervals("a").tolist()
+    assert before <= start <= end <= after
