@@ -666,7 +666,8 @@ class Recorder:
             return
         from deep500_timing._recording import misuse
 
-        if misuse.interrupts():
+        # Known already, after an interrupt in this very place: what follows takes its time.
+        if not region._interrupted and misuse.interrupts():
             open_now = (region._start_ns, region._open_pair)
             region._suspended, region._is_open, region._open_pair = (*region._suspended, open_now), False, None
             return
