@@ -174,8 +174,8 @@ class MemoryTimer(CPUGPUTimer):
 
     def __reduce__(self) -> Any:
         """As :class:`deep500_timing.Timer`; the handles stay here."""
-        make, settings, *state = super().__reduce__()
-        kept = {name: value for name, value in ((state and state[0]) or {}).items() if name != "_handles"}
+        make, settings, state = super().__reduce__()
+        kept = {name: value for name, value in (state or {}).items() if name != "_handles"}
         return make, settings, kept or None
 
     def _settings(self) -> dict[str, Any]:

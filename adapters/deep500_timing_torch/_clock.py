@@ -150,7 +150,9 @@ class CudaEventClock:
         bind = functions_of_cuda if self._type == "cuda" else functions_of_others
         self._bind(**bind(self._type, self._index))
         watch_captures(torch.get_device_module(self._type))
-        return self.stream()
+        bound: Any = self
+        stream: Hashable = bound.stream()
+        return stream
 
     if TYPE_CHECKING:
 

@@ -25,7 +25,7 @@ from deep500_timing.exceptions import RegionOpenError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import TracebackType
-    from typing import Any
+    from typing import Any, NoReturn
     from weakref import ref
 
     import cython
@@ -711,7 +711,7 @@ class Recorder:
                 open_on.append(other._thread.ident)  # noqa: PERF401 (compiled, a comprehension knows no types)
         raise error_of_closed(region._name, region._key, region._thread.ident, open_on)
 
-    def _mismatch(self, region: Region, gpu: bool) -> None:
+    def _mismatch(self, region: Region, gpu: bool) -> NoReturn:
         from deep500_timing._recording.misuse import error_of_mismatch
 
         raise error_of_mismatch(region._name, region._thread.ident, gpu)

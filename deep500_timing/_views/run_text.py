@@ -27,15 +27,14 @@ def overview(run: Run, *, rank: int | None = None, session: int | None = None) -
     """
     logs = run.table("logs").rows()
     ranks = sorted({log["rank"] for log in logs})
-    if rank is None:
-        rank = ranks[0]
-    elif rank not in ranks:
+    shown: int = ranks[0] if rank is None else rank
+    if shown not in ranks:
         raise LookupError(f"Showing rank {rank}: the run has ranks {_ranges(ranks)}.")
     steps = run.sql("select count(distinct step) as n from intervals where region = 'BATCH'").rows()[0]["n"]
-    regions = run.regions(rank=rank, session=session).rows()
+    regions = run.regions(rank=shown, session=session).rows()
     lines = [" · ".join(_title(run, logs, ranks, steps)), ""]
     lines += _tree(regions)
-    lines += ["", *_notes(logs, ranks, rank)]
+    lines += ["", *_notes(logs, ranks, shown)]
     return "\n".join(lines) + "\n"
 
 

@@ -16,10 +16,9 @@ from deep500_timing.runs._kinds import END, EVENT, FIRST_TABLE, HEADER, KINDS, N
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import numpy as np
     from numpy.typing import NDArray
 
-    Arrays = dict[str, NDArray[np.generic]]
+    Arrays = dict[str, NDArray[Any]]
 
 
 @dataclass

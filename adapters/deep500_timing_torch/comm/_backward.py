@@ -26,6 +26,7 @@ class Sent(Protocol):
     @property
     def waited(self) -> bool:
         """Whether somebody has waited for it already."""
+        ...
 
     def exposed(self, start_ns: int, end_ns: int) -> None:
         """Take what was waited for it."""

@@ -33,7 +33,8 @@ def pool_for(tensor: torch.Tensor) -> EventPool | None:
         from deep500_timing_torch import CudaEventClock
 
         try:
-            found = pool_of(CudaEventClock(device))
+            clock: Any = CudaEventClock(device)
+            found = pool_of(clock)
         except Exception as error:
             warn_once(
                 f"Timing communication on {kind!r}: it has no events that can be timed, so times are the host's, "

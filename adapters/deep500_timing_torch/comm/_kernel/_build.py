@@ -22,7 +22,7 @@ import tempfile
 import time
 from pathlib import Path
 from time import perf_counter_ns
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -220,7 +220,7 @@ def _compile(folder: Path) -> None:
         shutil.rmtree(leftover, ignore_errors=True)
     scratch = tempfile.mkdtemp(prefix="tmp", dir=folder)
     try:
-        module = cpp_extension.load(
+        module: Any = cpp_extension.load(
             NAME, [str(SOURCE)], extra_cflags=list(_FLAGS), build_directory=scratch, with_cuda=False
         )
         finished = Path(scratch, "finished")
