@@ -371,7 +371,7 @@ class CommLog:
         old = self.known_groups.get(id(process_group))
         if old is not None:
             self._past.append(old)
-        for past in self._past:
+        for past in (*self._past, *self.known_groups.values()):
             # The same group made anew, after the old one was destroyed: its numbers start anew as well.
             if past.name == group.name:
                 past.ring.clear()
