@@ -354,9 +354,10 @@ def _follow(
         if len(handles) == len(works):
             run.follow(tracker, only)
         else:
-            # A future of device values: whatever is hung on it makes streams wait.
+            # A future of device values: whatever is hung on it makes streams wait, so nobody tells when it is done.
             record.on_device = True
             run.mark.drop()
+            tracker.untimed_under_way()
     elif only is not None:
         future = future_of(only, record) if isinstance(only, dist.Work) else only
         if future is not None:

@@ -170,8 +170,6 @@ class Tracker:
             return
         if self._completion:
             self._second()
-        elif self._device is not None:
-            LOG.put(self.record, UNTIMED, 1, 0)
         else:
             # Without a future the completion is only known not to be later than the end of the last wait.
             self.record.upper_bound = True
