@@ -340,21 +340,26 @@ def test_a_group_that_is_destroyed_is_not_kept_alive():
     assert {"all_reduce": 1} == _counts()
 
 
-@given(st.lists(st.integers(1, 2**40), min_size=1, max_size=400))
-def test_sizes_without_end_share_records(sizes):
+@given(st.integers(1, 2**40), st.integers(1, 2**20), st.integers(1, 600), st.lists(st.integers(1, 2**40), max_size=20))
+def test_sizes_without_end_share_records(first, step, count, more):
     """Beyond so many sizes they share a record for each power of two, which knows the mean of its sizes."""
+    sizes = [*range(first, first + step * count, step), *more]
     group = _log.Group(None, "test", 2, 0, [0, 1])
     for nbytes in sizes:
         group.record(OPS["all_reduce"], "all_reduce", nbytes)
     assert len(group.records) <= _log.MAX_SIZES + 41
     assert len(sizes) == sum(record.calls for record in group.records.values())
-    for record in group.records.values():
-        if record.size_is_mean:
-            assert record.nbytes <= record.message_bytes < 2 * record.nbytes
     exact = {record.nbytes for record in group.records.values() if not record.size_is_mean}
+    shared = [record for record in group.records.values() if record.size_is_mean]
+    assert min(len(set(sizes)), _log.MAX_SIZES) == len(exact)
     assert set(dict.fromkeys(sizes)) >= exact
-    if len(set(sizes)) <= _log.MAX_SIZES:
-        assert exact == set(sizes)
+    beyond = [nbytes for nbytes in sizes if nbytes not in exact]
+    assert (not beyond) == (not shared)
+    assert sum(beyond) == sum(record.bytes_total for record in shared)
+    for record in shared:
+        assert record.nbytes <= record.message_bytes < 2 * record.nbytes
+        own = [nbytes for nbytes in beyond if record.nbytes <= nbytes < 2 * record.nbytes]
+        assert pytest.approx(sum(own) / len(own)) == record.message_bytes
 
 
 def test_times_without_end_are_folded():
@@ -364,12 +369,12 @@ def test_times_without_end_are_folded():
     record = group.record(OPS["all_reduce"], "all_reduce", 8)
     for i in range(5000):
         ledger.put(record, _log.SYNC, i, 2 * i, seq=i)
+        assert len(ledger.inbox) < _log.BATCH
     ledger.drain(wait=True)
     copied = record.latency.copy()
     assert 5000 == record.latency.count
     assert sum(len(part) // 2 for part in copied["pairs"]) < 2 * _log.KEEP_LAST
     assert _log.WINDOW == len(group.ring)
-    assert len(ledger.inbox) < 256
 
 
 # --- instrument ---------------------------------------------------------------------------------------------------

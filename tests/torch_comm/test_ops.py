@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
+import torch.distributed as plain
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -93,3 +96,19 @@ def test_gather_counts_every_rank_s_share():
 def test_object_operations_have_no_size(name):
     """How many bytes an object is on the wire is not known without pickling it."""
     assert None is OPS[name].describe([1], 0)[0]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list", "send_object_list",
+        "recv_object_list",
+    ],
+)  # fmt: skip
+def test_the_group_of_object_operations(name):
+    """The group is found where PyTorch's own signature has it, and by name; without one it is that of the world."""
+    position = list(inspect.signature(getattr(plain, name)).parameters).index("group")
+    before, group = [object() for _ in range(position)], object()
+    assert (None, False, group, None) == OPS[name].describe(*before, group)
+    assert (None, False, group, None) == OPS[name].describe(*before, group=group)
+    assert (None, False, None, None) == OPS[name].describe(*before)

@@ -8,6 +8,7 @@ import contextlib
 import io
 import json
 import sys
+import time
 import warnings
 from pathlib import Path
 
@@ -246,6 +247,7 @@ OPERATIONS = [
     objects,
 ]  # fmt: skip
 
+begin = time.perf_counter()
 for operation in OPERATIONS:
     both(operation)
 
@@ -254,6 +256,7 @@ groups = [dist.new_group([first, first + 1]) for first in range(0, n, 2)]
 mine = groups[rank // 2]
 x = tensor(300)
 dist.all_reduce(x, group=mine)
+elapsed_s = time.perf_counter() - begin
 recorded = dist.summary().to_dict()["ops"]
 
 # The same by instrument(): nothing is counted twice, and everything is put back.
@@ -281,7 +284,7 @@ off = len(dist.summary().ops) == len(patched)
 printed = io.StringIO()
 with contextlib.redirect_stdout(printed):
     dist.log_summary()
-result = {"recorded": recorded, "patched": patched, "off": off, "printed": printed.getvalue()}
+result = {"elapsed_s": elapsed_s, "recorded": recorded, "patched": patched, "off": off, "printed": printed.getvalue()}
 (Path(sys.argv[1]) / f"{rank}.json").write_text(json.dumps(result))
 # A group that is still held when the interpreter ends is taken down then, and PyTorch's own threads may abort the
 # process at that (gloo, with or without timing: about one run in four).
