@@ -380,7 +380,7 @@ class Timer(Recorder):
             TypeError: One of them is no exporter.
         """
         from deep500_timing._ground.at_exit import report_at_exit
-        from deep500_timing.exporters import TerminalExporter
+        from deep500_timing.exporters import BaseExporter, TerminalExporter
         from deep500_timing.exporters._base import check_exporter
 
         for exporter in exporters:
@@ -393,7 +393,12 @@ class Timer(Recorder):
             for exporter in destinations:
                 exporter.flush()
 
-        report_at_exit(report)
+        def prepare() -> None:
+            for exporter in destinations:
+                if isinstance(exporter, BaseExporter):
+                    exporter.note_destination()
+
+        report_at_exit(report, prepare)
 
     def __enter__(self) -> Self:
         """For ``with Timer() as tmr: ...``."""

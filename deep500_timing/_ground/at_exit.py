@@ -21,8 +21,9 @@ _PATIENCE_S = 10.0
 class _Report:
     """The report of one timer, which is made once, in the process that asked for it."""
 
-    def __init__(self, report: Callable[[], None]) -> None:
+    def __init__(self, report: Callable[[], None], prepare: Callable[[], None]) -> None:
         self._report = report
+        self.prepare = prepare
         self._pid = os.getpid()
         self._once = threading.Lock()
 
@@ -43,11 +44,21 @@ def _stay_interrupted() -> None:
 
 
 _reports: list[_Report] = []
+_afterwards: list[Callable[[], None]] = []
 
 
-def report_at_exit(report: Callable[[], None]) -> None:
-    """Call ``report`` once when this process ends. See :meth:`deep500_timing.Timer.report_at_exit`."""
-    made = _Report(report)
+def do_after_reports(call: Callable[[], None]) -> None:
+    """Have something done after the reports at SIGTERM, where nothing of ``atexit`` is done."""
+    _afterwards.append(call)
+
+
+def report_at_exit(report: Callable[[], None], prepare: Callable[[], None]) -> None:
+    """Call ``report`` once when this process ends. See :meth:`deep500_timing.Timer.report_at_exit`.
+
+    At SIGTERM it is called on a thread of its own, after ``prepare`` has been called on the main thread; that must
+    neither wait nor take a lock.
+    """
+    made = _Report(report, prepare)
     _reports.append(made)
     atexit.register(made.make)
     # Python ends without a word at SIGTERM, unless the program has seen to it; then that is how the program ends.
@@ -56,6 +67,9 @@ def report_at_exit(report: Callable[[], None]) -> None:
 
 
 def _end(number: int, _frame: FrameType | None) -> None:
+    for made in _reports:
+        with contextlib.suppress(Exception):
+            made.prepare()
     # On a thread of its own: what the interrupted code holds, such as a lock, the report may need.
     reporter = threading.Thread(target=_report_all, name="deep500-timing report", daemon=True)
     reporter.start()
@@ -65,8 +79,8 @@ def _end(number: int, _frame: FrameType | None) -> None:
 
 
 def _report_all() -> None:
-    for made in _reports:
+    for call in (*(made.make for made in _reports), *_afterwards):
         try:
-            made.make()
+            call()
         except Exception as error:
             print(f"deep500-timing: the report at the end failed: {error}")

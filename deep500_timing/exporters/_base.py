@@ -75,6 +75,9 @@ class BaseExporter(ABC):
         """The destination, if one exporter of this class differs from another in it; faults are told once for each."""
         return ""
 
+    def note_destination(self) -> None:  # noqa: B027
+        """Note where reports of this thread go: the next may come from another, which knows of no active run."""
+
     def export(self, snapshot: Snapshot, *, step: int | None = None) -> None:
         """Take one snapshot.
 

@@ -10,6 +10,7 @@ import warnings
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
+from deep500_timing._ground.at_exit import do_after_reports
 from deep500_timing.exceptions import TimingWarning
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ def look_after(caller: Caller) -> None:
     if not _State.registered:
         _State.registered = True
         atexit.register(drain)
+        do_after_reports(drain)
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=_after_fork_in_child)
 

@@ -80,6 +80,7 @@ class MlflowExporter(TrackerExporter):
         self._stats = check_stats(stats, "MlflowExporter")
         self._mlflow = require("mlflow", extra="mlflow", caller="MlflowExporter")
         self._run_id = run_id
+        self._noted_run_id: str | None = None
 
     def _where(self) -> str:
         return str(self._mlflow.get_tracking_uri())
@@ -91,6 +92,11 @@ class MlflowExporter(TrackerExporter):
         named = [repr(self._prefix)] if self._prefix else []
         named += [f"run_id={self._run_id!r}"] if self._run_id else []
         return f"MlflowExporter({', '.join(named)})"
+
+    def note_destination(self) -> None:
+        """Note the run that is active on this thread, for a report from one where none is."""
+        run = self._mlflow.active_run()
+        self._noted_run_id = None if run is None else run.info.run_id
 
     def _export(self, snapshot: Snapshot, step: int | None) -> None:
         run_id = self._run_id or self._active_run_id()
@@ -111,7 +117,7 @@ class MlflowExporter(TrackerExporter):
         run = self._mlflow.active_run()
         if run is not None:
             return run.info.run_id
-        run_id = os.environ.get("MLFLOW_RUN_ID")
+        run_id = os.environ.get("MLFLOW_RUN_ID") or self._noted_run_id
         if not run_id:
             raise ExportError(
                 "no MLflow run is active on this thread; call mlflow.start_run() first, or use MlflowExporter(run_id=)"

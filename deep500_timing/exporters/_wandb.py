@@ -28,6 +28,8 @@ class WandbExporter(TrackerExporter):
     statistics. Their x-axis is a metric of their own, ``prefix/timing/step``, which holds the step that is given to
     ``export``, or one that grows by report.
 
+    W&B's metrics have no unit, so the run's config gets a key ``deep500_timing`` with it, unless it has one.
+
     Rows that you log yourself are neither lost nor moved, whatever ``step`` you give: a report joins the row that W&B
     is filling and ends none. A row holds one value of a key, so where two reports of the same keys come between two
     rows of yours, the later one waits for the next row, or for the end of the run. At most 256 wait; if you log less

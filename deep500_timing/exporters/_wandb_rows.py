@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -11,6 +12,9 @@ from deep500_timing.exporters._trouble import BusyError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+UNITS = {"deep500_timing": {"unit": "times in seconds, keys that end in _bytes in bytes"}}
+"""What a run's config gets with the first report. W&B's metrics have no unit."""
 
 # A run is told once which axis its times have, and has one place for them, however many exporters there are.
 _rows: WeakKeyDictionary[Any, Rows] = WeakKeyDictionary()
@@ -41,6 +45,7 @@ class Rows:
         """
         name = getattr(run, "name", None) or getattr(run, "id", None)
         self.caller = BackgroundCaller(f"W&B run {name}" if name else "the W&B run", self._deliver)
+        self._told_units = False
         self._axes: set[str] = set()
         self._step: int | None = None
         self._keys: set[str] = set()
@@ -61,6 +66,7 @@ class Rows:
 
     def _deliver(self, _: Any, reports: list[tuple[Any, Mapping[str, Any], Mapping[str, str], bool]]) -> None:
         for run, data, axes, own_row in reports:
+            self._set_units(run)
             self._set_axes(run, axes)
             self._place(run, data, own_row)
 
@@ -80,6 +86,14 @@ class Rows:
         self._keys |= data.keys()
         # Whether the row is this one or the next, if the user has logged meanwhile, is not known: it is in either.
         self._step = _step_of(run)
+
+    def _set_units(self, run: Any) -> None:
+        if self._told_units:
+            return
+        self._told_units = True
+        # A key of the user's by that name stays as it is, and no report is lost for the sake of a description.
+        with suppress(Exception):
+            run.config.setdefaults(UNITS)
 
     def _set_axes(self, run: Any, axes: Mapping[str, str]) -> None:
         for keys, axis in axes.items():

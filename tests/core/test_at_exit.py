@@ -47,6 +47,30 @@ def test_one_report_however_the_program_ends(name):
     assert (status, 1) == (done.returncode, len(rows)), done.stdout + done.stderr
 
 
+WAITING = """
+import os, signal, time
+from deep500_timing import Timer
+from deep500_timing.exporters import _exit
+from deep500_timing.exporters._background import BackgroundCaller
+from deep500_timing.exporters._reports import Account
+def deliver(group, payloads):
+    while not _exit.has_begun():
+        time.sleep(0.001)
+    print("arrived", payloads, flush=True)
+caller = BackgroundCaller("a service", deliver)
+Timer().report_at_exit()
+caller.send(1, Account("an exporter"))
+os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs POSIX signals")
+def test_reports_on_their_way_are_waited_for_at_sigterm():
+    """What other exporters have in their queues arrives as well, within the bound of the end of a program."""
+    done = subprocess.run([sys.executable, "-c", WAITING], capture_output=True, text=True, check=False)
+    assert (-signal.SIGTERM, True) == (done.returncode, "arrived [1]" in done.stdout), done.stdout + done.stderr
+
+
 def test_destinations_are_looked_at_at_once():
     """What is no exporter is an error where it is given, not at the end."""
     with pytest.raises(TypeError):

@@ -14,6 +14,7 @@ import urllib.request
 import pytest
 
 from deep500_timing import Timer, TimeType
+from deep500_timing._ground import at_exit
 from deep500_timing._summary.snapshot import RegionTimes
 from deep500_timing.exceptions import ExportError, TimingWarning
 from deep500_timing.exporters import MlflowExporter, _mlflow_server
@@ -296,6 +297,18 @@ def test_nested_names_in_every_store(store, machine):
     assert {"train/CPU/Load", "train/CPU/load.decode", "train/CPU/load.decode.jpeg", "train/CPU/z1"} <= set(metrics)
     assert len(names) == len({name.casefold() for name in metrics})
     assert [0, 1, 2] == [step for _, step in history_of(run.info.run_id, "train/CPU/load.decode")]
+
+
+def test_the_run_of_the_main_thread_gets_the_report_at_sigterm(run, tmr, monkeypatch):
+    """The report is made on a thread of its own, where no run is active."""
+    for name in ("_reports", "_afterwards"):
+        monkeypatch.setattr(at_exit, name, [])
+    for name in ("atexit.register", "signal.signal", "os.kill"):
+        monkeypatch.setattr(name, lambda *_: None)
+    tmr.report_at_exit(MlflowExporter("train"))
+    at_exit._end(signal.SIGTERM, None)
+
+    assert "train/CPU/BATCH" in mlflow.MlflowClient().get_run(run.info.run_id).data.metrics
 
 
 def test_a_run_of_another_thread_is_not_active_here(run, tmr):

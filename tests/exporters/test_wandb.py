@@ -173,6 +173,25 @@ def test_a_step_is_an_axis_of_its_own(tmr, clock, offline):
     assert {axis: "", "train/CPU/*": axis, "train/GPU/*": axis} == axes_of(path)
 
 
+def configs_of(path):
+    """The config that a run's file holds in the end."""
+    records = [record for record in records_of(path) if record.WhichOneof("record_type") in ("run", "config")]
+    updates = [getattr(record, record.WhichOneof("record_type")) for record in records]
+    items = [item for update in updates for item in getattr(update, "config", update).update]
+    return {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items}
+
+
+@pytest.mark.parametrize("theirs", [{"lr": 1}, {"deep500_timing": "mine"}])
+def test_the_config_says_the_unit(tmr, offline, theirs):
+    """A real run's config holds the unit, and what the user has put there stays."""
+    wandb.run.config.update(theirs)
+    tmr.log_wb_all("train")
+    config = configs_of(offline())
+
+    ours = {"deep500_timing": {"unit": "times in seconds, keys that end in _bytes in bytes"}}
+    assert {**ours, **theirs} == {key: value for key, value in config.items() if key in {**ours, **theirs}}
+
+
 USERS_LOGS = {
     "log, then a report": lambda e, report: (wandb.log({"loss": e}, step=e), report("train", e)),
     "a report, then log": lambda e, report: (report("train", e), wandb.log({"loss": e}, step=e)),
