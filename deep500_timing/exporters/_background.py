@@ -99,6 +99,7 @@ class BackgroundCaller:
         """Forget what belongs to the parent: its thread, its lock, its reports."""
         for report in (*self._queue, *self._flying):
             report.account.pending = 0
+        self._waited_s = 0.0
         self._begin_anew()
 
     # The user's side

@@ -557,6 +557,7 @@ def test_a_child_begins_anew(caller_of, service, account):
     caller.send("parent 1", account)
     caller.send("parent 2", account)
     assert service.entered.acquire(timeout=WAIT_S)
+    caller._waited_s = WAIT_S  # The parent waits no more; the child has not waited yet.
     reading, writing = os.pipe()
     with caller._changed:  # As another thread might hold it.
         child = os.fork()
