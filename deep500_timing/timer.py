@@ -106,6 +106,12 @@ class Timer(Recorder):
 
             attach(self, run)
 
+    @property
+    def run(self) -> RunLog | None:
+        """The log of the run that the timer writes into, None without one."""
+        attached: RunLog | None = self._run
+        return attached
+
     def step(self, number: int) -> None:
         """Say that the training step of that number begins, to the run if there is one.
 
