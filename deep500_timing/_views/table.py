@@ -39,7 +39,7 @@ class Column(NamedTuple):
     header: str
     cell: Callable[[TimeStats], str]
     rank: int
-    """On a narrow terminal the columns with the highest rank go first."""
+    """On a narrow terminal the columns with the highest rank go first, those below 3 only after names are shortened."""
 
 
 _PERCENTILES = tuple(name for name in SHOWN_QUANTILES if name != "median")
@@ -50,25 +50,26 @@ def _time_column(field: str, rank: int) -> Column:
 
 
 _COLUMNS = (
-    Column("count", lambda stats: str(stats.count), 0),
-    _time_column("total", 2),
-    _time_column("mean", 1),
+    Column("count", lambda stats: str(stats.count), 1),
+    _time_column("total", 0),
+    _time_column("mean", 0),
     _time_column("stdev", 6),
     _time_column("median", 3),
     Column("95 % CI of median", lambda stats: format_interval(stats.median_ci), 7),
     _time_column("min", 5),
     *(_time_column(name, 4) for name in _PERCENTILES),
-    _time_column("max", 0),
+    _time_column("max", 2),
 )
 
 
 _LONGEST_NAME = 48
 """Columns of a terminal that a region's name takes up at most; files and trackers have it whole."""
+_SHORTEST_NAME = 8
 
 
 def _name_width(width: int | None) -> int:
     # Two fifths of a narrow terminal at most, so that a name leaves room for the columns that are always shown.
-    return _LONGEST_NAME if width is None else max(min(_LONGEST_NAME, width * 2 // 5), 8)
+    return _LONGEST_NAME if width is None else max(min(_LONGEST_NAME, width * 2 // 5), _SHORTEST_NAME)
 
 
 @dataclass(frozen=True)
@@ -125,10 +126,15 @@ def table_of(
             shown.append(("not shown", f"{names}: the terminal is {width} columns wide"))
         table = Table(title, headers, rows, tuple(shown))
         last = max(columns, key=lambda column: column.rank)
-        if width is None or table.width <= width or not timed or last.rank < 3:
+        if width is None or table.width <= width or not timed:
             return table
-        columns.remove(last)
-        dropped.append(last)
+        if last.rank < 3 and not whole_names and table.widths[0] > _SHORTEST_NAME:
+            name_width = max(table.widths[0] - (table.width - width), _SHORTEST_NAME)
+        elif last.rank > 0:
+            columns.remove(last)
+            dropped.append(last)
+        else:
+            return table
 
 
 def render(table: Table, *, width: int | None = None) -> str:

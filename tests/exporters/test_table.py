@@ -97,6 +97,17 @@ def test_regions_without_times_have_no_row(machine, snapshot_of):
     assert ("running", "EPOCH (CPU): open now; not included") in table.notes
 
 
+@pytest.mark.parametrize("width", [40, 53, 60, 80])
+def test_a_table_is_no_wider_than_the_terminal(snapshot_of, stats_of, width):
+    """Where leaving out columns is not enough names are shortened further; total and mean stay."""
+    names = ("BATCH", "model.encoder.layers.11.attention", "n" * 5000)
+    table = table_of(snapshot_of(*(RegionTimes(name, "CPU", stats_of(0.123456)) for name in names)), width=width)
+
+    assert {"total", "mean"} <= set(table.headers)
+    assert table.width <= width
+    assert len(names) == len({row[0] for row in table.rows})
+
+
 @pytest.mark.parametrize("width", [60, 80, 100, 120])
 def test_a_narrow_terminal_loses_columns_by_name(machine, snapshot_of, stats_of, width):
     """What does not fit is left out from the least important column on, and named."""
