@@ -3,6 +3,9 @@
 Two timers in turns in one process, one of them with a ``RunLog`` that writes from its own thread, a chunk of so many
 regions or steps each: the ratio of the medians of the chunks' times, its 95 % interval by resampling the pairs, and
 what the log's thread used of the processor.
+
+And how fast the whole writer is, from the timer's stores to the file: 10⁶ intervals at a time are written by one flush
+on one core, and a loop that records 10⁶ a second shows whether the log's thread keeps up.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter_ns
 
@@ -24,6 +27,8 @@ from benchmarks._machine import describe
 from deep500_timing import Timer, TimeType
 from deep500_timing.runs import RunLog
 
+MILLION = 1_000_000
+CHUNK = 2000
 WORK = 20_000
 """About a quarter of a millisecond."""
 REGIONS = (TimeType.IO, TimeType.FORWARD, TimeType.BACKWARD, "optimizer")
@@ -37,8 +42,56 @@ def main() -> None:
     figures: dict[str, object] = {"machine": describe()}
     for name, chunk in (("pair", _pairs), ("step of four regions and 1 ms of work", _steps)):
         figures[name] = race(chunk, arguments.seconds)
+    figures["whole writer, of what is there"] = write_at_once()
+    for keys in ((TimeType.FORWARD,), REGIONS):
+        figures[f"whole writer, beside 10⁶ a second in {len(keys)} regions"] = keep_up(arguments.seconds, keys)
     json.dump(figures, sys.stdout, indent=1)
     print()
+
+
+def write_at_once() -> dict[str, object]:
+    """CPU seconds in which one thread takes 10⁶ intervals of five regions from a timer and writes them."""
+    used = []
+    with tempfile.TemporaryDirectory() as folder:
+        timer = Timer()
+        with RunLog(folder, timer, rank=0, flush_s=None) as log:
+            for _ in range(5):
+                for _ in range(MILLION // 5):
+                    with timer.region(TimeType.BATCH):
+                        for key in REGIONS:
+                            timer.start(key)
+                            timer.end(key)
+                began = time.thread_time()
+                log.flush()
+                used.append(round(time.thread_time() - began, 3))
+        size = sum(path.stat().st_size for path in Path(folder).iterdir())
+    return {"CPU s for each 10⁶ intervals": used, "log bytes per interval": round(size / 5 / MILLION, 2)}
+
+
+def keep_up(seconds: float, keys: Sequence[TimeType | str]) -> dict[str, object]:
+    """Record 10⁶ intervals a second with a bounded timer and a log: what its thread uses, and what is dropped."""
+    with tempfile.TemporaryDirectory() as folder:
+        timer = Timer(keep_last=1000)
+        log = RunLog(folder, timer, rank=0)
+        recorded = 0
+        began = time.monotonic()
+        while time.monotonic() < began + seconds:
+            for _ in range(CHUNK // len(keys)):
+                for key in keys:
+                    timer.start(key)
+                    timer.end(key)
+            recorded += CHUNK // len(keys) * len(keys)
+            while time.monotonic() < began + recorded / MILLION:
+                pass
+        took = time.monotonic() - began
+        used = _cpu_of("deep500-timing run log")
+        log.close()
+        dropped = log._harvest.dropped
+    return {
+        "intervals a second": round(recorded / took),
+        "log thread's CPU s for each 10⁶ intervals": None if used is None else round(used / recorded * MILLION, 3),
+        "dropped": dropped,
+    }
 
 
 def race(chunk: Callable[[Timer], None], seconds: float) -> dict[str, object]:
@@ -79,7 +132,7 @@ def race(chunk: Callable[[Timer], None], seconds: float) -> dict[str, object]:
 
 
 def _pairs(timer: Timer) -> None:
-    for _ in range(2000):
+    for _ in range(CHUNK):
         timer.start(TimeType.FORWARD)
         timer.end(TimeType.FORWARD)
 

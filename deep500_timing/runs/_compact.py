@@ -21,7 +21,7 @@ from deep500_timing.runs._read import NewerSchemaError
 from deep500_timing.runs._tables import CHUNK_ROWS, COLUMNS, LogTables, columns_of, peek, schema_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 FOLDER = "compacted"
 MANIFEST = "manifest.json"
@@ -86,9 +86,10 @@ def compact(folder: str) -> Compacted:
         target = tempfile.mkdtemp(prefix="deep500-timing-run-")
         _temporary.append(target)
     manifest = _read_manifest(target)
+    known = {_identity(part["logs"]): part for part in manifest["parts"]}
     parts = []
     for group in _groups(logs, manifest):
-        part = _part_for(group, manifest)
+        part = known.get(_identity(log.key for log in group))
         parts.append(part if part is not None else _make_part(folder, group, target))
     manifest = {"version": VERSION, "parts": parts}
     _replace(os.path.join(target, MANIFEST), json.dumps(manifest).encode())
@@ -110,22 +111,25 @@ def _read_manifest(target: str) -> dict[str, Any]:
 def _groups(logs: list[LogFile], manifest: dict[str, Any]) -> Iterator[list[LogFile]]:
     # A log stays in the part that it is in, so that a rank that goes on costs its own part only. The logs of a session
     # stay together: they share a clock and its anchor.
-    by_name = {os.path.basename(log.path): log for log in logs}
+    by_session: dict[str, list[LogFile]] = {}
+    for log in sorted(logs):
+        by_session.setdefault(_session_of(log.path), []).append(log)
+    names = {os.path.basename(log.path) for log in logs}
     for part in manifest["parts"]:
-        kept = [by_name.pop(key[0]) for key in part["logs"] if key[0] in by_name]
-        sessions = {_session_of(log.path) for log in kept}
-        kept += [by_name.pop(name) for name in sorted(by_name) if _session_of(by_name[name].path) in sessions]
+        sessions = dict.fromkeys(_session_of(key[0]) for key in part["logs"] if key[0] in names)
+        kept = [log for session in sessions for log in by_session.pop(session, ())]
         if kept:
             yield sorted(kept)
     group: list[LogFile] = []
-    for log in sorted(by_name.values()):
-        full = sum(other.size for other in group) >= PART_BYTES
-        if full and _session_of(log.path) != _session_of(group[-1].path):
-            yield group
-            group = []
-        group.append(log)
+    size = 0
+    for of_session in by_session.values():
+        if size >= PART_BYTES:
+            yield sorted(group)
+            group, size = [], 0
+        group += of_session
+        size += sum(log.size for log in of_session)
     if group:
-        yield group
+        yield sorted(group)
 
 
 def _session_of(path: str) -> str:
@@ -134,9 +138,8 @@ def _session_of(path: str) -> str:
     return ".".join(part for part in parts[:2] if not part.isdecimal() and part != "d5log")
 
 
-def _part_for(group: list[LogFile], manifest: dict[str, Any]) -> dict[str, Any] | None:
-    wanted = [log.key for log in group]
-    return next((part for part in manifest["parts"] if part["logs"] == wanted), None)
+def _identity(keys: Iterable[Iterable[Any]]) -> tuple[tuple[Any, ...], ...]:
+    return tuple(tuple(key) for key in keys)
 
 
 def _make_part(folder: str, group: list[LogFile], target: str) -> dict[str, Any]:

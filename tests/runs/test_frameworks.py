@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -74,6 +75,29 @@ save(tmr, f"{out}.0.json")
 )
 
 
+DEMO = (
+    SAVE
+    + """
+import runpy, sys
+import deep500_timing_torch as timer
+
+script, out = sys.argv[1:]
+made = []
+init = timer.CPUGPUTimer.__init__
+
+def remember(self, *arguments, **settings):
+    init(self, *arguments, **settings)
+    made.append(self)
+
+timer.CPUGPUTimer.__init__ = remember
+sys.argv = [script, "--epochs", "2"]
+runpy.run_path(script, run_name="__main__")
+(tmr,) = made
+save(tmr, out)
+"""
+)
+
+
 def assert_equal(run, saved):
     """Every interval of every rank is in the run as the timer had it, and nothing else is."""
     for rank, of_rank in enumerate(saved):
@@ -95,6 +119,24 @@ def finish(processes):
     for process in processes:
         _, error = process.communicate(timeout=110)
         assert process.returncode == 0, error[-3000:]
+
+
+def test_the_demo_in_pytorch(start, tmp_path):
+    """The example's loop, which says nothing of runs, leaves one where the environment names a folder."""
+    for module in ("torch", "sklearn"):
+        pytest.importorskip(module)
+    script = Path(__file__).parents[2] / "examples" / "pytorch_loop.py"
+    out = tmp_path / "demo.json"
+    finish([start(DEMO, script, out, DEEP500_TIMING_RUN=str(tmp_path / "run"), OMP_NUM_THREADS="1")])
+    saved = json.loads(out.read_text())
+    with Run.open(tmp_path / "run") as run:
+        assert_equal(run, [saved])
+        # 1797 images by 64 are 29 batches in each of the two epochs.
+        assert {"EPOCH": 2, "BATCH": 58, "FORWARD": 58, "BACKWARD": 58, "IO": 58} == {
+            key: len(pairs) for key, pairs in saved.items()
+        }
+        assert list(range(58)) == [row["step"] for row in run.steps().rows()]
+        assert ["exit"] == [row["end"] for row in run.table("logs").rows()]
 
 
 def test_a_ddp_run_of_two_ranks(start, tmp_path):
@@ -131,4 +173,7 @@ def test_a_fit_in_keras(start, tmp_path):
     saved = [json.loads((tmp_path / "fit.0.json").read_text())]
     with Run.open(tmp_path / "run") as run:
         assert_equal(run, saved)
-        assert len(saved[0]["BATCH"]) == len(run.steps().rows()) >= 10
+        # 96 rows by 16 are 6 batches in each of the two epochs. The callback keeps the first, in which Keras traces,
+        # apart from what is typical, and only a BATCH is counted as a step: it is before step 0.
+        assert (1, 11) == (len(saved[0]["BATCH (first)"]), len(saved[0]["BATCH"]))
+        assert list(range(11)) == [row["step"] for row in run.steps().rows()]

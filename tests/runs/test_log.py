@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 
 import pytest
@@ -138,6 +139,62 @@ def test_a_bounded_timer_says_what_it_dropped(clock, rows, whole, tmp_path):
     assert count > len(got) >= 65_536
     assert (count, count - len(got)) == (last["recorded"], last["dropped"])
     assert last["dropped"] == whole(tmp_path / RANK_0).end["dropped"]
+
+
+class Pauses:
+    """Stands in for the event on which a log's thread waits: what is recorded in each of the pauses is given."""
+
+    def __init__(self, recorders):
+        self.recorders = list(recorders)
+        self.waited = []
+
+    def wait(self, pause):
+        """Let the pause go by; the last one ends the thread's work."""
+        if not self.recorders:
+            return True
+        self.waited.append(pause)
+        self.recorders.pop(0)(pause)
+        return False
+
+    def set(self):
+        """Nobody waits."""
+
+
+def test_a_flush_comes_by_size(clock, rows, tmp_path):
+    """At 10⁶ intervals a second, flushes follow each other so fast that a bounded timer drops nothing."""
+    tmr = Timer(clock=clock, keep_last=100)
+    log = RunLog(tmp_path, tmr, rank=0, flush_s=None)
+
+    ends = itertools.count(1)
+
+    def record(pause):
+        for end in itertools.islice(ends, round(pause * 1_000_000)):
+            tmr.record("a", end - 1, end)
+
+    pauses = log._wake = Pauses([record] * 6)
+    log._flush_s = 1.0
+    log._work()
+    log.close()
+    # 2¹⁴ intervals are what a flush should find.
+    assert [50_000] + 5 * [1 << 14] == [round(pause * 1_000_000) for pause in pauses.waited]
+    assert (50_000 + 5 * (1 << 14), 0) == tuple(
+        rows(tmp_path / RANK_0, "counters")[-1][name] for name in ("recorded", "dropped")
+    )
+
+
+def test_a_flush_comes_by_time(tmr, timed, rows, tmp_path):
+    """Where little is recorded, pauses grow to the time that was asked for; after a burst they are short again."""
+    log = RunLog(tmp_path, tmr, rank=0, flush_s=None)
+
+    def record(count):
+        return lambda _: [timed(tmr, "a", 1) for _ in range(count)]
+
+    pauses = log._wake = Pauses([*map(record, (1, 0, 0, 0, 0, 0, 1 << 16, 0, 1 << 16, 1 << 16, 0))])
+    log._flush_s = 1.0
+    log._work()
+    log.close()
+    quick = [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 0.25, 0.5, 0.125, 0.03125]
+    assert quick == pytest.approx(pauses.waited)
 
 
 def test_open_regions_are_written(tmr, log, timed, rows, tmp_path):

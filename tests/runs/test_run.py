@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from deep500_timing import Timer, TimeType, TimingWarning
-from deep500_timing.runs import Run, RunLog
+from deep500_timing.runs import Run, RunLog, _compact
 from deep500_timing.runs._frames import encode
 from deep500_timing.runs._regions import COLUMNS as REGION_COLUMNS
 from deep500_timing.runs._steptable import COLUMNS as STEP_COLUMNS
@@ -465,3 +465,22 @@ def test_a_file_and_its_histogram_are_not_counted_both(tmp_path, monkeypatch):
     with Run.open(tmp_path) as run:
         (row,) = run.regions().rows()
         assert (1, 5) == (row["count"], row["total_ns"])
+
+
+def test_a_folder_of_many_logs_is_put_into_parts_in_one_pass(monkeypatch):
+    """Which logs make a part together takes as many steps as there are logs, however many parts there are."""
+    asked = []
+    monkeypatch.setattr(_compact, "PART_BYTES", 250)
+    monkeypatch.setattr(_compact, "_session_of", lambda path, of=_compact._session_of: asked.append(path) or of(path))
+    names = [f"rank-{rank:05}{segment}.d5log" for rank in range(1000) for segment in (".0001", "")]
+    logs = [_compact.LogFile(f"run/{name}", 100, 7) for name in names]
+    parts = list(_compact._groups(logs[::-1], {"parts": []}))
+    assert logs == [log for part in parts for log in part]
+    assert {4} == {len(part) for part in parts}
+    manifest = {"parts": [{"logs": [log.key for log in part]} for part in parts]}
+    grown = _compact.LogFile("run/rank-00003.0002.d5log", 900, 8)
+    new = _compact.LogFile("run/rank-01000.d5log", 900, 8)
+    asked.clear()
+    again = list(_compact._groups([new, *logs, grown], manifest))
+    assert [parts[0], sorted([*parts[1], grown]), *parts[2:], [new]] == again
+    assert len(asked) <= 2 * len(logs) + 2
