@@ -102,7 +102,7 @@ def statistics_of(packages: dict[str, ModuleType], count: int, rounds: int, step
                 timer.end(key)
             timers[name] = (timer, key)
             timer.get_time_stats(key)
-    times = next(timer.get_time(key) for timer, key in timers.values() if timer.keep_last < 0)
+    times = next(timer.get_time(key) for timer, key in timers.values() if timer.keep_last is None)
     measured: dict[str, list[float]] = {name: [] for name in timers}
     python = []
     with without_gc():

@@ -36,6 +36,8 @@ def test_cases(cases, backend, package):
     environment = {**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
     environment.update(suite_coverage.of_a_child())
     environment.pop("TF_USE_LEGACY_KERAS", None)
+    # The files of cases take what they share from one another.
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(CASES), environment.get("PYTHONPATH")]))
     command = [
         sys.executable,
         "-m",
