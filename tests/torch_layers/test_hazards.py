@@ -265,6 +265,9 @@ class TestFaults:
             def region(self, key, gpu=False):
                 raise OSError("no clock")
 
+            def now_ns(self):
+                raise OSError("no clock")
+
         model = nn.Sequential(work(1, 10))
         layers = LayerTimer(model, Broken(), gpu=False)
         with layers, pytest.warns(Warning, match="Timing the start of layer 'Sequential' failed"):

@@ -64,13 +64,20 @@ class _NodeMarks:
 class BackwardMarks:
     """Opens and closes the regions of layers as the autograd engine passes them."""
 
-    def __init__(self, region_of: Callable[[Layer], Any], fault: Callable[[str, Layer, Exception], None]) -> None:
+    def __init__(
+        self,
+        region_of: Callable[[Layer], Any],
+        fault: Callable[[str, Layer, Exception], None],
+        task_ended: Callable[[], None],
+    ) -> None:
         """Start with no pass under way.
 
         Args:
             region_of: Gives the region of a layer's backward pass.
             fault: Is told of a prehook that failed.
+            task_ended: Is called when the engine has ended one of its tasks.
         """
+        self.task_ended = task_ended
         self.region_of = region_of
         self.fault = fault
         self.attached = True
@@ -155,6 +162,7 @@ class BackwardMarks:
                     self.close(call)
                 except Exception as error:
                     self.fault("backward pass", call.layer, error)
+        self.task_ended()
 
 
 def find_nodes(value: Any, nodes: list[Any]) -> None:

@@ -22,7 +22,7 @@ _new_order = itertools.count(1).__next__
 class Call:
     """One call of a layer that is under way, or whose backward pass may still come."""
 
-    __slots__ = ("error", "inputs", "layer", "memory", "order", "parent", "region", "task", "thread")
+    __slots__ = ("error", "inputs", "layer", "memory", "order", "parent", "region", "start_ns", "task", "thread")
 
     def __init__(self, layer: Layer, parent: Call | None) -> None:
         """Begin; whoever makes it opens the region."""
@@ -35,6 +35,8 @@ class Call:
         self.region: Any = None
         """Its open region, of the forward pass and later of the backward pass; None while neither runs, and for a
         module that calls itself."""
+        self.start_ns = 0
+        """When it began, if it is a recomputation, whose regions the timer itself leaves out."""
         self.inputs: list[Any] | None = None
         """The autograd nodes that made its inputs."""
         self.memory: MemoryUsage | None = None

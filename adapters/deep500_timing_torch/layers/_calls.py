@@ -45,6 +45,7 @@ class Calls:
         region_of: Callable[[Layer, str], Any],
         marks: BackwardMarks,
         fault: Callable[[str, Layer, Exception], None],
+        now_ns: Callable[[], int],
     ) -> None:
         """Start with no call under way.
 
@@ -53,7 +54,12 @@ class Calls:
             region_of: Makes a layer's region for a purpose.
             marks: Takes each call's inputs and outputs, for the backward pass.
             fault: Is told of a hook that failed.
+            now_ns: The timer's clock.
         """
+        self.now_ns = now_ns
+        self.recomputed: list[tuple[Layer, int, int]] = []
+        """Recomputations that have ended, to be recorded when the timer records again: it leaves out what a
+        checkpoint repeats, so that no region is timed twice."""
         self.root = root
         self.region_of = region_of
         self.marks = marks
@@ -107,6 +113,9 @@ class _Before:
                         find_nodes(value, inputs)
                 if kwargs:
                     find_nodes(kwargs, inputs)
+            if purpose == RECOMPUTED:
+                call.start_ns = shared.now_ns()
+                return
             region = layer.handles.get(purpose)
             if region is None:
                 region = shared.region_of(layer, purpose)
@@ -151,14 +160,18 @@ class _After:
             error = call.error
             call.error = None
             if output is None and (raised := sys.exception()) is not error:
-                # A checkpoint stops its recomputation by an exception, as soon as it has what it needs.
                 if isinstance(raised, torch.OutOfMemoryError) and shared.out_of_memory is None:
                     shared.out_of_memory = layer.path
-                if region is not None and isinstance(raised, _StopRecomputationError):
-                    region.end()
-                    call.region = call.inputs = None
+                # A checkpoint stops its recomputation by an exception, as soon as it has what it needs.
+                if call.start_ns and isinstance(raised, _StopRecomputationError):
+                    shared.recomputed.append((layer, call.start_ns, shared.now_ns()))
+                    call.inputs = None
                 else:
                     _fail(call)
+            elif call.start_ns:
+                shared.recomputed.append((layer, call.start_ns, shared.now_ns()))
+                if call.inputs is not None:
+                    shared.marks.mark(call, output)
             elif region is not None:
                 call.region = None
                 region.end()

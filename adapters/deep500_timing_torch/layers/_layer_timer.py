@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from deep500_timing._ground.warn import warn_once
 from deep500_timing_torch._timer import CPUGPUTimer
 from deep500_timing_torch.layers._backward import BackwardMarks
-from deep500_timing_torch.layers._call import BACKWARD
+from deep500_timing_torch.layers._call import BACKWARD, RECOMPUTED
 from deep500_timing_torch.layers._calls import Calls
 from deep500_timing_torch.layers._flops import FlopCounter
 from deep500_timing_torch.layers._memory import MemoryLog
@@ -87,8 +87,8 @@ class LayerTimer:
         self.faults = 0
         """Hooks that failed; what they would have timed is missing."""
         self._model = model
-        self._marks = BackwardMarks(self._backward_region, self._fault)
-        self._calls = Calls(model, self._region, self._marks, self._fault)
+        self._marks = BackwardMarks(self._backward_region, self._fault, self._record_recomputed)
+        self._calls = Calls(model, self._region, self._marks, self._fault, timer.now_ns)
         self._hooks: list[Any] = []
         self._flops: dict[str, int] | None = None
         self._memory: MemoryLog | None = None
@@ -137,6 +137,7 @@ class LayerTimer:
 
     def times(self) -> ModelTimes:
         """The times of all layers so far, waiting for the device's."""
+        self._record_recomputed()
         self.timer.complete_all()
         return ModelTimes(
             tuple(read_times(self.layers, self.timer, self._flops, self._memory)),
@@ -197,6 +198,14 @@ class LayerTimer:
 
     def _backward_region(self, layer: Layer) -> Any:
         return layer.handles.get(BACKWARD) or self._region(layer, BACKWARD)
+
+    def _record_recomputed(self) -> None:
+        recomputed, self._calls.recomputed = self._calls.recomputed, []
+        for layer, start_ns, end_ns in recomputed:
+            try:
+                self.timer.record(f"{layer.path} {RECOMPUTED}", start_ns, end_ns)
+            except Exception as error:
+                self._fault("recomputation", layer, error)
 
     def _fault(self, doing: str, layer: Layer, error: Exception) -> None:
         self.faults += 1
