@@ -26,7 +26,7 @@ RUNS = [
 ]
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(720)
 @pytest.mark.parametrize(("cases", "backend", "package"), RUNS)
 def test_cases(cases, backend, package):
     """Every case of the file holds on that backend."""
@@ -49,5 +49,5 @@ def test_cases(cases, backend, package):
         "-p",
         "no:cov",
     ]
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=380, check=False)
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=700, check=False)
     assert 0 == ran.returncode, ran.stdout + ran.stderr
