@@ -31,28 +31,33 @@ def fill(tmr, durations, key="a"):
 @pytest.mark.parametrize("way", ["start/end", "record"])
 def test_a_kept_interval_weighs_16_bytes(way):
     """Start and duration, and no more than one percent on top."""
-    tmr = Timer()
     number = 100_000
 
-    def pairs(n):
-        for _ in range(n):
-            if way == "record":
-                tmr.record("a", 1 << 40, 1 << 41)
-            else:
-                tmr.start("a")
-                tmr.end("a")
+    def weight():
+        tmr = Timer()
 
-    pairs(10)
-    gc.collect()
-    tracemalloc.start()
-    try:
-        before, _ = tracemalloc.get_traced_memory()
-        pairs(number)
+        def pairs(n):
+            for _ in range(n):
+                if way == "record":
+                    tmr.record("a", 1 << 40, 1 << 41)
+                else:
+                    tmr.start("a")
+                    tmr.end("a")
+
+        pairs(10)
         gc.collect()
-        after, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert (after - before) / number <= 16 * 1.01
+        tracemalloc.start()
+        try:
+            before, _ = tracemalloc.get_traced_memory()
+            pairs(number)
+            gc.collect()
+            after, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        return (after - before) / number
+
+    # What other threads of the test run allocate meanwhile is counted too, and only ever adds.
+    assert min(weight() for _ in range(3)) <= 16 * 1.01
 
 
 @pytest.mark.parametrize("keep_last", [0, 1, 5, 63, 64, 65, 127, 128, 129, 1000, 5000])
