@@ -5,24 +5,10 @@ from __future__ import annotations
 import pytest
 
 torch = pytest.importorskip("torch", reason="the layers of PyTorch models")
+import clocked_work  # noqa: E402
 from torch import nn  # noqa: E402
 
 from deep500_timing_torch import CPUGPUTimer  # noqa: E402
-
-
-class _Work(torch.autograd.Function):
-    """The identity, whose two passes move a clock."""
-
-    @staticmethod
-    def forward(ctx, value, clock, forward_ms, backward_ms):
-        ctx.clock, ctx.backward_ms = clock, backward_ms
-        clock.advance_ns(forward_ms * 1_000_000)
-        return value.clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        ctx.clock.advance_ns(ctx.backward_ms * 1_000_000)
-        return gradient, None, None, None
 
 
 class Work(nn.Module):
@@ -38,7 +24,7 @@ class Work(nn.Module):
         """Take the time, and hand the value on."""
         if hasattr(self, "weight"):
             value = value * self.weight
-        return _Work.apply(value, self.clock, self.forward_ms, self.backward_ms)
+        return clocked_work.Work.apply(value, self.clock, self.forward_ms, self.backward_ms)
 
     def __deepcopy__(self, memo):
         return Work(self.clock, self.forward_ms, self.backward_ms, weight=hasattr(self, "weight"))

@@ -9,24 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
+import clocked_work  # noqa: E402
 from torch import nn  # noqa: E402
 
 from deep500_timing.testing import ManualClock  # noqa: E402
 from deep500_timing_torch import CPUGPUTimer  # noqa: E402
 from deep500_timing_torch.layers import LayerTimer  # noqa: E402
-
-
-class _Take(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, value, clock, forward_ms, backward_ms):
-        ctx.clock, ctx.backward_ms = clock, backward_ms
-        clock.advance_ns(forward_ms * 1_000_000)
-        return value.clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        ctx.clock.advance_ns(ctx.backward_ms * 1_000_000)
-        return gradient, None, None, None
 
 
 class Leaf(nn.Module):
@@ -38,7 +26,7 @@ class Leaf(nn.Module):
 
     def forward(self, value):
         """Take the time, perhaps change the result in place."""
-        value = _Take.apply(value, self.clock, *self.ms)
+        value = clocked_work.Work.apply(value, self.clock, *self.ms)
         return value.mul_(1) if self.in_place else value
 
 
