@@ -12,12 +12,16 @@ import itertools
 import math
 import os
 import weakref
+from collections import deque
 from typing import Any, NamedTuple
 
 from deep500_timing_tensorflow._faults import warn_fault
 
 _WAIT, _BYTES = "wait/", "bytes/"
 _numbers = itertools.count()
+# The sums of data sets that are gone. The collector may find that out anywhere, in the middle of the user's trace too,
+# where an operation would become part of the graph, or wait for the lock that the trace holds: nothing is run there.
+_unused: deque[Any] = deque()
 
 
 class Fetched(NamedTuple):
@@ -47,8 +51,9 @@ class TimedDataset:
         # Named, as it is found by its name; per process, as names outlive a fork.
         name = f"deep500_timing_{os.getpid()}_{next(_numbers)}"
         with tf.init_scope(), tf.device("/CPU:0"):
+            _destroy_unused(tf)
             self._totals = tf.raw_ops.StatsAggregatorHandle(shared_name=name)
-        weakref.finalize(self, _destroy, tf, self._totals).atexit = False
+        weakref.finalize(self, _unused.append, self._totals).atexit = False
         self._empty: bool | None = None
 
     @property
@@ -180,5 +185,9 @@ def _bytes_per_sample(tf: Any, spec: Any) -> int | None:
     return total or None
 
 
-def _destroy(tf: Any, resource: Any) -> None:
-    tf.raw_ops.DestroyResourceOp(resource=resource)
+def _destroy_unused(tf: Any) -> None:
+    while _unused:
+        try:
+            tf.raw_ops.DestroyResourceOp(resource=_unused.popleft())
+        except Exception as error:
+            warn_fault("letting go of a data set's sums", error)

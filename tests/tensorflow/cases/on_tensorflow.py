@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 
 import keras
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 
 import deep500_timing_tensorflow as timer
 from deep500_timing.testing import ManualClock
-from deep500_timing_tensorflow import TimeType
+from deep500_timing_tensorflow import TimeType, _data_tensorflow
+from deep500_timing_tensorflow._data_tensorflow import TimedDataset
 from deep500_timing_tensorflow._graph_timestamps import StepStamps
 from deep500_timing_tensorflow._phases import Execution, PhaseMatcher
 from deep500_timing_tensorflow._phases_contract import Stamps
@@ -605,3 +607,24 @@ def test_op_determinism_is_refused_with_its_remedy(data):
         weights_after(make_model(), data, [timer.TimerCallback(tmr, phases=True)])
     assert "FORWARD" not in counts(tmr)
     assert 15 == counts(tmr)["BATCH"] + counts(tmr)[FIRST]
+
+
+def test_a_data_set_found_dead_in_a_trace_adds_nothing_to_the_graph():
+    """The sums of a data set that the collector frees while the user's model is traced are let go of later."""
+    operations = []
+
+    @tf.function
+    def traced(value):
+        dataset = TimedDataset(tf.data.Dataset.range(3))
+        dataset.itself = dataset
+        del dataset
+        before = len(tf.compat.v1.get_default_graph().get_operations())
+        gc.collect()
+        operations.append(len(tf.compat.v1.get_default_graph().get_operations()) - before)
+        return value
+
+    traced(tf.constant(1.0))
+    assert [0] == operations
+    the_next_one = TimedDataset(tf.data.Dataset.range(3))
+    assert 0 == len(_data_tensorflow._unused)
+    assert [0, 1, 2] == [int(number) for number in the_next_one]
