@@ -54,7 +54,7 @@ help:
 
 # --- Set-up: each stamp is one step, done again only if what it depends on changed ---------------------------------
 
-setup: $(VENV)/.stamp-requirements $(VENV)/.stamp-package
+setup: $(VENV)/.stamp-system $(VENV)/.stamp-requirements $(VENV)/.stamp-package
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
@@ -94,6 +94,19 @@ $(VENV)/.stamp-requirements: $(VENV)/.stamp-build
 $(VENV)/.stamp-bench: $(VENV)/.stamp-requirements $(VENV)/.stamp-package
 	@echo "setup: the benchmarks' peers"
 	@$(PIP) install --quiet --constraint constraints.txt --no-build-isolation --group bench
+	@touch $@
+
+# What pip cannot bring: installed by root from Debian's packages, else named. A machine without it is set up all the same.
+$(VENV)/.stamp-system: system-packages.txt | $(BIN)/python
+	@absent() { sed 's/#.*//' $< | while read -r program package; do \
+		test -z "$$program" || command -v "$$program" >/dev/null || echo "$$package"; done; }; \
+	if test -n "`absent`" && test "`id -u`" = 0 && command -v apt-get >/dev/null; then \
+		echo "setup: of the system's packages:" `absent`; \
+		export DEBIAN_FRONTEND=noninteractive; quietly="-qq -o DPkg::Lock::Timeout=300"; \
+		{ apt-get $$quietly update && apt-get $$quietly install -y --no-install-recommends `absent`; } \
+			</dev/null >$@.log 2>&1 || tail -n 5 $@.log; \
+	fi; \
+	test -z "`absent`" || echo "setup: without these packages of the system, whose tests will be skipped:" `absent`
 	@touch $@
 
 # The wheel, not the tree, in an environment with the core's one dependency and no framework.
