@@ -5,10 +5,9 @@ from __future__ import annotations
 from unittest import mock
 
 import pytest
-from click.testing import CliRunner
 
 from deep500_timing import Timer, TimeType
-from deep500_timing.__main__ import main
+from deep500_timing._command._app import main
 from deep500_timing.runs import RunLog
 from deep500_timing.testing import ManualClock
 
@@ -37,12 +36,13 @@ def _train(folder):
 
 
 @pytest.fixture
-def call():
-    """Run the command."""
+def call(capsys):
+    """Run the command: its exit code, and what it said."""
 
     def run(*arguments):
-        result = CliRunner().invoke(main, list(map(str, arguments)))
-        return result.exit_code, result.output
+        code = main(list(map(str, arguments)))
+        said = capsys.readouterr()
+        return code, said.out + said.err
 
     return run
 

@@ -1,0 +1,102 @@
+"""The command itself: finds subcommands, and says what is wrong in one line and by the exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from typing import Any
+
+from deep500_timing._command._table import COMMANDS
+from deep500_timing._ground.require import require
+from deep500_timing._summary.text import fit_encoding
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import click
+else:
+    click = require("click", extra="runs", caller="The command deep500-timing")
+
+__all__ = ["app", "click", "main", "said"]
+
+WRONG_DATA = 1
+"""Exit code: what was asked for is not there, or cannot be read."""
+WRONG_USE = 2
+"""Exit code: the command does not know the arguments (click's own)."""
+INTERRUPTED = 130
+"""Exit code: Ctrl-C."""
+
+EPILOG = (
+    "Exit codes: 0 done; 1 the run is not there, cannot be read, or lacks what was asked for; 2 the arguments are "
+    "wrong; 130 stopped by Ctrl-C."
+)
+
+
+class Commands(click.Group):
+    """A group whose subcommands are imported when they are used, and listed without being imported."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Their names, in the order of the table."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """One of them, or None."""
+        entry = COMMANDS.get(cmd_name)
+        if entry is None:
+            return None
+        return import_module(f"deep500_timing._command.{entry.module}").command
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Name what is near to a name that is unknown."""
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            from difflib import get_close_matches
+
+            near = get_close_matches(args[0], COMMANDS, n=1)
+            is_folder = os.path.isdir(args[0])
+            hint = f"deep500-timing show {args[0]}" if is_folder else f"deep500-timing {near[0]}" if near else ""
+            remedy = f"Did you mean '{hint}'?" if hint else "deep500-timing --help lists the commands."
+            raise click.UsageError(f"There is no command {fit_encoding(args[0], 'ascii')!r}. {remedy}", ctx=ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """List them by the table alone: importing all would take longer than anybody reads."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, entry.summary) for name, entry in COMMANDS.items()])
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]}, epilog=EPILOG)
+@click.version_option(None, "--version", package_name="deep500-timing", prog_name="deep500-timing")
+def app() -> None:
+    """Read the runs that timers have written: where did the time go, what is odd, what to look at first."""
+
+
+def main(arguments: list[str] | None = None, *, prog_name: str = "deep500-timing") -> int:
+    """Run the command and return its exit code; never a traceback for what the user can mend."""
+    try:
+        result = app.main(args=arguments, prog_name=prog_name, standalone_mode=False)
+    except click.exceptions.Exit as end:
+        return int(end.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        return INTERRUPTED
+    except click.UsageError as error:
+        error.show()
+        return WRONG_USE
+    except click.ClickException as error:
+        error.show()
+        return WRONG_DATA
+    except BrokenPipeError:
+        # Whoever read it, such as head, has read enough. What Python still wants to flush goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (OSError, LookupError, ValueError, ImportError) as error:
+        click.echo(f"Error: {said(error)}", err=True)
+        return WRONG_DATA
+    return result if isinstance(result, int) else 0
+
+
+def said(error: BaseException) -> str:
+    """What an error says, in one line."""
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    text = error.args[0] if error.args and isinstance(error.args[0], str) else str(error)
+    return " ".join(text.split()) or type(error).__name__

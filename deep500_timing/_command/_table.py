@@ -1,0 +1,21 @@
+"""The subcommands: what each is for, and where it is. A new one is a row here and a module."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Entry(NamedTuple):
+    """A subcommand."""
+
+    module: str
+    """The module of this package whose ``command`` it is."""
+    summary: str
+    """What it does, for the list of commands."""
+
+
+COMMANDS: dict[str, Entry] = {
+    "show": Entry("show", "Show where the time of a run went."),
+    "why": Entry("why", "Say why a step took as long as it did."),
+}
+"""In the order in which they are listed. An entry whose module is not there yet is not listed."""

@@ -1,0 +1,12 @@
+"""What is odd about a run, in sentences: facts with their numbers, the most costly first.
+
+``find(run)`` gives the findings; the first is the verdict. The rules, their thresholds and what each stands on are in
+``docs/findings.md``.
+"""
+
+from __future__ import annotations
+
+from deep500_timing._views.findings._find import find, verdict_if_none
+from deep500_timing._views.findings._finding import Finding
+
+__all__ = ["Finding", "find", "verdict_if_none"]
