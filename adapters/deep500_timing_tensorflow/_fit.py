@@ -10,6 +10,7 @@ that is called inside another has its own, so neither breaks the other off.
 from __future__ import annotations
 
 import time
+from collections import deque
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 from weakref import finalize, ref
@@ -40,6 +41,17 @@ if TYPE_CHECKING:
     from deep500_timing_tensorflow._wishes import Wishes
 
 BATCH, EPOCH, IO = TimeType.BATCH, TimeType.EPOCH, TimeType.IO
+
+# What times the passes of fits whose list is gone. To leave it takes locks and puts functions of the framework back, so
+# that waits for the next use of a callback: see `FitTiming._list_is_gone`.
+_to_be_left: deque[tuple[Phases, FitTiming]] = deque()
+
+
+def leave_what_is_gone() -> None:
+    """Let go of what fits that are gone have watched; inside a hook, where nothing of ours is under way."""
+    while _to_be_left:
+        phases, timing = _to_be_left.popleft()
+        phases.leave(timing)
 
 
 class FitTiming:
@@ -97,9 +109,16 @@ class FitTiming:
         self._settle_what_can_be_timed()
 
     def _list_is_gone(self) -> None:
-        # Keras has let go of the list: after an exception or Ctrl-C without a hook. Regions belong to their thread.
-        if self._thread == get_ident():
-            self.break_off()
+        # Keras has let go of the list: after an exception or Ctrl-C without a hook. The collector finds that out
+        # anywhere, between two lines of ours and in the middle of the user's trace too. So no lock is taken here, and
+        # nothing is asked of the framework or changed in it.
+        if self._phases is not None:
+            _to_be_left.append((self._phases, self))
+        self.matcher.forget()
+        self._model = None  # What waits to be left must not keep it.
+        if self._thread == get_ident():  # Regions belong to their thread.
+            self.regions.fail_all()
+            self._settle_what_can_be_timed()
 
     # --- the hooks of others ----------------------------------------------------------------------------------------
 
@@ -126,6 +145,7 @@ class FitTiming:
 
     def fit_begins(self) -> None:
         """A fit."""
+        leave_what_is_gone()
         self.break_off()  # The list may be its user's, and have had another fit.
         self._thread = get_ident()
         wishes, model = self.wishes, self._model
@@ -254,6 +274,7 @@ class FitTiming:
 
     def batch_begins(self) -> None:
         """The train function is next."""
+        leave_what_is_gone()
         function = vars(self._model).get("train_function")
         if self._traces is None or self._traces.function is not function:
             self._traces = TraceCounts(function)

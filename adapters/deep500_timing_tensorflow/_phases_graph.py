@@ -161,7 +161,9 @@ class GraphPhases:
 
     def step_ends(self, listener: PhasesListener) -> None:
         """The execution came to its end."""
-        _local.step = None
+        step = getattr(_local, "step", None)
+        if step is not None and step[1] is listener:  # Not that of a fit that goes on.
+            _local.step = None
 
     def drain(self) -> int:
         """Hand the newest stamps to the fits with phases.

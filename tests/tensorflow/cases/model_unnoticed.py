@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import importlib
 import random
 
 import keras
@@ -129,6 +131,89 @@ def test_training_by_another_callback_is_not_the_fits(data, backend, mode, order
     if mode.get("phases"):
         assert 9 <= found["FORWARD"] + found.get("FORWARD (first)", 0) <= 10
         assert 0 == callback.withheld
+
+
+def break_off_a_fit(data, tmr):
+    """A fit with phases that raises in its third batch, and whose list of callbacks is left to the collector."""
+
+    def breaks(model):
+        raise RuntimeError("broken")
+
+    callbacks = [timer.TimerCallback(tmr, phases=True), InHook("on_train_batch_begin", breaks)]
+    try:
+        make_model().fit(*data, batch_size=8, callbacks=callbacks, verbose=0)
+    except RuntimeError as error:
+        error.itself = error
+    assert "FIT" not in failed(tmr)
+
+
+class _NotedLock:
+    """A lock that notes that it was taken."""
+
+    def __init__(self, taken):
+        self._taken = taken
+
+    def __enter__(self):
+        self._taken.append(self)
+
+    def __exit__(self, *error):
+        pass
+
+
+WATCHED = {
+    "tensorflow": ("_phases_graph", "_graph_timestamps"),
+    "torch": ("_phases_torch",),
+}
+
+
+@pytest.fixture
+def no_collector():
+    """The collector runs when it is asked to."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_a_fit_found_dead_takes_no_lock(data, backend, monkeypatch):
+    """The collector may run while a lock is held: what is watched is let go of when a callback is next used."""
+    if backend == "jax":
+        pytest.skip("no phases on JAX")
+    modules = [importlib.import_module(f"deep500_timing_tensorflow.{name}") for name in WATCHED[backend]]
+    tmr = timer.Timer()
+    break_off_a_fit(data, tmr)
+    taken = []
+    for module in modules:
+        monkeypatch.setattr(module, "_lock", _NotedLock(taken))
+    gc.collect()
+    assert {"FIT", "EPOCH"} <= failed(tmr)
+    assert [] == taken
+    make_model().fit(*data, batch_size=20, callbacks=[timer.TimerCallback(timer.Timer())], verbose=0)
+    assert not any(module._users for module in modules)
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_a_fit_found_dead_in_another_takes_nothing_from_it(data, backend):
+    """What is left of an earlier fit may be collected before a later one's step is traced, which has all its passes."""
+    if backend == "jax":
+        pytest.skip("no phases on JAX")
+    broken, tmr = timer.Timer(), timer.Timer()
+    break_off_a_fit(data, broken)
+    model = make_model()
+    model.make_train_function()
+    train = model.train_function
+
+    def collects(iterator):
+        gc.collect()
+        return train(iterator)
+
+    model.train_function = collects
+    callback = timer.TimerCallback(tmr, phases=True)
+    model.fit(*data, batch_size=8, callbacks=[callback], verbose=0)
+    assert {"FIT", "EPOCH"} <= failed(broken)
+    found = counts(tmr)
+    assert (4 if backend == "torch" else 5) == found["FORWARD"] + found.get("FORWARD (first)", 0)
 
 
 def test_train_function_made_anew_by_another_callback(data, mode):
