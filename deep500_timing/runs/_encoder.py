@@ -17,7 +17,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 BLOCK_ROWS = 4096
-"""Rows in a frame at most: what one flipped bit costs."""
+"""Rows in a frame, and so what one flipped bit costs; more if so many come at once that a log must hurry."""
+_MOST_BLOCK_ROWS = 8 * BLOCK_ROWS
+_BLOCKS = 8
+"""Frames from which on they grow. Between any two calls of numpy or zlib a loop that never lets go of the interpreter
+may take it for 5 ms: what costs a log is not the rows of a frame but the frames."""
 
 
 class Encoder:
@@ -78,11 +82,12 @@ class Encoder:
         """The frames of a table's rows, with those of names that are new before them."""
         number, columns = TABLES.get(table) or self.own_tables[table]
         count = len(next(iter(arrays.values())))
-        for first in range(0, count, BLOCK_ROWS):
-            part = {name: values[first : first + BLOCK_ROWS] for name, values in arrays.items()}
+        length = min(max(BLOCK_ROWS, count // _BLOCKS), _MOST_BLOCK_ROWS)
+        for first in range(0, count, length):
+            part = {name: values[first : first + length] for name, values in arrays.items()}
             payload = pack(columns, part)
             yield from self._new_names()
-            yield self._frame(number, min(count - first, BLOCK_ROWS), payload)
+            yield self._frame(number, min(count - first, length), payload)
 
     def tuples(self, table: str, rows: Sequence[Sequence[Any]]) -> Iterable[bytes]:
         """As :meth:`rows`, from tuples in the order of the columns; names as texts."""

@@ -8,9 +8,11 @@ import threading
 import pytest
 
 from deep500_timing import Timer, TimeType, TimingWarning
+from deep500_timing._recording import intervals
 from deep500_timing.memory import MemoryTimer, MemoryUsage
 from deep500_timing.runs import RunLog, attach, current, feeders
-from deep500_timing.runs._kinds import NO_STEP
+from deep500_timing.runs._frames import read_frames
+from deep500_timing.runs._kinds import NO_STEP, TABLES
 from deep500_timing.testing import ManualClock, ManualDeviceClock
 from deep500_timing.throughput import ThroughputTimer
 
@@ -31,6 +33,26 @@ def test_every_interval_is_written_once(tmr, log, timed, rows, tmp_path):
         mine = [[row["start_ns"], row["start_ns"] + row["dur_ns"]] for row in got if row["region"] == name]
         assert tmr.intervals(key).tolist() == sorted(mine, key=lambda pair: pair[1])
     assert 2 * 6 * 700 == len(got)
+
+
+def test_many_intervals_at_once_make_larger_frames(tmp_path):
+    """A log that must hurry makes fewer frames, of 32 768 rows at most; each interval is in one."""
+    tmr = Timer()
+    lengths = []
+    with RunLog(tmp_path, tmr, rank=0, flush_s=None) as log:
+        for count in (20_000, 280_000):
+            for number in range(count):
+                tmr.record("a", number, number + 1)
+            log.flush()
+            lengths.append([rows for kind, rows in frames_of(tmp_path / RANK_0) if kind == TABLES["intervals"][0]])
+    few, all_of_them = lengths
+    assert [4096, 4096, 4096, 4096, 3616] == few
+    assert [32_768] * 8 + [17_856] == all_of_them[len(few) :]
+
+
+def frames_of(path):
+    """Kind and rows of each frame of a file."""
+    return [(frame.kind, frame.rows) for frame in read_frames(path.read_bytes())]
 
 
 def test_what_was_recorded_before(tmr, timed, rows, tmp_path):
@@ -126,17 +148,18 @@ def test_a_bounded_timer_waits_for_its_log(clock, timed, rows, tmp_path):
     assert list(range(5000)) == [row["dur_ns"] for row in rows(tmp_path / RANK_0)]
 
 
-def test_a_bounded_timer_says_what_it_dropped(clock, rows, whole, tmp_path):
+def test_a_bounded_timer_says_what_it_dropped(clock, rows, whole, tmp_path, monkeypatch):
     """It waits within a bound; what it aggregated beyond that is counted as dropped, and the rest is there."""
+    bound, count = 4000, 10_000
+    monkeypatch.setattr(intervals, "LOG_BOUND", bound)
     tmr = Timer(clock=clock, keep_last=100)
-    count = 80_000
     with RunLog(tmp_path, tmr, rank=0, flush_s=None):
         for number in range(count):
             tmr.record("a", number, number + 1)
     got = [row["start_ns"] for row in rows(tmp_path / RANK_0)]
     (last,) = rows(tmp_path / RANK_0, "counters")[-1:]
     assert list(range(count - len(got), count)) == got
-    assert count > len(got) >= 65_536
+    assert count > len(got) >= bound
     assert (count, count - len(got)) == (last["recorded"], last["dropped"])
     assert last["dropped"] == whole(tmp_path / RANK_0).end["dropped"]
 
