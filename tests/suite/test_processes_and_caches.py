@@ -139,6 +139,24 @@ def test_waits(server, tmp_path):
     assert wait_for(lambda: suite_processes.bearers(*project_of) == {})
 
 
+def test_a_run_in_the_background_hears_ctrl_c(project):
+    """A run that a shell has started in the background, deaf to Ctrl-C, gives its tests' programs their ears back."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        run = project("""
+import signal
+
+def test_hears():
+    program = "import signal; signal.raise_signal(signal.SIGINT)"
+    done = subprocess.run([sys.executable, "-c", program], stderr=subprocess.PIPE)
+    assert b"KeyboardInterrupt" in done.stderr
+""")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    output, _ = run.communicate(timeout=60)
+    assert "1 passed" in output
+
+
 def test_a_killed_build_does_not_spoil_the_next_run(project, tmp_path):
     """PyTorch's lock file of a build that was killed is gone when the next run's first test begins."""
     lock = tmp_path / "build" / "caches" / "torch_extensions" / "py311_cpu" / "operator" / "lock"

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,9 @@ _kept = pytest.StashKey[object]()
 
 def pytest_configure(config: pytest.Config) -> None:
     """Prepare the run; a worker, and a pytest that a test runs, belong to the run that started them."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        # A shell starts what it runs in the background so, and all that is started from there would be deaf to Ctrl-C.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if (randomly := config.pluginmanager.getplugin("randomly")) is not None:
         # DeepSpeed offers itself to be seeded, which would import it and PyTorch in every run, whatever is tested.
         randomly.entrypoint_reseeds = []
