@@ -124,6 +124,11 @@ class Timer(Recorder):
     def start(self, key: TimeType | str, gpu: bool = False) -> None:
         """Open the region ``key`` on the calling thread, and on the device if ``gpu`` is true.
 
+        A region that an exception has left open is discarded, with a warning, where the exception can be known: it is
+        being handled, it has ended a notebook's cell or a block of the timer's around the start, or came out of the
+        timer. Of one that was caught otherwise nothing remains to tell it from a missing end; use a ``with`` block, or
+        call :meth:`fail` where it is caught.
+
         Raises:
             RegionOpenError: The thread has it open already.
             InvalidKeyError: The key is neither a ``TimeType`` nor a non-empty string.
@@ -217,6 +222,8 @@ class Timer(Recorder):
         except BaseException:
             if region._open_pair is not pair:
                 self._device.drop(pair)
+                if region._pair is None:
+                    region._pair = pair
             raise
 
     def _end_on_device(self, region: Region, gpu: bool, now_ns: int) -> None:
@@ -224,12 +231,26 @@ class Timer(Recorder):
         pair = region._open_pair
         if pair is None or not gpu:
             self._mismatch(region, bool(gpu))
-        start_ns, region._is_open, region._open_pair = region._start_ns, False, None
+        intervals = region._intervals
         try:
-            region._intervals.append(start_ns, now_ns)
+            if cython.compiled:
+                start_ns, region._is_open, region._open_pair = region._start_ns, False, None
+                intervals.append(start_ns, now_ns)
+            else:
+                # As in end: no call between the two, since an interrupt comes where something is called.
+                buffer = intervals.buffer
+                start_ns, region._is_open, region._open_pair = region._start_ns, False, None
+                buffer += (start_ns, now_ns)
+                if len(buffer) > intervals.limit:
+                    intervals.flush_block()
             self._end_pair(region, pair, start_ns, now_ns)
         except BaseException:
-            self._device.drop(pair)  # What the pool has taken over it gives back by itself.
+            if pair.start is not None:  # The pool counts by itself what it has taken over, and gives it back.
+                store = region._device_store()
+                store.failed += 1
+                self._device.drop(pair)
+            if region._pair is None:
+                region._pair = pair
             raise
 
     def _end_pair(self, region: Region, pair: Any, start_ns: int, end_ns: int) -> None:

@@ -7,25 +7,34 @@ that of Ctrl-C, has led past its end: it is discarded, and the start goes on. Or
 Python does not tell whether an exception came between two moments. It is known where one is being handled, where it
 has ended an interactive command, such as a notebook's cell, or a ``with`` block of the timer's on the same thread, and
 where it came out of the timer's own methods. A decorated function knows by itself whether it was called by itself.
+
+Of an exception that was raised and caught without any of these the interpreter keeps no trace: not in the thread's
+state, and the frames and instructions of the two starts are those of a loop that forgets its end. So a bare ``start``
+that such an exception has left open is an error at the next one, which names the remedies: ``with``, or ``fail`` or
+``discard`` in the ``except`` clause.
 """
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]
 import gc
-import signal
 import sys
 import threading
 import weakref
 from types import MethodType
-from typing import TYPE_CHECKING, Any
 
 from deep500_timing._ground.time_type import TimeType
 from deep500_timing._ground.warn import warn_once
 from deep500_timing._recording.threads import thread_name
 from deep500_timing.exceptions import InvalidKeyError, RegionMismatchError, RegionNotOpenError, RegionOpenError
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import CodeType, FrameType
+    from typing import Any
+
+# Without the module `signal`, which makes a member of an enumeration of each.
+_SIGNALS = sorted(map(int, _signal.valid_signals()))
 
 
 def interrupts() -> bool:
@@ -34,8 +43,8 @@ def interrupts() -> bool:
     for callback in gc.callbacks:
         codes.update(_code_of(callback))
     if threading.current_thread() is threading.main_thread():
-        for number in signal.valid_signals():
-            codes.update(_code_of(signal.getsignal(number)))
+        for number in _SIGNALS:
+            codes.update(_code_of(_signal.getsignal(number)))
     codes.update(_code_of(weakref.finalize.__call__))
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -110,7 +119,8 @@ def error_of_open(name: str, key: TimeType | str, ident: int, open_s: float) -> 
     code = as_code(key)
     return RegionOpenError(
         f"Starting region {name!r}: it is open already on {thread_name(ident)}, since {open_s:.6g} s. End it first, or "
-        f"forget it with discard({code}); `with timer.region({code})` ends it even after an exception."
+        f"forget it with discard({code}); `with timer.region({code})` ends it even after an exception, as does "
+        f"fail({code}) in the except clause."
     )
 
 

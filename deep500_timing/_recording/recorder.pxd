@@ -164,8 +164,9 @@ cdef class Recorder:
     @cython.locals(free=ThreadRegions)
     cdef ThreadRegions _reuse_regions(self, unsigned long ident)
     cdef Region _new_region(self, object key, ThreadRegions regions)
-    @cython.locals(thread=ThreadRegions)
     cpdef _start_of_open(self, Region region, bint always)
+    @cython.locals(thread=ThreadRegions)
+    cdef _make_way(self, Region region, bint always)
     cdef bint _resume(self, Region region) except -1
     @cython.locals(other=Region)
     cdef _end_of_closed(self, Region region)

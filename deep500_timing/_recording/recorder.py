@@ -25,7 +25,7 @@ from deep500_timing.exceptions import RegionOpenError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import TracebackType
-    from typing import Any, NoReturn
+    from typing import Any, NoReturn, Self
     from weakref import ref
 
     import cython
@@ -330,6 +330,10 @@ class ThreadRegions:
 
     def claim(self) -> None:
         """Become the calling thread's, until it ends."""
+        # What a start needs that finds its region open. Imported there, one interrupt after another might never let
+        # it come to its end.
+        from deep500_timing._recording import misuse as _misuse  # noqa: F401
+
         self.watch = _life.watch_thread(self)
         self.ident = get_ident()
 
@@ -361,12 +365,19 @@ class Recorder:
         "_threads",
     )
 
-    # A subclass that never calls this class's __init__ has the default settings. Plain, its first use is an
-    # AttributeError: what could be done about it would cost every use of an attribute.
+    # A subclass that never calls this class's __init__ has the default settings.
     if cython.compiled:
 
         def __cinit__(self, *_arguments: Any, **_settings: Any) -> None:
             self._set_up()
+
+    else:
+
+        def __new__(cls, *_arguments: Any, **_settings: Any) -> Self:
+            """Make it with the default settings."""
+            made = super().__new__(cls)
+            made._set_up()
+            return made
 
     def _set_up(self) -> None:
         self._keep_last = -1
@@ -396,8 +407,6 @@ class Recorder:
         skip_first: int = 0,
     ) -> None:
         """See :class:`deep500_timing.Timer`."""
-        if not cython.compiled:
-            self._set_up()
         if keep_last is not None:
             self._keep_last = _checked_count("keep_last", keep_last, ", or None for all")
         self._skip_first = _checked_count("skip_first", skip_first, "")
@@ -664,9 +673,18 @@ class Recorder:
         # Return if the start may go on. See misuse.py.
         if not region._is_open:
             return
+        try:
+            self._make_way(region, always)
+        except RegionOpenError:
+            raise
+        except BaseException:
+            # To tell takes its time. Interrupted in it, the next start knows at once: there was an interrupt.
+            region._interrupted = True
+            raise
+
+    def _make_way(self, region: Region, always: bool) -> None:
         from deep500_timing._recording import misuse
 
-        # Known already, after an interrupt in this very place: what follows takes its time.
         if not region._interrupted and misuse.interrupts():
             open_now = (region._start_ns, region._open_pair)
             region._suspended, region._is_open, region._open_pair = (*region._suspended, open_now), False, None
@@ -675,16 +693,15 @@ class Recorder:
         thread = region._thread
         # An exception that has ended a block in which the region was opened.
         inside = thread.exception_from_ns < region._start_ns <= thread.exception_ns
-        seen = region._interrupted or inside
-        if not cython.compiled and region._block_ns == region._start_ns:
+        seen = always or region._interrupted or inside or misuse.exception_is_known()
+        if not cython.compiled and not seen and region._block_ns == region._start_ns:
             handle = region if region._open_pair is None else region._device_handle
-            seen = seen or not misuse.block_is_live(handle, region)
-        if always or seen or misuse.exception_is_known():
-            self._discard(region)
-            region._generation = _IGNORE_NEXT_END
-            misuse.warn_of_open(region._name, region._key, open_s)
-            return
-        raise misuse.error_of_open(region._name, region._key, region._thread.ident, open_s)
+            seen = not misuse.block_is_live(handle, region)
+        if not seen:
+            raise misuse.error_of_open(region._name, region._key, region._thread.ident, open_s)
+        self._discard(region)
+        region._generation = _IGNORE_NEXT_END
+        misuse.warn_of_open(region._name, region._key, open_s)
 
     def _resume(self, region: Region) -> bool:
         # Open again what a second entry has interrupted, if it has; see _start_of_open.

@@ -21,7 +21,7 @@ from deep500_timing.devices._queue import Anchor, StreamQueue, captures
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable, Hashable, Iterator
     from typing import Any
 
     import cython
@@ -32,11 +32,10 @@ else:
     from deep500_timing._ground import cython_stub as cython
 
 if not cython.compiled:
+    import ctypes
 
     def keep_for_good(event: Any) -> None:
         """Hold a reference that nobody gives back, not even the interpreter as it ends."""
-        import ctypes
-
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(event))
 
 
@@ -311,13 +310,18 @@ class EventPool(Device):
         # At most one query for each region that ends, and none while events are left. It asks for the pair in the
         # middle of the queue: a yes frees half of them, so that the next query is half a pool of regions away; a no
         # lets the pool grow by one pair, until it holds twice the work in flight and the middle is always done.
-        count = len(queue.pending)
-        if count < _SPARE_PAIRS or self._stalls or not self._collecting.acquire(False):
+        if len(queue.pending) < _SPARE_PAIRS or self._stalls:
             return
-        self._collector = get_ident()
+        got = False
         try:
+            for got in map(self._collecting.acquire, (False,)):  # noqa: B007 (see _attempts)
+                pass
+            if not got:
+                return
+            self._collector = get_ident()
             with captures.asking:
-                if captures.under_way:
+                count = len(queue.pending)
+                if captures.under_way or count == 0:  # A signal handler may have collected meanwhile.
                     return
                 if not queue.known_done:
                     middle = count // 2
@@ -332,7 +336,8 @@ class EventPool(Device):
                     queue.known_done = middle + 1
                 self._collect(queue, min(queue.known_done, _BATCH_PAIRS))
         finally:
-            self._collecting.release()
+            if got:
+                self._collecting.release()
 
     def _doubt(self, queue: StreamQueue, error: Exception) -> bool:
         # The device could not say whether it has passed a pair. That may be a capture that nobody told us of: the pairs
@@ -405,9 +410,16 @@ class EventPool(Device):
         Args:
             wait: Wait for those that it has not. Only for a user who asked for it by name.
         """
-        if (self._stalls and not wait) or not self._may_collect(wait=wait):
+        if self._stalls and not wait:
             return
+        got = False
         try:
+            for got in map(self._collecting.acquire, self._attempts(wait=wait)):
+                if got:
+                    break
+            if not got:
+                return
+            self._collector = get_ident()
             for queue in list(self._queues.values()):
                 if not self._can_query():
                     return
@@ -418,16 +430,22 @@ class EventPool(Device):
                         return
                     self._collect(queue, self._count_done(queue, len(queue.pending)))
         finally:
-            self._collecting.release()
+            if got:
+                self._collecting.release()
 
     def collect_for(self, sink: Any) -> None:
         """Collect the pairs that are for ``sink``, waiting for them and for nothing queued after them.
 
         Only for a user who asked for their times.
         """
-        if not self._may_collect(wait=True):
-            return
+        got = False
         try:
+            for got in map(self._collecting.acquire, self._attempts(wait=True)):
+                if got:
+                    break
+            if not got:
+                return
+            self._collector = get_ident()
             for queue in list(self._queues.values()):
                 if not self._can_query():
                     return
@@ -443,17 +461,19 @@ class EventPool(Device):
                         return
                     self._collect(queue, min(count, self._count_done(queue, len(queue.pending))))
         finally:
-            self._collecting.release()
+            if got:
+                self._collecting.release()
 
-    def _may_collect(self, *, wait: bool) -> bool:
-        # Who does not want to wait for the device does not wait for others who collect, either. A signal handler that
-        # interrupts the collecting of its own thread would wait for itself.
-        if not self._collecting.acquire(False):
-            if not wait or self._collector == get_ident():
-                return False
-            self._collecting.acquire()
-        self._collector = get_ident()
-        return True
+    def _attempts(self, *, wait: bool) -> Iterator[bool]:
+        # With what to try the lock, one after another. Who does not want to wait for the device does not wait for
+        # others who collect, either. A signal handler that interrupts the collecting of its own thread would wait for
+        # itself.
+        #
+        # Go through them with `map`: plain, the interpreter looks for an interrupt after a call, so that one may come
+        # between the lock's `acquire` and the name that says it is ours; a loop over a `map` has no such place.
+        yield False
+        if wait and self._collector != get_ident():
+            yield True
 
     def _can_query(self) -> bool:
         if captures.under_way:
