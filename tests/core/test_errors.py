@@ -48,7 +48,8 @@ def test_start_of_an_open_region(tmr, clock):
         tmr.start(TimeType.BATCH)
     assert (
         "Starting region 'BATCH': it is open already on thread 'MainThread', since 1.5 s. End it first, or forget it "
-        "with discard(TimeType.BATCH); `with timer.region(TimeType.BATCH)` ends it even after an exception."
+        "with discard(TimeType.BATCH); `with timer.region(TimeType.BATCH)` ends it even after an exception, as does "
+        "fail(TimeType.BATCH) in the except clause."
     ) == str(caught.value)
     clock.advance(1)
     tmr.end(TimeType.BATCH)
