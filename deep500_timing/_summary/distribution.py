@@ -15,6 +15,8 @@ from deep500_timing._summary.stats import QUANTILES, TimeStats, median_confidenc
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from numpy.typing import NDArray
+
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
@@ -36,6 +38,10 @@ class Distribution:
     def histogram(self) -> Histogram:
         """How many times fell into each bin."""
         return Histogram.unpack(self.bins)
+
+    def used_bins(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The bins that are not empty, ascending, and how many times fell into each; shapes ``(bins,)``."""
+        return _histogram.unpack(self.bins)
 
     def stats(self, *, skipped: int = 0) -> TimeStats | None:
         """The statistics in seconds, quantiles within 1 %; None if there is no time.

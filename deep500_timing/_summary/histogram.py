@@ -126,7 +126,7 @@ def merged(texts: Iterable[str]) -> Histogram:
     """
     bins, counts = [], []
     for text in texts:
-        some_bins, some_counts = _unpack(text)
+        some_bins, some_counts = unpack(text)
         bins.append(some_bins)
         counts.append(some_counts)
     histogram = Histogram()
@@ -163,7 +163,12 @@ def pack_one(duration_ns: int) -> str:
     return _pack_single(bin_of_one(duration_ns))
 
 
-def _unpack(text: str) -> tuple[Int64Array, Int64Array]:
+def unpack(text: str) -> tuple[Int64Array, Int64Array]:
+    """The inverse of :func:`pack`: bins and counts, shapes ``(bins,)``.
+
+    Raises:
+        ValueError: The text is no packed histogram.
+    """
     try:
         raw = b64decode(text, validate=True)
         code, raw = raw[0], raw[1:]

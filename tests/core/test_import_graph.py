@@ -21,7 +21,7 @@ ROOMS = (
     {"_recording"},
     {"devices", "_ranks"},
     {"_summary"},
-    {"runs", "_peaks", "flops"},
+    {"runs", "_peaks", "flops", "_across"},
     {"_views"},
     {"exporters"},
     {"timer"},
