@@ -14,7 +14,6 @@ when ``TimerCallback`` is first named, TensorFlow when a Keras model that runs o
 
 from __future__ import annotations
 
-import deep500_timing as _core
 from deep500_timing import (
     DeviceUnavailableError,
     ExportError,
@@ -33,10 +32,12 @@ from deep500_timing import (
     TimingWarning,
     compiled,
 )
+from deep500_timing._ground.lazy import lazy_names as _lazy_names
 from deep500_timing_tensorflow._timer import CPUGPUTimer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from deep500_timing import (
@@ -84,38 +85,19 @@ __all__ = [
     "trim_mean",
 ]
 
-_LAZY = {"CupyEventClock": "_clock", "timed_step": "_timed_step"}
-_LAZY_IN_CORE = {
-    "Clock",
-    "DeviceClock",
-    "RegionTimes",
-    "Snapshot",
-    "TimeStats",
-    "global_timer",
-    "read_rank_logs",
-    "trim_mean",
+
+def _callback_class() -> type[Any]:
+    from deep500_timing_tensorflow._keras import callback_class
+
+    return callback_class()
+
+
+# Of the core what it imports late itself; ``TimerCallback`` derives from a class of the Keras that is there.
+_HOMES: dict[str, str | Callable[[], Any]] = {
+    **{name: "deep500_timing" for name in __all__ if name not in globals()},
+    "CupyEventClock": "deep500_timing_tensorflow._clock",
+    "TimerCallback": _callback_class,
+    "timed_step": "deep500_timing_tensorflow._timed_step",
 }
 
-
-def __getattr__(name: str) -> Any:
-    """Import on first use; ``TimerCallback`` derives from a class of the Keras that is there."""
-    value: Any
-    if name == "TimerCallback":
-        from deep500_timing_tensorflow._keras import callback_class
-
-        value = callback_class()
-    elif name in _LAZY:
-        from importlib import import_module
-
-        value = getattr(import_module(f"deep500_timing_tensorflow.{_LAZY[name]}"), name)
-    elif name in _LAZY_IN_CORE:
-        value = getattr(_core, name)
-    else:
-        raise AttributeError(f"module 'deep500_timing_tensorflow' has no attribute {name!r}")
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    """The public names, imported yet or not."""
-    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
+__getattr__, __dir__ = _lazy_names(__name__, __all__, _HOMES)

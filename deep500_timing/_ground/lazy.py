@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def lazy_names(
-    module: str, public: Iterable[str], homes: Mapping[str, str]
+    module: str, public: Iterable[str], homes: Mapping[str, str | Callable[[], Any]]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """The ``__getattr__`` and ``__dir__`` of a package whose parts cost something to import.
 
@@ -20,7 +20,8 @@ def lazy_names(
     Args:
         module: The package's ``__name__``.
         public: Its ``__all__``, for ``dir()``.
-        homes: The names that are imported late, each with the module that has it under the same name.
+        homes: The names that are imported late, each with the module that has it under the same name, or a function
+            that makes it.
     """
     import sys
 
@@ -29,7 +30,8 @@ def lazy_names(
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
         from importlib import import_module
 
-        value = getattr(import_module(homes[name]), name)
+        home = homes[name]
+        value = getattr(import_module(home), name) if isinstance(home, str) else home()
         vars(sys.modules[module])[name] = value
         return value
 

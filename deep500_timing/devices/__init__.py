@@ -13,12 +13,13 @@ See ``adapters/README.md`` for an adapter made of nothing else.
 
 from __future__ import annotations
 
+from deep500_timing._ground.lazy import lazy_names as _lazy_names
 from deep500_timing.devices._null import NULL_DEVICE, Device, NullDevice
 from deep500_timing.devices._queue import EventPair, captures
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from types import ModuleType
 
     from deep500_timing._ground.protocols import DeviceClock
     from deep500_timing._ground.warn import warn_once
@@ -44,32 +45,26 @@ __all__ = [
     "warn_once",
 ]
 
-# A timer without a device needs the null device and nothing else of it.
-_LAZY = {
-    "DeviceClock": "_ground.protocols",
-    "DeviceClockContract": "devices._contract",
-    "DeviceRig": "devices._contract",
-    "EventPool": "devices._pool",
-    "LateDevice": "devices._late",
-    "find_late": "devices._late",
-    "pool_of": "devices._pool",
-    "warn_once": "_ground.warn",
-}
 
-
-def __getattr__(name: str) -> Any:
-    """Import the other public names on first use."""
+def _clocks() -> ModuleType:
     from importlib import import_module
 
-    if name == "clocks":
-        return import_module("deep500_timing.devices.clocks")
-    if name in _LAZY:
-        value = getattr(import_module(f"deep500_timing.{_LAZY[name]}"), name)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module 'deep500_timing.devices' has no attribute {name!r}")
+    return import_module("deep500_timing.devices.clocks")
 
 
-def __dir__() -> list[str]:
-    """The public names, imported yet or not."""
-    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
+# A timer without a device needs the null device and nothing else of it.
+__getattr__, __dir__ = _lazy_names(
+    __name__,
+    __all__,
+    {
+        "DeviceClock": "deep500_timing._ground.protocols",
+        "DeviceClockContract": "deep500_timing.devices._contract",
+        "DeviceRig": "deep500_timing.devices._contract",
+        "EventPool": "deep500_timing.devices._pool",
+        "LateDevice": "deep500_timing.devices._late",
+        "clocks": _clocks,
+        "find_late": "deep500_timing.devices._late",
+        "pool_of": "deep500_timing.devices._pool",
+        "warn_once": "deep500_timing._ground.warn",
+    },
+)

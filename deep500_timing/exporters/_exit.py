@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import os
 import sys
 import time
 import warnings
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from deep500_timing._ground.at_exit import do_after_reports
+from deep500_timing._ground.fork import after_fork
 from deep500_timing.exceptions import TimingWarning
 
 if TYPE_CHECKING:
@@ -46,8 +46,7 @@ def look_after(caller: Caller) -> None:
         _State.registered = True
         atexit.register(drain)
         do_after_reports(drain)
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=_after_fork_in_child)
+        after_fork(_after_fork_in_child)
 
 
 def expect_end_of_child() -> None:

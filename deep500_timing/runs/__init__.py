@@ -30,7 +30,9 @@ The columns are in ``docs/runs.md``, the format of the files in ``docs/run-forma
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from deep500_timing._ground.lazy import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
     from deep500_timing.runs._attach import attach
@@ -44,25 +46,18 @@ if TYPE_CHECKING:
 __all__ = ["Cause", "NewerSchemaError", "Relation", "Run", "RunLog", "Why", "attach", "current", "feeders"]
 
 # A timer that writes needs no reader, and a reader no writer.
-_HOMES = {
-    "Cause": "_why",
-    "NewerSchemaError": "_read",
-    "Relation": "_engine",
-    "Run": "_run",
-    "RunLog": "_log",
-    "Why": "_why",
-    "attach": "_attach",
-    "current": "_current",
-    "feeders": "_current",
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Import a public name on first use."""
-    if name in _HOMES:
-        from importlib import import_module
-
-        value = getattr(import_module(f"deep500_timing.runs.{_HOMES[name]}"), name)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module 'deep500_timing.runs' has no attribute {name!r}")
+__getattr__, __dir__ = _lazy_names(
+    __name__,
+    __all__,
+    {
+        "Cause": "deep500_timing.runs._why",
+        "NewerSchemaError": "deep500_timing.runs._read",
+        "Relation": "deep500_timing.runs._engine",
+        "Run": "deep500_timing.runs._run",
+        "RunLog": "deep500_timing.runs._log",
+        "Why": "deep500_timing.runs._why",
+        "attach": "deep500_timing.runs._attach",
+        "current": "deep500_timing.runs._current",
+        "feeders": "deep500_timing.runs._current",
+    },
+)

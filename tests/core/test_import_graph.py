@@ -34,12 +34,6 @@ ROOMS = (
 )
 """The rooms of the core from the ground up. A module imports from its own room and from lower floors. A module that
 stands elsewhere than its folder is named in full: the suite for device clocks runs a timer over the clock."""
-STILL_THERE = {
-    ("deep500_timing_torch.layers._calls", "deep500_timing_torch.layers._backward"),
-    ("deep500_timing_tensorflow._edges", "deep500_timing_tensorflow._fit"),
-    ("deep500_timing_tensorflow._phases", "deep500_timing_tensorflow._capabilities"),
-}
-"""Arrows that are to be cut, mostly for types alone; each is found as long as it is listed here."""
 
 
 def _floor(module: str) -> int:
@@ -101,12 +95,7 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
 
 def test_there_is_no_circle():
     """No module imports itself by way of others, in the core or in an adapter."""
-    assert [] == circles({module: {o for o in GRAPH[module] if (module, o) not in STILL_THERE} for module in GRAPH})
-
-
-def test_what_is_still_there_is_still_there():
-    """An arrow that has been cut is taken off the list."""
-    assert STILL_THERE == {arrow for arrow in STILL_THERE if arrow[1] in GRAPH.get(arrow[0], ())}
+    assert [] == circles(GRAPH)
 
 
 @pytest.mark.parametrize("module", sorted(module for module in MODULES if module.startswith("deep500_timing.")))
@@ -115,7 +104,7 @@ def test_no_arrow_climbs(module):
     floor = _floor(module)
     others = {other for other in GRAPH[module] if not other.startswith(f"{module}.")}  # A package shows its own parts.
     climbing = {other for other in others if not other.startswith("deep500_timing.") or _floor(other) > floor}
-    assert set() == climbing - {other for start, other in STILL_THERE if start == module}
+    assert set() == climbing
 
 
 def test_adapters_do_not_know_of_each_other():
