@@ -1,0 +1,87 @@
+"""What a rank of a pipeline does: plain frozen data, measured or simulated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+__all__ = ["COMPUTE", "Action", "Kind", "Order", "Slot"]
+
+
+class Kind(StrEnum):
+    """What an action is. Sending and receiving are three things: the call that issues it, and the wait it exposes."""
+
+    FORWARD = "F"
+    """The forward pass of a micro-batch; on the last stage its loss as well."""
+    BACKWARD = "B"
+    """The whole backward pass of a micro-batch."""
+    BACKWARD_INPUT = "I"
+    """The gradient of its input alone: what a zero-bubble schedule does first."""
+    BACKWARD_WEIGHT = "W"
+    """The gradients of its weights, later."""
+    LOAD = "load"
+    """Taking a micro-batch from the data iterator."""
+    SEND_ACTIVATION = "send activation"
+    """Issuing the message; the transfer goes on."""
+    SEND_GRADIENT = "send gradient"
+    RECEIVE_ACTIVATION = "receive activation"
+    RECEIVE_GRADIENT = "receive gradient"
+    WAIT_ACTIVATION = "wait for activation"
+    """Waiting for a message that is not there yet."""
+    WAIT_GRADIENT = "wait for gradient"
+    WAIT_SENT = "wait for sends"
+    """Waiting until a message of one's own has left."""
+    REDUCE = "reduce"
+    """Summing gradients over replicas and tied layers."""
+    STEP = "step"
+    """Clipping and the optimizer's step."""
+    SETUP = "setup"
+    """Exchanging shapes, before the first batch and after they change."""
+
+
+COMPUTE = frozenset({Kind.FORWARD, Kind.BACKWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT})
+"""The actions that a schedule orders, and that are not idle time."""
+
+
+class Slot(NamedTuple):
+    """One place in a schedule: a computation without its time."""
+
+    stage: int
+    kind: Kind
+    microbatch: int
+
+
+Order = dict[int, list[Slot]]
+"""What each rank computes, in its order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One thing that a rank did.
+
+    Attributes:
+        rank: The rank in the pipeline, from 0.
+        stage: The stage of the model, from 0; -1 where it belongs to none.
+        microbatch: Which micro-batch of the batch, from 0; -1 where it belongs to none.
+        kind: What it did.
+        start_ns: When it began, on a clock that all ranks share.
+        end_ns: When it ended.
+    """
+
+    rank: int
+    stage: int
+    microbatch: int
+    kind: Kind
+    start_ns: int
+    end_ns: int
+
+    @property
+    def duration_ns(self) -> int:
+        """How long it took."""
+        return self.end_ns - self.start_ns
+
+    @property
+    def slot(self) -> Slot:
+        """Its place in the schedule."""
+        return Slot(self.stage, self.kind, self.microbatch)

@@ -1,0 +1,164 @@
+"""The bubble of a batch that ran, as plain data: how large, why, and what would make it smaller."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from deep500_timing._summary.text import format_share, format_time
+from deep500_timing_torch.pipeline._orders import NAMES, normal_name
+
+if TYPE_CHECKING:
+    from fractions import Fraction
+
+__all__ = ["Bubble", "RankBubble", "StageLoad"]
+
+_NOTABLE = 0.02
+"""From how much above the mean on a stage is called heavy."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankBubble:
+    """What a rank did with the time of a batch; the four causes add up to ``idle_ns``.
+
+    Attributes:
+        rank: Which one.
+        busy_ns: Computing.
+        idle_ns: The rest of the span.
+        warm_up_ns: Idle until its first backward pass, as the schedule has it even of equal stages.
+        drain_ns: Idle after that, as the schedule has it.
+        imbalance_ns: Idle since stages take different times.
+        messages_ns: What the batch took longer than its computations explain: messages, and all else between them.
+    """
+
+    rank: int
+    busy_ns: int
+    idle_ns: int
+    warm_up_ns: int
+    drain_ns: int
+    imbalance_ns: int
+    messages_ns: int
+
+    @property
+    def bubble(self) -> float:
+        """The share of the span in which it is idle."""
+        return self.idle_ns / (self.busy_ns + self.idle_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class StageLoad:
+    """What a stage takes.
+
+    Attributes:
+        stage: Which one.
+        rank: Where it is.
+        busy_ns: All its computations.
+        excess: How much longer than the mean of all stages: 0.25 is a quarter longer.
+    """
+
+    stage: int
+    rank: int
+    busy_ns: int
+    excess: float
+
+
+@dataclass(frozen=True, slots=True)
+class Bubble:
+    """The bubble of a batch, or of several together.
+
+    Attributes:
+        schedule: The schedule's name, None if it is not one of PyTorch's.
+        microbatches: In a batch.
+        batches: How many batches this is of.
+        span_ns: From the first computation on any rank to the last.
+        ranks: By rank.
+        stages: By stage.
+        ideal: The schedule's, if all stages were alike and messages free; None where no closed form is known.
+        balanced: What-if: the bubble if all stages took the mean, and messages what they take now.
+        doubled: What-if: with twice the micro-batches; None where the schedule cannot have them.
+        delay_ns: What a message takes of a rank that waits for it, the median; what-ifs are made with it.
+        model: What the simulation with that delay gives for the batch as it was: how far to trust the what-ifs.
+        balanced_span_ns: The span of the what-if with equal stages.
+    """
+
+    schedule: str | None
+    microbatches: int
+    batches: int
+    span_ns: int
+    ranks: tuple[RankBubble, ...]
+    stages: tuple[StageLoad, ...]
+    ideal: Fraction | None
+    balanced: float
+    doubled: float | None
+    delay_ns: int
+    model: float
+    balanced_span_ns: int
+
+    @property
+    def bubble(self) -> float:
+        """1 - busy / span, over all ranks."""
+        return self._share("idle_ns")
+
+    @property
+    def warm_up(self) -> float:
+        """The part of the bubble that is the schedule's warm-up."""
+        return self._share("warm_up_ns")
+
+    @property
+    def drain(self) -> float:
+        """The part that is the schedule's drain."""
+        return self._share("drain_ns")
+
+    @property
+    def imbalance(self) -> float:
+        """The part that unequal stages cost."""
+        return self._share("imbalance_ns")
+
+    @property
+    def messages(self) -> float:
+        """The part that waiting for messages costs."""
+        return self._share("messages_ns")
+
+    @property
+    def heaviest(self) -> StageLoad:
+        """The stage that takes longest."""
+        return max(self.stages, key=lambda one: (one.busy_ns, -one.stage))
+
+    def _share(self, name: str) -> float:
+        total_ns: int = sum(getattr(rank, name) for rank in self.ranks)
+        return total_ns / (len(self.ranks) * self.span_ns)
+
+    def __str__(self) -> str:
+        """A few sentences."""
+        return _sentences(self)
+
+
+def _sentences(bubble: Bubble) -> str:
+    """A verdict, its reasons, what each rank did and what would help, a few lines of at most 120 columns."""
+    name = "Pipeline" if bubble.schedule is None else NAMES[normal_name(bubble.schedule)]
+    each = format_time(bubble.span_ns / bubble.batches / 1e9)
+    ideal = "no closed form" if bubble.ideal is None else f"ideal {format_share(float(bubble.ideal))}"
+    batches = "1 batch" if bubble.batches == 1 else f"{bubble.batches} batches"
+    lines = [
+        f"{name} of {len(bubble.ranks)} ranks, {bubble.microbatches} micro-batches, {batches} of {each}: "
+        f"bubble {format_share(bubble.bubble)} ({ideal})",
+        f"  warm-up {format_share(bubble.warm_up)}, drain {format_share(bubble.drain)}, "
+        f"imbalance {format_share(bubble.imbalance)}, messages {format_share(bubble.messages)}",
+    ]
+    lines += [
+        f"  rank {rank.rank}: busy {format_time(rank.busy_ns / bubble.batches / 1e9)}, idle {format_share(rank.bubble)}"
+        for rank in bubble.ranks
+    ]
+    heaviest = bubble.heaviest
+    if heaviest.excess >= _NOTABLE:
+        saved = (bubble.span_ns - bubble.balanced_span_ns) / bubble.batches / 1e9
+        gain = f", and a batch {format_time(saved)} shorter" if saved > 0 and bubble.imbalance > 0 else ""
+        lines.append(
+            f"  stage {heaviest.stage} takes {format_share(heaviest.excess)} longer than the mean stage: "
+            f"with equal stages the bubble is {format_share(bubble.balanced)}{gain}"
+        )
+    else:
+        lines.append("  the stages take about the same")
+    if bubble.doubled is not None:
+        lines.append(f"  with twice the micro-batches the bubble is {format_share(bubble.doubled)}")
+    return "\n".join(lines)
