@@ -646,13 +646,12 @@ class DeviceRegion:
 
 
 def _stats_or_error(stores: list[Intervals], key: TimeType | str, where: str) -> TimeStats:
-    from deep500_timing._summary.reading import summarize
+    from deep500_timing._summary.reading import read_stats
 
-    summary = summarize(stores)[0]
-    stats = summary.stats()
+    stats, warm_up = read_stats(stores)
     if stats is None:
         name = name_of("Asking for the times of", key)
-        skipped = f" ({summary.skipped} are warm-up that skip_first leaves out)" if summary.skipped else ""
+        skipped = f" ({warm_up} are warm-up that skip_first leaves out)" if warm_up else ""
         raise NoTimesError(
             f"Statistics of region {name!r}{where}: no time is recorded for it{skipped}. "
             f"Time it first, or ask get_time, which answers with an empty list."

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from deep500_timing._recording.intervals import Intervals
     from deep500_timing._recording.recorder import Recorder, Region
+    from deep500_timing._summary.distribution import Distribution
+    from deep500_timing._summary.stats import TimeStats
 
 _ORDER = {member.name: position for position, member in enumerate(TimeType)}
 _FEW = 40
@@ -71,14 +73,7 @@ def _read(
 ) -> RegionTimes | None:
     copies = [store.copy() for store in stores]
     counters = _counters_of(copies)
-    few = _few_durations(copies)
-    if few is None:
-        summary = _summary_of(copies)
-        skipped = summary.skipped
-        stats, distribution = summary.stats_and_distribution()
-    else:
-        durations, skipped = few
-        stats, distribution = of_few(durations, skipped=skipped)
+    stats, distribution, skipped = _statistics_of(copies)
     if stats is None and not (running or pending or skipped or any(counters.values())):
         return None
     return RegionTimes(
@@ -91,6 +86,24 @@ def _read(
         distribution=None if stats is None else distribution,
         **counters,
     )
+
+
+def read_stats(stores: Iterable[Intervals]) -> tuple[TimeStats | None, int]:
+    """The statistics of several threads' intervals, those that a snapshot gives; and how many were left out as warm-up.
+
+    The statistics are None where there is no other time.
+    """
+    stats, _, skipped = _statistics_of([store.copy() for store in stores])
+    return stats, skipped
+
+
+def _statistics_of(copies: list[dict[str, Any]]) -> tuple[TimeStats | None, Distribution, int]:
+    few = _few_durations(copies)
+    if few is not None:
+        durations, skipped = few
+        return *of_few(durations, skipped=skipped), skipped
+    summary = _summary_of(copies)
+    return *summary.stats_and_distribution(), summary.skipped
 
 
 def summarize(stores: Iterable[Intervals]) -> tuple[Summary, dict[str, int]]:

@@ -43,6 +43,13 @@ def test_get(tmr):
     assert (None, None) == (snapshot.get("batch"), snapshot.get("BATCH", "GPU"))
 
 
+def test_statistics_are_the_same_to_the_last_digit_however_they_are_asked_for(tmr):
+    """A report and ``get_time_stats`` agree: few times are not added up in one way here and another there."""
+    for nanoseconds in (182, 128, 108):
+        tmr.record("a", 0, nanoseconds)
+    assert tmr.snapshot().get("a").stats == tmr.get_time_stats("a")
+
+
 def test_it_says_where_and_when(tmr, monkeypatch):
     """Host, process and wall-clock time stand beside the times."""
     monkeypatch.setattr("time.time", lambda: 1234.5)
