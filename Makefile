@@ -204,7 +204,7 @@ bench: $(VENV)/.stamp-bench
 bench-quick: $(VENV)/.stamp-bench
 	@$(BIN)/python -m benchmarks --quick
 
-accuracy: setup
+accuracy: $(VENV)/.stamp-bench
 	@$(BIN)/python benchmarks/accuracy.py
 
 clean:

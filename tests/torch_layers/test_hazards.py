@@ -12,6 +12,8 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
+from deep500_timing.testing import ManualClock  # noqa: E402
+from deep500_timing_torch import CPUGPUTimer  # noqa: E402
 from deep500_timing_torch.layers import LayerTimer  # noqa: E402
 
 
@@ -52,6 +54,25 @@ class TestOneLayerBehindTheOther:
             model(value).sum().backward()
         assert [[1], [2], [3], [6]] == [ms(f"{name} forward") for name in ("0", "1", "2", "Sequential")]
         assert [[10], [20], [30], [60]] == [ms(f"{name} backward") for name in ("0", "1", "2", "Sequential")]
+
+    def test_what_ends_with_the_pass_lies_within_its_own(self, work):
+        """Layers that end with the pass end from the inside out: the times of their own add up to the model's."""
+
+        class Ticking(ManualClock):
+            def now_ns(self):
+                self.advance_ns(1)
+                return super().now_ns()
+
+        clock = Ticking()
+        first = nn.Sequential(nn.Sequential(work(1, 10)), work(1, 20))
+        for layer in first.modules():
+            layer.clock = clock
+        with LayerTimer(nn.Sequential(first, nn.Flatten(0)), CPUGPUTimer("cpu", clock=clock)) as layers:
+            layers._model(torch.ones(3)).sum().backward()
+        times = layers.times()
+        assert times.model.total_s("backward") == pytest.approx(
+            sum(layer.self_s.get("backward", 0) for layer in times.layers), abs=1e-12
+        )
 
     def test_without_an_input_that_needs_a_gradient(self, work, tmr, ms):
         """The first layer, whose input ends no graph, ends with the pass and not where the next begins."""

@@ -128,7 +128,7 @@ class BackwardMarks:
         opened = self._open
         if opened:
             order = call.order
-            for other in opened[:]:
+            for other in opened[::-1]:  # Inner layers first.
                 if order < other.order and thread == other.thread and not other.is_within(call):
                     self.close(other)
         region = self.region_of(call.layer)
@@ -156,7 +156,7 @@ class BackwardMarks:
     def _task_ended(self, task: int) -> None:
         # A reentrant checkpoint runs a task of its own within that of the whole pass.
         self._tasks.discard(task)
-        for call in self._open[:]:
+        for call in self._open[::-1]:  # Inner layers first, so that they lie within their own.
             if call.task == task:
                 try:
                     self.close(call)
