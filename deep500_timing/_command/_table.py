@@ -17,5 +17,6 @@ class Entry(NamedTuple):
 COMMANDS: dict[str, Entry] = {
     "show": Entry("show", "Show where the time of a run went."),
     "why": Entry("why", "Say why a step took as long as it did."),
+    "timeline": Entry("timeline", "Write a run as a timeline, for Perfetto or Chrome."),
 }
 """In the order in which they are listed. An entry whose module is not there yet is not listed."""

@@ -197,8 +197,7 @@ class LogTables:
         no_step = steps == NO_STEP
         if self._first_mark_ns is not None:
             # They were counted before the program began to number them itself.
-            no_step |= np.where(on_host, ends, starts) <= self._first_mark_ns
-            no_step &= starts < self._first_mark_ns
+            no_step |= (np.where(on_host, ends, starts) <= self._first_mark_ns) & (starts < self._first_mark_ns)
         for first in range(0, count, CHUNK_ROWS):
             part = slice(first, first + CHUNK_ROWS)
             arrays = {

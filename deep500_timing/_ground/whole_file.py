@@ -1,0 +1,41 @@
+"""A file that is there as a whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from contextlib import contextmanager
+from typing import IO, TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@contextmanager
+def whole_file(path: str) -> Iterator[IO[bytes]]:
+    """Write a file beside its place and put it there at the end, over one that is there.
+
+    Whatever ends the writing early, Ctrl-C among it, leaves what was there before.
+
+    Args:
+        path: Where the file shall be.
+
+    Raises:
+        OSError: The folder is not there, or may not be written to.
+    """
+    folder, name = os.path.split(os.path.abspath(path))
+    try:
+        handle, scratch = tempfile.mkstemp(prefix=f".{name[:100]}.", dir=folder)
+    except OSError as error:  # It names a file that nobody has asked for.
+        raise type(error)(error.errno, error.strerror, path) from None
+    try:
+        with os.fdopen(handle, "wb", buffering=1 << 20) as file:
+            yield file
+        # mkstemp lets nobody else read; a result has the rights that any new file would have.
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(scratch, 0o666 & ~mask)
+        os.replace(scratch, path)
+    except BaseException:
+        os.unlink(scratch)
+        raise
