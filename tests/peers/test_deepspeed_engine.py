@@ -16,8 +16,7 @@ PROGRAMS = Path(__file__).parent / "programs"
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs DeepSpeed"),
     pytest.mark.slow,
-    # The first run on a machine compiles a C++ extension of DeepSpeed's.
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(200),
 ]
 
 
@@ -46,7 +45,7 @@ def run(program, *arguments, ranks=1):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=380,
+        timeout=180,
         check=False,
     )
 
