@@ -151,6 +151,7 @@ def _compile(package: Path, sources: list[Path], scratch: Path) -> list[Path]:
         command = distribution.get_command_obj("build_ext")
         command.build_lib = str(scratch / "lib")
         command.build_temp = str(scratch / "temp")
+        command.parallel = True
         distribution.run_command("build_ext")
     return [Path(path) for path in command.get_outputs()]
 
