@@ -61,7 +61,6 @@ class GlobalTimer:
         rank: int | None = None,
         flush_s: float | None = _FLUSH_S,
     ) -> None:
-        """See the class."""
         self.folder = os.fspath(folder)
         self.rank = rank
         self.dropped = 0

@@ -73,7 +73,6 @@ class TimerHooks:
         phases: bool = False,
         log_prefix: str | None = None,
     ) -> None:
-        """See the class."""
         if not isinstance(timer, Timer):
             raise TypeError(
                 f"TimerCallback({timer!r}): the first argument is the timer that keeps the times, such as "

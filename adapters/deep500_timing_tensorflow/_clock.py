@@ -35,7 +35,6 @@ class CupyEventClock:
     name = "cuda"
 
     def __init__(self, synchronize: Callable[[], None] | None = None) -> None:
-        """See the class."""
         self._cuda: Any = require("cupy", extra="cupy", caller="CupyEventClock").cuda
         self._synchronize = synchronize
         self._streams: dict[Hashable, Any] = {}

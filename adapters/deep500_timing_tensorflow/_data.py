@@ -72,7 +72,6 @@ class TimedBatches:
     """An iterable over batches that tells of each wait, and is in all else the one that it stands for."""
 
     def __init__(self, batches: Any, listener: DataListener) -> None:
-        """See the class."""
         self._batches = batches
         self._listener = listener
 

@@ -64,7 +64,6 @@ class FitTiming:
     """
 
     def __init__(self, wishes: Wishes, model: Any, callbacks: Any = None) -> None:
-        """See the class."""
         self.wishes = wishes
         self.timer = wishes.timer
         self.regions = OpenRegions(wishes.timer)

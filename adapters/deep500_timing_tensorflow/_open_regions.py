@@ -80,7 +80,7 @@ class OpenRegions:
         return now_ns - began_ns
 
     def drop(self, key: Key) -> None:
-        """Forget a region, if it is open, that turned out not to be there, such as a batch after the last."""
+        """Cancel an open region that did not happen, such as a batch after the last; it is not counted."""
         if self._open.pop(key, (0, False, False))[2]:
             self.timer.discard_quietly(key)
 

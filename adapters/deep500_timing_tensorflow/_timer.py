@@ -45,7 +45,6 @@ class CPUGPUTimer(_core.CPUGPUTimer):
         device_clock: DeviceClock | LateDevice | None = None,
         **settings: Any,
     ) -> None:
-        """See the class."""
         if device not in (None, "cuda", "gpu"):
             raise ValueError(f"CPUGPUTimer(device={device!r}): pass 'cuda', or None to use a GPU if there is one.")
         if device_clock is None and device is not None:

@@ -21,7 +21,6 @@ class Wishes:
     """
 
     def __init__(self, timer: Timer, *, gpu: bool, io: bool | str, phases: bool, log_prefix: str | None) -> None:
-        """See the class."""
         self.timer, self.gpu, self.io, self.phases, self.log_prefix = timer, gpu, io, phases, log_prefix
         self.totals: EpochTotals | None = None
         self.batches = self.withheld = 0

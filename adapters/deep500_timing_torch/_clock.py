@@ -81,7 +81,7 @@ class CudaEventClock:
 
     Attributes:
         name: ``"cuda"`` or ``"cuda:1"``.
-        stalls: Whether reading a time stops the device, which then happens only when somebody asks for times.
+        stalls: Whether reading a time stops the device, which then happens only when times are asked for.
 
     Args:
         device: A device type, one device, or None for the accelerator that is there.

@@ -54,7 +54,6 @@ class CPUGPUTimer(_CoreTimer):
         device_clock: DeviceClock | LateDevice | None = None,
         **settings: Any,
     ) -> None:
-        """See the class."""
         if device_clock is None:
             device_clock = find_late(Search(None if device is None else str(device)))
         super().__init__(device_clock=device_clock, **settings)
@@ -73,7 +72,6 @@ class Search:
     __slots__ = ("asked", "insist")
 
     def __init__(self, asked: str | None) -> None:
-        """See the class."""
         self.asked = asked
         self.insist = asked is not None
         """Whether a device that is not there is an error."""

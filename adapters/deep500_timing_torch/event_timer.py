@@ -19,7 +19,6 @@ class CudaEventTimer:
     """
 
     def __init__(self, start_event: torch.Event, end_event: torch.Event) -> None:
-        """See the class."""
         self.start_event = start_event
         self.end_event = end_event
 

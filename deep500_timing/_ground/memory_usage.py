@@ -64,7 +64,7 @@ class RegionMemory:
 class MemorySamples:
     """The memory at the ends of one region, from any number of threads, signal handlers and finalizers.
 
-    A sample is put down in one step; whoever finds nobody adding up does so, and nobody waits.
+    A sample is put down in one step; a thread that finds no other adding up does so, and none waits.
     """
 
     __slots__ = ("_adding", "_new", "_total")

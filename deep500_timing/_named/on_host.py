@@ -18,7 +18,7 @@ _UNDRAINED = 1024
 
 
 class HostTimes:
-    """Adds up what a named timer's stops have left, for whoever reads, on any thread.
+    """Adds up what a named timer's stops have left, for the thread that reads, whichever it is.
 
     A stop leaves its interval in ``fresh``, in one step, and goes on. Readers add up under a lock that no stop waits
     for. A timer that is running is read without stopping it: what it has run so far is counted, and left out of its

@@ -3,7 +3,7 @@
 A collective would hang, or fail, when a rank is dead, late or timed other regions; keys in a store do neither. There
 are two ways to take part, and an exchange may be used in both:
 
-- :meth:`Exchange.post` leaves a report and goes on; whoever wants the reports calls :meth:`Exchange.gather`.
+- :meth:`Exchange.post` leaves a report and goes on; the rank that wants the reports calls :meth:`Exchange.gather`.
 - :meth:`Exchange.round` leaves a report and waits for what rank 0 makes of all of them, so that the store serves each
   rank a handful of requests whatever the size of the world.
 
@@ -115,7 +115,7 @@ class Exchange:
     # --- posted reports -----------------------------------------------------------------------------------------------
 
     def post(self, report: bytes, deadline_s: float = DEADLINE_S) -> str | None:
-        """Leave this rank's next report for whoever gathers. Every rank posts equally often.
+        """Leave this rank's next report for the rank that gathers. Every rank posts equally often.
 
         It waits for no rank; only for the store, and at most until the deadline.
 

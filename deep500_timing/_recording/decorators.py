@@ -190,7 +190,7 @@ class TimedIterable(Generic[T]):
                 self._timer.discard_quietly(self._key)
                 return
             except BaseException as error:
-                # A region that was open already is somebody else's.
+                # A region that was open already is left to the caller that opened it.
                 if ours or not isinstance(error, RegionOpenError):
                     self._timer.fail(self._key)
                 raise

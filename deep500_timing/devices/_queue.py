@@ -30,7 +30,6 @@ class EventPair:
     __slots__ = ("anchor", "captured", "lead_count", "lead_max_ns", "lead_total_ns", "name", "now_ns", "queue", "start")
 
     def __init__(self, name: str, now_ns: Callable[[], int] | None = None) -> None:
-        """See the class."""
         self.name = name
         self.now_ns = now_ns
         self.start: Any = None

@@ -182,7 +182,7 @@ class BackgroundCaller:
     def flush(self, account: Account, timeout_s: float) -> None:
         """Wait until the reports of one exporter have arrived, or wait for nothing but their turn.
 
-        Whoever has waited in vain waits no more until the service has answered.
+        A thread that has waited in vain waits no more until the service has answered.
 
         Raises:
             ExportError: Some have not arrived.
@@ -288,7 +288,7 @@ class BackgroundCaller:
                 error = _error_of(self._probe)
             if error is None:
                 payloads = [report.payload for report in reports]
-                # The call sees the context of whoever made it.
+                # The call sees its caller's context.
                 error = _error_of(reports[0].context.run, self._deliver, reports[0].group, payloads)
                 if error is not None and is_outage(error, answered=True):
                     for report in reports:

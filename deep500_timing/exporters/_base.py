@@ -26,7 +26,7 @@ class Exporter(Protocol):
         ...
 
     def flush(self) -> None:
-        """Hand on whatever is held back."""
+        """Write buffered reports."""
         ...
 
     def close(self) -> None:
@@ -98,7 +98,7 @@ class BaseExporter(ABC):
             self._failed("exporting", error)
 
     def flush(self) -> None:
-        """Hand on whatever is held back.
+        """Write buffered reports.
 
         Raises:
             ExportError: It failed and the exporter is strict.

@@ -31,7 +31,7 @@ _REMEMBERED = 1 << 14
 class Harvest:
     """Takes from the timers and the queues, and keeps what it took until it is written.
 
-    Any thread may :meth:`put` and :meth:`event`; the rest is for whoever flushes, one at a time.
+    Any thread may :meth:`put` and :meth:`event`; the rest is for the thread that flushes, one at a time.
     """
 
     def __init__(self) -> None:

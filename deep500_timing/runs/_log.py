@@ -75,7 +75,6 @@ class RunLog:
         keep_bytes: int | None = None,
         system_s: float | None = None,
     ) -> None:
-        """See the class."""
         sizes = {"flush_s": flush_s, "rotate_bytes": rotate_bytes, "system_s": system_s, "keep_bytes": keep_bytes}
         for name, value in sizes.items():
             if value is not None and not value > 0:

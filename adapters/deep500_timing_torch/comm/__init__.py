@@ -15,7 +15,7 @@ own by :func:`timed_op`.
 
 On the CPU a blocking operation takes as long as its call; on a device, as long as from an event before it to one after
 it on the current stream. An asynchronous operation tells how long its call took (*issue*), when it was done, and how
-long somebody waited for it (*exposed*).
+long the caller waited for it (*exposed*).
 """
 
 from __future__ import annotations

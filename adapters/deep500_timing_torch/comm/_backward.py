@@ -25,7 +25,7 @@ class Sent(Protocol):
 
     @property
     def waited(self) -> bool:
-        """Whether somebody has waited for it already."""
+        """Whether a caller has waited for it already."""
         ...
 
     def exposed(self, start_ns: int, end_ns: int) -> None:

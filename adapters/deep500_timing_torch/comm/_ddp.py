@@ -41,8 +41,8 @@ def instrument_ddp(
 
     Args:
         model: The model, after it was wrapped and before its first backward pass.
-        hook: A communication hook of your own, such as ``fp16_compress_hook``, to be timed in the place of DDP's; how
-            many bytes it sends is its secret, so it has no bandwidth, and is called ``ddp_hook``.
+        hook: A communication hook of your own, such as ``fp16_compress_hook``, to be timed in the place of DDP's. The
+            bytes it sends are unknown, so no bandwidth is given; it is called ``ddp_hook``.
         state: The first argument of ``hook``.
 
     Raises:

@@ -2,7 +2,7 @@
 
 A finished operation costs the thread that finishes it one append to a queue, whichever thread that is: the training
 thread, autograd's, or the backend's own, which runs the callbacks of asynchronous operations. The queue is emptied
-into the records a batch at a time, by one thread at once, which never waits to be the one.
+into the records in batches, by whichever thread gets the lock without waiting.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Record:
         return bool(self.latency.count or self.started or self.failed or self.untimed)
 
     def take(self, kind: int, start_ns: int, end_ns: int, seq: int | None) -> None:
-        """Count one message; only for whoever empties the queue."""
+        """Count one message; only for the thread that empties the queue."""
         if kind in (SYNC, DONE):
             self.latency.append(start_ns, end_ns)
             self.finished += kind == DONE

@@ -28,7 +28,6 @@ class DeviceOverlap:
     """
 
     def __init__(self, records: Sequence[Record], start_ns: int) -> None:
-        """See the class."""
         count = len(records)
         self._records = records
         self._start_ns = start_ns

@@ -55,7 +55,7 @@ def enable(process_group: Any, device: Any) -> bool:
             backend._enable_collectives_timing()
             can = True
     except Exception:
-        can = False  # a group without a backend for that device, or one of somebody else's making
+        can = False  # a group without a backend for that device, or one that another library made
     _enabled[key] = (process_group, can)
     return can
 

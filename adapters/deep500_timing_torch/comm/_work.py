@@ -130,7 +130,7 @@ class Tracker:
             LOG.put(self.record, PAIR, self._latency_ns, self._exposed_ns)
 
     def start_wait(self) -> tuple[int, EventPair | None]:
-        """Somebody begins to wait for one of the handles."""
+        """A caller begins to wait for one of the handles."""
         now_ns = SETTINGS.now_ns()
         if self._device is None:
             return now_ns, None
@@ -162,7 +162,7 @@ class Tracker:
         return self._handles <= 0
 
     def exposed(self, start_ns: int, end_ns: int) -> None:
-        """Count what somebody waited for it."""
+        """Count how long a caller waited for it."""
         LOG.put(self.record, EXPOSED, start_ns, end_ns)
         self._exposed_ns += end_ns - start_ns
         self._handles -= 1

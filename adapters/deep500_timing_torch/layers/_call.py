@@ -25,7 +25,7 @@ class Call:
     __slots__ = ("error", "inputs", "layer", "memory", "order", "parent", "region", "start_ns", "task", "thread")
 
     def __init__(self, layer: Layer, parent: Call | None) -> None:
-        """Begin; whoever makes it opens the region."""
+        """Begin; the caller opens the region."""
         self.layer = layer
         self.parent = parent
         self.order = _new_order()

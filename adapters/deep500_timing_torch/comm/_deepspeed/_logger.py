@@ -107,7 +107,7 @@ class CommsLogger:
         self.prof_ops = [name for name in self.prof_ops if name not in set(op_name_list)]
 
     def append(self, raw_name: str, record_name: str, latency: float, msg_size: int) -> None:
-        """Log an operation that somebody else has timed.
+        """Log an operation that the caller has timed.
 
         Args:
             raw_name: Which operation it is, for the bandwidths.
