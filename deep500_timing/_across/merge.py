@@ -17,7 +17,7 @@ from deep500_timing._summary.distribution import Distribution
 from deep500_timing._summary.histogram import pack
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -289,11 +289,11 @@ class Merger:
 
     # --- what comes out ---------------------------------------------------------------------------------------------
 
-    def gathered(self, world_size: int, *, fault: str | None = None, step: int | None = None) -> Gathered:
+    def gathered(self, asked: Sequence[int], *, fault: str | None = None, step: int | None = None) -> Gathered:
         """What the ranks say together.
 
         Args:
-            world_size: How many there are; those that were not taken in are missing unless there is a fault.
+            asked: Which there are; those that were not taken in are missing unless there is a fault.
             fault: What kept the others from being asked.
             step: To be passed on.
         """
@@ -316,9 +316,9 @@ class Merger:
         there = set(self._ranks)
         latest = max(self._times_s, default=0.0)
         return Gathered(
-            world_size=world_size,
+            world_size=len(asked),
             ranks=tuple(ranks.tolist()),
-            missing=() if fault else tuple(rank for rank in range(world_size) if rank not in there),
+            missing=() if fault else tuple(rank for rank in asked if rank not in there),
             fault=fault,
             regions=tuple(regions),
             hosts=tuple(self._hosts[int(place)] for place in order),

@@ -39,7 +39,7 @@ _LONGEST_POLL_S = 0.1
 """Pauses between looks grow by half each time, up to this, so that many ranks do not overrun the store."""
 _GATHER_SHARE = 0.7
 """How much of the deadline rank 0 gives the others, so that what it makes of their reports reaches them within it."""
-_SLACK = 0.05
+SLACK = 0.05
 """Share of a deadline that is kept for ending in time: a store that answers must not pass for one that does not."""
 _CALLS = struct.Struct("<q")
 _LENGTH = struct.Struct("<q")
@@ -148,7 +148,7 @@ class Exchange:
         keys = {other: self._key("posted", number, other) for other in range(world_size) if other != rank}
         fault = None
         if connection is not None and keys:
-            until = time.monotonic() + (1 - _SLACK) * deadline_s
+            until = time.monotonic() + (1 - SLACK) * deadline_s
             fault = connection.run(lambda store: _collect(store, keys, found, until), deadline_s)
         return _answers(dict(found), None, world_size, (), {}, fault)
 
@@ -168,7 +168,7 @@ class Exchange:
         rank, world_size = self._place()
         connection = self._connect()
         self._calls += 1
-        progress = _Round(rank, world_size, report, combine, time.monotonic() + (1 - _SLACK) * deadline_s, deadline_s)
+        progress = _Round(rank, world_size, report, combine, time.monotonic() + (1 - SLACK) * deadline_s, deadline_s)
         if connection is None or world_size == 1:
             progress.combined = combine(dict(progress.reports))
             return _answers(progress.reports, progress.combined, world_size, (), {}, None)
@@ -202,7 +202,7 @@ class Exchange:
         store.delete_key(self._key("result", number - 1))
         store.delete_key(self._key("taken", number - 1))
         # The store may live in this process, which may have nothing left to do after this.
-        for pause_s in _pauses(progress.until):
+        for pause_s in pauses(progress.until):
             if store.add(self._key("taken", number), 0) >= len(packed):
                 break
             time.sleep(pause_s)
@@ -220,7 +220,7 @@ class Exchange:
         key = self._key("waiting", rank, serial)
         store.set(key, _CALLS.pack(self._calls) + progress.reports[rank])
         # Leave time to look for the others' reports, should rank 0 be the one that is dead.
-        for pause_s in _pauses(progress.until - (1 - _GATHER_SHARE) / 2 * progress.deadline_s):
+        for pause_s in pauses(progress.until - (1 - _GATHER_SHARE) / 2 * progress.deadline_s):
             head, combined = self._newest_result(store)
             if head is not None and head["serials"].get(str(rank)) == serial:
                 self._serial = serial
@@ -284,8 +284,8 @@ def _answers(
     return Answers(reports, combined, missing, ahead, fault)
 
 
-def _pauses(until: float) -> Iterable[float]:
-    # Pauses that grow, in seconds, one at least; the last ends at `until`.
+def pauses(until: float) -> Iterable[float]:
+    """Pauses that grow, in seconds, one at least; the last ends at a moment of ``time.monotonic``."""
     pause_s = _POLL_S
     while True:
         left_s = until - time.monotonic()
@@ -298,7 +298,7 @@ def _pauses(until: float) -> Iterable[float]:
 def _collect(store: Any, keys: dict[int, str], found: dict[int, bytes], until: float) -> None:
     """Read keys by rank into ``found`` as they arrive, until all are there or a moment of ``time.monotonic``."""
     waiting = dict(keys)
-    for pause_s in _pauses(until):
+    for pause_s in pauses(until):
         if len(waiting) > 1 and store.check(list(waiting.values())):
             arrived = dict(waiting)
         else:

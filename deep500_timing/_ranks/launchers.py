@@ -5,9 +5,10 @@ One table, one reading, for every part of the project. A further launcher is one
 
 from __future__ import annotations
 
+import json
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ class Launch:
     """Number of this process among those of its machine; 0 if that is not told."""
     master: str | None
     """Host of rank 0 as far as the launcher tells, None if it does not."""
+    local_world_size: int | None = field(default=None, compare=False)
+    """Processes of this machine; None if that is not told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,7 @@ _LAUNCHERS = (
 
 
 def discover(environ: Mapping[str, str] | None = None) -> Launch:
-    """What the launcher says: torchrun, MPI, jsrun, Flux, Slurm; else one process by itself, under ``"none"``.
+    """What the launcher says: torchrun, MPI, jsrun, Flux, Slurm, ``TF_CONFIG``; else one process, under ``"none"``.
 
     A launcher is believed if its rank and world size are whole numbers and the rank is below the size; else the next
     one is asked. So a rank that was left over from another job does not hide the launcher that is there.
@@ -74,8 +77,28 @@ def discover(environ: Mapping[str, str] | None = None) -> Launch:
         rank, world_size = _number(environ, launcher.rank), _number(environ, launcher.world_size)
         if rank is not None and world_size is not None and rank < world_size:
             local_rank = _number(environ, launcher.local_rank) or 0
-            return Launch(launcher.name, rank, world_size, local_rank, _master(environ, launcher, world_size))
+            local_size = _number(environ, launcher.local_size)
+            master = _master(environ, launcher, world_size)
+            return Launch(launcher.name, rank, world_size, local_rank, master, local_size)
+    found = _of_tensorflow(environ.get("TF_CONFIG", ""))
+    if found is not None:
+        return found
     return Launch("none", 0, 1, 0, environ.get("MASTER_ADDR") or "127.0.0.1")
+
+
+def _of_tensorflow(config: str) -> Launch | None:
+    # What a multi-worker strategy of TensorFlow goes by: the tasks that train, the chief before the workers. Parameter
+    # servers and evaluators are none of them.
+    try:
+        parsed = json.loads(config)
+        cluster, task = parsed["cluster"], parsed["task"]
+        tasks = [(kind, place) for kind in ("chief", "worker") for place in range(len(cluster.get(kind, ())))]
+        rank = tasks.index((task["type"], int(task["index"])))
+        hosts = [str(cluster[kind][place]).rpartition(":")[0] for kind, place in tasks]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+    mine = hosts[rank]
+    return Launch("TF_CONFIG", rank, len(tasks), hosts[:rank].count(mine), hosts[0] or None, hosts.count(mine))
 
 
 def _number(environ: Mapping[str, str], name: str) -> int | None:

@@ -21,7 +21,7 @@ ROOMS = (
     {"_recording"},
     {"devices", "_ranks"},
     {"_summary"},
-    {"runs", "_peaks", "flops", "_across"},
+    {"runs", "_peaks", "flops", "_across", "ranks"},
     {"_views"},
     {"exporters"},
     {"timer"},

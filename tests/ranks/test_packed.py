@@ -42,7 +42,7 @@ def gathered_of(snapshots, limit_bytes=10**6):
     """What all of them say together."""
     merger = Merger()
     merger.add({rank: pack_snapshot(one, limit_bytes=limit_bytes) for rank, one in enumerate(snapshots)})
-    return merger.gathered(len(snapshots))
+    return merger.gathered(range(len(snapshots)))
 
 
 def thirty_regions(steps, spread, rank=0):
@@ -84,7 +84,7 @@ def test_parts_of_the_ranks_merge_to_the_same(world, cut):
     first.add({rank: message for rank, message in messages.items() if rank < cut})
     second.add({rank: message for rank, message in messages.items() if rank >= cut})
     root.add({0: second.to_bytes(), 1: first.to_bytes()})
-    expected, found = alone.gathered(len(world)), root.gathered(len(world))
+    expected, found = alone.gathered(range(len(world))), root.gathered(range(len(world)))
     assert expected.ranks == found.ranks
     assert expected.hosts == found.hosts
     for one, other in zip(expected, found, strict=True):
@@ -117,7 +117,7 @@ def test_thirty_regions_stay_within_the_limit(steps, spread):
     assert len(message) <= LIMIT_BYTES
     merger = Merger()
     merger.add({0: message})
-    for one in merger.gathered(1):
+    for one in merger.gathered(range(1)):
         exact = sent.get(one.name)
         assert exact.stats.count == one.stats.count
         for name in ("median", "p95"):
@@ -131,7 +131,7 @@ def test_coarser_bins_merge_with_finer_ones():
     fine, coarse = thirty_regions(500, 0.3, 0), thirty_regions(500, 0.3, 1)
     merger = Merger()
     merger.add({0: pack_snapshot(fine, limit_bytes=10**6), 1: pack_snapshot(coarse, limit_bytes=1)})
-    for one in merger.gathered(2):
+    for one in merger.gathered(range(2)):
         both = merge([fine.get(one.name).distribution, coarse.get(one.name).distribution])
         assert bin_error(COARSEST) == one.stats.quantile_error
         assert both.count == one.distribution.count
@@ -157,11 +157,11 @@ def test_ranks_with_other_regions_and_missing_ones():
     """The union of regions; who has none of one is not counted in it, and who sent nothing is missing."""
     merger = Merger()
     merger.add({0: pack_snapshot(snapshot({"IO": [MS]}, 0)), 2: pack_snapshot(snapshot({"FORWARD": [MS], "X": []}, 2))})
-    gathered = merger.gathered(4)
+    gathered = merger.gathered(range(4))
     assert [("FORWARD", 1), ("IO", 1)] == [(one.name, one.ranks) for one in gathered]
     assert ((0, 2), (1, 3)) == (gathered.ranks, gathered.missing)
     assert {2: pytest.approx(1e-3)} == gathered.of_ranks("FORWARD")
-    assert () == merger.gathered(4, fault="no answer").missing
+    assert () == merger.gathered(range(4), fault="no answer").missing
 
 
 def test_counters_are_added():
@@ -170,8 +170,8 @@ def test_counters_are_added():
     for rank in range(3):
         counted = region("IO", [MS], failed=rank, running=1)
         merger.add({rank: pack_snapshot(Snapshot((counted,), 0.0, "h", 1))})
-    assert {"failed": 3, "running": 3} == merger.gathered(3).get("IO").counters
-    assert set(merger.gathered(3).get("IO").counters) <= set(COUNTERS)
+    assert {"failed": 3, "running": 3} == merger.gathered(range(3)).get("IO").counters
+    assert set(merger.gathered(range(3)).get("IO").counters) <= set(COUNTERS)
 
 
 def test_totals_beyond_64_bits():
@@ -207,7 +207,7 @@ def test_a_message_that_cannot_be_read_spoils_none_of_the_others():
         5: b"",
     }
     merger.add(messages)
-    gathered = merger.gathered(6)
+    gathered = merger.gathered(range(6))
     assert (0,) == gathered.ranks
     assert (1, 2, 3, 4, 5) == gathered.missing
     assert [1, 2, 3, 4, 5] == list(gathered.unreadable)
@@ -225,4 +225,4 @@ def test_no_damage_reaches_the_report(where, value):
     merger.add({0: bytes(changed)})
     assert (1, 1) == (len(merger.ranks) + len(merger.unreadable), 1)
     if merger.ranks:
-        assert 3 == merger.gathered(1).get("IO").stats.count
+        assert 3 == merger.gathered(range(1)).get("IO").stats.count
