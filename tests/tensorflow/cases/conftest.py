@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import warnings
 
@@ -33,3 +34,12 @@ def data():
     """Forty samples of four numbers and their sum."""
     x = np.random.default_rng(0).random((40, 4)).astype("float32")
     return x, x.sum(axis=1, keepdims=True)
+
+
+@pytest.fixture
+def no_collector():
+    """The collector runs when it is asked to."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 
 import keras
 import numpy as np
@@ -269,6 +270,31 @@ def test_dataset_of_unknown_length(data, phases):
         assert_passes(tmr, batches=15)
 
 
+def test_wait_for_data_is_io(data):
+    """What a slow source takes is IO, at each batch, and lies inside the batch."""
+    slept = []
+
+    def sleeps(number):
+        began = time.time()
+        time.sleep(0.05)
+        slept.append(time.time() - began)
+        return number
+
+    def slow(number):
+        number = tf.ensure_shape(tf.py_function(sleeps, [number], tf.int64), ())
+        return tf.cast(tf.fill((8, 4), number), tf.float32), tf.cast(tf.fill((8, 1), number), tf.float32)
+
+    tmr = timer.Timer()
+    options = tf.data.Options()
+    options.autotune.enabled = options.experimental_optimization.inject_prefetch = False  # Nothing runs ahead.
+    dataset = tf.data.Dataset.range(4).map(slow).with_options(options)
+    make_model().fit(dataset, callbacks=[timer.TimerCallback(tmr)], verbose=0)
+    waits, executions = tmr.get_time("IO"), [*tmr.get_time(FIRST), *tmr.get_time("BATCH")]
+    assert 4 == len(waits)
+    for slept_s, wait_s, execution_s in zip(slept[-4:], waits, executions, strict=True):
+        assert slept_s - 1e-3 < wait_s < execution_s + 1e-3
+
+
 def test_waits_inside_an_execution_come_from_the_stamps(data):
     """With stamps the waits are known inside a compiled loop, but for the one before the first tracing."""
     tmr = timer.Timer()
@@ -323,6 +349,24 @@ def test_two_callbacks_with_phases_in_one_fit(data):
     weights_after(make_model(), data, [timer.TimerCallback(tmr, phases=True) for tmr in timers])
     for tmr in timers:
         assert_passes(tmr, batches=15)
+
+
+@pytest.mark.parametrize("eager", [False, True], ids=["graph", "eager"])
+def test_stamps_are_kept_by_nobody(data, eager):
+    """Beside a callback without phases, one with phases keeps no stamp beyond its epoch, wherever it might lie."""
+    alive = []
+
+    class Counts(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            alive.append(sum(type(found) in (Stamps, Execution) for found in gc.get_objects()))
+
+    model = make_model(run_eagerly=eager)
+    with_phases, without = timer.TimerCallback(timer.Timer(), phases=True), timer.TimerCallback(timer.Timer())
+    for callbacks in ([with_phases, Counts(), without], [without, Counts(), with_phases], [without, Counts()]):
+        weights_after(model, data, callbacks, epochs=4)
+    assert [0] * 12 == alive
+    assert 40 == sum(counts(with_phases.timer).get(name, 0) for name in ("FORWARD", "FORWARD (first)"))
+    assert not {"FORWARD", "FORWARD (first)"} & set(counts(without.timer))
 
 
 def test_fits_in_two_threads(data):

@@ -1,0 +1,93 @@
+"""Clocks that the machine's load does not reach, and callbacks that read a clock and know nothing of the timer."""
+
+from __future__ import annotations
+
+import time
+
+import keras
+import pytest
+
+from deep500_timing.testing import ManualClock
+
+TICK_S = 1e-6
+
+
+class TickingClock(ManualClock):
+    """Moves by a tick whenever it is read, so that nothing takes no time, and anything as long as it is read."""
+
+    def now_ns(self):
+        """The next tick."""
+        self.advance(TICK_S)
+        return super().now_ns()
+
+
+class ThreadClock:
+    """The processor time of the calling thread, which stands still while others have the processor."""
+
+    def now_ns(self):
+        """In nanoseconds."""
+        return time.thread_time_ns()
+
+
+class Takes(keras.callbacks.Callback):
+    """Lets a clock move on in one of its hooks."""
+
+    def __init__(self, hook, clock, seconds):
+        super().__init__()
+        setattr(self, hook, lambda *args, **kwargs: clock.advance(seconds))
+
+
+class Moments(keras.callbacks.Callback):
+    """When Keras calls, by a clock; one stands first in the list, one last."""
+
+    def __init__(self, clock):
+        super().__init__()
+        self.moments = []
+        self._clock = clock
+        for hook in ("epoch_begin", "train_batch_begin", "train_batch_end", "test_begin", "test_end", "epoch_end"):
+            setattr(self, f"on_{hook}", lambda *args, hook=hook, **kwargs: self._note(hook))
+
+    def _note(self, hook):
+        self.moments.append((hook, self._clock.now_ns() / 1e9))
+
+
+def total(tmr, *names):
+    """The seconds in all intervals of some regions."""
+    return sum(sum(tmr.get_time(name)) for name in names)
+
+
+def parts_between(first, last):
+    """What the moments of two such callbacks, in front of all others and behind them, make of a fit's epochs, in s."""
+    parts = dict.fromkeys(("EPOCH", "BATCH", "CALLBACKS", "VALIDATION", "EPOCH (start)", "EPOCH (end)", "rest"), 0.0)
+    before_hook, before_s, epoch_began_s = "", 0.0, 0.0
+    between = {
+        ("epoch_begin", "train_batch_begin"): "EPOCH (start)",
+        ("train_batch_begin", "train_batch_end"): "BATCH",
+        ("train_batch_end", "test_begin"): "EPOCH (end)",
+        ("train_batch_end", "epoch_end"): "EPOCH (end)",
+        ("test_begin", "test_end"): "VALIDATION",
+    }
+    for (hook, entered_s), (_, left_s) in zip(first.moments, last.moments, strict=True):
+        if hook == "epoch_begin":
+            epoch_began_s = entered_s
+        else:
+            parts[between.get((before_hook, hook), "rest")] += entered_s - before_s
+        if hook == "epoch_end":
+            parts["EPOCH"] += left_s - epoch_began_s
+        parts["CALLBACKS"] += left_s - entered_s
+        before_hook, before_s = hook, left_s
+    return parts
+
+
+def assert_adds_up(tmr, first, last, batches, backend):
+    """Each part of an epoch is that of clocks that know nothing of the timer, and less than 2 % has no name."""
+    true = parts_between(first, last)
+    slack_s = 0.02 * true["EPOCH"] + 0.0005 * batches  # What Keras's loop takes, however small the model.
+    parts = ["EPOCH (start)", "BATCH", "BATCH (first)", "CALLBACKS", "VALIDATION", "EPOCH (end)"]
+    parts += ["IO"] if backend == "torch" else []
+    assert 0 <= total(tmr, "EPOCH") - total(tmr, *parts) < slack_s
+    for name in ("EPOCH", "CALLBACKS", "VALIDATION", "EPOCH (end)"):
+        assert pytest.approx(true[name], abs=slack_s) == total(tmr, name), name
+    assert pytest.approx(true["BATCH"], abs=slack_s) == total(tmr, "BATCH", "BATCH (first)")
+    start_s = total(tmr, "EPOCH (start)", *(["IO"] if backend == "torch" else []))
+    assert pytest.approx(true["EPOCH (start)"] + true["rest"], abs=slack_s) == start_s
