@@ -366,15 +366,19 @@ class Timer(Recorder):
         """
         return _stats_or_error(self._stores(key, gpu), key, " on the device" if gpu else "")
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self, *, places: bool = False) -> Snapshot:
         """The times of every region at this moment, as plain frozen data.
 
         Open regions are counted as running. Never waits: device times that are on their way are counted as pending.
+
+        Args:
+            places: Also find out what lies in what, from every interval that is kept, which takes about a third of a
+                second for a million. Tables ask for it.
         """
         from deep500_timing._summary.reading import take_snapshot
 
         self._device.collect(wait=False)
-        return take_snapshot(self, self._device.pending())
+        return take_snapshot(self, self._device.pending(), places=places)
 
     def export(self, *exporters: Exporter, step: int | None = None) -> None:
         """Report to each exporter; one that fails costs a warning and none of the others.
@@ -447,7 +451,7 @@ class Timer(Recorder):
         from deep500_timing.exporters import TerminalExporter
 
         self.complete_all()
-        TerminalExporter(file).export(self.snapshot())
+        TerminalExporter(file).export(self.snapshot(places=True))
 
     def save_all_time_stats(self, filename: str | PathLike[str], *, overwrite: bool = False) -> str:
         """Write the table of :meth:`print_all_time_stats` to a new file; missing folders are made.
@@ -468,7 +472,7 @@ class Timer(Recorder):
 
         self.complete_all()
         exporter = TextExporter(filename, overwrite=overwrite)
-        exporter.export(self.snapshot())
+        exporter.export(self.snapshot(places=True))
         return exporter.path
 
     def log_wb_all(

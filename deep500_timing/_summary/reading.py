@@ -31,12 +31,13 @@ _FEW = 40
 """Times up to which the arrays of numpy cost more than they save."""
 
 
-def take_snapshot(recorder: Recorder, pending: dict[int, int]) -> Snapshot:
+def take_snapshot(recorder: Recorder, pending: dict[int, int], *, places: bool = False) -> Snapshot:
     """Read every region of a timer, while its threads go on.
 
     Args:
         recorder: The timer.
         pending: For the ``id`` of a region's device intervals, how many are on their way.
+        places: Find out where the regions lie, from every interval that is kept.
     """
     by_name: dict[str, list[Region]] = {}
     for region in recorder._regions():
@@ -57,6 +58,8 @@ def take_snapshot(recorder: Recorder, pending: dict[int, int]) -> Snapshot:
             if found is not None:
                 regions.append(found)
     rank, world_size = known_rank_and_world()
+    if places:
+        from deep500_timing._summary.places import places_of
     return Snapshot(
         tuple(regions),
         time.time(),
@@ -65,6 +68,7 @@ def take_snapshot(recorder: Recorder, pending: dict[int, int]) -> Snapshot:
         rank=rank,
         world_size=world_size,
         anchor=take_anchor(recorder.now_ns),
+        places=places_of(recorder, regions) if places else None,
     )
 
 

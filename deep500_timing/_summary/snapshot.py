@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from deep500_timing._ground.memory_usage import RegionMemory
     from deep500_timing._summary.anchor import ClockAnchor
     from deep500_timing._summary.distribution import Distribution
+    from deep500_timing._summary.place import Place
     from deep500_timing._summary.stats import TimeStats
 
 CPU = "CPU"
@@ -106,6 +107,8 @@ class Snapshot:
     written by an earlier version."""
     since_unix_time_s: float | None = None
     """When the earlier snapshot was taken, where this is a difference (:meth:`since`); None where it holds all."""
+    places: tuple[Place, ...] | None = None
+    """Where the regions lie, see :meth:`Timer.snapshot`; None where it was not asked for."""
 
     def __iter__(self) -> Iterator[RegionTimes]:
         """Go through the regions."""
@@ -141,8 +144,11 @@ class Snapshot:
             self,
             regions=tuple(region for region in regions if region is not None),
             since_unix_time_s=earlier.unix_time_s,
+            places=None,
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data for JSON."""
-        return asdict(self)
+        """As plain data for JSON; places are for tables and are left out."""
+        data = asdict(replace(self, places=None))
+        del data["places"]
+        return data

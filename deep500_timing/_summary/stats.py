@@ -26,7 +26,7 @@ class TimeStats:
     """Shortest time, exact."""
     mean: float
     """Arithmetic mean, exact."""
-    median: float = field(metadata={"quantile": 0.5, "shown": True})
+    median: float = field(metadata={"quantile": 0.5})
     """Middle time; ``quantile_error`` says how exact this and the percentiles are."""
     max: float
     """Longest time, exact."""
@@ -38,7 +38,7 @@ class TimeStats:
     """Their sum, exact."""
     p90: float = field(metadata={"quantile": 0.90})
     """90th percentile, linear between order statistics as numpy's default."""
-    p95: float = field(metadata={"quantile": 0.95, "shown": True})
+    p95: float = field(metadata={"quantile": 0.95})
     """95th percentile."""
     p99: float = field(metadata={"quantile": 0.99})
     """99th percentile."""
@@ -56,8 +56,6 @@ QUANTILES: dict[str, float] = {
 }
 """The fields of :class:`TimeStats` that hold a quantile, with its share of the times. What computes, writes or shows
 quantiles goes by this list, so that a further percentile is one more field."""
-SHOWN_QUANTILES = tuple(item.name for item in fields(TimeStats) if item.metadata.get("shown"))
-"""Those of them that have a column in a table."""
 
 
 def stats_of(durations_ns: Int64Array, *, skipped: int = 0) -> TimeStats:

@@ -22,6 +22,11 @@ _GIB = 1024**3
 _UNITS = ((1e-9, "ns"), (1e-6, "µs"), (1e-3, "ms"), (1.0, "s"))
 _HOUR_S = 3600.0
 _DIGITS = 4
+_PLAIN = str.maketrans(
+    {"µ": "u", "–": "-", "─": "-", "±": "+-", "·": "|", "…": "~", "×": "x", "→": ">", "│": "|", "├": "|", "└": "`"}
+    | dict(zip("▁▂▃▄▅▆▇█", "_.-~=+*#", strict=True))
+)
+"""What stands for a sign that an encoding lacks, as wide as that."""
 # They let whoever chooses a region's name reorder what follows it on the line.
 _DIRECTION = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
@@ -32,6 +37,11 @@ def format_time(seconds: float | None) -> str:
         return UNKNOWN
     scale, unit = _unit_of(seconds)
     return f"{_digits(seconds / scale, _decimals(seconds / scale))} {unit}"
+
+
+def time_units() -> tuple[tuple[float, str], ...]:
+    """The units of times, each with its length in seconds, rising."""
+    return (*_UNITS, (_HOUR_S, "h"))
 
 
 def format_interval(interval: tuple[float, float] | None) -> str:
@@ -198,9 +208,7 @@ def fit_encoding(text: str, encoding: str | None) -> str:
     try:
         text.encode(encoding)
     except UnicodeEncodeError:
-        plain = text.translate(
-            {ord("µ"): "u", ord("–"): "-", ord("─"): "-", ord("±"): "+-", ord("·"): "|", ord("…"): "~"}
-        )
+        plain = text.translate(_PLAIN)
         return plain.encode(encoding, "backslashreplace").decode(encoding)
     except LookupError:
         pass

@@ -1,227 +1,195 @@
-"""The table of a snapshot: what it says, independent of how it is drawn, and its drawing as plain text."""
+"""The table of regions as a tree: what it says, independent of how it is drawn.
+
+A :class:`Sheet` is what is shown: a heading, findings, a tree, notes. :func:`lay_out` puts it into columns for a width,
+and ``_views/drawing.py`` makes lines of it.
+"""
 
 from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from datetime import datetime
-from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
-from deep500_timing._ground.memory_usage import SHOWN
-from deep500_timing._summary.snapshot import COUNTERS
-from deep500_timing._summary.stats import SHOWN_QUANTILES
-from deep500_timing._summary.text import (
-    GAP,
-    align_units,
-    format_bytes,
-    format_interval,
-    format_time,
-    line_of,
-    pad,
-    safe_name,
-    shorten,
-    width_of,
-    widths_of,
-    wrap,
-)
+from deep500_timing._summary.text import GAP, UNKNOWN, align_units, safe_name, shorten, width_of, widths_of
+from deep500_timing._views import columns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterator
 
-    from deep500_timing._summary.snapshot import RegionTimes, Snapshot
-    from deep500_timing._summary.stats import TimeStats
+    from deep500_timing._views.findings import Finding
+    from deep500_timing._views.tree import Node, Tree
 
-
-class Column(NamedTuple):
-    """One column; what is in it is pushed to the right, except names."""
-
-    header: str
-    cell: Callable[[TimeStats], str]
-    rank: int
-    """On a narrow terminal the columns with the highest rank go first, those below 3 only after names are shortened."""
-
-
-_PERCENTILES = tuple(name for name in SHOWN_QUANTILES if name != "median")
-
-
-def _time_column(field: str, rank: int) -> Column:
-    return Column(field, lambda stats: format_time(getattr(stats, field)), rank)
-
-
-_COLUMNS = (
-    Column("count", lambda stats: str(stats.count), 1),
-    _time_column("total", 0),
-    _time_column("mean", 0),
-    _time_column("stdev", 6),
-    _time_column("median", 3),
-    Column("95 % CI of median", lambda stats: format_interval(stats.median_ci), 7),
-    _time_column("min", 5),
-    *(_time_column(name, 4) for name in _PERCENTILES),
-    _time_column("max", 2),
-)
-
-
-_LONGEST_NAME = 48
+LONGEST_NAME = 48
 """Columns of a terminal that a region's name takes up at most; files and trackers have it whole."""
-_SHORTEST_NAME = 8
+SHORTEST_NAME = 8
+NARROW = 60
+"""Below so many columns each level of the tree is indented by one."""
 
 
-def _name_width(width: int | None) -> int:
-    # Two fifths of a narrow terminal at most, so that a name leaves room for the columns that are always shown.
-    return _LONGEST_NAME if width is None else max(min(_LONGEST_NAME, width * 2 // 5), _SHORTEST_NAME)
+@dataclass(frozen=True)
+class Sheet:
+    """What is shown."""
+
+    title: tuple[str, ...]
+    """What it is, where and when: parts of one line."""
+    separator: str
+    """Between the parts."""
+    tree: Tree
+    """The regions."""
+    findings: tuple[Finding, ...] = ()
+    """What stands out, the verdict first."""
+    verdict: str = ""
+    """What to say where nothing does; empty to say nothing."""
+    notes: tuple[tuple[str, str], ...] = ()
+    """A short label, or none, and a sentence for each thing that the reader must know."""
+
+
+class Row(NamedTuple):
+    """One line of the tree."""
+
+    indent: str
+    """Blanks and lines before the name."""
+    name: str
+    is_rest: bool
+    cells: tuple[str, ...]
+    """Under the headings after the first."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """What a report shows."""
+    """A sheet in columns."""
 
-    title: tuple[str, ...]
-    """What it is, where and when: parts of one line."""
+    sheet: Sheet
     headers: tuple[str, ...]
-    """Region, device, and the columns that were kept."""
-    rows: tuple[tuple[str, ...], ...]
-    """One row for each region and device that has times."""
+    rows: tuple[Row, ...]
     notes: tuple[tuple[str, str], ...]
-    """A short label and a sentence for each thing that the reader must know."""
+    """The sheet's, and what a narrow terminal leaves out."""
 
     @property
     def widths(self) -> list[int]:
         """Of each column, on a terminal."""
-        return widths_of([self.headers, *self.rows])
+        return widths_of([self.headers, *((row.indent + row.name, *row.cells) for row in self.rows)])
 
     @property
     def width(self) -> int:
-        """Of the whole table, on a terminal."""
+        """Of all columns together."""
         return sum(self.widths) + len(GAP) * (len(self.headers) - 1)
 
 
-def table_of(
-    snapshot: Snapshot, step: int | None = None, *, width: int | None = None, whole_names: bool = False
-) -> Table:
-    """Lay out a snapshot.
+class _Line(NamedTuple):
+    """A node where it is drawn."""
+
+    indent: str
+    name: str
+    node: Node
+    is_warm_up: bool = False
+
+
+COURSE = "over the run"
+_FIRST_TO_GO = (COURSE, "p95", "count", "GPU share", "GPU total", "median")
+"""Columns that a narrow terminal leaves out, the first first; total and share stay."""
+
+
+def lay_out(sheet: Sheet, *, width: int | None = None, whole_names: bool = False) -> Table:
+    """Put a sheet into columns.
 
     Args:
-        snapshot: The times.
-        step: The training step, for the title.
-        width: How many columns there are on the terminal; what does not fit is left out, and that is noted.
-            Nothing is left out if None, nor are the columns without which a table says little.
+        sheet: What to show.
+        width: How many columns there are on the terminal; what does not fit is left out, and that is noted. Nothing
+            is left out if None, nor are the columns without which a table says little.
         whole_names: Shorten no name, however long.
     """
-    name_width = sys.maxsize if whole_names else _name_width(width)
-    timed = [(region, region.stats) for region in snapshot if region.stats is not None]
-    columns = list(_COLUMNS)
-    title, notes = _title(snapshot, step), _notes(snapshot, name_width, any_times=bool(timed))
-    dropped: list[Column] = []
+    narrow = width is not None and (width < NARROW or 9 * _depth(sheet.tree) > width)
+    lines = list(_lines(sheet.tree, narrow=narrow))
+    if not lines:
+        return Table(sheet, (), (), sheet.notes)
+    cells = _cells(sheet.tree, lines)
+    most = sys.maxsize if whole_names else LONGEST_NAME
+    left_out: list[str] = []
     while True:
-        headers = ("region", "device", *(column.header for column in columns))
-        cells = [
-            (shorten(safe_name(region.name), name_width), region.device, *(column.cell(stats) for column in columns))
-            for region, stats in timed
-        ]
-        rows = align_units(cells)
-        shown = [*notes]
-        if dropped:
-            names = ", ".join(column.header for column in _COLUMNS if column in dropped)
-            shown.append(("not shown", f"{names}: the terminal is {width} columns wide"))
-        table = Table(title, headers, rows, tuple(shown))
-        last = max(columns, key=lambda column: column.rank)
-        if width is None or table.width <= width or not timed:
+        headers = tuple(name for name in cells if name not in left_out)
+        rows = _rows(lines, [cells[name] for name in headers], most)
+        notes = sheet.notes
+        if left_out:
+            named = ", ".join(name for name in cells if name in left_out)
+            said = ("not shown", f"{named}: the terminal is {width} columns wide")
+            notes = (*(note for note in notes if note[0]), said, *(note for note in notes if not note[0]))
+        table = Table(sheet, ("region", *headers), rows, notes)
+        if width is None or table.width <= width:
             return table
-        if last.rank < 3 and not whole_names and table.widths[0] > _SHORTEST_NAME:
-            name_width = max(table.widths[0] - (table.width - width), _SHORTEST_NAME)
-        elif last.rank > 0:
-            columns.remove(last)
-            dropped.append(last)
+        # The course and the percentile go before names are shortened, the others after.
+        next_out = next((name for name in _FIRST_TO_GO if name in headers), None)
+        names = table.widths[0]
+        fewer = max(names - (table.width - width), _least(lines, width))
+        if next_out not in (COURSE, "p95") and not whole_names and fewer < min(names, most):
+            most = fewer
+        elif next_out is not None:
+            left_out.append(next_out)
         else:
             return table
 
 
-def render(table: Table, *, width: int | None = None) -> str:
-    """Draw a table as plain text, with a line end at its end; notes are wrapped to a width if there is one."""
-    lines = [GAP.join(table.title)]
-    if table.rows:
-        widths = table.widths
-        rule = tuple("─" * column for column in widths)
-        lines.append("")
-        lines += [line_of(row, widths).rstrip() for row in (table.headers, rule, *table.rows)]
-    if table.notes:
-        indent = note_indent(table)
-        lines.append("")
-        for label, sentence in table.notes:
-            wrapped = sentence if width is None else wrap(sentence, width - indent - len(GAP), indent + len(GAP))
-            lines.append(pad(label, indent) + GAP + wrapped)
-    return "\n".join(lines) + "\n"
+def _least(lines: list[_Line], width: int) -> int:
+    # Two fifths of a narrow terminal: a name leaves room for the columns that are always shown.
+    deepest = max(width_of(line.indent) for line in lines)
+    return min(max(width * 2 // 5, SHORTEST_NAME), deepest + max(SHORTEST_NAME, width // 6))
 
 
-def note_indent(table: Table) -> int:
-    """The width of the longest label of a table's notes."""
-    return max(width_of(label) for label, _ in table.notes)
+def _depth(tree: Tree) -> int:
+    return max((len(node.path) for node in tree.walk()), default=0)
 
 
-def _title(snapshot: Snapshot, step: int | None) -> tuple[str, ...]:
-    taken = datetime.fromtimestamp(snapshot.unix_time_s).astimezone()
-    process = f"{safe_name(snapshot.host)}, process {snapshot.pid}"
-    if snapshot.rank is not None:
-        process += f", rank {snapshot.rank} of {snapshot.world_size}"
-    parts = ["Times by region", process, f"{taken:%Y-%m-%d %H:%M:%S %z}"]
-    if snapshot.since_unix_time_s is not None:
-        since = datetime.fromtimestamp(snapshot.since_unix_time_s).astimezone()
-        parts.append(f"since {since:%Y-%m-%d %H:%M:%S %z}")
-    if step is not None:
-        parts.append(f"step {step}")
-    return tuple(parts)
+def _lines(tree: Tree, *, narrow: bool) -> Iterator[_Line]:
+    for root in tree.roots:
+        yield from _with_warm_up("", root)
+        yield from _below(root, "", narrow)
 
 
-def _notes(snapshot: Snapshot, name_width: int, *, any_times: bool) -> list[tuple[str, str]]:
-    notes = []
-    if not any_times:
-        notes.append(("no times", "nothing has been recorded yet"))
-    told: set[tuple[str, str]] = set()
+def _below(node: Node, indent: str, narrow: bool) -> Iterator[_Line]:
+    for place, child in enumerate(node.children):
+        is_last = place == len(node.children) - 1
+        branch, deeper = (" ", " ") if narrow else ("└─ ", "   ") if is_last else ("├─ ", "│  ")
+        yield from _with_warm_up(indent + branch, child, "├─ " if is_last and not narrow else None)
+        yield from _below(child, indent + deeper, narrow)
 
-    def note(label: str, text: str, count: Callable[[RegionTimes], int], *, show_count: bool = True) -> None:
-        concerned = [(region, count(region)) for region in snapshot if count(region)]
-        if concerned:
-            told.update((region.name, region.device) for region, _ in concerned)
-            named = [
-                f"{f'{number} × ' if show_count else ''}{shorten(safe_name(region.name), name_width)} ({region.device})"
-                for region, number in concerned
-            ]
-            notes.append((label, f"{', '.join(named)}: {text}"))
 
-    threads = any(region.running > 1 for region in snapshot)
-    for counter, text in COUNTERS.items():
-        if counter == "running":
-            open_text = "open now, by threads; the time so far is not included" if threads else text
-            note(counter, open_text, attrgetter(counter), show_count=threads)
-        else:
-            note(counter, text, attrgetter(counter))
-    note("warm-up", "left out by skip_first", lambda region: region.stats.skipped if region.stats else 0)
-    note(
-        "rounded",
-        f"{' and '.join(['median, its interval', *_PERCENTILES])} are from a histogram, within ±1 %",
-        lambda region: int(region.stats is not None and region.stats.quantile_error > 0),
-        show_count=False,
+def _with_warm_up(indent: str, node: Node, branch_before: str | None = None) -> Iterator[_Line]:
+    name = safe_name(node.name) + (" (overlaps)" if node.overlaps else "") + (" …" if node.running else "")
+    if node.warm_up and node.warm_up_s is not None:
+        before = indent if branch_before is None else indent[: -len(branch_before)] + branch_before
+        yield _Line(before, f"{safe_name(node.name)} (warm-up)", node, is_warm_up=True)
+    yield _Line(indent, name, node)
+
+
+def _cells(tree: Tree, lines: list[_Line]) -> dict[str, list[str]]:
+    nodes = [line.node for line in lines]
+    warm = [line.is_warm_up for line in lines]
+
+    def pick(of_node: list[str], of_warm_up: list[str]) -> list[str]:
+        return [w if is_warm else n for n, w, is_warm in zip(of_node, of_warm_up, warm, strict=True)]
+
+    empty = [""] * len(lines)
+    totals = [node.warm_up_s if is_warm else node.total_s for node, is_warm in zip(nodes, warm, strict=True)]
+    found = {"total": columns.times(totals, by_largest=True)}
+    if tree.is_nested:
+        found["share"] = pick([columns.share(node.share) for node in nodes], empty)
+    counts = [str(node.count) if node.count and not node.is_rest else "" for node in nodes]
+    found["count"] = pick(counts, [str(node.warm_up) for node in nodes])
+    found["median"] = columns.times([None if w else columns.median(n) for n, w in zip(nodes, warm, strict=True)])
+    found["p95"] = columns.times([None if w else columns.p95(n) for n, w in zip(nodes, warm, strict=True)])
+    if tree.has_device_times:
+        on_device = [None if w else n.gpu for n, w in zip(nodes, warm, strict=True)]
+        found["GPU total"] = columns.times([None if gpu is None else gpu.total_s for gpu in on_device], by_largest=True)
+        if tree.is_nested:
+            found["GPU share"] = ["" if gpu is None else columns.share(gpu.share) for gpu in on_device]
+    if any(node.trend for node in nodes):
+        found[COURSE] = pick([columns.course(node) for node in nodes], empty)
+    return {name: cells for name, cells in found.items() if {*cells} - {"", UNKNOWN} or name == "total"}
+
+
+def _rows(lines: list[_Line], cells: list[list[str]], most: int) -> tuple[Row, ...]:
+    aligned = align_units(list(zip(*cells, strict=True)), left=0)
+    return tuple(
+        Row(line.indent, shorten(line.name, max(most - width_of(line.indent), 4)), line.node.is_rest, row)
+        for line, row in zip(lines, aligned, strict=True)
     )
-    note(
-        "no times",
-        "used, but nothing is recorded, or nothing but warm-up",
-        lambda region: int(region.stats is None and (region.name, region.device) not in told),
-        show_count=False,
-    )
-    notes += [("memory", text) for region in snapshot if (text := _memory(region, name_width))]
-    return notes
-
-
-def _memory(region: RegionTimes, name_width: int) -> str:
-    memory = region.memory
-    if memory is None:
-        return ""
-    parts = []
-    for name, shown_as in SHOWN.items():
-        now = getattr(memory.last, name)
-        if now is not None:
-            most = getattr(memory, f"max_{name}", None)
-            what = shown_as.format(device=memory.last.device or "device")
-            parts.append(f"{format_bytes(now)} {what} (at most {format_bytes(now if most is None else most)})")
-    return f"{shorten(safe_name(region.name), name_width)} at its last end: {', '.join(parts)}" if parts else ""

@@ -6,8 +6,8 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing._ground.require import require
+from deep500_timing._summary.nesting import split_path
 from deep500_timing._views.tree import BUCKETS, Node, OnDevice, Tree, rest_of
-from deep500_timing.runs._nest import split_path
 
 if TYPE_CHECKING:
     from deep500_timing.runs import Run

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class Source(Protocol):
     """A timer."""
 
-    def snapshot(self) -> Snapshot:
-        """Its times at this moment."""
+    def snapshot(self, *, places: bool = False) -> Snapshot:
+        """Its times at this moment, with what lies in what if that is asked for."""
         ...
 
 
@@ -43,7 +43,8 @@ def take(source: Source, exporters: Sequence[object]) -> list[tuple[Snapshot, Ca
         For each exporter its part, and what to call if it could not take it: its next report holds the part as well.
     """
     with _lock:
-        now = source.snapshot()
+        nested = any(getattr(exporter, "shows_places", False) for exporter in exporters)
+        now = source.snapshot(places=True) if nested else source.snapshot()
         return [_part(source, exporter, now) for exporter in exporters]
 
 

@@ -7,7 +7,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from deep500_timing._ground.warn import warn_once
-from deep500_timing._views.table import render, table_of
+from deep500_timing._views.drawing import render
+from deep500_timing._views.of_snapshot import sheet_of
 from deep500_timing.exporters._base import BaseExporter
 from deep500_timing.exporters._files import SharedFile, create, encode, path_of
 
@@ -21,6 +22,8 @@ class TextExporter(BaseExporter):
     A file that is there already is left as it is: the table goes to ``times-2.txt`` and so on, which is said, and
     ``path`` tells. Between two exports the file is closed. A report that cannot be written whole is taken back.
     """
+
+    shows_places = True
 
     def __init__(
         self,
@@ -77,9 +80,8 @@ class TextExporter(BaseExporter):
     def _export(self, snapshot: Snapshot, step: int | None) -> None:
         file = self._file or SharedFile(self.path)
         try:
-            file.append(
-                encode(("" if self._file is None else "\n") + render(table_of(snapshot, step, whole_names=True)))
-            )
+            text = render(sheet_of(snapshot, step), whole_names=True)
+            file.append(encode(("" if self._file is None else "\n") + text))
         except BaseException:
             if self._file is None and os.path.isfile(self.path):
                 with suppress(OSError):

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from deep500_timing._summary.histogram import bin_of
+from deep500_timing._summary.nesting import ENDLESS, Paths
 from deep500_timing.runs._encoder import Encoder
 from deep500_timing.runs._files import SUFFIX, LogFile, name_of
 from deep500_timing.runs._kinds import EVENT, HEADER, NO_STEP
-from deep500_timing.runs._nest import ENDLESS, Paths
 from deep500_timing.runs._read import Log, open_log, read_log
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import numpy as np
 
 from deep500_timing._ground.require import require
 from deep500_timing._summary.histogram import bin_bounds
-from deep500_timing.runs._nest import split_path
+from deep500_timing._summary.nesting import split_path
 from deep500_timing.runs._tables import schema_of
 
 if TYPE_CHECKING:

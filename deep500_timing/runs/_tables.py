@@ -9,10 +9,10 @@ import numpy as np
 
 from deep500_timing._ground.require import require
 from deep500_timing._summary.histogram import bin_of
+from deep500_timing._summary.nesting import ENDLESS, ROOT, Paths
 from deep500_timing.runs._columns import unpack
 from deep500_timing.runs._frames import Frame, read_frames
 from deep500_timing.runs._kinds import HEADER, NO_STEP, TABLES
-from deep500_timing.runs._nest import ENDLESS, ROOT, Paths
 from deep500_timing.runs._read import Batch, Log, open_log, read_log
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from statistics import median
 from typing import Any
 
 from deep500_timing._ground.require import require
+from deep500_timing._summary.nesting import split_path
 from deep500_timing._summary.text import format_time, safe_name
-from deep500_timing.runs._nest import split_path
 
 _LEAST_SHARE = 0.1
 """What explains less of the excess than this is not named."""

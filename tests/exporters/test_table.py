@@ -4,9 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deep500_timing._summary.place import Place
 from deep500_timing._summary.snapshot import RegionTimes, Snapshot
 from deep500_timing._summary.text import width_of
-from deep500_timing._views.table import render, table_of
+from deep500_timing._views.drawing import render
+from deep500_timing._views.of_snapshot import sheet_of
+from deep500_timing._views.table import lay_out
 from deep500_timing.memory import MemoryUsage, RegionMemory
 
 TITLE = "Times by region  node01, process 4711  2027-01-15 08:00:00 +0000"
@@ -14,28 +17,45 @@ TITLE = "Times by region  node01, process 4711  2027-01-15 08:00:00 +0000"
 
 def lines_of(snapshot, **settings):
     """The lines of the plain table below its title."""
-    return render(table_of(snapshot, **settings)).splitlines()[1:]
+    return render(sheet_of(snapshot), **settings).splitlines()[1:]
+
+
+def table_of(snapshot, **settings):
+    """A snapshot in columns."""
+    return lay_out(sheet_of(snapshot), **settings)
 
 
 def test_the_whole_table(tmr):
-    """A table has a row for each region and device, numbers that end in one column, and units beside them."""
+    """A table has a row for each place, the device's times beside the host's, and numbers that end in one column."""
     expected = f"""\
 {TITLE}  step 7
 
-region  device  count     total      mean  stdev    median  95 % CI of median       min       p95       max
-──────  ──────  ─────  ────────  ────────  ─────  ────────  ─────────────────  ────────  ────────  ────────
-BATCH   CPU         2  2.000 s   1.000 s     0 s  1.000 s                   –  1.000 s   1.000 s   1.000 s
-BATCH   GPU         2  4.000 s   2.000 s     0 s  2.000 s                   –  2.000 s   2.000 s   2.000 s
-IO      CPU         1  250.0 ms  250.0 ms    0 s  250.0 ms                  –  250.0 ms  250.0 ms  250.0 ms
+  Nothing stands out.
+
+region   total  count  GPU total
+BATCH   2.00 s      2     4.00 s
+IO      0.25 s      1
 """
-    actual = render(table_of(tmr.snapshot(), 7))
+    actual = render(sheet_of(tmr.snapshot(places=True), 7))
 
     assert expected == actual
 
 
+def test_a_snapshot_without_places_is_flat(tmr):
+    """What lies in what is not guessed: regions stand side by side by falling total, without shares."""
+    expected = f"""\
+{TITLE}
+
+region   total  count  GPU total
+BATCH   2.00 s      2     4.00 s
+IO      0.25 s      1
+"""
+    assert expected == render(sheet_of(tmr.snapshot()))
+
+
 def test_an_empty_snapshot_says_so(machine, snapshot_of):
     """A timer that has timed nothing prints one clear line below the title."""
-    assert f"{TITLE}\n\nno times  nothing has been recorded yet\n" == render(table_of(snapshot_of()))
+    assert f"{TITLE}\n\nno times  nothing has been recorded yet\n" == render(sheet_of(snapshot_of()))
 
 
 def test_notes_name_what_the_numbers_leave_out(machine, snapshot_of, stats_of):
@@ -55,7 +75,7 @@ def test_notes_name_what_the_numbers_leave_out(machine, snapshot_of, stats_of):
         "captured    5 × BATCH (GPU): in a graph being captured, where nothing can be timed; not included",
         "recomputed  7 × BATCH (GPU): run a second time, as by an activation checkpoint; not included",
         "warm-up     3 × BATCH (CPU): left out by skip_first",
-        "rounded     BATCH (GPU): median, its interval and p95 are from a histogram, within ±1 %",
+        "rounded     BATCH (GPU): medians and percentiles are from a histogram, within ±1 %",
         "no times    warm (CPU): used, but nothing is recorded, or nothing but warm-up",
     ] == lines_of(snapshot)[-9:]
 
@@ -89,50 +109,83 @@ def test_memory_is_told_below_the_table(machine, snapshot_of, stats_of):
     ] == lines_of(snapshot)[-1:]
 
 
-def test_regions_without_times_have_no_row(machine, snapshot_of):
+def test_regions_without_times_have_no_row_of_a_flat_table(machine, snapshot_of):
     """A region that is merely open is named below the table, not in it."""
     table = table_of(snapshot_of(("BATCH", "CPU", 1.0), RegionTimes("EPOCH", "CPU", None, running=1)))
 
-    assert ["BATCH"] == [row[0] for row in table.rows]
+    assert ["BATCH"] == [row.name for row in table.rows]
     assert ("running", "EPOCH (CPU): open now; not included") in table.notes
 
 
 @pytest.mark.parametrize("width", [40, 53, 60, 80])
 def test_a_table_is_no_wider_than_the_terminal(snapshot_of, stats_of, width):
-    """Where leaving out columns is not enough names are shortened further; total and mean stay."""
+    """Where leaving out columns is not enough names are shortened; the total stays."""
     names = ("BATCH", "model.encoder.layers.11.attention", "n" * 5000)
-    table = table_of(snapshot_of(*(RegionTimes(name, "CPU", stats_of(0.123456)) for name in names)), width=width)
+    table = table_of(
+        snapshot_of(*(RegionTimes(name, "CPU", stats_of(0.123456, count=50)) for name in names)), width=width
+    )
 
-    assert {"total", "mean"} <= set(table.headers)
+    assert {"total", "median"} <= set(table.headers)
     assert table.width <= width
-    assert len(names) == len({row[0] for row in table.rows})
+    assert len(names) == len({row.name for row in table.rows})
 
 
-@pytest.mark.parametrize("width", [60, 80, 100, 120])
-def test_a_narrow_terminal_loses_columns_by_name(machine, snapshot_of, stats_of, width):
-    """What does not fit is left out from the least important column on, and named."""
-    stats = stats_of(0.01234, median_ci=(0.01, 0.02), stdev=0.00123)
-    table = table_of(snapshot_of(RegionTimes("FORWARD", "CPU", stats)), width=width)
+def _places(stats_of, depth):
+    # A chain of regions, each inside the one before, and a course for each.
+    names = tuple(f"region {level}" for level in range(depth))
+    return tuple(
+        Place(
+            names[: level + 1], "CPU", stats_of(0.0123, count=200), share=0.9 if level else None, trend=(0.0123,) * 15
+        )
+        for level in range(depth)
+    )
+
+
+@pytest.mark.parametrize(
+    ("width", "left_out"),
+    [
+        (40, ["count", "p95", "over the run"]),
+        (60, ["p95", "over the run"]),
+        (72, ["over the run"]),
+        (84, []),
+        (200, []),
+    ],
+)
+def test_a_narrow_terminal_loses_columns_by_name(machine, stats_of, width, left_out):
+    """The course over the run goes first, then the percentile, then the count; total, share and median stay."""
+    regions = tuple(RegionTimes(place.path[-1], "CPU", place.stats) for place in _places(stats_of, 5))
+    snapshot = Snapshot(regions, 0.0, "node01", 1, places=_places(stats_of, 5))
+    table = table_of(snapshot, width=width)
 
     assert table.width <= width
-    missing = {"count", "total", "mean", "stdev", "median", "min", "p95", "max"} - set(table.headers)
-    named = dict(table.notes).get("not shown", "")
-    assert all(name in named for name in missing)
-    assert bool(named) == (width < 113)
-    assert {"region", "device", "count", "total", "mean", "max"} <= set(table.headers)
+    assert max(map(width_of, lines_of(snapshot, width=width)[1:])) <= width
+    assert {"region", "total", "share", "median"} <= set(table.headers)
+    assert [name for name in ("count", "p95", "over the run") if name not in table.headers] == left_out
+    said = f"{', '.join(left_out)}: the terminal is {width} columns wide"
+    assert (("not shown", said) in table.notes) == bool(left_out)
+
+
+def test_below_sixty_columns_a_level_is_one_column(stats_of):
+    """A deep tree leaves room for names."""
+    regions = tuple(RegionTimes(place.path[-1], "CPU", place.stats) for place in _places(stats_of, 5))
+    snapshot = Snapshot(regions, 0.0, "node01", 1, places=_places(stats_of, 5))
+
+    assert ["", " ", "  ", "   ", "    "] == [row.indent for row in table_of(snapshot, width=59).rows]
+    assert "         └─ " == table_of(snapshot, width=60).rows[-1].indent
 
 
 @given(st.lists(st.text(min_size=1, max_size=40), min_size=1, max_size=5, unique=True), st.floats(1e-9, 1e5))
 def test_columns_line_up_whatever_the_names(stats_of, names, seconds):
-    """Every row is as wide as the rule above it, up to the blanks at its end, and no name is cut."""
+    """Every row ends where the heading of its last column does, up to the blanks at its end; no name is cut."""
     regions = tuple(RegionTimes(name, "CPU", stats_of(seconds)) for name in names)
-    table = table_of(Snapshot(regions, 0.0, "node01", 1))
-    _, _, header, rule, *rows = render(table).rstrip("\n").split("\n")
+    sheet = sheet_of(Snapshot(regions, 0.0, "node01", 1))
+    table = lay_out(sheet)
+    _, _, _, *rows = render(sheet).rstrip("\n").split("\n")
 
-    assert width_of(rule) == table.width == width_of(header)
     assert len(names) == len(rows)
-    assert all(width_of(rule) - width_of(row) in {0, 1} for row in rows)
-    assert all(row.startswith(cells[0]) for row, cells in zip(rows, table.rows, strict=True))
+    total = table.widths[0] + 2 + table.widths[1] + 2 + table.widths[2]
+    assert {total} == {width_of(row) for row in rows}
+    assert all(row.startswith(shown.name) for row, shown in zip(rows, table.rows, strict=True))
 
 
 @pytest.mark.parametrize("width", [None, 80, 120])
@@ -142,7 +195,7 @@ def test_a_name_of_any_length_leaves_room_for_its_times(snapshot_of, width):
     snapshot = snapshot_of((name, "CPU", 1.0), ("short", "CPU", 1.0), RegionTimes(name, "GPU", None, failed=1))
     alike = snapshot_of(("n" * 60, "CPU", 1.0), ("short", "CPU", 1.0), RegionTimes("n" * 60, "GPU", None, failed=1))
     table = table_of(snapshot, width=width)
-    assert table.rows[0][0].startswith("startx")
-    assert table.rows[0][0].endswith("xend")
+    assert table.rows[0].name.startswith("startx")
+    assert table.rows[0].name.endswith("xend")
     assert table.headers == table_of(alike, width=width).headers
-    assert max(map(width_of, render(table, width=width).splitlines())) <= (width or 200)
+    assert max(map(width_of, lines_of(snapshot, width=width))) <= (width or 200)

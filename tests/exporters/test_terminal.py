@@ -10,7 +10,8 @@ import termios
 
 import pytest
 
-from deep500_timing._views.table import render, table_of
+from deep500_timing._views.drawing import render
+from deep500_timing._views.of_snapshot import sheet_of
 from deep500_timing.exceptions import ExportError, TimingWarning
 from deep500_timing.exporters import TerminalExporter
 
@@ -58,7 +59,7 @@ def test_a_stream_gets_the_plain_table(tmr):
     stream = io.StringIO()
     TerminalExporter(stream).export(tmr.snapshot(), step=3)
 
-    assert render(table_of(tmr.snapshot(), 3)) == stream.getvalue()
+    assert render(sheet_of(tmr.snapshot(), 3)) == stream.getvalue()
 
 
 def test_write_alone_will_do(tmr):
@@ -74,7 +75,7 @@ def test_write_alone_will_do(tmr):
     writer = Writer()
     TerminalExporter(writer).export(tmr.snapshot())
 
-    assert render(table_of(tmr.snapshot())) == writer.text
+    assert render(sheet_of(tmr.snapshot())) == writer.text
 
 
 def test_standard_output_is_looked_up_at_the_time(tmr, capsys):
@@ -82,7 +83,7 @@ def test_standard_output_is_looked_up_at_the_time(tmr, capsys):
     exporter = TerminalExporter()
     exporter.export(tmr.snapshot())
 
-    assert render(table_of(tmr.snapshot())) == capsys.readouterr().out
+    assert render(sheet_of(tmr.snapshot())) == capsys.readouterr().out
 
 
 def test_a_program_without_standard_output_goes_on(tmr, monkeypatch):
@@ -103,7 +104,7 @@ def test_a_terminal_gets_colours_and_the_same_text(tmr, terminal):
 
     assert "\x1b[" in shown
     plain = [line.rstrip() for line in COLOURS.sub("", shown).splitlines()]
-    assert render(table_of(tmr.snapshot())).splitlines() == plain
+    assert render(sheet_of(tmr.snapshot())).splitlines() == plain
 
 
 def test_no_color_is_respected(tmr, terminal, monkeypatch):
@@ -121,12 +122,12 @@ def test_a_terminal_without_rich_gets_the_plain_table(tmr, terminal, monkeypatch
         monkeypatch.setitem(sys.modules, name, None)
     TerminalExporter(terminal.stream).export(tmr.snapshot())
 
-    assert render(table_of(tmr.snapshot())) == terminal.read()
+    assert render(sheet_of(tmr.snapshot())) == terminal.read()
 
 
 @pytest.mark.parametrize("with_rich", [True, False])
 def test_no_line_is_wider_than_a_narrow_terminal(clock, tmr, monkeypatch, with_rich):
-    """On 80 columns, columns are left out and notes wrapped, so that nothing is broken by the terminal."""
+    """Columns are left out and notes wrapped, so that nothing is broken by the terminal."""
     monkeypatch.delenv("COLUMNS", raising=False)
     if with_rich:
         pytest.importorskip("rich")
@@ -136,12 +137,12 @@ def test_no_line_is_wider_than_a_narrow_terminal(clock, tmr, monkeypatch, with_r
         with tmr.region("augmentation"):
             clock.advance(0.0123)
     tmr.start("another region with a long name, that is still open while the times are shown")
-    narrow = Terminal(columns=80)
-    TerminalExporter(narrow.stream).export(tmr.snapshot())
+    narrow = Terminal(columns=70)
+    TerminalExporter(narrow.stream).export(tmr.snapshot(places=True))
     lines = COLOURS.sub("", narrow.read()).splitlines()
     narrow.close()
 
-    assert max(map(len, lines)) <= 80
+    assert max(map(len, lines)) <= 70
     assert any(line.startswith("not shown  ") for line in lines)
 
 
@@ -155,30 +156,30 @@ def test_markup_in_a_name_is_shown_as_it_is(tmr, terminal):
     assert "[red]load[/red] :rocket:" in terminal.read()
 
 
-def test_a_stream_that_lacks_signs_gets_plain_ones(tmr):
+def test_a_stream_that_lacks_signs_gets_plain_ones(tmr, clock):
     """A stream in ASCII gets a table, with us for µs."""
-    with tmr.region("größe"):
-        tmr.record("fast", 0, 1500)
+    with tmr.region("größe"), tmr.region("fast"):
+        clock.advance_ns(1500)
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="ascii")
-    TerminalExporter(stream, strict=True).export(tmr.snapshot())
+    TerminalExporter(stream, strict=True).export(tmr.snapshot(places=True))
     text = raw.getvalue().decode("ascii")
 
-    assert "1.500 us" in text
+    assert "1.50 us" in text
     assert "gr\\xf6\\xdfe" in text
-    assert "------" in text
+    assert "`- fast" in text
 
 
 def test_the_width_can_be_set(tmr, terminal, monkeypatch):
     """COLUMNS says how wide the terminal is, as for other programs."""
-    monkeypatch.setenv("COLUMNS", "80")
-    TerminalExporter(terminal.stream).export(tmr.snapshot())
+    monkeypatch.setenv("COLUMNS", "40")
+    TerminalExporter(terminal.stream).export(tmr.snapshot(places=True))
 
-    assert "the terminal is 80 columns wide" in terminal.read()
+    assert max(map(len, COLOURS.sub("", terminal.read()).splitlines())) <= 40
 
 
 @pytest.mark.parametrize("with_rich", [True, False])
-def test_a_terminal_of_unknown_width_is_taken_for_80_columns(tmr, monkeypatch, with_rich):
+def test_a_terminal_of_unknown_width_is_taken_for_80_columns(tmr, clock, monkeypatch, with_rich):
     """A stream that says it is a terminal and knows no more is taken for one of the usual width."""
 
     class Claims(io.StringIO):
@@ -191,8 +192,11 @@ def test_a_terminal_of_unknown_width_is_taken_for_80_columns(tmr, monkeypatch, w
         pytest.importorskip("rich")
     else:
         monkeypatch.setitem(sys.modules, "rich.console", None)
+    for _ in range(40):
+        with tmr.region("a name of thirty-two characters "), tmr.region("another one that lies inside of it"):
+            clock.advance(0.01)
     stream = Claims()
-    TerminalExporter(stream, strict=True).export(tmr.snapshot())
+    TerminalExporter(stream, strict=True).export(tmr.snapshot(places=True))
 
     assert "the terminal is 80 columns wide" in COLOURS.sub("", stream.getvalue())
 

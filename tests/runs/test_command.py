@@ -50,17 +50,19 @@ def call(capsys):
 def test_show(call, folder):
     """The run in one line, the tree with shares and rests, and whose times they are."""
     code, text = call("show", folder)
-    expected = """\
-digits · 2 ranks on 1 host · 30 steps · 1.005 s · complete
+    expected = f"""\
+digits · 2 ranks on 1 host · 1 epoch, 30 steps · 1.00 s · CPU only · complete
 
-region             total  share  count    median       p95
-EPOCH            1.005 s             1   1.005 s         –
-└─ BATCH         1.005 s  100 %     30  31.59 ms  31.59 ms
-   ├─ FORWARD   960.0 ms   96 %     30  30.02 ms  30.02 ms
-   ├─ a\\nb      30.00 ms    3 %     30  1.000 ms  1.000 ms
-   └─ the rest  15.00 ms    1 %
+  Nothing stands out.
 
-Times of rank 0. Nothing dropped, nothing damaged. The run has ranks 0, 1: --rank 1.
+region            total  share  count   median      p95  over the run
+EPOCH           1.00 s              1
+└─ BATCH        1.00 s   100 %     30  31.6 ms  31.6 ms  ▃▃▃█▃▃▃▃▃▃▃▃▃▃▃
+   ├─ FORWARD   0.96 s    96 %     30  30.0 ms  30.0 ms  ▃▃▃█▃▃▃▃▃▃▃▃▃▃▃
+   ├─ a\\nb      30.0 ms    3 %     30   1.0 ms   1.0 ms  ▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃
+   └─ the rest  15.0 ms    1 %
+
+Times of rank 0, on the CPU. Nothing failed, nothing dropped. Rank 1: --rank 1. Page: deep500-timing report {folder}
 """
     assert (0, expected) == (code, text)
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deep500_timing.runs._nest import ENDLESS, Paths, order_for_nesting, parents_of, split_path
+from deep500_timing._summary.nesting import ENDLESS, Paths, order_for_nesting, parents_of, split_path
 
 INTERVALS = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 8), st.integers(0, 2)), min_size=1, max_size=14)
 

@@ -135,11 +135,12 @@ class Paths:
             rows = np.flatnonzero(of_thread & on_host)
             rows = rows[order_for_nesting(starts[rows], ends[rows], regions[rows])]
             parents, overlaps[rows] = parents_of(starts[rows], ends[rows])
-            paths[rows] = self._of_thread(parents, regions[rows])
+            paths[rows] = self.of_thread(parents, regions[rows])
             self._place_on_device(thread, rows, np.flatnonzero(of_thread & ~on_host), starts, regions, paths)
         return Nested(paths, overlaps)
 
-    def _of_thread(self, parents: Int64Array, regions: Int64Array) -> Int64Array:
+    def of_thread(self, parents: Int64Array, regions: Int64Array) -> Int64Array:
+        """The paths of the intervals of one thread, from :func:`parents_of` and the numbers of their names."""
         # A level at a time, from the outermost: few levels, and few different paths on each.
         paths = np.full(len(parents), ROOT, dtype=np.int64)
         if not len(parents):

@@ -1,0 +1,109 @@
+"""The columns of the tree: numbers that do not jump from unit to unit, shares, and a region's course over the run."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from deep500_timing._summary.text import UNKNOWN, time_units
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from deep500_timing._views.tree import Node
+
+_BARS = "▁▂▃▄▅▆▇█"
+_USUAL = 3 / 8
+"""The height at which what does not change is drawn: there is room for what takes longer."""
+FEW = 20
+"""A 95th percentile of fewer times is a dash."""
+LEAST_FOR_MEDIAN = 3
+"""A median of fewer says no more than the total."""
+
+
+def times(values: Sequence[float | None], *, by_largest: bool = False) -> list[str]:
+    """A column of times in seconds: three digits, in the column's unit where a value can be read in it.
+
+    Args:
+        values: None is an empty cell, a value that is not finite a dash.
+        by_largest: Whether the column's unit is that of its largest value, as for parts of a whole, and not that of
+            most of them.
+    """
+    known = [value for value in values if value is not None and math.isfinite(value) and value > 0]
+    scale, unit, most = _unit_of_column([max(known)] if known and by_largest else known)
+    return [_cell(value, scale, unit, most) for value in values]
+
+
+def _unit_of_column(known: list[float]) -> tuple[float, str, int]:
+    # The unit of most of the values, of two alike the larger one; and how many decimals its largest value has.
+    if not known:
+        return 1.0, "s", 2
+    units = [_own_unit(value) for value in known]
+    scale, unit = max(dict.fromkeys(units), key=lambda own: (units.count(own), own[0]))
+    largest = max((value / scale for value in known if 0.1 <= value / scale < _limit(unit)), default=1.0)
+    return scale, unit, 1 if largest >= 9.995 else 2
+
+
+def _own_unit(value: float) -> tuple[float, str]:
+    return next((own for own in time_units() if value / own[0] < _limit(own[1])), time_units()[-1])
+
+
+def _limit(unit: str) -> float:
+    # An hour takes more reading than a second.
+    return 9999.5 if unit == "s" else 999.5
+
+
+def _cell(value: float | None, scale: float, unit: str, most: int) -> str:
+    if value is None:
+        return ""
+    if not math.isfinite(value):
+        return UNKNOWN
+    if value == 0:
+        return f"0 {unit}"
+    if not 0.1 <= value / scale < _limit(unit):
+        scale, unit = _own_unit(value)
+        most = 2
+    number = value / scale
+    whole = max(math.floor(math.log10(number) + 1e-9) + 1, 1)
+    decimals = max(min(3 - whole, most), 0)
+    return f"{number:.{decimals}f} {unit}"
+
+
+def share(value: float | None) -> str:
+    """A share of 1, such as ``"37 %"``; what is there and rounds to nothing is below 1."""
+    if value is None:
+        return ""
+    if 0 < value < 0.005:
+        return "<1 %"
+    return f"{100 * value:.0f} %"
+
+
+def course(node: Node) -> str:
+    """A region's course over the run, a sign for each stretch of time, from nothing at the bottom.
+
+    Of few intervals those stretches that have one stand side by side: three EPOCHs are three signs.
+    """
+    trend = node.trend
+    known = [value for value in trend if value is not None]
+    if not known or node.count < LEAST_FOR_MEDIAN:
+        return ""
+    ordered = sorted(known)
+    usual = ordered[len(ordered) // 2]
+    top = max(usual / _USUAL, *known)
+    if top <= 0:
+        return ""
+    shown = known if node.count < 2 * len(trend) else trend
+    signs = (" " if value is None else _BARS[min(round(value / top * 8 + 1e-9) or 1, 8) - 1] for value in shown)
+    return "".join(signs).rstrip()
+
+
+def median(node: Node) -> float | None:
+    """The median to show, None for an empty cell."""
+    return node.median_s if node.count >= LEAST_FOR_MEDIAN else None
+
+
+def p95(node: Node) -> float | None:
+    """The 95th percentile to show, NaN for a dash."""
+    if node.count < LEAST_FOR_MEDIAN:
+        return None
+    return math.nan if node.count < FEW else node.p95_s

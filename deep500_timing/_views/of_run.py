@@ -1,0 +1,144 @@
+"""What is shown of a run: one rank of it in a table, findings about all."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+from deep500_timing._summary.snapshot import COUNTERS
+from deep500_timing._summary.text import safe_name, shorten
+from deep500_timing._views.about import about_run
+from deep500_timing._views.columns import times
+from deep500_timing._views.findings import find, verdict_if_none
+from deep500_timing._views.first import first_note
+from deep500_timing._views.table import LONGEST_NAME, Sheet
+from deep500_timing._views.tree_of_run import tree_of_run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from deep500_timing._views.about import About
+    from deep500_timing._views.tree import Tree
+    from deep500_timing.runs import Run
+
+COMMAND = "deep500-timing"
+_NAMED = 6
+"""Ranks that are named one by one."""
+
+
+def sheet_of_run(run: Run, *, rank: int | None = None, session: int | None = None, off: Iterable[str] = ()) -> Sheet:
+    """Put together what is shown of a run.
+
+    Args:
+        run: The run.
+        rank: Whose times to show; the lowest rank's if None.
+        session: Of which start of the run; all if None.
+        off: Rules of findings that are not to be asked.
+
+    Raises:
+        LookupError: The run has no such rank, or no such session.
+    """
+    about = about_run(run)
+    shown = choose_rank(about, rank)
+    if session is not None and not 0 <= session < about.sessions:
+        raise LookupError(f"Showing session {session}: the run has sessions {ranges(range(about.sessions))}.")
+    tree = tree_of_run(run, rank=shown, session=session)
+    findings = tuple(find(run, rank=shown, session=session, off=off))
+    verdict = "" if findings or not tree.roots else verdict_if_none(tree)
+    return Sheet(title_of(about), " · ", tree, findings, verdict, tuple(_notes(about, tree, shown)))
+
+
+def choose_rank(about: About, rank: int | None) -> int:
+    """The rank whose times to show.
+
+    Raises:
+        LookupError: The run has no such rank.
+    """
+    shown = about.ranks[0] if rank is None else rank
+    if shown not in about.ranks:
+        raise LookupError(f"Showing rank {rank}: the run has {_ranks(about)}.")
+    return shown
+
+
+def title_of(about: About) -> tuple[str, ...]:
+    """The facts of a run, for its heading."""
+    size = count(len(about.ranks), "rank")
+    if about.missing_ranks:
+        size = f"{len(about.ranks)} of {about.world_size} ranks"
+    parts = [safe_name(about.name), f"{size} on {count(len(about.hosts) or 1, 'host')}"]
+    steps = [count(about.epochs, "epoch")] if about.epochs else []
+    steps += [count(about.steps, "step")] if about.steps else []
+    parts += [", ".join(steps)] if steps else []
+    if about.wall_s is not None:
+        parts += times([about.wall_s])
+    if about.sessions > 1:
+        parts.append(f"{about.sessions} sessions")
+    parts += [safe_name(about.frameworks)] if about.frameworks else []
+    return (*parts, _state(about))
+
+
+def _state(about: About) -> str:
+    if not about.ended:
+        return "not ended: killed, or running"
+    broken = [end for end in about.ends if end not in ("closed", "exit", "rotated")]
+    return f"ended by {', '.join(map(safe_name, broken))}" if broken else "complete"
+
+
+def _notes(about: About, tree: Tree, rank: int) -> list[tuple[str, str]]:
+    notes = []
+    if not tree.roots:
+        notes.append(("no times", "nothing is recorded yet"))
+    for counter, text in COUNTERS.items():
+        concerned = [(key, counts[counter]) for key, counts in sorted(tree.counters.items()) if counts.get(counter)]
+        if concerned:
+            named = [
+                f"{number} × {shorten(safe_name(name), LONGEST_NAME)} ({device})"
+                for (name, device), number in concerned
+            ]
+            notes.append((counter, f"{', '.join(named)}: {text}"))
+    notes += first_note(tree)
+    return [*notes, ("", _closing(about, tree, rank, any_failed=bool(tree.counters)))]
+
+
+def _closing(about: About, tree: Tree, rank: int, *, any_failed: bool) -> str:
+    folder = shlex.quote(safe_name(about.folder))
+    on = "on the CPU and the GPU" if tree.has_device_times else "on the CPU"
+    lost = [
+        f"{number} {what}"
+        for number, what in (
+            (about.dropped, "dropped"),
+            (about.damaged_bytes, "bytes damaged"),
+            (about.missing_frames, "frames missing"),
+        )
+        if number
+    ]
+    said = (
+        f"Lost: {', '.join(lost)}."
+        if lost
+        else "Nothing dropped."
+        if any_failed
+        else "Nothing failed, nothing dropped."
+    )
+    sentences = [f"Times of rank {rank}, {on}.", said]
+    others = [other for other in about.ranks if other != rank]
+    if others:
+        sentences.append(f"{'Rank' if len(others) == 1 else 'Ranks'} {ranges(others)}: --rank {others[0]}.")
+    sentences.append(f"Page: {COMMAND} report {folder}")
+    return " ".join(sentences)
+
+
+def _ranks(about: About) -> str:
+    return f"{'rank' if len(about.ranks) == 1 else 'ranks'} {ranges(about.ranks)}"
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Numbers, rising, as a reader wants them: ``"0, 1, 4"``, ``"0 to 63"``."""
+    if len(numbers) > 2 and list(numbers) == list(range(numbers[0], numbers[-1] + 1)):
+        return f"{numbers[0]} to {numbers[-1]}"
+    shown = ", ".join(map(str, numbers[:_NAMED]))
+    return f"{shown} and {len(numbers) - _NAMED} more" if len(numbers) > _NAMED else shown
+
+
+def count(number: int, what: str) -> str:
+    """``"1 rank"``, ``"2 ranks"``."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
