@@ -16,7 +16,11 @@ from deep500_timing.testing import ManualClock
 def folder(tmp_path_factory):
     """A run of two ranks, 30 steps each, one of them slow."""
     folder = tmp_path_factory.mktemp("runs") / "digits"
-    with mock.patch("deep500_timing._summary.anchor.time.time_ns", return_value=1_700_000_000_000_000_000):
+    # Versions are of what the process has imported, which is whatever tests ran before.
+    with (
+        mock.patch("deep500_timing._summary.anchor.time.time_ns", return_value=1_700_000_000_000_000_000),
+        mock.patch("deep500_timing.runs._header._versions", return_value={}),
+    ):
         _train(folder)
     return folder
 
