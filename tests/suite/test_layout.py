@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 import suite_lanes
@@ -16,12 +17,21 @@ def test_a_file_name_stands_once():
     assert [] == [name for name, count in names.items() if count > 1]
 
 
-@pytest.mark.parametrize("lane", ["BOTH_FORMS", "ONE_FORM", "SLOW"])
+@pytest.mark.parametrize("lane", ["BOTH_FORMS", "LONGEST", "ONE_FORM", "SLOW"])
 def test_what_a_lane_names_exists(lane):
     """A folder or file of a lane that is renamed is renamed there as well."""
     parts = getattr(suite_lanes, lane)
     assert [] == [part for part in parts if not (suite_lanes.TESTS / part).exists()]
-    assert sorted(parts) == list(parts)
+    assert lane == "LONGEST" or sorted(parts) == list(parts)
+
+
+def test_the_longest_files_come_first():
+    """No worker begins with something else and ends with one of them alone."""
+    longest = [SimpleNamespace(path=suite_lanes.TESTS / part, is_slow=True) for part in suite_lanes.LONGEST]
+    others = [SimpleNamespace(path=suite_lanes.TESTS / "a.py", is_slow=is_slow) for is_slow in (True, False)]
+    for item in (*longest, *others):
+        item.get_closest_marker = lambda name, item=item: (name == "slow" and item.is_slow) or None
+    assert [*longest, *others] == sorted([*reversed(others), *reversed(longest)], key=suite_lanes.turn)
 
 
 def test_what_runs_once_is_in_a_folder_that_runs_twice():

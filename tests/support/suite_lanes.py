@@ -48,6 +48,25 @@ SLOW = (
     "torch_comm/test_seen.py",
 )
 
+# Begun first, in this order, so that no worker ends with one of them alone; then the other files with slow tests.
+LONGEST = (
+    "tensorflow/test_keras.py",
+    "examples/test_examples.py",
+    "packaging/test_wheel.py",
+    "peers/test_deepspeed_engine.py",
+    "peers/test_examples_beside_originals.py",
+    "runs/test_frameworks.py",
+    "tensorflow/test_examples_of_keras.py",
+)
+
+
+def turn(item: pytest.Item) -> int:
+    """When the file of a test is to be begun; the lowest number first."""
+    path = item.path.relative_to(TESTS).as_posix() if item.path.is_relative_to(TESTS) else ""
+    if path in LONGEST:
+        return LONGEST.index(path)
+    return len(LONGEST) + (item.get_closest_marker("slow") is None)
+
 
 def mark(item: pytest.Item) -> None:
     """Give a test the marks of its file."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ import suite_processes
 
 if TYPE_CHECKING:
     from collections.abc import Generator
+    from pathlib import Path
 
 # What was asked to end, or ends because its parent did, may take that long.
 GRACE_S = 5.0
@@ -41,12 +43,14 @@ def pytest_configure(config: pytest.Config) -> None:
 # After the tests were shuffled, before those that are not wanted are left out.
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None, None, None]:
-    """Mark what runs in which lane; put the files with slow tests first, so that no worker ends with one alone."""
+    """Mark what runs in which lane; put the files that take long first, so that no worker ends with one alone."""
     for item in items:
         suite_lanes.mark(item)
     yield
-    slow = {item.path for item in items if item.get_closest_marker("slow") is not None}
-    items.sort(key=lambda item: item.path not in slow)
+    turns: dict[Path, int] = {}
+    for item in items:
+        turns[item.path] = min(suite_lanes.turn(item), turns.get(item.path, sys.maxsize))
+    items.sort(key=lambda item: turns[item.path])
 
 
 @pytest.hookimpl(wrapper=True)
