@@ -100,6 +100,33 @@ def free_port() -> int:
     return _free_port()
 
 
+@pytest.fixture(scope="module")
+def world():
+    """A gloo world of one, for the tests of a file."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@pytest.fixture
+def clean():
+    """Nothing recorded, configured, said or in force, before and after."""
+    from deep500_timing._ground.warn import forget_warnings
+    from deep500_timing_torch import comm
+    from deep500_timing_torch.comm import _instrument
+
+    forget_warnings()
+    comm.reset_log()
+    yield
+    comm.configure(enabled=True, prof_all=True, prof_ops=[], verbose=False, debug=False, timer=None)
+    comm.reset_log()
+    assert 0 == _instrument.IN_FORCE.objects
+    assert _instrument.IN_FORCE.feed is None
+
+
 @pytest.fixture(scope="session")
 def kernel() -> str:
     """The kernel's library, built once for the tree; the test is skipped where nothing can build it."""

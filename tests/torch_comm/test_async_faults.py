@@ -15,13 +15,7 @@ from deep500_timing_torch import comm
 from deep500_timing_torch.comm import _device, _report
 from deep500_timing_torch.comm._log import LOG
 
-
-@pytest.fixture(autouse=True)
-def clean():
-    """Nothing recorded, before and after."""
-    comm.reset_log()
-    yield
-    comm.reset_log()
+pytestmark = pytest.mark.usefixtures("clean")
 
 
 @pytest.fixture

@@ -115,22 +115,7 @@ NAMES = [
 ]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def world():
-    """A gloo world of one."""
-    plain.init_process_group("gloo", store=plain.HashStore(), rank=0, world_size=1)
-    yield
-    if plain.is_initialized():
-        plain.destroy_process_group()
-
-
-@pytest.fixture(autouse=True)
-def clean():
-    """Nothing recorded and nothing configured, before and after."""
-    comm.reset_log()
-    yield
-    comm.configure(enabled=True, prof_all=True, prof_ops=[], verbose=False, debug=False, timer=None)
-    comm.reset_log()
+pytestmark = pytest.mark.usefixtures("world", "clean")
 
 
 def _config(enabled=True, prof_all=False, prof_ops=("broadcast",)):

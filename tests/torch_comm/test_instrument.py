@@ -23,23 +23,7 @@ from deep500_timing_torch.comm._kernel import _build, _feed
 SWITCH = _build.SWITCH
 
 
-@pytest.fixture(scope="module", autouse=True)
-def world():
-    """A gloo world of one."""
-    plain.init_process_group("gloo", store=plain.HashStore(), rank=0, world_size=1)
-    yield
-    plain.destroy_process_group()
-
-
-@pytest.fixture(autouse=True)
-def clean():
-    """Nothing recorded, configured or in force, before and after."""
-    comm.reset_log()
-    yield
-    comm.configure(enabled=True, prof_all=True, prof_ops=[], verbose=False, debug=False, timer=None)
-    comm.reset_log()
-    assert 0 == _instrument.IN_FORCE.objects
-    assert _instrument.IN_FORCE.feed is None
+pytestmark = pytest.mark.usefixtures("world", "clean")
 
 
 @pytest.fixture(params=["patched functions", "the compiled kernel"])

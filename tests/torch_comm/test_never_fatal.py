@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as plain
 
 import deep500_timing_torch as timer
-from deep500_timing._ground.warn import forget_warnings
 from deep500_timing_torch import comm
 from deep500_timing_torch.comm._log import LOG
 
@@ -24,22 +22,7 @@ class BrokenTimer(timer.Timer):
         raise OSError("the clock is gone")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def world():
-    """A gloo world of one."""
-    plain.init_process_group("gloo", store=plain.HashStore(), rank=0, world_size=1)
-    yield
-    plain.destroy_process_group()
-
-
-@pytest.fixture(autouse=True)
-def clean():
-    """Nothing recorded, configured or said, before and after."""
-    forget_warnings()
-    comm.reset_log()
-    yield
-    comm.configure(enabled=True, prof_all=True, prof_ops=[], verbose=False, debug=False, timer=None)
-    comm.reset_log()
+pytestmark = pytest.mark.usefixtures("world", "clean")
 
 
 @pytest.fixture(scope="module")

@@ -21,22 +21,7 @@ from deep500_timing_torch.comm import _log, _settings
 from deep500_timing_torch.comm._ops import OPS
 from deep500_timing_torch.comm._timed import original_of
 
-
-@pytest.fixture(scope="module", autouse=True)
-def world():
-    """A gloo world of one."""
-    plain.init_process_group("gloo", store=plain.HashStore(), rank=0, world_size=1)
-    yield
-    plain.destroy_process_group()
-
-
-@pytest.fixture(autouse=True)
-def clean():
-    """Nothing recorded and nothing configured, before and after."""
-    comm.reset_log()
-    yield
-    comm.configure(enabled=True, prof_all=True, prof_ops=[], verbose=False, debug=False, timer=None)
-    comm.reset_log()
+pytestmark = pytest.mark.usefixtures("world", "clean")
 
 
 @pytest.fixture

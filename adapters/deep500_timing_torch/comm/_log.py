@@ -32,10 +32,12 @@ WINDOW = 1024
 """Latest operations of a group that can be compared with those of other ranks."""
 BATCH = 256
 
-SYNC, ISSUE, DONE, EXPOSED, PAIR, FAILED, UNTIMED = range(7)
+SYNC, ISSUE, DONE, EXPOSED, PAIR, FAILED, UNTIMED, WHOLE = range(8)
 """Kinds of messages: a blocking operation; the call of an asynchronous one; its completion; a wait for it; its time
-and what of it was exposed, in ns; an exception; an operation that took place elsewhere or whose time cannot be had.
-The last two say in place of a start whether the operation had been counted as under way: 1 or 0."""
+and what of it was exposed, in ns; an exception; an operation that took place elsewhere or whose time cannot be had;
+all of an asynchronous one that was counted as under way. ``FAILED`` and ``UNTIMED`` say in place of a start whether the
+operation had been counted as under way: 1 or 0. ``WHOLE`` has in place of the number of the group that number, the end
+of the call, and start and end of the wait, both 0 if nobody waited."""
 
 
 def fault(name: str, error: Exception) -> None:
@@ -60,8 +62,10 @@ class Record:
     """The times of one operation at one message size in one group."""
 
     __slots__ = (
+        "blocked",
         "bytes_total",
         "calls",
+        "common_name",
         "exposed",
         "failed",
         "finished",
@@ -84,6 +88,8 @@ class Record:
     def __init__(self, op: Op, label: str, nbytes: int | None, group: Group, *, size_is_mean: bool = False) -> None:
         """Start empty."""
         self.op = op
+        self.common_name = op.same_as or op.name
+        """Under which ranks compare it."""
         self.label = label
         self.nbytes = nbytes
         self.group = group
@@ -93,6 +99,8 @@ class Record:
         self.no_future = False
         self.on_device = False
         self.upper_bound = False
+        self.blocked = 0.0
+        """How many ended while somebody was waiting for them; minus infinity if ever one did not."""
         self._clear()
 
     def _clear(self) -> None:
@@ -118,18 +126,32 @@ class Record:
         """Whether anything was counted."""
         return bool(self.latency.count or self.started or self.failed or self.untimed)
 
-    def take(self, kind: int, start_ns: int, end_ns: int, seq: int | None) -> None:
-        """Count one message; only for the thread that empties the queue."""
+    def take(self, kind: int, start_ns: int, end_ns: int, more: Any, run: Any) -> None:
+        """Count one message; only for the thread that empties the queue.
+
+        Args:
+            kind: The kind of message, which says what the next three are.
+            start_ns: When it began.
+            end_ns: When it ended.
+            more: The number that the group gave it, or what else the kind has.
+            run: The run's log, None if there is none.
+        """
         if kind in (SYNC, DONE):
-            self.latency.append(start_ns, end_ns)
+            self._take_time(start_ns, end_ns, more, run)
             self.finished += kind == DONE
-            run = current()
-            if run is not None:
-                name = self.op.same_as or self.op.name
-                size = -1 if self.nbytes is None else self.nbytes
-                run.collective(name, start_ns, end_ns, group=self.group.name, sequence=seq, nbytes=size)
-            if seq is not None:
-                self.group.ring.append((seq, self.op.same_as or self.op.name, self.nbytes or 0, end_ns - start_ns))
+        elif kind == WHOLE:
+            seq, issued_ns, wait_start_ns, wait_end_ns = more
+            self._take_time(start_ns, end_ns, seq, run)
+            self.finished += 1
+            if self.issue is None:
+                self.issue = Intervals(KEEP_LAST, 0)
+            self.issue.append(start_ns, issued_ns)
+            if wait_end_ns:
+                if self.exposed is None:
+                    self.exposed = Intervals(KEEP_LAST, 0)
+                self.exposed.append(wait_start_ns, wait_end_ns)
+                self.paired_latency_ns += end_ns - start_ns
+                self.paired_exposed_ns += wait_end_ns - wait_start_ns
         elif kind == ISSUE:
             self.started += 1
             self.issue = self.issue or Intervals(KEEP_LAST, 0)
@@ -146,6 +168,14 @@ class Record:
         else:
             self.untimed += 1
             self.finished += start_ns
+
+    def _take_time(self, start_ns: int, end_ns: int, seq: int | None, run: Any) -> None:
+        self.latency.append(start_ns, end_ns)
+        if run is not None:
+            size = -1 if self.nbytes is None else self.nbytes
+            run.collective(self.common_name, start_ns, end_ns, group=self.group.name, sequence=seq, nbytes=size)
+        if seq is not None:
+            self.group.ring.append((seq, self.common_name, self.nbytes or 0, end_ns - start_ns))
 
 
 class Group:
@@ -288,7 +318,7 @@ class CommLog:
 
     def __init__(self) -> None:
         """Start empty."""
-        self.inbox: deque[tuple[Record, int, int, int, int | None]] = deque()
+        self.inbox: deque[tuple[Record, int, int, int, Any]] = deque()
         self._draining = allocate_lock()
         self.known_groups: dict[int, Group] = {}
         self._past: list[Group] = []
@@ -298,11 +328,13 @@ class CommLog:
         """Told of every message as it is counted: record, kind, start and end in ns."""
         self.source: Source | None = None
         """Has messages that are not in the queue yet."""
+        self.look: Callable[[], None] | None = None
+        """Queues the asynchronous operations that have ended unseen."""
         self._watching = False
         self._complete = False
 
-    def put(self, record: Record, kind: int, start_ns: int, end_ns: int, seq: int | None = None) -> None:
-        """Queue one message, from any thread."""
+    def put(self, record: Record, kind: int, start_ns: int, end_ns: int, seq: Any = None) -> None:
+        """Queue one message, from any thread; ``seq`` is the number of the group, or what else the kind has."""
         self.inbox.append((record, kind, start_ns, end_ns, seq))
         if len(self.inbox) >= BATCH or self.observer is not None:
             self.drain(wait=False)
@@ -313,18 +345,23 @@ class CommLog:
         Args:
             wait: If another thread is at it, wait for it. A training thread does not.
         """
-        if wait and self.source is not None:
-            self.source.drain()
+        if wait:
+            if self.source is not None:
+                self.source.drain()
+            if self.look is not None:
+                self.look()
         if not self._draining.acquire(wait):
             return
+        run = current()
+        inbox = self.inbox
         try:
             while True:
                 try:
-                    record, kind, start_ns, end_ns, seq = self.inbox.popleft()
+                    record, kind, start_ns, end_ns, more = inbox.popleft()
                 except IndexError:
                     return
                 try:
-                    record.take(kind, start_ns, end_ns, seq)
+                    record.take(kind, start_ns, end_ns, more, run)
                 except Exception as error:
                     fault(record.label, error)
                 if self.observer is not None:
@@ -337,7 +374,7 @@ class CommLog:
         observer = self.observer
         try:
             if observer is not None:
-                observer(record, kind, start_ns, end_ns)
+                observer(record, DONE if kind == WHOLE else kind, start_ns, end_ns)
         except Exception as error:
             self.observer = None
             warn_once(

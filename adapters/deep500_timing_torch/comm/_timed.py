@@ -19,6 +19,7 @@ from deep500_timing_torch.comm._device_run import DeviceRun
 from deep500_timing_torch.comm._log import BATCH, FAILED, ISSUE, LOG, SYNC, UNTIMED, Record, caller, fault
 from deep500_timing_torch.comm._ops import OPS, Op, unknown
 from deep500_timing_torch.comm._settings import SETTINGS
+from deep500_timing_torch.comm._short_way import issued
 from deep500_timing_torch.comm._work import TimedFuture, TimedWork, Tracker, future_of
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -44,6 +45,7 @@ class _Inside(threading.local):
 inside = _Inside()
 _is_compiling = torch.compiler.is_compiling
 _world: Any = getattr(c10d, "_world", None)
+_Work = dist.Work
 _illegal: tuple[type, ...] = tuple(filter(None, [getattr(c10d, "_IllegalWork", None)]))
 
 
@@ -157,7 +159,15 @@ def _timed(
         end_ns = perf_counter_ns()
         try:
             if result is not None:
-                return _finish(record, op, process_group, result, start_ns, end_ns, None, None, advance)
+                handle = None
+                if isinstance(result, _Work) and not (record.no_future or isinstance(result, _illegal)):
+                    handle = issued(result, record, start_ns, end_ns)
+                if handle is None:
+                    return _finish(record, op, process_group, result, start_ns, end_ns, None, None, advance)
+                group.seen += advance
+                if synchronizes:
+                    handle._seq = group.sequence(process_group)
+                return handle
             group.seen += advance
             inbox.append((record, SYNC, start_ns, end_ns, group.sequence(process_group) if synchronizes else None))
             if len(inbox) >= BATCH:

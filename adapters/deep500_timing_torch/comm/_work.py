@@ -210,6 +210,8 @@ class Tracker:
 class TimedWork(dist.Work):
     """The handle of an asynchronous operation, which times its ``wait``; in all else the one that it stands for."""
 
+    __slots__ = ("_tracker", "_waited", "_work")
+
     def __init__(self, work: dist.Work, tracker: Tracker) -> None:
         """Stand for ``work``."""
         super().__init__()
