@@ -11,7 +11,8 @@ import math
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._named.named_timer import NamedTimer, timer_for
+from deep500_timing._named.deepspeed_attributes import DeepSpeedAttributes
+from deep500_timing._named.named_timer import timer_for
 from deep500_timing._summary.text import deepspeed_gb_in_throughput, deepspeed_rate
 from deep500_timing.exceptions import RegionNotOpenError
 from deep500_timing.memory import HostMemory, MemoryReader, read_or_none
@@ -98,7 +99,11 @@ class ThroughputTimer:
         self.untimed_steps = 0
         """Global steps after the warm-up whose time is not known in full; they are in no rate."""
         self._host = HostMemory() if monitor_memory else None
-        self._core = NamedTimer(name, timer_for(timer, clock, device_clock))
+        self.config: Any = None
+        """The config of DeepSpeed's that it was made with; the torch adapter's takes one."""
+        self.initialized = False
+        """Whether it was ever started."""
+        self._core = DeepSpeedAttributes(name, timer_for(timer, clock, device_clock))
         self._started = False
         self._pauses = 0
         self._paused_inside = False
@@ -128,6 +133,16 @@ class ThroughputTimer:
         """Whether a micro-step is under way."""
         return self._started
 
+    @property
+    def start_time(self) -> float:
+        """When the last timed micro-step began, as ``start_time`` of a named timer."""
+        return self._core.start_time
+
+    @property
+    def end_time(self) -> float:
+        """When the last timed micro-step ended, as ``end_time`` of a named timer."""
+        return self._core.end_time
+
     def update_epoch_count(self) -> None:
         """A new epoch begins."""
         self.epoch_count += 1
@@ -140,11 +155,15 @@ class ThroughputTimer:
         """
         if self._pauses:
             return
+        self._init_timer()
         self._core.forget_running()
         self._core.take()  # A pause may have cut what is forgotten in two.
         self._started = True
         if self._seen_steps >= self.start_step:
             self._core.start()
+
+    def _init_timer(self) -> None:
+        self.initialized = True
 
     def stop(
         self,
@@ -200,8 +219,11 @@ class ThroughputTimer:
             self._settle()
         else:
             self.untimed_steps += 1
-        if report_speed and self.steps_per_output and self.global_step_count % self.steps_per_output == 0:
+        if report_speed and self._is_report_boundary():
             self._report()
+
+    def _is_report_boundary(self) -> bool:
+        return bool(self.steps_per_output) and self.global_step_count % (self.steps_per_output or 1) == 0
 
     def pause(self) -> Pause:
         """Keep what follows out of the rates: evaluation, a checkpoint. ``start`` and ``stop`` do nothing meanwhile.
@@ -255,6 +277,18 @@ class ThroughputTimer:
         """The time of all timed steps, in seconds; waits for what is on its way from the device."""
         self._settle(wait=True)
         return self._total_ns / 1e9
+
+    @total_elapsed_time.setter
+    def total_elapsed_time(self, seconds: float) -> None:
+        # As after loading a checkpoint, to go on from; rates know only the steps that this process has timed.
+        self._settle(wait=True)
+        self._total_ns = round(_amount("total_elapsed_time", seconds) * 1e9)
+
+    @property
+    def step_elapsed_time(self) -> float:
+        """The time of the micro-steps that the global step under way has had so far, in s; waits as the total does."""
+        self._core.wait()
+        return sum(part.total_ns for part in self._parts) / 1e9
 
     def average(self, unit: str | None = None) -> float | None:
         """The rate over all timed steps, per second, or None; waits for what is on its way from the device.

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from deep500_timing._ground.lazy import lazy_names as _lazy_names
 from deep500_timing._ground.warn import warn_once
-from deep500_timing._named.named_timer import NamedTimer, check_normalizer, timer_for
+from deep500_timing._named.deepspeed_attributes import DeepSpeedAttributes
+from deep500_timing._named.named_timer import check_normalizer, timer_for
 from deep500_timing._ranks.place import rank_and_world, wants
 from deep500_timing.exceptions import MissingPackageError
 from deep500_timing.memory import HostMemory, MemoryReader, format_usage, read_or_none
@@ -86,7 +87,7 @@ class SynchronizedWallClockTimer:
     memory_reader: MemoryReader | None = None
     """What ``memory_usage`` asks; the host's memory if None. The torch adapter's subclass asks the device as well."""
 
-    class Timer(NamedTimer):
+    class Timer(DeepSpeedAttributes):
         """One named timer. Times are in milliseconds.
 
         ``start()`` and ``stop(reset=False, record=False)`` are errors where the timer runs already, or does not run.
@@ -95,16 +96,6 @@ class SynchronizedWallClockTimer:
         """
 
         __slots__ = ()
-
-        @property
-        def name_(self) -> str:
-            """Its name."""
-            return self.name
-
-        @property
-        def started_(self) -> bool:
-            """Whether it is running."""
-            return self.running
 
         def elapsed(self, reset: bool = True) -> float:
             """The time since the last reset, in ms, with what a timer that runs has run so far.

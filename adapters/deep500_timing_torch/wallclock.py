@@ -169,6 +169,7 @@ class ThroughputTimer(_CoreThroughputTimer):
             device = "cpu"
         self._enabled = config is None or bool(config.enabled)
         super().__init__(*args, timer=timer_for(timer, device, clock, device_clock), **settings)
+        self.config = config
 
     def start(self) -> None:
         """As :meth:`deep500_timing.throughput.ThroughputTimer.start`."""

@@ -142,6 +142,12 @@ class HostTimes:
             totals, self._totals = self._totals, Totals()
             return totals
 
+    def ended_ns(self) -> int:
+        """The latest end of an interval, 0 if none has come."""
+        with self._lock:
+            self._drain()
+            return self._ended_ns
+
     def lifetime(self) -> Totals:
         """What ever came; only its sums."""
         with self._lock:

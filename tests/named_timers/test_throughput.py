@@ -496,3 +496,33 @@ class TestOnADevice:
         tmr.enabled = True
         step(timer, clock, 1.0)
         assert (timer.average(), timer.timed_steps, timer.untimed_steps) == (pytest.approx(10.0), 2, 1)
+
+
+class TestWhatDeepSpeedsTimerHas:
+    def test_of_the_step_under_way(self, make, clock):
+        """What its micro-steps took so far, when the last one was, and whether it was ever started."""
+        timer = make(32, steps_per_output=2)
+        assert not timer.initialized
+        step(timer, clock, 0.1, global_step=False)
+        step(timer, clock, 0.2, global_step=False)
+        assert timer.initialized
+        assert pytest.approx(0.3) == timer.step_elapsed_time
+        assert pytest.approx(0.2) == timer.end_time - timer.start_time
+        assert 0.0 == timer.total_elapsed_time
+        step(timer, clock, 0.1)
+        assert 0.0 == timer.step_elapsed_time
+        assert not timer._is_report_boundary()
+        step(timer, clock, 0.1)
+        assert timer._is_report_boundary()
+        assert None is timer.config
+
+    def test_a_total_that_is_set(self, make, clock):
+        """It goes on from there, as after a checkpoint; the rates know the steps of this process only."""
+        timer = make(32)
+        step(timer, clock, 0.5)
+        timer.total_elapsed_time = 10.0
+        step(timer, clock, 0.5)
+        assert pytest.approx(10.5) == timer.total_elapsed_time
+        assert pytest.approx(64.0) == timer.avg_samples_per_sec()
+        with pytest.raises(ValueError, match="total_elapsed_time"):
+            timer.total_elapsed_time = -1.0

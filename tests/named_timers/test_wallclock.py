@@ -761,3 +761,32 @@ def test_device_and_host_groups_do_not_mix(clock):
         group("fwd").stop()
     assert one("fwd").elapsed() == pytest.approx(10.0)
     assert two("fwd").elapsed() == pytest.approx(20.0)
+
+
+class TestWhatDeepSpeedsTimersHave:
+    def test_on_the_host(self, timers, clock):
+        """The times one by one in s, as records in ms, and when it was last started and stopped."""
+        timer = timers("fwd")
+        assert (0.0, 0.0, [], None) == (timer.start_time, timer.end_time, timer.event_timers, timer.elapsed_records)
+        spend(timer, clock, 0.010, 0.020)
+        assert timer.use_host_timer
+        assert None is timer.start_event
+        assert [0.010, 0.020] == pytest.approx(timer.event_timers)
+        assert [10.0, 20.0] == pytest.approx(timer.elapsed_records)
+        assert pytest.approx(30.0) == timer._get_elapsed_msec()
+        assert pytest.approx(0.020) == timer.end_time - timer.start_time
+        assert clock.now_ns() / 1e9 == timer.end_time
+        timer.reset()
+        assert ([], None) == (timer.event_timers, timer.elapsed_records)
+
+    def test_on_a_device(self, device_timers, device):
+        """The times are the device's, each to be asked for; it has no host times, and its events are a pool's."""
+        timer = device_timers("fwd")
+        timer.start()
+        device.launch(0.005)
+        timer.stop()
+        device.advance(1.0)
+        assert not timer.use_host_timer
+        assert [5.0] == pytest.approx([event.get_elapsed_msec() for event in timer.event_timers])
+        assert [5.0] == pytest.approx(timer.elapsed_records)
+        assert (0.0, 0.0, None) == (timer.start_time, timer.end_time, timer.start_event)

@@ -372,3 +372,26 @@ def test_the_no_op_timers_answer_alike(deepspeed):
         timers("x").start()
         timers("x").stop(record=True)
         assert (timers("x").elapsed(reset=True), timers("x").mean(), timers.get_timers()) == (0, 0, {})
+
+
+def test_every_attribute_of_theirs_is_ours(their):
+    """What their timers have, attributes and methods, ours have; what may be set there may be set here."""
+    from deep500_timing_torch import wallclock
+
+    config = types.SimpleNamespace(enabled=True, synchronized=False)
+    pairs = [
+        (their.SynchronizedWallClockTimer(), wallclock.SynchronizedWallClockTimer(device="cpu")),
+        (their.SynchronizedWallClockTimer()("a"), wallclock.SynchronizedWallClockTimer(device="cpu")("a")),
+        (their.SynchronizedWallClockTimer.Timer("b"), wallclock.SynchronizedWallClockTimer.Timer("b")),
+        (their.NoopTimer(), wallclock.NoopTimer()),
+        (their.NoopTimer()("a"), wallclock.NoopTimer()("a")),
+        (their.ThroughputTimer(config, 8), wallclock.ThroughputTimer(config, 8, device="cpu")),
+    ]
+    for original, mine in pairs:
+        wanted = {name for name in dir(original) if not name.startswith("__")}
+        assert set() == {name for name in wanted if not hasattr(mine, name)}, type(original)
+    assert set() == {name for name in vars(their) if name.isupper() and not hasattr(wallclock, name)}
+    throughput = pairs[-1][1]
+    assert throughput.config is config
+    throughput.batch_size, throughput.global_step_count, throughput.total_elapsed_time = 16, 4, 1.0
+    assert (16, 4, 1.0) == (throughput.batch_size, throughput.global_step_count, throughput.total_elapsed_time)

@@ -9,13 +9,16 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import torch
 from sklearn.datasets import load_digits
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+from deep500_timing._summary.reading import kept_intervals
 from deep500_timing_torch import comm as dist
+from deep500_timing_torch.comm._log import LOG
 
 dist.init_distributed("gloo")
 rank, n = dist.get_rank(), dist.get_world_size()
@@ -85,18 +88,26 @@ dist.reset_log()
 result["sharded"] = train_sharded(contextlib.nullcontext()), train_sharded(dist.instrument())
 result["fsdp"] = dist.summary().to_dict()["ops"]
 
+
 # --- overlap -------------------------------------------------------------------------------------------------------
+def medians_ns(op: str) -> list[float]:
+    """Of an operation, the median time and the median wait: a machine that is busy now and then moves neither."""
+    (record,) = [record for record in LOG.records() if record.label == op]
+    return [float(np.median(np.diff(kept_intervals([store]), axis=1))) for store in (record.latency, record.exposed)]
+
+
 message = torch.ones(1 << 19)
-for name, work_s in (("warm-up", 0.0), ("without", 0.0), ("under work", 0.05)):
+for name in ("warm-up", "without", "under work"):
     dist.barrier()
     dist.reset_log()
     for _ in range(10):
         dist.barrier()
         handle = dist.all_reduce(message, async_op=True)
-        if work_s:
-            time.sleep(work_s)
+        while name == "under work" and not handle.is_completed():
+            time.sleep(0.001)
         handle.wait()
     result[name] = dist.summary().to_dict()["ops"]
+    result[f"{name}, medians"] = medians_ns("all_reduce")
 
 # --- a late rank ---------------------------------------------------------------------------------------------------
 dist.barrier()
