@@ -42,7 +42,7 @@ class ShortWork(TimedWork):
     _latency_ns: int
 
     # The arguments of TimedWork's are set by `issued`: Python's own way to them takes as long as making the object.
-    __init__ = dist.Work.__init__  # type: ignore[assignment]
+    __init__: Any = dist.Work.__init__
 
     def wait(self, *args: Any, **kwargs: Any) -> Any:
         """Wait as the original does; how long that takes is the operation's exposed time."""
@@ -153,7 +153,7 @@ def issued(work: dist.Work, record: Record, start_ns: int, issued_ns: int) -> Sh
         future.add_done_callback(lambda _: seen.append(perf_counter_ns()))
         ends = seen
     record.started += 1
-    handle = ShortWork()
+    handle: ShortWork = ShortWork()
     handle._work = work
     handle._waited = False
     handle._record = record
