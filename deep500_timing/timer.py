@@ -206,6 +206,8 @@ class Timer(Recorder):
             buffer += (start_ns, now_ns)
             if len(buffer) > intervals.limit:
                 intervals.flush_block()
+        if region._suspended is not None:
+            self._resume(region)
 
     def _start_on_device(self, region: Region) -> None:
         # The region is opened last, so that a second entry meanwhile finds it closed; and its pair is taken away, so
@@ -221,9 +223,7 @@ class Timer(Recorder):
             region._open_pair, region._start_ns, region._is_open = pair, start_ns, True
         except BaseException:
             if region._open_pair is not pair:
-                self._device.drop(pair)
-                if region._pair is None:
-                    region._pair = pair
+                self._take_back(region, pair)
             raise
 
     def _end_on_device(self, region: Region, gpu: bool, now_ns: int) -> None:
@@ -243,6 +243,7 @@ class Timer(Recorder):
                 buffer += (start_ns, now_ns)
                 if len(buffer) > intervals.limit:
                     intervals.flush_block()
+            self._resume(region)
             self._end_pair(region, pair, start_ns, now_ns)
         except BaseException:
             if pair.start is not None:  # The pool counts by itself what it has taken over, and gives it back.
@@ -258,11 +259,9 @@ class Timer(Recorder):
             self._device.end(pair, region._device_store(), start_ns, end_ns)
         region._pair = pair
 
-    def _forget_open(self, region: Region) -> None:
-        pair = region._open_pair
-        region._is_open, region._open_pair, region._interrupted = False, None, False
-        if pair is not None:
-            self._device.drop(pair)
+    def _take_back(self, region: Region, pair: Any) -> None:
+        self._device.drop(pair)
+        if region._pair is None:
             region._pair = pair
 
     @cython.binding(False)  # type: ignore[untyped-decorator, unused-ignore]
@@ -441,10 +440,11 @@ class Timer(Recorder):
         """Close what the calling thread has open: discarded, or failed if an exception ends the block."""
         mine = [region for region in self._regions() if region.is_open and region._thread.ident == get_ident()]
         for region in sorted(mine, key=lambda region: -region._start_ns):  # the innermost first
-            if kind is None:
-                self.discard(region.key)
-            else:
-                self.fail(region.key)
+            while region.is_open:  # A second entry may have interrupted a first.
+                if kind is None:
+                    self.discard(region.key)
+                else:
+                    self.fail(region.key)
 
     def print_all_time_stats(self, file: Writable | None = None) -> None:
         """Print a table of every region that was used, to ``file``, or to the standard output of rank 0."""
@@ -623,7 +623,7 @@ class DeviceRegion:
         except RegionOpenError:
             raise
         except BaseException:
-            region._interrupted = True
+            region._interrupted_ns = region._start_ns
             raise
 
     def __exit__(

@@ -88,7 +88,7 @@ cdef class Region:
     cdef unsigned long _generation
     cdef tuple _suspended
     cdef public Py_ssize_t _timed_depth
-    cdef bint _interrupted
+    cdef int64_t _interrupted_ns
     cdef readonly Intervals _device_intervals
     cdef readonly object _pair
     cdef object _device_handle
@@ -165,14 +165,17 @@ cdef class Recorder:
     cdef ThreadRegions _reuse_regions(self, unsigned long ident)
     cdef Region _new_region(self, object key, ThreadRegions regions)
     cpdef _start_of_open(self, Region region, bint always)
-    @cython.locals(thread=ThreadRegions)
+    @cython.locals(thread=ThreadRegions, interrupted=bint)
     cdef _make_way(self, Region region, bint always)
     cdef bint _resume(self, Region region) except -1
     @cython.locals(other=Region)
     cdef _end_of_closed(self, Region region)
     cdef _mismatch(self, Region region, bint gpu)
     cpdef _discard(self, Region region)
-    cpdef _forget_open(self, Region region)
+    cpdef _discard_all(self, Region region)
+    @cython.locals(intervals=Intervals, on_device=Intervals)
+    cpdef _forget_open(self, Region region, int counted)
+    cpdef _take_back(self, Region region, object pair)
 
 
 cdef inline ThreadRegions known_regions_of(Recorder recorder):

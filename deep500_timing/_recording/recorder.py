@@ -63,6 +63,8 @@ one below some thousands."""
 _ASIDE = 2
 """Identity of regions whose thread is recomputing, see :func:`begin_recomputation`."""
 _MOST = 2**63 - 1
+_NOT_COUNTED, _FAILED, _DISCARDED = 0, 1, 2
+"""What becomes of a region that is closed without an interval."""
 
 
 class Region:
@@ -77,7 +79,7 @@ class Region:
         "_device_handle",
         "_device_intervals",
         "_generation",
-        "_interrupted",
+        "_interrupted_ns",
         "_intervals",
         "_is_open",
         "_key",
@@ -120,15 +122,15 @@ class Region:
         """What the device needs to know of a stretch, between two of them, if there ever was one."""
         self._open_pair: Any = None
         """The same of the stretch that is open, if it is open on the device as well."""
-        self._suspended: tuple[tuple[int, Any], ...] = ()
-        """Starts and pairs of the stretches that a second entry has interrupted."""
+        self._suspended: tuple[int, Any, Any] | None = None
+        """Start and pair of the stretch that a second entry has interrupted, and the same of the one before it."""
         self._timed_depth = 0
         """Calls of a function that is timed under this key, within one another, on this thread."""
         if not cython.compiled:
             self._block_ns = -_MOST - 1
             """The start of the stretch that a ``with`` block has opened last."""
-        self._interrupted = False
-        """Whether an exception is known to have come between its start and its end, see ``misuse.py``."""
+        self._interrupted_ns = -_MOST - 1
+        """The start of the stretch in which an exception is known to have come, see ``misuse.py``."""
 
     @property
     def key(self) -> TimeType | str:
@@ -143,7 +145,7 @@ class Region:
     @property
     def is_open(self) -> bool:
         """Whether it was started, on the thread that the handle was made on, and not ended yet."""
-        return self._is_open or len(self._suspended) > 0
+        return self._is_open or self._suspended is not None
 
     def start(self) -> None:
         """Open the region.
@@ -194,6 +196,8 @@ class Region:
             buffer += (start_ns, now_ns)
             if len(buffer) > intervals.limit:
                 intervals.flush_block()
+        if region._suspended is not None:
+            timer._resume(region)
 
     def __enter__(self) -> Region:
         """Open the region."""
@@ -205,8 +209,8 @@ class Region:
         except RegionOpenError:
             raise
         except BaseException:
-            # Whether it was opened before that or not, its end will not be called.
-            self._interrupted = True
+            # If it was opened before that, its end will not be called.
+            self._interrupted_ns = self._start_ns
             raise
 
     def __exit__(
@@ -230,13 +234,7 @@ class Region:
             region = timer._find(self._key)
         if not region._is_open and not timer._resume(region):
             return False
-        on_device = region._open_pair is not None
-        timer._forget_open(region)
-        region._intervals.failed += 1
-        if on_device:
-            # Its device time is as unknown as its host time.
-            store = region._device_store()
-            store.failed += 1
+        timer._forget_open(region, _FAILED)
         return True
 
     def _device_store(self) -> Intervals:
@@ -340,8 +338,7 @@ class ThreadRegions:
     def release(self) -> None:
         """Discard what is open and become free."""
         for region in list(self.by_key.values()):
-            if region._is_open:
-                region._timer._discard(region)
+            region._timer._discard_all(region)
         self.ident = 0
 
 
@@ -449,7 +446,7 @@ class Recorder:
             return self._read_clock()
         except BaseException:
             region = self._find(key)
-            region._interrupted = True
+            region._interrupted_ns = region._start_ns
             raise
 
     def _find(self, key: TimeType | str) -> Region:
@@ -532,19 +529,36 @@ class Recorder:
 
     def discard_quietly(self, key: TimeType | str) -> None:
         """Forget the open region ``key`` without counting it: what was to be timed turned out not to exist."""
-        self._forget_open(self._find(key))
+        self._forget_open(self._find(key), _NOT_COUNTED)
 
     def _discard(self, region: Region) -> None:
-        on_device = region._open_pair is not None
-        self._forget_open(region)
-        region._intervals.discarded += 1
-        if on_device:
-            store = region._device_store()
-            store.discarded += 1
+        self._forget_open(region, _DISCARDED)
 
-    def _forget_open(self, region: Region) -> None:
-        # Timers that mark the device as well take the event back.
-        region._is_open, region._open_pair, region._interrupted = False, None, False
+    def _discard_all(self, region: Region) -> None:
+        # What is open, and what a second entry has interrupted.
+        while region._is_open or self._resume(region):
+            self._discard(region)
+
+    def _forget_open(self, region: Region, counted: int) -> None:
+        # Its time on the device is as unknown as its host's. Nothing is called between closing and counting.
+        pair, intervals = region._open_pair, region._intervals
+        on_device = None if pair is None else region._device_store()
+        region._is_open, region._open_pair, region._interrupted_ns = False, None, -_MOST - 1
+        if counted == _FAILED:
+            intervals.failed += 1
+            if on_device is not None:
+                on_device.failed += 1
+        elif counted == _DISCARDED:
+            intervals.discarded += 1
+            if on_device is not None:
+                on_device.discarded += 1
+        self._resume(region)
+        if pair is not None:
+            self._take_back(region, pair)
+
+    def _take_back(self, region: Region, pair: Any) -> None:
+        # For timers that mark the device as well.
+        raise NotImplementedError
 
     @property
     def enabled(self) -> bool:
@@ -563,8 +577,7 @@ class Recorder:
         # Regions that are open now will not be ended in the ordinary way: ignore their next unmatched end.
         self._generation += 1
         for region in self._regions():
-            if region._is_open:
-                self._discard(region)
+            self._discard_all(region)
 
     def _all_threads(self) -> list[ThreadRegions]:
         # Without what is only there while a thread recomputes. A list of keys is made without making anything else, in
@@ -679,21 +692,22 @@ class Recorder:
             raise
         except BaseException:
             # To tell takes its time. Interrupted in it, the next start knows at once: there was an interrupt.
-            region._interrupted = True
+            region._interrupted_ns = region._start_ns
             raise
 
     def _make_way(self, region: Region, always: bool) -> None:
         from deep500_timing._recording import misuse
 
-        if not region._interrupted and misuse.interrupts():
-            open_now = (region._start_ns, region._open_pair)
-            region._suspended, region._is_open, region._open_pair = (*region._suspended, open_now), False, None
+        interrupted = region._interrupted_ns == region._start_ns
+        if not interrupted and misuse.interrupts():
+            open_now = (region._start_ns, region._open_pair, region._suspended)
+            region._suspended, region._is_open, region._open_pair = open_now, False, None
             return
         open_s = (self.now_ns() - region._start_ns) / 1e9
         thread = region._thread
         # An exception that has ended a block in which the region was opened.
         inside = thread.exception_from_ns < region._start_ns <= thread.exception_ns
-        seen = always or region._interrupted or inside or misuse.exception_is_known()
+        seen = always or interrupted or inside or misuse.exception_is_known()
         if not cython.compiled and not seen and region._block_ns == region._start_ns:
             handle = region if region._open_pair is None else region._device_handle
             seen = not misuse.block_is_live(handle, region)
@@ -702,19 +716,17 @@ class Recorder:
         self._discard(region)
         region._generation = _IGNORE_NEXT_END
         misuse.warn_of_open(region._name, region._key, open_s)
+        if region._is_open:  # That was a second entry's, and what it had interrupted is open again.
+            self._make_way(region, always)
 
     def _resume(self, region: Region) -> bool:
-        # Open again what a second entry has interrupted, if it has; see _start_of_open.
-        if not region._suspended:
+        # Open again what a second entry has interrupted, if it has; see _start_of_open. Each end of an entry does so,
+        # so that the code around it finds the region as it was.
+        suspended = region._suspended
+        if suspended is None:
             return False
-        last = len(region._suspended) - 1
-        start_ns, pair = region._suspended[last]
-        region._suspended, region._start_ns, region._open_pair, region._is_open = (
-            region._suspended[:last],
-            start_ns,
-            pair,
-            True,
-        )
+        start_ns, pair, before = suspended
+        region._suspended, region._start_ns, region._open_pair, region._is_open = before, start_ns, pair, True
         return True
 
     def _end_of_closed(self, region: Region) -> None:
@@ -785,7 +797,7 @@ class Recorder:
             times = region._intervals.count + region._intervals.failed + region._intervals.discarded
             if region.is_open:
                 times += 1
-                self._forget_open(region)
+                self._forget_open(region, _NOT_COUNTED)
             known = look_up(regions, region._key)
             if known is None:
                 known = self._new_region(region._key, regions)

@@ -327,6 +327,67 @@ def test_a_finalizer_enters_a_region_of_the_device(clock):
     assert ([1.0, 3.0], 2) == (tmr.get_time("close", gpu=True), len(tmr.get_time("close")))
 
 
+class Dying:
+    """Lets something be done by a finalizer."""
+
+    def __init__(self, act):
+        self.act = act
+
+    def __del__(self):
+        self.act()
+
+
+def test_a_second_entry_leaves_the_region_as_it_found_it(tmr, clock):
+    """After it the region is open since when it was, and a second start of it is the error that it always was."""
+
+    def enter():
+        with tmr.region("a"):
+            clock.advance(1)
+
+    tmr.start("a")
+    Dying(enter)
+    with pytest.raises(RegionOpenError, match=r"since 1 s"):
+        tmr.start("a")
+    tmr.end("a")
+    assert [1.0, 1.0] == tmr.get_time("a")
+
+
+def test_a_second_entry_switches_the_timer_off(tmr):
+    """What is open then is discarded, that of the second entry and that of the first."""
+
+    def switch():
+        tmr.start("a")
+        tmr.enabled = False
+
+    tmr.start("a")
+    Dying(switch)
+    times = tmr.snapshot().get("a")
+    assert (2, 0) == (times.discarded, times.running)
+
+
+def test_an_interrupt_is_known_of_its_own_stretch_only():
+    """An interrupt in a ``with`` that did not come to open its region says nothing of a start after it."""
+
+    class Clock(ManualClock):
+        broken = False
+
+        def now_ns(self):
+            if self.broken:
+                raise KeyboardInterrupt
+            return super().now_ns()
+
+    clock = Clock()
+    tmr = Timer(clock=clock)
+    clock.broken = True
+    with pytest.raises(KeyboardInterrupt), tmr.region("a"):
+        pass
+    clock.broken = False
+    clock.advance(1)
+    tmr.start("a")
+    with pytest.raises(RegionOpenError):
+        tmr.start("a")
+
+
 @pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="needs POSIX signals")
 def test_a_signal_handler_enters_the_region_that_is_open(clock):
     """A handler that uses the key of what it interrupts, and another key: all are timed, and nothing raises."""

@@ -26,6 +26,17 @@ GRACE_S = 5.0
 _kept = pytest.StashKey[object]()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """How many programs at random to try."""
+    parser.addoption("--fuzz-seeds", type=int, default=6, help="programs at random to try in test_fuzz.py (default: 6)")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Give a test that takes a ``seed`` as many as were asked for."""
+    if "seed" in metafunc.fixturenames:
+        metafunc.parametrize("seed", range(metafunc.config.getoption("--fuzz-seeds")))
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Prepare the run; a worker, and a pytest that a test runs, belong to the run that started them."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
