@@ -87,6 +87,22 @@ class TestTimes:
         assert Counter() == device.calls
         assert (None, []) == (on_device(tmr), tmr.get_time("a", gpu=True))
 
+    def test_one_region_with_and_without_the_device_in_turn(self, tmr, device):
+        """What a stretch was timed on is forgotten with it: by calls and by handles, in either order."""
+        plain, both = tmr.region("a"), tmr.region("a", gpu=True)
+        for start, end in (
+            (lambda: tmr.start("a", gpu=True), lambda: tmr.end("a", gpu=True)),
+            (plain.start, plain.end),
+            (both.start, both.end),
+            (lambda: tmr.start("a"), lambda: tmr.end("a")),
+            (lambda: tmr.start("a", gpu=True), lambda: tmr.discard("a")),
+            (plain.start, plain.end),
+        ):
+            start()
+            device.launch(1)
+            end()
+        assert (5, [1.0, 1.0]) == (len(tmr.get_time("a")), tmr.get_time("a", gpu=True))
+
     def test_keep_last_and_skip_first(self, clock, device):
         """The settings hold on the device as on the host."""
         tmr = CPUGPUTimer(clock=clock, device_clock=device, keep_last=2, skip_first=1)
