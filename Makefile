@@ -33,7 +33,7 @@ find-python = $(shell for python in python$(1) \
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-quick test-core test-plain test-rest coverage test-gpu gpu-session test-oldest mutants \
+.PHONY: help setup demo test test-quick test-core test-plain test-rest coverage test-gpu gpu-session test-oldest asan mutants \
 	lint format bench bench-quick accuracy clean
 
 help:
@@ -45,6 +45,7 @@ help:
 	@echo "make test-gpu     the tests that need a GPU, with the PyTorch of GPU_PYTHON ($(GPU_PYTHON)); installs nothing"
 	@echo "make gpu-session  all that a GPU can show, into benchmarks/GPU.md, with the PyTorch of GPU_PYTHON; under 8 minutes"
 	@echo "make test-oldest  with the oldest versions that pyproject.toml admits"
+	@echo "make asan         the core's tests on a core compiled with AddressSanitizer and checked bounds"
 	@echo "make mutants      break one place at a time and say which breaks no test notices (MUTANTS_ARGS, see tests/README.md)"
 	@echo "make lint         ruff, mypy --strict, pyright"
 	@echo "make format       let ruff rewrite the tree"
@@ -188,6 +189,13 @@ gpu-session:
 OLDEST_TESTS := tests/core tests/named_timers tests/exporters tests/runs tests/tensorflow/test_keras.py
 test-oldest: .venvs/oldest/.stamp
 	@.venvs/oldest/bin/$(PYTEST) $(PYTEST_ARGS) $(OLDEST_TESTS)
+
+# Not in CI: three times as slow. What a test starts is sanitized as well.
+asan: setup
+	@echo "asan: the compiled core with AddressSanitizer and checked bounds"
+	@$(BIN)/python tests/support/suite_sanitized.py
+	@PYTHONPATH=$(CURDIR)/build/asan LD_PRELOAD=`$(or $(CC),cc) -print-file-name=libasan.so` PYTHONMALLOC=malloc \
+		ASAN_OPTIONS=detect_leaks=0 $(BIN)/pytest -p no:cacheprovider $(PYTEST_ARGS) tests/core
 
 # Not in CI: a module's score needs minutes. 1 if one is below 95 %.
 mutants: setup
