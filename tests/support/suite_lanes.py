@@ -46,6 +46,9 @@ SLOW = (
     "torch_comm/test_killed_rank.py",
     "torch_comm/test_scenarios.py",
     "torch_comm/test_seen.py",
+    "torch_pipeline/test_engine_features.py",
+    "torch_pipeline/test_engine_on_ranks.py",
+    "torch_pipeline/test_failing_ranks.py",
 )
 
 # Begun first, in this order, so that no worker ends with one of them alone; then the other files with slow tests.

@@ -3,21 +3,44 @@
 from deep500_timing_torch.pipeline._account import account, together
 from deep500_timing_torch.pipeline._actions import COMPUTE, Action, Kind, Order, Slot
 from deep500_timing_torch.pipeline._bubble import Bubble, RankBubble, StageLoad
+from deep500_timing_torch.pipeline._config import PipelineConfig
+from deep500_timing_torch.pipeline._data import RepeatingLoader
+from deep500_timing_torch.pipeline._engine import PipelineEngine
+from deep500_timing_torch.pipeline._errors import DataEndedError, PipelineError
 from deep500_timing_torch.pipeline._ideal import ideal_bubble
+from deep500_timing_torch.pipeline._initialize import initialize
+from deep500_timing_torch.pipeline._module import PipelineModule
+from deep500_timing_torch.pipeline._names import DEEPSPEED_NAMES
 from deep500_timing_torch.pipeline._orders import order_of
+from deep500_timing_torch.pipeline._pipeline_timer import PipelineTimer, instrument_schedule
+from deep500_timing_torch.pipeline._recorder import Batch
 from deep500_timing_torch.pipeline._simulate import order_that_ran, simulate
+from deep500_timing_torch.pipeline._specs import LayerSpec, TiedLayerSpec
 
 __all__ = [
     "COMPUTE",
+    "DEEPSPEED_NAMES",
     "Action",
+    "Batch",
     "Bubble",
+    "DataEndedError",
     "Kind",
+    "LayerSpec",
     "Order",
+    "PipelineConfig",
+    "PipelineEngine",
+    "PipelineError",
+    "PipelineModule",
+    "PipelineTimer",
     "RankBubble",
+    "RepeatingLoader",
     "Slot",
     "StageLoad",
+    "TiedLayerSpec",
     "account",
     "ideal_bubble",
+    "initialize",
+    "instrument_schedule",
     "order_of",
     "order_that_ran",
     "simulate",

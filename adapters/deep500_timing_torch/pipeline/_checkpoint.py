@@ -1,0 +1,99 @@
+"""Saving and loading an engine by ``torch.distributed.checkpoint``: by the names of parameters, whatever the cuts."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint import filesystem, state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+from deep500_timing_torch.pipeline._errors import PipelineError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from torch import nn
+
+__all__ = ["load", "save"]
+
+
+def save(path: Path, module: nn.Module, optimizer: Any, state: Mapping[str, Any], group: Any) -> None:
+    """Write the parameters, the optimizer's state, this rank's random state, and what is plain data."""
+    found: dict[str, Any] = {f"model.{name}": tensor for name, tensor in module.state_dict().items()}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        for key, value in optimizer.state.get(parameter, {}).items():
+            found[f"optimizer.{name}.{key}"] = value
+    found |= {f"random.{dist.get_rank()}.{name}": value for name, value in _random_state(module).items()}
+    if dist.get_rank() == 0:
+        found["engine"] = _packed(dict(state))
+    state_dict_saver.save(found, checkpoint_id=str(path), process_group=group)
+
+
+def load(path: Path, module: nn.Module, optimizer: Any, group: Any) -> dict[str, Any]:
+    """Read what :func:`save` wrote, by any cut of the model, and give back the plain data.
+
+    Raises:
+        PipelineError: It is not there, or lacks a parameter of this rank's layers.
+    """
+    try:
+        stored = filesystem.FileSystemReader(str(path)).read_metadata().state_dict_metadata
+    except Exception as error:
+        raise PipelineError(f"Loading the checkpoint {path}: there is none, or it is not whole ({error}).") from error
+    model = module.state_dict()
+    wanted: dict[str, Any] = {f"model.{name}": tensor for name, tensor in model.items()}
+    missing = sorted(set(wanted) - set(stored))
+    if missing:
+        raise PipelineError(
+            f"Loading the checkpoint {path}: it lacks {missing[:4]}. It is of a model with other layers."
+        )
+    states: dict[Any, dict[str, Any]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        prefix = f"optimizer.{name}."
+        for key, about in stored.items():
+            if key.startswith(prefix) and "." not in key[len(prefix) :]:
+                wanted[key] = states.setdefault(parameter, {})[key[len(prefix) :]] = _room_for(about, parameter)
+    random = {name: _room_for(stored[name]) for name in stored if name.startswith(f"random.{dist.get_rank()}.")}
+    wanted |= random
+    wanted["engine"] = _room_for(stored["engine"])
+    state_dict_loader.load(wanted, checkpoint_id=str(path), process_group=group)
+    module.load_state_dict(model)
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        if parameter in states:
+            kept = states[parameter]
+            optimizer.state[parameter] = {key: wanted[f"optimizer.{name}.{key}"] for key in kept}
+    _set_random_state({name.split(".")[2]: wanted[name] for name in random}, module)
+    found: dict[str, Any] = torch.load(io.BytesIO(wanted["engine"].numpy().tobytes()), weights_only=True)
+    return found
+
+
+def _packed(state: dict[str, Any]) -> torch.Tensor:
+    # As a tensor, since the library takes dicts apart by their keys.
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    return torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
+
+
+def _room_for(about: Any, parameter: Any = None) -> Any:
+    if not isinstance(about, TensorStorageMetadata):
+        return None
+    # Steps are counted on the host, whatever device the parameter is on.
+    device = "cpu" if parameter is None or len(about.size) == 0 else parameter.device
+    return torch.empty(about.size, dtype=about.properties.dtype, device=device)
+
+
+def _random_state(module: Any) -> dict[str, torch.Tensor]:
+    found = {"cpu": torch.get_rng_state()}
+    if module.device.type == "cuda":
+        found["cuda"] = torch.cuda.get_rng_state(module.device)
+    return found
+
+
+def _set_random_state(found: Mapping[str, torch.Tensor], module: Any) -> None:
+    if "cpu" in found:
+        torch.set_rng_state(found["cpu"])
+    if "cuda" in found and module.device.type == "cuda":
+        torch.cuda.set_rng_state(found["cuda"], module.device)

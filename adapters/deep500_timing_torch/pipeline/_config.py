@@ -1,0 +1,198 @@
+"""DeepSpeed's config, as far as it means the same here. A key that does not is an error, not silence."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from deep500_timing_torch.pipeline._errors import PipelineError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from os import PathLike
+
+__all__ = ["PipelineConfig", "read_config"]
+
+_MEANINGLESS = {
+    "zero_optimization": "ZeRO shards what a stage of a pipeline keeps whole; use replicas and smaller stages",
+    "bf16": 'master weights are not kept; for autocast use "torch_autocast": {"enabled": true, "dtype": "bfloat16"}',
+    "fp16": "losses are not scaled; use torch_autocast with bfloat16",
+    "amp": "Apex is not used; use torch_autocast",
+    "comms_logger": "use deep500_timing_torch.comm",
+    "flops_profiler": "use deep500_timing_torch.layers.LayerTimer.count_flops",
+    "activation_checkpointing": "use pipeline.activation_checkpoint_interval",
+    "tensorboard": "export the engine's timer: engine.timer.export(...)",
+    "wandb": "call engine.timer.log_wb_all()",
+    "csv_monitor": "export the engine's timer: engine.timer.export(CsvExporter(...))",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineConfig:
+    """What an engine is set to. Names are DeepSpeed's.
+
+    Attributes:
+        train_batch_size: Samples of a batch, over all replicas.
+        train_micro_batch_size_per_gpu: Samples of a micro-batch.
+        gradient_accumulation_steps: Micro-batches of a batch, for each replica.
+        optimizer: ``{"type": ..., "params": {...}}``, or None.
+        scheduler: The same.
+        gradient_clipping: The most that the norm of all gradients may be; 0 for no bound.
+        steps_per_print: Batches between lines of throughput; None for none.
+        wall_clock_breakdown: Whether the times of passes and messages are printed with them.
+        autocast: The type that autocast computes in, None for none.
+        dataloader_drop_last: Whether the engine's own loader leaves out a last batch that is not full.
+        activation_checkpoint_interval: Layers that are computed again together; None to leave the model as it is.
+        seed: Of the engine's own loader.
+    """
+
+    train_batch_size: int
+    train_micro_batch_size_per_gpu: int
+    gradient_accumulation_steps: int
+    optimizer: Mapping[str, Any] | None = None
+    scheduler: Mapping[str, Any] | None = None
+    gradient_clipping: float = 0.0
+    steps_per_print: int | None = None
+    wall_clock_breakdown: bool = False
+    autocast: str | None = None
+    dataloader_drop_last: bool = True
+    activation_checkpoint_interval: int | None = None
+    seed: int = 1234
+    raw: Mapping[str, Any] = field(default_factory=dict)
+
+
+def read_config(config: Mapping[str, Any] | str | PathLike[str], replicas: int) -> PipelineConfig:
+    """Read a config.
+
+    Args:
+        config: A dict, or the path of a JSON file.
+        replicas: Of the pipeline.
+
+    Raises:
+        PipelineError: A key is unknown or has no meaning here, or the sizes do not go together.
+        OSError: The file cannot be read.
+    """
+    given: Any = config
+    raw: dict[str, Any] = (
+        dict(given) if isinstance(given, dict) else json.loads(Path(given).read_text(encoding="utf-8"))
+    )
+    left = dict(raw)
+    for key in sorted(left):
+        if key in _MEANINGLESS and not _is_off(left[key]):
+            raise PipelineError(f"Config key {key!r} has no meaning for this engine: {_MEANINGLESS[key]}.")
+        if key in _MEANINGLESS:
+            del left[key]
+    sizes = _sizes(left, replicas)
+    steps = left.pop("steps_per_print", None)
+    found = PipelineConfig(
+        *sizes,
+        optimizer=_typed(left, "optimizer"),
+        scheduler=_typed(left, "scheduler"),
+        gradient_clipping=_number(left, "gradient_clipping", 0.0),
+        steps_per_print=None if steps is None else _whole("steps_per_print", steps),
+        wall_clock_breakdown=bool(left.pop("wall_clock_breakdown", False)),
+        autocast=_autocast(left),
+        dataloader_drop_last=bool(left.pop("dataloader_drop_last", True)),
+        activation_checkpoint_interval=_pipeline(left),
+        seed=int(left.pop("seed", 1234)),
+        raw=raw,
+    )
+    if left:
+        known = (
+            "train_batch_size, train_micro_batch_size_per_gpu, gradient_accumulation_steps, optimizer, scheduler, "
+            "gradient_clipping, steps_per_print, wall_clock_breakdown, torch_autocast, dataloader_drop_last, "
+            "pipeline, seed"
+        )
+        raise PipelineError(f"Config keys {sorted(left)} are unknown to this engine. It knows {known}.")
+    return found
+
+
+def _is_off(value: Any) -> bool:
+    if isinstance(value, dict):
+        return value.get("enabled") is False or value.get("stage") == 0
+    return value in (False, None)
+
+
+def _sizes(left: dict[str, Any], replicas: int) -> tuple[int, int, int]:
+    names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    batch, micro, steps = (
+        _whole(name, left.pop(name)) if left.get(name) is not None else left.pop(name, None) for name in names
+    )
+    if micro is None and batch is not None:
+        steps = steps or 1
+        micro = batch // (steps * replicas)
+    elif steps is None and batch is not None and micro is not None:
+        steps = batch // (micro * replicas)
+    if micro is None:
+        raise PipelineError(
+            "The config gives neither train_batch_size nor train_micro_batch_size_per_gpu: it needs one, and "
+            "gradient_accumulation_steps with it."
+        )
+    steps = steps or 1
+    if batch is None:
+        batch = micro * steps * replicas
+    if batch != micro * steps * replicas or 0 in (batch, micro, steps):
+        raise PipelineError(
+            f"The batch does not divide: train_batch_size {batch} is not train_micro_batch_size_per_gpu {micro} times "
+            f"gradient_accumulation_steps {steps} times {replicas} replicas."
+        )
+    return batch, micro, steps
+
+
+def _whole(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise PipelineError(f"Config key {name!r} is {value!r}: it is a whole number from 1.")
+    return value
+
+
+def _number(left: dict[str, Any], name: str, default: float) -> float:
+    value = left.pop(name, default)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
+        raise PipelineError(f"Config key {name!r} is {value!r}: it is a number from 0.")
+    return float(value)
+
+
+def _typed(left: dict[str, Any], name: str) -> dict[str, Any] | None:
+    value = left.pop(name, None)
+    if value is None:
+        return None
+    if not isinstance(value, dict) or "type" not in value or set(value) - {"type", "params"}:
+        raise PipelineError(f'Config key {name!r} is {value!r}: it is {{"type": ..., "params": {{...}}}}.')
+    return value
+
+
+def _autocast(left: dict[str, Any]) -> str | None:
+    value = dict(left.pop("torch_autocast", None) or {})
+    enabled, dtype = value.pop("enabled", False), value.pop("dtype", "bfloat16")
+    if value:
+        raise PipelineError(f"Config key 'torch_autocast' has {sorted(value)}: only enabled and dtype mean something.")
+    if enabled and dtype != "bfloat16":
+        raise PipelineError(f"torch_autocast with dtype {dtype!r}: only bfloat16, since losses are not scaled.")
+    return dtype if enabled else None
+
+
+def _pipeline(left: dict[str, Any]) -> int | None:
+    value = dict(left.pop("pipeline", None) or {})
+    interval = value.pop("activation_checkpoint_interval", None)
+    # What is so anyway may be said.
+    so_anyway: dict[str, tuple[Any, ...]] = {
+        "use_reentrant": (False,),
+        "pipe_partitioned": (False,),
+        "grad_partitioned": (False,),
+        "stages": ("auto",),
+        "partition": ("best",),
+        "seed_layers": (False,),
+    }
+    for key, allowed in so_anyway.items():
+        if key in value and value.pop(key) not in allowed:
+            raise PipelineError(
+                f"Config key 'pipeline.{key}': other values than {allowed[0]!r} have no meaning for this engine; "
+                "stages and seeds are arguments of PipelineModule."
+            )
+    if value:
+        raise PipelineError(f"Config key 'pipeline' has {sorted(value)}, which are unknown to this engine.")
+    if interval is not None and (isinstance(interval, bool) or not isinstance(interval, int) or interval < 0):
+        raise PipelineError(f"Config key 'pipeline.activation_checkpoint_interval' is {interval!r}: it is 0 or more.")
+    return interval

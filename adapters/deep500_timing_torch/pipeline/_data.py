@@ -1,0 +1,122 @@
+"""Micro-batches: taken from an iterator, and a loader that begins anew and can go on where it was."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = ["RepeatingLoader", "shape_of", "split_batch", "to_device"]
+
+
+class RepeatingLoader:
+    """Goes through a data set again and again, in micro-batches of this replica's share.
+
+    Args:
+        dataset: The data set, with a length.
+        size: Samples of a micro-batch.
+        replicas: Of the pipeline.
+        replica: This one.
+        drop_last: Whether a last micro-batch that is not full is left out.
+        collate_fn: As for ``DataLoader``.
+        seed: For shuffling.
+        shuffle: Whether each pass has an order of its own; the same on the first and the last stage.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        size: int,
+        replicas: int,
+        replica: int,
+        *,
+        drop_last: bool = True,
+        collate_fn: Callable[[Any], Any] | None = None,
+        seed: int = 0,
+        shuffle: bool = False,
+    ) -> None:
+        self._dataset = dataset
+        self._collate = collate_fn
+        self._sampler: Any = DistributedSampler(
+            dataset, num_replicas=replicas, rank=replica, shuffle=shuffle, seed=seed, drop_last=drop_last
+        )
+        self._batches: Any = BatchSampler(self._sampler, size, drop_last)
+        if len(self) == 0:
+            raise ValueError(
+                f"A data set of {len(dataset)} samples for {replicas} replicas has no whole micro-batch of {size}."
+            )
+        self.taken = 0
+        """Micro-batches so far, over all passes."""
+        self._source: Iterator[Any] | None = None
+
+    def __len__(self) -> int:
+        """Micro-batches of one pass."""
+        return len(self._batches)
+
+    def go_to(self, taken: int) -> None:
+        """Go on after so many micro-batches, without reading those before."""
+        self.taken, self._source = taken, None
+
+    def __iter__(self) -> RepeatingLoader:
+        """It is its own iterator."""
+        return self
+
+    def __next__(self) -> Any:
+        """The next micro-batch."""
+        if self._source is None:
+            done, skipped = divmod(self.taken, len(self))
+            self._sampler.set_epoch(done)
+            indices = list(self._batches)[skipped:]
+            # Its own generator: a loader takes a seed for its workers from the global one otherwise.
+            generator = torch.Generator()
+            generator.manual_seed(done)
+            self._source = iter(
+                DataLoader(self._dataset, batch_sampler=indices, collate_fn=self._collate, generator=generator)
+            )
+        try:
+            batch = next(self._source)
+        except StopIteration:
+            self._source = None
+            return next(self)
+        self.taken += 1
+        return batch
+
+
+def split_batch(batch: Any) -> tuple[Any, Any]:
+    """The inputs and the labels of a micro-batch; labels are None if it has inputs alone.
+
+    Raises:
+        ValueError: It is neither a tensor nor inputs and labels.
+    """
+    if isinstance(batch, torch.Tensor):
+        return batch, None
+    if isinstance(batch, (tuple, list)) and len(batch) == 2:
+        inputs, labels = batch
+        return tuple(inputs) if isinstance(inputs, list) else inputs, tuple(labels) if isinstance(
+            labels, list
+        ) else labels
+    raise ValueError(
+        f"A micro-batch is {type(batch).__name__}: the engine takes (inputs, labels). Make it so with set_batch_fn()."
+    )
+
+
+def to_device(value: Any, device: torch.device) -> Any:
+    """The same tensors on a device."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device, non_blocking=True)
+    if isinstance(value, tuple):
+        return tuple(to_device(one, device) for one in value)
+    return value
+
+
+def shape_of(value: Any) -> tuple[Any, ...]:
+    """What tells micro-batches of different shapes apart."""
+    if isinstance(value, torch.Tensor):
+        return (tuple(value.shape), str(value.dtype))
+    if isinstance(value, tuple):
+        return tuple(shape_of(one) for one in value)
+    return (type(value).__name__,)

@@ -1,0 +1,73 @@
+"""Whose fault it is that a batch failed: ranks leave word in the job's store, which needs no rank but its own."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch.distributed as dist
+
+from deep500_timing._ranks import connection as _connection
+from deep500_timing_torch.pipeline._errors import PipelineError
+
+__all__ = ["Faults"]
+
+_GRACE_S = 0.5
+"""How long to look for the word of others, once this rank has failed."""
+_STORE_S = 2.0
+"""How long the store may take; its rank may be the dead one."""
+
+
+class Faults:
+    """Tells the ranks of an engine apart that failed by themselves from those that failed since others did."""
+
+    def __init__(self, number: int) -> None:
+        self._prefix = f"deep500_timing/pipeline/{number}"
+        self._rank = dist.get_rank()
+        self._world = dist.get_world_size()
+
+    def explain(self, doing: str, error: BaseException, *, own: bool) -> PipelineError:
+        """The error to raise, which names the rank that is at fault as far as can be told.
+
+        Args:
+            doing: What was under way.
+            error: What came up on this rank.
+            own: Whether it came up in this rank's own work, not in talking to others.
+        """
+        root = error
+        while own and root.__cause__ is not None:  # PyTorch wraps what a layer raises, with the shapes of its inputs.
+            root = root.__cause__
+        word = f"{type(root).__name__}: {str(root).strip()}"[:600]
+        here = f"{doing}: rank {self._rank} failed with {word}."
+        connection = _connection.connection()
+        if connection is None:
+            return PipelineError(here)
+        found: dict[int, str] = {}
+        text = ("own " if own else "met ") + word
+        fault = connection.run(lambda store: self._tell(store, text, found, alone=own), _STORE_S + _GRACE_S)
+        if own:
+            return PipelineError(here)
+        culprits = {rank: one[4:] for rank, one in found.items() if one.startswith("own ")}
+        if culprits:
+            others = "; ".join(f"rank {rank}: {one}" for rank, one in sorted(culprits.items()))
+            return PipelineError(f"{doing}: another rank failed ({others}). This rank met {word}.")
+        silent = [rank for rank in range(self._world) if rank != self._rank and rank not in found]
+        if fault is not None:
+            about = f"and the job's store, on rank 0, does not answer ({fault})"
+        elif silent:
+            about = f"and ranks {silent} say nothing: they are dead, stopped, or still waiting"
+        else:
+            about = "as all others did"
+        return PipelineError(f"{doing}: rank {self._rank} lost a rank it talks to, {about}. It met {word}.")
+
+    def _tell(self, store: Any, text: str, found: dict[int, str], *, alone: bool) -> None:
+        store.set(f"{self._prefix}/{self._rank}", text.encode())
+        until = time.monotonic() + _GRACE_S
+        while not alone:
+            for rank in range(self._world):
+                key = f"{self._prefix}/{rank}"
+                if rank not in found and store.check([key]):
+                    found[rank] = store.get(key).decode(errors="replace")
+            if time.monotonic() > until or len(found) == self._world:
+                return
+            time.sleep(0.02)

@@ -1,0 +1,71 @@
+"""What stands around the parts of a batch: their times, and one error for whatever fails in them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from deep500_timing_torch.pipeline._actions import Kind
+    from deep500_timing_torch.pipeline._recorder import Recorder
+
+__all__ = ["Guard", "Member", "Timed"]
+
+
+class Member:
+    """Stands for a stage where only its group is asked for."""
+
+    def __init__(self, group: Any) -> None:
+        self.group = group
+
+
+class Timed:
+    """Times a part of a batch."""
+
+    def __init__(self, recorder: Recorder, kind: Kind) -> None:
+        self._recorder, self._kind = recorder, kind
+        self._start_ns = 0
+
+    def __enter__(self) -> None:
+        self._start_ns = self._recorder.now_ns()
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        if error is None:
+            self._recorder.put(self._kind, -1, -1, self._start_ns, self._recorder.now_ns())
+
+
+class Guard:
+    """Makes of whatever fails in a batch one error that names the rank at fault."""
+
+    def __init__(self, engine: Any, doing: str) -> None:
+        self._engine, self._doing = engine, doing
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any) -> None:
+        if error is None or not isinstance(error, Exception):
+            return
+        explained = self._engine.faults.explain(self._doing, error, own=not came_from_others(error))
+        self._engine.broken = str(explained)
+        raise explained from error
+
+
+def came_from_others(error: BaseException) -> bool:
+    # An operation that other ranks take part in has failed, by what the backends say.
+    if isinstance(error, dist.DistError):
+        return True
+    text = str(error).lower()
+    words = (
+        "timed out",
+        "timeout",
+        "connection closed",
+        "connection reset",
+        "connect",
+        "broken pipe",
+        "gloo",
+        "nccl",
+        "socket",
+    )
+    return isinstance(error, RuntimeError) and any(word in text for word in words)

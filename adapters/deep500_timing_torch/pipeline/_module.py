@@ -1,0 +1,245 @@
+"""A model as a row of layers, cut into stages, of which each rank builds its own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from deep500_timing_torch.pipeline._errors import PipelineError
+from deep500_timing_torch.pipeline._orders import NAMES, SINGLE, check_stages, normal_name, rank_of_stage
+from deep500_timing_torch.pipeline._partition import measured_weights, partition
+from deep500_timing_torch.pipeline._specs import LayerSpec, TiedLayerSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+__all__ = ["PipelineModule", "StageModule"]
+
+
+class StageModule(nn.Module):
+    """The layers of one stage, called one after the other."""
+
+    def __init__(self, layers: Sequence[tuple[int, Any, Any]], interval: int = 0) -> None:
+        super().__init__()
+        self._calls: list[Callable[[Any], Any]] = []
+        self.checkpoint_interval = interval
+        for number, layer, forward_fn in layers:
+            if isinstance(layer, nn.Module):
+                self.add_module(str(number), layer)
+            self._calls.append(layer if forward_fn is None else _bound(forward_fn, layer))
+
+    def forward(self, *inputs: Any) -> Any:
+        """Several inputs are handed to the first layer as a tuple, as it would get them from the layer before it."""
+        value: Any = inputs[0] if len(inputs) == 1 else inputs
+        if not (self.checkpoint_interval and torch.is_grad_enabled()):
+            return _run(self._calls, value)
+        for first in range(0, len(self._calls), self.checkpoint_interval):
+            value = checkpoint(_run, self._calls[first : first + self.checkpoint_interval], value, use_reentrant=False)
+        return value
+
+
+def _bound(forward_fn: Callable[[Any, Any], Any], layer: Any) -> Callable[[Any], Any]:
+    return lambda value: forward_fn(layer, value)
+
+
+def _run(calls: Sequence[Callable[[Any], Any]], value: Any) -> Any:
+    for call in calls:
+        value = call(value)
+    return value
+
+
+class PipelineModule(nn.Module):
+    """A model for :func:`initialize`: layers in a row, cut into stages.
+
+    It is made on every rank, after ``torch.distributed`` is initialised, and builds the layers of this rank's stages.
+    Each layer gets what the one before it returns. Parameters have the names that they have in
+    ``nn.Sequential(*layers)``, so that its state fits and does not depend on the cuts.
+
+    Args:
+        layers: Modules, functions, :class:`LayerSpec` or :class:`TiedLayerSpec`; or an ``nn.Sequential``.
+        num_stages: Over how many ranks a model is spread; the world's size is a multiple of it, and the rest are
+            replicas. Ranks of one replica lie apart by the number of replicas, as in DeepSpeed.
+        loss_fn: Called as ``loss_fn(outputs, labels)``; None if the last layer gives the loss.
+        seed_layers: Whether to seed before each layer is built, by ``base_seed`` and its number.
+        seed_fn: What seeds; ``torch.manual_seed`` if None.
+        base_seed: See ``seed_layers``.
+        partition_method: ``"parameters"``, ``"uniform"``, ``"type:regex"``, a ``LayerTimer`` of
+            ``nn.Sequential(*layers)``, or the time of each layer as numbers; rank 0's count.
+        activation_checkpoint_interval: How many layers are computed again together in the backward pass; 0 for none.
+        schedule: Which schedule it is for; it decides where stages lie.
+        stages_per_rank: How many stages each rank has; None for 1, or 2 where the schedule interleaves.
+        device: Where to build the layers; the accelerator's current device if None, the CPU without one.
+
+    Raises:
+        PipelineError: The world is no multiple of the stages, or a stage would have no layer.
+    """
+
+    def __init__(
+        self,
+        layers: Iterable[Any],
+        num_stages: int | None = None,
+        loss_fn: Callable[..., Any] | None = None,
+        *,
+        seed_layers: bool = False,
+        seed_fn: Callable[[int], Any] | None = None,
+        base_seed: int = 1234,
+        partition_method: Any = "parameters",
+        activation_checkpoint_interval: int = 0,
+        schedule: str = "1F1B",
+        stages_per_rank: int | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        if not dist.is_initialized():
+            raise PipelineError("PipelineModule(...): initialise torch.distributed first (init_process_group).")
+        self._specs = list(layers)
+        world = dist.get_world_size()
+        self.num_stages = ranks = world if num_stages is None else int(num_stages)
+        if ranks < 1 or world % ranks:
+            raise PipelineError(
+                f"PipelineModule(num_stages={num_stages}): the {world} ranks are no multiple of it. Start a multiple "
+                "of num_stages ranks."
+            )
+        self.schedule = normal_name(schedule)
+        self.stages_per_rank = (1 if self.schedule in SINGLE else 2) if stages_per_rank is None else stages_per_rank
+        check_stages(self.schedule, self.stages_per_rank)
+        self.total_stages = ranks * self.stages_per_rank
+        self.loss_fn = loss_fn
+        self.replicas = world // ranks
+        self.pipe_rank, self.replica = divmod(dist.get_rank(), self.replicas)
+        self.device = _default_device() if device is None else torch.device(device)
+        self._seed = None if not seed_layers else (seed_fn or torch.manual_seed, base_seed)
+        self._built_by_key: dict[str, nn.Module] = {}
+        self.bounds = self._cut(partition_method)
+        self.tied_keys: dict[str, list[int]] = {}
+        for number, spec in enumerate(self._specs):
+            if isinstance(spec, TiedLayerSpec):
+                self.tied_keys.setdefault(spec.key, []).append(number)
+        self.stage_numbers = [
+            stage for stage in range(self.total_stages) if rank_of_stage(self.schedule, stage, ranks) == self.pipe_rank
+        ]
+        # A plain list: the modules of this one are the layers, under their numbers.
+        self.stages: list[StageModule] = []
+        for stage in self.stage_numbers:
+            own = [(number, *self._layer(number)) for number in range(*self.bounds[stage])]
+            for number, layer, _ in own:
+                if isinstance(layer, nn.Module):
+                    self.add_module(str(number), layer)
+            self.stages.append(StageModule(own, activation_checkpoint_interval).to(self.device))
+
+    @classmethod
+    def from_stages(
+        cls, stages: Sequence[nn.Module | None], loss_fn: Callable[..., Any] | None = None, **settings: Any
+    ) -> PipelineModule:
+        """A model whose stages are made already: one module for each, None for those of other ranks."""
+        if "num_stages" not in settings:
+            kind = normal_name(settings.get("schedule", "1F1B"))
+            each = settings.get("stages_per_rank") or (1 if kind in SINGLE else 2)
+            settings["num_stages"] = len(stages) // each
+        return cls(stages, loss_fn=loss_fn, partition_method="uniform", **settings)
+
+    def forward(self, *inputs: Any) -> Any:
+        """Only where one rank has all the stages.
+
+        Raises:
+            PipelineError: It has not.
+        """
+        if len(self.stages) != self.total_stages:
+            raise PipelineError("A PipelineModule is called by its engine alone: use train_batch() and eval_batch().")
+        value: Any = inputs
+        for stage in self.stages:
+            value = stage(*value) if isinstance(value, tuple) else stage(value)
+        return value
+
+    def get_additional_losses(self) -> dict[str, torch.Tensor] | None:
+        """Losses of the latest micro-batch that are reported beside the loss; None for none. For overriding.
+
+        The engine asks for it after each forward pass of the last stage, and on the other ranks for the names.
+        """
+        return None
+
+    def partitions(self) -> dict[int, tuple[int, int]]:
+        """The first layer of each stage, and the one after its last."""
+        return dict(enumerate(self.bounds))
+
+    def stage_owner(self, layer: int) -> int:
+        """The stage that has a layer.
+
+        Raises:
+            PipelineError: There is no such layer.
+        """
+        for stage, (first, end) in enumerate(self.bounds):
+            if first <= layer < end:
+                return stage
+        raise PipelineError(f"There is no layer {layer}: the model has {len(self._specs)}, from 0.")
+
+    def tied_weights(self) -> dict[str, tuple[list[nn.Parameter], list[int]]]:
+        """The shared parameters that this rank has, by key, and the ranks of the pipeline that have them too."""
+        found = {}
+        for key, numbers in self.tied_keys.items():
+            ranks = {rank_of_stage(self.schedule, self.stage_owner(one), self.num_stages) for one in numbers}
+            layer = self._built_by_key.get(key)
+            if layer is not None:
+                spec = self._specs[numbers[0]]
+                found[key] = ([_reach(layer, name) for name in spec.tied_weight_attr], sorted(ranks))
+        return found
+
+    def _cut(self, method: Any) -> list[tuple[int, int]]:
+        if hasattr(method, "times"):
+            method = measured_weights(method, len(self._specs))
+        if not isinstance(method, str):
+            shared = [list(method)]
+            dist.broadcast_object_list(shared, src=0)  # Each rank has measured for itself; there is one cut.
+            method = shared[0]
+        names = [one.typename.__name__ if isinstance(one, LayerSpec) else type(one).__name__ for one in self._specs]
+        return partition(method, self.total_stages, names, self._parameters_of_layers)
+
+    def _parameters_of_layers(self) -> list[int]:
+        counts = []
+        for spec in self._specs:
+            if isinstance(spec, LayerSpec):
+                with torch.device("meta"), torch.random.fork_rng():
+                    layer: Any = spec.build()
+            else:
+                layer = spec
+            parameters = layer.parameters() if isinstance(layer, nn.Module) else ()
+            counts.append(sum(one.numel() for one in parameters if one.requires_grad))
+        return counts
+
+    def _layer(self, number: int) -> tuple[Any, Any]:
+        spec = self._specs[number]
+        if spec is None:
+            raise PipelineError(f"Stage {number} lies on this rank, but no module is given for it.")
+        if self._seed is not None:
+            seed, base = self._seed
+            seed(base + number)
+        if isinstance(spec, TiedLayerSpec):
+            if spec.key not in self._built_by_key:
+                self._built_by_key[spec.key] = spec.build()
+            return self._built_by_key[spec.key], spec.forward_fn
+        layer = spec.build() if isinstance(spec, LayerSpec) else spec
+        if not callable(layer):
+            raise PipelineError(f"Layer {number} is {layer!r}: give a module, a function or a LayerSpec.")
+        return layer, None
+
+    def __repr__(self) -> str:
+        """Show where the stages lie."""
+        return (
+            f"<PipelineModule: {len(self._specs)} layers in {self.total_stages} stages on {self.num_stages} ranks for "
+            f"{NAMES[self.schedule]}, {self.replicas} replicas>"
+        )
+
+
+def _reach(layer: Any, name: str) -> Any:
+    for part in name.split("."):
+        layer = getattr(layer, part)
+    return layer
+
+
+def _default_device() -> torch.device:
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return torch.device("cpu") if found is None else torch.device(found.type, torch.accelerator.current_device_index())

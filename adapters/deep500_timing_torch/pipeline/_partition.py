@@ -1,0 +1,118 @@
+"""Which layers make a stage."""
+
+from __future__ import annotations
+
+import re
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+from deep500_timing_torch.pipeline._errors import PipelineError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["balance", "measured_weights", "partition"]
+
+
+def partition(
+    method: Any, stages: int, names: Sequence[str], parameters: Callable[[], Sequence[int]]
+) -> list[tuple[int, int]]:
+    """The first layer of each stage, and the one after its last.
+
+    Args:
+        method: ``"uniform"``, ``"parameters"``, ``"type:regex"`` (equally many layers whose class the expression
+            finds), or the time of each layer in any unit, in the order of the layers.
+        stages: How many.
+        names: The layers' classes.
+        parameters: Gives the number of parameters of each layer; called if it is needed.
+
+    Raises:
+        PipelineError: The method is unknown, or a stage would have no layer.
+    """
+    count = len(names)
+    if count < stages:
+        raise PipelineError(
+            f"Partitioning {count} layers into {stages} stages: a stage would have no layer. Use at most {count} "
+            "stages, or split the layers."
+        )
+    if not isinstance(method, str):
+        weights = [float(one) for one in method]
+        if len(weights) != count or any(not one >= 0 for one in weights):
+            raise PipelineError(
+                f"Partitioning by measured time: {len(weights)} times for {count} layers. Give one for each, in "
+                "order, none below 0."
+            )
+        return balance(weights, stages)
+    kind = method.lower()
+    if kind == "uniform":
+        least, more = divmod(count, stages)
+        ends = list(accumulate(least + (stage < more) for stage in range(stages)))
+        return list(zip([0, *ends[:-1]], ends, strict=True))
+    if kind == "parameters":
+        return balance(parameters(), stages)
+    if kind.startswith("type:"):
+        pattern = re.compile(method[len("type:") :], re.IGNORECASE)
+        found = [1 if pattern.search(name) else 0 for name in names]
+        if sum(found) < stages:
+            raise PipelineError(
+                f"Partitioning by {method!r}: {sum(found)} layers of {count} are found, too few for {stages} stages; "
+                f"the classes are {sorted(set(names))}."
+            )
+        return balance(found, stages)
+    raise PipelineError(
+        f"partition_method={method!r}: it is 'uniform', 'parameters', 'type:regex', or the measured time of each layer."
+    )
+
+
+def balance(weights: Sequence[float], parts: int) -> list[tuple[int, int]]:
+    """Cut a sequence into parts that are not empty, so that the heaviest is as light as can be.
+
+    Among those the sum of squares decides, so that what is left is even too.
+    """
+    count = len(weights)
+    sums = [0.0, *accumulate(float(one) for one in weights)]
+    best: list[list[tuple[float, float, int]]] = [[(sums[end], sums[end] ** 2, 0) for end in range(count + 1)]]
+    for part in range(1, parts):
+        row = [(float("inf"), float("inf"), 0)] * (count + 1)
+        for end in range(part + 1, count + 1):
+            row[end] = min(
+                (max(best[-1][cut][0], sums[end] - sums[cut]), best[-1][cut][1] + (sums[end] - sums[cut]) ** 2, cut)
+                for cut in range(part, end)
+            )
+        best.append(row)
+    bounds: list[tuple[int, int]] = []
+    end = count
+    for part in reversed(range(parts)):
+        cut = best[part][end][2] if part else 0
+        bounds.insert(0, (cut, end))
+        end = cut
+    return bounds
+
+
+def measured_weights(layers: Any, count: int) -> list[float]:
+    """The time that each layer of a sequence takes, from a layer timer.
+
+    Args:
+        layers: A :class:`deep500_timing_torch.layers.LayerTimer` of ``nn.Sequential(*layers)`` after some training
+            steps.
+        count: How many layers there are.
+
+    Returns:
+        Seconds of forward and backward passes, by layer.
+
+    Raises:
+        PipelineError: It did not time each of the layers.
+    """
+    times = {one.path: one for one in layers.times().layers}
+    weights = []
+    for number in range(count):
+        one = times.get(str(number))
+        seconds = None if one is None else one.step_s
+        if seconds is None:
+            raise PipelineError(
+                f"Partitioning by measured time: layer {number} was not timed in training. Time "
+                "nn.Sequential(*layers) with LayerTimer(model, depth=1) over some steps; timed were "
+                f"{sorted(times)[:8]}."
+            )
+        weights.append(seconds)
+    return weights

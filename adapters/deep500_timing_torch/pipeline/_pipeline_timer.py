@@ -1,0 +1,252 @@
+"""The timed face of a schedule of ``torch.distributed.pipelining``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from deep500_timing._ranks.exchange import DEADLINE_S, Exchange
+from deep500_timing._summary.anchor import take_anchor
+from deep500_timing_torch._timer import CPUGPUTimer
+from deep500_timing_torch.pipeline._account import account, together
+from deep500_timing_torch.pipeline._actions import Action, Kind
+from deep500_timing_torch.pipeline._errors import PipelineError
+from deep500_timing_torch.pipeline._hooks import Hooks, stages_of
+from deep500_timing_torch.pipeline._orders import name_of_schedule
+from deep500_timing_torch.pipeline._recorder import Batch, Recorder
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Self
+
+    from deep500_timing import Timer
+    from deep500_timing_torch.pipeline._bubble import Bubble
+
+__all__ = ["PipelineTimer", "instrument_schedule"]
+
+
+def instrument_schedule(
+    schedule: Any, timer: Timer | None = None, *, gpu: bool | None = None, keep: int = 64
+) -> PipelineTimer:
+    """Time a schedule of your own from now on, without a change to it or to your loop.
+
+    ::
+
+        schedule = Schedule1F1B(stage, n_microbatches=8, loss_fn=loss_fn)
+        times = instrument_schedule(schedule)
+        for batch in loader:
+            schedule.step(...)
+        print(times.bubble())        # on every rank
+        times.detach()
+
+    Args:
+        schedule: Any of ``torch.distributed.pipelining``.
+        timer: Where the times go; a new :class:`deep500_timing_torch.CPUGPUTimer` if None.
+        gpu: Whether to time on the device as well; None for yes if the stages are on one.
+        keep: How many batches to keep action by action; regions and the run have all.
+
+    Raises:
+        TypeError: It is no such schedule.
+    """
+    return PipelineTimer(schedule, timer, gpu=gpu, keep=keep).attach()
+
+
+class PipelineTimer:
+    """Times a schedule from :meth:`attach` (or the ``with`` block's begin) to :meth:`detach`.
+
+    Each pass of each stage is a region: ``"stage 0 forward"``, ``"stage 0 backward"``, and under zero-bubble schedules
+    ``"stage 0 backward input"`` and ``"stage 0 backward weight"``; so are the issue of messages (``"pipeline send
+    activation"`` ...) and the waits for them that nothing hides (``"pipeline wait for gradient"`` ...), and ``"pipeline
+    loss"`` and ``"pipeline setup"``, the exchange of shapes. If the timer writes a run, every action is a row of its
+    table ``pipeline``. See :func:`instrument_schedule` for the arguments.
+    """
+
+    def __init__(
+        self, schedule: Any, timer: Timer | None = None, *, gpu: bool | None = None, keep: int = 64, replica: int = 0
+    ) -> None:
+        stages = stages_of(schedule)
+        self.schedule = schedule
+        """What is timed."""
+        self.timer: Any = CPUGPUTimer() if timer is None else timer
+        """Where the times are."""
+        device = getattr(stages[0].device, "type", "cpu")
+        self.recorder = Recorder(
+            self.timer,
+            name_of_schedule(schedule),
+            stages[0].group_rank,
+            replica=replica,
+            keep=keep,
+            gpu=device not in ("cpu", "meta") if gpu is None else gpu,
+        )
+        self._hooks: Hooks | None = None
+        self._exchange: Exchange | None = None
+
+    def attach(self) -> Self:
+        """Begin to time.
+
+        Raises:
+            RuntimeError: The schedule is being timed by this already.
+        """
+        if self._hooks is not None:
+            raise RuntimeError("Attaching a pipeline timer: it is attached already. Call detach() first.")
+        self._hooks = Hooks(self.schedule, self.recorder)
+        self._hooks.attach()
+        return self
+
+    def detach(self) -> None:
+        """The schedule and its stages are as they were; the times stay."""
+        hooks, self._hooks = self._hooks, None
+        if hooks is not None:
+            hooks.detach()
+
+    @property
+    def attached(self) -> bool:
+        """Whether the schedule is being timed now."""
+        return self._hooks is not None
+
+    @property
+    def faults(self) -> int:
+        """Measurements that failed and are missing; training went on."""
+        return self.recorder.faults
+
+    def __enter__(self) -> Self:
+        """Attach."""
+        return self if self.attached else self.attach()
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        """Detach."""
+        self.detach()
+
+    @property
+    def batches(self) -> tuple[Batch, ...]:
+        """What this rank did, batch by batch, the newest last."""
+        return tuple(self.recorder.batches)
+
+    def gather(self, *, deadline_s: float = DEADLINE_S) -> list[list[Action]]:
+        """The actions of every rank of the pipeline, for each batch that all have kept and that was no warm-up.
+
+        Every rank of the job calls it. Times are on one clock: the host's, where all ranks are on one host, else Unix
+        time.
+
+        Args:
+            deadline_s: How long to wait for the others, in seconds.
+
+        Raises:
+            PipelineError: Ranks of this pipeline did not answer in time.
+        """
+        reports = gather(self.recorder, self._stages(), self._in_exchange(), deadline_s)
+        return batches_of(reports)
+
+    def bubble(self, *, deadline_s: float = DEADLINE_S) -> Bubble:
+        """Where the time of the batches went, over all ranks of the pipeline, warm-up left out. Every rank calls it.
+
+        Raises:
+            PipelineError: Ranks did not answer in time, or there is no batch but for the warm-up.
+        """
+        return bubble_of(self.gather(deadline_s=deadline_s), self.recorder.schedule)
+
+    def _stages(self) -> Any:
+        return stages_of(self.schedule)[0]
+
+    def _in_exchange(self) -> Exchange:
+        if self._exchange is None:
+            self._exchange = Exchange("pipeline")
+        return self._exchange
+
+    def __repr__(self) -> str:
+        """Show what was recorded."""
+        state = "attached" if self.attached else "detached"
+        return f"<PipelineTimer of {type(self.schedule).__name__}: {self.recorder.begun} batches, {state}>"
+
+
+def bubble_of(batches: Sequence[Sequence[Action]], schedule: str | None) -> Bubble:
+    """One account of gathered batches.
+
+    Those of another number of micro-batches than the last one are left out.
+
+    Raises:
+        PipelineError: There is none.
+    """
+    if not batches:
+        raise PipelineError(
+            "Accounting for a pipeline: no batch is complete yet but for the warm-up, in which shapes are exchanged. "
+            "Train another batch."
+        )
+    accounts = [account(batch, schedule) for batch in batches]
+    last = accounts[-1]
+    return together([one for one in accounts if one.microbatches == last.microbatches])
+
+
+def gather(recorder: Recorder, stage: Any, exchange: Exchange, deadline_s: float) -> list[dict[str, Any]]:
+    """What the ranks of this pipeline have recorded.
+
+    Raises:
+        PipelineError: Some did not answer in time.
+    """
+    import os
+    import socket
+
+    import torch.distributed as dist
+
+    members = dist.get_process_group_ranks(stage.group or dist.group.WORLD)
+    anchor = take_anchor(recorder.now_ns)
+    boot = _boot_id() or socket.gethostname()
+    report = {
+        "rank": dist.get_rank(),
+        "host": f"{socket.gethostname()}/{boot}",
+        "pid": os.getpid(),
+        "offset_ns": anchor.unix_ns - anchor.host_ns,
+        "batches": [
+            {
+                "number": batch.number,
+                "warm_up": batch.warm_up,
+                "actions": [
+                    (one.rank, one.stage, one.microbatch, one.kind.value, one.start_ns, one.end_ns)
+                    for one in recorder.actions_of(batch)
+                ],
+            }
+            for batch in recorder.batches
+        ],
+    }
+    answers = exchange.round(json.dumps(report).encode(), _join, deadline_s)
+    packed = json.loads(answers.combined) if answers.combined is not None else {}
+    found = {int(rank): one for rank, one in packed.items()}
+    missing = [rank for rank in members if rank not in found]
+    if missing:
+        raise PipelineError(
+            f"Gathering the times of a pipeline: ranks {missing} did not answer within {deadline_s:g} s. Every rank "
+            f"has to call this; {answers.fault or 'those may be dead, or busy with something else'}."
+        )
+    return [found[rank] for rank in members]
+
+
+def batches_of(reports: Sequence[dict[str, Any]]) -> list[list[Action]]:
+    """The actions of the batches that every rank has kept and none exchanged shapes in, on one clock."""
+    same_clock = len({report["host"] for report in reports}) == 1
+    by_rank = [{batch["number"]: batch for batch in report["batches"]} for report in reports]
+    numbers = sorted(set.intersection(*(set(batches) for batches in by_rank))) if by_rank else []
+    found = []
+    for number in numbers:
+        if any(batches[number]["warm_up"] for batches in by_rank):
+            continue
+        actions = []
+        for report, batches in zip(reports, by_rank, strict=True):
+            offset_ns = 0 if same_clock else report["offset_ns"]
+            actions += [
+                Action(rank, stage, microbatch, Kind(kind), start + offset_ns, end + offset_ns)
+                for rank, stage, microbatch, kind, start, end in batches[number]["actions"]
+            ]
+        found.append(actions)
+    return found
+
+
+def _join(reports: dict[int, bytes]) -> bytes:
+    return json.dumps({rank: json.loads(report) for rank, report in reports.items()}).encode()
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,136 @@
+"""What an engine tells of itself: its bubble, its times by name, throughput, memory, lines on the terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from deep500_timing._ground.time_type import TimeType
+from deep500_timing._ranks.exchange import DEADLINE_S, Exchange
+from deep500_timing_torch.pipeline._guard import Member
+from deep500_timing_torch.pipeline._names import DEEPSPEED_NAMES, NamedTimes
+from deep500_timing_torch.pipeline._pipeline_timer import batches_of, bubble_of, gather
+from deep500_timing_torch.pipeline._recorder import REGIONS, Recorder
+
+if TYPE_CHECKING:
+    from deep500_timing_torch.pipeline._actions import Action
+    from deep500_timing_torch.pipeline._bubble import Bubble
+    from deep500_timing_torch.pipeline._config import PipelineConfig
+    from deep500_timing_torch.pipeline._grid import Grid
+    from deep500_timing_torch.pipeline._module import PipelineModule
+
+__all__ = ["Reports"]
+
+
+class Reports:
+    """The part of the engine that reads what the rest of it has recorded."""
+
+    module: PipelineModule
+    config: PipelineConfig
+    optimizer: Any
+    timer: Any
+    recorder: Recorder
+    grid: Grid
+    stage_id: int
+    global_steps: int
+    log_stage: int
+    log_data_parallel_id: int
+    _exchange: Exchange
+    _timers: dict[str, NamedTimes]
+    _additional: dict[str, torch.Tensor] | None
+    _microbatch: int
+
+    def train_batch_size(self) -> int:
+        """Samples of a batch, over all replicas."""
+        raise NotImplementedError
+
+    def gather(self, *, deadline_s: float = DEADLINE_S) -> list[list[Action]]:
+        """The actions of all ranks of this pipeline, batch by batch, warm-up left out. Every rank of the job calls it.
+
+        Raises:
+            PipelineError: Ranks did not answer in time.
+        """
+        return batches_of(gather(self.recorder, Member(self.grid.pipe), self._exchange, deadline_s))
+
+    def bubble(self, *, deadline_s: float = DEADLINE_S) -> Bubble:
+        """Where the time of the latest batches went, over all ranks of this pipeline. Every rank of the job calls it.
+
+        Raises:
+            PipelineError: Ranks did not answer in time, or all batches were warm-up.
+        """
+        return bubble_of(self.gather(deadline_s=deadline_s), self.module.schedule)
+
+    def timers(self, name: str) -> NamedTimes:
+        """The times that DeepSpeed's timer of a name would have; see ``DEEPSPEED_NAMES``.
+
+        Raises:
+            KeyError: DeepSpeed's pipeline engine has no such timer.
+        """
+        if name not in DEEPSPEED_NAMES:
+            raise KeyError(f"timers({name!r}): DeepSpeed's engine has {', '.join(DEEPSPEED_NAMES)}.")
+        if name not in self._timers:
+            passes = set(REGIONS.values())
+
+            def regions() -> list[str]:
+                found = []
+                for one in DEEPSPEED_NAMES[name]:
+                    if one in passes:
+                        found += [f"stage {stage} {one}" for stage in self.module.stage_numbers]
+                    elif one != "pipeline loss":  # within the forward pass of DeepSpeed's, a region of its own here
+                        found.append(one)
+                return found
+
+            self._timers[name] = NamedTimes(name, regions, self.timer)
+        return self._timers[name]
+
+    def samples_per_second(self) -> float | None:
+        """Of the batches so far but the first, over all replicas; None before the second."""
+        times = self.timer.get_time(TimeType.BATCH)[1:]
+        return self.train_batch_size() * len(times) / sum(times) if times else None
+
+    def memory(self) -> dict[str, int | None]:
+        """What this rank's stages keep, in bytes: parameters, gradients, optimizer state, and the device's peak.
+
+        The peak is that of the latest batch, None without a device.
+        """
+        parameters = list(self.module.parameters())
+        states = [] if self.optimizer is None else list(self.optimizer.state.values())
+        batches = self.recorder.batches
+        return {
+            "parameters_bytes": sum(one.nbytes for one in parameters),
+            "gradients_bytes": sum(one.grad.nbytes for one in parameters if one.grad is not None),
+            "optimizer_bytes": sum(
+                one.nbytes for state in states for one in state.values() if isinstance(one, torch.Tensor)
+            ),
+            "peak_device_bytes": batches[-1].peak_bytes if batches else None,
+        }
+
+    def log_for_device(self, *msg: object) -> None:
+        """Print a message with the place of this rank, if ``log_stage`` and ``log_data_parallel_id`` include it."""
+        if self.log_stage in (-1, self.stage_id) and self.log_data_parallel_id in (-1, self.module.replica):
+            print(
+                f"RANK={self.grid.global_rank} PIPE-ID={self.stage_id} DATA-ID={self.module.replica} "
+                f"MBATCH-ID={self._microbatch} STEP-ID={self.global_steps} ::",
+                *msg,
+                flush=True,
+            )
+
+    def tput_log(self, *msg: object) -> None:
+        """Print a message on rank 0, in every ``steps_per_print``-th batch."""
+        steps = self.config.steps_per_print
+        if self.grid.global_rank == 0 and steps and self.global_steps % steps == 0:
+            print(*msg, flush=True)
+
+    def _print_progress(self, loss: torch.Tensor) -> None:
+        if self.grid.global_rank != 0 or self.global_steps % (self.config.steps_per_print or 1):
+            return
+        rate = self.samples_per_second()
+        more = "".join(f" {name}: {float(one):0.4f}" for name, one in (self._additional or {}).items())
+        throughput = "" if rate is None else f" samples/sec: {rate:0.3f}"
+        self.tput_log(f"steps: {self.global_steps} loss: {float(loss):0.4f}{more}{throughput}")
+        if self.config.wall_clock_breakdown:
+            means = {name: self.timers(name).mean() for name in DEEPSPEED_NAMES if not name.endswith("inner_microstep")}
+            self.tput_log(
+                "time (ms) | " + " | ".join(f"{name}: {mean:.2f}" for name, mean in means.items() if mean is not None)
+            )

@@ -1,0 +1,160 @@
+"""Every schedule on so many ranks, against the model that is not cut: losses, parameters, evaluation."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from deep500_timing import Timer
+from deep500_timing_torch.pipeline import LayerSpec, PipelineModule, initialize
+
+warnings.filterwarnings("ignore")
+SIZE, HIDDEN = 4, 16
+
+
+def specs():
+    """Eight layers, so that four ranks have two stages each; one has running statistics, one no parameters."""
+    layers = [LayerSpec(nn.Linear, 6, HIDDEN, bias=False), LayerSpec(nn.BatchNorm1d, HIDDEN)]
+    for _ in range(5):
+        layers += [LayerSpec(nn.Linear, HIDDEN, HIDDEN), torch.tanh]
+    return [*layers, LayerSpec(nn.Linear, HIDDEN, 3)]
+
+
+def data(count, seed, replica=0):
+    """Micro-batches of a replica."""
+    generator = torch.Generator().manual_seed(seed * 10 + replica)
+    return [
+        (torch.randn(SIZE, 6, generator=generator), torch.randint(0, 3, (SIZE,), generator=generator))
+        for _ in range(count)
+    ]
+
+
+class Reference:
+    """The whole model on one rank."""
+
+    def __init__(self, replicas, clip=0.0):
+        layers = []
+        for number, spec in enumerate(specs()):
+            torch.manual_seed(1234 + number)
+            layers.append(spec.build() if isinstance(spec, LayerSpec) else Call(spec))
+        self.model = nn.Sequential(*layers)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01, weight_decay=0.1)
+        self.replicas, self.clip = replicas, clip
+        self.loss_fn = nn.CrossEntropyLoss()
+
+    def train(self, batches):
+        """A batch: a list of micro-batches for each replica."""
+        self.model.train()
+        total = 0.0
+        for microbatches in batches:
+            for inputs, labels in microbatches:
+                loss = self.loss_fn(self.model(inputs), labels) / len(microbatches) / self.replicas
+                loss.backward()
+                total += float(loss)
+        if self.clip:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return total
+
+    def evaluate(self, batches):
+        """The loss and the outputs."""
+        self.model.eval()
+        with torch.no_grad():
+            losses = [self.loss_fn(self.model(x), y) for microbatches in batches for x, y in microbatches]
+            logits = [torch.cat([self.model(x) for x, _ in microbatches]) for microbatches in batches]
+        return float(torch.stack(losses).mean()), logits
+
+
+class Call(nn.Module):
+    """A function as a module, for the names of parameters."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, value):
+        """Its value."""
+        return self.function(value)
+
+
+def check(schedule, ranks, replicas, sizes):
+    """Train batches of these numbers of micro-batches and say how far off the reference everything is."""
+    timer = Timer()
+    module = PipelineModule(
+        specs(), num_stages=ranks, loss_fn=nn.CrossEntropyLoss(), seed_layers=True, schedule=schedule,
+        partition_method="uniform",
+    )  # fmt: skip
+    config = {
+        "train_micro_batch_size_per_gpu": SIZE,
+        "gradient_accumulation_steps": sizes[0],
+        "gradient_clipping": 0.5,
+        "optimizer": {"type": "AdamW", "params": {"lr": 0.01, "weight_decay": 0.1}},
+    }
+    engine, _, _, _ = initialize(model=module, config=config, timer=timer, timeout_s=30)
+    reference = Reference(replicas, clip=0.5)
+    wrong = {"loss": 0.0, "parameters": 0.0, "eval": 0.0, "logits": 0.0}
+    for step, size in enumerate([*sizes, sizes[-1]]):
+        engine.set_train_batch_size(SIZE * size * replicas)
+        batches = [data(size, step, replica) for replica in range(replicas)]
+        loss = engine.train_batch(iter(batches[module.replica]))
+        # Replicas keep running statistics of their own, as everywhere without SyncBatchNorm.
+        expected = reference.train(batches)
+        if replicas == 1:
+            wrong["loss"] = max(wrong["loss"], abs(float(loss) - expected))
+        if step == 1 and replicas == 1:
+            held = [data(size, 100 + step)]
+            found, logits = engine.eval_batch(iter(held[0]), return_logits=True)
+            expected, expected_logits = reference.evaluate(held)
+            wrong["eval"] = abs(float(found) - expected)
+            if engine.is_last_stage():
+                wrong["logits"] = float((logits - expected_logits[0]).abs().max())
+        if replicas > 1:
+            wrong["loss"] = max(wrong["loss"], abs(float(loss) - expected))
+    expected = reference.model.state_dict()
+    own = module.state_dict()
+    for name, tensor in own.items():
+        if replicas == 1 or not name.startswith("1.") or name.endswith(("weight", "bias")):
+            wrong["parameters"] = max(
+                wrong["parameters"], float((tensor.double() - expected[name].double()).abs().max())
+            )
+    bubble = engine.bubble(deadline_s=20)
+    regions = sorted(one.name for one in timer.snapshot().regions)
+    warm = [batch.warm_up for batch in engine.recorder.batches]
+    engine.close()
+    return {
+        "wrong": wrong,
+        "names": len(own),
+        "bubble": bubble.bubble,
+        "ideal": None if bubble.ideal is None else float(bubble.ideal),
+        "causes": bubble.warm_up + bubble.drain + bubble.imbalance + bubble.messages,
+        "text": str(bubble),
+        "regions": regions,
+        "warm": warm,
+        "faults": engine.recorder.faults,
+    }
+
+
+def main():
+    """Every schedule that is named."""
+    folder, names = Path(sys.argv[1]), sys.argv[2:]
+    dist.init_process_group("gloo")
+    rank, world = dist.get_rank(), dist.get_world_size()
+    found = {}
+    for name in names:
+        name, _, pipeline = name.partition(":")
+        ranks = int(pipeline or world)
+        found[name if not pipeline else f"{name} {ranks}x{world // ranks}"] = check(
+            name, ranks, world // ranks, [2 * ranks, 4 * ranks, 2 * ranks]
+        )
+    (folder / f"{rank}.json").write_text(json.dumps(found))
+    dist.destroy_process_group()
+
+
+main()
