@@ -195,8 +195,8 @@ def tried(tests: list[str], trials: list[Trial], seconds: dict[str, float], jobs
     scratch.mkdir(parents=True)
     runner = Trials(trials, seconds, scratch, jobs)
     pytest.main([*QUIET, "-p", "no:cov", *tests], plugins=[runner])
-    if runner.outcomes.get(0) == KILLED:
-        print("mutants: this fails in a fork without any change:", (scratch / "unchanged").read_text(encoding="utf-8"))
+    for name, text in runner.unfirm.items():
+        print(f"mutants: left out, as it fails in a fork without any change: {name}\n{text}")
     return [runner.outcomes[number] for number in range(len(trials))]
 
 

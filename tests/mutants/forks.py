@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from changes import Change
 
 SURVIVED, KILLED, HUNG, UNFIT = 0, 1, 2, 3
+# Tests that may fail in a fork without any change, before there is no point in going on.
+MOST_UNFIRM = 5
 
 
 def put_in_place(file: str, source: str, change: Change | None) -> bool:
@@ -80,7 +82,10 @@ class Trials:
         self.scratch = scratch
         self.jobs = jobs
         self.outcomes: dict[int, int] = {}
+        self.unfirm: dict[str, str] = {}
+        """Tests that failed in a fork without any change, with what they said; no change is tried on them."""
         self.failed: pytest.TestReport | None = None
+        self.note = scratch / "unchanged"
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """In a fork: a test that failed has noticed the change."""
@@ -95,17 +100,27 @@ class Trials:
         items = {item.nodeid: item for item in session.items}
         running: dict[int, tuple[int, float]] = {}
         for number, (change, file, source, names) in enumerate(self.trials):
-            wanted = [items[name] for name in names if name in items]
-            if not wanted:
-                self.outcomes[number] = SURVIVED
-                continue
-            while len(running) >= self.jobs:
+            for _ in range(MOST_UNFIRM):
+                wanted = [items[name] for name in names if name in items and name not in self.unfirm]
+                if not wanted:
+                    self.outcomes[number] = SURVIVED
+                    break
+                while len(running) >= self.jobs:
+                    self._reap(running)
+                pid = os.fork()
+                if pid == 0:
+                    self._try(session, wanted, file, source, change)
+                limit = 20.0 + 10.0 * sum(self.seconds.get(name, 0.0) for name in names)
+                running[pid] = number, time.monotonic() + limit
+                if change is not None:
+                    break
+                # What fails unchanged would be taken for a notice; without it the others go on.
                 self._reap(running)
-            pid = os.fork()
-            if pid == 0:
-                self._try(session, wanted, file, source, change)
-            limit = 20.0 + 10.0 * sum(self.seconds.get(name, 0.0) for name in names)
-            running[pid] = number, time.monotonic() + limit
+                if self.outcomes[number] != KILLED or not self.note.exists():
+                    break
+                name, _, text = self.note.read_text(encoding="utf-8").partition("\n")
+                self.note.unlink()
+                self.unfirm[name] = text
         while running:
             self._reap(running)
         return True
@@ -131,7 +146,7 @@ class Trials:
                         break
                 if change is None and self.failed is not None:
                     text = f"{self.failed.nodeid}\n{self.failed.longreprtext}\n"
-                    (self.scratch / "unchanged").write_text(text, encoding="utf-8")
+                    self.note.write_text(text, encoding="utf-8")
         except BaseException:
             outcome = KILLED
         finally:

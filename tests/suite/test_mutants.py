@@ -83,7 +83,8 @@ def test_survivors_are_named(tmp_path):
     )
     (tmp_path / "tests" / "test_shop.py").write_text(
         "import shop\n\n"
-        "def test_price():\n    assert shop.price(2, False) == 2\n    shop.price(2, True)\n    shop.idle()\n",
+        "def test_price():\n    assert shop.price(2, False) == 2\n    shop.price(2, True)\n    shop.idle()\n\n"
+        "def test_unfirm():\n    with open('ran', 'x'):\n        shop.price(2, True)\n",
         encoding="utf-8",
     )
     (tmp_path / "tests" / "mutants" / "plan.toml").write_text(
@@ -107,6 +108,7 @@ def test_survivors_are_named(tmp_path):
         check=False,
     )
     assert 1 == done.returncode, done.stdout + done.stderr
+    assert "left out, as it fails in a fork without any change: tests/test_shop.py::test_unfirm" in done.stdout
     # `if member` → `if True` and a price of None are noticed; what is done for members, and the idle, are not.
     for text in (
         "if member  →  if False",
