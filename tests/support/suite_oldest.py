@@ -1,7 +1,7 @@
 """Prints the oldest versions that ``pyproject.toml`` admits of what the package and its extras depend on.
 
 ``make test-oldest`` installs these. PyTorch and CuPy are left out: the oldest PyTorch that is admitted is published
-with its CUDA libraries only, gigabytes of them, and CuPy needs a GPU.
+with its CUDA libraries only, gigabytes of them, CuPy needs a GPU, and the oldest mpi4py the headers of an MPI.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 import tomllib
 from pathlib import Path
 
-LEFT_OUT = {"torch", "cupy-cuda12x"}
+LEFT_OUT = {"torch", "cupy-cuda12x", "mpi4py"}
 # The same modules without the GPU libraries.
 INSTEAD = {"tensorflow": "tensorflow-cpu"}
 
