@@ -17,6 +17,8 @@ class Entry(NamedTuple):
 COMMANDS: dict[str, Entry] = {
     "show": Entry("show", "Show where the time of a run went."),
     "why": Entry("why", "Say why a step took as long as it did."),
+    "report": Entry("report", "Write a run as one HTML page that works offline."),
     "timeline": Entry("timeline", "Write a run as a timeline, for Perfetto or Chrome."),
+    "plot": Entry("plot", "Draw the charts of the report as pictures."),
 }
 """In the order in which they are listed. An entry whose module is not there yet is not listed."""

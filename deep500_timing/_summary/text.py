@@ -21,6 +21,8 @@ GAP = "  "
 _GIB = 1024**3
 _UNITS = ((1e-9, "ns"), (1e-6, "µs"), (1e-3, "ms"), (1.0, "s"))
 _HOUR_S = 3600.0
+SIZE_UNITS = ((1024**4, "TiB"), (_GIB, "GiB"), (1024**2, "MiB"), (1024, "KiB"))
+"""Units of sizes with their bytes, the largest first."""
 _DIGITS = 4
 _PLAIN = str.maketrans(
     {"µ": "u", "–": "-", "─": "-", "±": "+-", "·": "|", "…": "~", "×": "x", "→": ">", "│": "|", "├": "|", "└": "`"}
@@ -58,7 +60,7 @@ def format_bytes(number: float | None) -> str:
     """A size with its unit, such as ``"1.50 GiB"``."""
     if number is None or not math.isfinite(number):
         return UNKNOWN
-    for scale, unit in ((1024**4, "TiB"), (_GIB, "GiB"), (1024**2, "MiB"), (1024, "KiB")):
+    for scale, unit in SIZE_UNITS:
         # What rounding would carry to 1024 of a unit belongs to the next one.
         if number >= scale * 0.9995:
             return f"{number / scale:.2f} {unit}"

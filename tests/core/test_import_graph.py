@@ -22,7 +22,7 @@ ROOMS = (
     {"devices", "_ranks"},
     {"_summary"},
     {"runs", "_peaks", "flops", "_across", "ranks"},
-    {"_views"},
+    {"_views", "report"},
     {"exporters"},
     {"timer"},
     {"memory", "testing", "devices._contract"},

@@ -34,6 +34,7 @@ SLOW = (
     "exporters/test_mlflow_moods.py",
     "exporters/test_wandb.py",
     "packaging",
+    "page/test_page_in_browser.py",
     "peers/test_deepspeed_engine.py",
     "peers/test_examples_beside_originals.py",
     "tensorflow/test_examples_of_keras.py",

@@ -1,0 +1,23 @@
+"""``deep500-timing plot``: the charts of the page as pictures."""
+
+from __future__ import annotations
+
+from deep500_timing._command._app import click
+
+
+@click.command()
+@click.argument("folder")
+@click.argument("to", required=False)
+@click.option("--format", "kind", type=click.Choice(["png", "svg"]), default="png", show_default=True)
+@click.option("--only", multiple=True, metavar="SECTION", help="The charts of this section, such as over-the-run.")
+def command(folder: str, to: str | None, kind: str, only: tuple[str, ...]) -> None:
+    """Draw the charts of the report as pictures into the folder TO; RUN-plots if not given."""
+    from deep500_timing._command._choices import progress_of
+    from deep500_timing.report import write_plots
+    from deep500_timing.runs import Run
+
+    target = to or folder.rstrip("/\\") + "-plots"
+    with Run.open(folder) as run, progress_of("plot") as on_progress:
+        paths = write_plots(run, target, format=kind, only=only or None, on_progress=on_progress)  # type: ignore[arg-type]
+    for path in paths:
+        click.echo(path)

@@ -1,0 +1,20 @@
+"""``deep500-timing report``: a run on one page."""
+
+from __future__ import annotations
+
+from deep500_timing._command._app import click
+
+
+@click.command()
+@click.argument("folder")
+@click.argument("file", required=False)
+def command(folder: str, file: str | None) -> None:
+    """Write a run as one HTML page that works offline; FILE is RUN.html if not given."""
+    from deep500_timing._command._choices import progress_of
+    from deep500_timing.report import write_report
+    from deep500_timing.runs import Run
+
+    path = file or folder.rstrip("/\\") + ".html"
+    with Run.open(folder) as run, progress_of("report") as on_progress:
+        write_report(run, path, on_progress=on_progress)
+    click.echo(path)

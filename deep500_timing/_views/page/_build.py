@@ -1,0 +1,87 @@
+"""Asks every section, and keeps going where one fails."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from deep500_timing._ground import plugins
+from deep500_timing._ground.warn import warn_once
+from deep500_timing._views.page._communication import Communication
+from deep500_timing._views.page._context import Context
+from deep500_timing._views.page._not_measured import NotMeasured
+from deep500_timing._views.page._over import Over
+from deep500_timing._views.page._ranks import Ranks
+from deep500_timing._views.page._samples import Samples
+from deep500_timing._views.page._section import GROUP, Content, Section
+from deep500_timing._views.page._spread import Spread
+from deep500_timing._views.page._typical import Typical
+from deep500_timing._views.page._where import Where
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from deep500_timing.runs import Run
+
+_BUILT_IN: tuple[type[Any], ...] = (Where, Over, Typical, Spread, Ranks, Samples, Communication, NotMeasured)
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]*\Z")
+
+
+@dataclass(frozen=True)
+class Built:
+    """A section with its content."""
+
+    name: str
+    title: str
+    content: Content
+
+
+def build(
+    run: Run, more: Iterable[Section] = (), on_progress: Callable[[int, int], None] = lambda done, of: None
+) -> tuple[Context, list[Built]]:
+    """Ask the sections in the order of their places.
+
+    Args:
+        run: The run, read by DuckDB.
+        more: Sections beside the built-in ones and those of entry points.
+        on_progress: Called with how many sections are done, and of how many.
+    """
+    context = Context(run)
+    sections = sorted(_sections(more), key=lambda section: (section.place, section.name))
+    built = []
+    for done, section in enumerate(sections):
+        on_progress(done, len(sections))
+        try:
+            content = section.build(context)
+        except Exception as error:
+            if type(section) in _BUILT_IN:
+                raise
+            # A stranger's section costs itself, and not the page.
+            said = f"{type(error).__name__}: {error}"
+            warn_once(f"The section {section.name!r} of the report failed: {said}. It is left out.")
+            context.missing.append((section.title, f"It failed: {said}"))
+            continue
+        if content is None:
+            context.missing.append((section.title, section.missing))
+        else:
+            built.append(Built(section.name, section.title, content))
+    on_progress(len(sections), len(sections))
+    return context, built
+
+
+def _sections(more: Iterable[Section]) -> list[Section]:
+    found: dict[str, Section] = {section.name: section() for section in _BUILT_IN}
+    for section in [*(section for _, section in plugins.loadable(GROUP)), *more]:
+        try:
+            made: Any = section() if isinstance(section, type) else section
+            name, _, _, _ = str(made.name), str(made.title), int(made.place), made.build
+        except Exception as error:
+            warn_once(f"{section!r} is no section of a report: {type(error).__name__}: {error}. It is left out.")
+            continue
+        if not _NAME.match(name) or name in found:
+            why = "there is one of that name" if name in found else "letters, digits and hyphens make a name"
+            warn_once(f"The section {name!r} of the report is left out: {why}.")
+            continue
+        found[name] = made
+    return list(found.values())

@@ -1,0 +1,68 @@
+"""One colour for a region, everywhere. Grey is what no region covers, or what was not measured."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+GREY = "#9a9a9a"
+ACCENT = "#0072b2"
+ALARM = "#d55e00"
+# The colours of Okabe and Ito, which colour-blind readers tell apart, and darker or lighter ones of the same hues.
+_KNOWN = {
+    "FORWARD": "#0072b2",
+    "BACKWARD": "#009e73",
+    "IO": "#e69f00",
+    "COMM": "#cc79a7",
+    "optimizer": "#56b4e9",
+    "OPTIMIZER": "#56b4e9",
+    "VALIDATION": "#8f7fc9",
+    "BATCH": "#7f97ad",
+    "EPOCH": "#a9b8c6",
+    "FIT": "#c3ccd5",
+}
+_OTHERS = (
+    "#d55e00",
+    "#56b4e9",
+    "#b3a200",
+    "#8f7fc9",
+    "#117733",
+    "#aa4466",
+    "#44aa99",
+    "#7a5230",
+    "#6699cc",
+    "#dd7799",
+    "#999933",
+    "#4c6a92",
+)
+
+
+class Colours:
+    """Gives each region its colour: those that are in nearly every run always the same, the others by their order."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        """Take the names in the order of their totals."""
+        self._of: dict[str, str] = {}
+        names = list(dict.fromkeys(names))
+        taken = {_KNOWN[name] for name in names if name in _KNOWN}
+        free = [colour for colour in _OTHERS if colour not in taken]
+        place = 0
+        for name in names:
+            if name in _KNOWN:
+                self._of[name] = _KNOWN[name]
+            else:
+                self._of[name] = free[place % len(free)]
+                place += 1
+
+    def of(self, name: str) -> str:
+        """The colour of a region; grey for one that is not known."""
+        return self._of.get(name, GREY)
+
+
+def on(colour: str) -> str:
+    """Black or white: what is read better on a colour."""
+    red, green, blue = (int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5))
+    linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in (red, green, blue)]
+    return "#000000" if 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] > 0.179 else "#ffffff"

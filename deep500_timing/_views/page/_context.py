@@ -1,0 +1,105 @@
+"""What a section reads: the run, and what several sections want to know of it, asked once."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from deep500_timing._summary.text import safe_name
+from deep500_timing._views.about import About, about_run
+from deep500_timing._views.findings import Finding, find
+from deep500_timing._views.page._colours import Colours
+from deep500_timing._views.tree_of_run import tree_of_run
+
+if TYPE_CHECKING:
+    from deep500_timing._views.tree import Tree
+    from deep500_timing.runs import Run
+
+BUCKETS = 160
+"""Into how many stretches a run is divided for charts over the run: what a reader can tell apart on a page."""
+
+
+class Steps:
+    """Which steps a run has, and how charts divide them."""
+
+    def __init__(self, first: int, last: int, path: str) -> None:
+        """From the first to the last, both included."""
+        self.first, self.last, self.path = first, last, path
+        self.width = max(-(-(last - first + 1) // BUCKETS), 1)
+
+    @property
+    def bucket_sql(self) -> str:
+        """A step's stretch, by the stretch's first step, in SQL."""
+        return f"(step - ((step - {self.first}) % {self.width}))"
+
+
+class Context:
+    """One run, as sections see it. Everything is computed when it is first asked for.
+
+    Args:
+        run: The run, read by DuckDB.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.missing: list[tuple[str, str]] = []
+        """What is left out so far: the section's title, and why."""
+
+    def rows(self, query: str) -> list[dict[str, Any]]:
+        """The rows of a query over the run's tables; see ``docs/runs.md``."""
+        return self.run.sql(query).rows()
+
+    @cached_property
+    def about(self) -> About:
+        """Name, size, environment."""
+        return about_run(self.run)
+
+    @cached_property
+    def tree(self) -> Tree:
+        """The tree of regions, of all ranks together."""
+        return tree_of_run(self.run, rank=self.about.ranks[0] if len(self.about.ranks) == 1 else None, buckets=0)
+
+    @cached_property
+    def findings(self) -> list[Finding]:
+        """What stands out."""
+        return find(self.run)
+
+    @cached_property
+    def colours(self) -> Colours:
+        """A colour for each region."""
+        nodes = sorted((node for node in self.tree.walk() if not node.is_rest), key=lambda node: -(node.total_s or 0))
+        return Colours(node.name for node in nodes)
+
+    @cached_property
+    def steps(self) -> Steps | None:
+        """The steps that were timed as BATCH; None if there are none."""
+        found = self.tree.named("BATCH")
+        for node in found:
+            path = path_text(node.path)
+            row = self.rows(
+                "select min(step) as first, max(step) as last from intervals "
+                f"where path = {literal(path)} and device = 'CPU' and step is not null"
+            )[0]
+            if row["first"] is not None:
+                return Steps(row["first"], row["last"], path)
+        return None
+
+    def colour(self, name: str) -> str:
+        """The colour of a region."""
+        return self.colours.of(name)
+
+
+def literal(text: str) -> str:
+    """A text as SQL has it."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def path_text(names: tuple[str, ...]) -> str:
+    """A path as the table of intervals has it."""
+    return "/".join(name.replace("\\", "\\\\").replace("/", "\\/") for name in names)
+
+
+def shown(name: str) -> str:
+    """A name as a page shows it, not too long."""
+    name = safe_name(name)
+    return name if len(name) <= 40 else f"{name[:24]}…{name[-15:]}"

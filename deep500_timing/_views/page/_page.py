@@ -1,0 +1,151 @@
+"""The page itself: one file, with everything in it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from deep500_timing._ground.require import require
+from deep500_timing._ground.whole_file import whole_file
+from deep500_timing._summary.text import UNKNOWN, format_time, safe_name
+from deep500_timing._views.findings import verdict_if_none
+from deep500_timing._views.page._build import build
+from deep500_timing._views.page._style import styled
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from os import PathLike
+
+    from deep500_timing._views.about import About
+    from deep500_timing._views.page._section import Figure, Section
+    from deep500_timing.runs import Run
+
+_CALLER = "Writing a report"
+_MOST_ROWS = 400
+"""Of a table; more help nobody who reads."""
+
+
+def write_report(
+    run: Run,
+    path: str | PathLike[str],
+    *,
+    sections: Iterable[Section] = (),
+    on_progress: Callable[[int, int], None] = lambda done, of: None,
+) -> None:
+    """Write a run as one HTML file that asks no other host for anything.
+
+    Args:
+        run: The run, opened with DuckDB.
+        path: The file; it is there as a whole, or not at all.
+        sections: Sections beside the built-in ones and those of the entry points ``deep500_timing.sections``.
+        on_progress: Called with how many sections are done, and of how many.
+
+    Raises:
+        OSError: The file cannot be written.
+        MissingPackageError: A package of the extra ``report`` is not installed.
+    """
+    jinja2 = require("jinja2", extra="report", caller=_CALLER)
+    library = _library()
+    with whole_file(os.fspath(path)) as file:
+        context, built = build(run, sections, on_progress)
+        charts: list[dict[str, Any]] = []
+
+        def place_charts(figure: Figure) -> list[int]:
+            first = len(charts)
+            charts.extend(styled(panel.spec) for panel in figure.panels)
+            return list(range(first, len(charts)))
+
+        environment = jinja2.Environment(
+            autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+        )
+        environment.globals.update(place_charts=place_charts, cell=_cell, numeric=_numeric, most=_MOST_ROWS)
+        script, style = _resource("page.js"), _resource("page.css")
+        anchors = {section.name: section.name for section in built}
+        anchors["devices"] = anchors.get("memory", "")  # They are in one section.
+        findings = [replace(found, anchor=anchors.get(found.anchor, "")) for found in context.findings]
+        template = environment.from_string(_resource("page.html"))
+        # Charts are collected as the sections are written, and stand behind them.
+        body = template.module.body(built)
+        data = _for_script(json.dumps(charts, ensure_ascii=True, separators=(",", ":"), allow_nan=False))
+        page = template.render(
+            about=context.about,
+            head=_head(context.about),
+            findings=findings,
+            verdict=None if findings else verdict_if_none(context.tree),
+            sections=built,
+            main=body,
+            data=_safe(data),
+            library=_safe(library),
+            script=_safe(script),
+            style=_safe(style),
+            hashes=" ".join(f"'sha256-{_sha256(text)}'" for text in (library, script)),
+        )
+        file.write(page.encode("utf-8", "backslashreplace"))
+
+
+def _head(about: About) -> list[str]:
+    ranks, hosts = len(about.ranks), len(about.hosts) or 1
+    head = [f"{ranks} rank{'s' if ranks > 1 else ''} on {hosts} host{'s' if hosts > 1 else ''}"]
+    if about.steps:
+        epochs = f"{about.epochs} epoch{'s' if about.epochs > 1 else ''}, " if about.epochs else ""
+        head.append(f"{epochs}{about.steps} step{'s' if about.steps > 1 else ''}")
+    if about.wall_s is not None:
+        head.append(format_time(about.wall_s))
+    if about.first_unix_s is not None:
+        began = datetime.fromtimestamp(about.first_unix_s, UTC)
+        head.append(f"began {began:%Y-%m-%d %H:%M:%S} UTC")
+    if about.frameworks:
+        head.append(safe_name(about.frameworks))
+    lost = about.dropped or about.damaged_bytes or about.missing_frames or about.missing_ranks
+    head.append("not ended: killed, or still running" if not about.ended else "ended" if lost else "complete")
+    return head
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return UNKNOWN
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return str(value)
+
+
+def _numeric(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> list[bool]:
+    """Which columns are of numbers, and are pushed to the right."""
+    return [place > 0 and all(_is_number(row[place]) for row in rows) for place in range(len(columns))]
+
+
+def _is_number(value: object) -> bool:
+    text = str(value)
+    return value is None or isinstance(value, (int, float)) or text in ("", UNKNOWN) or text.lstrip("+−")[:1].isdigit()
+
+
+def _for_script(text: str) -> str:
+    # Inside <script> only these end it or begin a comment.
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _safe(text: str) -> Any:
+    return require("markupsafe", extra="report", caller=_CALLER).Markup(text)
+
+
+def _sha256(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+@cache
+def _library() -> str:
+    # Vega, Vega-Lite and Vega-Embed as vl-convert brings them; no host is asked.
+    bundle: str = require("vl_convert", extra="report", caller=_CALLER).javascript_bundle()
+    return bundle.replace("</script", "<\\/script").replace("<!--", "<\\!--")
+
+
+@cache
+def _resource(name: str) -> str:
+    return (resources.files("deep500_timing._views.page") / name).read_text(encoding="utf-8")

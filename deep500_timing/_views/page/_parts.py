@@ -1,0 +1,54 @@
+"""Parts that several charts are made of, in Vega-Lite."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from deep500_timing._summary.text import SIZE_UNITS
+
+TIME_LABELS = "format(datum.value, '~s') + 's'"
+"""Seconds with their prefix: 20ms, 500µs."""
+BYTE_LABELS = (
+    "".join(
+        f"datum.value >= {scale} ? format(datum.value / {scale}, '.4~r') + ' {unit}' : " for scale, unit in SIZE_UNITS
+    )
+    + "datum.value + ' B'"
+)
+"""Bytes with their unit."""
+ZOOM = {
+    "name": "zoom",
+    "select": {"type": "interval", "encodings": ["x"], "zoom": "wheel![event.ctrlKey || event.metaKey]"},
+    "bind": "scales",
+}
+"""Drag to move, Ctrl and the wheel to zoom: the wheel alone goes on scrolling the page."""
+
+
+def colour_by_datum() -> dict[str, Any]:
+    """Marks have the colour that stands in their data: names stay data, and no scale can run out."""
+    return {"field": "colour", "type": "nominal", "scale": None, "legend": None}
+
+
+def fitting(start: str, end: str) -> dict[str, Any]:
+    """A text in a bar from one field to another: no longer than the bar, however wide the page and the zoom make it."""
+    width = f"(scale('x', datum.{end}) - scale('x', datum.{start}))"
+    return {"limit": {"expr": f"max({width} - 6, 1)"}, "opacity": {"expr": f"{width} < 26 ? 0 : 1"}}
+
+
+def tooltip(**titles: str) -> list[dict[str, Any]]:
+    """What is shown when a mark is pointed at: fields of the data, by their titles."""
+    return [{"field": field, "title": title, "type": "nominal"} for field, title in titles.items()]
+
+
+def time_axis(title: str | None) -> dict[str, Any]:
+    """An axis of seconds."""
+    return {"title": title, "labelExpr": TIME_LABELS, "tickCount": 6}
+
+
+def data(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Rows, inside the chart."""
+    return {"values": rows}
+
+
+def rounded(value: float | None, digits: int = 4) -> float | None:
+    """With so many significant digits: what a chart cannot show needs no bytes."""
+    return None if value is None else float(f"{value:.{digits}g}")

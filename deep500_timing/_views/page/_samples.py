@@ -1,0 +1,124 @@
+"""What was sampled: memory, throughput, utilisation, clocks, power, temperature, and what a program added."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from deep500_timing._summary.text import format_bytes
+from deep500_timing._views.page._colours import ACCENT
+from deep500_timing._views.page._context import literal, shown
+from deep500_timing._views.page._parts import BYTE_LABELS, data, rounded, tooltip
+from deep500_timing._views.page._section import Content, Figure, Panel
+from deep500_timing._views.timeline._tracks import unit_of
+
+if TYPE_CHECKING:
+    from deep500_timing._views.page._context import Context
+
+_POINTS = 150
+_MOST = 9
+"""Charts of a family."""
+_FAMILIES = (
+    ("Memory", ("_bytes",)),
+    ("Throughput and MFU", ("throughput.", "mfu", "flops")),
+    ("Device and machine", ("gpu", "system.", "process.")),
+)
+
+
+class Samples:
+    """Values over time."""
+
+    name, title, place = "memory", "Memory, throughput, devices", 80
+    missing = "No memory, throughput or state of the machine was sampled."
+
+    def build(self, context: Context) -> Content | None:
+        """See :class:`Section`."""
+        metrics = context.rows(
+            "select metric, count(*) as n, min(value) as low, avg(value) as mean, max(value) as high, "
+            "min(unix_ns) as first, max(unix_ns) as last from samples "
+            "where value is not null and isfinite(value) group by metric order by metric"
+        )
+        if not metrics:
+            return None
+        families: dict[str, list[dict[str, Any]]] = {}
+        for row in metrics:
+            families.setdefault(_family(row["metric"] or ""), []).append(row)
+        order = [name for name, _ in _FAMILIES] + ["Other samples"]
+        return Content(tuple(_figure(context, name, families[name]) for name in order if name in families))
+
+
+def _family(metric: str) -> str:
+    for name, marks in _FAMILIES:
+        if any(metric.endswith(mark) if mark.startswith("_") else metric.startswith(mark) for mark in marks):
+            return name
+    return "Other samples"
+
+
+def _figure(context: Context, name: str, metrics: list[dict[str, Any]]) -> Figure:
+    begin = min((row["first"] for row in metrics if row["first"] is not None), default=0)
+    panels = tuple(Panel(_spec(context, row, begin), shown(row["metric"] or "")) for row in metrics[:_MOST])
+    said = "; ".join(
+        f"{shown(row['metric'] or '')} {_value(row, 'low')} to {_value(row, 'high')}" for row in metrics[:_MOST]
+    )
+    return Figure(
+        name,
+        f"{said}.",
+        panels,
+        ("metric", "unit", "samples", "lowest", "mean", "highest"),
+        [_row(row) for row in metrics],
+        note="The line is the mean of all ranks, the band from the lowest to the highest."
+        + (f" {_MOST} of {len(metrics)} are drawn; all are in the table." if len(metrics) > _MOST else ""),
+    )
+
+
+def _row(row: dict[str, Any]) -> tuple[object, ...]:
+    metric = row["metric"] or ""
+    return shown(metric), unit_of(metric), row["n"], *(_value(row, what) for what in ("low", "mean", "high"))
+
+
+def _value(row: dict[str, Any], what: str) -> str:
+    value = row[what]
+    return format_bytes(value) if unit_of(row["metric"] or "") == "bytes" else f"{value:.4g}"
+
+
+def _spec(context: Context, metric: dict[str, Any], begin: int) -> dict[str, Any]:
+    width = max(((metric["last"] or 0) - (metric["first"] or 0)) // _POINTS + 1, 1)
+    rows = context.rows(
+        f"select (coalesce(unix_ns, time_ns) - {begin}) // {width} as part, avg(value) as mean, min(value) as low, "
+        f"max(value) as high from samples where metric = {literal(metric['metric'] or '')} and value is not null "
+        "and isfinite(value) group by 1 order by 1"
+    )
+    in_bytes = unit_of(metric["metric"] or "") == "bytes"
+    values = [
+        {"t": rounded(row["part"] * width / 1e9, 5), "mean": rounded(row["mean"], 6)}
+        | {"low": rounded(row["low"], 6), "high": rounded(row["high"], 6)}
+        | {"said": format_bytes(row["mean"]) if in_bytes else f"{row['mean']:.4g}"}
+        for row in rows
+    ]
+    labels = {"labelExpr": BYTE_LABELS} if in_bytes else {"format": "~s"}
+    unit = unit_of(metric["metric"] or "")
+    x = {"field": "t", "type": "quantitative", "scale": {"nice": False, "zero": False}}
+    axis = {"title": None, "labelExpr": "datum.value + ' s'", "grid": False, "tickCount": 4, "labelOverlap": True}
+    y = {"type": "quantitative", "scale": {"zero": False}}
+    y_axis = {"title": None if in_bytes or not unit else unit, "tickCount": 4, **labels}
+    return {
+        "height": 120,
+        "data": data(values),
+        "layer": [
+            {
+                "mark": {"type": "area", "opacity": 0.25, "color": ACCENT},
+                "encoding": {
+                    "x": x | {"axis": axis},
+                    "y": y | {"field": "low", "axis": y_axis},
+                    "y2": {"field": "high"},
+                },
+            },
+            {
+                "mark": {"type": "line", "color": ACCENT, "point": len(values) < 30},
+                "encoding": {
+                    "x": x,
+                    "y": y | {"field": "mean"},
+                    "tooltip": tooltip(t="seconds", said="mean"),
+                },
+            },
+        ],
+    }

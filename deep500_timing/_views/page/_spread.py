@@ -1,0 +1,116 @@
+"""How the times of each region are distributed."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from deep500_timing._summary.histogram import bin_bounds
+from deep500_timing._summary.text import format_time
+from deep500_timing._views.page._context import literal, path_text, shown
+from deep500_timing._views.page._parts import data, rounded, time_axis, tooltip
+from deep500_timing._views.page._section import Content, Figure, Panel
+
+if TYPE_CHECKING:
+    from deep500_timing._views.page._context import Context
+    from deep500_timing._views.tree import Node
+
+_MOST = 12
+_LEAST = 5
+"""Intervals below which a distribution is none."""
+_BARS = 36
+_LOG_FROM = 8
+"""The longest over the shortest from which on the scale is logarithmic."""
+
+
+class Spread:
+    """A small chart for each region."""
+
+    name, title, place = "distributions", "How long each region takes", 60
+    missing = f"No region has {_LEAST} intervals."
+
+    def build(self, context: Context) -> Content | None:
+        """See :class:`Section`."""
+        nodes = [node for node in context.tree.walk() if not node.is_rest and node.count >= _LEAST and node.max_s]
+        nodes.sort(key=lambda node: -(node.total_s or 0))
+        chosen = nodes[:_MOST]
+        if not chosen:
+            return None
+        wanted = ", ".join(literal(path_text(node.path)) for node in chosen)
+        counts: dict[str, dict[int, int]] = {}
+        for row in context.rows(
+            "select path, bin, count(*) as n from intervals "
+            f"where device = 'CPU' and path in ({wanted}) group by 1, 2 order by 1, 2"
+        ):
+            counts.setdefault(row["path"], {})[row["bin"]] = row["n"]
+        panels = tuple(
+            Panel(_spec(context, node, bins), shown(node.name))
+            for node in chosen
+            if (bins := counts.get(path_text(node.path)))
+        )
+        figure = Figure(
+            "Distributions",
+            "A histogram for each region, of all ranks together: "
+            + ", ".join(f"{shown(node.name)} median {format_time(node.median_s)}" for node in chosen)
+            + ".",
+            panels,
+            ("region", "count", "shortest", "median", "95th percentile", "99th percentile", "longest"),
+            [(" / ".join(map(shown, node.path)), node.count, *map(format_time, _quantiles(node))) for node in chosen],
+            note="Each chart has its own scale"
+            + (f"; of {len(nodes)} regions the {_MOST} with the largest totals." if len(nodes) > _MOST else "."),
+        )
+        return Content((figure,))
+
+
+def _quantiles(node: Node) -> tuple[float | None, ...]:
+    return node.min_s, node.median_s, node.p95_s, node.p99_s, node.max_s
+
+
+def _spec(context: Context, node: Node, bins: dict[int, int]) -> dict[str, Any]:
+    low = max(bin_bounds(min(bins))[0], 1)
+    first, width = bin_bounds(max(bins))
+    high = first + max(width, 1)
+    is_log = high / low > _LOG_FROM
+    edges, counts = _bars(bins, low, high, is_log)
+    rows = [
+        {"from": rounded(start / 1e9, 6), "to": rounded(end / 1e9, 6), "n": n}
+        | {"range": f"{format_time(start / 1e9)} to {format_time(end / 1e9)}"}
+        for start, end, n in zip(edges, edges[1:], counts, strict=False)
+        if n
+    ]
+    scale = {"type": "log", "nice": False} if is_log else {"zero": False, "nice": False}
+    return {
+        "height": 110,
+        "data": data(rows),
+        "mark": {"type": "bar", "color": context.colour(node.name)},
+        "encoding": {
+            "x": {
+                "field": "from",
+                "type": "quantitative",
+                "bin": {"binned": True},
+                "scale": scale | {"domain": [edges[0] / 1e9, edges[-1] / 1e9]},
+                "axis": time_axis(None) | {"tickCount": 3, "grid": False, "labelOverlap": True},
+            },
+            "x2": {"field": "to"},
+            "y": {"field": "n", "type": "quantitative", "axis": {"title": None, "tickCount": 3, "format": "~s"}},
+            "tooltip": tooltip(range="takes", n="intervals"),
+        },
+    }
+
+
+def _bars(bins: dict[int, int], low: float, high: float, is_log: bool) -> tuple[list[float], list[int]]:
+    """The edges of the bars in ns, and what is in them: equally wide as drawn, but none narrower than a bin."""
+    spare = max(9 - (max(bins) - min(bins) + 1), 0)  # One bin alone would be a wall.
+    numbers = range(max(min(bins) - spare // 2, 0), max(bins) + 1 + spare - spare // 2)
+    if len(numbers) <= _BARS:
+        return [max(float(bin_bounds(number)[0]), 1.0) for number in [*numbers, numbers[-1] + 1]], [
+            bins.get(n, 0) for n in numbers
+        ]
+    place, back = (math.log, math.exp) if is_log else (float, float)
+    first, width = place(low), (place(high) - place(low)) / _BARS
+    counts = [0] * _BARS
+    for number, n in bins.items():
+        start, wide = bin_bounds(number)
+        part = int((place(max(start + (wide - 1) / 2, low)) - first) / width)
+        counts[min(max(part, 0), _BARS - 1)] += n
+    return [back(first + width * part) for part in range(_BARS + 1)], counts

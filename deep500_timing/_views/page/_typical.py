@@ -1,0 +1,178 @@
+"""A typical step and the slowest, as timelines: ranks, threads and devices as rows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from deep500_timing._summary.text import format_time
+from deep500_timing._views.page._colours import on
+from deep500_timing._views.page._context import literal, shown
+from deep500_timing._views.page._parts import ZOOM, colour_by_datum, data, fitting, rounded, time_axis, tooltip
+from deep500_timing._views.page._section import Content, Figure, Panel
+
+if TYPE_CHECKING:
+    from deep500_timing._views.page._context import Context, Steps
+
+_RANKS = 8
+_BARS = 1500
+"""Of a chart; the shortest are left out first."""
+_ROW = 20
+
+
+class Typical:
+    """Two steps, close up."""
+
+    name, title, place = "steps", "A typical step and the slowest", 50
+    missing = "No step was timed as BATCH."
+
+    def build(self, context: Context) -> Content | None:
+        """See :class:`Section`."""
+        steps = context.steps
+        if steps is None:
+            return None
+        where = f"path = {literal(steps.path)} and device = 'CPU' and step is not null"
+        # Of several ranks a step is as long as on the slowest.
+        [row] = context.rows(
+            "with lengths as (select step, session, max(dur_ns) as longest, arg_max(rank, dur_ns) as rank from "
+            f"intervals where {where} group by all), "
+            "middle as (select quantile_disc(longest, 0.5) as length from lengths) "
+            "select (select arg_min(struct_pack(step := step, session := session, rank := rank, longest := longest), "
+            "(abs(longest - length), step)) from lengths, middle) as typical, "
+            "(select arg_max(struct_pack(step := step, session := session, rank := rank, longest := longest), "
+            "(longest, -step)) from lengths) as slowest"
+        )
+        figures = [_figure(context, row["typical"], f"Step {row['typical']['step']}, a typical one")]
+        if row["slowest"]["step"] != row["typical"]["step"]:
+            figures.append(_figure(context, row["slowest"], f"Step {row['slowest']['step']}, the slowest"))
+        return Content(
+            tuple(figures),
+            ("Drag to move, Ctrl and the wheel to zoom, or the buttons. The whole run: deep500-timing timeline.",),
+        )
+
+
+def _figure(context: Context, step: dict[str, Any], title: str) -> Figure:
+    ranks = _ranks(context, step)
+    wanted = ", ".join(map(str, ranks))
+    rows = context.rows(
+        "select rank, thread, device, region, path, depth, unix_ns, start_ns, dur_ns from intervals "
+        f"where step = {step['step']} and session = {step['session']} and rank in ({wanted}) "
+        f"order by dur_ns desc, rank, start_ns limit {_BARS + 1}"
+    )
+    is_cut, rows = len(rows) > _BARS, rows[:_BARS]
+    batch = [row for row in rows if row["path"] == _path(context.steps) and row["device"] == "CPU"]
+    one_clock = len(context.about.hosts) <= 1 and all(row["unix_ns"] is not None for row in rows)
+    clock = "unix_ns" if one_clock else "start_ns"
+    starts: dict[int, int] = {}
+    for row in batch:
+        starts[row["rank"]] = min(starts.get(row["rank"], row[clock]), row[clock])
+    if one_clock and starts:
+        starts = dict.fromkeys(starts, min(starts.values()))
+    # What encloses the step lies around the picture.
+    top = min((row["depth"] for row in batch), default=0)
+    rows = [row for row in rows if row["rank"] in starts and (row["depth"] >= top or row["thread"])]
+    bars, labels, height = _lay(context, rows, starts, clock, top)
+    end = max((bar["end"] for bar in bars), default=1.0)
+    longest = format_time(step["longest"] / 1e9)
+    note = "" if one_clock else "Each rank begins at 0: their hosts' clocks are not compared. "
+    if is_cut:
+        note += f"The {_BARS} longest intervals are drawn. "
+    if len(context.about.ranks) > len(ranks):
+        note += f"Of {len(context.about.ranks)} ranks {len(ranks)} are shown."
+    return Figure(
+        title,
+        f"It took {longest}, on rank {step['rank']} longest.",
+        (Panel(_spec(bars, labels, height, end)),),
+        ("rank", "row", "region", "begins at", "takes"),
+        [(bar["rank"], bar["track"], bar["region"], format_time(bar["start"]), bar["takes"]) for bar in bars[:200]],
+        note=note.strip(),
+        zooms=True,
+    )
+
+
+def _path(steps: Steps | None) -> str:
+    return steps.path if steps is not None else ""
+
+
+def _ranks(context: Context, step: dict[str, Any]) -> list[int]:
+    ranks = list(context.about.ranks)
+    if len(ranks) <= _RANKS:
+        return ranks
+    return sorted({step["rank"], *[rank for rank in ranks if rank != step["rank"]][: _RANKS - 1]})
+
+
+def _lay(
+    context: Context, rows: list[dict[str, Any]], starts: dict[int, int], clock: str, top: int
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]], int]:
+    tracks: dict[tuple[int, int, bool, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        tracks.setdefault((row["rank"], row["thread"], row["device"] != "CPU", row["device"]), []).append(row)
+    bars: list[dict[str, Any]] = []
+    labels: list[dict[str, Any]] = []
+    height = 0
+    many = len({rank for rank, *_ in tracks}) > 1
+    for rank, thread, on_device, device in sorted(tracks):
+        own = tracks[rank, thread, on_device, device]
+        depths = sorted({row["depth"] for row in own})
+        what = device if thread == 0 else f"{device} {thread}"
+        labels.append({"y": height + 0.5, "label": f"rank {rank} {what}" if many else what})
+        for row in sorted(own, key=lambda row: (row[clock], -row["dur_ns"])):
+            level = height + depths.index(row["depth"])
+            start, colour = (row[clock] - starts[rank]) / 1e9, context.colour(row["region"])
+            seconds = row["dur_ns"] / 1e9
+            bars.append(
+                {"start": rounded(start, 6), "end": rounded(start + seconds, 6), "y": level + 0.06, "y2": level + 0.94}
+                | {"middle": level + 0.5, "region": shown(row["region"]), "takes": format_time(seconds)}
+                | {"colour": colour, "ink": on(colour), "rank": rank, "track": what}
+            )
+        height += len(depths)
+    return bars, labels, height
+
+
+def _spec(bars: list[dict[str, Any]], labels: list[dict[str, Any]], height: int, end: float) -> dict[str, Any]:
+    y = {"type": "quantitative", "axis": None, "scale": {"domain": [0, max(height, 1)], "reverse": True}}
+    x = {
+        "field": "start",
+        "type": "quantitative",
+        "scale": {"domain": [0, end], "nice": False},
+        "axis": time_axis(None),
+    }
+    bar = {
+        "data": data(bars),
+        "params": [ZOOM],
+        "mark": {"type": "rect", "clip": True, "stroke": "white", "strokeWidth": 0.5},
+        "encoding": {
+            "x": x,
+            "x2": {"field": "end"},
+            "y": {"field": "y", **y},
+            "y2": {"field": "y2"},
+            "color": colour_by_datum(),
+            "tooltip": tooltip(region="region", takes="takes", rank="rank", track="on"),
+        },
+    }
+    text = {
+        "data": data(bars),
+        "mark": {"type": "text", "align": "left", "dx": 3, "baseline": "middle", "fontSize": 11, "clip": True}
+        | fitting("start", "end"),
+        "encoding": {
+            "x": x,
+            "y": {"field": "middle", **y},
+            "text": {"field": "region"},
+            "color": {"field": "ink", "type": "nominal", "scale": None, "legend": None},
+        },
+    }
+    names = {
+        "data": data(labels),
+        "mark": {
+            "type": "text",
+            "align": "right",
+            "baseline": "middle",
+            "fontSize": 11,
+            "color": "currentColor",
+            "clip": False,
+        },
+        "encoding": {"x": {"value": -6}, "y": {"field": "y", **y}, "text": {"field": "label"}},
+    }
+    # No axis makes room for the names: a name as an axis' label would be code.
+    room = 14 + 7 * max((len(label["label"]) for label in labels), default=0)
+    padding = {"left": room, "right": 8, "top": 4, "bottom": 4}
+    return {"height": max(height, 1) * _ROW, "padding": padding, "layer": [bar, text, names]}

@@ -1,0 +1,180 @@
+"""Where a step goes: the tree as an icicle, in which each region is as wide as its share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from deep500_timing._summary.text import format_time
+from deep500_timing._views.page._colours import GREY, on
+from deep500_timing._views.page._context import shown
+from deep500_timing._views.page._parts import colour_by_datum, data, fitting, rounded, tooltip
+from deep500_timing._views.page._section import Content, Figure, Panel
+
+if TYPE_CHECKING:
+    from deep500_timing._views.page._context import Context
+    from deep500_timing._views.tree import Node, Tree
+
+_ROW = 30
+_LEAST = 0.0004
+"""What is narrower than this share of the chart is not drawn; it is in the table."""
+
+
+class Where:
+    """The tree of regions."""
+
+    name, title, place = "tree", "Where a step goes", 30
+    missing = "No region was timed."
+
+    def build(self, context: Context) -> Content | None:
+        """See :class:`Section`."""
+        tree = context.tree
+        if not any(node.total_s for node in tree.roots):
+            return None
+        figures = [_figure(context, tree, on_device=False)]
+        if tree.has_device_times:
+            figures.append(_figure(context, tree, on_device=True))
+        ranks = len(context.about.ranks)
+        whose = f"All {ranks} ranks together" if ranks > 1 else f"Rank {context.about.ranks[0]}"
+        text = f"{whose}, the whole run. A region lies below the one that it is in, and is as wide as its share of it."
+        return Content(tuple(figures), (text,))
+
+
+def _figure(context: Context, tree: Tree, *, on_device: bool) -> Figure:
+    boxes: list[dict[str, Any]] = []
+    whole = sum(_total(node, on_device) for node in tree.roots)
+    left = 0.0
+    for root in tree.roots:
+        width = _total(root, on_device) / whole if whole else 0.0
+        _lay(context, root, left, width, 0, boxes, on_device)
+        left += width
+    depth = max((box["depth"] for box in boxes), default=0) + 1
+    bar = {
+        "mark": {"type": "rect", "stroke": "white", "strokeWidth": 1},
+        "encoding": {
+            "x": {
+                "field": "x",
+                "type": "quantitative",
+                "scale": {"domain": [0, 1], "nice": False},
+                "axis": {"format": "%", "title": None, "grid": False, "tickCount": 5},
+            },
+            "x2": {"field": "x2"},
+            "y": {
+                "field": "depth",
+                "type": "quantitative",
+                "axis": None,
+                "scale": {"domain": [0, depth], "reverse": True},
+            },
+            "y2": {"field": "below"},
+            "color": colour_by_datum(),
+            "tooltip": tooltip(region="region", total="total", share="of its parent", median="median", p95="p95"),
+        },
+    }
+    label = {
+        "mark": {"type": "text", "align": "left", "dx": 4, "baseline": "middle", "fontSize": 12} | fitting("x", "x2"),
+        "encoding": {
+            "x": {"field": "x", "type": "quantitative"},
+            "y": {"field": "middle", "type": "quantitative"},
+            "text": {"field": "label"},
+            "color": {"field": "ink", "type": "nominal", "scale": None, "legend": None},
+        },
+    }
+    spec = {"height": depth * _ROW, "data": data(boxes), "layer": [bar, label]}
+    nodes = [node for node in tree.walk() if _total(node, on_device)]
+    device = "GPU" if on_device else "CPU"
+    first = max(tree.roots, key=lambda node: _total(node, on_device))
+    # Down to where the time divides.
+    while len(inner := [child for child in first.children if _total(child, on_device)]) == 1 or (
+        inner and _total(inner[0], on_device) > 0.9 * _total(first, on_device)
+    ):
+        first = inner[0]
+    whole = _total(first, on_device)
+    inside = [f"{shown(c.name)} {_share(c, on_device, whole)}" for c in first.children if _total(c, on_device)]
+    alt = f"Times on the {device}. {shown(first.name)} takes {format_time(whole)}"
+    alt += f": {', '.join(inside[:6])}." if inside else "."
+    return Figure(
+        f"On the {device}",
+        alt,
+        (Panel(spec),),
+        ("region", "total", "share of its parent", "count", "median", "95th percentile"),
+        [_row(tree, node, on_device) for node in nodes],
+        note="What overlaps its siblings is drawn as wide as it adds to them." if _overlaps(nodes) else "",
+    )
+
+
+def _overlaps(nodes: list[Node]) -> bool:
+    return any(node.overlaps for node in nodes)
+
+
+def _total(node: Node, on_device: bool) -> float:
+    if on_device:
+        return node.gpu.total_s if node.gpu is not None else sum(_total(child, True) for child in node.children)
+    return node.total_s or 0.0
+
+
+def _share(node: Node, on_device: bool, above: float | None = None) -> str:
+    share = node.share
+    if on_device:
+        share = _total(node, True) / above if above else node.gpu.share if node.gpu is not None else None
+    return "–" if share is None else f"{share:.0%}".replace("%", " %")
+
+
+def _lay(
+    context: Context,
+    node: Node,
+    left: float,
+    width: float,
+    depth: int,
+    boxes: list[dict[str, Any]],
+    on_device: bool,
+    above: float | None = None,
+) -> None:
+    if width < _LEAST:
+        return
+    total = _total(node, on_device)
+    # Of a region that was not timed on the device only what is inside it is known.
+    is_known = not node.is_rest and (node.gpu is not None or not on_device)
+    name, colour, share = shown(node.name), context.colour(node.name) if is_known else GREY, "–"
+    if node.parent and (is_known or node.is_rest):
+        share = _share(node, on_device, above)
+    label = f"{name}  {share}" if share != "–" else name
+    gpu = node.gpu
+    median = (gpu.median_s if gpu else None) if on_device else node.median_s
+    p95 = (gpu.p95_s if gpu else None) if on_device else node.p95_s
+    boxes.append(
+        {"x": rounded(left, 6), "x2": rounded(left + width, 6), "depth": depth, "below": depth + 1}
+        | {"middle": depth + 0.5, "region": name, "label": label, "colour": colour, "ink": on(colour)}
+        | {"total": format_time(total), "share": share}
+        | {"median": format_time(median), "p95": format_time(p95)}
+    )
+    inside = [(child, _adds(child, on_device)) for child in node.children if not (on_device and child.is_rest)]
+    whole = max(total, sum(adds for _, adds in inside))
+    for child, adds in inside:
+        part = adds / whole if whole else 0.0
+        _lay(context, child, left, width * part, depth + 1, boxes, on_device, total)
+        left += width * part
+
+
+def _adds(node: Node, on_device: bool) -> float:
+    # What overlaps its siblings would make the parts more than the whole.
+    return max(_total(node, on_device) - (0.0 if on_device else node.overlap_s), 0.0)
+
+
+def _row(tree: Tree, node: Node, on_device: bool) -> tuple[object, ...]:
+    indent = "\u2003" * (len(node.path) - 1) + shown(node.name)
+    parent = tree.parent_of(node)
+    share = _share(node, on_device, _total(parent, True) if on_device else None) if parent is not None else ""
+    if node.is_rest:
+        return (indent, format_time(node.total_s), share, "", "", "")
+    gpu = node.gpu
+    count = (gpu.count if gpu else 0) if on_device else node.count
+    median = (gpu.median_s if gpu else None) if on_device else node.median_s
+    p95 = (gpu.p95_s if gpu else None) if on_device else node.p95_s
+    few = count < 20
+    return (
+        indent,
+        format_time(_total(node, on_device)),
+        share,
+        count,
+        format_time(median),
+        "–" if few else format_time(p95),
+    )

@@ -1,0 +1,88 @@
+"""The charts of the page as pictures."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, Literal
+
+from deep500_timing._ground.require import require
+from deep500_timing._ground.whole_file import whole_file
+from deep500_timing._views.page._build import build
+from deep500_timing._views.page._style import styled
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from os import PathLike
+
+    from deep500_timing._views.page._section import Figure, Section
+    from deep500_timing.runs import Run
+
+_WIDTH, _SMALL = 900, 270
+_SCALE = 2.0
+"""Pixels of a PNG for one of the chart: sharp on paper and on screens of many dots."""
+
+
+def write_plots(
+    run: Run,
+    folder: str | PathLike[str],
+    *,
+    format: Literal["png", "svg"] = "png",  # noqa: A002 (what it is called everywhere)
+    only: Iterable[str] | None = None,
+    sections: Iterable[Section] = (),
+    on_progress: Callable[[int, int], None] = lambda done, of: None,
+) -> list[str]:
+    """Write each chart of the page into a file of its own: ``tree-1.png``, ``over-the-run-1.png`` and so on.
+
+    Args:
+        run: The run, opened with DuckDB.
+        folder: Where to; made if it is not there.
+        format: ``"png"`` or ``"svg"``.
+        only: The names of the sections whose charts are wanted.
+        sections: Sections beside the built-in ones and those of entry points.
+        on_progress: Called with how many sections are done, and of how many.
+
+    Returns:
+        The files' paths.
+
+    Raises:
+        LookupError: No section has such a name, or the run has nothing for it.
+        ValueError: The format is unknown.
+        OSError: A file cannot be written.
+        MissingPackageError: A package of the extra ``report`` is not installed.
+    """
+    if format not in ("png", "svg"):
+        raise ValueError(f"Drawing plots as {format!r}: use 'png' or 'svg'.")
+    convert: Any = require("vl_convert", extra="report", caller="Drawing plots")
+    _, built = build(run, sections, on_progress)
+    with_charts = [section for section in built if section.content.figures]
+    wanted = None if only is None else set(only)
+    for name in sorted(wanted or ()):
+        if name not in {section.name for section in with_charts}:
+            there = ", ".join(section.name for section in with_charts) or "none"
+            raise LookupError(f"Drawing {name!r}: the run has charts for {there}.")
+    os.makedirs(folder, exist_ok=True)
+    paths = []
+    for section in with_charts:
+        if wanted is not None and section.name not in wanted:
+            continue
+        for number, figure in enumerate(section.content.figures, 1):
+            spec = _spec_of(figure)
+            path = os.path.join(os.fspath(folder), f"{section.name}-{number}.{format}")
+            data: bytes = (
+                convert.vegalite_to_png(spec, scale=_SCALE)
+                if format == "png"
+                else convert.vegalite_to_svg(spec).encode("utf-8")
+            )
+            with whole_file(path) as file:
+                file.write(data)
+            paths.append(path)
+    return paths
+
+
+def _spec_of(figure: Figure) -> dict[str, Any]:
+    title = {"text": figure.title, "anchor": "start", "fontSize": 14}
+    if len(figure.panels) == 1:
+        return {**styled(figure.panels[0].spec, _WIDTH), "title": title}
+    whole = styled({}, _SMALL)
+    parts = [{**panel.spec, "width": _SMALL, "title": panel.title} for panel in figure.panels]
+    return {"$schema": whole["$schema"], "config": whole["config"], "title": title, "columns": 3, "concat": parts}

@@ -1,0 +1,503 @@
+"""The page says what the run says, escapes what strangers wrote, and takes sections from others."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import sys
+from collections import Counter, defaultdict
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deep500_timing import MissingPackageError, Timer, TimeType, TimingWarning
+from deep500_timing._command._app import main
+from deep500_timing._summary.histogram import bin_bounds, bin_of
+from deep500_timing._views.findings import Finding
+from deep500_timing._views.page._build import build
+from deep500_timing._views.page._colours import Colours, on
+from deep500_timing._views.page._spread import _bars
+from deep500_timing.report import Content, Figure, Panel, write_plots, write_report
+from deep500_timing.runs import Run, RunLog
+from deep500_timing.testing import ManualClock
+
+DOCS = Path(__file__).parents[2] / "docs" / "report.md"
+SECTIONS = ["tree", "over-the-run", "steps", "distributions", "ranks", "memory", "communication", "not-measured"]
+HOSTILE = "</script><script>alert(1)</script>&\"'\u2028"
+
+
+class Page(HTMLParser):
+    """What a browser would see of a page: its sections, scripts, links and text."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.sections, self.scripts, self.asked, self.text = [], [], [], ""
+        self._in = None
+        self.source = path.read_text()
+        self.feed(self.source)
+
+    def handle_starttag(self, tag, attrs):
+        """Note a section, a script and whatever a browser would fetch."""
+        attrs = dict(attrs)
+        self._in = tag
+        if tag == "section":
+            self.sections.append(attrs["id"])
+        if tag == "script":
+            self.scripts.append("")
+        self.asked += [value for name, value in attrs.items() if name in ("src", "href") and not value.startswith("#")]
+
+    def handle_endtag(self, tag):
+        """Leave a script."""
+        self._in = None
+
+    def handle_data(self, data):
+        """Take a text, or a piece of a script."""
+        if self._in == "script":
+            self.scripts[-1] += data
+        else:
+            self.text += data
+
+    @property
+    def charts(self):
+        """The specifications."""
+        return json.loads(self.scripts[0])
+
+
+@pytest.fixture(scope="module")
+def page(run, tmp_path_factory):
+    """The page of the run."""
+    path = tmp_path_factory.mktemp("page") / "digits.html"
+    write_report(run, path)
+    return Page(path)
+
+
+@pytest.fixture(scope="module")
+def sections(run):
+    """Its sections as data, by name."""
+    return {section.name: section.content for section in build(run)[1]}
+
+
+def _run_of(folder, train, ranks=1):
+    for rank in range(ranks):
+        clock = ManualClock(10**9)
+        tmr = Timer(clock=clock)
+        with RunLog(folder, tmr, rank=rank, flush_s=None) as log:
+            log.event("began")
+            train(tmr, clock)
+    return Run.open(folder)
+
+
+def test_one_file(page):
+    """Sections in their order; nothing is fetched; three scripts, of which two run, by their hashes."""
+    assert ["findings", *SECTIONS] == page.sections
+    assert [] == page.asked
+    assert 3 == len(page.scripts)
+    assert 2 == len(re.findall("sha256-", page.source.split("<style>")[0]))
+    assert "unsafe-eval" not in page.source.split("<style>")[0]
+    assert len(page.source) < 1_200_000
+
+
+def test_what_strangers_wrote_is_text(page):
+    """A region's name that would end a script is shown as it is, and stands in the data alone."""
+    assert "</script><script>alert(1…cript>&\"'\\u2028" in page.text
+    boxes = page.charts[0]["data"]["values"]
+    assert "</script><script>alert(1…cript>&\"'\\u2028" in {box["region"] for box in boxes}
+    for chart in page.charts:
+        for layer in [chart, *chart.get("layer", ())]:
+            layer.pop("data", None)
+        assert "alert" not in json.dumps(chart)
+
+
+def test_the_tree_adds_up(sections):
+    """At each place of the icicle what lies inside fills what it lies in, on the CPU and on the GPU."""
+    for figure in sections["tree"].figures:
+        boxes = figure.panels[0].spec["data"]["values"]
+        assert abs(sum(box["x2"] - box["x"] for box in boxes if box["depth"] == 0) - 1) < 1e-4
+        for box in boxes:
+            inside = [
+                b for b in boxes if b["depth"] == box["depth"] + 1 and box["x"] <= b["x"] < b["x2"] <= box["x2"] + 1e-5
+            ]
+            if inside:
+                assert abs(sum(b["x2"] - b["x"] for b in inside) - (box["x2"] - box["x"])) < 2e-3
+    cpu, gpu = sections["tree"].figures
+    assert "FORWARD 60 %, IO 17 %" in cpu.alt
+    assert {"EPOCH": "#9a9a9a", "BATCH": "#9a9a9a", "FORWARD": "#0072b2"} == {
+        box["region"]: box["colour"] for box in gpu.panels[0].spec["data"]["values"]
+    }
+
+
+def test_shares_stand_in_the_table(sections):
+    """The numbers of the chart are the run's."""
+    rows = {row[0].strip("\u2003"): row for row in sections["tree"].figures[0].rows}
+    assert ("EPOCH", "1.492 s", "", 4) == rows["EPOCH"][:4]
+    assert ("960.0 ms", "100 %", 80) == sections["tree"].figures[1].rows[-1][1:4]
+
+
+def test_parts_of_a_step_add_up_to_it(run, sections):
+    """At each step the parts and the rest are the mean BATCH of all ranks; the slow one is marked."""
+    layers = sections["over-the-run"].figures[0].panels[0].spec["layer"]
+    heights = defaultdict(float)
+    for bar in layers[0]["data"]["values"]:
+        heights[bar["step"]] += bar["s"]
+    means = run.sql("select step, avg(dur_ns) as mean from intervals where region = 'BATCH' group by step").rows()
+    assert {row["step"]: pytest.approx(row["mean"] / 1e9, rel=1e-3) for row in means} == dict(heights)
+    assert [("step 30", 30.5)] == [(mark["what"], mark["step"]) for mark in layers[1]["data"]["values"]]
+
+
+def test_many_steps_are_drawn_together(tmp_path):
+    """A thousand steps are 143 bars, each the mean of seven; a step that was slow is still found."""
+
+    def train(tmr, clock):
+        for step in range(1000):
+            with tmr.region(TimeType.BATCH):
+                clock.advance_ns(10_000_000 if step != 777 else 90_000_000)
+
+    with _run_of(tmp_path / "run", train) as run:
+        content = {section.name: section.content for section in build(run)[1]}["over-the-run"]
+    bars, marks = (layer["data"]["values"] for layer in content.figures[0].panels[0].spec["layer"])
+    assert 143 == len(bars)
+    assert [("step 777", "90.00 ms")] == [(mark["what"], mark["time"]) for mark in marks]
+    assert 777 == next(row[4] for row in content.figures[0].rows if row[3] == "90.00 ms")
+
+
+def test_a_typical_step_and_the_slowest(run, sections):
+    """The typical one is as long as the median; the slowest is step 30; bars lie where the intervals do."""
+    typical, slowest = sections["steps"].figures
+    assert "Step 30, the slowest" == slowest.title
+    assert "on rank 1" in slowest.alt
+    lengths = run.sql(
+        "select step, max(dur_ns) as n from intervals where region = 'BATCH' group by step order by n, step"
+    ).rows()
+    number = int(re.search(r"\d+", typical.title).group())
+    assert lengths[(len(lengths) - 1) // 2]["n"] == next(row["n"] for row in lengths if row["step"] == number)
+    bars = slowest.panels[0].spec["layer"][0]["data"]["values"]
+    rows = run.intervals(steps=(30, 30)).rows()
+    begin = min(row["unix_ns"] for row in rows if row["region"] == "BATCH")
+    expected = Counter((row["rank"], (row["unix_ns"] - begin) // 10_000) for row in rows if row["region"] == "IO")
+    assert expected == Counter((bar["rank"], int(bar["start"] * 1e5 + 1e-3)) for bar in bars if bar["region"] == "IO")
+    assert ["rank 0 CPU", "rank 0 GPU", "rank 1 CPU", "rank 1 GPU"] == [
+        label["label"] for label in slowest.panels[0].spec["layer"][2]["data"]["values"]
+    ]
+
+
+def test_distributions_hold_every_interval(run, sections):
+    """The bars of a region add up to its count."""
+    figure = sections["distributions"].figures[0]
+    counts = {row["region"]: row["count"] for row in run.regions().rows() if row["device"] == "CPU"}
+    for panel in figure.panels:
+        total = sum(bar["n"] for bar in panel.spec["data"]["values"])
+        assert counts[HOSTILE if panel.title.startswith("<") else panel.title] == total
+
+
+@given(st.lists(st.integers(0, 10**12), min_size=1, max_size=40))
+def test_bars_hold_every_bin(durations):
+    """Whatever the times, no interval is lost, and each bar ends where the next begins."""
+    bins = Counter(int(bin_of(duration)) for duration in durations)
+    low, (first, width) = max(bin_bounds(min(bins))[0], 1), bin_bounds(max(bins))
+    for is_log in (False, True):
+        edges, counts = _bars(dict(bins), low, first + max(width, 1), is_log)
+        assert len(durations) == sum(counts)
+        assert len(edges) >= len(counts) + 1
+        assert sorted(edges) == edges
+
+
+def test_the_rank_that_was_late(sections):
+    """Rank 1 worked 40 ms longer than the median of both in step 30, and nowhere else as much."""
+    figure = sections["ranks"].figures[0]
+    cells = figure.panels[0].spec["data"]["values"]
+    latest = max(cells, key=lambda cell: cell["s"])
+    assert (1, 30, pytest.approx(0.04, rel=0.02)) == (latest["rank"], latest["step"], latest["s"])
+    assert figure.alt.startswith("Rank 1 worked longest")
+
+
+def test_many_ranks_share_rows(tmp_path):
+    """Of 130 ranks three share a row, which shows the one that is furthest off."""
+    slow = []
+
+    def train(tmr, clock):
+        slow.append(len(slow) == 100)
+        for _ in range(3):
+            with tmr.region(TimeType.BATCH):
+                clock.advance_ns(20_000_000 if slow[-1] else 10_000_000)
+
+    with _run_of(tmp_path / "run", train, ranks=130) as run:
+        content = {section.name: section.content for section in build(run)[1]}
+    cells = content["ranks"].figures[0].panels[0].spec["data"]["values"]
+    assert 44 * 3 == len(cells)
+    assert {(33, 100)} == {(cell["row"], cell["rank"]) for cell in cells if cell["s"]}
+    assert 130 == len(content["ranks"].figures[0].rows)
+    assert "Of 130 ranks 8 are shown." in content["steps"].figures[0].note
+
+
+def test_samples_and_collectives(sections):
+    """Memory and throughput by family with units; collectives by operation, group and size."""
+    memory, throughput = sections["memory"].figures
+    assert ("Memory", "Throughput and MFU") == (memory.title, throughput.title)
+    assert [("memory.device_allocated_bytes", "bytes", 80, "953.67 MiB", "972.27 MiB", "990.87 MiB")] == memory.rows
+    [(_, _, rows)] = sections["communication"].tables
+    assert [("all_reduce", "data", "4.00 KiB", 80)] == [row[:4] for row in rows]
+
+
+def test_what_is_left_out_is_named(tmp_path):
+    """A run of one rank without anything but steps: the sections that it has no data for are said at the end."""
+
+    def train(tmr, clock):
+        for _ in range(10):
+            with tmr.region(TimeType.BATCH):
+                clock.advance_ns(1000)
+
+    with _run_of(tmp_path / "run", train) as run:
+        write_report(run, tmp_path / "r.html")
+    page = Page(tmp_path / "r.html")
+    assert ["findings", "tree", "over-the-run", "steps", "distributions", "not-measured"] == page.sections
+    for said in ("There is one rank.", "No collective was recorded.", "No region has times on a device."):
+        assert said in page.text
+
+
+@pytest.mark.parametrize("intervals", [0, 1])
+def test_a_run_of_nearly_nothing(tmp_path, intervals):
+    """No interval, or one: a page all the same."""
+
+    def train(tmr, clock):
+        for _ in range(intervals):
+            with tmr.region("a"):
+                clock.advance_ns(1000)
+
+    with _run_of(tmp_path / "run", train) as run:
+        write_report(run, tmp_path / "r.html")
+    expected = ["findings", "tree", "not-measured"] if intervals else ["findings", "not-measured"]
+    assert expected == Page(tmp_path / "r.html").sections
+
+
+def test_a_log_that_was_cut(trained, tmp_path):
+    """What is left of a run is shown, and what is lost is said."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    [log] = [path for path in trained[0].glob("*.d5log") if "00000" in path.name]
+    data = bytearray(log.read_bytes())
+    data[len(data) // 2 : len(data) // 2 + 40] = bytes(40)
+    (folder / log.name).write_bytes(data[: len(data) * 3 // 4])
+    with Run.open(folder) as run:
+        write_report(run, tmp_path / "r.html")
+    page = Page(tmp_path / "r.html")
+    assert "not ended: killed, or still running" in page.text
+    assert re.search(r"bytes of logs damaged\s*[1-9]", page.text)
+
+
+def test_findings_come_first(run, tmp_path, monkeypatch):
+    """Each leads to its chart, if there is one, with what to type next; strangers' names in them are text."""
+    findings = [
+        Finding("waits-for-data", f"{HOSTILE} is 37 % of BATCH", command="deep500-timing show x", anchor="tree"),
+        Finding("throttled", "GPU 0 was throttled", anchor="devices"),
+        Finding("memory-grows", "It grows", anchor="no-such-chart"),
+    ]
+    monkeypatch.setattr("deep500_timing._views.page._context.find", lambda run: findings)
+    write_report(run, tmp_path / "r.html")
+    page = Page(tmp_path / "r.html")
+    assert f"{HOSTILE} is 37 % of BATCH." in page.text
+    assert "deep500-timing show x" in page.text
+    listed = page.source[page.source.index('<ol class="findings">') : page.source.index("</ol>")]
+    assert ["tree", "memory"] == re.findall('<a href="#([^"]*)"', listed)
+    assert 3 == listed.count("<li>") == len(re.findall("<p>", listed))
+    assert 3 == len(page.scripts)
+
+
+# --- sections of others -----------------------------------------------------------------------------------------------
+
+
+class Layers:
+    """A section as another distribution would write it."""
+
+    name, title, place, missing = "kernels", "Kernels", 100, "No kernel was recorded."
+
+    def build(self, context):
+        """One bar for each kernel."""
+        rows = context.rows("select kernel, sum(dur_ns)::double / 1e9 as s from kernels group by kernel")
+        spec = {
+            "data": {"values": rows},
+            "mark": "bar",
+            "encoding": {"x": {"field": "s", "type": "quantitative"}, "y": {"field": "kernel", "type": "nominal"}},
+        }
+        figure = Figure(
+            "By kernel", "conv1 takes all.", (Panel(spec),), ("kernel", "s"), [tuple(r.values()) for r in rows]
+        )
+        return Content((figure,), ("Kernels of the device.",))
+
+
+@pytest.fixture
+def distribution(tmp_path, monkeypatch):
+    """Install a distribution with a section under the entry points."""
+
+    def install(value, code):
+        (tmp_path / "their_section.py").write_text(code)
+        info = tmp_path / "theirs-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[deep500_timing.sections]\ntheirs = {value}\n")
+        monkeypatch.syspath_prepend(tmp_path)
+        importlib.invalidate_caches()
+
+    yield install
+    sys.modules.pop("their_section", None)
+
+
+CODE = """
+from deep500_timing.report import Content
+
+class Theirs:
+    name, title, place, missing = "theirs", "Theirs & <others>", 35, "Nothing of theirs."
+
+    def build(self, context):
+        return Content(text=(f"{context.about.steps} steps <b>",)) if context.about.steps else None
+"""
+
+
+def test_a_section_of_an_entry_point(run, tmp_path, distribution):
+    """A class that another distribution registers has its place on the page, its title and text escaped."""
+    distribution("their_section:Theirs", CODE)
+    write_report(run, tmp_path / "r.html")
+    page = Page(tmp_path / "r.html")
+    assert ["findings", "tree", "theirs", "over-the-run"] == page.sections[:4]
+    assert "Theirs & <others>" in page.text
+    assert "40 steps <b>" in page.text
+
+
+def test_a_section_that_is_handed_in(run, tmp_path):
+    """It reads a table of its own, and its chart and numbers are drawn with the others."""
+    write_report(run, tmp_path / "r.html", sections=[Layers()])
+    page = Page(tmp_path / "r.html")
+    assert [*SECTIONS[:-1], "kernels", "not-measured"] == page.sections[1:]
+    assert [{"kernel": "conv1", "s": 0.32}] == page.charts[-1]["data"]["values"]
+
+
+def test_the_section_of_the_documentation(tmp_path):
+    """What ``docs/report.md`` shows works as it stands."""
+    names = {}
+    exec(re.search(r"^```python\n(.*?)^```", DOCS.read_text(), re.MULTILINE | re.DOTALL).group(1), names)
+
+    def train(tmr, clock):
+        for step in range(5):
+            clock.advance_ns(1000)
+            tmr._run.sample("loss", 1.0 / (step + 1))
+
+    with _run_of(tmp_path / "run", train) as run:
+        _, built = build(run, [names["Losses"]()])
+        write_plots(run, tmp_path / "plots", sections=[names["Losses"]()], only=["losses"])
+    [content] = [section.content for section in built if section.name == "losses"]
+    assert "It ends at 0.2." == content.figures[0].alt
+    assert 5 == len(content.figures[0].rows)
+    assert ["losses-1.png"] == [path.name for path in (tmp_path / "plots").iterdir()]
+
+
+class Broken(Layers):
+    """A section that fails."""
+
+    name = "broken"
+
+    def build(self, context):
+        """Fail."""
+        raise RuntimeError("no such luck")
+
+
+class Empty(Layers):
+    """A section without data."""
+
+    name = "empty"
+
+    def build(self, context):
+        """Have nothing."""
+
+
+def test_a_section_that_fails_costs_itself(run, tmp_path):
+    """The page stands; what failed is named on it and warned of, what has no data is named."""
+    with pytest.warns(TimingWarning, match="'broken' of the report failed: RuntimeError: no such luck"):
+        write_report(run, tmp_path / "r.html", sections=[Broken(), Empty()])
+    page = Page(tmp_path / "r.html")
+    assert ["findings", *SECTIONS] == page.sections
+    assert "It failed: RuntimeError: no such luck" in page.text
+    assert "No kernel was recorded." in page.text
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("tree", "there is one of that name"), ('a" onclick="x', "letters, digits and hyphens")]
+)
+def test_a_section_with_a_name_that_will_not_do(run, name, said):
+    """It is left out, with a warning."""
+    section = Layers()
+    section.name = name
+    with pytest.warns(TimingWarning, match=said):
+        _, built = build(run, [section])
+    assert SECTIONS == [section.name for section in built]
+
+
+# --- files and the command --------------------------------------------------------------------------------------------
+
+
+def test_plots(run, tmp_path):
+    """Each figure is a picture; only those of the sections that are asked for."""
+    paths = write_plots(run, tmp_path / "plots", only=["tree", "distributions"])
+    assert ["tree-1.png", "tree-2.png", "distributions-1.png"] == [path.rsplit("/", 1)[-1] for path in paths]
+    for path in (tmp_path / "plots").iterdir():
+        assert b"\x89PNG" == path.read_bytes()[:4]
+    [svg] = write_plots(run, tmp_path / "plots", only=["communication", "ranks"], format="svg")[:1]
+    text = (tmp_path / "plots" / "ranks-1.svg").read_text()
+    assert svg.endswith("ranks-1.svg")
+    assert text.startswith("<svg")
+    assert text.count("<path") > 40
+
+
+def test_plots_that_are_not_there(run, tmp_path):
+    """What is there is named."""
+    with pytest.raises(LookupError) as error:
+        write_plots(run, tmp_path, only=["layers"])
+    assert error.value.args[0].startswith("Drawing 'layers': the run has charts for tree, over-the-run")
+    with pytest.raises(ValueError, match="use 'png' or 'svg'"):
+        write_plots(run, tmp_path, format="gif")
+
+
+def test_the_commands(trained, tmp_path, capsys, monkeypatch):
+    """They say where their files are."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "digits").symlink_to(trained[0])
+    assert 0 == main(["report", "digits/"])
+    assert "digits.html\n" == capsys.readouterr().out
+    assert 0 == main(["plot", "digits", "--only", "tree", "--format", "svg"])
+    assert ["digits-plots/tree-1.svg", "digits-plots/tree-2.svg"] == capsys.readouterr().out.split()
+    assert 1 == main(["plot", "digits", "--only", "nothing"])
+    assert 1 == main(["report", "nowhere"])
+    assert {"digits", "digits.html", "digits-plots"} == {path.name for path in tmp_path.iterdir()}
+
+
+def test_stopped_halfway(run, tmp_path):
+    """Ctrl-C leaves the page that was there."""
+
+    def stop(done, of):
+        if done:
+            raise KeyboardInterrupt
+
+    (tmp_path / "r.html").write_text("of yesterday")
+    with pytest.raises(KeyboardInterrupt):
+        write_report(run, tmp_path / "r.html", on_progress=stop)
+    assert ["of yesterday"] == [path.read_text() for path in tmp_path.iterdir()]
+
+
+def test_without_the_extra(run, tmp_path, monkeypatch):
+    """The error says what to install, and leaves no file."""
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with pytest.raises(MissingPackageError) as error:
+        write_report(run, tmp_path / "r.html")
+    assert "Writing a report requires jinja2; pip install 'deep500-timing[report]'" == str(error.value)
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_colours():
+    """Regions that are in every run have their colours always; no other gets one of theirs that is in use."""
+    colours = Colours(["FORWARD", "mine", "IO", "yours"])
+    assert ("#0072b2", "#e69f00") == (colours.of("FORWARD"), colours.of("IO"))
+    assert 4 == len({colours.of(name) for name in ("FORWARD", "mine", "IO", "yours")})
+    assert "#9a9a9a" == colours.of("never seen")
+    assert ("#ffffff", "#000000") == (on("#0072b2"), on("#e69f00"))
