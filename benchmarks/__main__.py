@@ -140,7 +140,7 @@ class Bench:
             "statistics": ("Statistics", effort.statistics_rounds),
             "memory": ("Memory of a run without end", 198),
             "pytorch": ("PyTorch loop", effort.pytorch_rounds),
-            "keras": ("Keras fit", effort.keras_rounds),
+            "keras": ("Keras fit", 4 * effort.keras_rounds),
             "comm": ("Communication", 1),
         }[section]
 
@@ -210,9 +210,11 @@ class Bench:
         self.results["pytorch"] = pytorch_loop(self._forms(), steps, rounds, step)
 
     def _keras(self, field: Field, step: Callable[[], None]) -> None:
-        from benchmarks._training import keras_fit
+        from benchmarks._training import keras_first_batch, keras_fit
 
-        self.results["keras"] = keras_fit(self.effort.training_steps, self.effort.keras_rounds, step)
+        rounds = self.effort.keras_rounds
+        self.results["keras"] = keras_fit(self.effort.training_steps, rounds, step)
+        self.results["keras"]["first_batch"] = keras_first_batch(rounds, step)
 
     def _comm(self, field: Field, step: Callable[[], None]) -> None:
         # Needs ranks of its own, so it brings its own measurement and its own lines for the report.

@@ -160,9 +160,20 @@ GOALS = (
 )
 
 
-def keras_within_noise(results: dict[str, Any]) -> bool | None:
+def keras_runs(results: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """What was measured of Keras, by what was timed; empty if nothing was."""
+    found = results.get("keras", {})
+    first = found.get("first_batch", {})
+    named = {
+        "Keras `fit` of a tiny model with the callback": found.get("runs"),
+        "Keras: time to the first batch of a new model": first.get("new"),
+        "Keras: time to the first batch of a model that was traced": first.get("warm"),
+    }
+    return {name: runs for name, runs in named.items() if runs}
+
+
+def within_noise(runs: dict[str, Any]) -> bool | None:
     """Whether the callback's overhead cannot be told from that of no change at all; None if not measured."""
-    runs = results.get("keras", {}).get("runs", {})
     ours = runs.get("TimerCallback", {}).get("overhead_percent")
     noise = runs.get("no timing, again", {}).get("overhead_percent")
     if not ours or not noise:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 from collections.abc import Callable
@@ -19,13 +20,14 @@ os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
 os.environ.setdefault("TF_NUM_INTEROP_THREADS", "1")
 
 Run = Callable[[], object]
-WITHOUT = "no timing"
+WITHOUT, AGAIN = "no timing", "no timing, again"
 
 
 def compare(runs: dict[str, Run], rounds: int, step: Step, seed: int = 0) -> dict[str, Any]:
     """Time each run once per round, in random order, and what it adds to :data:`WITHOUT` in percent, per round.
 
-    The second run without timing, ``"no timing, again"``, shows what the method makes of no difference at all.
+    A run that returns a float says itself how many seconds count; else it is the whole call. The second run without
+    timing, :data:`AGAIN`, shows what the method makes of no difference at all.
     """
     for run in runs.values():
         run()
@@ -36,8 +38,8 @@ def compare(runs: dict[str, Run], rounds: int, step: Step, seed: int = 0) -> dic
         order.shuffle(names)
         for name in names:
             start = perf_counter()
-            runs[name]()
-            seconds[name].append(perf_counter() - start)
+            said = runs[name]()
+            seconds[name].append(said if isinstance(said, float) else perf_counter() - start)
         step()
     result: dict[str, Any] = {}
     for name in runs:
@@ -86,7 +88,7 @@ def pytorch_loop(packages: dict[str, ModuleType], steps: int, rounds: int, step:
             return run
 
         runs[WITHOUT] = untimed
-        runs["no timing, again"] = untimed
+        runs[AGAIN] = untimed
         for group, package in packages.items():
             runs[f"4 regions per step ({group})"] = timed_with(package)
             runs[f"4 regions per step, disabled ({group})"] = timed_with(package, enabled=False)
@@ -98,13 +100,10 @@ def pytorch_loop(packages: dict[str, ModuleType], steps: int, rounds: int, step:
 def keras_fit(steps: int, rounds: int, step: Step) -> dict[str, Any]:
     """``fit`` of a tiny model for one epoch, with no callback, with one that does nothing, and with ours."""
     import keras
-    import numpy as np
 
     import deep500_timing_tensorflow as timer
 
-    data = np.random.default_rng(0)
-    inputs, targets = data.standard_normal((32 * steps, 64)), data.integers(0, 10, 32 * steps)
-    inputs = inputs.astype("float32")
+    inputs, targets = _data(32 * steps)
 
     class Nothing(keras.callbacks.Callback):
         """Asks for the end of each batch, which makes Keras wait for it, and does nothing with it."""
@@ -113,19 +112,66 @@ def keras_fit(steps: int, rounds: int, step: Step) -> dict[str, Any]:
             """Do nothing."""
 
     def fit(*callbacks: Any) -> Run:
-        keras.utils.set_random_seed(0)
-        model = keras.Sequential(
-            [keras.Input((64,)), keras.layers.Dense(64, activation="relu"), keras.layers.Dense(10)]
-        )
-        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        model = _model()
         return lambda: model.fit(inputs, targets, batch_size=32, verbose=0, shuffle=False, callbacks=list(callbacks))
 
     runs = {
         WITHOUT: fit(),
-        "no timing, again": fit(),
+        AGAIN: fit(),
         "a callback that does nothing": fit(Nothing()),
         "TimerCallback": fit(timer.TimerCallback(timer.Timer())),
         "TimerCallback(phases=True)": fit(timer.TimerCallback(timer.Timer(), phases=True)),
     }
     measured = compare(runs, rounds, step)
     return {"steps": steps, "backend": keras.backend.backend(), "keras": keras.__version__, "runs": measured}
+
+
+def keras_first_batch(rounds: int, step: Step) -> dict[str, Any]:
+    """From the call of ``fit`` to the end of its first batch, of a new model, which is traced, and of one that was."""
+    import keras
+
+    import deep500_timing_tensorflow as timer
+
+    inputs, targets = _data(32 * 4)
+
+    class Probe(keras.callbacks.Callback):
+        """Notes when the first batch ended."""
+
+        ended = 0.0
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            """Read the clock, once."""
+            self.ended = self.ended or perf_counter()
+
+    def first_batch(callback: Callable[[], list[Any]], model: Any = None) -> float:
+        fitted, probe = model or _model(), Probe()
+        callbacks = [probe, *callback()]
+        began = perf_counter()
+        fitted.fit(inputs, targets, batch_size=32, verbose=0, shuffle=False, callbacks=callbacks)
+        return probe.ended - began
+
+    makers: dict[str, Callable[[], list[Any]]] = {
+        WITHOUT: list,
+        AGAIN: list,
+        "TimerCallback": lambda: [timer.TimerCallback(timer.Timer())],
+        "TimerCallback(phases=True)": lambda: [timer.TimerCallback(timer.Timer(), phases=True)],
+    }
+    new: dict[str, Run] = {name: functools.partial(first_batch, made) for name, made in makers.items()}
+    warm: dict[str, Run] = {name: functools.partial(first_batch, made, _model()) for name, made in makers.items()}
+    return {"new": compare(new, rounds, step), "warm": compare(warm, 2 * rounds, step)}
+
+
+def _data(samples: int) -> tuple[Any, Any]:
+    import numpy as np
+
+    random = np.random.default_rng(0)
+    return random.standard_normal((samples, 64)).astype("float32"), random.integers(0, 10, samples)
+
+
+def _model() -> Any:
+    import keras
+
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(64, activation="relu"), keras.layers.Dense(10)])
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model

@@ -256,8 +256,18 @@ class TestReach:
             name: {"overhead_percent": {"low": low, "high": high}}
             for name, (low, high) in (("TimerCallback", ours), ("no timing, again", noise))
         }
-        assert expected is _reach.keras_within_noise({"keras": {"runs": runs}})
-        assert _reach.keras_within_noise({}) is None
+        assert expected is _reach.within_noise(runs)
+        assert _reach.within_noise({}) is None
+
+    def test_each_way_of_timing_keras_has_a_line(self):
+        """A fit and the times to the first batch are judged each by itself, and named if they were measured."""
+        slow, fast = ({"overhead_percent": {"median": low, "low": low, "high": low + 1}} for low in (9, -1))
+        runs = {"TimerCallback": slow, "no timing, again": fast}
+        first = {"new": {"TimerCallback": fast, "no timing, again": fast}, "warm": runs}
+        results = {"contenders": {}, "peer_ratios": {}, "keras": {"runs": runs, "first_batch": first}}
+        lines = [line for line in _report.reach_table(results) if "Keras" in line]
+        assert ["**no**", "yes", "**no**"] == [line.split("|")[4].strip() for line in lines]
+        assert [] == [line for line in _report.reach_table({"contenders": {}, "peer_ratios": {}}) if "Keras" in line]
 
     @pytest.mark.parametrize(
         ("value", "expected"),
