@@ -10,7 +10,8 @@ somebody in any noise. A rank is named here only if
   for their number and that of the ranks (Bonferroni), at :data:`LEVEL` together. Neighbours in time are dependent:
   their number is divided by the autocorrelation time of the places, or of how late each rank is where places hardly
   change (Sokal's estimate, Monte Carlo Methods in Statistical Mechanics, 1989, pooled over the ranks, and half a
-  standard error more), and :data:`LEAST_OPERATIONS` must remain;
+  standard error more; and at least what the first autocorrelation, freed of its bias in short series, amounts to), and
+  :data:`LEAST_OPERATIONS` must remain;
 - **it matters.** How much later it typically comes than the median of the others is at least :data:`JITTER_SHARE` of
   what that varies by from operation to operation, and :data:`TRANSFER_SHARE` of the transfer. Or, for a rank that is
   late now and then, what it costs is :data:`COST_RATIO` times what any other costs on average, and that share of the
@@ -127,9 +128,11 @@ def _judge(durations: Floats) -> Verdict:
     waiting_s = float(waits.mean()) / 1e9
     places = _places(waits)
     correlated = autocorrelation_time(places)
+    # How late each rank is, compared with the other operations: its place among them.
+    order = _order(np.median(waits, axis=1, keepdims=True) - waits)
+    correlated = max(correlated, _memory(order))
     if float(places.var(axis=0).mean()) < _CONSTANT_SHARE * (ranks + 1) / (12 * (ranks - 1)):
         # Places that hardly change say nothing of whether that is so by nature or for a while: how late each is does.
-        order = np.argsort(np.argsort(np.median(waits, axis=1, keepdims=True) - waits, axis=0), axis=0)
         correlated = max(correlated, autocorrelation_time(order))
     independent = operations / correlated
     last = (waits == 0) / (waits == 0).sum(axis=1, keepdims=True)
@@ -185,6 +188,24 @@ def autocorrelation_time(series: Any) -> float:
     # Places of n ranks are n - 1 series, since they add up to a constant.
     error = math.sqrt(2 * (2 * lag + 1) / (length * max(series.shape[1] - 1, 1)))
     return min(estimate * (1 + error / 2), float(length))
+
+
+def _order(series: Floats) -> Floats:
+    import numpy as np
+
+    return np.argsort(np.argsort(series, axis=0, kind="stable"), axis=0, kind="stable").astype(np.float64)
+
+
+def _memory(order: Floats) -> float:
+    # A short piece of a series looks less correlated than it is: what is slower than the piece is taken for its mean.
+    # The first autocorrelation suffers least, and its bias is known (Kendall, Note on bias in the estimation of
+    # autocorrelation, Biometrika 41, 1954): it tells over how many neighbours a series that forgets at a constant rate
+    # is correlated. Of few ranks, which are few series, this alone is enough to be cautious.
+    length = len(order)
+    centred = order - (length - 1) / 2
+    first = float((centred[1:] * centred[:-1]).sum() / max(float((centred * centred).sum()), 1.0))
+    first += (1 + 3 * first) / length
+    return min(max((1 + first) / max(1 - first, 1 / length), 1.0), float(length))
 
 
 def _places(waits: Floats) -> Floats:
