@@ -142,6 +142,7 @@ class Bench:
             "pytorch": ("PyTorch loop", effort.pytorch_rounds),
             "keras": ("Keras fit", 4 * effort.keras_rounds),
             "comm": ("Communication", 1),
+            "pipeline": ("Pipelines", 1),
         }[section]
 
     def _put(self, kind: str, values: dict[str, Any]) -> None:
@@ -220,6 +221,10 @@ class Bench:
         # Needs ranks of its own, so it brings its own measurement and its own lines for the report.
         comm = importlib.import_module("benchmarks.bench_comm")
         self.results["comm"] = comm.report_lines(quick=self.results["effort"] != "full")
+
+    def _pipeline(self, field: Field, step: Callable[[], None]) -> None:
+        pipeline = importlib.import_module("benchmarks.bench_pipeline")
+        self.results["pipeline"] = pipeline.report_lines(quick=self.results["effort"] != "full")
 
     def _forms(self) -> dict[str, ModuleType]:
         forms = {"plain": load_plain()}

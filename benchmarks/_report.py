@@ -261,6 +261,8 @@ def report(results: dict[str, Any]) -> str:
             lines += _training_table(title, {"runs": runs})
     if found := results.get("comm"):
         lines += ["## Communication", "", *found]
+    if found := results.get("pipeline"):
+        lines += ["## Pipelines", "", *found]
     lines += _how(results)
     lines += ["## Where it was measured", ""]
     facts = {**machine, **results["versions"]}

@@ -18,6 +18,7 @@ CASES = {
     "custom_regions.py": ([], [], ["count", "read", "tokenise", "failed", "line 1234 is left out"]),
     "pytorch_loop.py": (["--epochs", "1"], ["torch", "sklearn"], ["EPOCH", "BATCH", "FORWARD", "BACKWARD", "IO"]),
     "layers.py": ([], ["torch", "sklearn", "matplotlib"], ["6 × Block", "GFLOP/s", "◀", "trace.json", "plot.png"]),
+    "pipeline.py": ([], ["torch", "sklearn", "matplotlib"], ["steps: 30 loss:", "1F1B of 2 ranks", "pipeline.png"]),
     "keras_callback.py": (["--epochs", "1"], ["keras", "tensorflow", "sklearn"], ["EPOCH", "BATCH", "IO"]),
     "mlflow_and_wandb.py": (
         ["--output", "tracked"],

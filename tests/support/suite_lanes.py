@@ -47,6 +47,7 @@ SLOW = (
     "torch_comm/test_killed_rank.py",
     "torch_comm/test_scenarios.py",
     "torch_comm/test_seen.py",
+    "torch_pipeline/test_deepspeed_pipeline.py",
     "torch_pipeline/test_engine_features.py",
     "torch_pipeline/test_engine_on_ranks.py",
     "torch_pipeline/test_failing_ranks.py",

@@ -150,7 +150,7 @@ def test_every_action_is_in_the_run(job):
             "where kind in ('F', 'B') group by all order by all"
         ).rows()
     assert [(0, 0, "B", 12, 4), (0, 0, "F", 12, 4), (1, 1, "B", 12, 4), (1, 1, "F", 12, 4)] == [
-        tuple(row) for row in rows
+        tuple(row.values()) for row in rows
     ]
 
 

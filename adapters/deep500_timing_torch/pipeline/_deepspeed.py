@@ -1,0 +1,188 @@
+"""DeepSpeed's own pipeline engine, timed without a change to it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from deep500_timing._ground.time_type import TimeType
+from deep500_timing._ranks.exchange import DEADLINE_S, Exchange
+from deep500_timing_torch._timer import CPUGPUTimer
+from deep500_timing_torch.pipeline._actions import Kind
+from deep500_timing_torch.pipeline._guard import Member
+from deep500_timing_torch.pipeline._pipeline_timer import batches_of, bubble_of, gather
+from deep500_timing_torch.pipeline._recorder import Batch, Recorder
+from deep500_timing_torch.wallclock import SynchronizedWallClockTimer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Self
+
+    from deep500_timing import Timer
+    from deep500_timing_torch.pipeline._actions import Action
+    from deep500_timing_torch.pipeline._bubble import Bubble
+
+__all__ = ["DeepSpeedPipelineTimer", "instrument_deepspeed"]
+
+_ABSENT = object()
+_KINDS = {
+    "LoadMicroBatch": Kind.LOAD,
+    "ForwardPass": Kind.FORWARD,
+    "BackwardPass": Kind.BACKWARD,
+    # Its messages are synchronous: the whole of one is a wait.
+    "SendActivation": Kind.SEND_ACTIVATION,
+    "SendGrad": Kind.SEND_GRADIENT,
+    "RecvActivation": Kind.WAIT_ACTIVATION,
+    "RecvGrad": Kind.WAIT_GRADIENT,
+    "ReduceGrads": Kind.REDUCE,
+    "ReduceTiedGrads": Kind.REDUCE,
+    "OptimizerStep": Kind.STEP,
+}
+_OF_A_MICROBATCH = frozenset(_KINDS) - {"ReduceGrads", "ReduceTiedGrads", "OptimizerStep"}
+
+
+def instrument_deepspeed(engine: Any, timer: Timer | None = None, *, keep: int = 64) -> DeepSpeedPipelineTimer:
+    """Time DeepSpeed's ``PipelineEngine`` from now on, without a change to its code.
+
+    Its own ``wall_clock_breakdown`` works meanwhile: DeepSpeed 0.19.8 starts a timer twice there and fails; the timers
+    that stand in for its own count instead, and its lines are printed with their times.
+
+    Args:
+        engine: What ``deepspeed.initialize(model=PipelineModule(...))`` gives.
+        timer: Where the times go; a new :class:`deep500_timing_torch.CPUGPUTimer` if None.
+        keep: How many batches to keep action by action.
+
+    Raises:
+        TypeError: It is no such engine.
+    """
+    return DeepSpeedPipelineTimer(engine, timer, keep=keep).attach()
+
+
+class DeepSpeedPipelineTimer:
+    """Times DeepSpeed's engine from :meth:`attach` to :meth:`detach`; see :func:`instrument_deepspeed`."""
+
+    def __init__(self, engine: Any, timer: Timer | None = None, *, keep: int = 64) -> None:
+        if not hasattr(type(engine), "_INSTRUCTION_MAP") or not hasattr(engine, "grid"):
+            raise TypeError(
+                f"instrument_deepspeed({type(engine).__name__}): it is not DeepSpeed's PipelineEngine. For a schedule "
+                "of torch.distributed.pipelining call instrument_schedule."
+            )
+        self.engine = engine
+        """What is timed."""
+        self.timer: Any = CPUGPUTimer() if timer is None else timer
+        """Where the times are, those of DeepSpeed's names among them."""
+        on_device = getattr(engine.device, "type", str(engine.device)).split(":")[0] != "cpu"
+        self.recorder = Recorder(
+            self.timer, "1f1b", engine.stage_id, replica=engine.grid.data_parallel_id, keep=keep, gpu=on_device
+        )
+        self._counts: dict[str, int] = {}
+        self._kept: list[tuple[str, Any]] = []
+        self._exchange = Exchange("deepspeed pipeline")
+
+    def attach(self) -> Self:
+        """Begin to time.
+
+        Raises:
+            RuntimeError: The engine is being timed by this already.
+        """
+        if self._kept:
+            raise RuntimeError("Attaching to DeepSpeed's engine: it is attached already. Call detach() first.")
+        instructions = {kind: self._timed(kind.__name__, work) for kind, work in self.engine._INSTRUCTION_MAP.items()}
+        device = None if self.recorder.gpu else "cpu"
+        named = SynchronizedWallClockTimer(self.timer if device is None else None, device=device, reentrant=True)
+        self._put("_INSTRUCTION_MAP", instructions)
+        self._put("train_batch", self._batch(self.engine.train_batch))
+        self._put("timers", named)
+        self.named = named
+        """What stands in for the engine's ``timers``."""
+        return self
+
+    def detach(self) -> None:
+        """The engine is as it was; the times stay."""
+        kept, self._kept = self._kept, []
+        for name, before in reversed(kept):
+            if before is _ABSENT:
+                delattr(self.engine, name)
+            else:
+                setattr(self.engine, name, before)
+
+    def _put(self, name: str, value: Any) -> None:
+        self._kept.append((name, self.engine.__dict__.get(name, _ABSENT)))
+        setattr(self.engine, name, value)
+
+    def _batch(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        recorder = self.recorder
+
+        def train_batch(*args: Any, **kwargs: Any) -> Any:
+            self._counts = {}
+            recorder.begin()
+            try:
+                with self.timer.region(TimeType.BATCH, gpu=recorder.gpu):
+                    result = original(*args, **kwargs)
+            except BaseException:
+                recorder.drop()
+                raise
+            if recorder.begun == 0:
+                recorder.mark_warm_up()  # It tells the shapes of its messages with the first of them.
+            try:
+                recorder.commit()
+            except Exception as error:
+                recorder.fault("a batch", error)
+            return result
+
+        return train_batch
+
+    def _timed(self, name: str, work: Callable[..., Any]) -> Callable[..., Any]:
+        recorder, kind = self.recorder, _KINDS.get(name)
+        if kind is None:
+            return work
+
+        def instruction(engine: Any, *args: Any, **kwargs: Any) -> Any:
+            if not recorder.is_open:
+                return work(engine, *args, **kwargs)
+            number = -1
+            if name in _OF_A_MICROBATCH:
+                # It names buffers; micro-batches come in order.
+                number = self._counts[name] = self._counts.get(name, -1) + 1
+            stage = engine.stage_id if number >= 0 else -1
+            if recorder.gpu and kind in (Kind.FORWARD, Kind.BACKWARD):
+                return recorder.run_on_device(kind, stage, number, lambda: work(engine, *args, **kwargs))
+            start_ns = recorder.now_ns()
+            result = work(engine, *args, **kwargs)
+            end_ns = recorder.now_ns()
+            try:
+                recorder.put(kind, stage, number, start_ns, end_ns)
+            except Exception as error:
+                recorder.fault("an instruction", error)
+            return result
+
+        return instruction
+
+    @property
+    def batches(self) -> tuple[Batch, ...]:
+        """What this rank did, batch by batch, the newest last."""
+        return tuple(self.recorder.batches)
+
+    def gather(self, *, deadline_s: float = DEADLINE_S) -> list[list[Action]]:
+        """The actions of all ranks of this pipeline, batch by batch, without the first. Every rank of the job calls it.
+
+        Raises:
+            PipelineError: Ranks did not answer in time.
+        """
+        member = Member(self.engine.mpu.get_pipe_parallel_group())
+        return batches_of(gather(self.recorder, member, self._exchange, deadline_s))
+
+    def bubble(self, *, deadline_s: float = DEADLINE_S) -> Bubble:
+        """Where the time of the batches went. Every rank of the job calls it.
+
+        Raises:
+            PipelineError: Ranks did not answer in time, or there was one batch only.
+        """
+        return bubble_of(self.gather(deadline_s=deadline_s), self.recorder.schedule)
+
+    def __enter__(self) -> Self:
+        """Attach, unless it is."""
+        return self if self._kept else self.attach()
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        """Detach."""
+        self.detach()

@@ -1,0 +1,136 @@
+"""The schedule as it ran: ranks as rows, micro-batches numbered. Drawn by matplotlib."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from deep500_timing._ground.require import require
+from deep500_timing_torch.pipeline._actions import COMPUTE, Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from os import PathLike
+
+    from deep500_timing_torch.pipeline._actions import Action
+
+__all__ = ["draw_schedule"]
+
+COLOURS = {
+    "forward": "#56B4E9",
+    "backward": "#E69F00",
+    "backward, input": "#D55E00",
+    "backward, weight": "#009E73",
+    "communication": "#CC79A7",
+    "idle": "#EEEEEE",
+}
+"""Okabe and Ito's palette, told apart without red and green."""
+LAYER_OF = {
+    Kind.FORWARD: "forward",
+    Kind.BACKWARD: "backward",
+    Kind.BACKWARD_INPUT: "backward, input",
+    Kind.BACKWARD_WEIGHT: "backward, weight",
+    Kind.SEND_ACTIVATION: "communication",
+    Kind.SEND_GRADIENT: "communication",
+    Kind.RECEIVE_ACTIVATION: "communication",
+    Kind.RECEIVE_GRADIENT: "communication",
+    Kind.WAIT_ACTIVATION: "communication",
+    Kind.WAIT_GRADIENT: "communication",
+    Kind.WAIT_SENT: "communication",
+}
+"""What an action is drawn as; loading, reduction and steps lie outside of the schedule and are not."""
+_DARKER = 0.72
+"""How bright a rank's second stage is beside its first, and its third beside the second."""
+_POINTS_OF_A_DIGIT = 5.0
+
+
+def draw_schedule(actions: Sequence[Action], path: str | PathLike[str], *, title: str | None = None) -> Path:
+    """Draw one batch: when each rank computed what, talked to others, and was idle.
+
+    Where a rank has several stages, the later ones are darker. Numbers are micro-batches; one that its box has no room
+    for is left out.
+
+    Args:
+        actions: Of all ranks and one batch, as ``gather()`` gives them.
+        path: The file, a PNG unless its name says otherwise.
+        title: Over the picture; what the bubble is if None.
+
+    Returns:
+        The path.
+
+    Raises:
+        MissingPackageError: matplotlib is not installed.
+        ValueError: There is no computation among the actions.
+    """
+    require("matplotlib", extra="plots", caller="Drawing a schedule")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+    from deep500_timing_torch.pipeline._account import account
+
+    bubble = account(actions)
+    shown = [one for one in actions if one.kind in LAYER_OF]
+    computed = [one for one in shown if one.kind in COMPUTE]
+    first_ns = min(one.start_ns for one in computed)
+    last_ns = max(one.end_ns for one in computed)
+    ranks = sorted({one.rank for one in computed})
+    per_unit = 1e6
+    width = 11.0
+    figure = Figure(figsize=(width, 1.3 + 0.55 * len(ranks)), layout="constrained", dpi=144)
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.set_xlim(0, (last_ns - first_ns) / per_unit)
+    room = 72 * (width - 1.2) * per_unit / (last_ns - first_ns)  # points for a unit of time
+    place = {rank: row for row, rank in enumerate(ranks)}
+    chunk = _chunks(computed)
+    for rank in ranks:
+        axes.barh(place[rank], (last_ns - first_ns) / per_unit, height=0.8, color=COLOURS["idle"], zorder=1)
+    used = {"idle"}
+    # What is computed lies over the waits that it ends.
+    for one in sorted(shown, key=lambda one: one.kind in COMPUTE):
+        layer = LAYER_OF[one.kind]
+        start, end = max(one.start_ns, first_ns), min(one.end_ns, last_ns)
+        if end <= start or one.rank not in place:
+            continue
+        used.add(layer)
+        computes = one.kind in COMPUTE
+        axes.barh(
+            place[one.rank],
+            (end - start) / per_unit,
+            left=(start - first_ns) / per_unit,
+            height=0.8 if computes else 0.3,
+            color=_shade(COLOURS[layer], chunk.get(one.stage, 0) if computes else 0),
+            edgecolor="white" if computes else "none",
+            linewidth=0.4,
+            zorder=3 if computes else 2,
+        )
+        label = str(one.microbatch)
+        if computes and (end - start) / per_unit * room > _POINTS_OF_A_DIGIT * len(label) + 2:
+            middle = ((start + end) / 2 - first_ns) / per_unit
+            axes.text(middle, place[one.rank], label, ha="center", va="center", fontsize=7.5, zorder=4)
+    axes.set_yticks(range(len(ranks)), [f"rank {rank}" for rank in ranks])
+    axes.invert_yaxis()
+    axes.set_xlabel("time (ms)")
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    axes.set_title(title or f"Bubble {100 * bubble.bubble:.1f} % of the batch", loc="left", fontsize=10)
+    handles: list[Any] = [Patch(color=colour, label=name) for name, colour in COLOURS.items() if name in used]
+    figure.legend(handles=handles, loc="outside lower left", ncols=len(handles), frameon=False, fontsize=8)
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(target)
+    return target
+
+
+def _chunks(computed: Sequence[Action]) -> dict[int, int]:
+    # Of each stage, which one of its rank's it is.
+    by_rank: dict[int, set[int]] = {}
+    for one in computed:
+        by_rank.setdefault(one.rank, set()).add(one.stage)
+    return {stage: number for stages in by_rank.values() for number, stage in enumerate(sorted(stages))}
+
+
+def _shade(colour: str, darker: int) -> tuple[float, ...]:
+    parts = (int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5))
+    return tuple(part * _DARKER**darker for part in parts)

@@ -1,0 +1,165 @@
+"""What the timed face of a pipeline costs: ``python -m benchmarks.bench_pipeline``.
+
+Two real gloo ranks run PyTorch's 1F1B over stages that sleep for 1 ms in each pass, once as it is and once timed by
+``instrument_schedule``, in turns. Beside it the bubble of sleeping stages of 50 ms, which on idle cores is the closed
+form's but for what messages and sleeping add.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+MICROBATCHES = 8
+_LIMIT_S = 120
+
+
+def measure(rank: int, *, rounds: int) -> dict[str, Any]:
+    """Milliseconds of a batch, plain and timed, and the bubble; to be called on both ranks."""
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+    from deep500_timing_torch.pipeline import instrument_schedule
+
+    class Pause(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, value: Any, seconds: float) -> Any:
+            ctx.seconds = seconds
+            time.sleep(seconds)
+            return value.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            time.sleep(ctx.seconds)
+            return gradients[0], None
+
+    class Sleeping(nn.Module):
+        def __init__(self, seconds: float) -> None:
+            super().__init__()
+            self.seconds = seconds
+            self.weight = nn.Parameter(torch.ones(()))
+
+        def forward(self, value: Any) -> Any:
+            return Pause.apply(value * self.weight, self.seconds)  # type: ignore[no-untyped-call]
+
+    def schedule_of(seconds: float) -> Any:
+        stage = PipelineStage(Sleeping(seconds), rank, 2, torch.device("cpu"))
+        return Schedule1F1B(stage, MICROBATCHES, loss_fn=nn.MSELoss())
+
+    data, labels = torch.ones(MICROBATCHES, 4), torch.zeros(MICROBATCHES, 4)
+
+    def batch(schedule: Any) -> float:
+        dist.barrier()
+        began = time.perf_counter()
+        if rank == 0:
+            schedule.step(data)
+        else:
+            schedule.step(target=labels, losses=[])
+        dist.barrier()
+        return (time.perf_counter() - began) * 1e3
+
+    short = schedule_of(0.001)
+    for _ in range(3):
+        batch(short)
+    plain, timed = [], []
+    for number in range(rounds):
+        # Each is first in every second round.
+        for is_timed in (number % 2 == 0, number % 2 == 1):
+            if is_timed:
+                with instrument_schedule(short):
+                    timed.append(batch(short))
+            else:
+                plain.append(batch(short))
+    long = schedule_of(0.05)
+    with instrument_schedule(long) as times:
+        for _ in range(3):
+            batch(long)
+        bubble = times.bubble(deadline_s=30)
+    differences = [one - other for one, other in zip(timed, plain, strict=True)]
+    half = statistics.stdev(differences) / len(differences) ** 0.5 * 2
+    return {
+        "plain_ms": statistics.median(plain),
+        "timed_ms": statistics.median(timed),
+        "added_ms": statistics.median(differences),
+        "spread_ms": half,
+        "rounds": rounds,
+        "bubble": bubble.bubble,
+        "ideal": float(bubble.ideal or 0),
+    }
+
+
+def report_lines(*, quick: bool = False) -> list[str]:
+    """The measurement as lines of Markdown, made by two processes of its own."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "benchmarks.bench_pipeline", "--rank", folder, *(["--quick"] if quick else [])]
+        base = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+        base["OMP_NUM_THREADS"] = "1"
+        root = Path(__file__).parent.parent
+        ranks = [
+            subprocess.Popen(
+                command, cwd=root, env={**base, "RANK": str(rank)}, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
+            )
+            for rank in range(2)
+        ]
+        try:
+            errors = [rank.communicate(timeout=_LIMIT_S)[1].decode(errors="replace") for rank in ranks]
+        except subprocess.TimeoutExpired:
+            return [f"Not measured: two ranks did not end within {_LIMIT_S} s", ""]
+        finally:
+            for one in ranks:
+                one.kill()
+        if any(one.returncode for one in ranks):
+            return [f"Not measured: {(errors[0] + errors[1]).strip().splitlines()[-1]}", ""]
+        return as_lines(json.loads((Path(folder) / "found.json").read_text()))
+
+
+def as_lines(found: dict[str, Any]) -> list[str]:
+    """What :func:`measure` found, as Markdown."""
+    within = "within" if abs(found["added_ms"]) <= found["spread_ms"] else "beyond"
+    return [
+        f"PyTorch's 1F1B on two gloo ranks, {MICROBATCHES} micro-batches that sleep 1 ms forward and 1 ms backward, a "
+        f"batch, median of {found['rounds']} in turns:",
+        "",
+        "| as it is | timed by `instrument_schedule` | added, of each pair | noise (2 standard errors) |",
+        "|---:|---:|---:|---:|",
+        f"| {found['plain_ms']:.2f} ms | {found['timed_ms']:.2f} ms | {found['added_ms']:+.3f} ms ({within} the noise) "
+        f"| {found['spread_ms']:.3f} ms |",
+        "",
+        f"The bubble of stages that sleep 50 ms: {found['bubble']:.4f}, in closed form {found['ideal']:.4f} "
+        f"({100 * (found['bubble'] / found['ideal'] - 1):+.1f} %).",
+        "",
+    ]
+
+
+def main() -> None:
+    """Measure and print; with ``--rank FOLDER`` be one of the two ranks."""
+    quick = "--quick" in sys.argv
+    if "--rank" not in sys.argv:
+        print("\n".join(report_lines(quick=quick)))
+        return
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    found = measure(rank, rounds=20 if quick else 100)
+    if rank == 0:
+        Path(sys.argv[sys.argv.index("--rank") + 1], "found.json").write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
