@@ -129,7 +129,7 @@ def _compile(package: Path, sources: list[Path], scratch: Path) -> list[Path]:
             if path in sources:
                 copy.write_text(_with_signatures(path.read_text("utf-8")), "utf-8")
     modules = [source.relative_to(package.parent) for source in sources]
-    optimise = [] if os.name == "nt" else ["-O2", "-g0"]
+    optimise = [] if os.name == "nt" else ["-O2", "-g0", "-fno-plt"]
     extensions = [
         Extension(
             ".".join(module.with_suffix("").parts),

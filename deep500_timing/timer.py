@@ -45,9 +45,10 @@ else:
     from deep500_timing._ground import cython_stub as cython
 
 if not cython.compiled:
-    from deep500_timing._ground.cython_stub import in_c as method_of
+    from deep500_timing._ground.cython_stub import in_c
     from deep500_timing._recording.recorder import look_up
 
+    keep = method_of = in_c
     clock_ns = perf_counter_ns
     thread_id = get_ident
 
@@ -193,15 +194,10 @@ class Timer(Recorder):
             return
         start_ns, region._is_open = region._start_ns, False
         # Intervals.append, written out: the call would cost plain Python as much as a reading of the clock.
-        intervals = region._intervals
         if cython.compiled:
-            place = intervals.place
-            place[0] = start_ns
-            place[1] = now_ns
-            intervals.place = place + 2
-            if place + 2 == intervals.end:
-                intervals.flush_block()
+            keep(region._intervals, start_ns, now_ns)
         else:
+            intervals = region._intervals
             buffer = intervals.buffer
             buffer += (start_ns, now_ns)
             if len(buffer) > intervals.limit:

@@ -31,7 +31,7 @@ if not cython.compiled:
     from deep500_timing._ground.cython_stub import in_c
 
     bit_length = int.bit_length
-    add_to_total = copied_block = ints_in = ints_of = new_block = total_of = zeroed_block = in_c
+    add_to_total = copied_block = ints_in = ints_of = keep = new_block = total_of = zeroed_block = in_c
 
 _FIRST_BLOCK = 64
 """Intervals in a region's first block; many regions have few. Each later one is four times as long, up to:"""
@@ -222,12 +222,7 @@ class Intervals:
     def append(self, start_ns: int, end_ns: int) -> None:
         """Keep one interval."""
         if cython.compiled:
-            place = self.place
-            place[0] = start_ns
-            place[1] = end_ns
-            self.place = place + 2
-            if self.place == self.end:
-                self.flush_block()
+            keep(self, start_ns, end_ns)
         else:
             buffer = self.buffer
             buffer += (start_ns, end_ns)

@@ -3,7 +3,7 @@ cimport cython
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t
 
-from deep500_timing._recording.intervals cimport Intervals, ints_of
+from deep500_timing._recording.intervals cimport Intervals, keep
 
 cdef extern from *:
     """
@@ -26,8 +26,19 @@ cdef extern from *:
     #endif
     """
     long long clock_ns "d5_clock_ns"() noexcept
-    unsigned long thread_id "PyThread_get_thread_ident"() noexcept
     PyObject* PyDict_GetItemWithError(object, object) noexcept
+
+cdef extern from *:
+    """
+    #if defined(__linux__)
+      #include <pthread.h>
+      /* What PyThread_get_thread_ident() returns there, without the call into the interpreter. */
+      static inline unsigned long d5_thread_id(void) { return (unsigned long)pthread_self(); }
+    #else
+      static inline unsigned long d5_thread_id(void) { return PyThread_get_thread_ident(); }
+    #endif
+    """
+    unsigned long thread_id "d5_thread_id"() noexcept
 
 cdef extern from *:
     """
@@ -38,9 +49,29 @@ cdef extern from *:
         return dict;
     }
     static inline void d5_type_modified(PyObject *type) { PyType_Modified((PyTypeObject *)type); }
+
+    /* Python's own way to a descriptor of ours, and to its methods, without what Cython puts before each. */
+    static inline void d5_set_descr_get(PyObject *type, void *get) {
+        ((PyTypeObject *)type)->tp_descr_get = (descrgetfunc)get;
+    }
+    static PyMethodDef d5_enter = {"__enter__", NULL, METH_NOARGS, "Open the region."};
+    static PyMethodDef d5_exit = {"__exit__", NULL, METH_FASTCALL, "Close the region."};
+    static inline PyObject *d5_bound_enter(PyObject *region, void *enter) {
+        d5_enter.ml_meth = (PyCFunction)enter;
+        return PyCFunction_NewEx(&d5_enter, region, NULL);
+    }
+    static inline PyObject *d5_bound_exit(PyObject *region, void *exit) {
+        d5_exit.ml_meth = (PyCFunction)exit;
+        return PyCFunction_NewEx(&d5_exit, region, NULL);
+    }
+    #define d5_is_of(thing, type) Py_IS_TYPE(thing, (PyTypeObject *)(type))
     """
+    object bound_enter "d5_bound_enter"(object, void*)
+    bint is_of "d5_is_of"(object, object)
     dict type_dict "d5_type_dict"(object)
     void type_modified "d5_type_modified"(object)
+    void set_descr_get "d5_set_descr_get"(object, void*)
+    object bound_exit "d5_bound_exit"(object, void*)
 
 cdef extern from *:
     """
@@ -99,6 +130,7 @@ cdef class Region:
     @cython.locals(timer=Recorder, region=Region, intervals=Intervals, now_ns=int64_t, start_ns=int64_t, place="int64_t*")
     cpdef end(self)
     @cython.locals(timer=Recorder, region=Region)
+    cpdef _leave_by_exception(self)
     cpdef _fail(self)
     cpdef Intervals _device_store(self)
     cpdef _open_at(self, int64_t start_ns)
@@ -114,7 +146,60 @@ cdef class KeptMethod:
     cdef bint is_exit
 
 
+cdef inline object enter(object region, PyObject* nothing):
+    # Region.__enter__, where nothing can raise.
+    if not (<Region>region)._timer._enabled:
+        return region
+    if (
+        (<Region>region)._timer._native
+        and not (<Region>region)._is_open
+        and thread_id() == (<Region>region)._thread.ident
+    ):
+        (<Region>region)._start_ns = clock_ns()
+        (<Region>region)._is_open = True
+        return region
+    return Region.__enter__(region)
+
+
+cdef inline object leave(object region, PyObject** error, Py_ssize_t count):
+    # Region.__exit__, where no exception ends the block and the region is open as it was left.
+    cdef int64_t now_ns
+    if count != 3:
+        return Region.__exit__(region, *[<object>error[place] for place in range(count)])
+    if error[0] is not <PyObject*>None:
+        return (<Region>region)._leave_by_exception()
+    if not (<Region>region)._timer._enabled:
+        return None
+    if not (<Region>region)._timer._native:
+        return (<Region>region).end()
+    now_ns = clock_ns()
+    if (
+        (<Region>region)._is_open
+        and (<Region>region)._open_pair is None
+        and (<Region>region)._suspended is None
+        and thread_id() == (<Region>region)._thread.ident
+    ):
+        (<Region>region)._is_open = False
+        keep((<Region>region)._intervals, (<Region>region)._start_ns, now_ns)
+        return None
+    return (<Region>region).end()
+
+
+cdef inline object kept_method(object method, object region, object owner):
+    # KeptMethod.__get__, where the interpreter asks. There is no region if it asks the type.
+    if <PyObject*>region is NULL or not is_of(region, Region):
+        return (<KeptMethod>method).__get__(None if <PyObject*>region is NULL else region, owner)
+    if (<KeptMethod>method).is_exit:
+        if (<Region>region).kept_exit is None:
+            (<Region>region).kept_exit = bound_exit(region, <void*>leave)
+        return (<Region>region).kept_exit
+    if (<Region>region).kept_enter is None:
+        (<Region>region).kept_enter = bound_enter(region, <void*>enter)
+    return (<Region>region).kept_enter
+
+
 cdef inline keep_methods(object kind):
+    set_descr_get(KeptMethod, <void*>kept_method)
     names = type_dict(kind)
     names["__enter__"] = KeptMethod(names["__enter__"], False)
     names["__exit__"] = KeptMethod(names["__exit__"], True)

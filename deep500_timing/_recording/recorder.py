@@ -38,7 +38,7 @@ else:
 if not cython.compiled:
     from deep500_timing._ground.cython_stub import in_c
 
-    forget_regions = known_regions_of = remember_regions = in_c
+    forget_regions = keep = known_regions_of = remember_regions = in_c
     clock_ns = perf_counter_ns
     thread_id = get_ident
 
@@ -183,15 +183,10 @@ class Region:
             timer._mismatch(region, False)
         start_ns, region._is_open = region._start_ns, False
         # Intervals.append, written out as in Timer.end.
-        intervals = region._intervals
         if cython.compiled:
-            place = intervals.place
-            place[0] = start_ns
-            place[1] = now_ns
-            intervals.place = place + 2
-            if place + 2 == intervals.end:
-                intervals.flush_block()
+            keep(region._intervals, start_ns, now_ns)
         else:
+            intervals = region._intervals
             buffer = intervals.buffer
             buffer += (start_ns, now_ns)
             if len(buffer) > intervals.limit:
@@ -220,11 +215,14 @@ class Region:
         if kind is None:
             self.end()
         else:
-            self._fail()
-            self._thread.exception_ns = self._timer.now_ns()
-            self._thread.exception_from_ns = self._start_ns
+            self._leave_by_exception()
         if not cython.compiled:
             self._block_ns = -_MOST - 1
+
+    def _leave_by_exception(self) -> None:
+        self._fail()
+        self._thread.exception_ns = self._timer.now_ns()
+        self._thread.exception_from_ns = self._start_ns
 
     def _fail(self) -> bool:
         # See Timer.fail.
@@ -276,10 +274,11 @@ class Region:
 
 
 class KeptMethod:
-    """Stands for a method of :class:`Region` in the compiled form, and hands out the one that each region keeps.
+    """Stands for a method of :class:`Region` in the compiled form; each region keeps the one that is bound to it.
 
     A ``with`` statement asks for ``__enter__`` and ``__exit__`` bound to the region. Making the two anew each time
-    costs more than reading the clock twice.
+    costs more than reading the clock twice. The interpreter's own way to them is ``kept_method`` in the ``.pxd``, which
+    also takes a shorter way into them.
     """
 
     __slots__ = ("is_exit", "method")
@@ -289,19 +288,9 @@ class KeptMethod:
         self.method = method
         self.is_exit = is_exit
 
-    @cython.locals(region=Region)  # type: ignore[untyped-decorator, unused-ignore]
     def __get__(self, instance: Any, owner: Any) -> Any:
-        """The bound method, or the method itself if it is asked of the type."""
-        if instance is None:
-            return self.method
-        region = instance
-        if self.is_exit:
-            if region.kept_exit is None:
-                region.kept_exit = self.method.__get__(region, owner)
-            return region.kept_exit
-        if region.kept_enter is None:
-            region.kept_enter = self.method.__get__(region, owner)
-        return region.kept_enter
+        """The method itself, as it is asked of the type; of something else than a region, an error."""
+        return self.method if instance is None else self.method.__get__(instance, owner)
 
 
 keep_methods(Region)

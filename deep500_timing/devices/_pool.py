@@ -34,6 +34,8 @@ else:
 if not cython.compiled:
     import ctypes
 
+    from deep500_timing._recording.intervals import Intervals
+
     def keep_for_good(event: Any) -> None:
         """Hold a reference that nobody gives back, not even the interpreter as it ends."""
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(event))
@@ -351,58 +353,80 @@ class EventPool(Device):
 
     def _collect(self, queue: StreamQueue, count: int) -> None:
         # Read the oldest pairs, which are done.
-        clock: Any = self._clock
         device = None if self._device_now is None else self._device_now()
         for _ in range(count):
-            start, end, sink, start_ns, end_ns, start_queue, pair, anchor = queue.pending[0]
-            try:
-                duration_ns = clock.elapsed_ns(start, end)
-                if anchor is not None and duration_ns >= 0:
-                    since_ns = 0 if start is anchor.event else clock.elapsed_ns(anchor.event, start)
-                    # Issued at that moment of the host, it cannot have been reached before.
-                    anchor.raise_low(end_ns - duration_ns - since_ns)
-                    if not anchor.placed:
-                        self._place(start_queue, anchor)
-                    placed_ns = anchor.place_ns + since_ns
-                    lead_ns = max(placed_ns - start_ns, 0)
-                    pair.lead_count += 1
-                    pair.lead_total_ns += lead_ns
-                    pair.lead_max_ns = max(pair.lead_max_ns, lead_ns)
-                    start_ns = placed_ns
-            except Exception as error:
-                if device is not None:
-                    clock.back_to(device)  # the comparison may have left another one current
-                # Two threads that share a stream may queue their pairs in another order than they recorded them, and a
-                # start on another stream may be behind: then the pair is not lost, only early.
-                try:
-                    done = clock.is_done(start) and clock.is_done(end)
-                except Exception as doubt:
-                    done = self._doubt(queue, doubt)
-                if not done:
-                    queue.known_done = 0
+            entry = queue.pending[0]
+            if entry is not queue.settled:
+                self._settle(queue, entry, device)
+                if entry is not queue.settled:
                     return
-                sink.failed += 1
-                warn_once(
-                    f"Reading a time on the device {clock.name!r} failed and is counted as failed: {error}",
-                    about=f"elapsed {clock.name}",
-                )
-            else:
-                if duration_ns < 0:
-                    # It ended on a stream that was there before the one on which it began: no time at all.
-                    sink.failed += 1
-                    warn_once(
-                        f"A region on the device {clock.name!r} ended before it began, since it ended on another "
-                        "stream than it began on; it is counted as failed. End it on the same stream, or let that "
-                        "stream wait for the first.",
-                        about=f"negative {clock.name}",
-                    )
-                else:
-                    sink.append(start_ns, start_ns + duration_ns)
-            queue.pending.popleft()
+            # Plain, statements without a call: an interrupt would lose the event.
+            free = queue.free
+            del queue.pending[0]
+            free += (entry[1],)
+            queue.settled = None
             if queue.known_done:
                 queue.known_done -= 1
-            self._give_back(start_queue, start, anchor)
-            queue.free.append(end)
+            self._give_back(entry[5], entry[0], entry[7])
+
+    def _settle(self, queue: StreamQueue, entry: Any, device: Any) -> None:
+        # Keep the time of a pair, or count it as failed. Where the device turns out not to have passed it: neither.
+        clock: Any = self._clock
+        start, end, sink, start_ns, end_ns, start_queue, pair, anchor = entry
+        try:
+            duration_ns = clock.elapsed_ns(start, end)
+            if anchor is not None and duration_ns >= 0:
+                since_ns = 0 if start is anchor.event else clock.elapsed_ns(anchor.event, start)
+                # Issued at that moment of the host, it cannot have been reached before.
+                anchor.raise_low(end_ns - duration_ns - since_ns)
+                if not anchor.placed:
+                    self._place(start_queue, anchor)
+                placed_ns = anchor.place_ns + since_ns
+                lead_ns = max(placed_ns - start_ns, 0)
+                pair.lead_count += 1
+                pair.lead_total_ns += lead_ns
+                pair.lead_max_ns = max(pair.lead_max_ns, lead_ns)
+                start_ns = placed_ns
+        except Exception as error:
+            if device is not None:
+                clock.back_to(device)  # the comparison may have left another one current
+            # Two threads that share a stream may queue their pairs in another order than they recorded them, and a
+            # start on another stream may be behind: then the pair is not lost, only early.
+            try:
+                done = clock.is_done(start) and clock.is_done(end)
+            except Exception as doubt:
+                done = self._doubt(queue, doubt)
+            if not done:
+                queue.known_done = 0
+                return
+            sink.failed += 1
+            queue.settled = entry
+            warn_once(
+                f"Reading a time on the device {clock.name!r} failed and is counted as failed: {error}",
+                about=f"elapsed {clock.name}",
+            )
+            return
+        if duration_ns < 0:
+            # It ended on a stream that was there before the one on which it began: no time at all.
+            sink.failed += 1
+            queue.settled = entry
+            warn_once(
+                f"A region on the device {clock.name!r} ended before it began, since it ended on another "
+                "stream than it began on; it is counted as failed. End it on the same stream, or let that "
+                "stream wait for the first.",
+                about=f"negative {clock.name}",
+            )
+        elif not cython.compiled and isinstance(sink, Intervals):
+            # Intervals.append, without a call between keeping the time and knowing so.
+            buffer = sink.buffer
+            end_ns = start_ns + duration_ns
+            buffer += (start_ns, end_ns)
+            queue.settled = entry
+            if len(buffer) > sink.limit:
+                sink.flush_block()
+        else:
+            sink.append(start_ns, start_ns + duration_ns)
+            queue.settled = entry
 
     def collect(self, *, wait: bool) -> None:
         """Collect every pair that the device has passed.

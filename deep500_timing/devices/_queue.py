@@ -132,6 +132,7 @@ class StreamQueue:
         "known_done",
         "latest",
         "pending",
+        "settled",
         "stream",
         "uncertainty_ns",
     )
@@ -149,6 +150,8 @@ class StreamQueue:
         self.device = device
         self.free: list[Any] = []
         self.pending: deque[tuple[Any, Any, Any, int, int, StreamQueue, EventPair, Anchor | None]] = deque()
+        self.settled: Any = None
+        """The pair whose time was kept, or counted as failed, last: not once more if an interrupt left it pending."""
         self.known_done = 0
         """Of how many pairs it is known that the device has passed them."""
         self.created = 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import enum
 import functools
 import gc
@@ -20,6 +21,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 import pytest
+from mischief import Step
 
 import deep500_timing
 from deep500_timing import CPUGPUTimer, RegionOpenError, Timer, TimingWarning
@@ -440,6 +442,40 @@ def test_an_interrupt_in_the_devices_clock(method):
     assert (121, 0, 100) == (host.stats.count, host.running, on_device.failed)
     assert 21 == len(tmr.get_time("a", gpu=True))
     assert tmr.device.events <= events + 2
+
+
+@pytest.mark.parametrize("where", ["lets in", "calls"])
+def test_an_interrupt_anywhere_in_the_collecting(where):
+    """Ctrl-C while the pairs of a device are read: each time is kept, once, and the next collecting goes on."""
+
+    class Device(ManualDeviceClock):
+        step = None
+
+        def _called(self, method):
+            super()._called(method)
+            if self.step is not None:
+                self.step.called()
+
+    number, came = 0, True
+    while came:
+        number += 1
+        device = Device()
+        tmr = Timer(device_clock=device, keep_last=0)
+        for _ in range(5):
+            for _ in range(10):
+                with tmr.region("a", gpu=True):
+                    device.launch(1e-3)
+            device.finish()
+            device.step = step = Step(number, interrupt, where)
+            with contextlib.suppress(KeyboardInterrupt), step.watched():
+                tmr.snapshot()
+            device.step = None
+            came = step.acted
+        tmr.complete_all()
+        times = tmr.snapshot().get("a", "GPU")
+        assert (50, 0, 0) == (times.stats.count, times.failed, times.pending), number
+        assert tmr.device.events <= 40, number
+    assert number > 5 or (deep500_timing.compiled and where == "lets in")
 
 
 class TestARegionLeftOpen:

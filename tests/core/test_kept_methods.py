@@ -44,6 +44,19 @@ def test_they_bind_regions_only():
     """What is no region is refused instead of being taken for one."""
     with pytest.raises(TypeError):
         vars(Region)["__enter__"].__get__(object(), object)
+    for name in ("__enter__", "__exit__"):
+        foreign = type("Foreign", (), {"method": vars(Region)[name]})()
+        with pytest.raises(TypeError):
+            foreign.method()
+
+
+@pytest.mark.parametrize("arguments", [(), (None,), (None, None), (None, None, None, None)])
+def test_they_take_three_arguments(arguments):
+    """An exit takes what ended the block, and nothing else."""
+    region = Timer().region("work")
+    with region, pytest.raises(TypeError):
+        region.__exit__(*arguments)
+    assert not region.is_open
 
 
 def test_they_keep_no_timer_alive():
