@@ -148,7 +148,8 @@ def check_step(step: Any) -> int | None:
         number = index(step)
     except TypeError:
         number = None
-    if number is None or isinstance(step, bool):
+    # numpy's truth values are integers to numpy 1.
+    if number is None or type(step).__name__ in ("bool", "bool_"):
         raise TypeError(
             f"Exporting times with step={step!r}: a step is an integer, or None if there is none, not "
             f"{type(step).__name__}. Give the number of the batch or epoch, such as step=int(step)."

@@ -312,10 +312,11 @@ def test_the_run_of_the_main_thread_gets_the_report_at_sigterm(run, tmr, monkeyp
 
 
 def test_a_run_of_another_thread_is_not_active_here(run, tmr):
-    """MLflow's active run belongs to a thread; on another, times need the run's id."""
-    failed = []
+    """MLflow's active run belongs to a thread; on another, times need the run's id. In old ones it is everybody's."""
+    failed, seen = [], []
 
     def export(exporter):
+        seen.append(mlflow.active_run() is not None)
         try:
             exporter.export(tmr.snapshot())
         except ExportError as error:
@@ -326,7 +327,7 @@ def test_a_run_of_another_thread_is_not_active_here(run, tmr):
         thread.start()
         thread.join()
 
-    assert 1 == len(failed)
+    assert (0 if seen[0] else 1) == len(failed)
     assert "named/CPU/BATCH" in mlflow.MlflowClient().get_run(run.info.run_id).data.metrics
 
 
