@@ -138,7 +138,12 @@ def _spec(late: dict[tuple[int, int], float], ranks: tuple[int, ...], share: int
             "color": {
                 "field": "s",
                 "type": "quantitative",
-                "scale": {"domain": [-most, 0, most], "range": ["#0072b2", "#dfe3e6", "#d55e00"], "clamp": True},
+                "scale": {
+                    "domain": [-most, 0, most],
+                    "range": ["#0072b2", "#dfe3e6", "#d55e00"],
+                    "clamp": True,
+                    "interpolate": "lab",
+                },
                 "legend": {"title": None, "labelExpr": "format(datum.value, '.2~s') + 's'", "gradientLength": 100},
             },
             "tooltip": tooltip(rank="rank", step="from step", late="against the median"),

@@ -12,6 +12,8 @@ from deep500_timing._views.page._parts import data, rounded, time_axis, tooltip
 from deep500_timing._views.page._section import Content, Figure, Panel
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from deep500_timing._views.page._context import Context
     from deep500_timing._views.tree import Node
 
@@ -73,7 +75,7 @@ def _spec(context: Context, node: Node, bins: dict[int, int]) -> dict[str, Any]:
     is_log = high / low > _LOG_FROM
     edges, counts = _bars(bins, low, high, is_log)
     rows = [
-        {"from": rounded(start / 1e9, 6), "to": rounded(end / 1e9, 6), "n": n}
+        {"from": rounded(start / 1e9, 6), "to": rounded(end / 1e9, 6), "n": rounded(n)}
         | {"range": f"{format_time(start / 1e9)} to {format_time(end / 1e9)}"}
         for start, end, n in zip(edges, edges[1:], counts, strict=False)
         if n
@@ -93,12 +95,12 @@ def _spec(context: Context, node: Node, bins: dict[int, int]) -> dict[str, Any]:
             },
             "x2": {"field": "to"},
             "y": {"field": "n", "type": "quantitative", "axis": {"title": None, "tickCount": 3, "format": "~s"}},
-            "tooltip": tooltip(range="takes", n="intervals"),
+            "tooltip": tooltip(range="takes", n="intervals, about"),
         },
     }
 
 
-def _bars(bins: dict[int, int], low: float, high: float, is_log: bool) -> tuple[list[float], list[int]]:
+def _bars(bins: dict[int, int], low: float, high: float, is_log: bool) -> tuple[list[float], Sequence[float]]:
     """The edges of the bars in ns, and what is in them: equally wide as drawn, but none narrower than a bin."""
     spare = max(9 - (max(bins) - min(bins) + 1), 0)  # One bin alone would be a wall.
     numbers = range(max(min(bins) - spare // 2, 0), max(bins) + 1 + spare - spare // 2)
@@ -108,9 +110,13 @@ def _bars(bins: dict[int, int], low: float, high: float, is_log: bool) -> tuple[
         ]
     place, back = (math.log, math.exp) if is_log else (float, float)
     first, width = place(low), (place(high) - place(low)) / _BARS
-    counts = [0] * _BARS
+    counts = [0.0] * _BARS
     for number, n in bins.items():
+        # A bin that lies in several bars is divided among them: whole ones would make a comb of narrow bars.
         start, wide = bin_bounds(number)
-        part = int((place(max(start + (wide - 1) / 2, low)) - first) / width)
-        counts[min(max(part, 0), _BARS - 1)] += n
+        begin = min(max((place(max(start, low)) - first) / width, 0.0), _BARS - 1e-9)
+        end = min(max((place(max(start + wide, low)) - first) / width, begin), float(_BARS))
+        for part in range(int(begin), min(int(end), _BARS - 1) + 1):
+            inside = min(end, part + 1) - max(begin, part)
+            counts[part] += n * (inside / (end - begin) if end > begin else 1.0)
     return [back(first + width * part) for part in range(_BARS + 1)], counts

@@ -28,7 +28,7 @@ class Where:
     def build(self, context: Context) -> Content | None:
         """See :class:`Section`."""
         tree = context.tree
-        if not any(node.total_s for node in tree.roots):
+        if not any(_total(node, on_device=False) for node in tree.roots):
             return None
         figures = [_figure(context, tree, on_device=False)]
         if tree.has_device_times:
@@ -91,13 +91,15 @@ def _figure(context: Context, tree: Tree, *, on_device: bool) -> Figure:
     inside = [f"{shown(c.name)} {_share(c, on_device, whole)}" for c in first.children if _total(c, on_device)]
     alt = f"Times on the {device}. {shown(first.name)} takes {format_time(whole)}"
     alt += f": {', '.join(inside[:6])}." if inside else "."
+    still_open = [shown(node.name) for node in nodes if node.total_s is None] if not on_device else []
     return Figure(
         f"On the {device}",
         alt,
         (Panel(spec),),
         ("region", "total", "share of its parent", "count", "median", "95th percentile"),
         [_row(tree, node, on_device) for node in nodes],
-        note="What overlaps its siblings is drawn as wide as it adds to them." if _overlaps(nodes) else "",
+        note=("What overlaps its siblings is drawn as wide as it adds to them. " if _overlaps(nodes) else "")
+        + (f"Grey and not ended yet: {', '.join(still_open)}." if still_open else ""),
     )
 
 
@@ -108,13 +110,14 @@ def _overlaps(nodes: list[Node]) -> bool:
 def _total(node: Node, on_device: bool) -> float:
     if on_device:
         return node.gpu.total_s if node.gpu is not None else sum(_total(child, True) for child in node.children)
-    return node.total_s or 0.0
+    # What has not ended yet is as long as what has ended inside it, as far as anybody knows.
+    return sum(_total(child, False) for child in node.children) if node.total_s is None else node.total_s
 
 
 def _share(node: Node, on_device: bool, above: float | None = None) -> str:
     share = node.share
-    if on_device:
-        share = _total(node, True) / above if above else node.gpu.share if node.gpu is not None else None
+    if on_device or share is None:
+        share = _total(node, on_device) / above if above else None
     return "–" if share is None else f"{share:.0%}".replace("%", " %")
 
 
@@ -131,8 +134,8 @@ def _lay(
     if width < _LEAST:
         return
     total = _total(node, on_device)
-    # Of a region that was not timed on the device only what is inside it is known.
-    is_known = not node.is_rest and (node.gpu is not None or not on_device)
+    # Of a region that was not timed on the device, or has not ended, only what is inside it is known.
+    is_known = not node.is_rest and (node.gpu is not None if on_device else node.total_s is not None)
     name, colour, share = shown(node.name), context.colour(node.name) if is_known else GREY, "–"
     if node.parent and (is_known or node.is_rest):
         share = _share(node, on_device, above)
@@ -162,7 +165,7 @@ def _adds(node: Node, on_device: bool) -> float:
 def _row(tree: Tree, node: Node, on_device: bool) -> tuple[object, ...]:
     indent = "\u2003" * (len(node.path) - 1) + shown(node.name)
     parent = tree.parent_of(node)
-    share = _share(node, on_device, _total(parent, True) if on_device else None) if parent is not None else ""
+    share = _share(node, on_device, _total(parent, on_device)) if parent is not None else ""
     if node.is_rest:
         return (indent, format_time(node.total_s), share, "", "", "")
     gpu = node.gpu
