@@ -57,6 +57,9 @@ def _step(tmr, log, clock, rng, device, rank, step, slow):
         log.sample("throughput.samples_per_s", 1000.0 + step)
         clock.advance_ns(50_000)
     if step % 10 == 0:
+        start = clock.now_ns()
+        clock.advance_ns(300_000)
+        log.collective("broadcast", start, clock.now_ns(), group="weights", sequence=step, nbytes=1 << 20)
         worker = threading.Thread(target=_load, args=(tmr, clock, log), name="loader")
         worker.start()
         worker.join()

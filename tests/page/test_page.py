@@ -124,7 +124,7 @@ def test_the_tree_adds_up(sections):
             if inside:
                 assert abs(sum(b["x2"] - b["x"] for b in inside) - (box["x2"] - box["x"])) < 2e-3
     cpu, gpu = sections["tree"].figures
-    assert "FORWARD 60 %, IO 17 %" in cpu.alt
+    assert "FORWARD 60\u00a0%, IO 17\u00a0%" in cpu.alt
     assert {"EPOCH": "#9a9a9a", "BATCH": "#9a9a9a", "FORWARD": "#0072b2"} == {
         box["region"]: box["colour"] for box in gpu.panels[0].spec["data"]["values"]
     }
@@ -133,8 +133,8 @@ def test_the_tree_adds_up(sections):
 def test_shares_stand_in_the_table(sections):
     """The numbers of the chart are the run's."""
     rows = {row[0].strip("\u2003"): row for row in sections["tree"].figures[0].rows}
-    assert ("EPOCH", "1.492 s", "", 4) == rows["EPOCH"][:4]
-    assert ("960.0 ms", "100 %", 80) == sections["tree"].figures[1].rows[-1][1:4]
+    assert ("EPOCH", "1.495 s", "", 4) == rows["EPOCH"][:4]
+    assert ("960.0 ms", "100\u00a0%", 80) == sections["tree"].figures[1].rows[-1][1:4]
 
 
 def test_parts_of_a_step_add_up_to_it(run, sections):
@@ -240,7 +240,14 @@ def test_samples_and_collectives(sections):
     assert ("Memory", "Throughput and MFU") == (memory.title, throughput.title)
     assert [("memory.device_allocated_bytes", "bytes", 80, "953.67 MiB", "972.27 MiB", "990.87 MiB")] == memory.rows
     [(_, _, rows)] = sections["communication"].tables
-    assert [("all_reduce", "data", "4.00 KiB", 80)] == [row[:4] for row in rows]
+    assert [("all_reduce", "data", "4.00 KiB", 80), ("broadcast", "weights", "1.00 MiB", 8)] == [
+        row[:4] for row in rows
+    ]
+    times, rates = sections["communication"].figures
+    assert [("all_reduce", "160.0 ms"), ("broadcast", "2.400 ms")] == times.rows
+    assert [("all_reduce", 4096, 4.096e6), ("broadcast", 1 << 20, 3.495e9)] == [
+        (point["op"], point["size"], point["rate"]) for point in rates.panels[0].spec["data"]["values"]
+    ]
 
 
 def test_what_is_left_out_is_named(tmp_path):
@@ -466,9 +473,10 @@ def test_plots(run, tmp_path):
     assert ["tree-1.png", "tree-2.png", "distributions-1.png"] == [path.rsplit("/", 1)[-1] for path in paths]
     for path in (tmp_path / "plots").iterdir():
         assert b"\x89PNG" == path.read_bytes()[:4]
-    [svg] = write_plots(run, tmp_path / "plots", only=["communication", "ranks"], format="svg")[:1]
+    paths = write_plots(run, tmp_path / "plots", only=["ranks", "steps"], format="svg")
     text = (tmp_path / "plots" / "ranks-1.svg").read_text()
-    assert svg.endswith("ranks-1.svg")
+    assert paths[-1].endswith("ranks-1.svg")
+    assert 3 == len(paths)
     assert text.startswith("<svg")
     assert text.count("<path") > 40
 

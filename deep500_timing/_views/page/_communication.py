@@ -37,7 +37,7 @@ class Communication:
         colours = Colours(totals)
         figures = [_totals(totals, colours)]
         sized = [row for row in rows if row["size"] and row["middle"]]
-        if sized:
+        if len({row["size"] for row in sized}) > 1:
             figures.append(_rates(sized, colours))
         return Content(
             tuple(figures),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from deep500_timing._views.tree import Node
 
 _MOST = 12
-_LEAST = 5
+_LEAST = 10
 """Intervals below which a distribution is none."""
 _BARS = 36
 _LOG_FROM = 8
@@ -94,7 +94,11 @@ def _spec(context: Context, node: Node, bins: dict[int, int]) -> dict[str, Any]:
                 "axis": time_axis(None) | {"tickCount": 3, "grid": False, "labelOverlap": True},
             },
             "x2": {"field": "to"},
-            "y": {"field": "n", "type": "quantitative", "axis": {"title": None, "tickCount": 3, "format": "~s"}},
+            "y": {
+                "field": "n",
+                "type": "quantitative",
+                "axis": {"title": None, "tickCount": 3, "tickMinStep": 1, "format": "~s"},
+            },
             "tooltip": tooltip(range="takes", n="intervals, about"),
         },
     }

@@ -118,7 +118,7 @@ def _share(node: Node, on_device: bool, above: float | None = None) -> str:
     share = node.share
     if on_device or share is None:
         share = _total(node, on_device) / above if above else None
-    return "–" if share is None else f"{share:.0%}".replace("%", " %")
+    return "–" if share is None else f"{share:.0%}".replace("%", "\u00a0%")
 
 
 def _lay(
