@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,6 +49,18 @@ def test_block_runs(block: str, tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
+
+
+def test_batch_of_the_loop_holds_its_io() -> None:
+    """In the loop of PyTorch each BATCH holds the wait for its data, as the text says."""
+    pytest.importorskip("torch")
+    (loop,) = (block for block in BLOCKS if "tmr.iterate(loader)" in block)
+    names: dict[str, Any] = {}
+    exec(loop.replace("tmr.print_all_time_stats()", ""), names)
+    waits, batches = (names["tmr"].intervals(key).tolist() for key in ("IO", "BATCH"))
+    assert 100 == len(waits) == len(batches)
+    for (asked_ns, there_ns), (began_ns, ended_ns) in zip(waits, batches, strict=True):
+        assert began_ns <= asked_ns <= there_ns <= ended_ns
 
 
 def test_links_lead_somewhere() -> None:

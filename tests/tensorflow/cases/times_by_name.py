@@ -145,6 +145,19 @@ def test_wait_for_data_is_io(data, backend):
     assert pytest.approx(steps_s + (waits * HOUR_S if backend == "jax" else 0)) == total(tmr, "BATCH")
 
 
+def test_where_the_wait_for_data_lies(data, backend):
+    """A batch holds the wait for its data; on torch, where hooks come between the two, the wait lies before it."""
+    tmr = timer.Timer()
+    make_model(run_eagerly=True).fit(*data, batch_size=8, callbacks=[timer.TimerCallback(tmr)], verbose=0)
+    waits, executions = tmr.intervals("IO").tolist(), tmr.intervals("BATCH").tolist()
+    assert 5 == len(waits) == len(executions)
+    for (asked_ns, there_ns), (began_ns, ended_ns) in zip(waits, executions, strict=True):
+        if backend == "torch":
+            assert asked_ns < there_ns < began_ns
+        else:
+            assert began_ns <= asked_ns < there_ns < ended_ns
+
+
 @pytest.mark.parametrize("size", [37, 40])
 def test_traces_of_an_own_step_are_kept_apart(data, backend, size):
     """Executions of a step without ``compute_loss`` that trace are not in the steady state, whenever they come."""
