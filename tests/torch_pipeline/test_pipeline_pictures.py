@@ -122,3 +122,43 @@ def test_a_run_without_a_pipeline_has_no_batches(tmp_path):
     log.close()
     with Run.open(tmp_path / "run") as run:
         assert () == read_batches(run).batches
+
+
+def test_a_report_has_a_section_of_the_pipeline(tmp_path):
+    """The sentences of the account, a chart with every action, and the causes by rank; nothing for another run."""
+    pytest.importorskip("duckdb")
+    from deep500_timing import Timer
+    from deep500_timing.report import Context, write_report
+    from deep500_timing.runs import Run, RunLog
+    from deep500_timing.testing import ManualClock
+    from deep500_timing_torch.pipeline import PipelineSection
+    from deep500_timing_torch.pipeline._recorder import Recorder
+
+    clock = ManualClock()
+    for rank in range(4):
+        timer = Timer(clock=clock)
+        with RunLog(tmp_path / "run", timer, rank=rank, flush_s=None):
+            recorder = Recorder(timer, "1f1b", rank)
+            recorder.begin()
+            for one in _actions("1F1B", 1):
+                if one.rank == rank:
+                    recorder.put(one.kind, one.stage, one.microbatch, one.start_ns, one.end_ns)
+            recorder.commit()
+            clock.advance_ns(40 * 10**6)
+    with RunLog(tmp_path / "other", Timer(), rank=0, flush_s=None) as log:
+        log.event("nothing")
+    with Run.open(tmp_path / "run") as run:
+        content = PipelineSection().build(Context(run))
+        assert PipelineSection(replica=1).build(Context(run)) is None
+        write_report(run, tmp_path / "report.html", sections=[PipelineSection()])
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "1F1B of 4 ranks, 8 micro-batches" in page
+    assert content.text[0].startswith("1F1B of 4 ranks, 8 micro-batches, 1 batch of")
+    figure = content.figures[0]
+    values = figure.panels[0].spec["data"]["values"]
+    assert 64 == len(values)
+    assert {0, 1, 2, 3} == {value["rank"] for value in values}
+    assert [0, 1, 2, 3] == [row[0] for row in figure.rows]
+    assert len(figure.columns) == len(figure.rows[0])
+    with Run.open(tmp_path / "other") as run:
+        assert PipelineSection().build(Context(run)) is None

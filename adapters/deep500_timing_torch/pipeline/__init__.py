@@ -17,6 +17,7 @@ from deep500_timing_torch.pipeline._orders import order_of
 from deep500_timing_torch.pipeline._picture import draw_schedule
 from deep500_timing_torch.pipeline._pipeline_timer import PipelineTimer, instrument_schedule
 from deep500_timing_torch.pipeline._recorder import Batch
+from deep500_timing_torch.pipeline._section import PipelineSection
 from deep500_timing_torch.pipeline._simulate import order_that_ran, simulate
 from deep500_timing_torch.pipeline._specs import LayerSpec, TiedLayerSpec
 
@@ -35,6 +36,7 @@ __all__ = [
     "PipelineEngine",
     "PipelineError",
     "PipelineModule",
+    "PipelineSection",
     "PipelineTimer",
     "RankBubble",
     "RepeatingLoader",

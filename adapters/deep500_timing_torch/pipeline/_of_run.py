@@ -54,8 +54,7 @@ def read_batches(run: Run, *, replica: int = 0, last: int = 16) -> RunBatches:
     def rows(query: str) -> list[tuple[Any, ...]]:
         return [tuple(row.values()) for row in run.sql(query).rows()]
 
-    tables = {row[0] for row in rows("select table_name from information_schema.tables")}
-    if TABLE not in tables:
+    if TABLE not in run.tables:
         return RunBatches(None, (), ())
     return batches_of_rows(rows, replica=replica, last=last)
 
