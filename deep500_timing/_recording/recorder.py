@@ -63,6 +63,7 @@ one below some thousands."""
 _ASIDE = 2
 """Identity of regions whose thread is recomputing, see :func:`begin_recomputation`."""
 _MOST = 2**63 - 1
+_NEVER = -_MOST - 1
 _NOT_COUNTED, _FAILED, _DISCARDED = 0, 1, 2
 """What becomes of a region that is closed without an interval."""
 
@@ -127,9 +128,9 @@ class Region:
         self._timed_depth = 0
         """Calls of a function that is timed under this key, within one another, on this thread."""
         if not cython.compiled:
-            self._block_ns = -_MOST - 1
+            self._block_ns = _NEVER
             """The start of the stretch that a ``with`` block has opened last."""
-        self._interrupted_ns = -_MOST - 1
+        self._interrupted_ns = _NEVER
         """The start of the stretch in which an exception is known to have come, see ``misuse.py``."""
 
     @property
@@ -196,6 +197,18 @@ class Region:
 
     def __enter__(self) -> Region:
         """Open the region."""
+        timer = self._timer
+        if (
+            not cython.compiled  # where the interpreter has a way of its own: `enter` in the .pxd
+            and timer._enabled
+            and timer._native
+            and not self._is_open
+            and thread_id() == self._thread.ident
+        ):
+            start_ns = clock_ns()
+            # Nothing is called from here on, so that nothing can come between.
+            self._block_ns, self._start_ns, self._is_open = start_ns, start_ns, True
+            return self
         try:
             self.start()
             if not cython.compiled:
@@ -212,12 +225,34 @@ class Region:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Close the region; after an exception its interval is counted as failed and not kept."""
-        if kind is None:
+        if kind is not None:
+            self._leave_by_exception()
+        elif cython.compiled:
             self.end()
         else:
-            self._leave_by_exception()
+            timer = self._timer
+            if (
+                timer._enabled
+                and timer._native
+                and self._open_pair is None
+                and self._suspended is None
+                and thread_id() == self._thread.ident
+            ):
+                # As in end, which is another call away.
+                now_ns = clock_ns()
+                if self._is_open:
+                    intervals = self._intervals
+                    buffer = intervals.buffer
+                    start_ns, self._is_open = self._start_ns, False
+                    buffer += (start_ns, now_ns)
+                    if len(buffer) > intervals.limit:
+                        intervals.flush_block()
+                else:
+                    self.end()
+            else:
+                self.end()
         if not cython.compiled:
-            self._block_ns = -_MOST - 1
+            self._block_ns = _NEVER
 
     def _leave_by_exception(self) -> None:
         self._fail()
