@@ -63,8 +63,10 @@ class Truth:
             yield x, x.sum(axis=1, keepdims=True)
 
 
-def compare(case: str, tmr: Any, truth: Truth, *, replicas: int = 1, passes: bool = True) -> list[dict[str, Any]]:
-    """One row for each region, over the batches of the steady state; those come last."""
+def compare(
+    case: str, tmr: Any, truth: Truth, *, batches: int, replicas: int = 1, passes: bool = True
+) -> list[dict[str, Any]]:
+    """One row for each region, over those of the batches that are of the steady state; they come last."""
     import numpy as np
 
     from deep500_timing import TimeType
@@ -93,11 +95,9 @@ def compare(case: str, tmr: Any, truth: Truth, *, replicas: int = 1, passes: boo
     rows = []
     if truth.data_ready:
         # An iterator may have been looked at before the fit, and is asked once more at its end.
-        counted = TimeType.FORWARD if passes else TimeType.BATCH
-        ran = len(tmr.get_time(counted)) + len(tmr.get_time(f"{counted.name} (first)"))
-        ready = np.asarray(truth.data_ready)[-ran:]
+        ready = np.asarray(truth.data_ready)[-batches:]
         asked = truth.asked_for or [0.0, *of_batches(truth.backward_ended, np.max)[:-1]]
-        rows.append(row(TimeType.IO, (ready - np.asarray(asked)[:ran])[1:]))
+        rows.append(row(TimeType.IO, (ready - np.asarray(asked)[:batches])[1:]))
     if passes:
         rows.append(row(TimeType.FORWARD, of_batches(truth.forward_s)))
         rows.append(row(TimeType.BACKWARD, of_batches(truth.backward_s)))
@@ -199,7 +199,7 @@ def tensorflow_rows(keras: Any, prefix: str, cases: dict[str, dict[str, Any]]) -
             validation_data=(x, x.sum(axis=1, keepdims=True)) if "validation" in options else None,
             verbose=0,
         )
-        rows += compare(f"{prefix}, {case}", tmr, truth, replicas=2 if strategy else 1)
+        rows += compare(f"{prefix}, {case}", tmr, truth, batches=callback.batches, replicas=2 if strategy else 1)
     return rows
 
 
@@ -301,7 +301,7 @@ def own_loop_rows() -> list[dict[str, Any]]:
     step = timer.timed_step(train_step, tmr)
     for x, y in tmr.iterate(dataset(truth, BATCHES, known=True)):
         step(x, y)
-    return compare("TensorFlow, own loop with timed_step", tmr, truth)
+    return compare("TensorFlow, own loop with timed_step", tmr, truth, batches=BATCHES)
 
 
 def rows_on_tensorflow() -> list[dict[str, Any]]:
@@ -366,7 +366,7 @@ def rows_on_torch() -> list[dict[str, Any]]:
     tmr = timer.Timer()
     callback = timer.TimerCallback(tmr, phases=True)
     model.fit(truth.batches(BATCHES), steps_per_epoch=BATCHES - 2, callbacks=[callback], verbose=0)
-    return compare("Keras on PyTorch", tmr, truth)
+    return compare("Keras on PyTorch", tmr, truth, batches=callback.batches)
 
 
 def rows_on_jax() -> list[dict[str, Any]]:
@@ -379,9 +379,10 @@ def rows_on_jax() -> list[dict[str, Any]]:
     inputs = keras.Input((4,))
     model = keras.Model(inputs, keras.layers.Dense(1)(inputs))
     model.compile("adam", "mse")
-    callbacks = [timer.TimerCallback(tmr), bystander(keras, truth)]
+    callback = timer.TimerCallback(tmr)
+    callbacks = [callback, bystander(keras, truth)]
     model.fit(truth.batches(BATCHES), steps_per_epoch=BATCHES - 2, callbacks=callbacks, verbose=0)
-    return compare("Keras on JAX", tmr, truth, passes=False)
+    return compare("Keras on JAX", tmr, truth, batches=callback.batches, passes=False)
 
 
 def rows() -> list[dict[str, Any]]:

@@ -91,6 +91,7 @@ class FitTiming:
         self._fetched: Fetched | None = None
         self._samples: int | None = 0
         self._batches_in_epoch = 0
+        self._evaluated = False
         self._first_wait_ns: int | None = None
 
     # --- what was broken off ----------------------------------------------------------------------------------------
@@ -135,10 +136,10 @@ class FitTiming:
         if self.totals is not None and took_ns is not None:
             self.totals.add(key, took_ns)
 
-    def _record(self, key: TimeType | str, began_ns: int, ended_ns: int) -> None:
+    def _record(self, key: TimeType | str, began_ns: int, ended_ns: int, count: int = 1) -> None:
         self.timer.record(key, began_ns, ended_ns)
         if self.totals is not None:
-            self.totals.add(key, ended_ns - began_ns)
+            self.totals.add(key, ended_ns - began_ns, count)
 
     # --- fits, evaluations and predictions --------------------------------------------------------------------------
 
@@ -216,9 +217,9 @@ class FitTiming:
             self._hooks_begin()
 
     def validation_is_over(self) -> None:
-        """The last hook after an evaluation is over."""
+        """The last hook after an evaluation is over: what Keras does with it is a part of the epoch's end."""
         self.hooks_end()
-        self._idle_since_ns = 0
+        self._evaluated = True
 
     def predict_begins(self) -> None:
         """A prediction."""
@@ -236,12 +237,13 @@ class FitTiming:
         self.totals = self.wishes.totals = EpochTotals(self.timer.now_ns())
         self._batches_in_epoch = 0
         self._first_wait_ns = None
+        self._evaluated = False
         self._hooks_begin()
 
     def _batches_are_over(self) -> None:
         if self._idle_since_ns:
             self._drop_batch()
-            self._record(EPOCH_END, self._idle_since_ns, self.timer.now_ns())
+            self._record(EPOCH_END, self._idle_since_ns, self.timer.now_ns(), 0 if self._evaluated else 1)
             self._idle_since_ns = 0
 
     def epoch_is_done(self, logs: dict[str, Any] | None) -> None:

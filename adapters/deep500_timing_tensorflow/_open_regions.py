@@ -24,7 +24,8 @@ FIT_CALLBACKS = "CALLBACKS (fit)"
 EPOCH_START = "EPOCH (start)"
 """What Keras does from the begin of an epoch to its first batch."""
 EPOCH_END = "EPOCH (end)"
-"""What Keras does after the last batch of an epoch: its metrics, and making the validation ready."""
+"""What Keras does after the last batch of an epoch but for the validation: its metrics, and what comes before and after
+the validation, each by itself."""
 
 Key = TimeType | str
 

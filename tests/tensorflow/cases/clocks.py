@@ -66,6 +66,7 @@ def parts_between(first, last):
         ("train_batch_end", "test_begin"): "EPOCH (end)",
         ("train_batch_end", "epoch_end"): "EPOCH (end)",
         ("test_begin", "test_end"): "VALIDATION",
+        ("test_end", "epoch_end"): "EPOCH (end)",
     }
     for (hook, entered_s), (_, left_s) in zip(first.moments, last.moments, strict=True):
         if hook == "epoch_begin":
