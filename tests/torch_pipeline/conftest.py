@@ -60,7 +60,7 @@ class Ranks:
         """What the ranks have printed."""
         return "\n".join(f"--- {one.name}\n{one.read_text()[-4000:]}" for one in sorted(self.folder.glob("*.log")))
 
-    def wait(self, timeout_s: float = 100) -> list[int]:
+    def wait(self, timeout_s: float = 200) -> list[int]:
         """The ranks' exit statuses; the test fails if they are not all there in time."""
         until = time.monotonic() + timeout_s
         for process in self.processes:
@@ -71,7 +71,7 @@ class Ranks:
                 pytest.fail(f"ranks hung\n{self.text()}")
         return [process.returncode for process in self.processes]
 
-    def results(self, timeout_s: float = 100) -> list[dict]:
+    def results(self, timeout_s: float = 200) -> list[dict]:
         """What each rank has left as JSON."""
         assert [0] * len(self.processes) == self.wait(timeout_s), self.text()
         return [json.loads((self.folder / f"{rank}.json").read_text()) for rank in range(len(self.processes))]

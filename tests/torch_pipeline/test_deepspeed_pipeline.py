@@ -10,14 +10,14 @@ pytest.importorskip("torch")
 
 from deep500_timing_torch.pipeline import instrument_deepspeed, instrument_schedule
 
-pytestmark = [pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.timeout(240)]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs DeepSpeed")
 def test_wall_clock_breakdown_of_a_pipeline_works(ranks):
     """It fails by itself in DeepSpeed 0.19.8; timed it trains, prints its lines, and is left as it was."""
     job = ranks("deepspeeds.py", 2)
-    results = job.results(150)
+    results = job.results()
     for found in results:
         assert 3 == len(found["losses"])
         assert found["losses"][2] < found["losses"][0]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 pytest.importorskip("torch")
+# Of ranks that two busy cores share; alone they take a tenth of it.
+pytestmark = pytest.mark.timeout(240)
 
 SINGLE = ["GPipe", "1F1B"]
 SEVERAL = ["Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"]

@@ -8,6 +8,8 @@ import re
 import pytest
 
 pytest.importorskip("torch")
+# Of ranks that two busy cores share; alone they take a tenth of it.
+pytestmark = pytest.mark.timeout(240)
 
 
 def _found(job, rank):

@@ -49,16 +49,21 @@ class Batch:
     Attributes:
         number: Counted from 0 by the rank; ranks count alike.
         warm_up: Whether shapes were exchanged in it, which is not training.
-        actions: In the order in which they ended, on the host's clock.
+        rank: Which one, in the pipeline.
         peak_bytes: The most memory of the device that tensors had in the batch; None without a device.
-        ordinals: For each action which of its region's intervals on the device it is; -1 without one.
+        events: What it was noted down as.
     """
 
     number: int
     warm_up: bool
-    actions: tuple[Action, ...]
-    peak_bytes: int | None = None
-    ordinals: tuple[int, ...] = ()
+    rank: int
+    peak_bytes: int | None
+    events: tuple[Event, ...]
+
+    @property
+    def actions(self) -> tuple[Action, ...]:
+        """In the order in which they ended, on the host's clock."""
+        return tuple(Action(self.rank, stage, mb, kind, start, end) for kind, stage, mb, start, end, _ in self.events)
 
 
 class Recorder:
@@ -161,9 +166,8 @@ class Recorder:
         events, self._events, self._open = self._events, [], False
         number = self.begun
         self.begun += 1
-        actions = tuple(Action(self.rank, stage, mb, kind, start, end) for kind, stage, mb, start, end, _ in events)
-        ordinals = tuple(event[-1] for event in events) if self.gpu else ()
-        self.batches.append(Batch(number, self._warm_up, actions, self._peak_bytes(), ordinals))
+        # Actions are made of them when they are asked for: the training thread is the one that is here.
+        self.batches.append(Batch(number, self._warm_up, self.rank, self._peak_bytes(), tuple(events)))
         log = self.timer.run
         if log is not None:
             log.declare(TABLE, **_COLUMNS)
@@ -171,11 +175,12 @@ class Recorder:
 
     def actions_of(self, batch: Batch) -> list[Action]:
         """What was done in a batch, with the device's times where there are some. Waits for those on their way."""
-        if not any(ordinal >= 0 for ordinal in batch.ordinals):
+        ordinals = [event[-1] for event in batch.events]
+        if max(ordinals, default=-1) < 0:
             return list(batch.actions)
         times: dict[str, Any] = {}
         found = []
-        for action, ordinal in zip(batch.actions, batch.ordinals, strict=True):
+        for action, ordinal in zip(batch.actions, ordinals, strict=True):
             if ordinal >= 0:
                 name = self.region_of(action.kind, action.stage)
                 if name not in times:

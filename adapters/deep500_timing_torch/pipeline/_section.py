@@ -55,7 +55,9 @@ class PipelineSection:
         if not found.batches:
             return None
         bubble = found.bubble()
-        return Content((_figure(found.batches[-1], found.numbers[-1], bubble),), text=tuple(str(bubble).splitlines()))
+        # What each rank did is in the table below the chart.
+        text = tuple(line for line in str(bubble).splitlines() if not line.startswith("  rank "))
+        return Content((_figure(found.batches[-1], found.numbers[-1], bubble),), text=text)
 
 
 def _figure(batch: Sequence[Action], number: int, bubble: Bubble) -> Figure:
@@ -78,10 +80,11 @@ def _figure(batch: Sequence[Action], number: int, bubble: Bubble) -> Figure:
         for one in drawn[-_MOST:]
         if one.end_ns > first_ns and one.start_ns < last_ns
     ]
-    names = [name for name in COLOURS if name != "idle"]
+    shown = {value["what"] for value in values}
+    names = [name for name in COLOURS if name in shown]
     row: dict[str, Any] = {"field": "rank", "type": "ordinal", "title": "rank"}
     spec = {
-        "height": {"step": 34},
+        "height": 34 * len(bubble.ranks) + 10,
         "data": {"values": values},
         "encoding": {"y": row},
         "layer": [

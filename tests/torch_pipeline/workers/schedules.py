@@ -151,7 +151,7 @@ def main():
         name, _, pipeline = name.partition(":")
         ranks = int(pipeline or world)
         found[name if not pipeline else f"{name} {ranks}x{world // ranks}"] = check(
-            name, ranks, world // ranks, [2 * ranks, 4 * ranks, 2 * ranks]
+            name, ranks, world // ranks, [2 * ranks, 3 * ranks, 2 * ranks]
         )
     (folder / f"{rank}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
