@@ -1,7 +1,7 @@
 """The main job: train on real data with PyTorch and with Keras, and see where the time went.
 
-It leaves a table on the terminal, a text file, JSON Lines, an MLflow run in a local SQLite store and an offline W&B run
-in ``demo-output/``, and says how to look at each.
+It leaves a run of each, with a report to open in a browser, a table on the terminal, a text file, JSON Lines, an MLflow
+run in a local SQLite store and an offline W&B run in ``demo-output/``, and says how to look at each.
 
 Run it with::
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
@@ -49,7 +50,7 @@ def quiet() -> Iterator[None]:
         os.close(kept)
 
 
-def train_with_pytorch(digits: Any, epochs: int, progress: Progress) -> deep500_timing.Timer:
+def train_with_pytorch(digits: Any, epochs: int, progress: Progress, run: Path) -> deep500_timing.Timer:
     """A loop of one's own: the regions are put around its parts."""
     import torch
     from torch import nn
@@ -67,7 +68,7 @@ def train_with_pytorch(digits: Any, epochs: int, progress: Progress) -> deep500_
     criterion, optimizer = nn.CrossEntropyLoss(), torch.optim.Adam(net.parameters())
 
     on_gpu = device.type != "cpu"
-    tmr = timer.CPUGPUTimer()
+    tmr = timer.CPUGPUTimer(run=run)
     bar = progress.add_task("PyTorch loop", total=epochs * len(loader))
     for _ in range(epochs):
         with tmr.region(timer.TimeType.EPOCH):
@@ -86,7 +87,7 @@ def train_with_pytorch(digits: Any, epochs: int, progress: Progress) -> deep500_
     return tmr
 
 
-def train_with_keras(digits: Any, epochs: int, progress: Progress) -> deep500_timing.Timer:
+def train_with_keras(digits: Any, epochs: int, progress: Progress, run: Path) -> deep500_timing.Timer:
     """No loop of one's own: a callback times `model.fit`."""
     import keras
 
@@ -104,7 +105,7 @@ def train_with_keras(digits: Any, epochs: int, progress: Progress) -> deep500_ti
     )
     model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
 
-    tmr = timer.CPUGPUTimer()
+    tmr = timer.CPUGPUTimer(run=run)
     bar = progress.add_task("Keras fit", total=epochs)
     model.fit(
         digits.images[..., None] / 16,
@@ -133,6 +134,20 @@ def report(tmr: deep500_timing.Timer, name: str, folder: Path) -> None:
     tmr.log_wb_all(name, stats=("mean", "median", "p95"))
 
 
+def look(tmr: deep500_timing.Timer) -> str:
+    """Do what ``deep500-timing show`` and ``report`` do, and return where the page is."""
+    from deep500_timing.report import write_report
+    from deep500_timing.runs import Run
+
+    run = tmr.run.folder
+    tmr.run.close()  # done at the end of the process as well
+    console.rule(f"deep500-timing show {Path(run).name}")
+    subprocess.run([sys.executable, "-m", "deep500_timing", "show", run], check=True)
+    with console.status("deep500-timing report"), Run.open(run) as opened:
+        write_report(opened, f"{run}.html")
+    return f"{run}.html"
+
+
 @click.command()
 @click.option("--epochs", default=5, show_default=True, type=click.IntRange(min=1), help="Epochs for each framework.")
 @click.option("--output", default=Path("demo-output"), show_default=True, type=click.Path(path_type=Path))
@@ -154,8 +169,8 @@ def main(epochs: int, output: Path) -> None:
             progress.advance(imports)
         digits = load_digits()
         times = {
-            "pytorch": train_with_pytorch(digits, epochs, progress),
-            "keras": train_with_keras(digits, epochs, progress),
+            "pytorch": train_with_pytorch(digits, epochs, progress, folder / "run-pytorch"),
+            "keras": train_with_keras(digits, epochs, progress, folder / "run-keras"),
         }
 
     import mlflow
@@ -173,6 +188,7 @@ def main(epochs: int, output: Path) -> None:
             report(tmr, name, folder)
         wandb_folder = Path(tracked.dir).parent
 
+    pages = [look(tmr) for tmr in times.values()]
     console.rule("where it all lies")
     for place, where in (
         ("text files", f"{folder}/pytorch.txt, keras.txt"),
@@ -181,6 +197,8 @@ def main(epochs: int, output: Path) -> None:
         ("", f"look at it: mlflow ui --backend-store-uri {uri}"),
         ("W&B", f"offline run in {wandb_folder}"),
         ("", f"look at it: wandb sync {wandb_folder}"),
+        ("reports", f"open in a browser: {pages[0]}"),
+        ("", pages[1]),
     ):
         # Long paths are left whole, to be copied.
         console.print(f"{place:<12} {where}", highlight=False, soft_wrap=True)

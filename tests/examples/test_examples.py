@@ -27,8 +27,8 @@ CASES = {
     ),
     "demo.py": (
         ["--epochs", "1", "--output", "out"],
-        ["torch", "keras", "tensorflow", "sklearn", "mlflow", "wandb", "rich", "click"],
-        ["optimizer", "FORWARD", "times.jsonl", "mlflow ui", "wandb sync"],
+        ["torch", "keras", "tensorflow", "sklearn", "mlflow", "wandb", "rich", "click", "duckdb", "vl_convert"],
+        ["optimizer", "FORWARD", "times.jsonl", "mlflow ui", "wandb sync", "over the run", "run-keras.html"],
     ),
 }
 

@@ -48,7 +48,11 @@ class Over:
             | {"rank": row["rank"], "what": f"step {row['at']}"}
             for row in spikes
         ]
-        layers: list[dict[str, Any]] = [_warm_up(context), _bars(parts, steps.width), _spikes(marked)]
+        layers: list[dict[str, Any]] = [
+            _warm_up(context),
+            _bars(parts, steps.width, _top(batches, spikes)),
+            _spikes(marked),
+        ]
         figure = Figure(
             "Time of a step, by its parts",
             f"The median step takes {format_time(median)}, the longest {format_time(longest / 1e9)}. "
@@ -115,7 +119,13 @@ def _parts(context: Context, steps: Steps, batches: list[dict[str, Any]]) -> lis
     return found
 
 
-def _bars(parts: list[dict[str, Any]], width: int) -> dict[str, Any]:
+def _top(batches: list[dict[str, Any]], spikes: list[dict[str, Any]]) -> float:
+    # Room for a mark over the longest step.
+    lengths: list[float] = [row["total"] / row["n"] for row in batches] + [row["longest"] for row in spikes]
+    return 1.08 * max(lengths) / 1e9
+
+
+def _bars(parts: list[dict[str, Any]], width: int, top: float) -> dict[str, Any]:
     return {
         "data": data(parts),
         "params": [ZOOM],
@@ -129,7 +139,8 @@ def _bars(parts: list[dict[str, Any]], width: int) -> dict[str, Any]:
                 "axis": {"title": "step", "format": "d", "grid": False, "tickMinStep": 1},
             },
             "x2": {"field": "end"},
-            "y": {"field": "s", "type": "quantitative", "stack": "zero", "axis": time_axis(None)},
+            "y": {"field": "s", "type": "quantitative", "stack": "zero", "axis": time_axis(None)}
+            | {"scale": {"domain": [0, rounded(top)], "nice": False}},
             "order": {"field": "order"},
             "color": colour_by_datum(),
             "tooltip": tooltip(step="from step", region="region", time="mean"),
