@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from deep500_timing._across.contract import check_transport
     from deep500_timing._across.gather import Gatherer, find_transport, gather
     from deep500_timing._across.gathered import Gathered, GatheredRegion, OverRanks
+    from deep500_timing._across.late import Stragglers, WhatIf
     from deep500_timing._across.live import LiveReport
     from deep500_timing._across.mpi import MpiTransport
+    from deep500_timing._across.stragglers import find_stragglers
     from deep500_timing._across.transport import AloneTransport, FolderTransport, StoreTransport, Transport
 
 __all__ = [
@@ -33,8 +35,11 @@ __all__ = [
     "MpiTransport",
     "OverRanks",
     "StoreTransport",
+    "Stragglers",
     "Transport",
+    "WhatIf",
     "check_transport",
+    "find_stragglers",
     "find_transport",
     "gather",
 ]
@@ -50,8 +55,11 @@ _LAZY = {
     "MpiTransport": "deep500_timing._across.mpi",
     "OverRanks": "deep500_timing._across.gathered",
     "StoreTransport": "deep500_timing._across.transport",
+    "Stragglers": "deep500_timing._across.late",
     "Transport": "deep500_timing._across.transport",
+    "WhatIf": "deep500_timing._across.late",
     "check_transport": "deep500_timing._across.contract",
+    "find_stragglers": "deep500_timing._across.stragglers",
     "find_transport": "deep500_timing._across.gather",
     "gather": "deep500_timing._across.gather",
 }

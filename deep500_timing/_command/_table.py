@@ -18,6 +18,7 @@ COMMANDS: dict[str, Entry] = {
     "show": Entry("show", "Show where the time of a run went."),
     "why": Entry("why", "Say why a step took as long as it did."),
     "report": Entry("report", "Write a run as one HTML page that works offline."),
+    "stragglers": Entry("stragglers", "Say which rank the others wait for, and why."),
     "timeline": Entry("timeline", "Write a run as a timeline, for Perfetto or Chrome."),
     "plot": Entry("plot", "Draw the charts of the report as pictures."),
 }

@@ -1,0 +1,84 @@
+"""What gathered reports say of the ranks, window by window, for the judgement on who is late."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from deep500_timing._across.late import REST, Steps
+from deep500_timing._summary.snapshot import CPU
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from deep500_timing._across.gathered import Gathered
+
+    Floats = NDArray[np.float64]
+
+PHASES = ("IO", "FORWARD", "BACKWARD", "OPTIMIZER", "COMM")
+"""Regions that a step is made of. A snapshot does not say what lies inside what, so others are not looked at."""
+MEETING = ("COMM", "BACKWARD")
+LEAST_WINDOWS = 6
+"""Windows that a verdict needs; each is the mean of many steps."""
+
+
+class NoWindowsError(ValueError):
+    """Reports do not have what a judgement needs; the text says what."""
+
+
+def windows_of(reports: Sequence[Gathered]) -> Steps:
+    """Reports of one window each (differences of snapshots), in the order of time; ranks that are in all of them.
+
+    Raises:
+        NoWindowsError: Fewer than two ranks are in all, or no region says how many steps there were or where they meet.
+    """
+    import numpy as np
+
+    reports = [report for report in reports if report.values is not None and report.get("BATCH") is not None]
+    ranks = sorted(set.intersection(*(set(report.ranks) for report in reports))) if reports else []
+    if len(ranks) < 2:
+        raise NoWindowsError("fewer than two ranks have times of BATCH in all of the reports")
+    names = [name for name in PHASES if any(report.get(name) for report in reports)]
+    meeting = next((name for name in MEETING if name in names), None)
+    if meeting is None:
+        raise NoWindowsError(f"no region says where the ranks meet: {' or '.join(MEETING)}")
+    times = np.array([[_mean_of_step(report, name, ranks) for name in names] for report in reports]).transpose(0, 2, 1)
+    batch = np.array([_mean_of_step(report, "BATCH", ranks) for report in reports])
+    # Whether IO lies inside BATCH is not said; where all of it fits in, it is taken to.
+    rest = batch - times.sum(axis=2)
+    if (rest < 0).any() and "IO" in names:
+        rest += times[:, :, names.index("IO")]
+    place = names.index(meeting)
+    waited = times[:, :, place] - times[:, :, place].min(axis=1, keepdims=True)
+    own = times.copy()
+    own[:, :, place] -= waited
+    first = reports[0]
+    host_of = dict(zip(first.ranks, first.hosts, strict=True))
+    return Steps(
+        ranks=tuple(ranks),
+        hosts=tuple(host_of[rank] for rank in ranks),
+        numbers=tuple(place if report.step is None else report.step for place, report in enumerate(reports)),
+        regions=(*names, REST),
+        lateness=-waited,
+        own=np.concatenate((own, np.maximum(rest, 0.0)[:, :, None]), axis=2),
+        step_s=float(np.median(batch)),
+        met_at=meeting,
+        least=LEAST_WINDOWS,
+    )
+
+
+def _mean_of_step(report: Gathered, name: str, ranks: list[int]) -> Floats:
+    # A region's time for each BATCH, of the ranks in order; 0 where it has none.
+    import numpy as np
+
+    assert report.values is not None
+    columns = {(region.name, region.device): place for place, region in enumerate(report.regions)}
+    rows = np.searchsorted(np.array(report.ranks), ranks)
+    batches = report.values["count"][rows, columns["BATCH", CPU]]
+    place = columns.get((name, CPU))
+    if place is None:
+        return np.zeros(len(ranks))
+    total = np.nan_to_num(report.values["count"][rows, place] * report.values["mean"][rows, place])
+    return np.asarray(total / np.maximum(np.nan_to_num(batches), 1))

@@ -1,0 +1,198 @@
+"""What a run says of its ranks, step by step, for the judgement on who is late."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from deep500_timing._across.late import REST, Steps
+from deep500_timing._ground.require import require
+from deep500_timing.runs._nest import split_path
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from deep500_timing.runs import Run
+
+    Floats = NDArray[np.float64]
+
+MEETING = ("all_", "allreduce", "allgather", "alltoall", "barrier", "ddp_", "inference_all_", "reduce_scatter")
+"""How the names of operations begin that no rank leaves before every rank has come."""
+IMPLIED = ("COMM", "BACKWARD")
+"""Regions in which ranks meet if no operation is recorded: communication, else what sums the gradients."""
+_WARM_UP = 2
+"""Steps at the beginning that are not looked at."""
+_ALIKE = 0.5
+"""Ranks that meet have steps of one length: these differ by less than so much of what the waits differ by."""
+
+
+class NoStepsError(ValueError):
+    """A run does not have what a judgement needs; the text says what."""
+
+
+class _Phases(NamedTuple):
+    names: list[str]
+    steps: list[int]
+    times: Floats
+    """Shape ``(steps, ranks, phases)``, in seconds."""
+    periods: Floats
+    """Shape ``(steps, ranks)``: from the beginning of a step to that of the next one."""
+
+
+def steps_of_run(run: Run, *, session: int | None = None) -> Steps:
+    """The steps that every rank has.
+
+    Args:
+        run: The run.
+        session: Which start of the ranks; the last that all have if None.
+
+    Raises:
+        NoStepsError: There is one rank, or the ranks have no steps in common, or nothing says where they meet.
+    """
+    import numpy as np
+
+    logs = run.table("logs").rows()
+    ranks = sorted({int(row["rank"]) for row in logs})
+    if len(ranks) < 2:
+        raise NoStepsError("the run has one rank")
+    if session is None:
+        session = min(max(int(row["session"]) for row in logs if row["rank"] == rank) for rank in ranks)
+    hosts = {int(row["rank"]): row["host"] or "" for row in logs if row["session"] == session}
+    phases = _phases(run, ranks, session)
+    waits, lateness, met_at = _meetings(run, ranks, session, phases)
+    if met_at == "":
+        waits, lateness, met_at = _implied(phases)
+    own = np.maximum(phases.times - waits[:, :, :-1], 0.0)
+    rest = np.maximum(phases.periods - phases.times.sum(axis=2) - waits[:, :, -1], 0.0)
+    return Steps(
+        ranks=tuple(ranks),
+        hosts=tuple(hosts.get(rank, "") for rank in ranks),
+        numbers=tuple(phases.steps),
+        regions=(*phases.names, REST),
+        lateness=lateness,
+        own=np.concatenate((own, rest[:, :, None]), axis=2),
+        step_s=float(np.median(phases.periods)),
+        met_at=met_at,
+    )
+
+
+def _phases(run: Run, ranks: list[int], session: int) -> _Phases:
+    # What a step is made of: the regions directly inside BATCH, and those beside it; without BATCH the outermost.
+    import numpy as np
+
+    nw = require("narwhals", extra="runs", caller="Looking for who is late")
+    frame = run.intervals(session=session).frame.filter((nw.col("device") == "CPU") & ~nw.col("step").is_null())
+    grouped = frame.group_by("rank", "path", "step").agg(nw.col("dur_ns").sum().cast(nw.Int64).alias("total"))
+    rows = grouped.collect("pyarrow").to_native().to_pylist()
+    paths = {row["path"] for row in rows}
+    batches = {path for path in paths if split_path(path)[-1] == "BATCH"}
+    around = {tuple(split_path(path)[:-1]) for path in batches}
+    inside = {tuple(split_path(path)) for path in batches}
+    label: dict[str, str] = {}
+    for path in paths - batches:
+        parts = tuple(split_path(path))
+        if (batches and (parts[:-1] in inside or parts[:-1] in around)) or (not batches and len(parts) == 1):
+            label[path] = parts[-1]
+    starts: dict[int, dict[int, int]] = {rank: {} for rank in ranks}
+    for row in run.steps(session=session).rows():
+        starts[int(row["rank"])].setdefault(int(row["step"]), int(row["start_ns"]))
+    common = sorted(set.intersection(*(set(of_rank) for of_rank in starts.values())))[_WARM_UP:]
+    # The length of the last one is not known; a step after a gap is no neighbour.
+    steps = [step for step in common if all(step + 1 in starts[rank] for rank in ranks)]
+    if not steps:
+        raise NoStepsError(
+            "the ranks have no steps in common; time each as TimeType.BATCH, or number them with timer.step(n)"
+        )
+    names = sorted(set(label.values()))
+    times = np.zeros((len(steps), len(ranks), len(names)))
+    step_at = {step: place for place, step in enumerate(steps)}
+    rank_at = {rank: place for place, rank in enumerate(ranks)}
+    name_at = {name: place for place, name in enumerate(names)}
+    for row in rows:
+        name, place = label.get(row["path"]), step_at.get(row["step"])
+        if name is not None and place is not None:
+            times[place, rank_at[row["rank"]], name_at[name]] += row["total"] / 1e9
+    periods = np.array([[starts[rank][step + 1] - starts[rank][step] for rank in ranks] for step in steps]) / 1e9
+    return _Phases(names, steps, times, periods)
+
+
+def _meetings(run: Run, ranks: list[int], session: int, phases: _Phases) -> tuple[Floats, Floats, str]:
+    # Waits by step, rank and phase (the last is outside of all), and how late each came; where they meet in words, ""
+    # if nothing says.
+    import numpy as np
+
+    waits = np.zeros((len(phases.steps), len(ranks), len(phases.names) + 1))
+    lateness = np.zeros(waits.shape[:2])
+    rank_at = {rank: place for place, rank in enumerate(ranks)}
+    found: dict[tuple[str, int], dict[int, tuple[int, int, str]]] = {}
+    for row in run.table("collectives").rows():
+        if row["session"] == session and row["sequence"] >= 0 and str(row["op"]).startswith(MEETING):
+            here = found.setdefault((row["group"] or "", int(row["sequence"])), {})
+            here[rank_at[row["rank"]]] = (int(row["start_ns"]), int(row["dur_ns"]), row["op"])
+    # Groups of all ranks: in smaller ones the late are late for some only.
+    complete = [by_rank for by_rank in found.values() if len(by_rank) == len(ranks)]
+    if not complete:
+        return waits, lateness, ""
+    complete.sort(key=lambda by_rank: by_rank[0][0])
+    starts = np.array([[by_rank[n][0] for n in range(len(ranks))] for by_rank in complete])
+    lengths = np.array([[by_rank[n][1] for n in range(len(ranks))] for by_rank in complete])
+    steps, places = _where(run, ranks[0], session, phases, starts[:, 0])
+    waited = (lengths - lengths.min(axis=1, keepdims=True)) / 1e9
+    ends = starts + lengths
+    last = len(starts) - 1
+    for place in range(len(starts)):
+        if steps[place] < 0:
+            continue
+        # Operations under way at the same time are one meeting, whose last shows how late each was by then.
+        following = min(place + 1, last)
+        alike = steps[following] == steps[place] and places[following] == places[place]
+        if place < last and alike and (starts[following] < ends[place]).any():
+            continue
+        waits[steps[place], :, places[place]] += waited[place]
+        lateness[steps[place]] -= waited[place]
+    return waits, lateness, "collective operations"
+
+
+def _where(run: Run, rank: int, session: int, phases: _Phases, times: Any) -> tuple[Any, Any]:
+    # In which step and phase each moment of a rank lies: as indices, -1 for a step that is not looked at.
+    import numpy as np
+
+    nw = require("narwhals", extra="runs", caller="Looking for who is late")
+    step_at = {step: place for place, step in enumerate(phases.steps)}
+    name_at = {name: place for place, name in enumerate(phases.names)}
+    begins = sorted((int(row["start_ns"]), int(row["step"])) for row in run.steps(rank=rank, session=session).rows())
+    at = np.searchsorted([begin for begin, _ in begins], times, side="right") - 1
+    steps = np.array([step_at.get(begins[place][1], -1) if place >= 0 else -1 for place in at.tolist()])
+    places = np.full(len(times), len(phases.names))
+    frame = run.intervals(rank=rank, session=session).frame.filter(nw.col("device") == "CPU")
+    for name, place in name_at.items():
+        rows = frame.filter(nw.col("region") == name).select("start_ns", "dur_ns").collect("pyarrow").to_native()
+        order = np.argsort(rows["start_ns"].to_numpy(), kind="stable")
+        starts = rows["start_ns"].to_numpy()[order]
+        ends = starts + rows["dur_ns"].to_numpy()[order]
+        which = np.searchsorted(starts, times, side="right") - 1
+        inside = (which >= 0) & (times < ends[np.maximum(which, 0)])
+        places[inside] = place
+    return steps, places
+
+
+def _implied(phases: _Phases) -> tuple[Floats, Floats, str]:
+    import numpy as np
+
+    shape = (len(phases.steps), phases.times.shape[1], len(phases.names) + 1)
+    for name in IMPLIED:
+        if name not in phases.names:
+            continue
+        place = phases.names.index(name)
+        column = phases.times[:, :, place]
+        waited = column - column.min(axis=1, keepdims=True)
+        lengths = np.median(phases.periods.std(axis=1))
+        if lengths > _ALIKE * np.median(waited.std(axis=1)):
+            continue
+        waits = np.zeros(shape)
+        waits[:, :, place] = waited
+        return waits, -waited, name
+    raise NoStepsError(
+        "nothing says where the ranks meet: no collective operation is recorded (deep500_timing_torch.comm), and no "
+        f"region {' or '.join(IMPLIED)} is shorter on ranks that come late"
+    )

@@ -1,0 +1,315 @@
+"""Who is late, and why: in simulated trainings, in runs of several ranks, and in reports that were gathered."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.straggler_worlds import PLACES, SHARES, own_times, seen, world
+from deep500_timing import Timer
+from deep500_timing._across.late import REST, judge
+from deep500_timing._across.merge import Merger
+from deep500_timing._across.packed import pack_snapshot
+from deep500_timing._command._app import app
+from deep500_timing.ranks import Stragglers, find_stragglers
+from deep500_timing.runs import Run, RunLog
+from deep500_timing.testing import ManualClock
+
+
+def training(delays=(), *, ranks=8, steps=200, seed=1):
+    """A training in which something was added to own times: functions of them."""
+    own = own_times(np.random.default_rng([seed, 77]), ranks, steps)
+    for delay in delays:
+        delay(own)
+    return judge(seen(own))
+
+
+@settings(max_examples=40)
+@given(st.integers(2000, 10**6), st.sampled_from([8, 24]), st.sampled_from([0.08, 0.3]))
+def test_the_late_rank_and_its_cause(seed, ranks, delay):
+    """In any world the rank that is late by 8 % of a step or more is named, no other, and the region as well."""
+    steps, late, place = world(seed, ranks, delay)
+    found = judge(steps)
+    assert ((late,), "rank", place) == (found.ranks, found.kind, found.region)
+    assert delay == pytest.approx(found.lateness_s, rel=0.5)
+
+
+def test_nobody_is_named_where_nobody_is_late():
+    """Of forty worlds without a late rank at most one has one named; the benchmark has the share of a thousand."""
+    named = [judge(world(seed, ranks, 0.0)[0]).ranks for seed in range(20) for ranks in (8, 32)]
+    assert sum(bool(ranks) for ranks in named) <= 1
+
+
+def test_in_backward_nothing_but_who_waits_tells():
+    """A delay inside BACKWARD, where all ranks' times are alike with the wait in them, is found by own times alone."""
+    steps, late, _ = next(found for found in (world(seed, 8, 0.1) for seed in range(100)) if found[2] == "BACKWARD")
+    as_timed = steps.own[:, :, 2] + steps.lateness.max(axis=1, keepdims=True) - steps.lateness
+    spread = np.median(as_timed, axis=0)
+    assert spread.max() - spread.min() < 0.5 * 0.1
+    assert ((late,), "BACKWARD", "compute") == (judge(steps).ranks, judge(steps).region, judge(steps).cause)
+
+
+def test_a_machine_is_late():
+    """All ranks of one machine come late: it is the machine that is named."""
+
+    def slow(own):
+        own[:, 8:16, 1] += 0.1
+
+    found = training([slow], ranks=32)
+    assert ("node", "host1", "FORWARD") == (found.kind, found.host, found.region)
+    assert set(range(8, 16)) == set(found.ranks)
+    assert "The machine host1 is late, its ranks" in str(found)
+
+
+def test_two_ranks_are_late():
+    """Two ranks of different machines are named, the later one first."""
+
+    def slow(own):
+        own[:, 3, 1] += 0.1
+        own[:, 20, 0] += 0.2
+
+    found = training([slow], ranks=32)
+    assert ("ranks", (20, 3), "IO", None) == (found.kind, found.ranks, found.region, found.host)
+
+
+def test_a_slow_step_for_everybody_is_nobodys():
+    """Steps that are slow on all ranks alike name nobody, and are listed; one that a rank made slow is that rank's."""
+
+    def slow(own):
+        own[:] = np.minimum(own, 1.1 * SHARES)
+        own[50:60] *= 2
+        own[100, 5, 1] += 2
+
+    found = training([slow])
+    assert ("nobody", ()) == (found.kind, found.ranks)
+    assert dict.fromkeys(range(50, 60)) | {100: 5} == found.slow_steps
+    assert "slow for every rank alike" in str(found)
+    assert "Step 100 was slow because of rank 5." in str(found)
+
+
+def test_lateness_that_grows_is_drift():
+    """A device that slows down all along is late, and its lateness grows; one that became slow is late since then."""
+
+    def drifts(own):
+        own[:, 2, 2] += np.linspace(0, 0.3, len(own))
+
+    found = training([drifts])
+    assert ((2,), True, None) == (found.ranks, found.grows, found.since)
+
+    def begins(own):
+        own[150:, 2, 2] += 0.2
+
+    found = training([begins])
+    assert ((2,), False) == (found.ranks, found.grows)
+    assert 125 <= found.since <= 150
+
+
+def test_a_rank_that_was_late_for_a_moment_is_not_late():
+    """A tenth of the steps does not make a straggler, however slow."""
+
+    def stalls(own):
+        own[80:100, 4, 0] += 1.0
+
+    assert () == training([stalls]).ranks
+
+
+def test_what_if():
+    """Without the late rank a step is shorter by what the others waited for it; alike ranks cost what is left."""
+
+    def slow(own):
+        own[:, 6, 1] += 0.25
+
+    found, without = training([slow]), training()
+    assert 0.25 == pytest.approx(found.what_if.without_rank_s + without.what_if.all_alike_s, rel=0.2)
+    assert found.what_if.all_alike_s > found.what_if.without_rank_s
+
+
+def test_abstentions_say_why():
+    """Too few steps, steps that are all alike, one rank: nobody is named, with the reason."""
+    steps, *_ = world(1, 8, 0.3)
+    few = replace(steps, lateness=steps.lateness[:10], own=steps.own[:10], numbers=steps.numbers[:10])
+    assert "Nobody can tell who is late: 10 steps are too few, 16 are the least." in str(judge(few))
+    alike = judge(replace(steps, lateness=np.repeat(steps.lateness[:10], 20, axis=0)))
+    assert "unknown" == alike.kind
+    assert "200 steps in which neighbours are alike count as" in alike.reason
+    alone = replace(steps, ranks=(0,), lateness=steps.lateness[:, :1], own=steps.own[:, :1])
+    assert ("unknown", "there is one rank") == (judge(alone).kind, judge(alone).reason)
+
+
+def test_a_cause_that_the_regions_do_not_show():
+    """Who is late by what no region has is named without a cause."""
+    steps, late, _ = world(3, 8, 0.2)
+    blind = replace(steps, own=own_times(np.random.default_rng(5), 8, 200))
+    found = judge(blind)
+    assert ((late,), None, None) == (found.ranks, found.region, found.cause)
+    assert "Its regions do not say why" in str(found)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_few_ranks(ranks):
+    """With two or three ranks there is no scale of the others: chance and jitter decide."""
+
+    def slow(own):
+        own[:, 1, 1] += 0.1
+
+    assert ((1,), "FORWARD") == (training([slow], ranks=ranks).ranks, training([slow], ranks=ranks).region)
+
+
+def test_scores_under_the_names_of_nvidia():
+    """The fastest rank has 1, one that takes twice as long a half; one that has slowed down is below its own best."""
+
+    def slow(own):
+        own[:, 1, 1] *= 2
+        own[100:, 3, 0] *= 4
+
+    scores = training([slow]).nvrx_scores()
+    relative = scores["section_relative_perf_scores"]["FORWARD"]
+    assert 1.0 == max(relative.values())
+    assert 0.5 == pytest.approx(relative[1], rel=0.06)
+    assert 0.25 == pytest.approx(scores["section_individual_perf_scores"]["IO"][3], rel=0.1)
+
+
+# --- from a run -----------------------------------------------------------------------------------------------------
+
+ORDER = ("IO", "FORWARD", "BACKWARD", "COMM")
+
+
+def write_run(folder, own, *, collectives=True, ranks=None):
+    """Logs of ranks that meet at the end of BACKWARD and in COMM, from their own times in s."""
+    steps, ranks = own.shape[0], own.shape[1] if ranks is None else ranks
+    clocks = [ManualClock() for _ in range(ranks)]
+    timers = [Timer(clock=clock) for clock in clocks]
+    logs = [RunLog(folder, timer, rank=rank, flush_s=None) for rank, timer in enumerate(timers)]
+    for clock, rank in zip(clocks, range(ranks), strict=True):
+        clock.advance(1000.0 * rank)  # No two ranks need a common clock.
+    begun = np.zeros(ranks)
+    for step in range(steps):
+        first = begun + own[step, :ranks, :3].sum(axis=1)
+        met = first.max() + 0.001
+        second = met + own[step, :ranks, 3]
+        left = second.max() + 0.001
+        for rank, (clock, timer, log) in enumerate(zip(clocks, timers, logs, strict=True)):
+            timer.step(step)
+            with timer.region("BATCH"):
+                for place, name in enumerate(ORDER[:3]):
+                    with timer.region(name):
+                        clock.advance(own[step, rank, place])
+                        if name == "BACKWARD":
+                            at = timer.now_ns()
+                            clock.advance(met - first[rank])
+                            if collectives:
+                                log.collective("all_reduce", at, timer.now_ns(), group="world", sequence=2 * step)
+                with timer.region("COMM"):
+                    clock.advance(own[step, rank, 3])
+                    at = timer.now_ns()
+                    clock.advance(left - second[rank])
+                    if collectives:
+                        log.collective("barrier", at, timer.now_ns(), group="world", sequence=2 * step + 1)
+                clock.advance(own[step, rank, 4])
+            begun[rank] = left + own[step, rank, 4]
+    for log in logs:
+        log.close()
+
+
+def own_of(place=None, *, steps=60, seed=4):
+    """Own times of six ranks; rank 4 takes 12 % of a step longer in one place."""
+    own = own_times(np.random.default_rng([seed, 9]), 6, steps)
+    if place is not None:
+        own[:, 4, PLACES.index(place)] += 0.12
+    return own
+
+
+@pytest.mark.parametrize("place", ["BACKWARD", "IO", REST])
+def test_a_run_names_the_rank_and_the_cause(tmp_path, place):
+    """From the waits in its collectives, whatever the ranks' clocks say; in BACKWARD, where all times agree, too."""
+    write_run(tmp_path, own_of(place))
+    with Run.open(tmp_path) as run:
+        found = find_stragglers(run)
+        if place == "BACKWARD":
+            times = run.sql(
+                "select rank, median(dur_ns) as took from intervals where region = 'BACKWARD' group by rank order by 1"
+            ).rows()
+            assert max(row["took"] for row in times) == pytest.approx(min(row["took"] for row in times), rel=0.1)
+    assert ("rank", (4,), place) == (found.kind, found.ranks, found.region)
+    assert 0.12 == pytest.approx(found.lateness_s, rel=0.2)
+    assert "collective operations" == found.met_at
+    result = CliRunner().invoke(app, ["stragglers", str(tmp_path)])
+    assert 0 == result.exit_code
+    assert "Rank 4 is late by" in result.output
+    assert "section_relative_perf_scores" in CliRunner().invoke(app, ["stragglers", str(tmp_path), "--scores"]).output
+
+
+def test_a_run_without_collectives(tmp_path):
+    """Regions in which ranks meet serve as well: who is late before them is named; what is inside them is not seen."""
+    write_run(tmp_path / "forward", own_of("FORWARD"), collectives=False)
+    own = own_of()
+    own[:, :, 3] = SHARES[3]  # COMM is but the wait, as where nobody does anything of his own in it.
+    own[:, 4, 1] += 0.12
+    write_run(tmp_path / "comm", own, collectives=False)
+    with Run.open(tmp_path / "forward") as run:
+        assert find_stragglers(run).kind in ("rank", "unknown", "nobody")
+    with Run.open(tmp_path / "comm") as run:
+        assert find_stragglers(run).ranks in ((4,), ())
+
+
+def test_a_run_that_cannot_tell(tmp_path):
+    """One rank, or ranks that never meet: nobody is named, and the reason is said."""
+    write_run(tmp_path / "one", own_of(steps=20), ranks=1)
+    with Run.open(tmp_path / "one") as run:
+        assert "the run has one rank" == find_stragglers(run).reason
+    for rank in range(2):
+        clock = ManualClock()
+        timer = Timer(clock=clock)
+        log = RunLog(tmp_path / "apart", timer, rank=rank, flush_s=None)
+        for _ in range(30):
+            with timer.region("BATCH"):
+                clock.advance(1.0 + rank)
+        log.close()
+    with Run.open(tmp_path / "apart") as run:
+        assert "nothing says where the ranks meet" in find_stragglers(run).reason
+
+
+# --- from reports ---------------------------------------------------------------------------------------------------
+
+
+def report_of(own, step):
+    """The report of one window, from own times of shape (steps, ranks, places); ranks meet in COMM."""
+    merger = Merger()
+    arrived = own[:, :, [0, 1, 2, 4]].sum(axis=2)
+    wait = arrived.max(axis=1, keepdims=True) - arrived
+    for rank in range(own.shape[1]):
+        clock = ManualClock()
+        timer = Timer(clock=clock)
+        for number in range(len(own)):
+            with timer.region("BATCH"):
+                for place, name in enumerate(("IO", "FORWARD", "BACKWARD")):
+                    with timer.region(name):
+                        clock.advance(own[number, rank, place])
+                clock.advance(own[number, rank, 4])
+                with timer.region("COMM"):
+                    clock.advance(wait[number, rank] + SHARES[3])
+        merger.add({rank: pack_snapshot(timer.snapshot())})
+    return merger.gathered(range(own.shape[1]), step=step)
+
+
+@pytest.mark.parametrize("place", ["FORWARD", REST])
+def test_reports_name_the_rank_while_it_trains(place):
+    """The same judgement from a few windows that were gathered."""
+    own = own_times(np.random.default_rng(11), 8, 160)
+    own[:, 5, PLACES.index(place)] += 0.15
+    windows = [report_of(part, number) for number, part in enumerate(np.split(own, 8))]
+    found = find_stragglers(windows)
+    assert ("rank", (5,), place) == (found.kind, found.ranks, found.region)
+    assert "COMM" == found.met_at
+    assert "6 are the least" in find_stragglers(windows[:3]).reason
+
+
+def test_reports_that_cannot_tell():
+    """No reports, and reports of one rank."""
+    assert "fewer than two ranks" in find_stragglers([]).reason
+    assert isinstance(find_stragglers([report_of(own_of()[:8, :1], 0)]), Stragglers)
