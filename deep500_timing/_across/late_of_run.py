@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from deep500_timing._across.late import REST, Steps
 from deep500_timing._ground.require import require
-from deep500_timing.runs._nest import split_path
+from deep500_timing._summary.nesting import split_path
 
 if TYPE_CHECKING:
     import numpy as np
