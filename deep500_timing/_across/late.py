@@ -20,10 +20,11 @@ Checked over thousands of simulated worlds in ``benchmarks/stragglers.py``.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
+from deep500_timing._across.verdict import SLOW_STEP, Stragglers, WhatIf
 from deep500_timing._ranks.stragglers import LEAST_OPERATIONS, autocorrelation_time, find_late_rank
 
 if TYPE_CHECKING:
@@ -40,8 +41,6 @@ EXPLAINED = 0.5
 """What of a lateness its cause explains at least."""
 LEAST_WINDOWS = 0.6
 """In what share of the windows a rank must be late."""
-SLOW_STEP = 1.5
-"""A step so many times as long as the median is a slow one."""
 FEW_RANKS = 4
 """Below so many ranks the others are too few for a scale: chance and jitter decide, see ``find_late_rank``."""
 _WINDOWS = 8
@@ -55,7 +54,7 @@ CAUSES = {
     "OPTIMIZER": "compute",
     "COMM": "communication",
 }
-"""What a region is, by its name; any other, and what lies outside all regions, is the host's."""
+"""What a region is, by its name in capitals; any other, and what lies outside all regions, is the host's."""
 REST = "the rest"
 """The name of what lies outside all regions."""
 
@@ -80,72 +79,6 @@ class Steps:
     """Where they meet, in words."""
     least: int = LEAST_OPERATIONS
     """Steps that count as independent which a verdict needs."""
-
-
-@dataclass(frozen=True, slots=True)
-class WhatIf:
-    """How much faster steps had been, if each ends for all when the last rank comes and nothing else differed."""
-
-    without_rank_s: float
-    """For each step on average, had the late ranks been late by no more than the others typically are."""
-    all_alike_s: float
-    """Had every rank come with the median of them, in each step: all that waiting costs."""
-
-
-@dataclass(frozen=True)
-class Stragglers:
-    """Who is late, and why. As a text it is sentences. Times are in seconds for a step."""
-
-    kind: str
-    """``"rank"``, ``"ranks"``, ``"node"``, ``"nobody"``, or ``"unknown"`` where the data do not say."""
-    ranks: tuple[int, ...] = ()
-    """The late ones, the latest first."""
-    host: str | None = None
-    """Their machine, if it is the machine that is late."""
-    region: str | None = None
-    """Whose excess explains it; None if none does."""
-    cause: str | None = None
-    """What that region is: ``"IO"``, ``"compute"``, ``"communication"`` or ``"host"``."""
-    lateness_s: float = 0.0
-    """How much later than the median of the others the latest one typically came."""
-    excess_s: float = 0.0
-    """How much longer its region took than the median of ranks."""
-    bound_s: float = 0.0
-    """From which lateness on a rank is called late here."""
-    step_s: float = 0.0
-    steps: int = 0
-    """How many were looked at."""
-    since: int | None = None
-    """From which step on it is late; None if from the first."""
-    grows: bool = False
-    """Whether its lateness grows: drift, such as a device that heats up."""
-    what_if: WhatIf | None = None
-    slow_steps: dict[int, int | None] = field(default_factory=dict)
-    """Steps that took :data:`SLOW_STEP` times the median or more: which rank the others waited for, or None if it was
-    slow for everybody."""
-    reason: str = ""
-    """Why nobody is named."""
-    met_at: str = ""
-    relative: dict[str, dict[int, float]] = field(default_factory=dict, repr=False)
-    """For each region, for each rank, the fastest rank's own time over its own: 1 for the fastest."""
-    individual: dict[str, dict[int, float]] = field(default_factory=dict, repr=False)
-    """For each region, for each rank, its best window's own time over its last one's: below 1 where it has slowed."""
-
-    def nvrx_scores(self) -> dict[str, dict[str, dict[int, float]]]:
-        """Scores under the names that NVIDIA's resiliency extension has for them.
-
-        They are of own times, without waiting for others; there they are of sections and kernels as timed.
-        """
-        return {
-            "section_relative_perf_scores": self.relative,
-            "section_individual_perf_scores": self.individual,
-        }
-
-    def __str__(self) -> str:
-        """A few lines."""
-        from deep500_timing._across.late_text import sentences
-
-        return "\n".join(sentences(self))
 
 
 def judge(steps: Steps) -> Stragglers:
@@ -193,7 +126,7 @@ def judge(steps: Steps) -> Stragglers:
         ranks=tuple(steps.ranks[rank] for rank in named),
         host=machine,
         region=region,
-        cause=None if region is None else CAUSES.get(region.partition("/")[0], "host"),
+        cause=None if region is None else CAUSES.get(region.upper(), "host"),
         lateness_s=found.lateness[named[0]],
         excess_s=excess,
         bound_s=found.bound,

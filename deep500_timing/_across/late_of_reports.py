@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
-PHASES = ("IO", "FORWARD", "BACKWARD", "OPTIMIZER", "COMM")
+PHASES = ("IO", "FORWARD", "BACKWARD", "OPTIMIZER", "optimizer", "COMM")
 """Regions that a step is made of. A snapshot does not say what lies inside what, so others are not looked at."""
 MEETING = ("COMM", "BACKWARD")
 LEAST_WINDOWS = 6

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._across.late import Steps, Stragglers, judge
+from deep500_timing._across.late import Steps, judge
+from deep500_timing._across.verdict import Stragglers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,0 +1,234 @@
+"""One clock for the hosts of a job: how each rank's clock lies to that of the reference, with the uncertainty.
+
+A rank reads its clock, asks the reference for its own, and reads again. The reference answered between the two readings
+whatever the way there and back took, so its time minus this clock's lies between ``reference - received`` and
+``reference - sent``: bounds that hold, not an estimate that assumes a symmetric way. A burst of such round trips, in
+which no clock drifts noticeably, has bounds that all of them obey; its middle is the offset, half its width the
+uncertainty (Cristian, "Probabilistic clock synchronization", 1989). Between bursts the offset is taken to change
+evenly, by which a constant drift is removed; a drift that changes widens the uncertainty by what it changes.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+import time
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from deep500_timing._ground.warn import warn_once
+from deep500_timing._ranks.exchange import DEADLINE_S, pauses
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    import numpy as np
+    from numpy.typing import ArrayLike, NDArray
+
+    from deep500_timing._across.transport import Transport
+
+TABLE = "clock_readings"
+"""The table of a run that has the round trips: ``time_ns`` (of the first reading), ``received_ns``, ``reference_ns``,
+``burst``, ``reference``."""
+MOST_DRIFT = 1e-4
+"""By how much two clocks may drift apart where only one burst is known: 50 ppm each, of opposite signs."""
+BURST = 8
+_APART_NS = 1_000_000_000
+"""Round trips that lie closer together than this are one burst."""
+_QUICK_S = 0.0005
+_PACKED = struct.Struct("<q")
+
+
+class Reading(NamedTuple):
+    """One round trip, in nanoseconds."""
+
+    sent_ns: int
+    """On this rank's clock, before asking."""
+    reference_ns: int
+    """On the reference's, while it answered."""
+    received_ns: int
+    """On this rank's clock, after the answer."""
+
+
+class UncalibratedError(ValueError):
+    """A clock's place beside the reference is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClockFit:
+    """How a clock lies to the reference's. Times are in nanoseconds of the clock itself."""
+
+    at_ns: tuple[int, ...]
+    """The middles of the bursts."""
+    offset_ns: tuple[float, ...]
+    """The reference's time minus this clock's, then."""
+    half_width_ns: tuple[float, ...]
+    """By how much each may be wrong."""
+
+    @property
+    def drift(self) -> float | None:
+        """By how much the reference runs faster, as a share (1e-6 is 1 ppm); None if one burst is all that is known."""
+        if len(self.at_ns) < 2:
+            return None
+        return (self.offset_ns[-1] - self.offset_ns[0]) / (self.at_ns[-1] - self.at_ns[0])
+
+    def on_reference(self, times_ns: ArrayLike) -> NDArray[np.int64]:
+        """Times of this clock on the reference's, in ns, of the same shape."""
+        import numpy as np
+
+        times = np.asarray(times_ns, dtype=np.int64)
+        moved = times - self.at_ns[0]  # Doubles hold no nanoseconds since 1970.
+        return np.asarray(times + np.rint(self._offsets(moved)).astype(np.int64))
+
+    def uncertainty_ns(self, times_ns: ArrayLike) -> NDArray[np.float64]:
+        """By how much :meth:`on_reference` may be wrong, in ns, of the same shape."""
+        import numpy as np
+
+        moved = np.asarray(times_ns, dtype=np.int64) - self.at_ns[0]
+        at = np.array(self.at_ns, dtype=np.int64) - self.at_ns[0]
+        widths = np.array(self.half_width_ns)
+        inside = np.interp(moved, at, widths)
+        beyond = np.maximum(np.maximum(at[0] - moved, moved - at[-1]), 0)
+        if len(at) == 1:
+            return np.asarray(inside + MOST_DRIFT * beyond)
+        slopes = np.diff(self.offset_ns) / np.diff(at)
+        # What the drift changes from one stretch to the next it may have changed in between.
+        change = float(np.abs(np.diff(slopes)).max(initial=0.0))
+        distance = np.abs(moved[..., None] - at).min(axis=-1)
+        slope_error = float((widths[:-1] + widths[1:]).min() / np.diff(at).max()) if len(at) > 1 else 0.0
+        return np.asarray(inside + change * np.minimum(distance, np.diff(at).max()) + (slope_error + change) * beyond)
+
+    def _offsets(self, moved: Any) -> Any:
+        import numpy as np
+
+        at = np.array(self.at_ns, dtype=np.int64) - self.at_ns[0]
+        offsets = np.array(self.offset_ns)
+        base = offsets[0]
+        found = np.interp(moved, at, offsets - base)
+        drift = self.drift or 0.0
+        found = np.where(moved < 0, drift * moved, found)
+        found = np.where(moved > at[-1], offsets[-1] - base + drift * (moved - at[-1]), found)
+        return found + base
+
+
+IDENTICAL = ClockFit((0, 1), (0.0, 0.0), (0.0, 0.0))
+"""Of the reference itself."""
+
+
+def fit_clock(readings: Iterable[Reading]) -> ClockFit:
+    """How a clock lies to the reference's, from round trips in any order.
+
+    Raises:
+        UncalibratedError: There are none, or those of one burst contradict each other (a clock was stepped).
+    """
+    ordered = sorted(readings)
+    if not ordered:
+        raise UncalibratedError("no round trip to the reference is known")
+    bursts = [[ordered[0]]]
+    for before, reading in pairwise(ordered):
+        if reading.sent_ns - before.received_ns > _APART_NS:
+            bursts.append([])
+        bursts[-1].append(reading)
+    at, offsets, widths = [], [], []
+    for burst in bursts:
+        low = max(reading.reference_ns - reading.received_ns for reading in burst)
+        high = min(reading.reference_ns - reading.sent_ns for reading in burst)
+        length = burst[-1].received_ns - burst[0].sent_ns
+        slack = MOST_DRIFT * length
+        if low > high + slack:
+            raise UncalibratedError(
+                f"round trips within {length / 1e9:.1f} s contradict each other by {(low - high) / 1e6:.3f} ms: "
+                "a clock was stepped"
+            )
+        at.append(burst[0].sent_ns + length // 2)
+        offsets.append((low + high) / 2)
+        widths.append(abs(high - low) / 2 + slack)
+    return ClockFit(tuple(at), tuple(offsets), tuple(widths))
+
+
+class ClockExchange:
+    """Reads the reference's clock now and then, on a thread of its own, and hands on the round trips.
+
+    Rank 0 is the reference and answers; every rank makes one.
+
+    Args:
+        transport: What connects the ranks; this thread has it to itself.
+        now_ns: The clock: ``timer.now_ns``.
+        record: Called with each round trip and the number of its burst, on this thread.
+        every_s: Seconds between bursts.
+        name: Tells apart exchanges over one transport.
+        deadline_s: How long an answer is waited for.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        now_ns: Callable[[], int],
+        record: Callable[[Reading, int], object],
+        *,
+        every_s: float = 60.0,
+        name: str = "clock",
+        deadline_s: float = DEADLINE_S,
+    ) -> None:
+        """See the class."""
+        self._transport, self._now_ns, self._record = transport, now_ns, record
+        self._every_s, self._name, self._deadline_s = every_s, name, deadline_s
+        self._stop = threading.Event()
+        self.bursts = 0
+        """How many are through."""
+        work = self._answer if transport.rank == 0 else self._ask
+        self._thread = threading.Thread(target=self._run, args=(work,), name="deep500-timing clock", daemon=True)
+        self._thread.start()
+
+    def stop(self, timeout_s: float = 1.0) -> None:
+        """End it."""
+        self._stop.set()
+        self._thread.join(timeout_s)
+
+    def _run(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:
+            warn_once(
+                f"Clocks of hosts are not compared any more: {type(error).__name__}: {error}. The training goes on.",
+                about="clock exchange",
+            )
+
+    def _answer(self) -> None:
+        others = range(1, self._transport.world_size)
+        quick_until = 0.0
+        pause_s = _QUICK_S
+        while not self._stop.is_set():
+            asked = self._transport.take(f"{self._name}/ask", 0, others)
+            for sender, number in asked.items():
+                answer = _PACKED.pack(self._now_ns()) + number
+                self._transport.send(f"{self._name}/answer", sender, answer)
+            if asked:
+                quick_until = time.monotonic() + 0.2
+            # Who has asked once asks again at once; else it is looked for less and less often.
+            pause_s = _QUICK_S if time.monotonic() < quick_until else min(pause_s * 1.5, 0.1)
+            self._stop.wait(pause_s)
+
+    def _ask(self) -> None:
+        while not self._stop.is_set():
+            for number in range(BURST):
+                reading = self._round_trip(self.bursts * BURST + number)
+                if reading is not None:
+                    self._record(reading, self.bursts)
+            self.bursts += 1
+            self._stop.wait(self._every_s)
+
+    def _round_trip(self, number: int) -> Reading | None:
+        sent_ns = self._now_ns()
+        self._transport.send(f"{self._name}/ask", 0, _PACKED.pack(number))
+        until = time.monotonic() + self._deadline_s
+        for _ in pauses(until):
+            answer = self._transport.take(f"{self._name}/answer", self._transport.rank, [0]).get(0)
+            received_ns = self._now_ns()
+            # One that was given up may be answered later.
+            if answer is not None and _PACKED.unpack_from(answer, _PACKED.size)[0] == number:
+                return Reading(sent_ns, _PACKED.unpack_from(answer)[0], received_ns)
+            if self._stop.wait(_QUICK_S):
+                return None
+        return None

@@ -1,0 +1,138 @@
+"""One clock for several hosts: what is said of its uncertainty holds, and what is not known is not merged."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deep500_timing import Timer
+from deep500_timing._across.clocks import MOST_DRIFT, ClockExchange, Reading, UncalibratedError, fit_clock
+from deep500_timing.ranks import FolderTransport, clocks_of, keep_clocks
+from deep500_timing.runs import Run, RunLog
+from deep500_timing.testing import ManualClock
+
+S = 1_000_000_000
+
+
+def trips(rng, offset_ns, drift, moments_ns, *, burst=8, way_ns=1_000_000):
+    """Round trips of a clock that shows ``true * (1 + drift) + offset`` to a reference that shows true time."""
+    found = []
+
+    def shows(true_ns):
+        return round(true_ns * (1 + drift) + offset_ns)
+
+    for moment in moments_ns:
+        at = moment
+        for _ in range(burst):
+            there, back = rng.exponential(way_ns, 2) + 20_000
+            found.append(Reading(shows(at), round(at + there), shows(at + there + back)))
+            at += there + back + 100_000
+    return found
+
+
+def test_512_hosts_that_are_off_and_drift():
+    """Off by up to 5 s, drifting by up to 50 ppm: the ends of one collective coincide within what is said."""
+    rng = np.random.default_rng(512)
+    collectives = np.sort(rng.integers(0, 3600 * S, 200))
+    widest = 0.0
+    for _ in range(512):
+        offset, drift = rng.uniform(-5, 5) * S, rng.uniform(-50e-6, 50e-6)
+        fit = fit_clock(trips(rng, offset, drift, range(30 * S, 3600 * S, 400 * S), burst=5))
+        seen = np.rint(collectives * (1 + drift) + offset).astype(np.int64)
+        errors = np.abs(fit.on_reference(seen) - collectives)
+        said = fit.uncertainty_ns(seen)
+        assert (errors <= said + 1).all()
+        assert -drift == pytest.approx(fit.drift, abs=3e-6)
+        widest = max(widest, float(np.median(said)))
+    # What it is good for: the bound is of the order of a way there and back, not of seconds.
+    assert widest < 5e6
+
+
+@given(st.integers(-(10**12), 10**12), st.floats(-5e-5, 5e-5), st.integers(1, 4), st.integers(0, 2**32))
+def test_the_bounds_hold(offset, drift, bursts, seed):
+    """Whatever the ways there and back, and however few round trips there are."""
+    rng = np.random.default_rng(seed)
+    fit = fit_clock(trips(rng, offset, drift, [k * 100 * S for k in range(bursts)], burst=3))
+    true = np.arange(-50, 450, 7, dtype=np.int64) * S
+    seen = np.array([round(int(t) * (1 + drift) + offset) for t in true], dtype=np.int64)
+    assert (np.abs(fit.on_reference(seen) - true) <= fit.uncertainty_ns(seen) + 2).all()
+    assert (1 == bursts) == (fit.drift is None)
+
+
+def test_one_burst_knows_no_drift():
+    """The uncertainty grows with the distance from it, by the most that two clocks may drift apart."""
+    fit = fit_clock([Reading(0, 5 * S + 100, 200)])
+    assert [5 * S, 5 * S + 1] == fit.on_reference([0, 1]).tolist()
+    near, far = fit.uncertainty_ns([100, 1000 * S])
+    assert 100 == pytest.approx(near, abs=1)
+    assert MOST_DRIFT * 1000 * S == pytest.approx(far - near, rel=1e-3)
+
+
+def test_a_clock_that_was_stepped():
+    """Round trips that contradict each other, and none at all, are an error and no number."""
+    with pytest.raises(UncalibratedError, match="a clock was stepped"):
+        fit_clock([Reading(0, 100, 200), Reading(1000, S, 1200)])
+    with pytest.raises(UncalibratedError, match="no round trip"):
+        fit_clock([])
+
+
+def test_ranks_compare_their_clocks(tmp_path):
+    """Over a transport: every rank has round trips that bound how far its clock is off."""
+    transports = [FolderTransport(tmp_path, rank=rank, world_size=2) for rank in range(2)]
+    clocks = [Timer().now_ns, lambda: Timer().now_ns() + 7 * S]
+    found, enough = [], threading.Event()
+
+    def record(reading, burst):
+        found.append(reading)
+        if len(found) == 8:
+            enough.set()
+
+    exchanges = [
+        ClockExchange(transport, clock, record, every_s=60.0)
+        for transport, clock in zip(transports, clocks, strict=True)
+    ]
+    assert enough.wait(30)
+    for exchange in exchanges:
+        exchange.stop(10)
+    fit = fit_clock(found)
+    assert abs(-7 * S - fit.offset_ns[0]) <= fit.half_width_ns[0]
+
+
+def write_log(folder, rank, host, monkeypatch, readings=()):
+    """A log of a rank on a host, with the round trips that it has made."""
+    monkeypatch.setattr(socket, "gethostname", lambda: host)
+    timer = Timer()
+    log = RunLog(folder, timer, rank=rank, flush_s=None)
+    log.declare("clock_readings", time_ns="time", received_ns="int", reference_ns="int", burst="int", reference="int")
+    for reading in readings:
+        log.add("clock_readings", (reading.sent_ns, reading.received_ns, reading.reference_ns, 0, 0))
+    with timer.region("BATCH"):
+        pass
+    log.close()
+
+
+def test_logs_that_cannot_be_calibrated_are_named(tmp_path, monkeypatch):
+    """Ranks of the reference's host share its clock; others need round trips, their own or of a rank of their host."""
+    write_log(tmp_path, 0, "a", monkeypatch)
+    write_log(tmp_path, 1, "a", monkeypatch)
+    write_log(tmp_path, 2, "b", monkeypatch, [Reading(10, 3 * S + 20, 30), Reading(40, 3 * S + 50, 60)])
+    write_log(tmp_path, 3, "b", monkeypatch)
+    write_log(tmp_path, 4, "c", monkeypatch)
+    with Run.open(tmp_path) as run:
+        clocks = clocks_of(run)
+    assert (0, [0, 1, 2, 3], [4]) == (clocks.reference, list(clocks.fits), list(clocks.uncalibrated))
+    assert [77] == clocks.of(1).on_reference([77]).tolist()
+    assert [3 * S + 77] == clocks.of(2).on_reference([77]).tolist() == clocks.of(3).on_reference([77]).tolist()
+    with pytest.raises(UncalibratedError, match="Laying rank 4 beside rank 0: no round trip to the reference is known"):
+        clocks.of(4)
+
+
+def test_keeping_clocks_needs_a_run():
+    """The error says what is missing."""
+    with pytest.raises(ValueError, match="no run to write to"):
+        keep_clocks(Timer(clock=ManualClock()))
