@@ -46,6 +46,7 @@ help:
 	@echo "make gpu-session  all that a GPU can show, into benchmarks/GPU.md, with the PyTorch of GPU_PYTHON; under 8 minutes"
 	@echo "make test-oldest  with the oldest versions that pyproject.toml admits"
 	@echo "make asan         the core's tests on a core compiled with AddressSanitizer and checked bounds"
+	@echo "make test-peers   PyTorch's own tests, and DeepSpeed's (DEEPSPEED_SOURCE=its sources), against ours"
 	@echo "make mutants      break one place at a time and say which breaks no test notices (MUTANTS_ARGS, see tests/README.md)"
 	@echo "make lint         ruff, mypy --strict, pyright"
 	@echo "make format       let ruff rewrite the tree"
@@ -196,6 +197,10 @@ asan: setup
 	@$(BIN)/python tests/support/suite_sanitized.py
 	@PYTHONPATH=$(CURDIR)/build/asan LD_PRELOAD=`$(or $(CC),cc) -print-file-name=libasan.so` PYTHONMALLOC=malloc \
 		ASAN_OPTIONS=detect_leaks=0 $(BIN)/pytest -p no:cacheprovider $(PYTEST_ARGS) tests/core
+
+# Not in CI: the originals' own tests, which take minutes. DeepSpeed's are in its sources alone.
+test-peers: setup
+	@DEEP500_TIMING_TEST_ORIGINALS=1 DEEPSPEED_SOURCE="$(DEEPSPEED_SOURCE)" $(BIN)/pytest $(PYTEST_ARGS) tests/peers
 
 # Not in CI: a module's score needs minutes. 1 if one is below 95 %.
 mutants: setup

@@ -37,6 +37,7 @@ SLOW = (
     "page/test_page_in_browser.py",
     "peers/test_deepspeed_engine.py",
     "peers/test_examples_beside_originals.py",
+    "peers/test_originals.py",
     "tensorflow/test_examples_of_keras.py",
     "tensorflow/test_keras.py",
     "torch/test_exchange_between_ranks.py",

@@ -316,6 +316,21 @@ def test_a_logger_of_one_s_own(capsys):
     assert 3.0 == logger.log_all(print_log=False, return_dict=True)["summary"]["mine"][1_000_000]["avg_latency_ms"]
 
 
+def test_records_that_are_set():
+    """Records of another run are summarised as they are, and what is logged later is added to them."""
+    logger = comm.CommsLogger()
+    given = {"all_reduce": {1024: [3, [3.0, 1.0, 2.0], [1.0, 3.0, 2.0], [0.0, 0.0, 0.0]]}}
+    logger.comms_dict = given
+    assert logger.has_data()
+    assert 2.0 == logger.get_operation_summary("all_reduce")[1024]["avg_latency_ms"]
+    assert given == logger.get_raw_data()
+    logger.append("all_reduce", "all_reduce", 6.0, 1024)
+    assert (4, [3.0, 1.0, 2.0, 6.0]) == tuple(logger.comms_dict["all_reduce"][1024][:2])
+    assert 3 == given["all_reduce"][1024][0]
+    logger.reset_data()
+    assert {} == logger.comms_dict
+
+
 def test_groups_and_reductions_of_both_kinds():
     """DeepSpeed's notes of groups and its ``UNUSED`` beside PyTorch's classes, under one name each."""
     assert 2 == comm.ProcessGroup(0, [0, 1]).size

@@ -127,6 +127,14 @@ def test_ranks_with_different_operations(ranks):
     assert [] == different["missing_ranks"]
 
 
+def test_one_report_too_many_on_one_rank(ranks):
+    """Those after it compare both ranks again, nobody is missing, and the first says who is a round ahead."""
+    for result in ranks:
+        first, *later = result["one extra"]
+        assert [[], None, [[1, 1]], 1] == first
+        assert [[[], None, [], 1]] * 2 == later
+
+
 def test_example(free_port, tmp_path):
     """The example runs under torchrun, shows DDP's buckets, and names the rank with the slow data."""
     script = Path(__file__).parent.parent.parent / "examples" / "ddp_comm.py"

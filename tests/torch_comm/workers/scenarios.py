@@ -138,6 +138,20 @@ dist.configure(prof_all=False, prof_ops=["all_gather_single"] if rank == 0 else 
 dist.all_reduce(small)
 dist.all_gather_single(torch.empty(1000 * n), small)
 result["different"] = dist.log_summary(show_straggler=True, deadline_s=20, file=io.StringIO()).to_dict()
+
+# --- one report too many on one rank -------------------------------------------------------------------------------
+dist.configure(prof_all=True, prof_ops=[])
+if rank == 1:
+    dist.log_summary(show_straggler=True, deadline_s=1, file=io.StringIO())
+rounds = []
+for _ in range(3):
+    dist.barrier()
+    dist.reset_log()
+    dist.all_reduce(small)
+    found = dist.log_summary(show_straggler=True, deadline_s=20, file=io.StringIO())
+    count = sum(row.count for row in found.stragglers or () if row.op == "all_reduce")
+    rounds.append((found.missing_ranks, found.fault, sorted(found.ahead_ranks.items()), count))
+result["one extra"] = rounds
 result["world"] = list(dist.get_all_ranks_from_group())
 
 (Path(sys.argv[1]) / f"{rank}.json").write_text(json.dumps(result))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ class CommsLogger:
 
     def __init__(self) -> None:
         """Start empty, and off."""
+        self._given: dict[str, dict[int, list[Any]]] = {}
         self._log = CommLog()
         self._settings = Settings()
         self._settings.enabled = False
@@ -124,7 +126,7 @@ class CommsLogger:
     @property
     def comms_dict(self) -> dict[str, dict[int, list[Any]]]:
         """For each name and size: how many, latencies in ms, algorithm and bus bandwidths in Gbit/s."""
-        found: dict[str, dict[int, list[Any]]] = {}
+        found = deepcopy(self._given)
         for record in self._log.records():
             times = summarize([record.latency])[0]
             latencies = [float(ns) / 1e6 for part in times.durations_ns for ns in part]
@@ -137,16 +139,23 @@ class CommsLogger:
             entry[3] += [(busbw or 0.0) * _GBIT_PER_GB for _, busbw in rates]
         return found
 
+    @comms_dict.setter
+    def comms_dict(self, given: dict[str, dict[int, list[Any]]]) -> None:
+        # As from another run: what is logged from now on is added to it.
+        self.reset_data()
+        self._given = deepcopy(given)
+
     def get_raw_data(self) -> dict[str, dict[int, list[Any]]]:
         """A copy of :attr:`comms_dict`."""
         return self.comms_dict
 
     def has_data(self) -> bool:
         """Whether anything was logged."""
-        return next(self._log.records(), None) is not None
+        return bool(self._given) or next(self._log.records(), None) is not None
 
     def reset_data(self) -> None:
         """Forget everything."""
+        self._given = {}
         self._log.reset()
 
     def get_operation_names(self) -> list[str]:
@@ -210,6 +219,7 @@ class _OfThisProcess(CommsLogger):
     """The log and the settings of this process."""
 
     def __init__(self) -> None:
+        self._given = {}
         self._log = LOG
         self._settings = SETTINGS
 
