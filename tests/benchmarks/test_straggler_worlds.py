@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.stragglers import world
+from benchmarks.gather_ranks import measure
+from benchmarks.stragglers import training_lines, training_row, world
 from deep500_timing._ranks.stragglers import find_late_rank
 
 
@@ -24,3 +25,16 @@ def test_few_operations_that_depend_on_their_neighbours(ranks):
     """Of 60 operations whose noise lasts for twenty nobody can tell who is late, and at most one world in 100 does."""
     named = [find_late_rank(world(seed, "autocorrelated", 60, ranks, 0.0)[0]).rank for seed in range(200)]
     assert sum(rank is not None for rank in named) <= 2
+
+
+def test_the_table_of_trainings():
+    """Ten worlds of it: the late rank and its cause are named, nobody where nobody is late, and the table says so."""
+    assert {"rank": 1.0, "cause": 1.0, "wrong": 0.0, "where": 0.0} == training_row(8, 0.1, worlds=10)
+    assert 0.0 == training_row(8, 0.0, worlds=10)["wrong"]
+    assert "| 8 | 0.0% | 10% of a step | 100.0% | 100.0% | 0.0% | 0.0% |" in training_lines(worlds=3, rows=(8,))
+
+
+def test_the_cost_of_a_report_is_measured():
+    """Every rank is in the report, at once and by groups, within the bytes of a message."""
+    for fan in (None, 4):
+        assert 2500 >= measure(12, 50, 0.05, fan)["bytes"]
