@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+import types
 from collections import Counter
 
 import pytest
@@ -425,3 +426,11 @@ def test_half_a_library(empty_cache):
     with comm.instrument() as timing:
         assert not timing.kernel
         assert "delete it and build it anew" in _instrument.IN_FORCE.why_no_kernel
+
+
+@pytest.mark.parametrize(("now_ns", "same"), [(500_000_000, True), (-5_000_000, False), (1_005_000_000, False)])
+def test_a_busy_machine_has_no_other_clock(monkeypatch, now_ns, same):
+    """A process that stands still for a second while its clocks are compared is not denied the kernel."""
+    readings = iter([0, 1_000_000_000])
+    monkeypatch.setattr(_build, "perf_counter_ns", lambda: next(readings))
+    assert same is _build._reads_our_clock(types.SimpleNamespace(now_ns=lambda: now_ns))
