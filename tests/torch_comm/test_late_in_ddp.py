@@ -30,5 +30,5 @@ def test_the_late_rank_and_its_cause_are_named(runs, place):
             assert min(times) > 0.8 * max(times)
     expected = {"IO": "IO"}.get(place, "compute")
     assert ((2,), place, expected) == (found.ranks, found.region, found.cause)
-    assert 0.025 == pytest.approx(found.lateness_s, rel=0.5)
+    assert 0.04 == pytest.approx(found.lateness_s, rel=0.5)
     assert "collective operations" == found.met_at

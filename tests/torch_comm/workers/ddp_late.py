@@ -16,7 +16,7 @@ from deep500_timing_torch import CPUGPUTimer, TimeType
 from deep500_timing_torch import comm as dist
 
 STEPS = 72
-DELAY_S = 0.025
+DELAY_S = 0.04
 LATE = 2
 
 folder = Path(sys.argv[1])
