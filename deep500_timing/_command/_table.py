@@ -16,10 +16,14 @@ class Entry(NamedTuple):
 
 COMMANDS: dict[str, Entry] = {
     "show": Entry("show", "Show where the time of a run went."),
+    "top": Entry("top", "Show a run while it is being written."),
     "why": Entry("why", "Say why a step took as long as it did."),
     "report": Entry("report", "Write a run as one HTML page that works offline."),
     "stragglers": Entry("stragglers", "Say which rank the others wait for, and why."),
     "timeline": Entry("timeline", "Write a run as a timeline, for Perfetto or Chrome."),
     "plot": Entry("plot", "Draw the charts of the report as pictures."),
+    "compact": Entry("compact", "Make Parquet of the logs of a run."),
+    "doctor": Entry("doctor", "Say what is installed, what is missing and what installs it."),
+    "bench": Entry("bench", "Measure what timing costs on this machine."),
 }
-"""In the order in which they are listed. An entry whose module is not there yet is not listed."""
+"""In the order in which they are listed."""

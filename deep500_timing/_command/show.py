@@ -8,15 +8,31 @@ from deep500_timing._command._app import click
 
 
 @click.command()
-@click.argument("folder")
+@click.argument("folder", type=click.Path())
 @click.option("--rank", type=int, help="Show the times of this rank; the lowest if not given.")
 @click.option("--session", type=int, help="Of this start of the run only; all if not given.")
-def command(folder: str, rank: int | None, session: int | None) -> None:
-    """Show where the time of a run went."""
+@click.option("--off", multiple=True, metavar="RULE", help="Leave out the findings of this rule; may be repeated.")
+@click.option("--json", "as_json", is_flag=True, help="Print plain data instead.")
+def command(folder: str, rank: int | None, session: int | None, off: tuple[str, ...], as_json: bool) -> None:
+    """Show where the time of a run went: what stands out, and the tree of its regions.
+
+    FOLDER is what Timer(run=FOLDER) or DEEP500_TIMING_RUN=FOLDER has written.
+    """
+    from deep500_timing._command._output import busy, print_json
+    from deep500_timing._views.about import about_run
     from deep500_timing._views.drawing import draw
     from deep500_timing._views.of_run import sheet_of_run
     from deep500_timing._views.terminal import put, width_for
     from deep500_timing.runs import Run
 
-    with Run.open(folder) as run:
-        put(sys.stdout, draw(sheet_of_run(run, rank=rank, session=session), width=width_for(sys.stdout)))
+    with busy("Reading the run"), Run.open(folder) as run:
+        sheet = sheet_of_run(run, rank=rank, session=session, off=off)
+        about = about_run(run) if as_json else None
+    if as_json:
+        regions = list(sheet.tree.roots)
+        print_json(
+            {"run": about, "rank": sheet.tree.rank, "findings": sheet.findings, "verdict": sheet.verdict}
+            | {"regions": regions, "notes": [sentence for _, sentence in sheet.notes]}
+        )
+    else:
+        put(sys.stdout, draw(sheet, width=width_for(sys.stdout)))

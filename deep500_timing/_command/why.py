@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import asdict
+
 from deep500_timing._command._app import click
 
 
 @click.command()
-@click.argument("folder")
+@click.argument("folder", type=click.Path())
 @click.argument("step", type=int)
 @click.option("--session", type=int, help="Of this start of the run; the last that has the step if not given.")
-def command(folder: str, step: int, session: int | None) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print plain data instead.")
+def command(folder: str, step: int, session: int | None, as_json: bool) -> None:
     """Say why a step took as long as it did, beside its neighbours."""
+    from deep500_timing._command._output import busy, print_json
+    from deep500_timing._summary.text import fit_encoding
     from deep500_timing.runs import Run
 
-    with Run.open(folder) as run:
-        click.echo(str(run.why(step, session=session)))
+    with busy("Reading the run"), Run.open(folder) as run:
+        answer = run.why(step, session=session)
+    if as_json:
+        print_json(asdict(answer))
+    else:
+        click.echo(fit_encoding(str(answer), getattr(sys.stdout, "encoding", None)))

@@ -47,4 +47,9 @@ def missing(package: str, *, extra: str, caller: str) -> MissingPackageError:
         extra: The extra of this distribution that installs it.
         caller: What the user called.
     """
-    return MissingPackageError(f"{caller} requires {package}; pip install 'deep500-timing[{extra}]'", name=package)
+    return MissingPackageError(f"{caller} requires {package}; {remedy(extra)}", name=package)
+
+
+def remedy(extra: str) -> str:
+    """What installs the packages of an extra."""
+    return f"pip install 'deep500-timing[{extra}]'"

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     Int64Array = NDArray[np.int64]
@@ -204,6 +206,11 @@ def distinct(numbers: Int64Array) -> list[int]:
     if int(numbers.max()) < 1 << 22:
         return [int(number) for number in np.flatnonzero(np.bincount(numbers))]
     return [int(number) for number in np.unique(numbers)]
+
+
+def path_text(names: Sequence[str]) -> str:
+    """The text of a path, from its names, outermost first: the inverse of :func:`split_path`."""
+    return "/".join(name.replace("\\", "\\\\").replace("/", "\\/") for name in names)
 
 
 def split_path(path: str) -> list[str]:

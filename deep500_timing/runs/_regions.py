@@ -10,7 +10,7 @@ import numpy as np
 
 from deep500_timing._ground.require import require
 from deep500_timing._summary.histogram import bin_bounds
-from deep500_timing._summary.nesting import split_path
+from deep500_timing._summary.nesting import path_text, split_path
 from deep500_timing.runs._tables import schema_of
 
 if TYPE_CHECKING:
@@ -115,10 +115,10 @@ def _tree(nodes: dict[tuple[str, str], _Node], rank: int | None) -> Iterator[dic
         # A region that has not ended yet has no interval, and what is in it has a place all the same.
         names = split_path(path)
         for depth in range(len(names)):
-            part = _join(names[: depth + 1])
+            part = path_text(names[: depth + 1])
             if part not in known:
                 known.add(part)
-                children[_join(names[:depth])].append(part)
+                children[path_text(names[:depth])].append(part)
 
     def total(path: str) -> int:
         own = nodes.get((path, devices[0]))
@@ -169,10 +169,6 @@ def _row(
         "max_ns": node.max_ns,
     }
     return row
-
-
-def _join(names: list[str]) -> str:
-    return "/".join(name.replace("\\", "\\\\").replace("/", "\\/") for name in names)
 
 
 def quantile(bins: dict[int, int], q: float) -> float:

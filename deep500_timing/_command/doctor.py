@@ -1,0 +1,158 @@
+"""``deep500-timing doctor``: what is there, what is missing, and what installs it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import sys
+import time
+from importlib import metadata
+from typing import Any
+
+from deep500_timing._command._app import click
+
+_DISTRIBUTION = "deep500-timing"
+_REQUIREMENT = re.compile(r"^([A-Za-z0-9._-]+).*?;.*extra == ['\"]([^'\"]+)['\"]")
+_ENVIRONMENT = "DEEP500_TIMING_"
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print plain data instead.")
+def command(as_json: bool) -> None:
+    """Say what is installed, which clocks and devices there are, and what to install for the rest.
+
+    Looks for devices, so it may take seconds where a framework is installed. Changes nothing.
+    """
+    from deep500_timing._command._output import busy, print_json
+
+    with busy("Looking for devices"):
+        found = examine()
+    if as_json:
+        print_json(found)
+        return
+    for line in _lines(found):
+        click.echo(line)
+
+
+def examine() -> dict[str, Any]:
+    """What the command says, as plain data."""
+    import deep500_timing
+    from deep500_timing import exporters
+    from deep500_timing._ranks.launchers import discover
+    from deep500_timing.devices import clocks
+
+    launch = discover()
+    usable = set(exporters.available())
+    return {
+        "versions": {
+            _DISTRIBUTION: _version(_DISTRIBUTION),
+            "python": platform.python_version(),
+            "platform": platform.platform(),
+        },
+        "compiled": bool(deep500_timing.compiled),
+        "clock": _clock(),
+        "devices": {"known": list(clocks.all()), "usable": list(clocks.available())},
+        "exporters": [{"name": name, "usable": name in usable, "does": _does(name)} for name in exporters.all()],
+        "extras": _extras(),
+        "launcher": {"name": launch.launcher, "rank": launch.rank, "world_size": launch.world_size},
+        "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith(_ENVIRONMENT)},
+    }
+
+
+def _clock() -> dict[str, Any]:
+    info = time.get_clock_info("perf_counter")
+    steps = []
+    for _ in range(200):
+        first = now = time.perf_counter_ns()
+        while now == first:
+            now = time.perf_counter_ns()
+        steps.append(now - first)
+    return {
+        "name": "perf_counter_ns",
+        "implementation": info.implementation,
+        "resolution_ns": info.resolution * 1e9,
+        "smallest_step_ns": min(steps),
+        "is_monotonic": info.monotonic,
+    }
+
+
+def _does(name: str) -> str:
+    from deep500_timing import exporters
+
+    try:
+        text = exporters.get(name).__doc__ or ""
+    except Exception as error:  # A plugin of a stranger's may raise anything.
+        return f"cannot be imported: {type(error).__name__}: {error}"
+    return " ".join(text.partition("\n\n")[0].split())
+
+
+def _extras() -> dict[str, dict[str, str | None]]:
+    extras: dict[str, dict[str, str | None]] = {}
+    try:
+        required = metadata.requires(_DISTRIBUTION) or []
+    except metadata.PackageNotFoundError:
+        required = []
+    for requirement in required:
+        match = _REQUIREMENT.match(requirement)
+        if match is not None:
+            package, extra = match.groups()
+            extras.setdefault(extra, {})[package] = _version(package)
+    return extras
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _lines(found: dict[str, Any]) -> list[str]:
+    from deep500_timing._ground.require import remedy
+    from deep500_timing._summary.text import fit_encoding, format_time, lines_of, safe_name
+
+    versions, clock = found["versions"], found["clock"]
+    compiled = "compiled" if found["compiled"] else "plain Python: a C compiler makes it five times as fast"
+    lines = [
+        f"{_DISTRIBUTION} {versions[_DISTRIBUTION] or 'not installed'}, Python {versions['python']}",
+        f"{versions['platform']}",
+        "",
+    ]
+    usable = found["devices"]["usable"]
+    known = ", ".join(name for name in found["devices"]["known"] if name not in usable)
+    here = ", ".join(usable) or "none: gpu=True gives CPU times"
+    launcher = found["launcher"]
+    rows = [
+        ("hot path", compiled),
+        (
+            "host clock",
+            f"{clock['name']} ({clock['implementation']}), steps of {format_time(clock['smallest_step_ns'] / 1e9)}",
+        ),
+        ("devices", here + (f"; not here: {known}" if known else "")),
+        (
+            "process",
+            "one by itself"
+            if launcher["name"] == "none"
+            else f"rank {launcher['rank']} of {launcher['world_size']}, by {launcher['name']}",
+        ),
+    ]
+    rows += [(name, value) for name, value in found["environment"].items()]
+    lines += lines_of(rows)
+    lines += ["", "reports"]
+    lines += [
+        f"  {line}"
+        for line in lines_of(
+            [(item["name"], "ready" if item["usable"] else "not ready", item["does"]) for item in found["exporters"]],
+            left=3,
+        )
+    ]
+    lines += ["", "extras"]
+    rows = []
+    for extra, packages in sorted(found["extras"].items()):
+        missing = [name for name, version in packages.items() if version is None]
+        there = ", ".join(f"{name} {version}" for name, version in packages.items() if version is not None)
+        rows.append((extra, f"missing: {', '.join(missing)}: {remedy(extra)}" if missing else there))
+    lines += [f"  {line}" for line in lines_of(rows)] if rows else ["  unknown: the package is not installed"]
+    encoding = getattr(sys.stdout, "encoding", None)
+    return [fit_encoding(safe_name(line), encoding) for line in lines]

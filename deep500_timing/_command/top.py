@@ -1,0 +1,65 @@
+"""``deep500-timing top``: a run while it is being written."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from deep500_timing._command._app import click
+
+if TYPE_CHECKING:
+    from deep500_timing._views.drawing import Line
+
+_SHARE = 0.2
+"""Of the time that reading may take: a run that takes long to read is read less often."""
+
+
+@click.command()
+@click.argument("folder", type=click.Path())
+@click.option("--rank", type=int, help="Show the times of this rank; the lowest if not given.")
+@click.option("--every", type=click.FloatRange(min=0.1), default=2.0, show_default=True, help="Seconds between looks.")
+@click.option("--once", is_flag=True, help="Look once, as where the output is no terminal.")
+def command(folder: str, rank: int | None, every: float, once: bool) -> None:
+    """Show a run while it is being written, until it has ended or Ctrl-C.
+
+    It only reads the run's files: the training does not notice.
+    """
+    from deep500_timing._views.drawing import Span, draw
+    from deep500_timing._views.of_run import sheet_of_run
+    from deep500_timing._views.terminal import is_terminal, put, width_for
+    from deep500_timing.runs import Run
+
+    stream = sys.stdout
+    live = is_terminal(stream) and os.environ.get("TERM") != "dumb" and not once
+    try:
+        with Run.open(folder) as run:
+            while True:
+                began = time.monotonic()
+                sheet = sheet_of_run(run, rank=rank)
+                lines = draw(sheet, width=width_for(stream))
+                ended = not sheet.title[-1].startswith("not ended")
+                if live:
+                    # Drawn over what is there, so that nothing flickers; the rest of the screen is emptied.
+                    stream.write("\x1b[H\x1b[J")
+                    lines = _fitting(lines)
+                    if not ended:
+                        said = f"{time.strftime('%H:%M:%S')}, looks every {every:g} s; Ctrl-C leaves"
+                        lines = [*lines, [], [Span(said, "dim")]]
+                put(stream, lines)
+                if not live or ended:
+                    return
+                time.sleep(max(every, (time.monotonic() - began) / _SHARE))
+                run.compact()
+    except KeyboardInterrupt:
+        return  # The way to leave it.
+
+
+def _fitting(lines: list[Line]) -> list[Line]:
+    # What does not fit is left out at the end, so that the head stands still.
+    try:
+        height = os.get_terminal_size(sys.stdout.fileno()).lines
+    except (OSError, ValueError):
+        height = 24
+    return lines[: max(height - 4, 5)]

@@ -1,0 +1,59 @@
+"""When a finding is made: every threshold, as ``docs/findings.md`` states them."""
+
+from __future__ import annotations
+
+MOST = 5
+"""Findings that are shown."""
+LEAST_STEPS = 20
+"""Steps, or times of a region, below which nothing is said of how it usually is."""
+
+WAIT_SHARE = 0.10
+"""waits-for-data: IO as a share of what it lies in."""
+WAIT_S = 1e-3
+"""waits-for-data: a step."""
+IDLE_SHARE = 0.20
+"""launch-bound: share of the steady BATCH in which the device has nothing timed to do."""
+COPY_SHARE = 0.10
+"""copies: share of BATCH."""
+THROTTLED_SHARE = 0.05
+"""throttled: share of the samples."""
+FOLLOWS_RATIO = 0.10
+"""cpu-waits-for-gpu: how close a region's CPU time is to its GPU time."""
+FOLLOWS_SHARE = 0.10
+"""cpu-waits-for-gpu: share of BATCH; and the CPU runs ahead in another region by :data:`AHEAD_RATIO`."""
+AHEAD_RATIO = 0.7
+SPIKE_RATIO = 4.0
+"""spikes: times the median."""
+SPIKE_LEAST = 3
+"""spikes: steps."""
+SPIKE_SHARE = 0.01
+"""spikes: what they take beyond the median, as a share of all steps."""
+DRIFT_SHARE = 0.05
+"""drift: growth over the run."""
+DRIFT_LEVEL = 1e-4
+"""drift, memory-grows: probability of a slope like this without a trend."""
+DRIFT_LEAST = 60
+"""drift: steps."""
+WARM_UP_SHARE = 0.10
+"""warm-up: what the first steps take beyond the others, as a share of the run."""
+WARM_UP_RATIO = 1.5
+"""warm-up: the steady state begins with :data:`WARM_UP_CALM` steps in a row within so many medians."""
+WARM_UP_CALM = 5
+UNNAMED_SHARE = 0.20
+"""unnamed: the rest as a share of its parent."""
+UNNAMED_OF_RUN = 0.02
+"""unnamed: and as a share of the run."""
+NAMED_SHARE = 0.50
+"""unnamed: what the regions inside must cover of a parent that is no EPOCH; else it was not meant to be divided."""
+LATE_SHARE = 0.03
+"""late-rank: lateness as a share of the step; the ranks of a run differ by about 1 % of a step by nature."""
+IMBALANCE_SHARE = 0.10
+"""imbalance: by how much the heaviest rank is over the mean, in each half of the run."""
+EXPOSED_SHARE = 0.10
+"""exposed-communication: share of BATCH."""
+GROWTH_SHARE = 0.05
+"""memory-grows: growth after warm-up."""
+GROWTH_BYTES = 16 << 20
+"""memory-grows: and at least so many bytes."""
+SAMPLES_LEAST = 20
+"""throttled, memory-grows: samples."""

@@ -1,0 +1,336 @@
+"""Findings: for each rule a run in which it speaks, and one, near to it, in which it does not."""
+
+from __future__ import annotations
+
+import random
+from contextlib import suppress
+
+import pytest
+from made_runs import made_rank
+
+from deep500_timing import Timer
+from deep500_timing._views.findings import find, verdict_if_none
+from deep500_timing._views.findings._find import ENVIRONMENT, RULES
+from deep500_timing._views.tree_of_run import tree_of_run
+from deep500_timing._views.tree_of_snapshot import tree_of_snapshot
+from deep500_timing.runs import Run
+from deep500_timing.testing import ManualClock, ManualDeviceClock
+
+MS = 1e-3
+
+
+def train(folder, steps=80, *, rank=0, noise=0.02, seed=0, before=None, after=None, **parts):
+    """A rank of steps of 100 ms: what each part takes is a number of ms, or a function of the step that gives it."""
+    dice = random.Random(1000 * seed + rank)
+    times = {"IO": 2, "FORWARD": 35, "BACKWARD": 60, "optimizer": 3, **parts}
+    with made_rank(folder, rank) as made:
+        for step in range(steps):
+            if before is not None:
+                before(made, step)
+            with made.region("BATCH"):
+                for name, took in times.items():
+                    usual = took(step) if callable(took) else took
+                    if usual:
+                        made.spend(name, usual * MS * dice.lognormvariate(0.0, noise))
+            if after is not None:
+                after(made, step)
+
+
+def data(slow):
+    """A loader that makes each step wait for 40 ms, or for 5."""
+    return lambda folder: train(folder, IO=40 if slow else 5)
+
+
+def spiky(often):
+    """Each 16th step takes five times as long, or two of 80 do."""
+
+    def slow(step):
+        return 400 if (step % 16 == 15 if often else step in (30, 50)) else 35
+
+    return lambda folder: train(folder, FORWARD=slow)
+
+
+def drifting(by):
+    """FORWARD grows from step to step, or does not and is noisy."""
+    return lambda folder: train(folder, 240, FORWARD=lambda step: 35 * (1 + by * step / 240), noise=0.06)
+
+
+def warming(first_ms):
+    """The first two steps take so long."""
+    return lambda folder: train(folder, FORWARD=lambda step: first_ms if step < 2 else 35)
+
+
+def unnamed(hole):
+    """So many ms of each step lie between FORWARD and BACKWARD, in no region."""
+
+    def make(folder):
+        with made_rank(folder) as made:
+            for _ in range(60):
+                with made.region("BATCH"):
+                    made.spend("FORWARD", 30 * MS)
+                    made.wait(hole * MS)
+                    made.spend("BACKWARD", 40 * MS)
+
+    return make
+
+
+def late(by):
+    """Rank 1's FORWARD takes longer, and the other waits for it in the collective."""
+
+    def make(folder):
+        dice = random.Random(5)
+        takes = [[30 * dice.lognormvariate(0, 0.03), (30 + by) * dice.lognormvariate(0, 0.03)] for _ in range(120)]
+        for rank in range(2):
+            with made_rank(folder, rank) as made:
+                for number, pair in enumerate(takes):
+                    with made.region("BATCH"):
+                        made.spend("FORWARD", pair[rank] * MS)
+                        start = made.clock.now_ns()
+                        made.spend("COMM", (2 + max(pair) - pair[rank]) * MS)
+                        made.log.collective("all_reduce", start, made.clock.now_ns(), sequence=number, nbytes=4096)
+
+    return make
+
+
+def imbalanced(by):
+    """Rank 1 has so much more BACKWARD, and nothing is synchronized."""
+
+    def make(folder):
+        for rank in range(3):
+            train(folder, rank=rank, BACKWARD=60 * (1 + by * (rank == 1)))
+
+    return make
+
+
+def communicating(took):
+    """Each step ends with a collective of so many ms."""
+    return lambda folder: train(folder, COMM=took)
+
+
+def remembering(growth):
+    """The process grows by so many MiB a step."""
+
+    def sample(made, step):
+        dice = random.Random(step)
+        made.log.sample("process.rss_bytes", (2000 + growth * step + dice.gauss(0, 5)) * 2**20, region="BATCH")
+
+    return lambda folder: train(folder, 120, after=sample)
+
+
+def throttled(often):
+    """The device is held down in each fourth sample, or in one of 80."""
+
+    def sample(made, step):
+        made.log.sample("gpu0.throttled_hw_thermal", float(step % 4 == 0 if often else step == 7))
+
+    return lambda folder: train(folder, after=sample, FORWARD=lambda step: 60 if often and step % 4 == 0 else 35)
+
+
+def losing(lose):
+    """A region fails now and then, or none does."""
+
+    def fail(made, step):
+        if lose and step % 20 == 7:
+            with suppress(OSError), made.region("checkpoint"):
+                raise OSError
+
+    return lambda folder: train(folder, after=fail)
+
+
+def on_device(**parts):
+    """Steps with times on a device: for each part what the CPU spends and what the device does, in ms."""
+
+    def make(folder):
+        clock, device = ManualClock(), ManualDeviceClock()
+        from deep500_timing.runs import RunLog
+
+        tmr = Timer(device, clock=clock)
+        with RunLog(folder, tmr, rank=0, flush_s=None):
+            for _ in range(40):
+                with tmr.region("BATCH", gpu=True):
+                    for name, (on_cpu, on_gpu) in parts.items():
+                        with tmr.region(name, gpu=True):
+                            device.launch(on_gpu * MS)
+                            clock.advance(on_cpu * MS)
+                        if on_gpu == 0:
+                            device.advance(on_cpu * MS)
+                device.finish()
+            tmr.complete_all()
+
+    return make
+
+
+BUSY = on_device(FORWARD=(10, 40), BACKWARD=(12, 70))
+CASES = {
+    "waits-for-data": (data(slow=True), data(slow=False)),
+    "spikes": (spiky(often=True), spiky(often=False)),
+    "drift": (drifting(0.4), drifting(0.0)),
+    "warm-up": (warming(2000), warming(60)),
+    "unnamed": (unnamed(40), unnamed(5)),
+    "late-rank": (late(5), late(0)),
+    "imbalance": (imbalanced(0.3), imbalanced(0.05)),
+    "exposed-communication": (communicating(30), communicating(3)),
+    "memory-grows": (remembering(3), remembering(0)),
+    "throttled": (throttled(often=True), throttled(often=False)),
+    "lost": (losing(lose=True), losing(lose=False)),
+    "launch-bound": (on_device(FORWARD=(60, 10), BACKWARD=(60, 20)), BUSY),
+    "cpu-waits-for-gpu": (on_device(FORWARD=(40, 40), BACKWARD=(12, 70)), BUSY),
+    "copies": (on_device(COPY=(20, 20), FORWARD=(10, 90)), on_device(COPY=(2, 2), FORWARD=(10, 90))),
+}
+
+
+@pytest.fixture(scope="module")
+def findings(tmp_path_factory):
+    """Make a run and look for findings; each is made once."""
+    known = {}
+
+    def of(make, **settings):
+        if id(make) not in known:
+            folder = tmp_path_factory.mktemp("found") / "run"
+            make(folder)
+            known[id(make)] = folder
+        with Run.open(known[id(make)]) as run:
+            return find(run, **settings)
+
+    return of
+
+
+def test_every_rule_has_its_cases():
+    """A rule without a run that triggers it and one that does not is not tested."""
+    assert set(RULES) == set(CASES)
+
+
+@pytest.mark.parametrize("rule", CASES)
+def test_a_rule_speaks(findings, rule):
+    """Of the run that was made for it a rule says something, and nothing else comes before it but what was lost."""
+    found = findings(CASES[rule][0])
+    assert rule in [finding.rule for finding in found]
+    finding = next(finding for finding in found if finding.rule == rule)
+    assert finding.fact
+    assert finding.text.endswith(".")
+    assert finding.anchor
+
+
+@pytest.mark.parametrize("rule", CASES)
+def test_a_rule_is_silent(findings, rule):
+    """Of the run beside it, with less of the same, it says nothing."""
+    assert [] == [finding.text for finding in findings(CASES[rule][1]) if finding.rule == rule]
+
+
+@pytest.mark.parametrize(
+    ("rule", "text"),
+    [
+        ("waits-for-data", "IO is 29 % of BATCH: the loop waits for data, 40.0 ms of 138 ms a step."),
+        (
+            "spikes",
+            "5 steps took more than 4 × the median of 100 ms: 15, 31, 47 and 2 more, every 16 steps.",
+        ),
+        ("unnamed", "36 % of BATCH lies in no region, 2.40 s, most of it between FORWARD and BACKWARD."),
+        ("lost", "Not in the numbers: 4 regions failed (checkpoint)."),
+        (
+            "launch-bound",
+            "The device is idle for 75 % of BATCH, most of it in FORWARD: the CPU does not keep it busy.",
+        ),
+        ("copies", "COPY takes 18 % of BATCH, 20.0 ms a step, not overlapped."),
+    ],
+)
+def test_what_is_said(findings, rule, text):
+    """The fact with its number, then where, then why."""
+    assert [text] == [finding.text for finding in findings(CASES[rule][0]) if finding.rule == rule]
+
+
+def test_the_late_rank_is_named_with_its_cause(findings):
+    """Who, how often against chance, by how much, and which of its regions takes longer."""
+    (found,) = [finding for finding in findings(CASES["late-rank"][0]) if finding.rule == "late-rank"]
+    assert 1 == found.rank
+    assert found.fact.startswith("Rank 1 is late at ")
+    assert "of 120 collectives (chance: 50 %), by 4.8" in found.fact
+    assert found.why.startswith("its FORWARD takes ")
+    assert found.command.startswith("deep500-timing stragglers ")
+
+
+def test_what_was_lost_comes_first_then_the_most_costly(findings, tmp_path):
+    """Whatever it cost: what is missing makes the others doubtful."""
+
+    def make(folder):
+        def fail(made, step):
+            if step == 5:
+                with suppress(OSError), made.region("checkpoint"):
+                    raise OSError
+
+        train(folder, IO=40, FORWARD=lambda step: 900 if step % 16 == 15 else 35, after=fail)
+
+    lost, *others = findings(make)
+    assert "lost" == lost.rule
+    assert {"waits-for-data", "spikes"} == {finding.rule for finding in others}
+    assert others[0].cost_s > others[1].cost_s > 1.0
+
+
+def test_no_more_than_five(monkeypatch, findings):
+    """A page of findings is none."""
+    monkeypatch.setattr("deep500_timing._views.findings._thresholds.MOST", 1)
+    assert 1 == len(findings(CASES["throttled"][0]))
+
+
+def test_a_rule_can_be_switched_off(findings, monkeypatch):
+    """By an argument and in the environment; a name that is none is said."""
+    make = CASES["waits-for-data"][0]
+    assert [] == findings(make, off=["waits-for-data"])
+    with pytest.raises(ValueError, match="Switching off the finding 'io'"):
+        findings(make, off=["io"])
+    monkeypatch.setenv(ENVIRONMENT, "-waits-for-data")
+    assert [] == findings(make)
+    monkeypatch.setenv(ENVIRONMENT, "waits-for-data")
+    with pytest.warns(UserWarning, match="which switches off nothing"):
+        assert ["waits-for-data"] == [finding.rule for finding in findings(make)]
+
+
+def test_nothing_to_say_is_said(tmp_path):
+    """Where a step goes, and how far steps are apart."""
+    folder = tmp_path / "run"
+    train(folder)
+    with Run.open(folder) as run:
+        assert [] == find(run)
+        said = verdict_if_none(tree_of_run(run))
+    assert said.startswith("Nothing stands out: 95 % of BATCH are BACKWARD and FORWARD, 95 % of the steps are within ")
+
+
+def test_slow_steps_after_a_validation_say_so(findings):
+    """What slow steps share is looked for in what happened just before them."""
+
+    def make(folder):
+        with made_rank(folder) as made:
+            for _ in range(4):
+                with made.region("EPOCH"):
+                    for step in range(20):
+                        made.spend("BATCH", 0.6 if step == 0 else 0.1)
+                    made.spend("VALIDATION", 0.5)
+
+    (found,) = [finding for finding in findings(make) if finding.rule == "spikes"]
+    assert "each after VALIDATION" == found.where
+    assert (20, 40, 60) == tuple(sorted(found.steps))
+
+
+def test_one_process_knows_less_and_says_what_it_knows():
+    """A snapshot has no steps and no ranks: the rules of the tree speak of it all the same."""
+    clock = ManualClock()
+    tmr = Timer(clock=clock)
+    for step in range(40):
+        with tmr.region("BATCH"):
+            with tmr.region("IO"):
+                clock.advance(0.05)
+            with tmr.region("FORWARD"):
+                clock.advance(4.0 if step == 0 else 0.05)
+    found = find(tree_of_snapshot(tmr.snapshot(places=True)))
+    assert ["warm-up", "waits-for-data"] == [finding.rule for finding in found]
+    assert "" == "".join(finding.command for finding in found)
+
+
+def test_a_loop_without_an_outer_region(findings):
+    """IO beside BATCH, as an iterated loader gives it: the two together are the loop."""
+
+    def make(folder):
+        train(folder, before=lambda made, step: made.spend("IO", 0.05), IO=0)
+
+    (found,) = findings(make)
+    assert found.fact.startswith("IO is 34 % of IO and BATCH: the loop waits for data, 50.0 ms a step")
