@@ -84,10 +84,12 @@ def main(arguments: list[str] | None = None, *, prog_name: str = "deep500-timing
     except click.ClickException as error:
         error.show()
         return WRONG_DATA
-    except BrokenPipeError:
-        # Whoever read it, such as head, has read enough. What Python still wants to flush goes nowhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    except SystemExit as end:
+        # Click ends the program so where nobody reads any more, such as behind head: whoever read has read enough.
+        if not isinstance(sys.stdout, click.utils.PacifyFlushWrapper):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 0 if end.code == 1 else WRONG_DATA
     except (OSError, LookupError, ValueError, ImportError) as error:
         click.echo(f"Error: {said(error)}", err=True)
         return WRONG_DATA

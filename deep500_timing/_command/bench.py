@@ -21,25 +21,25 @@ def command(as_json: bool) -> None:
 
     Takes about a second. Each figure is the least of several rounds, since others use the machine as well.
     """
-    import deep500_timing
     from deep500_timing._command._output import print_json
+    from deep500_timing._recording.recorder import COMPILED
     from deep500_timing._summary.text import lines_of
 
     costs = {name: _cost_ns(loop) for name, loop in _loops().items()}
     if as_json:
-        print_json({"compiled": deep500_timing.compiled, "ns": costs})
+        print_json({"compiled": COMPILED, "ns": costs})
         return
     base = costs["two readings of the clock"]
     rows = [("what", "cost", "clock pairs")]
     rows += [(name, f"{cost:.0f} ns", f"{cost / base:.2f} ×") for name, cost in costs.items()]
-    form = "compiled" if deep500_timing.compiled else "plain Python"
+    form = "compiled" if COMPILED else "plain Python"
     click.echo(f"The hot path is {form}.\n")
     for line in lines_of(rows, left=1):
         click.echo(line)
 
 
 def _loops() -> dict[str, Callable[[int], None]]:
-    from deep500_timing import Timer
+    from deep500_timing.timer import Timer
 
     now = time.perf_counter_ns
     # Bounded, so that the memory of the measurement itself does not grow.

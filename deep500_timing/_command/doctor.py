@@ -37,9 +37,9 @@ def command(as_json: bool) -> None:
 
 def examine() -> dict[str, Any]:
     """What the command says, as plain data."""
-    import deep500_timing
     from deep500_timing import exporters
     from deep500_timing._ranks.launchers import discover
+    from deep500_timing._recording.recorder import COMPILED
     from deep500_timing.devices import clocks
 
     launch = discover()
@@ -50,7 +50,7 @@ def examine() -> dict[str, Any]:
             "python": platform.python_version(),
             "platform": platform.platform(),
         },
-        "compiled": bool(deep500_timing.compiled),
+        "compiled": bool(COMPILED),
         "clock": _clock(),
         "devices": {"known": list(clocks.all()), "usable": list(clocks.available())},
         "exporters": [{"name": name, "usable": name in usable, "does": _does(name)} for name in exporters.all()],

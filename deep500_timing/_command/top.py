@@ -60,6 +60,6 @@ def _fitting(lines: list[Line]) -> list[Line]:
     # What does not fit is left out at the end, so that the head stands still.
     try:
         height = os.get_terminal_size(sys.stdout.fileno()).lines
-    except (OSError, ValueError):
+    except (AttributeError, OSError, ValueError):
         height = 24
     return lines[: max(height - 4, 5)]

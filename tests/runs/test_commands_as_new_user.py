@@ -1,0 +1,310 @@
+"""Every subcommand as somebody tries it who has read nothing: what is wrong is said in one line and by exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from made_runs import made_rank
+
+from deep500_timing._command import _app
+from deep500_timing._command._app import main
+from deep500_timing._command._table import COMMANDS
+from deep500_timing._summary.text import width_of
+
+HOSTILE = "\x1b]0;owned\x07\x1b[31mred\u202e\n<script>[bold]"
+ESCAPE = "\x1b"
+OF_A_RUN = ("show", "top", "compact")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Runs as they come: none, empty, of one interval, of hostile names, cut short."""
+    base = tmp_path_factory.mktemp("as they come")
+    (base / "no run").mkdir()
+    (base / "empty").mkdir()
+    (base / "empty" / "rank-00000.s0.d5log").touch()
+    with made_rank(base / "one") as made:
+        made.spend("BATCH", 0.25)
+    with made_rank(base / "hostile") as made:
+        for _ in range(30):
+            with made.region("BATCH", 0.001):
+                made.spend(HOSTILE, 0.01)
+                made.spend("漢字 größe 🚀", 0.02)
+    with made_rank(base / "cut") as made:
+        for _ in range(200):
+            made.spend("BATCH", 0.01)
+            made.log.flush()
+    (log,) = (base / "cut").glob("*.d5log")
+    log.write_bytes(log.read_bytes()[: log.stat().st_size // 2])
+    return base
+
+
+@pytest.fixture
+def call(capsys, monkeypatch):
+    """Run the command: its exit code, its output and its errors."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+    def run(*arguments):
+        code = main(list(map(str, arguments)))
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return run
+
+
+def test_without_arguments_it_lists_its_commands(call):
+    """Each with what it does, and the exit codes."""
+    _, out, err = call()
+    assert all(entry.summary in out + err for entry in COMMANDS.values())
+    assert "Exit codes: 0 done; 1" in out + err
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_command_helps(call, name):
+    """``--help`` says what a command is for, before anything is read."""
+    code, out, _ = call(name, "--help")
+    assert code == 0
+    assert out.startswith("Usage: ")
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ("doctor", "bench")])
+def test_without_a_folder_the_argument_is_named(call, name):
+    """The exit code is that of wrong arguments."""
+    code, out, err = call(name)
+    assert (_app.WRONG_USE, "") == (code, out)
+    assert "Missing argument 'FOLDER'" in err
+
+
+@pytest.mark.parametrize(
+    ("typed", "remedy"),
+    [("shwo", "Did you mean 'deep500-timing show'?"), ("xyz", "deep500-timing --help lists the commands.")],
+)
+def test_a_command_that_is_none(call, typed, remedy):
+    """What is near is named."""
+    code, _, err = call(typed)
+    assert _app.WRONG_USE == code
+    assert remedy in err
+
+
+def test_a_folder_in_the_place_of_a_command(call, folders):
+    """Whoever types the folder alone is told what to type."""
+    _, _, err = call(folders / "one")
+    assert "Did you mean 'deep500-timing show" in err
+
+
+@pytest.mark.parametrize("name", OF_A_RUN)
+@pytest.mark.parametrize(("folder", "said"), [("nowhere", "it is no folder"), ("no run", "it holds no log")])
+def test_a_wrong_path(call, folders, name, folder, said):
+    """One line with what is wrong and what writes a run; no traceback, nothing on the output."""
+    code, out, err = call(name, folders / folder)
+    assert (_app.WRONG_DATA, "") == (code, out)
+    assert 1 == len(err.splitlines())
+    assert said in err
+    assert "Timer(run=" in err
+
+
+@pytest.mark.parametrize("name", OF_A_RUN)
+@pytest.mark.parametrize("folder", ["empty", "one", "cut", "hostile"])
+def test_a_run_of_any_kind_is_shown(call, folders, name, folder):
+    """With nothing in it, one interval, a log that ends in the middle, names that are none: no error."""
+    code, out, err = call(name, folders / folder)
+    assert (0, "") == (code, err)
+    assert ESCAPE not in out
+    assert "\u202e" not in out
+
+
+def test_an_empty_run_says_so(call, folders):
+    """It is not shown as a table without rows."""
+    _, out, _ = call("show", folders / "empty")
+    assert "nothing is recorded yet" in out
+
+
+def test_one_interval(call, folders):
+    """One time has a total and nothing that would need more."""
+    _, out, _ = call("show", folders / "one")
+    assert "BATCH   250 ms      1" in out
+    assert "median" not in out
+
+
+def test_a_log_that_ends_in_the_middle_says_so(call, folders):
+    """What was read is shown, and that the run has not ended as it should."""
+    _, out, _ = call("show", folders / "cut")
+    assert "not ended: killed, or running" in out
+    assert "BATCH" in out
+
+
+def test_names_cannot_steer_the_terminal(call, folders):
+    """Escapes, line ends and what turns the direction are shown as what they are, everywhere."""
+    for arguments in (["show", folders / "hostile"], ["show", folders / "hostile", "--json"]):
+        _, out, _ = call(*arguments)
+        assert ESCAPE not in out
+        assert "\x07" not in out
+        assert r"\x1b]0;owned" in out or r"\u001b]0;owned" in out
+    _, out, _ = call("why", folders / "hostile", 3)
+    assert ESCAPE not in out
+
+
+@pytest.mark.parametrize("name", ["show", "compact", "doctor", "bench"])
+def test_json_is_json(call, folders, name):
+    """Plain data in ASCII, whatever is in the run."""
+    arguments = [folders / "hostile"] if name in OF_A_RUN else []
+    code, out, _ = call(name, *arguments, "--json")
+    assert code == 0
+    assert out.isascii()
+    assert isinstance(json.loads(out), dict)
+
+
+def test_show_as_json_has_the_tree(call, folders):
+    """The facts of the run, the findings, and the regions with what lies in them."""
+    _, out, _ = call("show", folders / "hostile", "--json")
+    shown = json.loads(out)
+    assert {"run", "rank", "findings", "verdict", "regions", "notes"} == set(shown)
+    (batch,) = shown["regions"]
+    assert ["漢字 größe 🚀", HOSTILE, "the rest"] == [child["name"] for child in batch["children"]]
+    assert 30 == batch["count"]
+
+
+def test_a_finding_that_is_none_cannot_be_switched_off(call, folders):
+    """The rules there are are named."""
+    code, _, err = call("show", folders / "one", "--off", "nonsense")
+    assert _app.WRONG_DATA == code
+    assert "waits-for-data" in err
+
+
+def test_a_step_that_is_none(call, folders):
+    """The steps there are are named."""
+    code, _, err = call("why", folders / "hostile", 999)
+    assert _app.WRONG_DATA == code
+    assert "it has steps from 0 to 29" in err
+
+
+def test_ctrl_c_is_no_traceback(call, folders, monkeypatch):
+    """The exit code is the shell's for it."""
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("deep500_timing._views.of_run.sheet_of_run", interrupted)
+    code, _, err = call("show", folders / "one")
+    assert _app.INTERRUPTED == code
+    assert "Traceback" not in err
+
+
+class Terminal:
+    """A stream that says it is a terminal, in memory."""
+
+    encoding = "utf-8"
+
+    def __init__(self):
+        """Nothing is written yet."""
+        self.text = ""
+
+    def isatty(self):
+        """It is one."""
+        return True
+
+    def write(self, text):
+        """Keep the text."""
+        self.text += text
+        return len(text)
+
+    def flush(self):
+        """Nothing is held back."""
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+@pytest.mark.parametrize("kind", ["xterm-256color", "dumb"])
+def test_any_width_and_any_terminal(folders, monkeypatch, width, kind):
+    """No line is wider than the terminal; one that is dumb gets no escape sequence."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("TERM", kind)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    assert 0 == main(["show", str(folders / "hostile"), "--off", "lost"])
+    monkeypatch.undo()
+    assert (ESCAPE in terminal.text) == (kind != "dumb")
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", terminal.text)
+    assert ESCAPE not in shown
+    # A command is left whole, to be copied, and so is a path.
+    lines = [line for line in shown.splitlines() if "deep500-timing" not in line and "/" not in line]
+    assert max(map(width_of, lines)) <= width
+
+
+def test_without_colour(folders, monkeypatch):
+    """NO_COLOR leaves bold and dim, which are none."""
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    assert 0 == main(["show", str(folders / "hostile")])
+    monkeypatch.undo()
+    assert not re.search(r"\x1b\[[0-9;]*3[0-7]", terminal.text)
+
+
+@pytest.mark.slow
+def test_a_pipe_that_is_closed_early(folders):
+    """``| head -1`` is no error: no traceback, and nothing on the error stream."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "deep500_timing", "show", str(folders / "hostile")],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    os.close(writer)
+    assert "" == done.stderr
+    assert 0 == done.returncode
+
+
+@pytest.mark.slow
+def test_completion_for_the_shell():
+    """Click's own: the commands that begin with what was typed."""
+    done = subprocess.run(
+        [sys.executable, "-c", "from deep500_timing._command._app import main; main()"],
+        env={
+            **os.environ,
+            "_DEEP500_TIMING_COMPLETE": "bash_complete",
+            "COMP_WORDS": "deep500-timing sh",
+            "COMP_CWORD": "1",
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ["plain,show"] == done.stdout.split()
+
+
+def test_top_draws_until_the_run_has_ended(folders, monkeypatch):
+    """On a terminal it draws over what is there, reads again what was written since, and ends with the run."""
+    from deep500_timing._command import top
+
+    folder = folders / "live"
+    terminal = Terminal()
+    with made_rank(folder) as made:
+        made.spend("BATCH", 1.0)
+        made.log.flush()
+
+        def a_while(_):
+            made.spend("BATCH", 1.0)
+            made.log.close()
+
+        monkeypatch.setattr(top.time, "sleep", a_while)
+        monkeypatch.setattr(sys, "stdout", terminal)
+        monkeypatch.setenv("TERM", "xterm")
+        monkeypatch.setenv("COLUMNS", "100")
+        assert 0 == main(["top", str(folder)])
+        monkeypatch.undo()
+    first, second = terminal.text.split("\x1b[H\x1b[J")[1:]
+    assert "Ctrl-C leaves" in first
+    assert "Ctrl-C leaves" not in second
+    assert "complete" in second
