@@ -36,7 +36,8 @@ def late_rank(evidence: Evidence) -> Iterator[Finding]:
     if verdict.rank is None:
         return
     step = evidence.step_node
-    late_s = max(verdict.lateness_s, verdict.cost_s)
+    # Of a few costly operations the lateness is spread over all.
+    late_s = max(verdict.lateness_s * verdict.judged / max(verdict.operations, 1), verdict.cost_s)
     if step is not None and step.median_s and late_s < at_least.LATE_SHARE * step.median_s:
         return
     rank = ranks[verdict.rank]
