@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from deep500_timing._ground.warn import warn_once
 from deep500_timing._views.findings import _thresholds as at_least
 from deep500_timing._views.findings._data import waits_for_data
@@ -103,7 +101,7 @@ def verdict_if_none(tree: Tree) -> str:
         spread = f"95 % of the steps are within {percent(over)} of the median" if over >= 0.005 else ""
     if not largest:
         return f"Nothing stands out{f': {spread}' if spread else ''}."
-    share = percent(float(np.sum([child.share for child in largest])))
+    share = percent(sum(child.share or 0.0 for child in largest))
     names = " and ".join(name_of(child.name) for child in largest)
     verb = "is" if len(largest) == 1 else "are"
     return f"Nothing stands out: {share} of BATCH {verb} {names}{f', {spread}' if spread else ''}."

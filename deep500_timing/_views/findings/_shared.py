@@ -67,8 +67,8 @@ def _before_each(evidence: Evidence, places: NDArray[np.int64]) -> dict[Any, set
             continue
         ordered = np.sort(np.array(moments))
         for place in places.tolist():
-            low = steps.starts_s[place - 1] if place else -np.inf
-            at = np.searchsorted(ordered, [low, steps.starts_s[place] + 1e-9])
+            low = float(steps.starts_s[place - 1]) if place else -np.inf
+            at = np.searchsorted(ordered, np.array([low, float(steps.starts_s[place]) + 1e-9]))
             if at[1] > at[0]:
                 found[int(place)].add(name)
     return found
