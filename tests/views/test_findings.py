@@ -334,3 +334,18 @@ def test_a_loop_without_an_outer_region(findings):
 
     (found,) = findings(make)
     assert found.fact.startswith("IO is 34 % of IO and BATCH: the loop waits for data, 50.0 ms a step")
+
+
+def test_what_overlaps_is_not_called_unnamed(findings):
+    """A region that overlaps its sibling is not taken from the rest, and is named all the same."""
+
+    def make(folder):
+        with made_rank(folder) as made:
+            for _ in range(40):
+                with made.region("BATCH"):
+                    begin = made.clock.now_ns()
+                    made.tmr.record("FORWARD", begin, begin + 40_000_000)
+                    made.tmr.record("BACKWARD", begin + 39_999_000, begin + 99_000_000)
+                    made.wait(0.1)
+
+    assert [] == [finding.text for finding in findings(make) if finding.rule == "unnamed"]
