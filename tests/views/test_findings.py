@@ -344,8 +344,8 @@ def test_what_overlaps_is_not_called_unnamed(findings):
             for _ in range(40):
                 with made.region("BATCH"):
                     begin = made.clock.now_ns()
-                    made.tmr.record("FORWARD", begin, begin + 40_000_000)
-                    made.tmr.record("BACKWARD", begin + 39_999_000, begin + 99_000_000)
+                    made.tmr.record("FORWARD", begin, begin + 60_000_000)
+                    made.tmr.record("BACKWARD", begin + 59_999_000, begin + 99_000_000)
                     made.wait(0.1)
 
     assert [] == [finding.text for finding in findings(make) if finding.rule == "unnamed"]
