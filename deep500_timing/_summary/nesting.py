@@ -51,6 +51,36 @@ def parents_of(starts: Int64Array, ends: Int64Array) -> tuple[Int64Array, BoolAr
     return parents, overlaps
 
 
+def covered_by_siblings(starts: Int64Array, ends: Int64Array, parents: Int64Array, overlaps: BoolArray) -> Int64Array:
+    """How much of each interval lies within those before it that have the same parent, in ns.
+
+    What is left of them adds up to the time that they cover together.
+
+    Args:
+        starts: As for :func:`parents_of`.
+        ends: Likewise.
+        parents: From there.
+        overlaps: From there.
+    """
+    covered = np.zeros(len(starts), dtype=np.int64)
+    rows = np.flatnonzero(np.isin(parents, parents[overlaps]))
+    if not len(rows):
+        return covered
+    rows = rows[np.argsort(parents[rows], kind="stable")]
+    is_first = np.append(True, parents[rows][1:] != parents[rows][:-1])
+    family = np.cumsum(is_first) - 1
+    begun = starts[rows][is_first][family]
+    finite = np.where(ends[rows] == ENDLESS, starts[rows], ends[rows])
+    # One family behind the other on one line, so that the latest end so far is never one of the family before.
+    lengths = np.maximum.reduceat(finite, np.flatnonzero(is_first)) - starts[rows][is_first] + 1
+    shift = (np.cumsum(lengths) - lengths)[family] - begun
+    latest = np.maximum.accumulate(finite + shift)
+    before = np.append(0, latest[:-1])
+    covered[rows] = np.maximum(np.minimum(before, finite + shift) - (starts[rows] + shift), 0)
+    covered[rows[is_first]] = 0
+    return covered
+
+
 def _parents_without_overlap(starts: Int64Array, ends: Int64Array) -> Int64Array | None:
     # Where nothing overlaps, how many are open at a start is how deep it lies, and its parent is the last one before
     # it that lies one less deep. That every parent found so encloses its child proves that nothing overlaps: else more
@@ -93,6 +123,8 @@ class Nested(NamedTuple):
     paths: Int64Array
     """Numbers of paths."""
     overlaps: BoolArray
+    covered: Int64Array
+    """How much of each lies within its siblings before it, in ns."""
 
 
 class Paths:
@@ -132,14 +164,16 @@ class Paths:
         """
         paths = np.full(len(starts), ROOT, dtype=np.int64)
         overlaps = np.zeros(len(starts), dtype=np.bool_)
+        covered = np.zeros(len(starts), dtype=np.int64)
         for thread in distinct(threads):
             of_thread = threads == thread
             rows = np.flatnonzero(of_thread & on_host)
             rows = rows[order_for_nesting(starts[rows], ends[rows], regions[rows])]
             parents, overlaps[rows] = parents_of(starts[rows], ends[rows])
+            covered[rows] = covered_by_siblings(starts[rows], ends[rows], parents, overlaps[rows])
             paths[rows] = self.of_thread(parents, regions[rows])
             self._place_on_device(thread, rows, np.flatnonzero(of_thread & ~on_host), starts, regions, paths)
-        return Nested(paths, overlaps)
+        return Nested(paths, overlaps, covered)
 
     def of_thread(self, parents: Int64Array, regions: Int64Array) -> Int64Array:
         """The paths of the intervals of one thread, from :func:`parents_of` and the numbers of their names."""

@@ -24,7 +24,7 @@ class Place:
     rest_s: float | None = None
     """What of it lies in no region inside it; None where nothing does, and where it is not known."""
     overlap_s: float = 0.0
-    """What of it overlaps its siblings, and is not taken from the parent's rest."""
+    """How much of it lies within its siblings before it: it is taken from the parent's rest once."""
     first_s: float | None = None
     """The first interval, be it warm-up or not; None where it is not kept."""
     warm_up: int = 0

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from deep500_timing._summary.nesting import ENDLESS, ROOT, Paths, order_for_nesting, parents_of
+from deep500_timing._summary.nesting import ENDLESS, ROOT, Paths, covered_by_siblings, order_for_nesting, parents_of
 from deep500_timing._summary.place import Place
 from deep500_timing._summary.snapshot import CPU, GPU
 from deep500_timing._summary.stats import stats_of
@@ -42,7 +42,8 @@ class _Kept:
     regions: Int64Array
     counted: BoolArray
     parents: Int64Array
-    overlaps: BoolArray
+    covered: Int64Array
+    """How much of each lies within its siblings before it."""
     paths: Int64Array
     stores: Int64Array
     """Which region of which thread it is of."""
@@ -105,17 +106,17 @@ def _read(regions: list[Region], names: list[str], paths: Paths) -> tuple[_Kept,
         parents, overlaps = parents_of(starts, ends)
         columns["paths"].append(paths.of_thread(parents, numbers_of))
         columns["parents"].append(np.where(parents == ROOT, ROOT, parents + first))
-        for name, column in (("starts", starts), ("ends", ends), ("regions", numbers_of), ("overlaps", overlaps)):
+        covered = covered_by_siblings(starts, ends, parents, overlaps)
+        for name, column in (("starts", starts), ("ends", ends), ("regions", numbers_of), ("covered", covered)):
             columns[name].append(column)
         columns["counted"].append(counted[order])
         columns["stores"].append(stores[order])
         first += len(order)
     nothing = np.zeros(0, dtype=np.int64)
     joined = {name: np.concatenate(parts) for name, parts in columns.items()}
-    flags = ("counted", "overlaps")
     kept = _Kept(
         **{
-            name: joined.get(name, nothing.astype(np.bool_) if name in flags else nothing)
+            name: joined.get(name, nothing.astype(np.bool_) if name == "counted" else nothing)
             for name in _Kept.__dataclass_fields__
         }
     )
@@ -142,8 +143,8 @@ def _on_host(kept: _Kept, paths: Paths, names_of: Any) -> list[Place]:
     paths_of_parents[has_parent] = kept.paths[kept.parents[has_parent]]
     totals = total(durations, counts)
     shared = total(durations, counts & in_counted)
-    overlapping = total(durations, counts & in_counted & kept.overlaps)
-    inside = total(durations, in_counted & ~kept.overlaps & ~is_open, paths_of_parents)
+    overlapping = total(kept.covered, counts & in_counted)
+    inside = total(durations - kept.covered, in_counted & ~is_open, paths_of_parents)
     has_children = {parent for parent in paths.parents if parent != ROOT}
     trends = _trends(kept, counts, durations, count)
     rows_of = _rows_by(kept.paths, count)

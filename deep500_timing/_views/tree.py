@@ -17,6 +17,10 @@ BUCKETS = 15
 """Into how many stretches of time a run is divided for :attr:`Node.trend`, unless said otherwise."""
 
 
+_MARKED_OVERLAP = 0.01
+"""Of a region's time; less is the moment that two take to change over."""
+
+
 @dataclass(frozen=True, slots=True)
 class OnDevice:
     """A region's times on a device."""
@@ -78,7 +82,7 @@ class Node:
     running: int = 0
     """How many threads have it open."""
     overlap_s: float = 0.0
-    """What of it overlaps its siblings on the same thread, and is not taken from the parent's rest."""
+    """How much of it lies within its siblings before it on the same thread: it is taken from the parent's rest once."""
     children: tuple[Node, ...] = ()
     """What lies inside it, by falling total, the rest last."""
 
@@ -90,7 +94,7 @@ class Node:
     @property
     def overlaps(self) -> bool:
         """Whether it is to be marked as overlapping its siblings."""
-        return self.overlap_s > 0
+        return self.overlap_s > _MARKED_OVERLAP * (self.total_s or 0.0)
 
     @property
     def mean_s(self) -> float | None:

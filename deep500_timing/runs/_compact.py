@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 FOLDER = "compacted"
 MANIFEST = "manifest.json"
-VERSION = 1
+VERSION = 2
 """Of what is compacted; another one is made anew."""
 PART_BYTES = 64 << 20
 """Logs of about this size together make one file of Parquet, so that 10 000 ranks do not make 10 000 of them."""

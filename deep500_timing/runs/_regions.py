@@ -46,12 +46,12 @@ class _Node:
     max_ns: int = 0
     bins: dict[int, int] = field(default_factory=dict)
 
-    def add(self, bin_: int, count: int, total: int, low: int, high: int, overlaps: bool) -> None:
+    def add(self, bin_: int, count: int, total: int, low: int, high: int, overlap: int) -> None:
         self.min_ns = low if not self.count else min(self.min_ns, low)
         self.max_ns = high if not self.count else max(self.max_ns, high)
         self.count += count
         self.total_ns += total
-        self.overlap_ns += total if overlaps else 0
+        self.overlap_ns += overlap
         self.bins[bin_] = self.bins.get(bin_, 0) + count
 
 
@@ -73,12 +73,12 @@ def regions_of(frame: Any, windows: Any, rank: int | None, session: int | None, 
     for row in _grouped(frame, by_rank):
         found = nodes[row["rank"] if by_rank else None]
         node = found[row["path"], row["device"]]
-        node.add(row["bin"], row["n"], row["total"], row["low"], row["high"], row["overlaps"])
+        node.add(row["bin"], row["n"], row["total"], row["low"], row["high"], row["overlap"])
     if windows is not None:
         for row in _of_windows(windows, rank, session):
             found = nodes[row["rank"] if by_rank else None]
             node = found[row["path"], row["device"]]
-            node.add(row["bin"], row["count"], row["total_ns"], row["min_ns"], row["max_ns"], False)
+            node.add(row["bin"], row["count"], row["total_ns"], row["min_ns"], row["max_ns"], 0)
     rows = [
         row for of_rank in sorted(nodes, key=lambda r: -1 if r is None else r) for row in _tree(nodes[of_rank], of_rank)
     ]
@@ -88,13 +88,14 @@ def regions_of(frame: Any, windows: Any, rank: int | None, session: int | None, 
 
 def _grouped(frame: Any, by_rank: bool) -> list[dict[str, Any]]:
     nw = require("narwhals", extra="runs", caller="Reading a run")
-    keys = ["path", "device", "overlaps", "bin", *(["rank"] if by_rank else [])]
+    keys = ["path", "device", "bin", *(["rank"] if by_rank else [])]
     duration = nw.col("dur_ns")
     grouped = frame.group_by(*keys).agg(
         nw.len().cast(nw.Int64).alias("n"),
         duration.sum().cast(nw.Int64).alias("total"),
         duration.min().alias("low"),
         duration.max().alias("high"),
+        nw.col("overlap_ns").sum().cast(nw.Int64).alias("overlap"),
     )
     rows: list[dict[str, Any]] = grouped.collect("pyarrow").to_native().to_pylist()
     return rows

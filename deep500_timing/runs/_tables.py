@@ -40,6 +40,7 @@ COLUMNS = {
         "unix_ns": "int64",
         "bin": "int32",
         "overlaps": "bool",
+        "overlap_ns": "int64",
     },
     "logs": {
         "rank": "int32",
@@ -191,7 +192,7 @@ class LogTables:
             np.concatenate((threads, extra[2])),
             np.concatenate((on_host, np.ones(len(extra[0]), dtype=np.bool_))),
         )
-        paths, overlaps = nested.paths[:count], nested.overlaps[:count]
+        paths, overlaps, covered = nested.paths[:count], nested.overlaps[:count], nested.covered[:count]
         self._first_ns = min(int(starts.min()), ENDLESS if self._first_ns is None else self._first_ns)
         self._last_ns = max(int(ends.max()), -ENDLESS if self._last_ns is None else self._last_ns)
         no_step = steps == NO_STEP
@@ -212,6 +213,7 @@ class LogTables:
                 "unix_ns": self._unix(starts[part]),
                 "bin": bin_of(durations[part]),
                 "overlaps": overlaps[part],
+                "overlap_ns": covered[part],
             }
             yield self._table(COLUMNS["intervals"], arrays, len(arrays["thread"]))
 

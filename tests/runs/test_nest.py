@@ -6,7 +6,14 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deep500_timing._summary.nesting import ENDLESS, Paths, order_for_nesting, parents_of, split_path
+from deep500_timing._summary.nesting import (
+    ENDLESS,
+    Paths,
+    covered_by_siblings,
+    order_for_nesting,
+    parents_of,
+    split_path,
+)
 
 INTERVALS = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 8), st.integers(0, 2)), min_size=1, max_size=14)
 
@@ -31,6 +38,23 @@ def test_parents_are_the_smallest_that_enclose(rows):
         overlapped = [before for before in range(place) if before not in enclosing and ends[before] > starts[place]]
         # Of those that lie inside another candidate, the outer one tells.
         assert bool([before for before in overlapped if before > parents[place]]) == overlaps[place]
+
+
+@settings(deadline=None, max_examples=300)
+@given(INTERVALS)
+def test_what_siblings_cover_together(rows):
+    """Without what lies within the siblings before them, those inside one region add up to what they cover together."""
+    starts = np.array([start for start, _, _ in rows])
+    ends = starts + np.array([length for _, length, _ in rows])
+    order = order_for_nesting(starts, ends, np.array([region for _, _, region in rows]))
+    starts, ends = starts[order], ends[order]
+    parents, overlaps = parents_of(starts, ends)
+    covered = covered_by_siblings(starts, ends, parents, overlaps)
+    for parent in set(parents.tolist()):
+        inside = parents == parent
+        together = {moment for row in np.flatnonzero(inside) for moment in range(starts[row], ends[row])}
+        assert len(together) == int((ends - starts - covered)[inside].sum())
+    assert not covered[~overlaps].any()
 
 
 def test_order_of_what_begins_together():

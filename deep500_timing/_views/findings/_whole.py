@@ -60,11 +60,10 @@ def unnamed(evidence: Evidence) -> Iterator[Finding]:
     for node in evidence.tree.walk():
         if node.rest_s is None or not node.total_s or node.name == f"{STEP} (first)":
             continue
-        # What overlaps a sibling, be it by a microsecond, is not taken from the rest: so much of it may be covered.
-        least_s = node.rest_s - sum(child.overlap_s for child in node.children)
         holds_steps = any(inner.name == STEP for inner in node.walk()) and node.name != STEP
         covered = 1 - node.rest_s / node.total_s
-        if least_s < at_least.UNNAMED_SHARE * node.total_s or least_s < at_least.UNNAMED_OF_RUN * evidence.whole_s:
+        least_s = max(at_least.UNNAMED_SHARE * node.total_s, at_least.UNNAMED_OF_RUN * evidence.whole_s)
+        if node.rest_s < least_s:
             continue
         if not holds_steps and (covered < at_least.NAMED_SHARE or node.count < at_least.LEAST_STEPS):
             continue
