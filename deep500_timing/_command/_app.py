@@ -72,6 +72,7 @@ def app() -> None:
 
 def main(arguments: list[str] | None = None, *, prog_name: str = "deep500-timing") -> int:
     """Run the command and return its exit code; never a traceback for what the user can mend."""
+    stdout = sys.stdout
     try:
         result = app.main(args=arguments, prog_name=prog_name, standalone_mode=False)
     except click.exceptions.Exit as end:
@@ -85,11 +86,12 @@ def main(arguments: list[str] | None = None, *, prog_name: str = "deep500-timing
         error.show()
         return WRONG_DATA
     except SystemExit as end:
-        # Click ends the program so where nobody reads any more, such as behind head: whoever read has read enough.
-        if type(sys.stdout).__name__ != "PacifyFlushWrapper":
+        # Click, in whose stead another stream stands then, and rich end the program so where nobody reads any more, as
+        # behind head: whoever read has read enough.
+        if sys.stdout is stdout and not isinstance(end.__context__, BrokenPipeError):
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return 0 if end.code == 1 else WRONG_DATA
+        return 0
     except (OSError, LookupError, ValueError, ImportError) as error:
         click.echo(f"Error: {said(error)}", err=True)
         return WRONG_DATA

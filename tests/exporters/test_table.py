@@ -30,8 +30,6 @@ def test_the_whole_table(tmr):
     expected = f"""\
 {TITLE}  step 7
 
-  Nothing stands out.
-
 region   total  count  GPU total
 BATCH   2.00 s      2     4.00 s
 IO      0.25 s      1

@@ -61,6 +61,15 @@ def _ends(page, chart):
     return sorted(page.locator(f"#chart-{chart} .role-axis-label text").all_text_contents())
 
 
+def _until(page, chart, wanted):
+    """The axis as soon as it is what is wanted, or what it is after some seconds."""
+    for _ in range(100):
+        if wanted(_ends(page, chart)):
+            break
+        page.wait_for_timeout(50)
+    return _ends(page, chart)
+
+
 def test_the_timeline_zooms(opened):
     """By its buttons and by dragging; and goes back."""
     group = opened.locator("#steps .zoom").last
@@ -68,19 +77,21 @@ def test_the_timeline_zooms(opened):
     whole = _ends(opened, chart)
     for _ in range(3):
         group.get_by_role("button", name="zoom in").click()
-    near = _ends(opened, chart)
+    near = _until(opened, chart, lambda ends: ends != whole)
     assert whole != near
     group.get_by_role("button", name="move to the right").click()
-    right = _ends(opened, chart)
+    right = _until(opened, chart, lambda ends: ends != near)
     assert near != right
-    box = opened.locator(f"#chart-{chart} svg").bounding_box()
+    drawing = opened.locator(f"#chart-{chart} svg")
+    drawing.evaluate("e => e.scrollIntoView({block: 'start', behavior: 'instant'})")  # The mouse needs it in view.
+    box = drawing.bounding_box()
     opened.mouse.move(box["x"] + box["width"] * 0.7, box["y"] + 30)
     opened.mouse.down()
     opened.mouse.move(box["x"] + box["width"] * 0.8, box["y"] + 30, steps=4)
     opened.mouse.up()
-    assert right != _ends(opened, chart)
+    assert right != _until(opened, chart, lambda ends: ends != right)
     group.get_by_role("button", name="whole").click()
-    assert whole == _ends(opened, chart)
+    assert whole == _until(opened, chart, lambda ends: ends == whole)
     assert [] == opened.faults
 
 
