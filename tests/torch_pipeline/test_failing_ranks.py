@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 
 import pytest
 
@@ -23,7 +24,7 @@ def jobs(ranks):
     for how, job in started.items():
         others = [job.processes[rank] for rank in ((0, 1, 2) if how == "raised" else (0, 2))]
         for process in others:
-            assert 0 == process.wait(60), job.text()
+            assert 0 == process.wait(120), job.text()
         job.kill()
     return started
 
@@ -38,8 +39,8 @@ def test_ranks_that_lose_another_say_so_in_time(jobs, how):
         silent = re.search(r"ranks \[([\d, ]+)\] say nothing", found["error"])
         assert silent is not None, found["error"]
         assert "1" in silent[1].split(", ")
-        # The deadline of 4 s for the message, and what is allowed for finding out who is missing.
-        assert 20 > found["took_s"]
+        # The deadline of 15 s for the message, 10.5 s for finding out who is missing, and what busy cores add to it.
+        assert 45 > found["took_s"]
 
 
 def test_a_layer_that_raises_is_named_on_every_rank(jobs):
@@ -55,6 +56,37 @@ def test_an_engine_that_failed_does_not_go_on(jobs):
     """What is left of the messages of a batch would be taken for those of the next one."""
     for rank in (0, 1, 2):
         assert "cannot go on after a rank failed" in _found(jobs["raised"], rank)["again"]
+
+
+class _SlowStore:
+    """A job's store on a machine that has other things to do."""
+
+    def __init__(self, words):
+        self.words = words
+
+    def set(self, key, word):
+        time.sleep(3)
+        self.words[key.rpartition("/")[2]] = word
+
+    def check(self, keys):
+        return all(key.rpartition("/")[2] in self.words for key in keys)
+
+    def get(self, key):
+        return self.words[key.rpartition("/")[2]]
+
+
+def test_a_store_that_is_slow_is_waited_for(monkeypatch):
+    """It has the word of the rank at fault, so it does not pass for one that is gone."""
+    from deep500_timing._ranks.connection import Connection
+    from deep500_timing_torch.pipeline import _faults
+
+    store = _SlowStore({"1": b"own ArithmeticError: the layer has failed"})
+    connection = Connection(store)
+    monkeypatch.setattr(_faults.dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(_faults.dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(_faults._connection, "connection", lambda: connection)
+    error = str(_faults.Faults(1).explain("Training a batch", RuntimeError("Timed out"), own=False))
+    assert "another rank failed (rank 1: ArithmeticError: the layer has failed)" in error
 
 
 def test_nobody_is_left(jobs):

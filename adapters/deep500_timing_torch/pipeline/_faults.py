@@ -14,8 +14,9 @@ __all__ = ["Faults"]
 
 _GRACE_S = 0.5
 """How long to look for the word of others, once this rank has failed."""
-_STORE_S = 2.0
-"""How long the store may take; its rank may be the dead one."""
+_STORE_S = 10.0
+"""How long the store may take; its rank may be the dead one. One that lives answers in a millisecond, but on a machine
+with more to do than cores its thread, and the one that asks, may have to wait for seconds."""
 
 
 class Faults:
@@ -47,11 +48,12 @@ class Faults:
         fault = connection.run(lambda store: self._tell(store, text, found, alone=own), _STORE_S + _GRACE_S)
         if own:
             return PipelineError(here)
-        culprits = {rank: one[4:] for rank, one in found.items() if one.startswith("own ")}
+        heard = dict(found)  # If the store was too slow, the thread that asks it goes on.
+        culprits = {rank: one[4:] for rank, one in heard.items() if one.startswith("own ")}
         if culprits:
             others = "; ".join(f"rank {rank}: {one}" for rank, one in sorted(culprits.items()))
             return PipelineError(f"{doing}: another rank failed ({others}). This rank met {word}.")
-        silent = [rank for rank in range(self._world) if rank != self._rank and rank not in found]
+        silent = [rank for rank in range(self._world) if rank != self._rank and rank not in heard]
         if fault is not None:
             about = f"and the job's store, on rank 0, does not answer ({fault})"
         elif silent:

@@ -17,7 +17,8 @@ from torch import nn
 from deep500_timing_torch.pipeline import PipelineError, PipelineModule, initialize
 
 warnings.filterwarnings("ignore")
-DEADLINE_S = 4.0
+DEADLINE_S = 15.0
+"""Much more than healthy ranks need for a message, also where other tests keep every core busy."""
 
 
 class Fatal(nn.Linear):
@@ -70,7 +71,7 @@ def main():
     (folder / f"{rank}.json").write_text(json.dumps(found))
     # The job's store is on rank 0: it stays until the others have asked it.
     survivors = [0, 1, 2] if sys.argv[2] == "raised" else [0, 2]
-    until = time.monotonic() + 15
+    until = time.monotonic() + 60
     while time.monotonic() < until and not all((folder / f"{one}.json").exists() for one in survivors):
         time.sleep(0.05)
     # A job that has lost a rank is not taken down in order.
