@@ -63,9 +63,9 @@ def covered_by_siblings(starts: Int64Array, ends: Int64Array, parents: Int64Arra
         overlaps: From there.
     """
     covered = np.zeros(len(starts), dtype=np.int64)
-    rows = np.flatnonzero(np.isin(parents, parents[overlaps]))
-    if not len(rows):
+    if not overlaps.any():
         return covered
+    rows = np.flatnonzero(np.isin(parents, parents[overlaps]))
     rows = rows[np.argsort(parents[rows], kind="stable")]
     is_first = np.append(True, parents[rows][1:] != parents[rows][:-1])
     family = np.cumsum(is_first) - 1

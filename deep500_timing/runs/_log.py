@@ -32,7 +32,7 @@ ROTATE_BYTES = 64 << 20
 _FILES_KEPT = 8
 """Into how many files what may be kept is divided, so that not all of it goes at once."""
 _FLUSH_ROWS = 1 << 14
-"""Intervals that a flush should find; a quarter of what a bounded timer keeps for its log in one region."""
+"""Intervals that a flush should find; a sixteenth of what a bounded timer keeps for its log in one region."""
 _FIRST_PAUSE_S = 0.05
 _LEAST_PAUSE_S = 0.01
 _LOCK_S = 5.0

@@ -337,7 +337,7 @@ def test_a_loop_without_an_outer_region(findings):
 
 
 def test_what_overlaps_is_not_called_unnamed(findings):
-    """A region that overlaps its sibling is not taken from the rest, and is named all the same."""
+    """A region that overlaps its sibling is named, and each moment of the two is taken from the rest once."""
 
     def make(folder):
         with made_rank(folder) as made:
