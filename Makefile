@@ -33,7 +33,7 @@ find-python = $(shell for python in python$(1) \
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-quick test-core test-plain test-rest coverage test-gpu gpu-session test-oldest asan mutants \
+.PHONY: help setup demo test test-quick test-core test-plain test-rest coverage test-gpu gpu-session test-oldest asan fuzz mutants \
 	lint format bench bench-quick accuracy clean
 
 help:
@@ -47,6 +47,7 @@ help:
 	@echo "make test-oldest  with the oldest versions that pyproject.toml admits"
 	@echo "make asan         the core's tests on a core compiled with AddressSanitizer and checked bounds"
 	@echo "make test-peers   PyTorch's own tests, and DeepSpeed's (DEEPSPEED_SOURCE=its sources), against ours"
+	@echo "make fuzz         the properties with a thousand new examples each, and 200 programs at random"
 	@echo "make mutants      break one place at a time and say which breaks no test notices (MUTANTS_ARGS, see tests/README.md)"
 	@echo "make lint         ruff, mypy --strict, pyright"
 	@echo "make format       let ruff rewrite the tree"
@@ -201,6 +202,11 @@ asan: setup
 # Not in CI: the originals' own tests, which take minutes. DeepSpeed's are in its sources alone.
 test-peers: setup
 	@DEEP500_TIMING_TEST_ORIGINALS=1 DEEPSPEED_SOURCE="$(DEEPSPEED_SOURCE)" $(BIN)/pytest $(PYTEST_ARGS) tests/peers
+
+# Not in CI, where the properties are held against the same examples each time: here against new ones, and many.
+fuzz: setup
+	@$(BIN)/$(PYTEST) -m hypothesis --hypothesis-profile fuzz $(PYTEST_ARGS)
+	@$(BIN)/$(PYTEST) --fuzz-seeds 200 $(PYTEST_ARGS) tests/core/test_fuzz.py
 
 # Not in CI: a module's score needs minutes. 1 if one is below 95 %.
 mutants: setup

@@ -19,7 +19,10 @@ pytest_plugins = ["suite_plugin"]
 if importlib.util.find_spec("hypothesis") is not None:
     from hypothesis import settings
 
-    settings.register_profile("suite", deadline=None, print_blob=True)
+    # The same examples each time, so that what a change did not touch does not fail under it; `make fuzz` looks for new
+    # ones (its profile is named on the command line, which comes after this line).
+    settings.register_profile("suite", deadline=None, print_blob=True, derandomize=True)
+    settings.register_profile("fuzz", deadline=None, print_blob=True, max_examples=1000)
     settings.load_profile("suite")
 
 

@@ -89,7 +89,10 @@ def test_parts_of_the_ranks_merge_to_the_same(world, cut):
     assert expected.hosts == found.hosts
     for one, other in zip(expected, found, strict=True):
         assert replace(one.distribution, m2_ns2=0) == replace(other.distribution, m2_ns2=0)
-        assert one.over_ranks["mean"].max_rank == other.over_ranks["mean"].max_rank
+        # A part keeps 32 bits of what it knows of each rank: of ranks that differ by less, either may be the slowest.
+        slowest = other.over_ranks["mean"].max_rank
+        assert one.over_ranks["mean"].max == pytest.approx(np.mean(world[slowest][one.name]) / 1e9, rel=1e-6)
+        assert one.over_ranks["mean"].max == pytest.approx(other.over_ranks["mean"].max, rel=1e-6)
         assert one.over_ranks["p95"].max == pytest.approx(other.over_ranks["p95"].max, rel=1e-6)
 
 
