@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from deep500_timing._ground.warn import warn_once
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Container, Iterator
 
 
 def names(group: str) -> tuple[str, ...]:
@@ -34,9 +34,16 @@ def load(group: str, name: str) -> Any:
         raise ImportError(f"Importing {name!r} of {group} would end the program: {error!r}.") from error
 
 
-def loadable(group: str) -> Iterator[tuple[str, Any]]:
-    """Each name with what it stands for, in order; one that cannot be imported costs a warning and is left out."""
+def loadable(group: str, only: Container[str] | None = None) -> Iterator[tuple[str, Any]]:
+    """Each name with what it stands for, in order; one that cannot be imported costs a warning and is left out.
+
+    Args:
+        group: Of entry points.
+        only: The names that are wanted; others are not imported. None for all.
+    """
     for name, point in sorted(_registered(group).items()):
+        if only is not None and name not in only:
+            continue
         try:
             yield name, point.load()
         except (Exception, SystemExit) as error:

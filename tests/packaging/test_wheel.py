@@ -209,7 +209,9 @@ def test_installed_packages_come_from_the_wheel(environment: Path) -> None:
     assert (HAS_COMPILER and bool(COMPILED)) == compiled
 
 
-@pytest.mark.parametrize("group", ["deep500_timing.clocks", "deep500_timing.exporters"])
+@pytest.mark.parametrize(
+    "group", ["deep500_timing.clocks", "deep500_timing.exporters", "deep500_timing.table_sections"]
+)
 def test_every_entry_point_loads(environment: Path, group: str) -> None:
     """Each entry point of the installed wheel loads a class out of that wheel."""
     code = f"""
@@ -223,6 +225,7 @@ print(json.dumps({{p.name: sys.modules[p.load().__module__].__file__ for p in po
     expected = {
         "deep500_timing.clocks": {"torch", "cupy"},
         "deep500_timing.exporters": {"terminal", "text", "jsonl", "csv", "wandb", "mlflow"},
+        "deep500_timing.table_sections": {"pipeline"},
     }
     assert expected[group] == set(files)
     assert all(Path(file).is_relative_to(environment.parents[1]) for file in files.values())

@@ -362,12 +362,12 @@ class Layers:
 def distribution(tmp_path, monkeypatch):
     """Install a distribution with a section under the entry points."""
 
-    def install(value, code):
+    def install(value, code, group="deep500_timing.sections", name="theirs"):
         (tmp_path / "their_section.py").write_text(code)
         info = tmp_path / "theirs-1.0.dist-info"
         info.mkdir()
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
-        (info / "entry_points.txt").write_text(f"[deep500_timing.sections]\ntheirs = {value}\n")
+        (info / "entry_points.txt").write_text(f"[{group}]\n{name} = {value}\n")
         monkeypatch.syspath_prepend(tmp_path)
         importlib.invalidate_caches()
 
@@ -394,6 +394,15 @@ def test_a_section_of_an_entry_point(run, tmp_path, distribution):
     assert ["findings", "tree", "theirs", "over-the-run"] == page.sections[:4]
     assert "Theirs & <others>" in page.text
     assert "40 steps <b>" in page.text
+
+
+@pytest.mark.parametrize(("table", "shown"), [("kernels", True), ("others", False)])
+def test_a_section_of_a_table(run, tmp_path, distribution, table, shown):
+    """It is on the page of a run that has the table; for other runs it is not even imported."""
+    distribution("their_section:Theirs", CODE, group="deep500_timing.table_sections", name=table)
+    write_report(run, tmp_path / "r.html")
+    assert shown == ("theirs" in Page(tmp_path / "r.html").sections)
+    assert shown == ("their_section" in sys.modules)
 
 
 def test_a_section_that_is_handed_in(run, tmp_path):

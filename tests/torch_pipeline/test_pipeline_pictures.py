@@ -150,7 +150,7 @@ def test_a_report_has_a_section_of_the_pipeline(tmp_path):
     with Run.open(tmp_path / "run") as run:
         content = PipelineSection().build(Context(run))
         assert PipelineSection(replica=1).build(Context(run)) is None
-        write_report(run, tmp_path / "report.html", sections=[PipelineSection()])
+        write_report(run, tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "1F1B of 4 ranks, 8 micro-batches" in page
     assert content.text[0].startswith("1F1B of 4 ranks, 8 micro-batches, 1 batch of")

@@ -14,7 +14,7 @@ from deep500_timing._views.page._not_measured import NotMeasured
 from deep500_timing._views.page._over import Over
 from deep500_timing._views.page._ranks import Ranks
 from deep500_timing._views.page._samples import Samples
-from deep500_timing._views.page._section import GROUP, Content, Section
+from deep500_timing._views.page._section import GROUP, TABLE_GROUP, Content, Section
 from deep500_timing._views.page._spread import Spread
 from deep500_timing._views.page._typical import Typical
 from deep500_timing._views.page._where import Where
@@ -48,7 +48,7 @@ def build(
         on_progress: Called with how many sections are done, and of how many.
     """
     context = Context(run)
-    sections = sorted(_sections(more), key=lambda section: (section.place, section.name))
+    sections = sorted(_sections(run, more), key=lambda section: (section.place, section.name))
     built = []
     for done, section in enumerate(sections):
         on_progress(done, len(sections))
@@ -70,9 +70,10 @@ def build(
     return context, built
 
 
-def _sections(more: Iterable[Section]) -> list[Section]:
+def _sections(run: Run, more: Iterable[Section]) -> list[Section]:
     found: dict[str, Section] = {section.name: section() for section in _BUILT_IN}
-    for section in [*(section for _, section in plugins.loadable(GROUP)), *more]:
+    registered = [*plugins.loadable(GROUP), *plugins.loadable(TABLE_GROUP, only=run.tables)]
+    for section in [*(section for _, section in registered), *more]:
         try:
             made: Any = section() if isinstance(section, type) else section
             name, _, _, _ = str(made.name), str(made.title), int(made.place), made.build

@@ -44,7 +44,7 @@ def write_report(
     Args:
         run: The run, opened with DuckDB.
         path: The file; it is there as a whole, or not at all.
-        sections: Sections beside the built-in ones and those of the entry points ``deep500_timing.sections``.
+        sections: Sections beside the built-in ones and those of entry points (``docs/report.md``).
         on_progress: Called with how many sections are done, and of how many.
 
     Raises:

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 GROUP = "deep500_timing.sections"
 """Entry points whose objects are sections."""
+TABLE_GROUP = "deep500_timing.table_sections"
+"""The same for sections of one table of a run, by whose name they are registered: they are imported for runs that have
+it, so that a section that needs a framework costs other reports nothing."""
 
 
 @dataclass(frozen=True)
