@@ -244,8 +244,9 @@ def _student(share: float, numbers: int) -> float:
 def _windows(series: Floats) -> Floats:
     import numpy as np
 
+    # Of shape (windows, …).
     parts = np.array_split(series, min(_WINDOWS, max(len(series) // 4, 1)))
-    return np.array([np.median(part) for part in parts])
+    return np.array([np.median(part, axis=0) for part in parts])
 
 
 def _correlated(late: Floats) -> float:
@@ -256,7 +257,7 @@ def _correlated(late: Floats) -> float:
     ranks = late.shape[1]
     if ranks < FEW_RANKS:
         return autocorrelation_time(late)
-    changes = np.array([np.ptp(_windows(late[:, rank])) for rank in range(ranks)])
+    changes = np.ptp(_windows(late), axis=0)
     return autocorrelation_time(late[:, np.sort(np.argsort(changes, kind="stable")[: ranks - max(ranks // 8, 1)])])
 
 

@@ -11,6 +11,8 @@ import os
 import weakref
 from typing import TYPE_CHECKING, Any, Protocol
 
+from deep500_timing._ranks.store_keys import get_all, present
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from os import PathLike
@@ -224,28 +226,3 @@ class StoreTransport:
         from deep500_timing._ranks.exchange import PREFIX
 
         return "/".join(map(str, (PREFIX, "gather", *parts)))
-
-
-def present(store: Any, keys: dict[int, str]) -> list[int]:
-    """Which keys are in a store: one request if all are, else by halves.
-
-    Args:
-        store: It can be asked whether all of several keys are there.
-        keys: By rank.
-    """
-    if not keys or store.check(list(keys.values())):
-        return list(keys)
-    if len(keys) == 1:
-        return []
-    items = list(keys.items())
-    half = len(items) // 2
-    return present(store, dict(items[:half])) + present(store, dict(items[half:]))
-
-
-def get_all(store: Any, keys: list[str]) -> list[bytes]:
-    """The values of keys that are in a store: by one request where it has it, since a missing one would block."""
-    try:
-        values = store.multi_get(keys)
-    except (AttributeError, NotImplementedError, RuntimeError):
-        values = [store.get(key) for key in keys]
-    return [bytes(value) for value in values]

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from deep500_timing._ranks import connection as _connection
 from deep500_timing._ranks.place import rank_and_world
+from deep500_timing._ranks.store_keys import get_all, present, present_by_chunks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -37,6 +38,8 @@ _KEPT_ROUNDS = 16
 _POLL_S = 0.002
 _LONGEST_POLL_S = 0.1
 """Pauses between looks grow by half each time, up to this, so that many ranks do not overrun the store."""
+_SEARCH_S = 1e-4
+"""What looking for one rank among many may take: two requests."""
 _GATHER_SHARE = 0.7
 """How much of the deadline rank 0 gives the others, so that what it makes of their reports reaches them within it."""
 SLACK = 0.05
@@ -298,24 +301,15 @@ def pauses(until: float) -> Iterable[float]:
 def _collect(store: Any, keys: dict[int, str], found: dict[int, bytes], until: float) -> None:
     """Read keys by rank into ``found`` as they arrive, until all are there or a moment of ``time.monotonic``."""
     waiting = dict(keys)
+    # Who of many is there is found out once, at the end; the search takes its time from the waiting.
+    until = max(until - _SEARCH_S * len(waiting), (time.monotonic() + until) / 2)
     for pause_s in pauses(until):
-        if len(waiting) > 1 and store.check(list(waiting.values())):
-            arrived = dict(waiting)
-        else:
-            arrived = {rank: key for rank, key in waiting.items() if store.check([key])}
+        arrived = present_by_chunks(store, waiting) if pause_s > 0 else present(store, waiting)
         if arrived:
-            found.update(zip(arrived, _get_all(store, list(arrived.values())), strict=True))
+            values = get_all(store, [waiting[rank] for rank in arrived])
+            found.update(zip(arrived, values, strict=True))
             for rank in arrived:
                 del waiting[rank]
         if not waiting:
             return
         time.sleep(pause_s)
-
-
-def _get_all(store: Any, keys: list[str]) -> list[bytes]:
-    # By one request where the store has it; only of keys that are there, since a missing one blocks.
-    try:
-        values = store.multi_get(keys)
-    except (AttributeError, NotImplementedError, RuntimeError):
-        values = [store.get(key) for key in keys]
-    return [bytes(value) for value in values]

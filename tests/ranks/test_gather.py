@@ -161,18 +161,18 @@ def test_who_leaves_nothing_is_missing(transports):
     """The deadline holds, and the others are in the report."""
     begun = time.monotonic()
     Gatherer(transports[2]).gather(snapshot(2))
-    report = Gatherer(transports[0]).gather(snapshot(0), deadline_s=0.5)
+    report = Gatherer(transports[0]).gather(snapshot(0), deadline_s=1.0)
     assert ((0, 2), (1, 3), None) == (report.ranks, report.missing, report.fault)
     assert time.monotonic() - begun < 20
 
 
 def test_ranks_are_matched_by_step(transports):
     """Where the step is said, a rank that has called once more than the others is in the right report."""
-    ahead, root = Gatherer(transports[1]), Gatherer(transports[0])
+    ahead, root = (Gatherer(transports[rank], ranks=[0, 1]) for rank in (1, 0))
     for step in (10, 20):
         ahead.gather(snapshot(1, [step]), step=step)
     for step in (10, 20):
-        report = root.gather(snapshot(0), deadline_s=0.2, step=step)
+        report = root.gather(snapshot(0), step=step)
         assert ({1: pytest.approx(step * 1e-3)}, step) == ({1: report.of_ranks("BATCH")[1]}, report.step)
 
 

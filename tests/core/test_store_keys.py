@@ -1,0 +1,96 @@
+"""Many keys of a store by few requests."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deep500_timing._ranks.exchange import Exchange
+from deep500_timing._ranks.store_keys import get_all, present, present_by_chunks
+
+
+class Counting:
+    """A store that counts what it is asked."""
+
+    def __init__(self, values):
+        self.values = dict(values)
+        self.requests = 0
+        self.keys = 0
+
+    def check(self, keys):
+        """Whether all are there."""
+        self.requests += 1
+        self.keys += len(keys)
+        return all(key in self.values for key in keys)
+
+    def multi_get(self, keys):
+        """Several values."""
+        self.requests += 1
+        return [self.values[key] for key in keys]
+
+    def get(self, key):
+        """One value."""
+        self.requests += 1
+        return self.values[key]
+
+    def set(self, key, value):
+        """Put one."""
+        self.values[key] = value
+
+    def delete_key(self, key):
+        """Remove one."""
+        return self.values.pop(key, None) is not None
+
+    def clone(self):
+        """Another connection to it."""
+        return self
+
+
+class Plain(Counting):
+    """A store without requests for several keys' values."""
+
+    multi_get = None  # type: ignore[assignment]
+
+    def __getattribute__(self, name):
+        """Everything but that."""
+        if name == "multi_get":
+            raise AttributeError(name)
+        return super().__getattribute__(name)
+
+
+@given(st.integers(1, 300).flatmap(lambda n: st.tuples(st.just(n), st.sets(st.integers(0, n - 1), max_size=20))))
+def test_who_is_there_is_found(drawn):
+    """By halves exactly; by chunks nobody who is not there, and exactly where they are few."""
+    number, absent = drawn
+    keys = {rank: f"k{rank}" for rank in range(number)}
+    store = Counting({f"k{rank}": b"" for rank in range(number) if rank not in absent})
+    there = [rank for rank in range(number) if rank not in absent]
+    assert there == present(store, keys)
+    found = present_by_chunks(store, keys)
+    assert there == found if number <= 64 or not absent else set(found) <= set(there)
+
+
+@pytest.mark.parametrize("kind", [Counting, Plain])
+def test_values_come_whatever_the_store_can_do(kind):
+    """By one request where it has it, else one by one."""
+    store = kind({"a": b"1", "b": b"2"})
+    assert [b"1", b"2"] == get_all(store, ["a", "b"])
+    assert {Counting: 1, Plain: 2}[kind] == store.requests
+
+
+@pytest.mark.parametrize("absent", [0, 1, 3])
+def test_thousands_of_reports_cost_few_requests(absent):
+    """Reports of 5 000 ranks are read in chunks, and the silent ones found by halves: not a request for each."""
+    ranks = 5000
+    silent = [1000 * (n + 1) for n in range(absent)]
+    values = {f"deep500_timing/x/posted/1/{rank}": b"%d" % rank for rank in range(ranks) if rank not in silent}
+    store = Counting(values)
+    exchange = Exchange("x", store=store, rank=0, world_size=ranks)
+    exchange.post(b"own")
+    store.requests = 0
+    answers = exchange.gather(b"own", deadline_s=0.5 if absent else 60.0)
+    assert (silent, ranks - absent, None) == (answers.missing, len(answers.reports), answers.fault)
+    assert b"4999" == answers.reports[4999]
+    # 79 chunks and two requests for values; then, for each silent rank, its chunk again and again, and its halves.
+    assert store.requests < 82 + absent * 60
