@@ -23,6 +23,9 @@ _numbers = itertools.count()
 # The sums of data sets that are gone. The collector may find that out anywhere, in the middle of the user's trace too,
 # where an operation would become part of the graph, or wait for the lock that the trace holds: nothing is run there.
 _unused: deque[Any] = deque()
+# Made after a fit for the next ones, whose first batch need not wait for it.
+_prepared: deque[Any] = deque()
+_sums_on_top: Any = None
 
 
 class Fetched(NamedTuple):
@@ -50,11 +53,11 @@ class TimedDataset:
         self._dataset = dataset
         self._bytes_per_sample: int | None = None
         self._timed_variant: Any = None
-        # Named, as it is found by its name; per process, as names outlive a fork.
-        name = f"deep500_timing_{os.getpid()}_{next(_numbers)}"
-        with tf.init_scope(), tf.device("/CPU:0"):
-            _destroy_unused(tf)
-            self._totals = tf.raw_ops.StatsAggregatorHandle(shared_name=name)
+        self._is_plain = isinstance(dataset, tf.data.Dataset)
+        try:
+            self._totals = _prepared.pop()
+        except IndexError:
+            self._totals = _new_totals(tf)
         weakref.finalize(self, _unused.append, self._totals).atexit = False
         self._empty: bool | None = None
 
@@ -67,7 +70,7 @@ class TimedDataset:
         """An iterator as the data set itself makes it, with the sums on top."""
         tf = self._tf
         self._empty = True
-        if isinstance(self._dataset, tf.data.Dataset):
+        if self._is_plain:
             with tf.init_scope(), tf.device("/CPU:0"):
                 iterator = self._iterator_of(self._dataset)
         else:
@@ -104,11 +107,13 @@ class TimedDataset:
         flat = _flat(dataset.element_spec)
         try:
             if self._timed_variant is None:
-                # Half a millisecond for each of these operations, once a fit and not once an epoch.
+                # Once a fit and not once an epoch.
                 self._bytes_per_sample = _bytes_per_sample(tf, dataset.element_spec)
                 # What making an iterator does first: it applies the options, and so optimizes and prefetches.
                 variant = dataset._apply_debug_options()._variant_tensor
-                self._timed_variant = self._timed(tf.raw_ops.FinalizeDataset(input_dataset=variant, **flat), flat, "0")
+                variant = tf.raw_ops.FinalizeDataset(input_dataset=variant, **flat)
+                put_on_top = _sums_on_top or functools.partial(_with_sums, tf)
+                self._timed_variant = put_on_top(variant, self._totals)
             resource = tf.raw_ops.AnonymousIteratorV3(**flat)
         except Exception as error:
             warn_fault("timing a data set", error)
@@ -127,23 +132,13 @@ class TimedDataset:
             for number, part in enumerate(parts):
                 resource = part._iterator_resource
                 with tf.init_scope(), tf.device(resource.device):
-                    flat = _flat(part.element_spec)
                     self._bytes_per_sample = _bytes_per_sample(tf, part.element_spec)
-                    timed = self._timed(part._dataset._variant_tensor, flat, str(number))
+                    timed = _with_sums(tf, part._dataset._variant_tensor, self._totals, str(number))
                     tf.raw_ops.MakeIterator(dataset=timed, iterator=resource)
         except Exception as error:
             warn_fault("timing a distributed data set", error)
             return
         self._empty = False
-
-    def _timed(self, variant: Any, flat: dict[str, Any], tag: str) -> Any:
-        tf = self._tf
-        variant = tf.raw_ops.LatencyStatsDataset(input_dataset=variant, tag=_WAIT + tag, **flat)
-        variant = tf.raw_ops.BytesProducedStatsDataset(input_dataset=variant, tag=_BYTES + tag, **flat)
-        variant = tf.raw_ops.SetStatsAggregatorDataset(
-            input_dataset=variant, stats_aggregator=self._totals, tag="", counter_prefix="", **flat
-        )
-        return tf.raw_ops.OptionsDataset(input_dataset=variant, serialized_options=_options(tf), **flat)
 
 
 def timed_dataset_at(data: Any) -> TimedDataset | None:
@@ -194,9 +189,41 @@ def _bytes_per_sample(tf: Any, spec: Any) -> int | None:
     return total or None
 
 
-def _destroy_unused(tf: Any) -> None:
-    while _unused:
-        try:
-            tf.raw_ops.DestroyResourceOp(resource=_unused.popleft())
-        except Exception as error:
-            warn_fault("letting go of a data set's sums", error)
+def prepare_for_more_fits() -> None:
+    """Let go of the sums that are not used any more, and make the next fit quicker to begin with; after a fit.
+
+    TensorFlow makes anew what runs an operation on data sets each time that it is called by itself, and the four of
+    them take as long as a step of a small model; inside a function it keeps that.
+    """
+    global _sums_on_top
+    import tensorflow as tf
+
+    with tf.init_scope(), tf.device("/CPU:0"):
+        while _unused:
+            try:
+                tf.raw_ops.DestroyResourceOp(resource=_unused.popleft())
+            except Exception as error:
+                warn_fault("letting go of a data set's sums", error)
+        if not _prepared:
+            _prepared.append(_new_totals(tf))
+        if _sums_on_top is None:  # Once in a process.
+            signature = [tf.TensorSpec((), tf.variant), tf.TensorSpec((), tf.resource)]
+            function = tf.function(functools.partial(_with_sums, tf), input_signature=signature, autograph=False)
+            _sums_on_top = function.get_concrete_function()
+
+
+def _with_sums(tf: Any, variant: Any, totals: Any, tag: str = "0") -> Any:
+    # The operations hand on what their input is of, whatever they are told that this be.
+    like: dict[str, Any] = {"output_types": [tf.variant], "output_shapes": [None]}
+    variant = tf.raw_ops.LatencyStatsDataset(input_dataset=variant, tag=_WAIT + tag, **like)
+    variant = tf.raw_ops.BytesProducedStatsDataset(input_dataset=variant, tag=_BYTES + tag, **like)
+    variant = tf.raw_ops.SetStatsAggregatorDataset(
+        input_dataset=variant, stats_aggregator=totals, tag="", counter_prefix="", **like
+    )
+    return tf.raw_ops.OptionsDataset(input_dataset=variant, serialized_options=_options(tf), **like)
+
+
+def _new_totals(tf: Any) -> Any:
+    # Named, as it is found by its name; per process, as names outlive a fork.
+    with tf.init_scope(), tf.device("/CPU:0"):
+        return tf.raw_ops.StatsAggregatorHandle(shared_name=f"deep500_timing_{os.getpid()}_{next(_numbers)}")

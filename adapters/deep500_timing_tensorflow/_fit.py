@@ -193,7 +193,12 @@ class FitTiming:
         self.regions.end(FIT)
         if self._phases is not None:
             self._phases.leave(self)
+        was_timed_by_tensorflow = self._dataset is not None
         self._settle_what_can_be_timed()
+        if was_timed_by_tensorflow:
+            from deep500_timing_tensorflow._data_tensorflow import prepare_for_more_fits
+
+            prepare_for_more_fits()
 
     def test_is_next(self) -> None:
         """An evaluation, inside a fit or by itself, after the hooks that come first."""

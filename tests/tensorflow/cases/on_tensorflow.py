@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import gc
 import threading
 import time
@@ -669,6 +670,35 @@ def test_a_data_set_found_dead_in_a_trace_adds_nothing_to_the_graph():
 
     traced(tf.constant(1.0))
     assert [0] == operations
-    the_next_one = TimedDataset(tf.data.Dataset.range(3))
+    assert 0 < len(_data_tensorflow._unused)
+    _data_tensorflow.prepare_for_more_fits()
     assert 0 == len(_data_tensorflow._unused)
-    assert [0, 1, 2] == [int(number) for number in the_next_one]
+    assert [0, 1, 2] == [int(number) for number in TimedDataset(tf.data.Dataset.range(3))]
+
+
+def test_second_fit_waits_for_no_operation_of_the_sums(data, monkeypatch):
+    """What puts the sums on top of the data is prepared after the first fit, so that later ones begin sooner."""
+    monkeypatch.setattr(_data_tensorflow, "_sums_on_top", None)
+    monkeypatch.setattr(_data_tensorflow, "_prepared", collections.deque())
+    made, made_before = [], []
+    for name in ("StatsAggregatorHandle", "LatencyStatsDataset", "SetStatsAggregatorDataset", "OptionsDataset"):
+        original = getattr(tf.raw_ops, name)
+
+        def noted(name=name, original=original, **given):
+            made.append(name)
+            return original(**given)
+
+        monkeypatch.setattr(tf.raw_ops, name, noted)
+
+    class Looks(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            if batch == 0:
+                made_before.append(list(made))
+
+    callback = timer.TimerCallback(timer.Timer())
+    model = make_model()
+    for _ in range(3):
+        model.fit(*data, batch_size=8, callbacks=[Looks(), callback], verbose=0)
+        made.clear()
+    assert [4, 0, 0] == [len(names) for names in made_before]
+    assert (15, 15) == (callback.batches, counts(callback.timer)["IO"])
