@@ -47,15 +47,19 @@ class Effort:
     statistics_rounds: int
     long_run: int
     long_run_plain: int
-    training_steps: int
+    pytorch_steps: int
     pytorch_rounds: int
+    process_rounds: int
+    keras_steps: int
     keras_rounds: int
 
 
 EFFORTS = {
-    "full": Effort(400, 15, 9, 30, 100_000, 1_000_000, 40, 3, 1_000_000, 7, 100_000_000, 20_000_000, 200, 150, 50),
-    "quick": Effort(40, 3, 5, 5, 10_000, 100_000, 8, 1, 1_000_000, 2, 10_000_000, 1_000_000, 50, 20, 10),
-    "smoke": Effort(2, 1, 2, 1, 1_000, 1_000, 1, 1, 5_000, 1, 100_000, 100_000, 3, 2, 2),
+    "full": Effort(
+        400, 15, 9, 30, 100_000, 1_000_000, 40, 3, 1_000_000, 7, 100_000_000, 20_000_000, 40, 600, 7, 200, 50
+    ),
+    "quick": Effort(40, 3, 5, 5, 10_000, 100_000, 8, 1, 1_000_000, 2, 10_000_000, 1_000_000, 40, 40, 1, 50, 10),
+    "smoke": Effort(2, 1, 2, 1, 1_000, 1_000, 1, 1, 5_000, 1, 100_000, 100_000, 3, 2, 0, 3, 2),
 }
 
 
@@ -139,7 +143,7 @@ class Bench:
             "imports": ("Importing", effort.import_rounds + 1),
             "statistics": ("Statistics", effort.statistics_rounds),
             "memory": ("Memory of a run without end", 198),
-            "pytorch": ("PyTorch loop", effort.pytorch_rounds),
+            "pytorch": ("PyTorch loop", effort.pytorch_rounds + effort.process_rounds),
             "keras": ("Keras fit", 4 * effort.keras_rounds),
             "comm": ("Communication", 1),
             "pipeline": ("Pipelines", 1),
@@ -205,16 +209,21 @@ class Bench:
         }
 
     def _pytorch(self, field: Field, step: Callable[[], None]) -> None:
+        from benchmarks._neighbour import in_processes
         from benchmarks._training import pytorch_loop
 
-        steps, rounds = self.effort.training_steps, self.effort.pytorch_rounds
+        steps, rounds = self.effort.pytorch_steps, self.effort.pytorch_rounds
         self.results["pytorch"] = pytorch_loop(self._forms(), steps, rounds, step)
+        if self.effort.process_rounds:
+            found = in_processes(3000, self.effort.process_rounds, step)
+            self.results["processes"] = found
+            self.results["missing"].update(found["missing"])
 
     def _keras(self, field: Field, step: Callable[[], None]) -> None:
         from benchmarks._training import keras_first_batch, keras_fit
 
         rounds = self.effort.keras_rounds
-        self.results["keras"] = keras_fit(self.effort.training_steps, rounds, step)
+        self.results["keras"] = keras_fit(self.effort.keras_steps, rounds, step)
         self.results["keras"]["first_batch"] = keras_first_batch(rounds, step)
 
     def _comm(self, field: Field, step: Callable[[], None]) -> None:

@@ -142,6 +142,30 @@ def _training_table(title: str, found: dict[str, Any]) -> list[str]:
     return [f"### {title}", "", *table(["", "ms per run", "overhead", "95 % interval", "rounds"], rows)]
 
 
+def _process_table(found: dict[str, Any]) -> list[str]:
+    rows = []
+    for name, run in found["runs"].items():
+        added = run.get("added_us")
+        rows.append(
+            [
+                name,
+                number(run["us"]["median"], 4),
+                f"{added['median']:+.2f}" if added else "–",
+                f"{added['low']:+.2f} … {added['high']:+.2f}" if added else "–",
+                str(run["us"]["rounds"]),
+            ]
+        )
+    header = ["", "µs per step", "added, µs", "95 % interval", "processes"]
+    return [
+        f"### The same loop, each in processes of its own, {found['steps']} steps",
+        "",
+        "TraceML starts the program and patches PyTorch in it. A process is one sample, the median of its steps; "
+        "processes differ by more than what a region costs.",
+        "",
+        *table(header, rows),
+    ]
+
+
 def _once(results: dict[str, Any]) -> Iterable[str]:
     if imports := results.get("imports"):
         rows = [
@@ -253,6 +277,8 @@ def report(results: dict[str, Any]) -> str:
     lines += [] if not (results.get("pytorch") or results.get("keras")) else ["## Training", ""]
     if found := results.get("pytorch"):
         lines += _training_table(f"A PyTorch loop on the CPU, {found['steps']} steps, 4 regions each", found)
+    if found := results.get("processes"):
+        lines += _process_table(found)
     if found := results.get("keras"):
         title = f"Keras {found['keras']} `fit` on {found['backend']}, one epoch of {found['steps']} steps"
         lines += _training_table(title, found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import random
+import threading
 from collections.abc import Callable
 from time import perf_counter
 from types import ModuleType
@@ -87,11 +88,42 @@ def pytorch_loop(packages: dict[str, ModuleType], steps: int, rounds: int, step:
 
             return run
 
+        def timed_before(package: ModuleType, **settings: Any) -> Run:
+            tmr = package.Timer(**settings)
+            types = package.TimeType
+            batch, forward, backward = tmr.region(types.BATCH), tmr.region(types.FORWARD), tmr.region(types.BACKWARD)
+
+            def run() -> None:
+                for inputs, targets in tmr.iterate(batches, types.IO):
+                    with batch:
+                        with forward:
+                            loss = criterion(net(inputs), targets)
+                        with backward:
+                            optimizer.zero_grad()
+                            loss.backward()
+                        optimizer.step()
+
+            return run
+
+        def with_nothing() -> None:
+            lock = threading.RLock()
+            for inputs, targets in iter(batches):
+                with lock:
+                    with lock:
+                        loss = criterion(net(inputs), targets)
+                    with lock:
+                        optimizer.zero_grad()
+                        loss.backward()
+                    optimizer.step()
+
         runs[WITHOUT] = untimed
         runs[AGAIN] = untimed
+        runs["three `with` of a lock, which time nothing"] = with_nothing
         for group, package in packages.items():
             runs[f"4 regions per step ({group})"] = timed_with(package)
+            runs[f"the same, the regions made before the loop ({group})"] = timed_before(package)
             runs[f"4 regions per step, disabled ({group})"] = timed_with(package, enabled=False)
+            runs[f"the same, disabled, made before the loop ({group})"] = timed_before(package, enabled=False)
         return {"steps": steps, "runs": compare(runs, rounds, step)}
     finally:
         torch.set_num_threads(threads)
