@@ -43,8 +43,8 @@ def parents_of(starts: Int64Array, ends: Int64Array) -> tuple[Int64Array, BoolAr
         active = active[parents[active] >= 0]
         candidates = parents[active]
         start, end, end_of_candidate = starts[active], ends[active], ends[candidates]
-        # What begins where another ends comes after it, unless both began there.
-        encloses = (end_of_candidate >= end) & ((start < end_of_candidate) | (start == starts[candidates]))
+        # What begins where another ends comes after it, so that what took no time holds nothing.
+        encloses = (end_of_candidate >= end) & (start < end_of_candidate)
         active, passed = active[~encloses], candidates[~encloses]
         overlaps[active] |= ends[passed] > starts[active]
         parents[active] = parents[passed]

@@ -29,11 +29,7 @@ def test_parents_are_the_smallest_that_enclose(rows):
     starts, ends = starts[order], ends[order]
     parents, overlaps = parents_of(starts, ends)
     for place in range(len(rows)):
-        enclosing = [
-            before
-            for before in range(place)
-            if ends[before] >= ends[place] and (starts[place] < ends[before] or starts[place] == starts[before])
-        ]
+        enclosing = [before for before in range(place) if ends[before] >= ends[place] and starts[place] < ends[before]]
         assert (enclosing[-1] if enclosing else -1) == parents[place]
         overlapped = [before for before in range(place) if before not in enclosing and ends[before] > starts[place]]
         # Of those that lie inside another candidate, the outer one tells.
@@ -55,6 +51,12 @@ def test_what_siblings_cover_together(rows):
         together = {moment for row in np.flatnonzero(inside) for moment in range(starts[row], ends[row])}
         assert len(together) == int((ends - starts - covered)[inside].sum())
     assert not covered[~overlaps].any()
+
+
+def test_what_took_no_time_holds_nothing():
+    """Marks at one moment lie beside each other, however many, and in what was open then."""
+    starts, ends = np.array([0, 7, 7, 7, 9]), np.array([9, 7, 7, 7, 9])
+    assert [-1, 0, 0, 0, -1] == parents_of(starts, ends)[0].tolist()
 
 
 def test_order_of_what_begins_together():

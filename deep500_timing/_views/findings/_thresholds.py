@@ -37,8 +37,10 @@ DRIFT_LEAST = 60
 WARM_UP_SHARE = 0.10
 """warm-up: what the first steps take beyond the others, as a share of the run."""
 WARM_UP_RATIO = 1.5
-"""warm-up: the steady state begins with :data:`WARM_UP_CALM` steps in a row within so many medians."""
-WARM_UP_CALM = 5
+"""warm-up: the steady state begins with a step within so many medians, if :data:`WARM_UP_CALM` of the
+:data:`WARM_UP_OF` steps from there on are."""
+WARM_UP_CALM = 0.7
+WARM_UP_OF = 10
 UNNAMED_SHARE = 0.20
 """unnamed: the rest as a share of its parent."""
 UNNAMED_OF_RUN = 0.02
