@@ -223,7 +223,12 @@ def test_a_rule_is_silent(findings, rule):
         ("waits-for-data", "IO is 29 % of BATCH: the loop waits for data, 40.0 ms of 138 ms a step."),
         (
             "spikes",
-            "5 steps took more than 4 × the median of 100 ms: 15, 31, 47 and 2 more, every 16 steps.",
+            "5 of 80 steps took more than 4 × the median of 100 ms: 15, 31, 47 and 2 more, every 16 steps: "
+            "FORWARD takes most of the excess.",
+        ),
+        (
+            "warm-up",
+            "33 % of the run is warm-up: the first 2 steps take 4.07 s, those from step 2 on 100 ms each.",
         ),
         ("unnamed", "36 % of BATCH lies in no region, 2.40 s, most of it between FORWARD and BACKWARD."),
         ("lost", "Not in the numbers: 4 regions failed (checkpoint)."),
@@ -285,6 +290,97 @@ def test_a_rule_can_be_switched_off(findings, monkeypatch):
         assert ["waits-for-data"] == [finding.rule for finding in findings(make)]
 
 
+def fit(first, steps, parts, around):
+    """A fit of Keras in three epochs: seconds of the first batch, and of an epoch outside batches; ms of a batch."""
+
+    def make(folder):
+        dice = random.Random(steps)
+        with made_rank(folder) as made, made.region("FIT"):
+            for epoch in range(3):
+                with made.region("EPOCH"):
+                    made.spend("EPOCH (start)", 0.3 * around)
+                    for step in range(steps // 3):
+                        if epoch == step == 0:
+                            made.spend("BATCH (first)", first)
+                        with made.region("BATCH"):
+                            for name, took in parts.items():
+                                made.spend(name, took * MS * dice.lognormvariate(0, 0.1))
+                            made.wait(1 * MS)
+                        made.spend("CALLBACKS", 0.3 * MS)
+                    made.spend("VALIDATION", 0.7 * around)
+
+    return make
+
+
+def loop(steps, *, beside=0.0, crowded=False, **parts):
+    """A loop of PyTorch in two epochs, its loader beside BATCH or in it; crowded, a fifth takes 20 times as long."""
+
+    def make(folder):
+        dice = random.Random(steps)
+        with made_rank(folder) as made:
+            for _ in range(2):
+                with made.region("EPOCH"):
+                    for _ in range(steps // 2):
+                        if beside:
+                            made.spend("IO", beside * MS * dice.lognormvariate(0, 0.2))
+                        slow = 20 if crowded and dice.random() < 0.2 else 1
+                        with made.region("BATCH"):
+                            for name, took in parts.items():
+                                made.spend(name, slow * took * MS * dice.lognormvariate(0, 0.1))
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("make", "first_line"),
+    [
+        pytest.param(
+            fit(1.89, 134, {"IO": 0.03, "FORWARD": 10, "BACKWARD": 20.5}, 0.18),
+            "28 % of the run is warm-up: BATCH (first) takes 1.89 s, the steps after it 31.7 ms each.",
+            id="keras_convnet",
+        ),
+        pytest.param(
+            fit(7.18, 299, {"IO": 0.05, "FORWARD": 4, "BACKWARD": 4.5}, 0.9),
+            "56 % of the run is warm-up: BATCH (first) takes 7.18 s, the steps after it 9.50 ms each.",
+            id="keras_transformer",
+        ),
+        pytest.param(
+            fit(3.43, 83, {"IO": 0.03, "FORWARD": 16, "BACKWARD": 30}, 0.3),
+            "41 % of the run is warm-up: BATCH (first) takes 3.43 s, the steps after it 46.9 ms each.",
+            id="keras_unet",
+        ),
+        pytest.param(
+            fit(0.2, 180, {"IO": 21, "FORWARD": 2, "BACKWARD": 3}, 0.05),
+            "IO is 78 % of BATCH: the loop waits for data, 21.1 ms of 27.1 ms a step.",
+            id="a slow loader in a fit",
+        ),
+        pytest.param(
+            loop(60, beside=25, FORWARD=3, BACKWARD=7, optimizer=1.3),
+            "IO is 68 % of EPOCH: the loop waits for data, 25.3 ms a step.",
+            id="a slow loader",
+        ),
+        pytest.param(
+            loop(284, IO=0.3, FORWARD=4.4, BACKWARD=5.5, optimizer=0.8),
+            "Nothing stands out: 90 % of BATCH are BACKWARD and FORWARD, "
+            "95 % of the steps are within 13 % of the median.",
+            id="the demo",
+        ),
+        pytest.param(
+            loop(284, IO=0.3, FORWARD=4.4, BACKWARD=5.5, optimizer=0.8, crowded=True),
+            "66 of 283 steps took more than 4 × the median of 11.3 ms: 3, 6, 9 and 63 more.",
+            id="the demo on a crowded machine",
+        ),
+    ],
+)
+def test_the_first_line_names_the_right_thing(tmp_path, make, first_line):
+    """Of runs with the proportions of the examples, the demo and slow loaders: what one who knows them would say."""
+    make(tmp_path / "run")
+    with Run.open(tmp_path / "run") as run:
+        found = find(run)
+        said = found[0].text if found else verdict_if_none(tree_of_run(run))
+    assert first_line == said
+
+
 def test_nothing_to_say_is_said(tmp_path):
     """Where a step goes, and how far steps are apart."""
     folder = tmp_path / "run"
@@ -293,6 +389,33 @@ def test_nothing_to_say_is_said(tmp_path):
         assert [] == find(run)
         said = verdict_if_none(tree_of_run(run))
     assert said.startswith("Nothing stands out: 95 % of BATCH are BACKWARD and FORWARD, 95 % of the steps are within ")
+
+
+def test_where_steps_are_far_apart_that_is_said(tmp_path):
+    """A spread of several medians is not called within so many percent of it."""
+    folder = tmp_path / "run"
+    train(folder, FORWARD=lambda step: 150 if step % 16 in (3, 9) else 35)
+    with Run.open(folder) as run:
+        assert [] == find(run)
+        said = verdict_if_none(tree_of_run(run))
+    assert said.endswith(", one step in 20 takes 2.2 × the median or more.")
+
+
+def test_a_busy_machine_is_no_warm_up(findings):
+    """Where one step in four is slow for no reason of its own, the first is all that the start cost."""
+
+    def make(folder):
+        train(folder, 90, FORWARD=lambda step: 300 if step == 0 else 160 if step % (4 if step < 40 else 9) == 3 else 35)
+
+    assert [] == [finding.text for finding in findings(make) if finding.rule == "warm-up"]
+
+
+def test_of_few_steps_the_first_is_told_from_the_others(findings):
+    """Ten steps are enough to say that the first was most of the run."""
+    found = findings(lambda folder: train(folder, 10, FORWARD=lambda step: 3000 if step == 0 else 35))
+    assert ["75 % of the run is warm-up: the first step takes 3.07 s, those from step 1 on 100 ms each."] == [
+        finding.text for finding in found
+    ]
 
 
 def test_slow_steps_after_a_validation_say_so(findings):
@@ -324,6 +447,23 @@ def test_one_process_knows_less_and_says_what_it_knows():
     found = find(tree_of_snapshot(tmr.snapshot(places=True)))
     assert ["warm-up", "waits-for-data"] == [finding.rule for finding in found]
     assert "" == "".join(finding.command for finding in found)
+
+
+def test_one_process_says_how_often_steps_are_slow():
+    """Without a run it is not known which, but how many: by the percentile that stands on enough of them."""
+
+    def said(steps, slow):
+        clock = ManualClock()
+        tmr = Timer(clock=clock)
+        for step in range(steps):
+            with tmr.region("BATCH"):
+                clock.advance(0.9 if step % slow == slow - 1 else 0.1)
+        return [finding.text for finding in find(tree_of_snapshot(tmr.snapshot(places=True)))]
+
+    assert ["One BATCH in 20 takes 9 × the median of 100 ms or more."] == said(100, 10)
+    assert ["One BATCH in 100 takes 9 × the median of 100 ms or more."] == said(400, 50)
+    assert [] == said(60, 10)
+    assert [] == said(1000, 200)
 
 
 def test_a_loop_without_an_outer_region(findings):

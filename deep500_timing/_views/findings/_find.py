@@ -97,11 +97,18 @@ def verdict_if_none(tree: Tree) -> str:
     largest = inside[:2]
     spread = ""
     if step.median_s and step.p95_s is not None:
-        over = max(step.p95_s / step.median_s - 1, 0.0)
-        spread = f"95 % of the steps are within {percent(over)} of the median" if over >= 0.005 else ""
+        spread = _spread(step.p95_s / step.median_s - 1)
     if not largest:
         return f"Nothing stands out{f': {spread}' if spread else ''}."
     share = percent(sum(child.share or 0.0 for child in largest))
     names = " and ".join(name_of(child.name) for child in largest)
     verb = "is" if len(largest) == 1 else "are"
     return f"Nothing stands out: {share} of BATCH {verb} {names}{f', {spread}' if spread else ''}."
+
+
+def _spread(over: float) -> str:
+    if over < 0.005:
+        return ""
+    if over < 1:
+        return f"95 % of the steps are within {percent(over)} of the median"
+    return f"one step in 20 takes {over + 1:.1f} × the median or more"

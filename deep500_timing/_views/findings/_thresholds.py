@@ -26,6 +26,8 @@ SPIKE_RATIO = 4.0
 """spikes: times the median."""
 SPIKE_LEAST = 3
 """spikes: steps."""
+SPIKE_MANY = 0.05
+"""spikes: a share of the steps from which on it is said of how many."""
 SPIKE_SHARE = 0.01
 """spikes: what they take beyond the median, as a share of all steps."""
 DRIFT_SHARE = 0.05
