@@ -16,14 +16,21 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from deep500_timing._summary.stats import median_confidence_ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 MICROBATCHES = 8
+BLOCK = 3
+"""Batches that count, of a block."""
 _LIMIT_S = 120
 
 
 def measure(rank: int, *, rounds: int) -> dict[str, Any]:
-    """Milliseconds of a batch, plain and timed, and the bubble; to be called on both ranks."""
+    """What a batch takes plain and timed, and the bubble; to be called on both ranks."""
     import torch
     import torch.distributed as dist
     from torch import nn
@@ -67,40 +74,52 @@ def measure(rank: int, *, rounds: int) -> dict[str, Any]:
             schedule.step(target=labels, losses=[])
         busy = time.thread_time() - began_busy
         dist.barrier()
-        return (time.perf_counter() - began) * 1e3, busy * 1e3
+        return (time.perf_counter() - began) * 1e3, busy * 1e6
 
     short = schedule_of(0.001)
     times_of_short = instrument_schedule(short)
-    for _ in range(3):
-        batch(short)
+    batch(short)
     times_of_short.detach()
-    plain, timed = [], []
+
+    def block() -> tuple[float, float]:
+        # The first batch after attaching or detaching is that of code whose caches have become invalid.
+        batch(short)
+        found = [batch(short) for _ in range(BLOCK)]
+        return statistics.median(one[0] for one in found), statistics.median(one[1] for one in found)
+
+    plain, timed, again = [], [], []
     for number in range(rounds):
-        # Each is first in every second round.
-        for is_timed in (number % 2 == 0, number % 2 == 1):
-            if is_timed:
+        for what in ("plain", "timed", "again") if number % 2 else ("again", "timed", "plain"):
+            if what == "timed":
                 with times_of_short:
-                    timed.append(batch(short))
+                    timed.append(block())
             else:
-                plain.append(batch(short))
+                (plain if what == "plain" else again).append(block())
     long = schedule_of(0.05)
     with instrument_schedule(long) as times:
         for _ in range(3):
             batch(long)
         bubble = times.bubble(deadline_s=30)
-    differences = [one[0] - other[0] for one, other in zip(timed, plain, strict=True)]
-    busier = [one[1] - other[1] for one, other in zip(timed, plain, strict=True)]
-    half = statistics.stdev(differences) / len(differences) ** 0.5 * 2
     return {
         "plain_ms": statistics.median(one[0] for one in plain),
         "timed_ms": statistics.median(one[0] for one in timed),
-        "busy_us": statistics.median(busier) * 1e3 / MICROBATCHES,
-        "added_ms": statistics.median(differences),
-        "spread_ms": half,
+        "added_us": _of_pairs(timed, plain, 0, 1e3),
+        "again_us": _of_pairs(again, plain, 0, 1e3),
+        "busy_us": _of_pairs(timed, plain, 1, 1),
+        "busy_again_us": _of_pairs(again, plain, 1, 1),
         "rounds": rounds,
         "bubble": bubble.bubble,
         "ideal": float(bubble.ideal or 0),
     }
+
+
+def _of_pairs(ones: Sequence[Sequence[float]], others: Sequence[Sequence[float]], column: int, unit: float) -> Any:
+    """Microseconds a micro-batch: the median of the differences and the ends of its 95 % confidence interval."""
+    differences = sorted((one[column] - other[column]) * unit for one, other in zip(ones, others, strict=True))
+    low, high = median_confidence_ranks(len(differences)) or (1, len(differences))
+    return [
+        each / MICROBATCHES for each in (statistics.median(differences), differences[low - 1], differences[high - 1])
+    ]
 
 
 def report_lines(*, quick: bool = False) -> list[str]:
@@ -133,18 +152,25 @@ def report_lines(*, quick: bool = False) -> list[str]:
 
 def as_lines(found: dict[str, Any]) -> list[str]:
     """What :func:`measure` found, as Markdown."""
-    within = "within" if abs(found["added_ms"]) <= found["spread_ms"] else "beyond"
+
+    def of(name: str) -> str:
+        middle, low, high = found[name]
+        return f"{middle:+.1f} ({low:+.1f} … {high:+.1f})"
+
+    _, low, high = found["added_us"]
+    verdict = "is within the noise" if low <= 0 <= high else "is beyond the noise"
     return [
-        f"PyTorch's 1F1B on two gloo ranks, {MICROBATCHES} micro-batches that sleep 1 ms forward and 1 ms backward, a "
-        f"batch, median of {found['rounds']} in turns:",
+        f"PyTorch's 1F1B on two gloo ranks, {MICROBATCHES} micro-batches that sleep 1 ms forward and 1 ms backward. "
+        f"Blocks of {BLOCK} batches in turns, {found['rounds']} rounds; a batch takes {found['plain_ms']:.2f} ms as it "
+        f"is and {found['timed_ms']:.2f} ms timed by `instrument_schedule`. What is added to a micro-batch of 2 ms, the "
+        "median of the rounds' differences with its 95 % confidence interval:",
         "",
-        "| as it is | timed by `instrument_schedule` | added, of each pair | noise (2 standard errors) |",
-        "|---:|---:|---:|---:|",
-        f"| {found['plain_ms']:.2f} ms | {found['timed_ms']:.2f} ms | {found['added_ms']:+.3f} ms ({within} the noise) "
-        f"| {found['spread_ms']:.3f} ms |",
+        "| | time, µs | processor time of rank 0, µs |",
+        "|---|---:|---:|",
+        f"| timed | {of('added_us')} | {of('busy_us')} |",
+        f"| the bare schedule a second time (the noise) | {of('again_us')} | {of('busy_again_us')} |",
         "",
-        f"Processor time added to a micro-batch, forward and backward, on rank 0, which the machine's load does not "
-        f"reach: {found['busy_us']:+.1f} µs.",
+        f"The time that is added {verdict}: its interval {'holds' if low <= 0 <= high else 'does not hold'} 0.",
         "",
         f"The bubble of stages that sleep 50 ms: {found['bubble']:.4f}, in closed form {found['ideal']:.4f} "
         f"({100 * (found['bubble'] / found['ideal'] - 1):+.1f} %).",
@@ -162,7 +188,7 @@ def main() -> None:
 
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    found = measure(rank, rounds=20 if quick else 100)
+    found = measure(rank, rounds=12 if quick else 60)
     if rank == 0:
         Path(sys.argv[sys.argv.index("--rank") + 1], "found.json").write_text(json.dumps(found))
     dist.barrier()

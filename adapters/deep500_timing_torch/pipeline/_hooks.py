@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 from deep500_timing_torch.pipeline._actions import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from deep500_timing_torch.pipeline._recorder import Recorder
 
 __all__ = ["ACTIVE", "Hooks", "stages_of"]
@@ -30,18 +28,31 @@ class _Active(threading.local):
 
 ACTIVE = _Active()
 Label = tuple[Kind, int, int]
-"""What a message is: the kind of wait for it, the stage, and the micro-batch."""
+"""What a message is: the kind of its issue, the stage, and the micro-batch."""
 _ISSUE = {
-    "get_fwd_recv_ops": (Kind.RECEIVE_ACTIVATION, Kind.WAIT_ACTIVATION),
-    "get_fwd_send_ops": (Kind.SEND_ACTIVATION, Kind.WAIT_SENT),
-    "get_bwd_recv_ops": (Kind.RECEIVE_GRADIENT, Kind.WAIT_GRADIENT),
-    "get_bwd_send_ops": (Kind.SEND_GRADIENT, Kind.WAIT_SENT),
+    "get_fwd_recv_ops": Kind.RECEIVE_ACTIVATION,
+    "get_fwd_send_ops": Kind.SEND_ACTIVATION,
+    "get_bwd_recv_ops": Kind.RECEIVE_GRADIENT,
+    "get_bwd_send_ops": Kind.SEND_GRADIENT,
 }
+_WAIT_OF = {
+    Kind.RECEIVE_ACTIVATION: Kind.WAIT_ACTIVATION,
+    Kind.SEND_ACTIVATION: Kind.WAIT_SENT,
+    Kind.RECEIVE_GRADIENT: Kind.WAIT_GRADIENT,
+    Kind.SEND_GRADIENT: Kind.WAIT_SENT,
+}
+_PASSES = {
+    "forward_one_chunk": (Kind.FORWARD,),
+    "backward_one_chunk": (Kind.BACKWARD, Kind.BACKWARD_INPUT),
+    "backward_weight_one_chunk": (Kind.BACKWARD_WEIGHT,),
+}
+"""What they are, whole and where they do the first part alone."""
 
 
 class _Works(list[Any]):
     """The handles of messages, with what each is."""
 
+    __slots__ = ("labels",)
     labels: list[Label]
 
 
@@ -75,12 +86,9 @@ class Hooks:
         for stage in stages_of(schedule):
             for name in _ISSUE:
                 self._replace(stage, name, self._labelling(stage, name))
-            self._replace(stage, "forward_one_chunk", self._pass(stage, "forward_one_chunk", _forward))
-            self._replace(stage, "backward_one_chunk", self._pass(stage, "backward_one_chunk", _backward))
-            if hasattr(stage, "backward_weight_one_chunk"):
-                self._replace(
-                    stage, "backward_weight_one_chunk", self._pass(stage, "backward_weight_one_chunk", _weight)
-                )
+            for name, kinds in _PASSES.items():
+                if hasattr(stage, name):
+                    self._replace(stage, name, self._pass(stage, name, *kinds))
         self._replace(schedule, "_step_microbatches", self._batch(schedule._step_microbatches))
         self._replace(schedule, "_maybe_compute_loss", self._loss(schedule._maybe_compute_loss))
         if hasattr(schedule, "_initialize_pp_stages"):
@@ -116,115 +124,81 @@ class Hooks:
             try:
                 result = original(*args, **kwargs)
             except BaseException:
+                ACTIVE.recorder = before
+                recorder.settle()
                 if own:
                     recorder.drop()
                 raise
-            finally:
-                ACTIVE.recorder = before
+            ACTIVE.recorder = before
+            recorder.settle()
             if own:
-                _safely(recorder, "a batch", recorder.commit)
+                recorder.commit()
             return result
 
         return step_microbatches
 
-    def _pass(self, stage: Any, name: str, kind_of: Callable[[dict[str, Any]], Kind]) -> Any:
+    def _pass(self, stage: Any, name: str, kind: Kind, kind_of_part: Kind | None = None) -> Any:
         recorder, original, index = self._recorder, getattr(stage, name), stage.stage_index
-        now_ns = recorder.now_ns
+        now_ns, note, active = recorder.now_ns, recorder.noted.append, ACTIVE
 
         def one_chunk(chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-            if ACTIVE.recorder is not recorder:
+            if active.recorder is not recorder or (kind is not Kind.FORWARD and not stage.has_backward):
                 return original(chunk_id, *args, **kwargs)
-            kind = kind_of(kwargs)
-            if kind is not Kind.FORWARD and not stage.has_backward:
-                return original(chunk_id, *args, **kwargs)
+            what = kind if kind_of_part is None or kwargs.get("full_backward", True) else kind_of_part
             if recorder.gpu:
-                return recorder.run_on_device(kind, index, chunk_id, lambda: original(chunk_id, *args, **kwargs))
+                return recorder.run_on_device(what, index, chunk_id, lambda: original(chunk_id, *args, **kwargs))
             start_ns = now_ns()
             result = original(chunk_id, *args, **kwargs)
-            end_ns = now_ns()
-            try:
-                recorder.put(kind, index, chunk_id, start_ns, end_ns)
-            except Exception as error:
-                recorder.fault("a pass", error)
+            note((what, index, chunk_id, start_ns, now_ns(), -1))
             return result
 
         return one_chunk
 
     def _loss(self, original: Any) -> Any:
-        recorder = self._recorder
-        now_ns = recorder.now_ns
+        recorder, active = self._recorder, ACTIVE
+        now_ns, note = recorder.now_ns, recorder.noted.append
 
         def maybe_compute_loss(
             stage: Any, output: Any, target_mbs: Any, mb_index: int, *args: Any, **kwargs: Any
         ) -> Any:
-            if ACTIVE.recorder is not recorder or not stage.is_last:
+            if active.recorder is not recorder or not stage.is_last:
                 return original(stage, output, target_mbs, mb_index, *args, **kwargs)
             start_ns = now_ns()
             result = original(stage, output, target_mbs, mb_index, *args, **kwargs)
-            end_ns = now_ns()
-            try:
-                recorder.timer.record("pipeline loss", start_ns, end_ns)
-                recorder.extend_forward(stage.stage_index, mb_index, end_ns)
-            except Exception as error:
-                recorder.fault("a loss", error)
+            note((None, stage.stage_index, mb_index, start_ns, now_ns(), -1))
             return result
 
         return maybe_compute_loss
 
     def _setup(self, original: Any) -> Any:
         recorder, schedule = self._recorder, self._schedule
-        now_ns = recorder.now_ns
 
         def initialize_pp_stages(
             stages: Any, args: Any, kwargs: Any, target: Any, forward: bool, backward: bool, **more: Any
         ) -> Any:
             if forward and backward == schedule._has_backward:
                 return original(stages, args, kwargs, target, forward, backward, **more)
-            start_ns = now_ns()
+            start_ns = recorder.now_ns()
             result = original(stages, args, kwargs, target, forward, backward, **more)
-            try:
-                recorder.mark_warm_up()
-                recorder.put(Kind.SETUP, -1, -1, start_ns, now_ns())
-            except Exception as error:
-                recorder.fault("the exchange of shapes", error)
+            recorder.mark_warm_up()
+            recorder.put(Kind.SETUP, -1, -1, start_ns, recorder.now_ns())
             return result
 
         return initialize_pp_stages
 
     def _labelling(self, stage: Any, name: str) -> Any:
         recorder, original, index = self._recorder, getattr(stage, name), stage.stage_index
-        issue, _ = _ISSUE[name]
+        issue, active = _ISSUE[name], ACTIVE
 
         def get_ops(chunk_id: int) -> Any:
             ops = original(chunk_id)
-            if ACTIVE.recorder is recorder:
+            if ops and active.recorder is recorder:
+                label = (issue, index, chunk_id)
                 for op in ops:
-                    op._deep500_timing_label = (issue, index, chunk_id)
+                    op._deep500_timing_label = label
             return ops
 
         return get_ops
-
-
-def _forward(_: dict[str, Any]) -> Kind:
-    return Kind.FORWARD
-
-
-def _backward(kwargs: dict[str, Any]) -> Kind:
-    return Kind.BACKWARD if kwargs.get("full_backward", True) else Kind.BACKWARD_INPUT
-
-
-def _weight(_: dict[str, Any]) -> Kind:
-    return Kind.BACKWARD_WEIGHT
-
-
-_WAIT_OF = dict(_ISSUE.values())
-
-
-def _safely(recorder: Recorder, doing: str, work: Callable[[], None]) -> None:
-    try:
-        work()
-    except Exception as error:
-        recorder.fault(doing, error)
 
 
 class _Module:
@@ -271,17 +245,19 @@ def _timed_issue(original: Any) -> Any:
         start_ns = recorder.now_ns()
         works = original(p2p_ops, *args, **kwargs)
         end_ns = recorder.now_ns()
-        try:
-            labels = [getattr(op, "_deep500_timing_label", None) for op in p2p_ops]
-            known = [label for label in labels if label is not None]
-            for label in dict.fromkeys(known):
-                kind, stage, microbatch = label
-                recorder.put(kind, stage, microbatch, start_ns, end_ns)
-            if type(works) is list and len(known) == len(labels):
-                works = _Works(works)
-                works.labels = known
-        except Exception as error:
-            recorder.fault("the issue of messages", error)
+        labels: list[Label] = []
+        last: Label | None = None
+        for op in p2p_ops:
+            label: Label | None = getattr(op, "_deep500_timing_label", None)
+            if label is None:
+                continue
+            labels.append(label)
+            if label is not last:  # Several tensors of one message come one after the other.
+                kind, stage, microbatch = last = label
+                recorder.noted.append((kind, stage, microbatch, start_ns, end_ns, -1))
+        if type(works) is list and len(labels) == len(p2p_ops):
+            works = _Works(works)
+            works.labels = labels
         return works
 
     batch_p2p._deep500_timing = True  # type: ignore[attr-defined]
@@ -294,31 +270,26 @@ def _timed_wait(original: Any) -> Any:
         if recorder is None or not work:
             return original(work)
         labels: list[Label] = getattr(work, "labels", [])
-        if len(labels) == len(work):
-            # One by one, in the order in which PyTorch waits for them.
-            for one, label in zip(work, labels, strict=True):
-                _wait(recorder, original, [one], label)
-            return None
-        return _wait(recorder, original, work, _first_received(labels))
+        note = recorder.noted.append
+        end_ns = recorder.now_ns()
+        if len(labels) != len(work):
+            result = original(work)
+            kind, stage, microbatch = _first_received(labels)
+            note((_WAIT_OF[kind], stage, microbatch, end_ns, recorder.now_ns(), -1))
+            return result
+        # One by one, in the order in which PyTorch waits for them.
+        for one, (kind, stage, microbatch) in zip(work, labels, strict=True):
+            start_ns = end_ns
+            original([one])
+            end_ns = recorder.now_ns()
+            note((_WAIT_OF[kind], stage, microbatch, start_ns, end_ns, -1))
+        return None
 
     wait_batch_p2p._deep500_timing = True  # type: ignore[attr-defined]
     return wait_batch_p2p
 
 
-def _first_received(labels: list[Label]) -> Label | None:
+def _first_received(labels: list[Label]) -> Label:
     # Messages that were put together by the backend have one handle: what is waited for is what comes in.
     received = [one for one in labels if _WAIT_OF[one[0]] is not Kind.WAIT_SENT]
-    known = received or labels
-    return known[0] if known else None
-
-
-def _wait(recorder: Recorder, original: Any, work: Any, label: Label | None) -> Any:
-    start_ns = recorder.now_ns()
-    result = original(work)
-    end_ns = recorder.now_ns()
-    try:
-        kind, stage, microbatch = label or (Kind.SEND_ACTIVATION, -1, -1)
-        recorder.put(_WAIT_OF[kind], stage, microbatch, start_ns, end_ns)
-    except Exception as error:
-        recorder.fault("a wait", error)
-    return result
+    return (received or labels or [(Kind.SEND_ACTIVATION, -1, -1)])[0]

@@ -190,7 +190,7 @@ def gather(recorder: Recorder, stage: Any, exchange: Exchange, deadline_s: float
     import torch.distributed as dist
 
     members = dist.get_process_group_ranks(stage.group or dist.group.WORLD)
-    anchor = take_anchor(recorder.now_ns)
+    anchor = take_anchor(recorder.timer.now_ns)
     boot = _boot_id() or socket.gethostname()
     report = {
         "rank": dist.get_rank(),

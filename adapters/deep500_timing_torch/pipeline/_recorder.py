@@ -40,6 +40,8 @@ REGIONS = {
 
 Event = tuple[Kind, int, int, int, int, int]
 """Kind, stage, micro-batch, start, end, and which of its region's intervals on the device it is; -1 without one."""
+Note = tuple[Kind | None, int, int, int, int, int]
+"""An event, or a loss if the kind is None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,10 @@ class Recorder:
         self.faults = 0
         self.batches: deque[Batch] = deque(maxlen=keep)
         self.begun = 0
-        self.now_ns = timer.now_ns
+        self._now_ns = timer.now_ns
+        self.noted: list[Note] = []
+        """What hooks have noted down in the batch under way and :meth:`settle` makes regions and events of. An append
+        is all that stands between two actions; the rest is done once for a batch, when its code is warm."""
         self._events: list[Event] = []
         self._warm_up = False
         self._open = False
@@ -115,12 +120,42 @@ class Recorder:
             self._names[kind, stage] = name
         return name
 
-    def put(self, kind: Kind, stage: int, microbatch: int, start_ns: int, end_ns: int, *, region: bool = True) -> None:
-        """Keep an action; outside of a batch its region alone."""
-        if region:
+    def now_ns(self) -> int:
+        """The timer's clock; -1, and a warning, if it fails. What has such a time is not kept."""
+        try:
+            return self._now_ns()
+        except Exception as error:
+            self.fault("reading the clock", error)
+            return -1
+
+    def put(self, kind: Kind, stage: int, microbatch: int, start_ns: int, end_ns: int) -> None:
+        """Keep an action; outside of a batch its region alone. A failure costs a warning."""
+        if start_ns < 0 or end_ns < 0:
+            return
+        try:
             self.timer.record(self.region_of(kind, stage), start_ns, end_ns)
-        if self._open:
-            self._events.append((kind, stage, microbatch, start_ns, end_ns, -1))
+            if self._open:
+                self._events.append((kind, stage, microbatch, start_ns, end_ns, -1))
+        except Exception as error:
+            self.fault(f"a {kind.value}", error)
+
+    def settle(self) -> None:
+        """Record the regions of what was noted down since the last time, below the region that is open now."""
+        record, names, events = self.timer.record, self._names, self._events
+        for kind, stage, microbatch, start_ns, end_ns, ordinal in self.noted:
+            if start_ns < 0 or end_ns < 0:
+                continue
+            try:
+                if kind is None:
+                    record("pipeline loss", start_ns, end_ns)
+                    self._extend_forward(stage, microbatch, end_ns)
+                    continue
+                if ordinal < 0:
+                    record(names.get((kind, stage)) or self.region_of(kind, stage), start_ns, end_ns)
+                events.append((kind, stage, microbatch, start_ns, end_ns, ordinal))
+            except Exception as error:
+                self.fault("an action", error)
+        self.noted.clear()
 
     def run_on_device(self, kind: Kind, stage: int, microbatch: int, work: Any) -> Any:
         """Do work that is timed on the device as well."""
@@ -129,12 +164,11 @@ class Recorder:
         with self.timer.region(name, gpu=True):
             result = work()
         ordinal = self._on_device[name] = self._on_device.get(name, -1) + 1
-        if self._open:
-            self._events.append((kind, stage, microbatch, start_ns, self.now_ns(), ordinal))
+        self.noted.append((kind, stage, microbatch, start_ns, self.now_ns(), ordinal))
         return result
 
-    def extend_forward(self, stage: int, microbatch: int, end_ns: int) -> None:
-        """Let the forward pass that has just been kept reach to the end of its loss."""
+    def _extend_forward(self, stage: int, microbatch: int, end_ns: int) -> None:
+        # The forward pass that ended last reaches to the end of its loss.
         for place in range(len(self._events) - 1, -1, -1):
             kind, its_stage, its_microbatch, start_ns, _, ordinal = self._events[place]
             if (kind, its_stage, its_microbatch) == (Kind.FORWARD, stage, microbatch):
@@ -144,6 +178,7 @@ class Recorder:
     def begin(self) -> None:
         """A batch begins."""
         self._events = []
+        self.noted.clear()
         self._warm_up = False
         self._open = True
 
@@ -157,21 +192,25 @@ class Recorder:
         self._warm_up = True
 
     def drop(self) -> None:
-        """The batch has failed: nothing of it is kept."""
+        """The batch has failed: nothing of it is kept but its regions."""
         self._events, self._open = [], False
         self.begun += 1
 
     def commit(self) -> None:
-        """The batch is over."""
+        """The batch is over. A failure costs a warning."""
+        self.settle()
         events, self._events, self._open = self._events, [], False
         number = self.begun
         self.begun += 1
-        # Actions are made of them when they are asked for: the training thread is the one that is here.
-        self.batches.append(Batch(number, self._warm_up, self.rank, self._peak_bytes(), tuple(events)))
-        log = self.timer.run
-        if log is not None:
-            log.declare(TABLE, **_COLUMNS)
-            log.add(TABLE, *self._rows(number, events))
+        try:
+            # Actions are made of them when they are asked for: the training thread is the one that is here.
+            self.batches.append(Batch(number, self._warm_up, self.rank, self._peak_bytes(), tuple(events)))
+            log = self.timer.run
+            if log is not None:
+                log.declare(TABLE, **_COLUMNS)
+                log.add(TABLE, *self._rows(number, events))
+        except Exception as error:
+            self.fault("a batch", error)
 
     def actions_of(self, batch: Batch) -> list[Action]:
         """What was done in a batch, with the device's times where there are some. Waits for those on their way."""
