@@ -161,8 +161,8 @@ def as_lines(found: dict[str, Any]) -> list[str]:
     verdict = "is within the noise" if low <= 0 <= high else "is beyond the noise"
     return [
         f"PyTorch's 1F1B on two gloo ranks, {MICROBATCHES} micro-batches that sleep 1 ms forward and 1 ms backward. "
-        f"Blocks of {BLOCK} batches in turns, {found['rounds']} rounds; a batch takes {found['plain_ms']:.2f} ms as it "
-        f"is and {found['timed_ms']:.2f} ms timed by `instrument_schedule`. What is added to a micro-batch of 2 ms, the "
+        f"Blocks of {BLOCK} batches in turns, {found['rounds']} rounds; a batch takes {found['plain_ms']:.2f} ms "
+        f"as it is and {found['timed_ms']:.2f} ms timed by `instrument_schedule`. Added to a micro-batch of 2 ms, the "
         "median of the rounds' differences with its 95 % confidence interval:",
         "",
         "| | time, µs | processor time of rank 0, µs |",

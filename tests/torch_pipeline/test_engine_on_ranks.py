@@ -29,7 +29,7 @@ def _check(results, replicas=1):
         assert 1e-6 > found["wrong"]["loss"]
         assert 1e-6 > found["wrong"]["parameters"]
         assert 1e-6 > found["wrong"]["eval"]
-        assert 1e-5 > found["wrong"]["logits"]
+        assert 1e-6 > found["wrong"]["logits"]
         assert 0 == found["faults"]
     # Each of the model's tensors was compared on one rank of each replica: parameters, running statistics, a count.
     assert 18 * replicas == sum(found["names"] for found in results)
