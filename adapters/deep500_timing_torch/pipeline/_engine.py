@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import zlib
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 
 from deep500_timing._ground.time_type import TimeType
 from deep500_timing._ranks.exchange import Exchange
 from deep500_timing_torch.pipeline._actions import Kind
-from deep500_timing_torch.pipeline._data import shape_of, split_batch, to_device
-from deep500_timing_torch.pipeline._errors import DataEndedError, PipelineError
+from deep500_timing_torch.pipeline._errors import PipelineError
 from deep500_timing_torch.pipeline._faults import Faults
 from deep500_timing_torch.pipeline._gradients import clip, reduce_gradients, synchronise
 from deep500_timing_torch.pipeline._grid import Grid
 from deep500_timing_torch.pipeline._guard import Guard, Timed
-from deep500_timing_torch.pipeline._orders import rank_of_stage
+from deep500_timing_torch.pipeline._loading import Loading
+from deep500_timing_torch.pipeline._losses import Losses, joined
 from deep500_timing_torch.pipeline._recorder import Recorder
 from deep500_timing_torch.pipeline._reports import Reports
 from deep500_timing_torch.pipeline._runner import Runner, check_order
 from deep500_timing_torch.pipeline._saving import Saving
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from deep500_timing import Timer
     from deep500_timing_torch.pipeline._config import PipelineConfig
@@ -33,11 +31,10 @@ if TYPE_CHECKING:
 
 __all__ = ["PipelineEngine"]
 
-_OK, _ENDED, _FAILED, _UNEVEN = range(4)
 _made = 0
 
 
-class PipelineEngine(Reports, Saving):
+class PipelineEngine(Loading, Losses, Reports, Saving):
     """Trains a :class:`PipelineModule`; :func:`initialize` makes it, on every rank.
 
     Attributes:
@@ -104,14 +101,6 @@ class PipelineEngine(Reports, Saving):
 
     # --- where this rank stands --------------------------------------------------------------------------------------
 
-    def is_first_stage(self) -> bool:
-        """Whether the first stage, which takes the inputs, is on this rank."""
-        return 0 in self.module.stage_numbers
-
-    def is_last_stage(self) -> bool:
-        """Whether the last stage, which gives the loss, is on this rank."""
-        return self.module.total_stages - 1 in self.module.stage_numbers
-
     def is_gradient_accumulation_boundary(self) -> bool:
         """Whether gradients are being reduced or the optimizer is stepping: all micro-batches have gone through."""
         return self._at_boundary
@@ -131,10 +120,6 @@ class PipelineEngine(Reports, Saving):
     def get_lr(self) -> list[float]:
         """The learning rate of each group of parameters."""
         return [group["lr"] for group in self.optimizer.param_groups]
-
-    def get_additional_losses(self) -> dict[str, torch.Tensor] | None:
-        """What the model's ``get_additional_losses`` gave, averaged over the latest batch, on every rank."""
-        return self._additional
 
     def get_pipeline_parallel_rank(self) -> int:
         """This rank in the pipeline."""
@@ -159,22 +144,6 @@ class PipelineEngine(Reports, Saving):
             )
         check_order(self.module, microbatches)
         self.micro_batches = microbatches
-
-    def set_dataloader(self, loader: Iterable[Any]) -> None:
-        """Take micro-batches from a loader; its iterator ends when it does."""
-        if self._loads():
-            self.training_dataloader = loader
-            self.data_iterator = iter(loader)
-
-    def set_dataiterator(self, iterator: Iterator[Any] | None) -> None:
-        """Take micro-batches from an iterator."""
-        if self._loads():
-            self.training_dataloader = None
-            self.data_iterator = iterator
-
-    def set_batch_fn(self, fn: Callable[[Any], Any] | None) -> None:
-        """Call a function on each micro-batch that is loaded; it gives ``(inputs, labels)``."""
-        self.batch_fn = fn
 
     def reset_activation_shape(self) -> None:
         """Exchange shapes again before the next batch.
@@ -313,79 +282,9 @@ class PipelineEngine(Reports, Saving):
                 result = outputs if reduce_output is None else self._mean_output(outputs)
         if not return_logits:
             return result
-        return result, _joined(outputs) if self.is_last_stage() else None
+        return result, joined(outputs) if self.is_last_stage() else None
 
     # --- parts of a batch --------------------------------------------------------------------------------------------
-
-    def _loads(self) -> bool:
-        return self.is_first_stage() or self.is_last_stage()
-
-    def _load(self, microbatches: int) -> tuple[list[Any] | None, list[Any] | None, tuple[int, int]]:
-        # Nobody begins a batch that another rank cannot feed: a message that never comes would be waited for.
-        if self.broken is not None:
-            raise PipelineError(f"The engine cannot go on after a rank failed ({self.broken}). Start the job again.")
-        inputs: list[Any] = []
-        labels: list[Any] = []
-        code, shape = _OK, 0
-        error: Exception | None = None
-        if self._loads():
-            try:
-                self._take(microbatches, inputs, labels)
-            except StopIteration as ended:
-                code, error = _ENDED, ended
-            except Exception as failed:
-                code, error = _FAILED, failed
-            shapes = {shape_of(one) for one in inputs}
-            if code == _OK and len(shapes) > 1:
-                code, shape = _UNEVEN, 0
-                error = ValueError(f"micro-batches of one batch have different shapes: {sorted(map(str, shapes))}")
-            elif inputs:
-                shape = zlib.crc32(repr(shape_of(inputs[0])).encode())
-        with self._guarded("Beginning a batch"):
-            answers = self.grid.agree([code, len(inputs), shape, microbatches])
-        self._check(answers, microbatches, error)
-        first = rank_of_stage(self.module.schedule, 0, self.num_stages) * self.grid.replicas + self.module.replica
-        return (
-            inputs if self.is_first_stage() else None,
-            labels if self.is_last_stage() else None,
-            (microbatches, answers[first][2]),
-        )
-
-    def _take(self, microbatches: int, inputs: list[Any], labels: list[Any]) -> None:
-        if self.data_iterator is None:
-            raise PipelineError("there is no data: pass train_batch(data_iter), or set_dataloader() first")
-        for number in range(microbatches):
-            self._microbatch = number
-            start_ns = self.recorder.now_ns()
-            batch = next(self.data_iterator)
-            if self.batch_fn is not None:
-                batch = self.batch_fn(batch)
-            given, label = split_batch(batch)
-            inputs.append(to_device(given, self.module.device) if self.is_first_stage() else given)
-            labels.append(to_device(label, self.module.device) if self.is_last_stage() else label)
-            stage = self.module.stage_numbers[0] if self.is_first_stage() else self.module.stage_numbers[-1]
-            self.recorder.put(Kind.LOAD, stage, number, start_ns, self.recorder.now_ns())
-
-    def _check(self, answers: list[list[int]], microbatches: int, error: Exception | None) -> None:
-        asked = sorted({answer[3] for answer in answers})
-        if len(asked) > 1:
-            raise PipelineError(
-                f"Ranks disagree on the number of micro-batches in a batch, {asked}. Set it on every one."
-            )
-        for rank, (code, count, _, _) in enumerate(answers):
-            own = rank == self.grid.global_rank
-            if code == _ENDED:
-                raise DataEndedError(
-                    f"The data of rank {rank} ended after {count} of the {microbatches} micro-batches of a batch. "
-                    "Nothing was trained. Give longer data, a smaller batch, or a loader that begins anew "
-                    "(initialize(training_data=...))."
-                )
-            if code in (_FAILED, _UNEVEN):
-                reason = f"{type(error).__name__}: {error}" if own else "its own error says how"
-                what = "failed to load its data" if code == _FAILED else "has micro-batches of different shapes"
-                raise PipelineError(f"Rank {rank} {what} ({reason}). Nothing was trained.") from (
-                    error if own else None
-                )
 
     def _runner(self, key: tuple[int, int], *, backward: bool) -> Runner:
         known = self._runners.get(backward)
@@ -398,47 +297,6 @@ class PipelineEngine(Reports, Saving):
         runner = Runner(self.module, self.grid.pipe, key[0], loss, recorder, backward=backward)
         self._runners[backward] = (key, runner)
         return runner
-
-    def _loss(self, output: Any, label: Any) -> Any:
-        assert self.module.loss_fn is not None
-        loss = self.module.loss_fn(output, label)
-        if not self._runners[True][1].in_setup:
-            found = self.module.get_additional_losses()
-            if found is not None:
-                totals = self._totals or {}
-                for name, one in found.items():
-                    totals[name] = totals.get(name, 0) + one.detach()
-                self._totals = totals
-        return loss
-
-    def _shared_loss(
-        self, losses: Sequence[torch.Tensor], microbatches: int, *, broadcast: bool = True
-    ) -> torch.Tensor:
-        names = list(self.module.get_additional_losses() or {}) if self.module.training else []
-        device = self.module.device
-        values = torch.zeros(1 + len(names), dtype=torch.float32, device=device)
-        if self.is_last_stage():
-            totals = [torch.stack([one.float() for one in losses]).sum()]
-            totals += [torch.as_tensor((self._totals or {})[name]).float() for name in names]
-            values = torch.stack([one.to(device).reshape(()) for one in totals]) / microbatches
-            if self.grid.data is not None:
-                dist.all_reduce(values, group=self.grid.data)
-                values /= self.grid.replicas
-        if broadcast and self.num_stages > 1:
-            last = rank_of_stage(self.module.schedule, self.module.total_stages - 1, self.num_stages)
-            dist.broadcast(values, src=self.grid.pipe_ranks[last], group=self.grid.pipe)
-        if names:
-            self._additional = dict(zip(names, values[1:], strict=True))
-        return values[0]
-
-    def _mean_output(self, outputs: Sequence[Any]) -> Any:
-        if not isinstance(outputs[0], torch.Tensor):
-            return tuple(self._mean_output(parts) for parts in zip(*outputs, strict=True))
-        mean = torch.stack(list(outputs)).mean(0)
-        if self.grid.data is not None:
-            dist.all_reduce(mean, group=self.grid.data)
-            mean /= self.grid.replicas
-        return mean
 
     def _autocast(self) -> Any:
         kind = self.config.autocast
@@ -460,9 +318,3 @@ class PipelineEngine(Reports, Saving):
             f"<PipelineEngine: rank {self.stage_id} of {self.num_stages}, replica {self.module.replica} of "
             f"{self.grid.replicas}, {self.micro_batches} micro-batches of {self.micro_batch_size}>"
         )
-
-
-def _joined(outputs: Sequence[Any]) -> Any:
-    if not isinstance(outputs[0], torch.Tensor):
-        return tuple(_joined(parts) for parts in zip(*outputs, strict=True))
-    return torch.cat(list(outputs)) if outputs[0].dim() else torch.stack(list(outputs))

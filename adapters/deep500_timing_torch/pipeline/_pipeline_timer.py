@@ -187,13 +187,9 @@ def gather(recorder: Recorder, stage: Any, exchange: Exchange, deadline_s: float
     import os
     import socket
 
-    import torch.distributed as dist
-
-    members = dist.get_process_group_ranks(stage.group or dist.group.WORLD)
     anchor = take_anchor(recorder.timer.now_ns)
     boot = _boot_id() or socket.gethostname()
     report = {
-        "rank": dist.get_rank(),
         "host": f"{socket.gethostname()}/{boot}",
         "pid": os.getpid(),
         "offset_ns": anchor.unix_ns - anchor.host_ns,
@@ -209,13 +205,27 @@ def gather(recorder: Recorder, stage: Any, exchange: Exchange, deadline_s: float
             for batch in recorder.batches
         ],
     }
+    return gather_of_ranks("the times of a pipeline", report, stage, exchange, deadline_s)
+
+
+def gather_of_ranks(
+    what: str, report: dict[str, Any], stage: Any, exchange: Exchange, deadline_s: float
+) -> list[dict[str, Any]]:
+    """What each rank of this pipeline reports, in their order.
+
+    Raises:
+        PipelineError: Some did not answer in time.
+    """
+    import torch.distributed as dist
+
+    members = dist.get_process_group_ranks(stage.group or dist.group.WORLD)
     answers = exchange.round(json.dumps(report).encode(), _join, deadline_s)
     packed = json.loads(answers.combined) if answers.combined is not None else {}
     found = {int(rank): one for rank, one in packed.items()}
     missing = [rank for rank in members if rank not in found]
     if missing:
         raise PipelineError(
-            f"Gathering the times of a pipeline: ranks {missing} did not answer within {deadline_s:g} s. Every rank "
+            f"Gathering {what}: ranks {missing} did not answer within {deadline_s:g} s. Every rank "
             f"has to call this; {answers.fault or 'those may be dead, or busy with something else'}."
         )
     return [found[rank] for rank in members]

@@ -10,7 +10,7 @@ from deep500_timing._ground.time_type import TimeType
 from deep500_timing._ranks.exchange import DEADLINE_S, Exchange
 from deep500_timing_torch.pipeline._guard import Member
 from deep500_timing_torch.pipeline._names import DEEPSPEED_NAMES, NamedTimes
-from deep500_timing_torch.pipeline._pipeline_timer import batches_of, bubble_of, gather
+from deep500_timing_torch.pipeline._pipeline_timer import batches_of, bubble_of, gather, gather_of_ranks
 from deep500_timing_torch.pipeline._recorder import REGIONS, Recorder
 
 if TYPE_CHECKING:
@@ -105,6 +105,15 @@ class Reports:
             ),
             "peak_device_bytes": batches[-1].peak_bytes if batches else None,
         }
+
+    def memory_of_ranks(self, *, deadline_s: float = DEADLINE_S) -> list[dict[str, Any]]:
+        """The :meth:`memory` of every rank of this pipeline, with its ``stages``. Every rank of the job calls it.
+
+        Raises:
+            PipelineError: Ranks did not answer in time.
+        """
+        report = {"stages": list(self.module.stage_numbers), **self.memory()}
+        return gather_of_ranks("the memory of a pipeline", report, Member(self.grid.pipe), self._exchange, deadline_s)
 
     def log_for_device(self, *msg: object) -> None:
         """Print a message with the place of this rank, if ``log_stage`` and ``log_data_parallel_id`` include it."""
