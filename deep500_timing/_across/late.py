@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
+from deep500_timing._across.late_by_region import regions_of_ranks
 from deep500_timing._across.verdict import SLOW_STEP, Stragglers, WhatIf
 from deep500_timing._ranks.stragglers import LEAST_OPERATIONS, autocorrelation_time, find_late_rank
 
@@ -43,7 +44,8 @@ LEAST_WINDOWS = 0.6
 """In what share of the windows a rank must be late."""
 FEW_RANKS = 4
 """Below so many ranks the others are too few for a scale: chance and jitter decide, see ``find_late_rank``."""
-_WINDOWS = 8
+WINDOWS = 8
+"""Into how many parts of a run its steps are divided."""
 _SMALL_REGION = 0.005
 """Regions below this share of a step say nothing of how ranks differ."""
 _OUTLIER = 4.0
@@ -95,7 +97,9 @@ def judge(steps: Steps) -> Stragglers:
     late = steps.lateness - np.median(steps.lateness, axis=1, keepdims=True)
     own = steps.own - np.median(steps.own, axis=1, keepdims=True)
     common["slow_steps"] = _slow_steps(steps, late)
-    common["relative"], common["individual"] = _scores(steps)
+    common["relative"], common["individual"], common["excess"] = regions_of_ranks(
+        steps.ranks, steps.regions, steps.own, own, WINDOWS
+    )
     all_alike = float(np.maximum(late.max(axis=1), 0).mean())
     found = None
     # The whole, and the last third: who has become late is late only there.
@@ -106,6 +110,7 @@ def judge(steps: Steps) -> Stragglers:
         if found.ranks or not found.enough:
             break
     assert found is not None
+    common["lateness"] = dict(zip(steps.ranks, found.lateness, strict=True))
     if not found.ranks:
         what_if = WhatIf(0.0, all_alike)
         kind = "nobody" if found.enough else "unknown"
@@ -117,10 +122,8 @@ def judge(steps: Steps) -> Stragglers:
     for rank in named:
         without[:, rank] -= max(float(np.median(late[first:, rank])), 0.0)
     saved = np.maximum(late.max(axis=1), 0) - np.maximum(without.max(axis=1), 0)
-    hosts = {steps.hosts[rank] for rank in named}
     machine = _node_of(steps, named)
     kind = "node" if machine else "rank" if len(named) == 1 else "ranks"
-    assert hosts
     return Stragglers(
         kind,
         ranks=tuple(steps.ranks[rank] for rank in named),
@@ -128,6 +131,7 @@ def judge(steps: Steps) -> Stragglers:
         region=region,
         cause=None if region is None else CAUSES.get(region.upper(), "host"),
         lateness_s=found.lateness[named[0]],
+        last_share=float((late[first:].argmax(axis=1) == named[0]).mean()),
         excess_s=excess,
         bound_s=found.bound,
         since=since,
@@ -245,7 +249,7 @@ def _windows(series: Floats) -> Floats:
     import numpy as np
 
     # Of shape (windows, …).
-    parts = np.array_split(series, min(_WINDOWS, max(len(series) // 4, 1)))
+    parts = np.array_split(series, min(WINDOWS, max(len(series) // 4, 1)))
     return np.array([np.median(part, axis=0) for part in parts])
 
 
@@ -326,24 +330,3 @@ def _slow_steps(steps: Steps, late: Floats) -> dict[int, int | None]:
         by_one = float(late[place, rank] - np.median(late.max(axis=1))) >= 0.5 * (length[place] - typical)
         slow[steps.numbers[place]] = steps.ranks[rank] if by_one else None
     return slow
-
-
-def _scores(steps: Steps) -> tuple[dict[str, dict[int, float]], dict[str, dict[int, float]]]:
-    import numpy as np
-
-    medians = np.median(steps.own, axis=0)
-    relative: dict[str, dict[int, float]] = {}
-    individual: dict[str, dict[int, float]] = {}
-    parts = np.array_split(steps.own, min(_WINDOWS, len(steps.own)))
-    windows = np.array([np.median(part, axis=0) for part in parts])
-    for place, region in enumerate(steps.regions):
-        column = medians[:, place]
-        if (column <= 0).any():
-            continue
-        best = float(column.min())
-        relative[region] = {r: best / float(v) for r, v in zip(steps.ranks, column, strict=True)}
-        last, least = windows[-1, :, place], windows[:, :, place].min(axis=0)
-        individual[region] = {
-            r: float(low / now) if now > 0 else 1.0 for r, low, now in zip(steps.ranks, least, last, strict=True)
-        }
-    return relative, individual

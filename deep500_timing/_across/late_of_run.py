@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from deep500_timing._across.late import REST, Steps
+from deep500_timing._across.late_of_operations import of_operations
 from deep500_timing._ground.require import require
 from deep500_timing._summary.nesting import split_path
 
@@ -58,8 +59,14 @@ def steps_of_run(run: Run, *, session: int | None = None) -> Steps:
     if session is None:
         session = min(max(int(row["session"]) for row in logs if row["rank"] == rank) for rank in ranks)
     hosts = {int(row["rank"]): row["host"] or "" for row in logs if row["session"] == session}
-    phases = _phases(run, ranks, session)
-    waits, lateness, met_at = _meetings(run, ranks, session, phases)
+    meetings = _operations(run, ranks, session)
+    try:
+        phases = _phases(run, ranks, session)
+    except NoStepsError:
+        if meetings is None:
+            raise
+        return of_operations(tuple(ranks), meetings[1] / 1e9, met_at="collective operations")
+    waits, lateness, met_at = _meetings(run, ranks, session, phases, meetings)
     if met_at == "":
         waits, lateness, met_at = _implied(phases)
     own = np.maximum(phases.times - waits[:, :, :-1], 0.0)
@@ -116,26 +123,46 @@ def _phases(run: Run, ranks: list[int], session: int) -> _Phases:
     return _Phases(names, steps, times, periods)
 
 
-def _meetings(run: Run, ranks: list[int], session: int, phases: _Phases) -> tuple[Floats, Floats, str]:
+def _operations(run: Run, ranks: list[int], session: int) -> tuple[Any, Any] | None:
+    # Starts and lengths in ns of the operations in which all ranks met, each of shape (operations, ranks), in the
+    # order of time; None if there are none.
+    import numpy as np
+
+    nw = require("narwhals", extra="runs", caller="Looking for who is late")
+    frame = run.table("collectives").frame.filter((nw.col("session") == session) & (nw.col("sequence") >= 0))
+    names = [row for row in frame.select("op").unique().collect("pyarrow").to_native()["op"].to_pylist() if row]
+    frame = frame.filter(nw.col("op").is_in([name for name in names if name.startswith(MEETING)]))
+    columns = ("group", "sequence", "rank", "start_ns", "dur_ns")
+    table = frame.select(*columns).collect("pyarrow").to_native()
+    if not len(table):
+        return None
+    groups = np.unique(np.array(table["group"].fill_null("").to_pylist()), return_inverse=True)[1]
+    sequences, of_rank, starts, lengths = (table[name].to_numpy() for name in columns[1:])
+    order = np.lexsort((of_rank, sequences, groups))
+    which = np.stack((groups, sequences), axis=1)[order]
+    firsts = np.flatnonzero(np.r_[True, (which[1:] != which[:-1]).any(axis=1)])
+    # Groups of all ranks: in smaller ones the late are late for some only.
+    firsts = firsts[np.diff(np.r_[firsts, len(which)]) == len(ranks)]
+    rows = order[firsts[:, None] + np.arange(len(ranks))]
+    rows = rows[(of_rank[rows] == np.array(ranks)).all(axis=1)]
+    if not len(rows):
+        return None
+    rows = rows[np.argsort(starts[rows[:, 0]], kind="stable")]
+    return starts[rows], lengths[rows]
+
+
+def _meetings(
+    run: Run, ranks: list[int], session: int, phases: _Phases, meetings: tuple[Any, Any] | None
+) -> tuple[Floats, Floats, str]:
     # Waits by step, rank and phase (the last is outside of all), and how late each came; where they meet in words, ""
     # if nothing says.
     import numpy as np
 
     waits = np.zeros((len(phases.steps), len(ranks), len(phases.names) + 1))
     lateness = np.zeros(waits.shape[:2])
-    rank_at = {rank: place for place, rank in enumerate(ranks)}
-    found: dict[tuple[str, int], dict[int, tuple[int, int, str]]] = {}
-    for row in run.table("collectives").rows():
-        if row["session"] == session and row["sequence"] >= 0 and str(row["op"]).startswith(MEETING):
-            here = found.setdefault((row["group"] or "", int(row["sequence"])), {})
-            here[rank_at[row["rank"]]] = (int(row["start_ns"]), int(row["dur_ns"]), row["op"])
-    # Groups of all ranks: in smaller ones the late are late for some only.
-    complete = [by_rank for by_rank in found.values() if len(by_rank) == len(ranks)]
-    if not complete:
+    if meetings is None:
         return waits, lateness, ""
-    complete.sort(key=lambda by_rank: by_rank[0][0])
-    starts = np.array([[by_rank[n][0] for n in range(len(ranks))] for by_rank in complete])
-    lengths = np.array([[by_rank[n][1] for n in range(len(ranks))] for by_rank in complete])
+    starts, lengths = meetings
     steps, places = _where(run, ranks[0], session, phases, starts[:, 0])
     waited = (lengths - lengths.min(axis=1, keepdims=True)) / 1e9
     ends = starts + lengths

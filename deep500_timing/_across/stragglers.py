@@ -19,9 +19,11 @@ def find_stragglers(source: Run | Sequence[Gathered] | Steps, *, session: int | 
 
     Args:
         source: A run, with or without recorded collectives; or the reports of a training that goes on, each of what
-            came since the one before (``LiveReport``, in order); or steps.
+            came since the one before (``LiveReport``, in order); or steps. Steps without regions are operations of
+            which nothing else is known.
         session: Of a run, which start of its ranks; the last that all have if None.
     """
+    from deep500_timing._across.late_of_operations import judge_operations
     from deep500_timing._across.late_of_reports import NoWindowsError, windows_of
     from deep500_timing._across.late_of_run import NoStepsError, steps_of_run
 
@@ -36,4 +38,4 @@ def find_stragglers(source: Run | Sequence[Gathered] | Steps, *, session: int | 
             steps = windows_of(reports)
     except (NoStepsError, NoWindowsError) as error:
         return Stragglers("unknown", reason=str(error))
-    return judge(steps)
+    return judge(steps) if steps.regions else judge_operations(steps)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from deep500_timing._summary.text import format_time, safe_name
+
+if TYPE_CHECKING:
+    from deep500_timing._ranks.stragglers import Verdict
 
 SLOW_STEP = 1.5
 """A step so many times as long as the median is a slow one."""
@@ -37,6 +41,8 @@ class Stragglers:
     """What that region is: ``"IO"``, ``"compute"``, ``"communication"`` or ``"host"``."""
     lateness_s: float = 0.0
     """How much later than the median of the others the latest one typically came."""
+    last_share: float = 0.0
+    """Share of the steps in which the latest one came last; chance is one over the ranks."""
     excess_s: float = 0.0
     """How much longer its region took than the median of ranks."""
     bound_s: float = 0.0
@@ -55,6 +61,13 @@ class Stragglers:
     reason: str = ""
     """Why nobody is named."""
     met_at: str = ""
+    operations: Verdict | None = None
+    """The test that has judged, where operations are all that is known: then there are neither regions nor steps, and
+    times are for an operation."""
+    lateness: dict[int, float] = field(default_factory=dict, repr=False)
+    """For each rank, how much later than the median of ranks it typically came."""
+    excess: dict[str, dict[int, float]] = field(default_factory=dict, repr=False)
+    """For each region, for each rank, how much longer than the median of ranks its own time typically is."""
     relative: dict[str, dict[int, float]] = field(default_factory=dict, repr=False)
     """For each region, for each rank, the fastest rank's own time over its own: 1 for the fastest."""
     individual: dict[str, dict[int, float]] = field(default_factory=dict, repr=False)
@@ -83,15 +96,18 @@ def sentences(found: Stragglers) -> list[str]:
         course = _course(found)
         if course:
             lines.append(course)
-    if found.what_if is not None and found.step_s > 0:
+    if found.what_if is not None and (found.step_s > 0 or found.operations is not None):
         lines += _what_if(found)
     lines += _slow_steps(found)
     if found.met_at:
-        lines.append(f"Judged from {found.steps} steps, by who waited least in {found.met_at}.")
+        what = "operations" if found.operations is not None else "steps"
+        lines.append(f"Judged from {found.steps} {what}, by who waited least in {found.met_at}.")
     return lines
 
 
 def _share(seconds: float, found: Stragglers) -> str:
+    if found.operations is not None:
+        return f"{format_time(seconds)} an operation"
     return f"{format_time(seconds)} a step ({seconds / found.step_s:.1%})" if found.step_s > 0 else format_time(seconds)
 
 
@@ -99,7 +115,8 @@ def _verdict(found: Stragglers) -> str:
     if found.kind == "unknown":
         return f"Nobody can tell who is late: {found.reason}."
     if found.kind == "nobody":
-        return f"No rank is late: {found.reason} (from {_share(found.bound_s, found)} on)."
+        bound = f" (from {_share(found.bound_s, found)} on)" if found.bound_s else ""
+        return f"No rank is late: {found.reason}{bound}."
     lateness = _share(found.lateness_s, found)
     named = ", ".join(map(str, found.ranks[:_MOST_STEPS])) + (", …" if len(found.ranks) > _MOST_STEPS else "")
     if found.kind == "node":
@@ -110,6 +127,8 @@ def _verdict(found: Stragglers) -> str:
 
 
 def _because(found: Stragglers) -> str:
+    if found.operations is not None:
+        return "Operations alone do not say why: no steps with regions are known."
     if found.region is None:
         return "Its regions do not say why: none takes so much longer than on the other ranks."
     what = f"its {safe_name(found.region)}" if found.region.isupper() else safe_name(found.region)
@@ -128,10 +147,15 @@ def _what_if(found: Stragglers) -> list[str]:
     lines = []
     if found.ranks:
         saved = found.what_if.without_rank_s
-        shorter = f"{format_time(saved)} ({saved / found.step_s:.1%})"
-        lines.append(f"Were it as the others are, a step would be {shorter} shorter, if nothing else changed.")
+        what, share = ("operation", "") if found.operations is not None else ("step", f" ({saved / found.step_s:.1%})")
+        shorter = f"{format_time(saved)}{share}"
+        lines.append(f"Were it as the others are, {_a(what)} would be {shorter} shorter, if nothing else changed.")
     lines.append(f"All that ranks wait for each other costs {_share(found.what_if.all_alike_s, found)}.")
     return lines
+
+
+def _a(what: str) -> str:
+    return f"an {what}" if what[0] in "aeiou" else f"a {what}"
 
 
 def _slow_steps(found: Stragglers) -> list[str]:

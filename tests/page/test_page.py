@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import random
 import re
 import sys
 from collections import Counter, defaultdict
@@ -21,12 +22,15 @@ from deep500_timing._views.findings import Finding
 from deep500_timing._views.page._build import build
 from deep500_timing._views.page._colours import Colours, on
 from deep500_timing._views.page._spread import _bars
+from deep500_timing.ranks import find_stragglers
 from deep500_timing.report import Content, Figure, Panel, write_plots, write_report
 from deep500_timing.runs import Run, RunLog
 from deep500_timing.testing import ManualClock
 
 DOCS = Path(__file__).parents[2] / "docs" / "report.md"
-SECTIONS = ["tree", "over-the-run", "steps", "distributions", "ranks", "memory", "communication", "not-measured"]
+SECTIONS = [
+    "tree", "over-the-run", "steps", "distributions", "stragglers", "ranks", "memory", "communication", "not-measured"
+]  # fmt: skip
 HOSTILE = "</script><script>alert(1)</script>&\"'\u2028"
 
 
@@ -206,6 +210,40 @@ def test_bars_hold_every_bin(durations):
         assert sorted(edges) == edges
 
 
+def test_who_is_late_is_said_as_by_the_command(tmp_path):
+    """The verdict first; each rank's lateness with the bound; what the late one does longer, the cause marked."""
+    own = (0.0100, 0.0102, 0.0101, 0.0400, 0.0099, 0.0101)
+    rng = random.Random(3)
+    steps = [[{"FORWARD": of * rng.lognormvariate(0, 0.02), "IO": 0.003} for of in own] for _ in range(90)]
+    for rank in range(len(own)):
+        clock = ManualClock(10**9)
+        tmr = Timer(clock=clock)
+        with RunLog(tmp_path / "run", tmr, rank=rank, flush_s=None) as log:
+            for number, parts in enumerate(steps):
+                tmr.step(number)
+                with tmr.region("BATCH"):
+                    for name, took in parts[rank].items():
+                        with tmr.region(name):
+                            clock.advance(took)
+                    start = clock.now_ns()
+                    clock.advance(0.001 + max(sum(of.values()) for of in parts) - sum(parts[rank].values()))
+                    log.collective("all_reduce", start, clock.now_ns(), sequence=number)
+    with Run.open(tmp_path / "run") as run:
+        context, built = build(run)
+        content = {section.name: section.content for section in built}["stragglers"]
+        assert " ".join(content.text) == " ".join(str(find_stragglers(run)).split("\n"))
+    late, regions = content.figures
+    bars, bound = late.panels[0].spec["layer"]
+    assert ["rank 3", *[f"rank {rank}" for rank in (1, 2, 5)]] == [row["rank"] for row in bars["data"]["values"]][:4]
+    assert [True, False] == [row["s"] > bound["data"]["values"][0]["s"] for row in bars["data"]["values"]][:2]
+    assert [(3, "yes"), (1, "no")] == [(row[0], row[2]) for row in late.rows[:2]]
+    assert regions.title == "What rank 3 does longer"
+    most = regions.panels[0].spec["layer"][0]["data"]["values"][0]
+    assert ("FORWARD", pytest.approx(0.03, rel=0.1)) == (most["region"], most["s"])
+    (finding,) = [found for found in context.findings if found.rule == "late-rank"]
+    assert (3, "stragglers") == (finding.rank, finding.anchor)
+
+
 def test_the_rank_that_was_late(sections):
     """Rank 1 worked 40 ms longer than the median of both in step 30, and nowhere else as much."""
     figure = sections["ranks"].figures[0]
@@ -376,6 +414,7 @@ def distribution(tmp_path, monkeypatch):
 
 
 CODE = """
+from deep500_timing.ranks import find_stragglers
 from deep500_timing.report import Content
 
 class Theirs:

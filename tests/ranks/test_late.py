@@ -245,16 +245,41 @@ def test_a_run_names_the_rank_and_the_cause(tmp_path, place):
 
 
 def test_a_run_without_collectives(tmp_path):
-    """Regions in which ranks meet serve as well: who is late before them is named; what is inside them is not seen."""
-    write_run(tmp_path / "forward", own_of("FORWARD"), collectives=False)
-    own = own_of()
-    own[:, :, 3] = SHARES[3]  # COMM is but the wait, as where nobody does anything of his own in it.
-    own[:, 4, 1] += 0.12
-    write_run(tmp_path / "comm", own, collectives=False)
-    with Run.open(tmp_path / "forward") as run:
-        assert find_stragglers(run).kind in ("rank", "unknown", "nobody")
-    with Run.open(tmp_path / "comm") as run:
-        assert find_stragglers(run).ranks in ((4,), ())
+    """Regions in which ranks meet serve as well: who is late before them is named, and with what."""
+    write_run(tmp_path, own_of("FORWARD"), collectives=False)
+    with Run.open(tmp_path) as run:
+        found = find_stragglers(run)
+    assert ("rank", (4,), "FORWARD", "BACKWARD") == (found.kind, found.ranks, found.region, found.met_at)
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_a_run_with_operations_alone(tmp_path, late):
+    """Without steps the operations say who is late, or that nobody is; why they cannot say."""
+    rng = np.random.default_rng(8)
+    came = rng.random((120, 3)) * 1e-3
+    came[:, 2] += 0.02 * late
+    for rank in range(3):
+        clock = ManualClock()
+        log = RunLog(tmp_path, Timer(clock=clock), rank=rank, flush_s=None)
+        for number, of in enumerate(came):
+            start = clock.now_ns()
+            clock.advance(of.max() - of[rank] + 1e-3)
+            log.collective("all_reduce", start, clock.now_ns(), sequence=number)
+            log.collective("broadcast", start, start + 5, sequence=1000 + number)
+        log.close()
+    with Run.open(tmp_path) as run:
+        found = find_stragglers(run)
+    assert (120, None, None) == (found.steps, found.region, found.cause)
+    if late:
+        assert ("rank", (2,), 1.0) == (found.kind, found.ranks, found.last_share)
+        assert (pytest.approx(0.02, rel=0.1),) * 2 == (found.lateness[2], found.lateness_s)
+        assert "Rank 2 is late by " in str(found)
+        assert " an operation." in str(found)
+        assert "an operation would be" in str(found)
+    else:
+        assert ("nobody", ()) == (found.kind, found.ranks)
+        assert "No rank is late: chance or jitter explains who came last.\n" in str(found)
+    assert "Judged from 120 operations, by who waited least in collective operations." in str(found)
 
 
 def test_a_run_that_cannot_tell(tmp_path):

@@ -249,7 +249,7 @@ def test_the_late_rank_is_named_with_its_cause(findings):
     (found,) = [finding for finding in findings(CASES["late-rank"][0]) if finding.rule == "late-rank"]
     assert 1 == found.rank
     assert found.fact.startswith("Rank 1 is late at ")
-    assert "of 120 collectives (chance: 50 %), by 4.8" in found.fact
+    assert "of 117 steps (chance: 50 %), by 4.8" in found.fact
     assert found.why.startswith("its FORWARD takes ")
     assert found.command.startswith("deep500-timing stragglers ")
 

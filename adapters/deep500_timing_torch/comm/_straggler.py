@@ -3,7 +3,7 @@
 A rank's time in a collective holds its wait for the last rank to come. So the shortest time of any rank is the
 transfer, and what a rank's own time is longer by is skew, spent waiting. The rank that waits *least* is the one that
 the others waited for; whether that says anything about the rank is asked of
-:mod:`deep500_timing._ranks.stragglers`.
+:func:`deep500_timing.ranks.find_stragglers`, which judges runs as well.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._ranks.stragglers import Verdict, find_late_rank
-
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+    from deep500_timing.ranks import Stragglers
 
 Entry = tuple[int, str, int, int]
 """One operation on one rank: how many collectives its group had issued then, its name, bytes, time in ns."""
@@ -132,24 +132,32 @@ def compare(
     return result
 
 
-def _verdict(ranks: tuple[int, ...], operations: list[dict[int, int]]) -> Verdict:
-    return find_late_rank([[times[rank] for rank in ranks] for times in operations])
+def _judged(ranks: tuple[int, ...], operations: list[dict[int, int]]) -> Stragglers:
+    import numpy as np
+
+    from deep500_timing._across.late_of_operations import of_operations
+    from deep500_timing._across.stragglers import find_stragglers
+
+    times = np.array([[times[rank] for rank in ranks] for times in operations]) / 1e9
+    return find_stragglers(of_operations(ranks, times, met_at="collective operations"))
 
 
 def _lateness(group: str, ranks: tuple[int, ...], operations: list[dict[int, int]]) -> Lateness:
-    found = _verdict(ranks, operations)
+    found = _judged(ranks, operations)
+    test = found.operations
+    assert test is not None
     return Lateness(
         group=group,
         ranks=ranks,
-        count=found.operations,
-        judged=found.judged,
-        enough=found.enough,
-        late_rank=None if found.rank is None else ranks[found.rank],
+        count=test.operations,
+        judged=test.judged,
+        enough=test.enough,
+        late_rank=found.ranks[0] if found.ranks else None,
         last_share=found.last_share,
         lateness_s=found.lateness_s,
-        cost_s=found.cost_s,
-        chance=found.chance,
-        waiting_s=found.waiting_s,
+        cost_s=test.cost_s,
+        chance=test.chance,
+        waiting_s=test.waiting_s,
     )
 
 
@@ -168,8 +176,8 @@ def _skew(
         for rank, own in times.items():
             skew_ns[rank] += own - shortest
         waited_for_ns[last] += sum(own - shortest for own in times.values()) / (len(times) - 1)
-    found = _verdict(ranks, operations).rank if synchronizes else None
-    late = None if found is None else ranks[found]
+    named = _judged(ranks, operations).ranks if synchronizes else ()
+    late = named[0] if named else None
     return Skew(
         op=name,
         message_bytes=nbytes,

@@ -16,6 +16,7 @@ from deep500_timing._views.tree_of_run import tree_of_run
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from deep500_timing._across.verdict import Stragglers
     from deep500_timing._views.about import About
     from deep500_timing._views.tree import Node, Tree
     from deep500_timing.runs import Run
@@ -115,6 +116,13 @@ class Evidence:
         return found
 
     @cached_property
+    def stragglers(self) -> Stragglers | None:
+        """Which rank the others wait for, and why; None without a run."""
+        from deep500_timing._across.stragglers import find_stragglers
+
+        return None if self.run is None else find_stragglers(self.run, session=self.session)
+
+    @cached_property
     def samples(self) -> dict[tuple[int, str, str], tuple[Floats, Floats]]:
         """For rank, metric and region when it was read (s of the timers' clock) and what; NaN left out."""
         if self.run is None:
@@ -137,7 +145,7 @@ class Evidence:
         return f"deep500-timing {' '.join(words)}"
 
 
-def evidence_of(source: Run | Tree, rank: int | None, session: int | None) -> Evidence:
+def evidence_of(source: Run | Tree, rank: int | None = None, session: int | None = None) -> Evidence:
     """The evidence of a run or of a tree."""
     from deep500_timing._views.tree import Tree
 

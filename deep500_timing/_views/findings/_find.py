@@ -43,12 +43,12 @@ RULES: dict[str, Callable[[Evidence], Iterator[Finding]]] = {
 
 
 def find(
-    source: Run | Tree, *, rank: int | None = None, session: int | None = None, off: Iterable[str] = ()
+    source: Run | Tree | Evidence, *, rank: int | None = None, session: int | None = None, off: Iterable[str] = ()
 ) -> list[Finding]:
     """What stands out, the most costly first; what was lost comes before all.
 
     Args:
-        source: A run, or a tree alone, of which only some rules can speak.
+        source: A run, or a tree alone, of which only some rules can speak; or the evidence of either.
         rank: Whose steps to look at; the lowest rank's if None. Rules about ranks look at all.
         session: Of this start of the run only; all if None.
         off: Names of rules that are not to be asked, beside those that ``DEEP500_TIMING_FINDINGS`` names
@@ -62,7 +62,7 @@ def find(
     if unknown:
         raise ValueError(f"Switching off the finding {unknown[0]!r}: there are {', '.join(RULES)}.")
     silent |= _off_by_environment()
-    evidence = evidence_of(source, rank, session)
+    evidence = source if isinstance(source, Evidence) else evidence_of(source, rank, session)
     found: list[Finding] = []
     for name, rule in RULES.items():
         if name not in silent:

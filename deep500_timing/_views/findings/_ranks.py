@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from deep500_timing._ground.require import require
-from deep500_timing._ranks.stragglers import find_late_rank
 from deep500_timing._summary.nesting import path_text, split_path
 from deep500_timing._views.findings import _thresholds as at_least
 from deep500_timing._views.findings._evidence import COMMUNICATION, STEP, name_of, percent, took
@@ -16,83 +15,43 @@ from deep500_timing._views.findings._finding import Finding
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from numpy.typing import NDArray
-
-    from deep500_timing._ranks.stragglers import Verdict
+    from deep500_timing._across.verdict import Stragglers
     from deep500_timing._views.findings._evidence import Evidence
-
-    Floats = NDArray[np.float64]
-
-_CAUSE_SHARE = 0.02
-"""By how much a region of the late rank must be over the others to be called the cause."""
 
 
 def late_rank(evidence: Evidence) -> Iterator[Finding]:
-    """One rank comes late to what all take part in, by the straggler test alone."""
-    found = _late(evidence)
-    if found is None:
+    """One rank comes late to where all meet, by the judgement of ``deep500-timing stragglers`` alone."""
+    found = evidence.stragglers
+    if found is None or not found.ranks or found.lateness_s < at_least.LATE_SHARE * found.step_s:
         return
-    verdict, ranks = found
-    if verdict.rank is None:
-        return
-    step = evidence.step_node
-    # Of a few costly operations the lateness is spread over all.
-    late_s = max(verdict.lateness_s * verdict.judged / max(verdict.operations, 1), verdict.cost_s)
-    if step is not None and step.median_s and late_s < at_least.LATE_SHARE * step.median_s:
-        return
-    rank = ranks[verdict.rank]
+    rank, each = found.ranks[0], "operations" if found.operations is not None else "steps"
+    who = f"Rank {rank} is late"
+    if found.kind == "node":
+        who = f"The machine {name_of(found.host or '')} is late, its rank {rank}"
+    elif len(found.ranks) > 1:
+        who = f"{len(found.ranks)} ranks are late, rank {rank}"
+    judged = found.operations.judged if found.operations is not None else found.steps
+    why = ""
+    if found.region is not None:
+        why = f"its {name_of(found.region)} takes {took(found.excess_s)} longer than on the other ranks"
+    saved = found.what_if.without_rank_s if found.what_if is not None else 0.0
     yield Finding(
         "late-rank",
-        f"Rank {rank} is late at {percent(verdict.last_share)} of {verdict.judged} collectives "
-        f"(chance: {percent(1 / len(ranks))}), by {took(verdict.lateness_s)}",
-        why=_cause(evidence, rank),
+        f"{who} at {percent(found.last_share)} of {judged} {each} (chance: {percent(1 / len(evidence.by_rank))}), "
+        f"by {took(found.lateness_s)}",
+        where=_course(found),
+        why=why,
         command=evidence.command("stragglers"),
-        cost_s=verdict.cost_s * verdict.operations,
-        anchor="ranks",
+        cost_s=saved * found.steps,
+        anchor="stragglers",
         rank=rank,
     )
 
 
-def _late(evidence: Evidence) -> tuple[Verdict, list[int]] | None:
-    # The one place that says who is late; a fuller analysis takes its place.
-    matrix, ranks = _together(evidence)
-    return None if matrix is None else (find_late_rank(matrix), ranks)
-
-
-def _together(evidence: Evidence) -> tuple[Floats | None, list[int]]:
-    # Time of each collective that all ranks took part in, of shape (operations, ranks), in the order of time.
-    if evidence.run is None or len(evidence.by_rank) < 2:
-        return None, []
-    table = evidence.run.table("collectives").arrow()
-    columns = {name: table[name].to_pylist() for name in ("rank", "session", "group", "op", "sequence", "dur_ns")}
-    times: dict[tuple[Any, ...], dict[int, int]] = {}
-    counted: dict[tuple[Any, ...], int] = {}
-    for rank, session, group, op, sequence, dur in zip(*columns.values(), strict=True):
-        number = sequence
-        if number is None or number < 0:
-            # Without numbers the order on each rank tells which belong together.
-            key = rank, session, group, op
-            number = counted[key] = counted.get(key, -1) + 1
-        times.setdefault((session, group, op, number), {})[rank] = dur
-    ranks = sorted(evidence.by_rank)
-    rows = [[of_rank[rank] for rank in ranks] for of_rank in times.values() if len(of_rank) == len(ranks)]
-    if rows:
-        return np.array(rows, dtype=np.float64), ranks
-    return _by_steps(evidence, ranks), ranks
-
-
-def _by_steps(evidence: Evidence, ranks: list[int]) -> Floats | None:
-    # No collective was written down by itself: what each step spends in COMM.
-    assert evidence.run is not None
-    nw = require("narwhals", extra="runs", caller="Looking for a late rank")
-    frame = evidence.run.intervals(session=evidence.session).frame
-    frame = frame.filter((nw.col("region") == COMMUNICATION) & (nw.col("device") == "CPU") & ~nw.col("step").is_null())
-    grouped = frame.group_by("rank", "session", "step").agg(nw.col("dur_ns").sum().cast(nw.Int64).alias("total"))
-    by_step: dict[tuple[int, int], dict[int, int]] = {}
-    for row in grouped.collect("pyarrow").to_native().to_pylist():
-        by_step.setdefault((row["session"], row["step"]), {})[row["rank"]] = row["total"]
-    rows = [[of[rank] for rank in ranks] for _, of in sorted(by_step.items()) if len(of) == len(ranks)]
-    return np.array(rows, dtype=np.float64) if rows else None
+def _course(found: Stragglers) -> str:
+    if found.grows:
+        return "more and more"
+    return "" if found.since is None else f"since step {found.since}"
 
 
 def _own_work(evidence: Evidence) -> dict[str, dict[int, float]]:
@@ -118,19 +77,6 @@ def _own_work(evidence: Evidence) -> dict[str, dict[int, float]]:
             if device == "CPU" and row["parent"] == parent and row["region"] not in waits and row["count"]:
                 found.setdefault(path, {})[rank] = row["total_ns"] / row["count"] / 1e9
     return found
-
-
-def _cause(evidence: Evidence, rank: int) -> str:
-    best: tuple[float, float, str] | None = None
-    for path, means in _own_work(evidence).items():
-        others = [value for other, value in means.items() if other != rank]
-        if rank not in means or not others:
-            continue
-        usual = float(np.median(others))
-        excess = means[rank] - usual
-        if usual > 0 and excess > _CAUSE_SHARE * usual and (best is None or excess > best[0]):
-            best = (excess, excess / usual, split_path(path)[-1])
-    return f"its {name_of(best[2])} takes {percent(best[1])} longer" if best is not None else ""
 
 
 def imbalance(evidence: Evidence) -> Iterator[Finding]:

@@ -16,6 +16,7 @@ from deep500_timing._views.page._ranks import Ranks
 from deep500_timing._views.page._samples import Samples
 from deep500_timing._views.page._section import GROUP, TABLE_GROUP, Content, Section
 from deep500_timing._views.page._spread import Spread
+from deep500_timing._views.page._stragglers import Stragglers
 from deep500_timing._views.page._typical import Typical
 from deep500_timing._views.page._where import Where
 
@@ -24,7 +25,17 @@ if TYPE_CHECKING:
 
     from deep500_timing.runs import Run
 
-_BUILT_IN: tuple[type[Any], ...] = (Where, Over, Typical, Spread, Ranks, Samples, Communication, NotMeasured)
+_BUILT_IN: tuple[type[Any], ...] = (
+    Where,
+    Over,
+    Typical,
+    Spread,
+    Stragglers,
+    Ranks,
+    Samples,
+    Communication,
+    NotMeasured,
+)
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]*\Z")
 
 

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from deep500_timing._summary.text import safe_name
 from deep500_timing._views.about import About, about_run
-from deep500_timing._views.findings import Finding, find
+from deep500_timing._views.findings import Finding, evidence_of, find
 from deep500_timing._views.page._colours import Colours
 from deep500_timing._views.tree_of_run import tree_of_run
 
 if TYPE_CHECKING:
+    from deep500_timing._across.verdict import Stragglers
+    from deep500_timing._views.findings import Evidence
     from deep500_timing._views.tree import Tree
     from deep500_timing.runs import Run
 
@@ -62,7 +64,18 @@ class Context:
     @cached_property
     def findings(self) -> list[Finding]:
         """What stands out."""
-        return find(self.run)
+        return find(self._evidence)
+
+    @cached_property
+    def stragglers(self) -> Stragglers:
+        """Which rank the others wait for, and why."""
+        found = self._evidence.stragglers
+        assert found is not None
+        return found
+
+    @cached_property
+    def _evidence(self) -> Evidence:
+        return evidence_of(self.run)
 
     @cached_property
     def colours(self) -> Colours:

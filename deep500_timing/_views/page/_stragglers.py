@@ -1,0 +1,112 @@
+"""Who is late: the verdict in sentences, how late each rank came, and what the late one does longer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from deep500_timing._across.late import FEW_RANKS
+from deep500_timing._across.verdict import sentences
+from deep500_timing._summary.text import format_time
+from deep500_timing._views.page._context import shown
+from deep500_timing._views.page._parts import data, rounded, time_axis, tooltip
+from deep500_timing._views.page._section import Content, Figure, Panel
+
+if TYPE_CHECKING:
+    from deep500_timing._across.verdict import Stragglers as Verdict
+    from deep500_timing._views.page._context import Context
+
+_ROWS = 32
+"""Ranks that are drawn: the latest, and the earliest."""
+_LATE, _OTHER = "#d55e00", "#0072b2"
+
+
+class Stragglers:
+    """Which rank the others wait for, and why."""
+
+    name, title, place = "stragglers", "Who is late, and why", 65
+    missing = "There is one rank."
+
+    def build(self, context: Context) -> Content | None:
+        """See :class:`Section`."""
+        found = context.stragglers
+        if len(context.about.ranks) < 2:
+            return None
+        figures = [_of_ranks(found)] if found.lateness else []
+        if found.ranks and found.excess:
+            figures.append(_of_regions(found))
+        said = sentences(found)
+        verdict = 2 if found.ranks else 1
+        text = (" ".join(said[:verdict]), " ".join(said[verdict:]))
+        return Content(tuple(figures), text=tuple(part for part in text if part))
+
+
+def _signed(seconds: float) -> str:
+    return ("+" if seconds > 0 else "−" if seconds < 0 else "") + format_time(abs(seconds))
+
+
+def _of_ranks(found: Verdict) -> Figure:
+    each = "an operation" if found.operations is not None else "a step"
+    order = sorted(found.lateness, key=lambda rank: (-found.lateness[rank], rank))
+    drawn = order if len(order) <= _ROWS else [*order[: _ROWS // 2], *order[-_ROWS // 2 :]]
+    rows = [
+        {"rank": f"rank {rank}", "s": rounded(found.lateness[rank]), "late": _signed(found.lateness[rank])}
+        | {"colour": _LATE if rank in found.ranks else _OTHER}
+        for rank in drawn
+    ]
+    bars = _bars(rows, "rank", time_axis(f"later than the median of the ranks, {each}"))
+    layers: list[dict[str, Any]] = [bars]
+    note = "How long after the median of the ranks each typically came to where they meet, as its waits there tell."
+    # Of fewer ranks a test of who comes last decides, and no bound.
+    if found.bound_s > 0 and len(order) >= FEW_RANKS:
+        line = {"type": "rect", "width": 2, "color": "#7f8a93"}  # A rule would have the colour of the page.
+        layers.append({"mark": line, "data": data([{"s": found.bound_s}]), "encoding": {"x": _seconds(None)}})
+        note += f" A rank is called late beyond the grey line, at {format_time(found.bound_s)}."
+    if len(drawn) < len(order):
+        note += f" Of {len(order)} ranks the {_ROWS // 2} latest and the {_ROWS // 2} earliest are drawn."
+    return Figure(
+        "How late each rank came",
+        f"Rank {order[0]} came latest: {_signed(found.lateness[order[0]])} {each} against the median of the ranks.",
+        (Panel({"height": max(18 * len(rows), 60), "layer": layers}),),
+        ("rank", f"typically, {each}", "called late"),
+        [(rank, _signed(found.lateness[rank]), "yes" if rank in found.ranks else "no") for rank in order],
+        note=note,
+        legend=(("called late", _LATE), ("not late", _OTHER)) if found.ranks else (),
+    )
+
+
+def _of_regions(found: Verdict) -> Figure:
+    rank = found.ranks[0]
+    over = {region: of[rank] for region, of in found.excess.items()}
+    order = sorted(over, key=lambda region: (-over[region], region))
+    rows = [
+        {"region": shown(region), "s": rounded(over[region]), "over": _signed(over[region])}
+        | {"colour": _LATE if region == found.region else _OTHER}
+        for region in order
+    ]
+    return Figure(
+        f"What rank {rank} does longer",
+        f"{shown(order[0])} takes {_signed(over[order[0]])} a step against the median of the ranks.",
+        (Panel({"height": max(22 * len(rows), 60), "layer": [_bars(rows, "region", time_axis("a step"))]}),),
+        ("region", "against the median of the ranks, a step"),
+        [(row["region"], row["over"]) for row in rows],
+        note="Each region's own time, without what it waited in it for others.",
+        legend=(("the cause", _LATE), ("no cause", _OTHER)) if found.region is not None else (),
+    )
+
+
+def _bars(rows: list[dict[str, Any]], named_by: str, axis: dict[str, Any]) -> dict[str, Any]:
+    said = {name: name for name in ("late", "over") if name in rows[0]}
+    return {
+        "data": data(rows),
+        "mark": {"type": "bar"},
+        "encoding": {
+            "y": {"field": named_by, "type": "nominal", "sort": None, "axis": {"title": None, "labelLimit": 200}},
+            "x": _seconds(axis),
+            "color": {"field": "colour", "type": "nominal", "scale": None, "legend": None},
+            "tooltip": tooltip(**{named_by: named_by}, **said),
+        },
+    }
+
+
+def _seconds(axis: dict[str, Any] | None) -> dict[str, Any]:
+    return {"field": "s", "type": "quantitative"} | ({"axis": axis} if axis else {})
