@@ -18,6 +18,7 @@ for _name in (
     "devices/_null",
     "timer",
     "devices/_pool",
+    "runs/_rows",
 ):
     _full_name = f"deep500_timing.{_name}".replace("/", ".")
     if _full_name in sys.modules:  # This file was read a second time, under another name.

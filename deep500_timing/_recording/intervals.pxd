@@ -30,6 +30,14 @@ cdef inline int64_t* ints_of(object block) noexcept:
     return <int64_t*><void*>PyBytes_AS_STRING(block)
 
 
+cdef inline Py_ssize_t copy_last(bytes target, Py_ssize_t end, bytes block, Py_ssize_t filled) noexcept:
+    # As many of a block's last numbers as there is room for before a place in the target; returns how many.
+    cdef Py_ssize_t length = filled if filled < end else end
+    if length > 0:
+        memcpy(ints_of(target) + end - length, ints_of(block) + filled - length, 8 * length)
+    return length
+
+
 cdef inline Py_ssize_t ints_in(object block) noexcept:
     return PyBytes_GET_SIZE(block) // 8
 
@@ -110,8 +118,12 @@ cdef class Intervals:
     cdef tuple kept(self)
     @cython.locals(aggregates=Aggregates)
     cpdef dict copy(self)
-    @cython.locals(aggregates=Aggregates)
+    @cython.locals(
+        aggregated=int64_t, filled=Py_ssize_t, recorded=int64_t, first=int64_t, missing=Py_ssize_t, found=bytes,
+        number=Py_ssize_t
+    )
     cpdef tuple since(self, int64_t taken)
+    cpdef took(self, int64_t taken)
 
 
 cdef inline int keep(Intervals intervals, int64_t start_ns, int64_t end_ns) except -1:

@@ -31,7 +31,7 @@ if not cython.compiled:
     from deep500_timing._ground.cython_stub import in_c
 
     bit_length = int.bit_length
-    add_to_total = copied_block = ints_in = ints_of = keep = new_block = total_of = zeroed_block = in_c
+    add_to_total = copied_block = copy_last = ints_in = ints_of = keep = new_block = total_of = zeroed_block = in_c
 
 _FIRST_BLOCK = 64
 """Intervals in a region's first block; many regions have few. Each later one is four times as long, up to:"""
@@ -373,33 +373,49 @@ class Intervals:
         staged = [*self.buffer]
         return (staged[0] + len(staged) - 1) // 2
 
-    def since(self, taken: int) -> tuple[list[Any], int, int]:
-        """What was recorded since the last call, for a log that reads along on a thread of its own.
+    def since(self, taken: int) -> tuple[bytes, int, int]:
+        """What was recorded after the first so many intervals, for a log that reads along on a thread of its own.
 
-        Calling it attaches the log: a full block is then aggregated only when the log has taken what is in it, or when
-        more than ``LOG_BOUND`` intervals beyond ``keep_last`` wait for it. Recording costs what it did, since both are
-        looked at only where a block is full. :meth:`detach` ends it.
+        A log is told that it may by :meth:`attach`, and says what it has by :meth:`took`: a full block is then
+        aggregated only when the log has taken what is in it, or when more than ``LOG_BOUND`` intervals beyond
+        ``keep_last`` wait for it. Recording costs what it did, since both are looked at only where a block is full.
 
         Args:
-            taken: The cursor that the last call returned; 0 at first.
+            taken: How many intervals the log has taken or lost.
 
         Returns:
-            Buffers of int64, start and end in ns alternating, in the order in which they ended; the new cursor (how
-            many intervals were recorded so far); and how many were lost to the log because it came too late.
+            Start and end in ns alternating, as native int64, in the order in which they ended; how many intervals were
+            recorded so far; and how many were lost to the log because it came too late.
         """
+        if cython.compiled:
+            # One copy, in which nobody's code can run: the interpreter is not let go of, however much there is.
+            aggregated = self.aggregates.count
+            filled = self.place - ints_of(self.block)
+            recorded = aggregated + self.kept_in_blocks + filled // 2
+            first = max(taken, aggregated)
+            missing = 2 * (recorded - first) if first < recorded else 0
+            found = new_block(missing)
+            missing -= copy_last(found, missing, self.block, filled)
+            number = len(self.blocks)
+            while missing > 0:
+                number -= 1
+                missing -= copy_last(found, missing, self.blocks[number], ints_in(self.blocks[number]))
+            return found, recorded, aggregated - taken if aggregated > taken else 0
         parts, aggregates = self.kept()
-        aggregated: int = aggregates.count
+        aggregated = aggregates.count
         recorded = aggregated + sum(map(len, parts)) // 2
         missing = 2 * (recorded - max(taken, aggregated))
-        found: list[Any] = []
+        newest: list[Any] = []
         for part in reversed(parts):
             if missing <= 0:
                 break
-            found.append(part[max(len(part) - missing, 0) :])
+            newest.append(part[max(len(part) - missing, 0) :])
             missing -= len(part)
-        found.reverse()
-        self.taken = recorded
-        return [part for part in found if len(part)], recorded, max(aggregated - taken, 0)
+        return b"".join(reversed(newest)), recorded, max(aggregated - taken, 0)
+
+    def took(self, taken: int) -> None:
+        """Let go of the first so many intervals: the log has them."""
+        self.taken = taken
 
     def attach(self) -> None:
         """From now on wait for a log, see :meth:`since`."""

@@ -629,6 +629,14 @@ class Recorder:
         return [region for region in found if region is not None]
 
     @cython.locals(region=Region)  # type: ignore[untyped-decorator, unused-ignore]
+    def _recorded(self) -> int:
+        # Intervals of every region on every thread, since they were new.
+        recorded = 0
+        for region in self._regions():
+            recorded += region._intervals.count
+        return recorded
+
+    @cython.locals(region=Region)  # type: ignore[untyped-decorator, unused-ignore]
     def _attach_log(self) -> None:
         # From now on intervals wait for a log to take them, see Intervals.since; of new regions as well.
         self._logged = True

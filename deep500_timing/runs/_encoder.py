@@ -10,16 +10,20 @@ from deep500_timing.runs._columns import TYPES, Column, pack
 from deep500_timing.runs._frames import encode
 from deep500_timing.runs._header import to_json
 from deep500_timing.runs._kinds import FIRST_OWN, KINDS, NAMES, TABLES
+from deep500_timing.runs._rows import payloads_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
+    from deep500_timing.runs._rows import Part
+    from deep500_timing.runs._steps import StepCounter
+
 BLOCK_ROWS = 4096
 """Rows in a frame, and so what one flipped bit costs; more if so many come at once that a log must hurry."""
 _MOST_BLOCK_ROWS = 8 * BLOCK_ROWS
-_BLOCKS = 8
+_BLOCKS = 4
 """Frames from which on they grow. Between any two calls of numpy or zlib a loop that never lets go of the interpreter
 may take it for 5 ms: what costs a log is not the rows of a frame but the frames."""
 
@@ -82,12 +86,25 @@ class Encoder:
         """The frames of a table's rows, with those of names that are new before them."""
         number, columns = TABLES.get(table) or self.own_tables[table]
         count = len(next(iter(arrays.values())))
-        length = min(max(BLOCK_ROWS, count // _BLOCKS), _MOST_BLOCK_ROWS)
+        length = _length_of_frames(count)
         for first in range(0, count, length):
             part = {name: values[first : first + length] for name, values in arrays.items()}
             payload = pack(columns, part)
             yield from self._new_names()
             yield self._frame(number, min(count - first, length), payload)
+
+    def intervals(self, parts: list[Part], steps: StepCounter) -> Iterable[bytes]:
+        """The frames of what timers recorded, in the order in which it began.
+
+        Args:
+            parts: What each store of each region gave.
+            steps: What knows the steps of those that come without.
+        """
+        number, _ = TABLES["intervals"]
+        length = _length_of_frames(sum(len(part.pairs) for part in parts))
+        for rows, payload in payloads_of(parts, steps.table, length):
+            yield from self._new_names()
+            yield self._frame(number, rows, payload)
 
     def tuples(self, table: str, rows: Sequence[Sequence[Any]]) -> Iterable[bytes]:
         """As :meth:`rows`, from tuples in the order of the columns; names as texts."""
@@ -120,3 +137,7 @@ class Encoder:
         sequence = self._sequence
         self._sequence += 1
         return encode(kind, sequence, rows, payload)
+
+
+def _length_of_frames(count: int) -> int:
+    return min(max(BLOCK_ROWS, count // _BLOCKS), _MOST_BLOCK_ROWS)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from deep500_timing.runs._kinds import EVENT, NO_STEP
+from deep500_timing.runs._rows import Part
 from deep500_timing.runs._source import CPU, GPU, Open, Source, Taken, Threads
 
 if TYPE_CHECKING:
@@ -15,10 +16,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    Int64Array = NDArray[np.int64]
-
     from deep500_timing.runs._encoder import Encoder
     from deep500_timing.runs._steps import StepCounter
+
+    Int64Array = NDArray[np.int64]
 
 QUEUE_ROWS = 1 << 17
 """Marks, samples and collectives that wait for the next flush, each."""
@@ -50,7 +51,7 @@ class Harvest:
         self._threads_written = 0
         # Taken, and not written yet.
         self._fresh: list[Taken] = []
-        self._taken: list[tuple[Taken, Int64Array]] = []
+        self._taken: list[tuple[Taken, Int64Array | None]] = []
         self._open: list[Open] = []
         self._waiting: dict[str, list[tuple[Any, ...]]] = {}
         self._said: list[dict[str, Any]] = []
@@ -70,6 +71,11 @@ class Harvest:
     def has_anything(self) -> bool:
         """Whether there is anything to be written at all."""
         return bool(self._events) or any(self.rows.values()) or any(source.has_anything() for source in self.sources)
+
+    @property
+    def ended(self) -> int:
+        """About how many intervals have ended since the timers were last read."""
+        return sum(source.ended for source in self.sources)
 
     def collect(self, cut_ns: int, steps: StepCounter, *, final: bool) -> None:
         """Take what has come in up to the cut; all of it, if it is the last time.
@@ -97,7 +103,7 @@ class Harvest:
         # The host's first: a device's times belong to the steps of theirs.
         for part in sorted(taken, key=lambda part: part.device == GPU):
             if len(part.pairs):
-                self._taken.append((part, self._label(part, steps)))
+                self._taken.append((part, self._label(part, steps) if part.has_device else None))
 
     def done(self) -> None:
         """Forget what was taken: it is written."""
@@ -116,11 +122,12 @@ class Harvest:
         """Intervals that timers aggregated before they could be taken."""
         return sum(counters[_DROPPED] for _, _, _, counters in self._of_regions.values())
 
-    def frames(self, encoder: Encoder, *, is_first: bool, is_last: bool) -> Iterable[bytes]:
+    def frames(self, encoder: Encoder, steps: StepCounter, *, is_first: bool, is_last: bool) -> Iterable[bytes]:
         """What was taken, as frames.
 
         Args:
             encoder: Of the file that they go to.
+            steps: What knows the steps of what was taken.
             is_first: They are the first of their file, which must say everything.
             is_last: They are the last of the log.
         """
@@ -130,7 +137,11 @@ class Harvest:
         names = self.threads.names
         yield from encoder.tuples("threads", list(enumerate(names))[self._threads_written :])
         self._threads_written = len(names)
-        yield from self._frames_of_intervals(encoder)
+        parts = [
+            Part(part.pairs, labels, encoder.id_of(part.region), part.thread, encoder.id_of(part.device))
+            for part, labels in self._taken
+        ]
+        yield from encoder.intervals(parts, steps)
         rows = [(entry.start_ns, entry.region, entry.thread) for entry in self._open]
         yield from encoder.tuples("open", sorted(rows))
         for table, waiting in self._waiting.items():
@@ -140,10 +151,12 @@ class Harvest:
             yield encoder.document(EVENT, event)
 
     def _label(self, part: Taken, steps: StepCounter) -> Int64Array:
+        # The steps of the host's intervals are remembered for the times of the device.
         if part.device != GPU:
             labels = steps.label(part.pairs[:, 0], part.pairs[:, 1])
-            assert part.ordinals is not None
-            first, known = self._of_host.get(part.handle, (int(part.ordinals[0]), labels[:0]))
+            first, known = self._of_host.get(part.handle, (part.first, labels[:0]))
+            if first + len(known) != part.first:  # Some were lost in between.
+                first, known = part.first, labels[:0]
             kept = np.concatenate((known, labels))[-_REMEMBERED:]
             self._of_host[part.handle] = (first + len(known) + len(labels) - len(kept), kept)
             return labels
@@ -166,29 +179,6 @@ class Harvest:
                     ends.append(part.pairs[:, 1])
         if ends:
             steps.add_batches(np.concatenate(ends))
-
-    def _frames_of_intervals(self, encoder: Encoder) -> Iterable[bytes]:
-        if not self._taken:
-            return ()
-        parts = [part for part, _ in self._taken]
-        lengths = [len(part.pairs) for part in parts]
-        pairs = np.concatenate([part.pairs for part in parts])
-        labels = [labels for _, labels in self._taken]
-        order = np.argsort(pairs[:, 0], kind="stable")
-        starts = pairs[order, 0]
-
-        def spread(numbers: list[int]) -> NDArray[np.int64]:
-            return np.repeat(np.array(numbers, dtype=np.int64), lengths)[order]
-
-        arrays = {
-            "start_ns": starts,
-            "dur_ns": pairs[order, 1] - starts,
-            "step": np.concatenate(labels)[order],
-            "region": spread([encoder.id_of(part.region) for part in parts]),
-            "thread": spread([part.thread for part in parts]),
-            "device": spread([encoder.id_of(part.device) for part in parts]),
-        }
-        return encoder.rows("intervals", arrays)
 
     def _changed_counters(self, *, everything: bool) -> list[tuple[Any, ...]]:
         totals: dict[tuple[str, int, str], list[int]] = {}

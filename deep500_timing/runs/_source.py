@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from deep500_timing.runs._rows import first_late
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -29,9 +31,6 @@ _IN_FUTURE_NS = 1_000_000_000
 """What ends later than this after the cut was not measured by the timer's clock: no use in waiting for it."""
 
 
-_NONE: Any = np.zeros((0, 2), dtype=np.int64)
-
-
 class Taken(NamedTuple):
     """What one store of one region gave since the last time."""
 
@@ -39,16 +38,20 @@ class Taken(NamedTuple):
     thread: int
     device: str
     pairs: NDArray[np.int64]
-    """Shape ``(n, 2)``: start and end in ns of the timer's clock, as they were recorded."""
+    """Shape ``(n, 2)``, contiguous: start and end in ns of the timer's clock, as they were recorded."""
     counters: tuple[int, ...]
     """Recorded, failed, discarded, captured, dropped: since the region was new."""
     store: int
     """The same number for the same region, thread and device of the same timer."""
     handle: int
     """The same number for the same region and thread of the same timer, on every device."""
+    first: int
+    """Which of the store's intervals the first one is, from 0."""
+    has_device: bool
+    """Whether the timer has a device, whose times belong to the steps of these."""
     ordinals: Int64Array | None
-    """Shape ``(n,)``: which of the region's host intervals, from 0, each is or is of; -1 where nobody can tell, None
-    where none can."""
+    """Of a device, shape ``(n,)``: which of the region's host intervals, from 0, each is of; -1 where nobody can tell.
+    None where none can, and of the host."""
 
 
 class Open(NamedTuple):
@@ -62,7 +65,7 @@ class Open(NamedTuple):
 class _Cursor:
     """How far one store was read."""
 
-    __slots__ = ("before", "dropped", "gaps", "held", "last_end_ns", "on_host", "seen", "store", "taken", "without")
+    __slots__ = ("before", "dropped", "gaps", "last_end_ns", "on_host", "seen", "store", "taken", "without")
 
     def __init__(self, store: Intervals) -> None:
         # Of a device's store: how many host intervals there were, and how many of them had no time on the device, when
@@ -77,7 +80,6 @@ class _Cursor:
     def begin(self, store: Intervals) -> None:
         self.store = store
         self.seen = 0
-        self.held: Int64Array = _NONE
         self.taken = 0
         self.dropped = 0
 
@@ -126,6 +128,7 @@ class Source:
         self._threads = threads
         self._cursors: dict[tuple[int, str], tuple[Region, _Cursor]] = {}
         self._retired: deque[tuple[Region, str, Intervals]] = deque()
+        self._recorded = 0
 
     def retire(self, region: Region, device: str, store: Intervals) -> None:
         """Take the rest of a store that its region is about to give up (on the training thread: an append)."""
@@ -141,12 +144,21 @@ class Source:
         """Whether the timer has recorded anything at all."""
         return bool(self._retired) or any(region._intervals.count for region in self.timer._regions())
 
+    @property
+    def ended(self) -> int:
+        """About how many intervals of the host have ended since they were last taken."""
+        recorded: int = self.timer._recorded()
+        if recorded < self._recorded:  # The timer was reset.
+            self._recorded = 0
+        return recorded - self._recorded
+
     def take(self, cut_ns: int | None) -> Iterator[Taken]:
         """What has ended up to the cut (all, if there is none) and was not taken before.
 
         A region that ended by the cut is taken together with all that ended inside it, on its thread: the cut is a
         reading of the clock from before the first store is read.
         """
+        self._recorded = self.timer._recorded()
         while self._retired:
             region, device, store = self._retired.popleft()
             yield from self._take(region, device, store, None)
@@ -180,22 +192,26 @@ class Source:
 
     def _read(self, region: Region, device: str, cursor: _Cursor, cut_ns: int | None) -> Taken:
         first = cursor.counters()[0]
-        pairs, dropped = read_since(cursor)
-        if cut_ns is not None and len(pairs):
-            late = (pairs[:, 1] > cut_ns) & (pairs[:, 1] <= cut_ns + _IN_FUTURE_NS)
-            if late.any():
-                # The store is told that they were taken: what nobody else has must be kept here.
-                at = int(late.argmax())
-                pairs, cursor.held = pairs[:at], pairs[at:]
+        pairs, dropped = read_since(cursor, cut_ns)
         cursor.taken += dropped + len(pairs)
         cursor.dropped += dropped
         if len(pairs):
             cursor.last_end_ns = int(pairs[-1, 1])
         thread = self._threads.number_of(region._thread)
-        ordinals: Int64Array | None = np.arange(first, first + len(pairs))
-        if device != CPU:
-            ordinals = self._ordinals_of(region, cursor, len(pairs))
-        return Taken(region.name, thread, device, pairs, cursor.counters(), id(cursor), id(region), ordinals)
+        ordinals = None if device == CPU else self._ordinals_of(region, cursor, len(pairs))
+        behind: Any = getattr(self.timer, "_device", None)
+        return Taken(
+            region.name,
+            thread,
+            device,
+            pairs,
+            cursor.counters(),
+            id(cursor),
+            id(region),
+            first + dropped,
+            behind is not None and not behind.is_null,
+            ordinals,
+        )
 
     def _ordinals_of(self, region: Region, cursor: _Cursor, count: int) -> Int64Array | None:
         # A device's time comes when it comes; which of the region's host intervals it is of, only the order tells. The
@@ -222,20 +238,22 @@ class Source:
         return ordinals
 
 
-def read_since(cursor: _Cursor) -> tuple[Int64Array, int]:
-    """The intervals of a store that were not taken yet, oldest first.
+def read_since(cursor: _Cursor, cut_ns: int | None) -> tuple[Int64Array, int]:
+    """The intervals of a store that had ended by the cut and were not taken yet, oldest first.
 
     Returns:
         Shape ``(n, 2)``: start and end in ns; and how many were aggregated away before they could be taken.
     """
-    parts, recorded, dropped = cursor.store.since(cursor.seen)
+    store = cursor.store
+    ints, recorded, dropped = store.since(cursor.seen)
+    pairs = np.frombuffer(ints, dtype=np.int64).reshape(-1, 2)
+    if cut_ns is not None:
+        on_time = first_late(ints, cut_ns, cut_ns + _IN_FUTURE_NS)
+        recorded -= len(pairs) - on_time
+        pairs = pairs[:on_time]
+    store.took(recorded)
     cursor.seen = recorded
-    held, cursor.held = cursor.held, _NONE
-    if not parts:
-        return held, dropped
-    # A copy: the store's buffers are not to be held by what is taken.
-    fresh = np.concatenate([np.frombuffer(part, dtype=np.int64) for part in parts]).reshape(-1, 2)
-    return (np.concatenate((held, fresh)) if len(held) else fresh), dropped
+    return pairs, dropped
 
 
 def _name_of_thread(ident: int) -> str:

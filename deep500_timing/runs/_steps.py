@@ -8,6 +8,7 @@ import numpy as np
 
 from deep500_timing.runs._columns import unpack
 from deep500_timing.runs._kinds import NO_STEP
+from deep500_timing.runs._rows import StepTable, labels_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -57,21 +58,15 @@ class StepCounter:
             ends_ns: When they ended; None for those of a device, whose end says when the device was ready, not
                 when the step was: their start decides.
         """
+        return labels_of(self.table, starts_ns, ends_ns)
+
+    @property
+    def table(self) -> StepTable:
+        """What tells the step of an interval, at this moment."""
         if self._marked:
-            at = np.searchsorted(self._mark_times, starts_ns, side="right")
-            if ends_ns is not None:
-                # What ends at the very moment of a mark ended before it, unless it began there as well.
-                at = np.maximum(at, np.searchsorted(self._mark_times, ends_ns, side="left"))
-            return np.where(at > 0, self._mark_steps[np.maximum(at - 1, 0)], NO_STEP)
-        if ends_ns is None:
-            before = np.searchsorted(self._ends, starts_ns, side="right")
-        else:
-            before = np.searchsorted(self._ends, ends_ns, side="left")
+            return StepTable(self._mark_times, self._mark_steps, 0, NO_STEP)
         forgotten = self.batches - len(self._ends)
-        steps = forgotten + before.astype(np.int64)
-        if len(self._ends) == _REMEMBERED:
-            steps[before == 0] = NO_STEP
-        return steps
+        return StepTable(self._ends, None, forgotten, NO_STEP if len(self._ends) == _REMEMBERED else forgotten)
 
 
 def last_batch_of(paths: list[str]) -> int:

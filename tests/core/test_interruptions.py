@@ -836,10 +836,31 @@ class TestTheDoorOfALog:
         for number in range(2000):
             tmr.record("a", number, number + 1)
             if number % batch == 0 or number == 1999:
-                parts, taken, dropped = tmr._stores("a", False)[0].since(taken)
-                found += [start for part in parts for start in part[::2]]
+                store = tmr._stores("a", False)[0]
+                ints, taken, dropped = store.since(taken)
+                store.took(taken)
+                found += memoryview(ints).cast("q")[::2]
                 lost += dropped
         assert (list(range(2000)), 0, 2000) == (found, lost, taken)
+
+    @pytest.mark.parametrize("keep_last", [None, 0, 10])
+    @pytest.mark.parametrize("count", [0, 1, 64, 128, 2000])
+    def test_what_was_not_said_to_be_taken_is_given_again(self, keep_last, count):
+        """A log that took only some of what it was given gets the rest once more, and nothing of it is lost."""
+        tmr = Timer(keep_last=keep_last)
+        tmr._attach_log()
+        tmr.record("a", -2, -1)
+        store = tmr._stores("a", False)[0]
+        store.took(1)
+        for number in range(count):
+            tmr.record("a", number, number + 1)
+        assert (count + 1, 0) == store.since(1)[1:]
+        store.took(1 + count // 2)
+        for number in range(count, count + 1000):
+            tmr.record("a", number, number + 1)
+        ints, recorded, dropped = store.since(1 + count // 2)
+        expected = [end for number in range(count // 2, count + 1000) for end in (number, number + 1)]
+        assert (expected, count + 1001, 0) == (memoryview(ints).cast("q").tolist(), recorded, dropped)
 
     def test_a_log_that_never_comes_does_not_cost_memory_without_end(self, monkeypatch):
         """Beyond the bound intervals are aggregated, and counted as lost to the log."""
@@ -853,8 +874,8 @@ class TestTheDoorOfALog:
         store = tmr._stores("a", False)[0]
         kept = sum(map(len, store.copy()["pairs"])) // 2
         assert 800 <= kept <= 1500
-        parts, taken, dropped = store.since(0)
-        assert (20_000, 20_000 - kept, kept) == (taken, dropped, sum(map(len, parts)) // 2)
+        ints, taken, dropped = store.since(0)
+        assert (20_000, 20_000 - kept, kept) == (taken, dropped, len(ints) // 16)
         tmr._detach_log()
         for number in range(1000):
             tmr.record("a", number, number + 1)
