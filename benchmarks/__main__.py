@@ -27,7 +27,7 @@ from benchmarks._reach import FORMS, GOALS
 from benchmarks._summary import Spread, ratio
 
 HERE = Path(__file__).parent
-_ALL = "warm cold reads bytes tail device imports statistics memory pytorch keras comm"
+_ALL = "warm cold reads bytes tail device imports statistics memory pytorch keras comm pipeline layers"
 SECTIONS = tuple(_ALL.split())  # in the order in which they are measured
 
 
@@ -147,6 +147,7 @@ class Bench:
             "keras": ("Keras fit", 4 * effort.keras_rounds),
             "comm": ("Communication", 1),
             "pipeline": ("Pipelines", 1),
+            "layers": ("Layers", 1),
         }[section]
 
     def _put(self, kind: str, values: dict[str, Any]) -> None:
@@ -234,6 +235,11 @@ class Bench:
     def _pipeline(self, field: Field, step: Callable[[], None]) -> None:
         pipeline = importlib.import_module("benchmarks.bench_pipeline")
         self.results["pipeline"] = pipeline.report_lines(quick=self.results["effort"] != "full")
+
+    def _layers(self, field: Field, step: Callable[[], None]) -> None:
+        # PyTorch's profiler leaves a process slower than it was.
+        layers = importlib.import_module("benchmarks.bench_layers")
+        self.results["layers"] = layers.report_lines(quick=self.results["effort"] != "full")
 
     def _forms(self) -> dict[str, ModuleType]:
         forms = {"plain": load_plain()}

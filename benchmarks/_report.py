@@ -289,6 +289,8 @@ def report(results: dict[str, Any]) -> str:
         lines += ["## Communication", "", *found]
     if found := results.get("pipeline"):
         lines += ["## Pipelines", "", *found]
+    if found := results.get("layers"):
+        lines += ["## Layers", "", *found]
     lines += _how(results)
     lines += ["## Where it was measured", ""]
     facts = {**machine, **results["versions"]}

@@ -31,8 +31,8 @@ class Around(nn.Module):
         return self.function(self, *args, **kwargs)
 
 
-def hooks_on(model):
-    """How many hooks the modules of a model have."""
+def traces_on(model):
+    """How many hooks and attributes of ours the modules of a model have."""
     return sum(
         len(hooks)
         for module in model.modules()
@@ -42,6 +42,7 @@ def hooks_on(model):
             module._forward_hooks_always_called,
             module._forward_hooks_with_kwargs,
             module._forward_pre_hooks_with_kwargs,
+            [name for name, value in vars(module).items() if type(value).__module__.startswith("deep500_timing_torch")],
         )
     )
 
@@ -260,8 +261,8 @@ class TestFaults:
                     model(torch.ones(()))
         assert [1] == ms("Around forward")
 
-    def test_ctrl_c_in_a_layer_is_made_good_at_the_next_call(self, work, tmr, ms, value):
-        """An interrupt, which torch's hooks do not see, leaves nothing that changes later times."""
+    def test_ctrl_c_in_a_layer_ends_it(self, work, tmr, ms, value):
+        """An interrupt, which torch's own hooks do not see, ends the layers that it passes; later times are right."""
         interrupted = [True]
 
         def forward(m, x):
@@ -273,6 +274,7 @@ class TestFaults:
         with LayerTimer(model, tmr) as layers:
             with pytest.raises(KeyboardInterrupt):
                 model(value)
+            assert 0 == sum(region.running for region in tmr.snapshot())
             interrupted[0] = False
             model(value).sum().backward()
             model(value).sum().backward()
@@ -303,10 +305,10 @@ class TestTheModelIsAsItWas:
         model = nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.ReLU(), nn.Linear(3, 1)))
         before = pickle.dumps(model), list(model.state_dict())
         with LayerTimer(model, tmr):
-            assert hooks_on(model) > 0
+            assert traces_on(model) > 0
             model(value).sum().backward()
         model.zero_grad(set_to_none=True)
-        assert (0, before) == (hooks_on(model), (pickle.dumps(model), list(model.state_dict())))
+        assert (0, before) == (traces_on(model), (pickle.dumps(model), list(model.state_dict())))
 
     def test_a_copy_made_meanwhile_is_not_timed(self, tmr, ms, value):
         """A deep copy and a pickle of a model that is being timed work, and record nothing."""
@@ -317,6 +319,53 @@ class TestTheModelIsAsItWas:
                 assert torch.equal(model[0].weight, one[0].weight)
                 one(value).sum().backward()
         assert [] == ms("0 forward")
+
+    def test_a_copy_of_a_module_with_a_pickle_of_its_own_is_not_timed(self, tmr, ms, value):
+        """A module that puts all of its attributes into its pickle gets none of ours back."""
+
+        class Own(nn.Linear):
+            def __getstate__(self):
+                return dict(self.__dict__)
+
+        model = Own(3, 3)
+        with LayerTimer(model, tmr):
+            made = copy.deepcopy(model)
+            made(value).sum().backward()
+        assert (0, []) == (traces_on(made), ms("Own forward"))
+
+    def test_a_replica_for_data_parallel_is_its_own(self, work, tmr, ms, value):
+        """What ``nn.DataParallel`` makes of a timed model computes with its own parameters, untimed."""
+        model = nn.Linear(3, 1, bias=False)
+        with LayerTimer(model, tmr):
+            replica = model._replicate_for_data_parallel()
+            replica.weight, replica.bias = torch.zeros(1, 3), None
+            assert 0 == replica(value).item()
+        assert ([], 0) == (ms("Linear forward"), traces_on(model))
+        assert nn.Module._replicate_for_data_parallel.__module__ == nn.Module.__module__
+
+    @pytest.mark.parametrize("first", [0, 1])
+    def test_two_timers_on_one_model(self, work, tmr, clock, value, first):
+        """Two timers time the same model, and each may be detached first."""
+        other = CPUGPUTimer("cpu", clock=clock)
+        model = nn.Sequential(work(1, 10))
+        timers = [LayerTimer(model, tmr).attach(), LayerTimer(model[0], other).attach()]
+        model(value).sum().backward()
+        timers.pop(first).detach()
+        model(value).sum().backward()
+        timers[0].detach()
+        model(value).sum().backward()
+        assert 2 - first == len(other.get_time("Work forward")) == len(other.get_time("Work backward"))
+        assert 1 + first == len(tmr.get_time("0 forward")) == len(tmr.get_time("0 backward"))
+        assert 0 == traces_on(model)
+
+    def test_a_layer_that_is_compiled_meanwhile(self, tmr, value):
+        """``Module.compile`` on a layer that is being timed wins, and stays when the timer goes."""
+        model = nn.Sequential(nn.Linear(3, 3))
+        with LayerTimer(model, tmr):
+            model[0].compile(backend="eager")
+            compiled = model[0]._compiled_call_impl
+            model(value)
+        assert compiled is model[0]._compiled_call_impl
 
     def test_a_graph_that_outlives_the_block_is_not_timed(self, work, tmr, ms, value):
         """A backward pass after detaching records nothing and is right."""

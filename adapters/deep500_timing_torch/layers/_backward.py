@@ -50,13 +50,45 @@ class _NodeMarks:
         owner = self.owner
         if not owner.attached:
             return
+        # Written without helpers, as for the forward pass.
         try:
+            thread = get_ident()
+            opened = owner.opened
             for call in self.end:
-                if call.region is not None:
-                    owner.close(call)
+                region = call.region
+                if region is not None:
+                    if call.thread == thread and owner.memory is None and opened[-1] is call:
+                        call.region = None
+                        del opened[-1]
+                        region.end()
+                    else:
+                        owner.close(call)
+            if not self.begin:
+                return
+            task = _current_graph_task()
+            if task not in owner.tasks:
+                owner.expect_end_of(task)
             for call in self.begin:
                 if call.region is None:
-                    owner.open(call)
+                    call.task = task
+                    call.thread = thread
+                    if opened:
+                        order = call.order
+                        for other in opened:
+                            if other.order > order:
+                                owner.close_beside(call)
+                                break
+                    region = call.layer.backward
+                    if region is None:
+                        region = owner.region_of(call.layer)
+                    if region.is_open:
+                        owner.untimed += 1
+                        continue
+                    if owner.memory is not None:
+                        owner.memory.begin(call, forward=False)
+                    call.region = region
+                    opened.append(call)
+                    region.start()
         except Exception as error:
             owner.fault("backward pass", (self.begin or self.end)[0].layer, error)
 
@@ -73,12 +105,12 @@ class BackwardMarks:
         """Start with no pass under way.
 
         Args:
-            region_of: Gives the region of a layer's backward pass.
+            region_of: Makes the region of a layer's backward pass.
             fault: Is told of a prehook that failed.
             task_ended: Is called when the engine has ended one of its tasks.
         """
-        self.task_ended = task_ended
         self.region_of = region_of
+        self.task_ended = task_ended
         self.fault = fault
         self.attached = True
         self.untimed = 0
@@ -86,66 +118,73 @@ class BackwardMarks:
         call of the same layer was in its backward pass."""
         self.memory: MemoryLog | None = None
         """What reads the memory, if it is read."""
-        self._open: list[Call] = []
-        self._tasks: set[int] = set()
+        self.opened: list[Call] = []
+        """Calls whose backward pass is under way."""
+        self._last: tuple[Any, _NodeMarks] | None = None
+        """The node that was marked last, and its marks, while the model that it is part of is being called."""
+        self.tasks: set[int] = set()
+        """The engine's tasks that are under way, as far as layers were met in them."""
 
-    def mark(self, call: Call, output: Any) -> None:
-        """Note where the backward pass of a call that has returned will begin and end."""
-        inputs = call.inputs
-        call.inputs = None
-        nodes: list[Any] = []
-        if isinstance(output, _Tensor) and (made_by := output.grad_fn) is not None:
-            nodes.append(made_by)
-        else:
-            find_nodes(output, nodes)
-        begins = False
-        for node in nodes:
+    def mark(self, call: Call, inputs: list[Any], output: Any) -> None:
+        """Note where the backward pass of a call that has returned will begin and end.
+
+        Args:
+            call: The call.
+            inputs: The autograd nodes that made its inputs.
+            output: What it returned.
+        """
+        if isinstance(output, _Tensor) and (node := output.grad_fn) is not None:
             # What is handed through unchanged is no work of the layer's.
-            if inputs is None or node not in inputs:
-                metadata: dict[str, Any] = node.metadata
-                marks = metadata.get(_KEY)
-                if marks is None or marks.owner is not self:
-                    marks = metadata[_KEY] = _NodeMarks(self)
-                    node.register_prehook(marks)
+            if node in inputs:
+                return
+            metadata: Any = node.metadata
+            marks = metadata.get(_KEY)
+            if marks is None or marks.owner is not self:
+                metadata[_KEY] = marks = _NodeMarks(self)
+                marks.begin = (call,)
+                node.register_prehook(marks)
+            else:
                 marks.begin = (call, *marks.begin)
-                begins = True
-        if begins and inputs:
-            for node in inputs:
-                metadata = node.metadata
-                marks = metadata.get(_KEY)
-                if marks is None or marks.owner is not self:
-                    marks = metadata[_KEY] = _NodeMarks(self)
-                    node.register_prehook(marks)
-                marks.end = (*marks.end, call)
+            last, self._last = self._last, (None if call.parent is None else (node, marks))
+        else:
+            nodes: list[Any] = []
+            find_nodes(output, nodes)
+            nodes = [node for node in nodes if node not in inputs]
+            if not nodes:
+                return
+            for node in nodes:
+                marks = self._marks_of(node)
+                marks.begin = (call, *marks.begin)
+            last, self._last = self._last, None
+        for node in inputs:
+            # Mostly it is the node that was marked last: asking a node for its marks takes longer than to compare.
+            marks = last[1] if last is not None and last[0] is node else self._marks_of(node)
+            marks.end = (*marks.end, call)
 
-    def open(self, call: Call) -> None:
-        """Begin the backward pass of a call."""
-        call.task = task = _current_graph_task()
-        if task not in self._tasks:
-            self._tasks.add(task)
-            Variable._execution_engine.queue_callback(lambda: self._task_ended(task))
-        call.thread = thread = get_ident()
-        opened = self._open
-        if opened:
-            order = call.order
-            for other in opened[::-1]:  # Inner layers first.
-                if order < other.order and thread == other.thread and not other.is_within(call):
-                    self.close(other)
-        region = self.region_of(call.layer)
-        if region.is_open:
-            self.untimed += 1
-            return
-        if self.memory is not None:
-            self.memory.begin(call, forward=False)
-        call.region = region
-        opened.append(call)
-        region.start()
+    def _marks_of(self, node: Any) -> _NodeMarks:
+        metadata: dict[str, Any] = node.metadata
+        marks: _NodeMarks | None = metadata.get(_KEY)
+        if marks is None or marks.owner is not self:
+            marks = metadata[_KEY] = _NodeMarks(self)
+            node.register_prehook(marks)
+        return marks
+
+    def expect_end_of(self, task: int) -> None:
+        """A layer was met in a task of the engine's for the first time."""
+        self.tasks.add(task)
+        Variable._execution_engine.queue_callback(lambda: self._task_ended(task))
+
+    def close_beside(self, call: Call) -> None:
+        """End what was called after a call whose backward pass begins, and not within it."""
+        for other in self.opened[::-1]:  # Inner layers first.
+            if call.order < other.order and call.thread == other.thread and not other.is_within(call):
+                self.close(other)
 
     def close(self, call: Call) -> None:
         """End the backward pass of a call."""
         region = call.region
         call.region = None
-        self._open.remove(call)
+        self.opened.remove(call)
         if call.thread == get_ident():
             region.end()
             if self.memory is not None:
@@ -155,8 +194,8 @@ class BackwardMarks:
 
     def _task_ended(self, task: int) -> None:
         # A reentrant checkpoint runs a task of its own within that of the whole pass.
-        self._tasks.discard(task)
-        for call in self._open[::-1]:  # Inner layers first, so that they lie within their own.
+        self.tasks.discard(task)
+        for call in self.opened[::-1]:  # Inner layers first, so that they lie within their own.
             if call.task == task:
                 try:
                     self.close(call)
@@ -180,6 +219,6 @@ def find_nodes(value: Any, nodes: list[Any]) -> None:
     elif isinstance(value, dict):
         for one in value.values():
             find_nodes(one, nodes)
-    elif hasattr(value, "__dataclass_fields__"):
+    elif hasattr(type(value), "__dataclass_fields__"):
         for name in value.__dataclass_fields__:
             find_nodes(getattr(value, name), nodes)

@@ -8,7 +8,7 @@ from deep500_timing._ground.warn import warn_once
 from deep500_timing_torch._timer import CPUGPUTimer
 from deep500_timing_torch.layers._backward import BackwardMarks
 from deep500_timing_torch.layers._call import BACKWARD, RECOMPUTED
-from deep500_timing_torch.layers._calls import Calls
+from deep500_timing_torch.layers._calls import Calls, TimedModule
 from deep500_timing_torch.layers._flops import FlopCounter
 from deep500_timing_torch.layers._memory import MemoryLog
 from deep500_timing_torch.layers._select import Layer, select
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class LayerTimer:
-    """Times chosen layers of a model by hooks, from :meth:`attach` (or the ``with`` block's begin) to :meth:`detach`.
+    """Times chosen layers of a model, from :meth:`attach` (or the ``with`` block's begin) to :meth:`detach`.
 
     ::
 
@@ -89,14 +89,13 @@ class LayerTimer:
         self._model = model
         self._marks = BackwardMarks(self._backward_region, self._fault, self._record_recomputed)
         self._calls = Calls(model, self._region, self._marks, self._fault, timer.now_ns)
-        self._hooks: list[Any] = []
         self._flops: dict[str, int] | None = None
         self._memory: MemoryLog | None = None
 
     @property
     def attached(self) -> bool:
         """Whether the model is being timed now."""
-        return bool(self._hooks)
+        return self._calls.attached
 
     @property
     def untimed(self) -> int:
@@ -104,27 +103,22 @@ class LayerTimer:
         return self._marks.untimed
 
     def attach(self) -> Self:
-        """Put the hooks on the model.
+        """Begin to time the layers.
 
         Raises:
-            RuntimeError: They are on it already.
+            RuntimeError: It is attached already.
         """
-        if self._hooks:
+        if self.attached:
             raise RuntimeError(
                 f"Attaching a layer timer to {type(self._model).__name__}: it is attached already. Call detach() first."
             )
         self._marks.attached = True
-        for layer in self.layers:
-            before, after = self._calls.hooks_of(layer)
-            self._hooks.append(layer.module.register_forward_pre_hook(before, prepend=True, with_kwargs=True))
-            self._hooks.append(layer.module.register_forward_hook(after, always_call=True))
+        self._calls.attach(self.layers)
         return self
 
     def detach(self) -> None:
-        """Take the hooks off: the model is as it was. Graphs that were made meanwhile are not timed any more."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
+        """Leave the model as it was. Graphs that were made meanwhile are not timed any more."""
+        self._calls.detach()
         self._marks.attached = False
 
     def __enter__(self) -> Self:
@@ -197,7 +191,8 @@ class LayerTimer:
         return region
 
     def _backward_region(self, layer: Layer) -> Any:
-        return layer.handles.get(BACKWARD) or self._region(layer, BACKWARD)
+        layer.backward = region = self._region(layer, BACKWARD)
+        return region
 
     def _record_recomputed(self) -> None:
         recomputed, self._calls.recomputed = self._calls.recomputed, []
@@ -231,4 +226,7 @@ def _is_on_a_device(model: nn.Module) -> bool:
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+    called_by = module.__dict__.get("_compiled_call_impl")
+    while isinstance(called_by, TimedModule):
+        called_by = called_by.before
+    return hasattr(module, "_orig_mod") or called_by is not None

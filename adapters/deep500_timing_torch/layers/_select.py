@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Layer:
     """One module that is timed."""
 
-    __slots__ = ("depth", "handles", "kind", "module", "names", "parameters")
+    __slots__ = ("backward", "depth", "handles", "kind", "module", "names", "parameters")
 
     def __init__(self, module: nn.Module, name: str) -> None:
         """Start with the one place at which the module was found first."""
@@ -31,7 +31,9 @@ class Layer:
         self.parameters = sum(parameter.numel() for parameter in module.parameters(recurse=False))
         """Elements of its own parameters, without those of the modules within."""
         self.handles: dict[str, Any] = {}
-        """The regions that were used so far, by what the layer was called for."""
+        """The regions of its forward pass that were used so far, by what the layer was called for."""
+        self.backward: Any = None
+        """The region of its backward pass, once there was one."""
 
     @classmethod
     def again(cls, layer: Layer) -> Layer:
