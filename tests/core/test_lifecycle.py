@@ -9,6 +9,7 @@ import os
 import pickle
 import signal
 import sys
+import threading
 import tracemalloc
 import weakref
 
@@ -296,6 +297,62 @@ print(status, len(tmr.get_time("a")), len(tmr.get_time("main")))
 """
         assert "0 1 1\n" == python(program)
 
+    def test_forks_amid_everything(self, python):
+        """Each of many children is right and ends, whatever the parent's other threads were at when it was forked."""
+        program = """
+import os, signal, threading, warnings
+warnings.simplefilter("ignore", DeprecationWarning)
+import numpy
+from deep500_timing import Timer
+from deep500_timing.testing import ManualDeviceClock
+
+host, both = Timer(), Timer(device_clock=ManualDeviceClock())
+host.snapshot(), both.snapshot()
+stop, failed = threading.Event(), []
+def until_stopped(act):
+    def run():
+        while not stop.is_set():
+            try:
+                act()
+            except Exception as error:
+                failed.append(error)
+    return threading.Thread(target=run)
+def record():
+    with host.region("parent"), both.region("parent", gpu=True):
+        pass
+    both.complete_all()
+def enter_anew():
+    thread = threading.Thread(target=host.record, args=("short", 0, 1))
+    thread.start()
+    thread.join()
+def read():
+    host.snapshot(), both.snapshot()
+threads = [until_stopped(act) for act in (record, record, enter_anew, read)]
+for thread in threads:
+    thread.start()
+ended = []
+for _ in range(25):
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(20)
+        code = 1
+        try:
+            with host.region("child"), both.region("child", gpu=True):
+                pass
+            enter_anew()
+            found = [(region.name, region.stats.count) for region in host.snapshot()]
+            if found == [("child", 1), ("short", 1)] and len(both.get_time("child", gpu=True)) == 1:
+                code = 0
+        finally:
+            os._exit(code)
+    ended.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+stop.set()
+for thread in threads:
+    thread.join()
+print(set(ended), failed)
+"""
+        assert "{0} []\n" == python(program)
+
 
 class TestSignals:
     @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs signal.setitimer")
@@ -455,6 +512,26 @@ class TestGarbage:
         Worker()
         gc.collect()
         assert [1] == seen
+
+    def test_a_finalizer_of_what_a_thread_keeps_for_itself(self, tmr, in_thread):
+        """What a thread's local storage holds may use the timer as the thread ends; what was open is discarded."""
+        local = threading.local()
+
+        class Held:
+            def __del__(self):
+                with tmr.region("late"):
+                    pass
+
+        def work():
+            local.held = Held()
+            tmr.start("open")
+
+        for _ in range(50):
+            in_thread(work)
+        gc.collect()
+        late, left = tmr.snapshot().get("late"), tmr.snapshot().get("open")
+        assert (50, 0) == (late.stats.count, late.running)
+        assert (0, 50) == (left.running, left.discarded)
 
     @pytest.mark.parametrize("kind", [Timer, CPUGPUTimer])
     def test_reference_counts_do_not_drift(self, kind):
