@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from contextlib import contextmanager
@@ -51,15 +52,25 @@ def numbers_of(text: str | None, option: str) -> list[int] | None:
     return sorted(found)
 
 
+def beside(folder: str, ending: str) -> str:
+    """The path of a run with another ending, for what is written beside it; that of ``.`` has the folder's name."""
+    path = folder.rstrip("/\\") or folder
+    if os.path.basename(path) in (os.curdir, os.pardir):
+        path = os.path.abspath(path)
+    return path + ending
+
+
 @contextmanager
 def progress_of(what: str) -> Iterator[Callable[[int, int], None]]:
     """A bar on a terminal for what takes longer than a second; it is told how much is done, and of how much."""
     began = time.monotonic()
     bars: list[Any] = []
+    # A dumb terminal would show each state of the bar behind the one before.
+    draws = sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
     def on_progress(done: int, of: int) -> None:
-        if not bars and sys.stderr.isatty() and time.monotonic() - began > _BAR_AFTER_S:
-            bars.append(click.progressbar(length=of, label=what, file=sys.stderr))
+        if not bars and draws and time.monotonic() - began > _BAR_AFTER_S:
+            bars.append(click.progressbar(length=of, label=what, file=sys.stderr, width=0))
             bars[0].__enter__()
         if bars:
             bars[0].update(done - bars[0].pos)

@@ -15,6 +15,9 @@ from deep500_timing._command._app import click
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from deep500_timing._views.table import Sheet
+    from deep500_timing.runs import Run
+
 _PATIENCE_S = 1.0
 
 
@@ -23,12 +26,31 @@ def print_json(data: Any) -> None:
     click.echo(json.dumps(data, indent=2, default=_plain))
 
 
+def say_written(paths: list[str], *, as_json: bool) -> None:
+    """Say which files were written: a path on each line, to be copied, or what they are and how large."""
+    if as_json:
+        print_json({"files": [{"path": path, "bytes": os.path.getsize(path)} for path in paths]})
+        return
+    for path in paths:
+        click.echo(path)
+
+
 def _plain(value: Any) -> Any:
     if hasattr(value, "__dataclass_fields__"):
         return asdict(value)
     if hasattr(value, "tolist"):
         return value.tolist()
     return str(value)
+
+
+def print_sheet(run: Run, sheet: Sheet) -> None:
+    """Print what is shown of a run as JSON."""
+    from deep500_timing._views.about import about_run
+
+    print_json(
+        {"run": about_run(run), "rank": sheet.tree.rank, "findings": sheet.findings, "verdict": sheet.verdict}
+        | {"regions": list(sheet.tree.roots), "notes": [sentence for _, sentence in sheet.notes]}
+    )
 
 
 @contextmanager

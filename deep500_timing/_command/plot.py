@@ -10,14 +10,18 @@ from deep500_timing._command._app import click
 @click.argument("to", required=False)
 @click.option("--format", "kind", type=click.Choice(["png", "svg"]), default="png", show_default=True)
 @click.option("--only", multiple=True, metavar="SECTION", help="The charts of this section, such as over-the-run.")
-def command(folder: str, to: str | None, kind: str, only: tuple[str, ...]) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print what was written as plain data.")
+def command(folder: str, to: str | None, kind: str, only: tuple[str, ...], as_json: bool) -> None:
     """Draw the charts of the report as pictures into the folder TO; RUN-plots if not given."""
-    from deep500_timing._command._choices import progress_of
+    from deep500_timing._command._choices import beside, progress_of
+    from deep500_timing._command._output import say_written
+    from deep500_timing._summary.text import fit_encoding
     from deep500_timing.report import write_plots
     from deep500_timing.runs import Run
 
-    target = to or folder.rstrip("/\\") + "-plots"
+    target = to or beside(folder, "-plots")
     with Run.open(folder) as run, progress_of("plot") as on_progress:
         paths = write_plots(run, target, format=kind, only=only or None, on_progress=on_progress)  # type: ignore[arg-type]
-    for path in paths:
-        click.echo(path)
+    if not paths:
+        raise click.ClickException(f"Drawing {fit_encoding(folder, 'ascii')!r}: the run has nothing to draw yet.")
+    say_written(paths, as_json=as_json)

@@ -18,8 +18,7 @@ def command(folder: str, rank: int | None, session: int | None, off: tuple[str, 
 
     FOLDER is what Timer(run=FOLDER) or DEEP500_TIMING_RUN=FOLDER has written.
     """
-    from deep500_timing._command._output import busy, print_json
-    from deep500_timing._views.about import about_run
+    from deep500_timing._command._output import busy, print_sheet
     from deep500_timing._views.drawing import draw
     from deep500_timing._views.of_run import sheet_of_run
     from deep500_timing._views.terminal import put, width_for
@@ -27,12 +26,7 @@ def command(folder: str, rank: int | None, session: int | None, off: tuple[str, 
 
     with busy("Reading the run"), Run.open(folder) as run:
         sheet = sheet_of_run(run, rank=rank, session=session, off=off)
-        about = about_run(run) if as_json else None
-    if as_json:
-        regions = list(sheet.tree.roots)
-        print_json(
-            {"run": about, "rank": sheet.tree.rank, "findings": sheet.findings, "verdict": sheet.verdict}
-            | {"regions": regions, "notes": [sentence for _, sentence in sheet.notes]}
-        )
-    else:
+        if as_json:
+            print_sheet(run, sheet)
+    if not as_json:
         put(sys.stdout, draw(sheet, width=width_for(sys.stdout)))

@@ -12,19 +12,27 @@ from deep500_timing._command._app import click
 @click.option("--ranks", metavar="RANKS", help="These ranks only, such as 0,3 or 0-7.")
 @click.option("--format", "kind", type=click.Choice(["perfetto", "chrome"]), help="By the file's name if not given.")
 @click.option("--profile", multiple=True, metavar="TRACE", help="A trace of torch.profiler to lay beside the run.")
+@click.option("--json", "as_json", is_flag=True, help="Print what was written as plain data.")
 def command(
-    folder: str, file: str | None, steps: str | None, ranks: str | None, kind: str | None, profile: tuple[str, ...]
+    folder: str,
+    file: str | None,
+    steps: str | None,
+    ranks: str | None,
+    kind: str | None,
+    profile: tuple[str, ...],
+    as_json: bool,
 ) -> None:
     """Write a run as a timeline for https://ui.perfetto.dev: threads, devices, steps, launches, memory.
 
     FILE is RUN.pftrace if not given; with the ending .json it has Chrome's trace format.
     """
-    from deep500_timing._command._choices import numbers_of, progress_of, steps_of
+    from deep500_timing._command._choices import beside, numbers_of, progress_of, steps_of
+    from deep500_timing._command._output import say_written
     from deep500_timing._views.timeline.write import write_timeline
     from deep500_timing.runs import Run
 
     wanted_steps, wanted_ranks = steps_of(steps), numbers_of(ranks, "--ranks")
-    path = file or folder.rstrip("/\\") + (".json" if kind == "chrome" else ".pftrace")
+    path = file or beside(folder, ".json" if kind == "chrome" else ".pftrace")
     with Run.open(folder) as run, progress_of("timeline") as on_progress:
         write_timeline(
             run,
@@ -35,4 +43,4 @@ def command(
             profiles=profile,
             on_progress=on_progress,
         )
-    click.echo(path)
+    say_written([path], as_json=as_json)

@@ -21,11 +21,13 @@ _SHARE = 0.2
 @click.option("--rank", type=int, help="Show the times of this rank; the lowest if not given.")
 @click.option("--every", type=click.FloatRange(min=0.1), default=2.0, show_default=True, help="Seconds between looks.")
 @click.option("--once", is_flag=True, help="Look once, as where the output is no terminal.")
-def command(folder: str, rank: int | None, every: float, once: bool) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print plain data instead, once.")
+def command(folder: str, rank: int | None, every: float, once: bool, as_json: bool) -> None:
     """Show a run while it is being written, until it has ended or Ctrl-C.
 
     It only reads the run's files: the training does not notice.
     """
+    from deep500_timing._command._output import print_sheet
     from deep500_timing._views.drawing import Span, draw
     from deep500_timing._views.of_run import sheet_of_run
     from deep500_timing._views.terminal import is_terminal, put, width_for
@@ -38,6 +40,9 @@ def command(folder: str, rank: int | None, every: float, once: bool) -> None:
             while True:
                 began = time.monotonic()
                 sheet = sheet_of_run(run, rank=rank)
+                if as_json:
+                    print_sheet(run, sheet)
+                    return
                 lines = draw(sheet, width=width_for(stream))
                 ended = not sheet.title[-1].startswith("not ended")
                 if live:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from contextlib import contextmanager
@@ -21,9 +22,11 @@ def whole_file(path: str) -> Iterator[IO[bytes]]:
         path: Where the file shall be.
 
     Raises:
-        OSError: The folder is not there, or may not be written to.
+        OSError: The folder is not there, or may not be written to; the path is a folder.
     """
     folder, name = os.path.split(os.path.abspath(path))
+    if os.path.isdir(path):
+        raise IsADirectoryError(errno.EISDIR, "is a folder; name a file in it", path)
     try:
         handle, scratch = tempfile.mkstemp(prefix=f".{name[:100]}.", dir=folder)
     except OSError as error:  # It names a file that nobody has asked for.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -102,7 +103,7 @@ def about_run(run: Run) -> About:
     steps_of_clock = [log["clock_step_ns"] for log in logs if log["clock_step_ns"] is not None]
     folder = run.folders[0]
     return About(
-        name=folder.rstrip("/").rsplit("/", 1)[-1],
+        name=os.path.basename(os.path.abspath(folder)) or folder,
         folder=folder,
         ranks=ranks,
         world_size=max((log["world_size"] for log in logs if log["world_size"] is not None), default=None),

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from made_runs import made_rank
@@ -19,6 +21,8 @@ from deep500_timing._summary.text import width_of
 HOSTILE = "\x1b]0;owned\x07\x1b[31mred\u202e\n<script>[bold]"
 ESCAPE = "\x1b"
 OF_A_RUN = ("show", "top", "compact")
+WRITES = {"report": "{}.html", "timeline": "{}.pftrace", "plot": "{}-plots/tree-1.png"}
+"""What each command that writes is to leave beside a run."""
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +101,7 @@ def test_a_folder_in_the_place_of_a_command(call, folders):
     assert "Did you mean 'deep500-timing show" in err
 
 
-@pytest.mark.parametrize("name", OF_A_RUN)
+@pytest.mark.parametrize("name", [*OF_A_RUN, *WRITES])
 @pytest.mark.parametrize(("folder", "said"), [("nowhere", "it is no folder"), ("no run", "it holds no log")])
 def test_a_wrong_path(call, folders, name, folder, said):
     """One line with what is wrong and what writes a run; no traceback, nothing on the output."""
@@ -116,6 +120,70 @@ def test_a_run_of_any_kind_is_shown(call, folders, name, folder):
     assert (0, "") == (code, err)
     assert ESCAPE not in out
     assert "\u202e" not in out
+
+
+@pytest.fixture
+def one(folders, tmp_path, monkeypatch):
+    """A copy of the run of one interval, beside which nothing lies, in the folder in which commands are called."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(folders / "one", tmp_path / "größe 漢字")
+    return tmp_path / "größe 漢字"
+
+
+@pytest.mark.parametrize("name", WRITES)
+@pytest.mark.parametrize("folder", ["one", "cut", "hostile"])
+def test_a_run_of_any_kind_is_written(call, folders, tmp_path, monkeypatch, name, folder):
+    """Beside the run if nothing else is asked for; its path is all that is said."""
+    shutil.copytree(folders / folder, tmp_path / folder)
+    monkeypatch.chdir(tmp_path)
+    code, out, err = call(name, folder, *(["--only", "tree"] if name == "plot" else []))
+    assert (0, WRITES[name].format(folder) + "\n", "") == (code, out, err)
+    assert (tmp_path / out.strip()).stat().st_size > 0
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_what_was_written_as_json(call, one, name):
+    """Path and size of each file, in ASCII."""
+    code, out, _ = call(name, one.name, "--json", *(["--only", "tree"] if name == "plot" else []))
+    path = WRITES[name].format(one.name)
+    assert (0, True) == (code, out.isascii())
+    assert {"files": [{"path": path, "bytes": Path(path).stat().st_size}]} == json.loads(out)
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_the_folder_in_which_one_stands(call, one, monkeypatch, name):
+    """``.`` is a run as well: its name is the folder's, and what is written lies beside it."""
+    monkeypatch.chdir(one)
+    code, out, _ = call(name, ".", *(["--only", "tree"] if name == "plot" else []))
+    assert (0, WRITES[name].format(one)) == (code, out.strip())
+    assert call("show", ".")[1].startswith("größe 漢字 · ")
+
+
+def test_an_empty_run_has_a_page_and_a_timeline_and_no_plots(call, folders, tmp_path):
+    """The page says what is not there; of plots there would be none, and no folder is made for them."""
+    for name in ("report", "timeline"):
+        assert 0 == call(name, folders / "empty", tmp_path / name)[0]
+    code, out, err = call("plot", folders / "empty", tmp_path / "plots")
+    assert (_app.WRONG_DATA, "") == (code, out)
+    assert err.endswith("the run has nothing to draw yet.\n")
+    assert not (tmp_path / "plots").exists()
+
+
+@pytest.mark.parametrize("name", ["report", "timeline"])
+def test_where_nothing_can_be_written(call, one, name):
+    """In one line, by the path that was asked for: a folder in the place of a file, a folder that is not there."""
+    for target, said in ((one.parent, "is a folder; name a file in it"), ("no/where", "No such file or directory")):
+        code, out, err = call(name, one.name, target)
+        assert (_app.WRONG_DATA, "", f"Error: {target}: {said}\n") == (code, out, err)
+    assert [one] == list(one.parent.iterdir())
+
+
+def test_steps_that_are_none_have_no_timeline(call, folders, tmp_path):
+    """The steps there are are named, and no file is left."""
+    code, _, err = call("timeline", folders / "hostile", tmp_path / "t.json", "--steps", "99:120")
+    assert _app.WRONG_DATA == code
+    assert "Error: Showing steps 99 to 120: the run has steps from 0 to 29.\n" == err
+    assert [] == list(tmp_path.iterdir())
 
 
 def test_an_empty_run_says_so(call, folders):
@@ -149,7 +217,7 @@ def test_names_cannot_steer_the_terminal(call, folders):
     assert ESCAPE not in out
 
 
-@pytest.mark.parametrize("name", ["show", "compact", "doctor", "bench"])
+@pytest.mark.parametrize("name", ["show", "top", "compact", "doctor", "bench"])
 def test_json_is_json(call, folders, name):
     """Plain data in ASCII, whatever is in the run."""
     arguments = [folders / "hostile"] if name in OF_A_RUN else []
@@ -236,6 +304,23 @@ def test_any_width_and_any_terminal(folders, monkeypatch, width, kind):
     assert max(map(width_of, lines)) <= width
 
 
+@pytest.mark.parametrize(("kind", "width"), [("xterm-256color", 40), ("xterm-256color", 200), ("dumb", 80)])
+def test_a_bar_for_who_waits(one, monkeypatch, capsys, kind, width):
+    """As wide as the terminal at most; a dumb one gets none. It is of the error stream: the output is the path."""
+    monkeypatch.setattr("deep500_timing._command._choices._BAR_AFTER_S", -1.0)
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("TERM", kind)
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    code = main(["timeline", one.name])
+    monkeypatch.undo()
+    assert (0, f"{one.name}.pftrace") == (code, capsys.readouterr().out.strip())
+    assert ("timeline" in terminal.text) == (kind != "dumb")
+    shown = re.sub(r"\x1b\[[?0-9;]*[a-zA-Z]", "", terminal.text)
+    assert ESCAPE not in shown
+    assert max(map(width_of, re.split(r"[\r\n]", shown))) <= width
+
+
 def test_without_colour(folders, monkeypatch):
     """NO_COLOR leaves bold and dim, which are none."""
     monkeypatch.setenv("NO_COLOR", "1")
@@ -248,12 +333,14 @@ def test_without_colour(folders, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_pipe_that_is_closed_early(folders):
+@pytest.mark.parametrize(("name", "file"), [("show", None), ("timeline", "t.pftrace")])
+def test_a_pipe_that_is_closed_early(folders, tmp_path, name, file):
     """``| head -1`` is no error: no traceback, and nothing on the error stream."""
+    target = [str(tmp_path / file)] if file else []
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(
-        [sys.executable, "-m", "deep500_timing", "show", str(folders / "hostile")],
+        [sys.executable, "-m", "deep500_timing", name, str(folders / "hostile"), *target],
         stdout=writer,
         stderr=subprocess.PIPE,
         text=True,

@@ -42,7 +42,7 @@ def write_plots(
         on_progress: Called with how many sections are done, and of how many.
 
     Returns:
-        The files' paths.
+        The files' paths; none, and no folder, where the run has nothing to draw.
 
     Raises:
         LookupError: No section has such a name, or the run has nothing for it.
@@ -60,7 +60,8 @@ def write_plots(
         if name not in {section.name for section in with_charts}:
             there = ", ".join(section.name for section in with_charts) or "none"
             raise LookupError(f"Drawing {name!r}: the run has charts for {there}.")
-    os.makedirs(folder, exist_ok=True)
+    if with_charts:
+        os.makedirs(folder, exist_ok=True)
     paths = []
     for section in with_charts:
         if wanted is not None and section.name not in wanted:

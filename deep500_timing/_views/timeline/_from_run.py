@@ -42,7 +42,8 @@ def sessions_of(run: Run, ranks: Sequence[int] | None) -> list[dict[str, Any]]:
     there = {log["rank"] for log in logs}
     for rank in ranks or ():
         if rank not in there:
-            raise LookupError(f"Showing rank {rank}: the run has ranks {min(there)} to {max(there)}.")
+            has = f"rank {min(there)}" if len(there) == 1 else f"ranks {min(there)} to {max(there)}"
+            raise LookupError(f"Showing rank {rank}: the run has {has}.")
     found = {(log["rank"], log["session"]): log for log in logs if ranks is None or log["rank"] in ranks}
     return list(found.values())
 
@@ -65,13 +66,23 @@ def add_run(
         on_progress: Called with how many sessions are done, and of how many.
 
     Raises:
-        LookupError: The run has no such rank.
+        LookupError: The run has no such rank, or none of the steps.
     """
+    if steps is not None:
+        _refuse_if_absent(run, steps)
     sessions, numbers = sessions_of(run, ranks), count(1)
     for done, log in enumerate(sessions):
         on_progress(done, len(sessions))
         _Session(run, writer, log, steps, numbers).add()
     on_progress(len(sessions), len(sessions))
+
+
+def _refuse_if_absent(run: Run, steps: tuple[int, int]) -> None:
+    there = run.steps().arrow()["step"].to_pylist()
+    if not any(steps[0] <= step <= steps[1] for step in there):
+        asked = f"step {steps[0]}" if steps[0] == steps[1] else f"steps {steps[0]} to {steps[1]}"
+        has = f"steps from {min(there)} to {max(there)}" if there else "no steps"
+        raise LookupError(f"Showing {asked}: the run has {has}.")
 
 
 class _Session:

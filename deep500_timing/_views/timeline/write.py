@@ -47,7 +47,7 @@ def write_timeline(
         on_progress: Called with how many processes are done, and of how many.
 
     Raises:
-        LookupError: The run has no such rank.
+        LookupError: The run has no such rank, or none of the steps.
         OSError: The file cannot be written, or a trace not read.
         ValueError: The format is unknown, or a trace does not say where its clock lies.
         MissingPackageError: ``perfetto`` is not installed, and its format is asked for.
