@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 pytest.importorskip("torch")
@@ -65,6 +67,7 @@ def test_a_batch_comes_back_from_a_run(tmp_path):
     """Actions that several ranks have written are the same actions afterwards; warm-up and evaluation stay away."""
     pytest.importorskip("duckdb")
     from deep500_timing import Timer
+    from deep500_timing.report import write_timeline
     from deep500_timing.runs import Run, RunLog
     from deep500_timing.testing import ManualClock
     from deep500_timing_torch.pipeline._recorder import Recorder
@@ -94,7 +97,11 @@ def test_a_batch_comes_back_from_a_run(tmp_path):
     with Run.open(tmp_path / "run") as run:
         found = read_batches(run)
         latest = read_batches(run, last=1)
+        write_timeline(run, tmp_path / "t.json")
         assert ((), ()) == (read_batches(run, replica=1).numbers, read_batches(run, replica=1).batches)
+    trace = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    slices = [event["name"] for event in trace if "microbatch" in event.get("args", ())]
+    assert [f"{what} {number}" for what in ("backward", "forward") for number in range(8)] == sorted(set(slices))
     assert "1f1b" == found.schedule
     assert (1, 2) == found.numbers
     assert (2,) == latest.numbers

@@ -21,6 +21,7 @@ TABLE = "pipeline"
 _COLUMNS = {
     "start_ns": "time",
     "dur_ns": "int",
+    "what": "name",
     "kind": "name",
     "stage": "int",
     "microbatch": "int",
@@ -109,6 +110,7 @@ class Recorder:
         self._warm_up = False
         self._open = False
         self._names: dict[tuple[Kind, int], str] = {}
+        self._labels: dict[tuple[Kind, int], str] = {}
         self._on_device: dict[str, int] = {}
 
     def region_of(self, kind: Kind, stage: int) -> str:
@@ -243,9 +245,29 @@ class Recorder:
     def _rows(self, number: int, events: Sequence[Event]) -> list[tuple[Any, ...]]:
         schedule, warm_up = "evaluation" if self.evaluation else self.schedule or "", int(self._warm_up)
         return [
-            (start, end - start, kind.value, stage, mb, self.rank, self.replica, number, schedule, warm_up)
+            (
+                start,
+                end - start,
+                self._label(kind, mb),
+                kind.value,
+                stage,
+                mb,
+                self.rank,
+                self.replica,
+                number,
+                schedule,
+                warm_up,
+            )
             for kind, stage, mb, start, end, _ in events
         ]
+
+    def _label(self, kind: Kind, microbatch: int) -> str:
+        # By which a timeline names its slices.
+        label = self._labels.get((kind, microbatch))
+        if label is None:
+            label = REGIONS.get(kind, kind.value) + (f" {microbatch}" if microbatch >= 0 else "")
+            self._labels[kind, microbatch] = label
+        return label
 
     def _peak_bytes(self) -> int | None:
         if not self.gpu:
