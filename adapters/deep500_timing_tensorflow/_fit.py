@@ -9,11 +9,12 @@ that is called inside another has its own, so neither breaks the other off.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import deque
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
-from weakref import finalize, ref
+from weakref import WeakKeyDictionary, finalize, ref
 
 from deep500_timing import TimeType
 from deep500_timing_tensorflow import _capabilities, _frames
@@ -47,6 +48,12 @@ BATCH, EPOCH, IO = TimeType.BATCH, TimeType.EPOCH, TimeType.IO
 _to_be_left: deque[tuple[Phases, FitTiming]] = deque()
 
 
+# The executions of every list of callbacks are numbered from another number on. A model that is fitted in a hook of its
+# own fit has one graph for both, whose stamps are told apart by them; callbacks of one list count alike.
+_fits = itertools.count()
+_first_numbers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+
+
 def leave_what_is_gone() -> None:
     """Let go of what fits that are gone have watched; inside a hook, where nothing of ours is under way."""
     while _to_be_left:
@@ -75,6 +82,7 @@ class FitTiming:
         self._callbacks = ref(callbacks) if callbacks is not None else None
         if callbacks is not None:
             finalize(callbacks, self._list_is_gone).atexit = False
+        self._first_number = _first_number_for(callbacks)
         self._settle_what_can_be_timed()
 
     def _settle_what_can_be_timed(self) -> None:
@@ -85,7 +93,8 @@ class FitTiming:
         self._dataset: TimedDataset | None = None
         self._listens = False
         self._traces: TraceCounts | None = None
-        self._number = self._index = self._idle_since_ns = 0
+        self._number = self._first_number
+        self._index = self._idle_since_ns = 0
         self._began_ns = self._began_unix_ns = 0
         self._wait_ns = self._fetched_in_execution = 0
         self._fetched: Fetched | None = None
@@ -399,3 +408,10 @@ class FitTiming:
             return True
         callbacks = self._callbacks()
         return callbacks is not None and _frames.is_running(callbacks)
+
+
+def _first_number_for(callbacks: Any) -> int:
+    # A stamp keeps its number as a float: exact for two million fits of four thousand million executions.
+    if callbacks is None:
+        return next(_fits) << 32
+    return _first_numbers.setdefault(callbacks, next(_fits) << 32)

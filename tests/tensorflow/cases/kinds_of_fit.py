@@ -201,7 +201,7 @@ def tapes(monkeypatch):
 @pytest.mark.usefixtures("no_collector")
 @pytest.mark.parametrize("kind", KINDS)
 def test_kind(kind, tapes):
-    """Weights, history and traces are those without the callback, every batch is counted, and an epoch adds up."""
+    """Weights, history, traces, the next fit's too, are those without the callback, and an epoch adds up."""
     # That IO or phases are left out is said elsewhere.
     warnings.simplefilter("ignore", timer.TimingWarning)
     build, compiling, fitting = KINDS[kind]
@@ -219,8 +219,9 @@ def test_kind(kind, tapes):
         keras.utils.set_random_seed(5)
         tapes[0] = 0
         made = model.fit(**fitting(), epochs=2, shuffle=False, verbose=0, callbacks=callbacks)
-        found.append((tapes[0], made.history))
-        weights = model.get_weights()
+        traced, weights = tapes[0], model.get_weights()
+        model.fit(**fitting(), epochs=1, shuffle=False, verbose=0)
+        found.append((traced, tapes[0], made.history))
         if mode is None:
             expected = weights
             continue
@@ -235,5 +236,6 @@ def test_kind(kind, tapes):
         if "phases" in mode and kind not in WITHOUT_PHASES:
             assert batches == regions.get("FORWARD", 0) + regions.get("FORWARD (first)", 0)
         assert 0 == callback.withheld
+    assert (found[0][0] > 0) == (not compiling.get("run_eagerly", False))
     np.testing.assert_equal(found[0], found[1])
     np.testing.assert_equal(found[0], found[2])

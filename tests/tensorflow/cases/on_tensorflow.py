@@ -252,6 +252,54 @@ def test_two_replicas(data, phases):
         assert_passes(tmr, batches=15)
 
 
+def test_traces_on_two_replicas(data):
+    """Under MirroredStrategy a step is traced as often with the callback as without it, and in the next fit too."""
+    found = []
+    for mode in (None, {}, {"phases": True}):
+        calls = [0]
+
+        class Counted(keras.Model):
+            def train_step(self, given, calls=calls):
+                calls[0] += 1
+                return super().train_step(given)
+
+        with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+            model = make_model(Counted)
+        numbers = []
+        for callbacks in ([] if mode is None else [timer.TimerCallback(timer.Timer(), **mode)], []):
+            weights_after(model, (data[0][:37], data[1][:37]), callbacks, epochs=2, shuffle=False)
+            numbers.append(calls[0])
+        found.append((numbers, [weight.tolist() for weight in model.get_weights()]))
+    assert found[0][0][0] > 0
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("hook", ["on_train_batch_begin", "on_train_batch_end", "on_epoch_end"])
+@pytest.mark.parametrize("eager", [False, True], ids=["graph", "eager"])
+def test_phases_of_a_fit_in_a_hook_of_the_same_models_fit(data, eager, hook):
+    """One graph serves a fit and one in its hooks, and each batch of both has its own passes."""
+    outer, inner = timer.TimerCallback(timer.Timer(), phases=True), timer.TimerCallback(timer.Timer(), phases=True)
+
+    class Fits(keras.callbacks.Callback):
+        left = 2
+
+        def fits(self, *args, **kwargs):
+            if self.left:
+                self.left -= 1
+                self.model.fit(*data, batch_size=20, callbacks=[inner], verbose=0)
+
+    fits = Fits()
+    setattr(fits, hook, fits.fits)
+    make_model(run_eagerly=eager).fit(*data, batch_size=8, epochs=2, callbacks=[fits, outer], verbose=0)
+    for callback, expected in ((outer, 10), (inner, 4)):
+        found = counts(callback.timer)
+        for key in (*PASSES, "BATCH"):
+            assert expected == found[key] + found.get(f"{key} (first)", 0)
+        assert (expected, 0) == (callback.batches, callback.withheld)
+        inside = sum(callback.timer.get_time("FORWARD")) + sum(callback.timer.get_time("BACKWARD"))
+        assert inside <= sum(callback.timer.get_time("BATCH"))
+
+
 @pytest.mark.parametrize("phases", [False, True])
 def test_dataset_of_unknown_length(data, phases):
     """The batch that is not there leaves neither an interval nor stamps."""
