@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from deep500_timing._across.transport import Transport
     from deep500_timing.runs import Run
 
+_APART_NS = 1_000_000_000
+"""Two processes that find a clock this far apart, beside Unix time, do not read one clock."""
+
 
 @dataclass(frozen=True)
 class Clocks:
@@ -51,8 +54,9 @@ class Clocks:
 def clocks_of(run: Run, *, session: int | None = None) -> Clocks:
     """How the clocks of a run's ranks lie to each other.
 
-    Ranks of one host share a clock, if their timers have the system's. Those of others need the round trips that
-    ``keep_clocks`` has written; Unix time is not trusted for it, as nothing says how well hosts agree on it.
+    Ranks of one host share a clock, if their timers have the system's and it shows about the same Unix time. Those of
+    others need the round trips that ``keep_clocks`` has written; Unix time is not trusted for it, as nothing says how
+    well hosts agree on it.
 
     Args:
         run: The run.
@@ -60,8 +64,17 @@ def clocks_of(run: Run, *, session: int | None = None) -> Clocks:
     """
     logs = run.table("logs").rows()
     last = max(int(row["session"]) for row in logs) if session is None else session
-    hosts = {int(r["rank"]): (r["host"], r["clock"]) for r in logs if r["session"] == last and r["host"] is not None}
+    here = [row for row in logs if row["session"] == last and row["host"] is not None]
+    hosts = {int(row["rank"]): (row["host"], row["clock"]) for row in here}
+    unix_ns = {int(row["rank"]): row["unix_offset_ns"] for row in here}
     reference = min(hosts, default=0)
+
+    def is_one(rank: int, other: int) -> bool:
+        # Machines may have one name, such as containers; their clocks have not begun at one moment.
+        offsets = unix_ns[rank], unix_ns[other]
+        apart = 0 if None in offsets else abs(offsets[0] - offsets[1])
+        return hosts[rank] == hosts[other] and hosts[rank][1] == "perf_counter_ns" and apart < _APART_NS
+
     readings: dict[int, list[Reading]] = {}
     if TABLE in run.tables:
         for row in run.table(TABLE).rows():
@@ -69,8 +82,8 @@ def clocks_of(run: Run, *, session: int | None = None) -> Clocks:
                 trip = Reading(row["time_ns"], row["reference_ns"], row["received_ns"])
                 readings.setdefault(int(row["rank"]), []).append(trip)
     fits, unknown = {}, {}
-    for rank, place in sorted(hosts.items()):
-        if rank == reference or (place == hosts[reference] and place[1] == "perf_counter_ns"):
+    for rank in sorted(hosts):
+        if rank == reference or is_one(rank, reference):
             fits[rank] = IDENTICAL
             continue
         try:
@@ -80,7 +93,7 @@ def clocks_of(run: Run, *, session: int | None = None) -> Clocks:
             unknown[rank] = str(error)
     for rank in list(unknown):
         for other, fit in fits.items():
-            if hosts[other] == hosts[rank] and hosts[rank][1] == "perf_counter_ns":
+            if is_one(rank, other):
                 fits[rank] = fit
                 del unknown[rank]
                 break

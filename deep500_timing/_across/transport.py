@@ -9,13 +9,16 @@ from __future__ import annotations
 import contextlib
 import os
 import weakref
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from deep500_timing._ranks.store_keys import get_all, present
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from os import PathLike
+
+_TRIES = 100
+"""So often a folder may be removed under a rank that is about to write into it."""
 
 
 class Transport(Protocol):
@@ -110,11 +113,21 @@ class FolderTransport:
     def send(self, topic: str, to: int, message: bytes) -> None:
         """Write a file."""
         mailbox = self._mailbox(topic, to)
-        os.makedirs(mailbox, exist_ok=True)
         path = os.path.join(mailbox, f".{self.rank}")
-        with open(path, "wb") as file:
+        with self._open_in(mailbox, path) as file:
             file.write(message)
         os.replace(path, os.path.join(mailbox, str(self.rank)))
+
+    def _open_in(self, mailbox: str, path: str) -> IO[bytes]:
+        # Who takes the last message removes the mailbox, perhaps between our making it and our file's being in it.
+        for left in range(_TRIES, -1, -1):
+            try:
+                os.makedirs(mailbox, exist_ok=True)
+                return open(path, "wb")
+            except (FileNotFoundError, FileExistsError):
+                if not left:
+                    raise
+        raise AssertionError
 
     def take(self, topic: str, to: int, senders: Sequence[int]) -> dict[int, bytes]:
         """Read and remove files; the folder is looked through once, however many ranks there are."""

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
+import time
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deep500_timing import Timer
+from deep500_timing import Timer, TimingWarning
 from deep500_timing._across.clocks import MOST_DRIFT, ClockExchange, Reading, UncalibratedError, fit_clock
+from deep500_timing._views.page._build import build
 from deep500_timing.ranks import FolderTransport, clocks_of, keep_clocks
+from deep500_timing.report import write_timeline
 from deep500_timing.runs import Run, RunLog
 from deep500_timing.testing import ManualClock
 
@@ -136,3 +140,73 @@ def test_keeping_clocks_needs_a_run():
     """The error says what is missing."""
     with pytest.raises(ValueError, match="no run to write to"):
         keep_clocks(Timer(clock=ManualClock()))
+
+
+def write_collectives(folder, rank, host, monkeypatch, *, shift_ns, unix_shift_ns=0, readings=True, begin_ns=10**15):
+    """A rank whose clock is off meets the others five times, at moments that are the same for all."""
+    monkeypatch.setattr(socket, "gethostname", lambda: host)
+    clock = ManualClock(begin_ns + shift_ns)
+    clock.name = "perf_counter_ns"
+    # A clock that stands still, apart from the others' by what the test says, beside a Unix time that is shifted.
+    monkeypatch.setattr(time, "time_ns", lambda: clock.now_ns() - shift_ns + unix_shift_ns)
+    timer = Timer(clock=clock)
+    log = RunLog(folder, timer, rank=rank, flush_s=None)
+    log.declare("clock_readings", time_ns="time", received_ns="int", reference_ns="int", burst="int", reference="int")
+    for burst, at in enumerate((begin_ns, begin_ns + 20 * S)):
+        if readings and rank:
+            sent = at + shift_ns
+            log.add("clock_readings", (sent, sent + 2000, at + 1000, burst, 0))
+    for number in range(5):
+        with timer.region("BATCH"):
+            clock.advance(1.0 + 0.1 * rank)
+            start = timer.now_ns()
+            clock.advance(0.5 - 0.1 * rank)
+            log.collective("all_reduce", start, timer.now_ns(), group="world", sequence=number)
+    log.close()
+    monkeypatch.undo()
+
+
+def slices(path, name):
+    """Of a timeline in Chrome's format: where each slice of a name begins and ends, in ns, by process name."""
+    events = json.loads(path.read_text())["traceEvents"]
+    names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    found = {}
+    for event in events:
+        if event["name"] == name and event["ph"] == "X":
+            start = round(event["ts"] * 1000)
+            found.setdefault(names[event["pid"]], []).append((start, start + round(event["dur"] * 1000)))
+    return found
+
+
+def test_a_timeline_of_hosts_whose_clocks_are_compared(tmp_path, monkeypatch):
+    """Hosts that disagree on Unix time by 3 s: the ends of each collective coincide, and how exactly is said."""
+    write_collectives(tmp_path / "run", 0, "a", monkeypatch, shift_ns=0)
+    write_collectives(tmp_path / "run", 1, "b", monkeypatch, shift_ns=777 * S, unix_shift_ns=-3 * S)
+    with Run.open(tmp_path / "run") as run:
+        write_timeline(run, tmp_path / "t.json")
+        note = next(s.content for s in build(run)[1] if s.name == "steps").figures[0].note
+    first, second = slices(tmp_path / "t.json", "all_reduce").items()
+    assert [0, 0, 0, 0, 0] == pytest.approx([a[1] - b[1] for a, b in zip(first[1], second[1], strict=True)], abs=2000)
+    assert ("clock" in first[0], " · clock ± 1.0" in second[0]) == (False, True), (first[0], second[0])
+    assert "clocks are compared to within 1.0" in note
+
+
+def test_a_timeline_of_hosts_whose_clocks_are_not(tmp_path, monkeypatch):
+    """They are laid by their own Unix time, which is said by a warning and in the timeline; a page begins each at 0."""
+    write_collectives(tmp_path / "run", 0, "a", monkeypatch, shift_ns=0)
+    write_collectives(tmp_path / "run", 1, "b", monkeypatch, shift_ns=777 * S, readings=False)
+    with Run.open(tmp_path / "run") as run:
+        with pytest.warns(TimingWarning, match="The clock of rank 1 was not compared with the first rank's"):
+            write_timeline(run, tmp_path / "t.json")
+        note = next(s.content for s in build(run)[1] if s.name == "steps").figures[0].note
+    said = [name.endswith("clock not compared") for name in slices(tmp_path / "t.json", "all_reduce")]
+    assert [False, True] == said
+    assert "Each rank begins at 0" in note
+
+
+def test_two_machines_of_one_name(tmp_path, monkeypatch):
+    """Containers may be called alike; clocks that began hours apart are not taken for one."""
+    write_collectives(tmp_path, 0, "box", monkeypatch, shift_ns=0)
+    write_collectives(tmp_path, 1, "box", monkeypatch, shift_ns=3600 * S, readings=False)
+    with Run.open(tmp_path) as run:
+        assert [1] == list(clocks_of(run).uncalibrated)

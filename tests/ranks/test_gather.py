@@ -176,6 +176,25 @@ def test_ranks_are_matched_by_step(transports):
         assert ({1: pytest.approx(step * 1e-3)}, step) == ({1: report.of_ranks("BATCH")[1]}, report.step)
 
 
+def test_a_mailbox_that_is_removed_meanwhile(tmp_path, monkeypatch):
+    """Who has taken the last message removes the folder that another rank is about to write into: it makes it again."""
+    transport = FolderTransport(tmp_path / "messages", rank=1, world_size=2)
+    made, makedirs = [], os.makedirs
+
+    def make(path, **settings):
+        makedirs(path, **settings)
+        made.append(path)
+        if len(made) < 3:
+            Path(path).rmdir()
+
+    monkeypatch.setattr(os, "makedirs", make)
+    transport.send("t", 0, b"message")
+    assert {1: b"message"} == transport.take("t", 0, [1])
+    monkeypatch.setattr(os, "makedirs", lambda path, **settings: None)
+    with pytest.raises(FileNotFoundError):
+        transport.send("t", 0, b"message")
+
+
 def test_a_part_of_the_ranks(transports):
     """Some ranks gather among themselves, such as those of a machine, and the smallest has the report."""
     gatherers = [Gatherer(transports[rank], ranks=[2, 3]) for rank in (2, 3)]

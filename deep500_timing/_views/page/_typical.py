@@ -60,8 +60,8 @@ def _figure(context: Context, step: dict[str, Any], title: str) -> Figure:
     )
     is_cut, rows = len(rows) > _BARS, rows[:_BARS]
     batch = [row for row in rows if row["path"] == _path(context.steps) and row["device"] == "CPU"]
-    one_clock = len(context.about.hosts) <= 1 and all(row["unix_ns"] is not None for row in rows)
-    clock = "unix_ns" if one_clock else "start_ns"
+    one_clock, within_s = _on_one_clock(context, rows, step["session"])
+    clock = "at_ns" if one_clock else "start_ns"
     starts: dict[int, int] = {}
     for row in batch:
         starts[row["rank"]] = min(starts.get(row["rank"], row[clock]), row[clock])
@@ -74,6 +74,8 @@ def _figure(context: Context, step: dict[str, Any], title: str) -> Figure:
     end = max((bar["end"] for bar in bars), default=1.0)
     longest = format_time(step["longest"] / 1e9)
     note = "" if one_clock else "Each rank begins at 0: their hosts' clocks are not compared. "
+    if one_clock and within_s > 0:
+        note = f"Their hosts' clocks are compared to within {format_time(within_s)}. "
     if is_cut:
         note += f"The {_BARS} longest intervals are drawn. "
     if len(context.about.ranks) > len(ranks):
@@ -87,6 +89,28 @@ def _figure(context: Context, step: dict[str, Any], title: str) -> Figure:
         note=note.strip(),
         zooms=True,
     )
+
+
+def _on_one_clock(context: Context, rows: list[dict[str, Any]], session: int) -> tuple[bool, float]:
+    # Adds `at_ns`, on one clock, to all rows or to none; and how exact that is.
+    if len(context.about.hosts) <= 1 and all(row["unix_ns"] is not None for row in rows):
+        for row in rows:
+            row["at_ns"] = row["unix_ns"]
+        return True, 0.0
+    from deep500_timing._across.clocks_of_run import clocks_of
+
+    clocks = clocks_of(context.run, session=session)
+    ranks = {row["rank"] for row in rows}
+    if not ranks <= clocks.fits.keys():
+        return False, 0.0
+    within_ns = 0.0
+    for rank in ranks:
+        own = [row for row in rows if row["rank"] == rank]
+        times = [row["start_ns"] for row in own]
+        for row, at_ns in zip(own, clocks.of(rank).on_reference(times).tolist(), strict=True):
+            row["at_ns"] = at_ns
+        within_ns = max(within_ns, float(clocks.of(rank).uncertainty_ns(times).max()))
+    return True, within_ns / 1e9
 
 
 def _path(steps: Steps | None) -> str:

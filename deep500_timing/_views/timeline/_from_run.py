@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from deep500_timing._ground.require import require
 from deep500_timing._summary.text import safe_name
+from deep500_timing._views.timeline._clocks import Place, Places, say_what_is_not_compared
 from deep500_timing._views.timeline._tracks import Lanes, Writer, unit_of
 
 if TYPE_CHECKING:
@@ -28,8 +29,7 @@ _OWN_TABLES = ("intervals", "collectives", "open", "flushes")
 
 def first_time_ns(run: Run) -> int:
     """When the run began, in Unix time where that is known."""
-    times = [log["first_unix_ns"] for log in run.table("logs").rows() if log["first_unix_ns"] is not None]
-    return min(times, default=0)
+    return Places(run, sessions_of(run, None)).first_ns(run.table("logs").rows())
 
 
 def sessions_of(run: Run, ranks: Sequence[int] | None) -> list[dict[str, Any]]:
@@ -71,9 +71,11 @@ def add_run(
     if steps is not None:
         _refuse_if_absent(run, steps)
     sessions, numbers = sessions_of(run, ranks), count(1)
+    places = Places(run, sessions)
+    say_what_is_not_compared(run, places, sessions)
     for done, log in enumerate(sessions):
         on_progress(done, len(sessions))
-        _Session(run, writer, log, steps, numbers).add()
+        _Session(run, writer, log, places.of(log), steps, numbers).add()
     on_progress(len(sessions), len(sessions))
 
 
@@ -93,14 +95,15 @@ class _Session:
         run: Run,
         writer: Writer,
         log: dict[str, Any],
+        place: Place,
         steps: tuple[int, int] | None,
         numbers: Iterator[int],
     ) -> None:
         self._nw = require("narwhals", extra="runs", caller="Writing a timeline")
         self._run, self._writer, self._steps = run, writer, steps
         self.rank, self.session = log["rank"], log["session"]
-        self._offset_ns = log["unix_offset_ns"] or 0
-        self._process = writer.process(_name_of(log))
+        self._place = place
+        self._process = writer.process(_name_of(log, place))
         self._threads = {
             row["thread"]: safe_name(row["name"] or f"thread {row['thread']}")
             for row in self._rows(run.table("threads").frame)
@@ -129,10 +132,10 @@ class _Session:
     def _add_steps(self) -> tuple[float, float]:
         lanes = Lanes(self._writer, self._process, "steps")
         first, last = math.inf, -math.inf
-        for step in self._run.steps(rank=self.rank, session=self.session).rows():
+        steps = self._run.steps(rank=self.rank, session=self.session).rows()
+        for step, start in zip(steps, self._place(step["start_ns"] for step in steps), strict=True):
             if step["dur_ns"] is None or (self._steps and not self._steps[0] <= step["step"] <= self._steps[1]):
                 continue
-            start = step["start_ns"] + self._offset_ns
             lanes.slice(start, start + step["dur_ns"], f"step {step['step']}")
             first, last = min(first, start), max(last, start + step["dur_ns"])
         lanes.close()
@@ -151,8 +154,10 @@ class _Session:
                 self._writer, self._process, name if device == "CPU" else f"{device} · {name}"
             )
         for window in self._windows(frame):
-            for _, thread, device, region, path, _, step, start, duration in zip(*window, strict=True):
-                begin = start + self._offset_ns
+            begins = self._place(window[_COLUMNS.index("start_ns")])
+            for begin, (_, thread, device, region, path, _, step, _, duration) in zip(
+                begins, zip(*window, strict=True), strict=True
+            ):
                 flow_out = flow_in = 0
                 if step is not None and (thread, path) in self._on_device and (thread, path, step) not in unpaired:
                     flow = self._flow(device, (thread, path, step))
@@ -223,8 +228,8 @@ class _Session:
 
     def _add_events(self, reach: tuple[float, float]) -> None:
         lanes = Lanes(self._writer, self._process, "events")
-        for row in sorted(self._rows(self._run.table("events").frame), key=lambda row: row["time_ns"]):
-            at = row["time_ns"] + self._offset_ns
+        rows = sorted(self._rows(self._run.table("events").frame), key=lambda row: row["time_ns"])
+        for row, at in zip(rows, self._place(row["time_ns"] for row in rows), strict=True):
             if reach[0] <= at <= reach[1]:
                 lanes.instant(at, safe_name(row["what"] or "event"), {"text": safe_name(row["text"] or "")})
 
@@ -259,8 +264,8 @@ class _Session:
         args: tuple[tuple[str, str], ...],
     ) -> None:
         lanes = Lanes(self._writer, self._process, what)
-        for row in sorted(rows, key=lambda row: (row["start_ns"], -(row["dur_ns"] or 0))):
-            start = row["start_ns"] + self._offset_ns
+        rows = sorted(rows, key=lambda row: (row["start_ns"], -(row["dur_ns"] or 0)))
+        for row, start in zip(rows, self._place(row["start_ns"] for row in rows), strict=True):
             if row["dur_ns"] is None or start + row["dur_ns"] < reach[0] or start > reach[1]:
                 continue
             said = {name: row[column] for name, column in args if _can_be_said(row[column])}
@@ -270,8 +275,9 @@ class _Session:
     def _add_samples(self, reach: tuple[float, float]) -> None:
         counters: dict[str, int] = {}
         rows = self._rows(self._run.table("samples").frame)
-        for row in sorted(rows, key=lambda row: (row["metric"] or "", row["time_ns"])):
-            at, value, metric = row["time_ns"] + self._offset_ns, row["value"], safe_name(row["metric"] or "sample")
+        rows = sorted(rows, key=lambda row: (row["metric"] or "", row["time_ns"]))
+        for row, at in zip(rows, self._place(row["time_ns"] for row in rows), strict=True):
+            value, metric = row["value"], safe_name(row["metric"] or "sample")
             if value is None or not math.isfinite(value) or not reach[0] <= at <= reach[1]:
                 continue
             name = metric
@@ -287,8 +293,9 @@ def _can_be_said(value: Any) -> bool:
     return isinstance(value, (str, int, float)) and value != -1 and (isinstance(value, str) or math.isfinite(value))
 
 
-def _name_of(log: dict[str, Any]) -> str:
+def _name_of(log: dict[str, Any], place: Place) -> str:
     session = f" · session {log['session']}" if log["session"] else ""
     host, pid = log["host"], log["pid"]
     where = f" · {safe_name(host)}" if host else ""
-    return f"rank {log['rank']}{session}{where}" + (f" · pid {pid}" if pid is not None else "")
+    said = f" · {place.said}" if place.said else ""
+    return f"rank {log['rank']}{session}{where}" + (f" · pid {pid}" if pid is not None else "") + said

@@ -1,0 +1,98 @@
+"""Where the times of a rank lie beside those of the others: on one clock, where it is known how the clocks lie."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from deep500_timing._across.clocks_of_run import clocks_of
+from deep500_timing._ground.warn import warn_once
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from deep500_timing._across.clocks import ClockFit
+    from deep500_timing._across.clocks_of_run import Clocks
+    from deep500_timing.runs import Run
+
+NOT_COMPARED = "clock not compared"
+
+
+class Place:
+    """Puts times of one rank's clock on Unix time, as the reference of the run's clocks has it.
+
+    Args:
+        offset_ns: Unix time minus the clock that the fit leads to.
+        fit: From the rank's own clock to the reference's; None if its own Unix time must do.
+        said: What a reader must know of it: how exact it is, or that nobody has compared the clocks.
+    """
+
+    def __init__(self, offset_ns: int, fit: ClockFit | None = None, said: str = "") -> None:
+        """See the class."""
+        self._offset_ns, self._fit, self.said = offset_ns, fit, said
+
+    def __call__(self, times_ns: Iterable[int]) -> list[int]:
+        """Times of the clock, on Unix time, in ns."""
+        if self._fit is None:
+            return [time + self._offset_ns for time in times_ns]
+        placed: list[int] = (self._fit.on_reference(list(times_ns)) + self._offset_ns).tolist()
+        return placed
+
+
+class Places:
+    """The places of a run's ranks.
+
+    Args:
+        run: The run.
+        sessions: Of each rank and session a row of the table of logs, those that are laid side by side.
+    """
+
+    def __init__(self, run: Run, sessions: list[dict[str, Any]]) -> None:
+        """See the class."""
+        self._logs = {(row["rank"], row["session"]): row for row in run.table("logs").rows()}
+        self._hosts = {row["host"] for row in sessions}
+        self._clocks = cache(lambda session: clocks_of(run, session=session))
+
+    def first_ns(self, logs: list[dict[str, Any]]) -> int:
+        """When the first of these rows of the table of logs began, on Unix time; 0 where that is not known."""
+        known = [log for log in logs if log["first_unix_ns"] is not None]
+        return min((self.of(log)([log["first_unix_ns"] - log["unix_offset_ns"]])[0] for log in known), default=0)
+
+    def of(self, log: dict[str, Any]) -> Place:
+        """The place of one rank's session."""
+        own = Place(log["unix_offset_ns"] or 0)
+        if len(self._hosts) < 2:
+            # One host has one Unix time.
+            return own
+        clocks: Clocks = self._clocks(log["session"])
+        reference = self._logs[clocks.reference, log["session"]]
+        if log["host"] == reference["host"]:
+            return own
+        fit = clocks.fits.get(log["rank"])
+        if fit is None or reference["unix_offset_ns"] is None:
+            own.said = NOT_COMPARED
+            return own
+        return Place(reference["unix_offset_ns"], fit, f"clock ± {_width(fit, log)}")
+
+
+def say_what_is_not_compared(run: Run, places: Places, sessions: list[dict[str, Any]]) -> None:
+    """Warn of ranks that lie beside the others by their own host's Unix time alone."""
+    apart = sorted({log["rank"] for log in sessions if places.of(log).said == NOT_COMPARED})
+    if apart:
+        shown = ", ".join(map(str, apart[:8])) + (f" and {len(apart) - 8} more" if len(apart) > 8 else "")
+        warn_once(
+            f"The clock of rank {shown} was not compared with the first rank's, which is on another host: in the "
+            "timeline it lies by its own host's Unix time, and may be off by what the hosts disagree. Call "
+            "deep500_timing.ranks.keep_clocks on every rank of the next run.",
+            about=f"clocks {run.folders[0]} {shown}",
+        )
+
+
+def _width(fit: ClockFit, log: dict[str, Any]) -> str:
+    import numpy as np
+
+    from deep500_timing._summary.text import format_time
+
+    ends = [time for time in (log["first_unix_ns"], log["last_unix_ns"]) if time is not None]
+    times = [time - (log["unix_offset_ns"] or 0) for time in ends] or list(fit.at_ns)
+    return format_time(float(np.max(fit.uncertainty_ns(times))) / 1e9)
