@@ -23,6 +23,7 @@ RUNS = [
     pytest.param("kinds_of_fit.py on_tensorflow.py", "tensorflow", "tensorflow", id="tensorflow only"),
     pytest.param("on_torch_events.py", "torch", "torch", id="torch events"),
     pytest.param("on_tf_keras.py", "tensorflow", "tf_keras", id="tf_keras"),
+    pytest.param("kinds_of_fit.py", "tensorflow", "tf_keras", id="kinds on tf_keras"),
 ]
 
 
@@ -35,6 +36,7 @@ def test_cases(cases, backend, package):
             pytest.skip(f"needs {needed}")
     environment = {**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
     environment.update(suite_coverage.of_a_child())
+    environment["KERAS_MODULE"] = "tf_keras" if package == "tf_keras" else "keras"
     environment.pop("TF_USE_LEGACY_KERAS", None)
     # The files of cases take what they share from one another.
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(CASES), environment.get("PYTHONPATH")]))

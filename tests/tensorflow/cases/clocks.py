@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 import time
+from typing import Any
 
-import keras
 import pytest
 
 from deep500_timing.testing import ManualClock
+
+# Keras 3, or Keras 2 where that is what is tried.
+keras: Any = importlib.import_module(os.environ.get("KERAS_MODULE", "keras"))
 
 TICK_S = 1e-6
 

@@ -114,7 +114,7 @@ class TwoTargets(keras.Model):
             loss = self.compute_loss(x=x, y=y, y_pred=self(x, training=True))
             size = tf.add_n([tf.reduce_sum(v**2) for v in self.trainable_variables])
         gradients = tape.gradient([loss, size], self.trainable_variables, output_gradients=[tf.constant(2.0), None])
-        self.optimizer.apply(gradients, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
         return {"loss": loss}
 
 
@@ -130,7 +130,8 @@ class GradientPenalty(keras.Model):
                 predicted = self(x)
             slope = inner.gradient(predicted, x)
             loss = tf.reduce_mean((predicted - y) ** 2) + tf.reduce_mean(slope**2)
-        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
         return {"loss": loss}
 
 
