@@ -153,17 +153,20 @@ def test_parts_of_a_step_add_up_to_it(run, sections):
 
 
 def test_many_steps_are_drawn_together(tmp_path):
-    """A thousand steps are 143 bars, each the mean of seven; a step that was slow is still found."""
+    """A thousand steps are 143 bars, each the mean of seven; slow ones are counted and the start is shaded by steps."""
 
     def train(tmr, clock):
         for step in range(1000):
             with tmr.region(TimeType.BATCH):
-                clock.advance_ns(10_000_000 if step != 777 else 90_000_000)
+                clock.advance_ns({777: 90_000_000, 778: 80_000_000}.get(step, 39_000_000 if step < 45 else 10_000_000))
 
     with _run_of(tmp_path / "run", train) as run:
         content = {section.name: section.content for section in build(run)[1]}["over-the-run"]
-    bars, marks = (layer["data"]["values"] for layer in content.figures[0].panels[0].spec["layer"])
+    start, bars, marks = (layer["data"]["values"] for layer in content.figures[0].panels[0].spec["layer"])
     assert 143 == len(bars)
+    assert [(0, 45)] == [(box["step"], box["end"]) for box in start]
+    said = "The median step takes 10.00 ms, the longest 90.00 ms. 2 of 1000 took more than 4 × the median."
+    assert said == content.figures[0].alt
     assert [("step 777", "90.00 ms")] == [(mark["what"], mark["time"]) for mark in marks]
     assert 777 == next(row[4] for row in content.figures[0].rows if row[3] == "90.00 ms")
 

@@ -189,7 +189,8 @@ def _first_steps(evidence: Evidence) -> Finding | None:
         f"those from step {int(steps.numbers[count])} on {took(usual)} each",
         cost_s=cost_s,
         anchor="over-the-run",
-        steps=tuple(steps.numbers[: min(count, _KEPT)].tolist()),
+        # The last of them tells where the warm-up ends.
+        steps=(*steps.numbers[: min(count, _KEPT) - 1].tolist(), int(steps.numbers[count - 1])),
         rank=evidence.rank,
     )
 

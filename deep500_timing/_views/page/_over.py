@@ -32,13 +32,14 @@ class Over:
         steps = context.steps
         if steps is None:
             return None
+        of_steps = f"from intervals where path = {literal(steps.path)} and device = 'CPU' and step is not null"
+        median = context.rows(f"select median(dur_ns) / 1e9 as middle {of_steps}")[0]["middle"]
         batches = context.rows(
             f"select {steps.bucket_sql} as bucket, count(*) as n, sum(dur_ns)::double as total, "
             "max(dur_ns) as longest, arg_max(step, dur_ns) as at, "
-            "arg_max(rank, dur_ns) as rank, median(dur_ns) as middle from intervals "
-            f"where path = {literal(steps.path)} and device = 'CPU' and step is not null group by 1 order by 1"
+            f"count(*) filter (dur_ns > {_SPIKE * median * 1e9}) as slow, "
+            f"arg_max(rank, dur_ns) as rank {of_steps} group by 1 order by 1"
         )
-        median = sorted(row["middle"] for row in batches)[len(batches) // 2] / 1e9
         parts = _parts(context, steps, batches)
         longest = max(row["longest"] for row in batches)
         spikes = [row for row in batches if row["longest"] / 1e9 > _SPIKE * median]
@@ -56,7 +57,7 @@ class Over:
         figure = Figure(
             "Time of a step, by its parts",
             f"The median step takes {format_time(median)}, the longest {format_time(longest / 1e9)}. "
-            f"{_spiked(len(spikes), len(batches), steps)}",
+            f"{_spiked(sum(row['slow'] for row in batches), sum(row['n'] for row in batches))}",
             (Panel({"height": 260, "layer": [layer for layer in layers if layer]}),),
             ("first step", "steps timed", "mean", "longest", "in step", "on rank"),
             [_row(row) for row in batches],
@@ -72,12 +73,10 @@ def _row(row: dict[str, Any]) -> tuple[object, ...]:
     return row["bucket"], row["n"], mean, longest, row["at"], row["rank"]
 
 
-def _spiked(number: int, of: int, steps: Steps) -> str:
-    if not number:
-        return f"None is over {_SPIKE} × the median."
-    if steps.width == 1:
-        return f"{number} of {of} steps took more than {_SPIKE} × the median."
-    return f"In {number} of {of} stretches of {steps.width} steps one took more than {_SPIKE} × the median."
+def _spiked(number: int, of: int) -> str:
+    return (
+        f"{number} of {of} took more than {_SPIKE} × the median." if number else f"None is over {_SPIKE} × the median."
+    )
 
 
 def _note(steps: Steps, spikes: int) -> str:
