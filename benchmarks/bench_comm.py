@@ -18,9 +18,12 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
+
+from benchmarks import _machine
 
 RANKS = 8
 _LABELS = {
@@ -69,7 +72,9 @@ def measure(*, rounds: int = 30, calls: int = 300) -> dict[str, Any]:
         calls: Operations in a turn.
 
     Returns:
-        ``ns``: for each contender and operation the time in ns; ``missing``: why a contender is not there; ``calls``.
+        ``ns``: for each contender and operation the time in ns; ``least_ns``: that of the best turn, which what else
+        the machine did reaches least; ``missing``: why a contender is not there; ``calls``; ``load``: what the machine
+        did meanwhile; ``date``.
     """
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -117,8 +122,13 @@ def measure(*, rounds: int = 30, calls: int = 300) -> dict[str, Any]:
             name: {operation: statistics.median(took) for operation, took in found.items()}
             for name, found in turns.items()
         },
+        "least_ns": {
+            name: {operation: min(took) for operation, took in found.items()} for name, found in turns.items()
+        },
         "missing": missing,
         "calls": calls,
+        "load": _machine.load(),
+        "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M UTC}",
     }
 
 
@@ -173,19 +183,27 @@ def report_lines(*, quick: bool = False) -> list[str]:
 
 def as_lines(found: dict[str, Any]) -> list[str]:
     """What :func:`measure` found, as a table in Markdown."""
-    plain = found["ns"]["plain"]
+    plain, least = found["ns"]["plain"], found["least_ns"]["plain"]
     lines = [
-        f"What timing adds to an operation, in ns: the call less the plain one, beside what the plain one takes, on "
-        f"PyTorch's fake backend with {RANKS} ranks. DeepSpeed's also synchronizes the device after every operation, "
-        f"which on a CPU is nothing; its cost grows with the operations so far, here up to {found['calls']}.",
+        "What timing adds to an operation, in ns: the median turn less the plain one's and, in brackets, the best turn "
+        "less the plain one's best, which what else a machine does reaches least. On PyTorch's fake backend with "
+        f"{RANKS} ranks, {found['date']}, load {found['load']}. DeepSpeed's also synchronizes the device after every "
+        "operation, which on a CPU is nothing; its cost grows with the operations so far, here up to "
+        f"{found['calls']}.",
         "",
         "| | " + " | ".join(_OPERATIONS[operation] for operation in plain) + " |",
         "|---|" + "---:|" * len(plain),
-        f"| {_LABELS['plain']}, in all | " + " | ".join(f"{ns:.0f}" for ns in plain.values()) + " |",
+        f"| {_LABELS['plain']}, in all | "
+        + " | ".join(f"{plain[operation]:.0f} ({least[operation]:.0f})" for operation in plain)
+        + " |",
     ]
     for name, times in found["ns"].items():
         if name != "plain":
-            added = (f"{times[operation] - plain[operation]:+.0f}" for operation in plain)
+            best = found["least_ns"][name]
+            added = (
+                f"{times[operation] - plain[operation]:+.0f} ({best[operation] - least[operation]:+.0f})"
+                for operation in plain
+            )
             lines.append(f"| {_LABELS[name]} | " + " | ".join(added) + " |")
     lines += [f"\nNot measured, {name}: {why}" for name, why in found["missing"].items()]
     return [*lines, ""]
