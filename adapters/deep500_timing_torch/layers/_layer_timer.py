@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from deep500_timing._ground.warn import warn_once
 from deep500_timing_torch._timer import CPUGPUTimer
 from deep500_timing_torch.layers._backward import BackwardMarks
@@ -11,9 +13,10 @@ from deep500_timing_torch.layers._call import BACKWARD, RECOMPUTED
 from deep500_timing_torch.layers._calls import Calls, TimedModule
 from deep500_timing_torch.layers._flops import FlopCounter
 from deep500_timing_torch.layers._memory import MemoryLog
+from deep500_timing_torch.layers._of_run import write_layers
 from deep500_timing_torch.layers._select import Layer, select
 from deep500_timing_torch.layers._table import render
-from deep500_timing_torch.layers._times import ModelTimes, read_times
+from deep500_timing_torch.layers._times import ModelTimes, add_memory, describe, read_times
 from deep500_timing_torch.memory import TorchMemory
 
 if TYPE_CHECKING:
@@ -53,6 +56,9 @@ class LayerTimer:
         gpu: Whether to time on the device as well; None for yes if a parameter or buffer of the model is on one.
         memory: Whether to read the device's memory as layers begin and end, beside their times: it costs tens of
             microseconds each time. Or what reads it. A CPU has none to read: the host's is not passed off as it.
+        peak_flops_per_s: The dense peak of the device in FLOP/s, for each layer's share of it; None for the data
+            sheet's, if that is known and the parameters have 16 bits. Of others nothing says what is computed in
+            (``autocast``, TF32), and a CPU's is not known: then there is no share.
 
     Raises:
         TypeError: ``model`` is no module, or ``match`` holds something else than is named above.
@@ -68,16 +74,20 @@ class LayerTimer:
         match: Match | None = None,
         gpu: bool | None = None,
         memory: bool | MemoryReader = False,
+        peak_flops_per_s: float | None = None,
     ) -> None:
         reader = TorchMemory() if memory is True else memory
         layers = select(model, depth=depth, match=match)
         gpu = _is_on_a_device(model) if gpu is None else gpu
-        self._prepare(model, layers, CPUGPUTimer() if timer is None else timer, gpu=gpu)
+        peak = _peak_of(model, peak_flops_per_s)
+        self._prepare(model, layers, CPUGPUTimer() if timer is None else timer, gpu=gpu, peak=peak)
         if reader:
             self._read_memory(MemoryLog(reader, self.layers))
         self._say_what_is_hidden()
 
-    def _prepare(self, model: nn.Module, layers: Sequence[Layer], timer: Any, *, gpu: bool) -> None:
+    def _prepare(
+        self, model: nn.Module, layers: Sequence[Layer], timer: Any, *, gpu: bool, peak: float | None = None
+    ) -> None:
         self.layers = tuple(layers)
         """What is timed, in the order in which the model names its modules; the model itself first."""
         self.timer = timer
@@ -91,6 +101,8 @@ class LayerTimer:
         self._calls = Calls(model, self._region, self._marks, self._fault, timer.now_ns)
         self._flops: dict[str, int] | None = None
         self._memory: MemoryLog | None = None
+        self._peak = peak
+        self._written = 0
 
     @property
     def attached(self) -> bool:
@@ -114,12 +126,27 @@ class LayerTimer:
             )
         self._marks.attached = True
         self._calls.attach(self.layers)
+        self._write()
         return self
 
     def detach(self) -> None:
         """Leave the model as it was. Graphs that were made meanwhile are not timed any more."""
-        self._calls.detach()
-        self._marks.attached = False
+        if self.attached:
+            self._calls.detach()
+            self._marks.attached = False
+            self._write()
+
+    def _write(self) -> None:
+        # Into the run: what the layers are as soon as they are timed, and at the end what was found out meanwhile.
+        log = getattr(self.timer, "run", None)
+        if log is None:
+            return
+        try:
+            found = add_memory(describe(self.layers, self._flops), self._memory)
+            write_layers(log, found, version=self._written, peak_flops_per_s=self._peak)
+            self._written += 1
+        except Exception as error:
+            warn_once(f"Writing the layers into the run failed; training goes on: {type(error).__name__}: {error}")
 
     def __enter__(self) -> Self:
         """Attach."""
@@ -139,6 +166,7 @@ class LayerTimer:
             out_of_memory=self._calls.out_of_memory,
             faults=self.faults,
             untimed=self.untimed,
+            peak_flops_per_s=self._peak,
         )
 
     def count_flops(self, step: Callable[..., object], *args: Any, **kwargs: Any) -> int:
@@ -230,3 +258,16 @@ def _is_compiled(module: nn.Module) -> bool:
     while isinstance(called_by, TimedModule):
         called_by = called_by.before
     return hasattr(module, "_orig_mod") or called_by is not None
+
+
+def _peak_of(model: nn.Module, given: float | None) -> float | None:
+    from deep500_timing.flops import peak_flops
+
+    if given is not None:
+        peak = peak_flops("", given=given)
+    else:
+        first = next((one for one in model.parameters() if one.device.type == "cuda"), None)
+        if first is None or first.dtype not in {torch.float16, torch.bfloat16}:
+            return None
+        peak = peak_flops(torch.cuda.get_device_name(first.device), first.dtype)
+    return None if peak is None else peak.flops_per_s

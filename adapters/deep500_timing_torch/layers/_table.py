@@ -20,12 +20,12 @@ _LEAST_NAME = 10
 
 
 @dataclass(slots=True)
-class _Row:
+class Row:
     """One line: a layer, or several of the same kind at the same place of blocks that repeat."""
 
     label: str
     layers: list[LayerTimes]
-    inner: list[_Row] = field(default_factory=list)
+    inner: list[Row] = field(default_factory=list)
     slowest: str = ""
 
     def total_s(self, purpose: str) -> float | None:
@@ -52,7 +52,25 @@ def render(times: ModelTimes, *, fold: bool = True, width: int | None = None) ->
         fold: Whether blocks of one class that follow one another are shown as one line, with the slowest named.
         width: Columns to fit into, by shortening names in the middle; None for as wide as need be.
     """
-    root = _tree(times, fold=fold)
+    header, lines = cells_of(times, fold=fold)
+    widths = [max(width_of(row[place]) for row in [header, *lines]) for place in range(len(header))]
+    if width is not None:
+        excess = sum(widths) + 2 * (len(widths) - 1) - width
+        if excess > 0:
+            widths[0] = max(widths[0] - excess, _LEAST_NAME)
+            for row in lines:
+                row[0] = shorten(row[0], widths[0])
+    text = [headline(times), ""]
+    text.append(_line(header, widths))
+    text.append("  ".join("─" * width for width in widths))
+    text += [_line(row, widths) for row in lines]
+    notes = notes_of(times)
+    text += ["", *notes] if notes else []
+    return "\n".join(line.rstrip() for line in text) + "\n"
+
+
+def cells_of(times: ModelTimes, *, fold: bool = True) -> tuple[list[str], list[list[str]]]:
+    """The table's heads, and its lines as cells; the first cell has the branches of the tree before the name."""
     steps = times.model.calls(FORWARD)
     columns = [("forward", FORWARD), ("backward", BACKWARD)]
     columns += [
@@ -62,41 +80,40 @@ def render(times: ModelTimes, *, fold: bool = True, width: int | None = None) ->
     ]
     header = ["layer", *(name for name, _ in columns), "share", "calls", *_extra_headers(times), "slowest"]
     lines: list[list[str]] = []
-    _add(lines, root, "", "", columns, steps, times, marked=False)
-    widths = [max(width_of(row[place]) for row in [header, *lines]) for place in range(len(header))]
-    if width is not None:
-        excess = sum(widths) + 2 * (len(widths) - 1) - width
-        if excess > 0:
-            widths[0] = max(widths[0] - excess, _LEAST_NAME)
-            for row in lines:
-                row[0] = shorten(row[0], widths[0])
+    _add(lines, tree_of(times, fold=fold), "", "", columns, steps, times, marked=False)
+    return header, lines
+
+
+def headline(times: ModelTimes) -> str:
+    """What the table is of."""
+    steps = times.model.calls(FORWARD)
     where = "on the device" if times.model.on_device else "on the CPU"
     steady = f"{steps} training step{'s' if steps != 1 else ''}" if steps else "no training step"
-    text = [f"Layers of {safe_name(times.model.path)}, time per step {where}, {steady}", ""]
-    text.append(_line(header, widths))
-    text.append("  ".join("─" * width for width in widths))
-    text += [_line(row, widths) for row in lines]
-    notes = _notes(times)
-    text += ["", *notes] if notes else []
-    return "\n".join(line.rstrip() for line in text) + "\n"
+    return f"Layers of {safe_name(times.model.path)}, time per step {where}, {steady}"
 
 
 def _extra_headers(times: ModelTimes) -> list[str]:
     headers = []
     if any(layer.flops for layer in times.layers):
         headers.append("GFLOP/s")
+        if times.peak_flops_per_s is not None:
+            headers.append("of peak")
     if any(layer.memory is not None and layer.memory.kept_bytes is not None for layer in times.layers):
         headers += ["kept", "peak"]
     return headers
 
 
-def _extra_cells(times: ModelTimes, row: _Row) -> list[str]:
+def _extra_cells(times: ModelTimes, row: Row) -> list[str]:
     cells = []
     for header in _extra_headers(times):
-        if header == "GFLOP/s":
+        if header in {"GFLOP/s", "of peak"}:
             flops, seconds = sum(layer.flops or 0 for layer in row.layers), row.step_s
             rate = flops * times.model.calls(FORWARD) / seconds if flops and seconds else None
-            cells.append(format_number(None if rate is None else rate / 1e9))
+            if header == "GFLOP/s":
+                cells.append(format_number(None if rate is None else rate / 1e9))
+            else:
+                peak = times.peak_flops_per_s
+                cells.append(UNKNOWN if rate is None or peak is None else f"{100 * rate / peak:.1f} %")
             continue
         read = [layer.memory for layer in row.layers if layer.memory is not None]
         kept = [memory.kept_bytes for memory in read if memory.kept_bytes is not None]
@@ -108,7 +125,8 @@ def _extra_cells(times: ModelTimes, row: _Row) -> list[str]:
     return cells
 
 
-def _notes(times: ModelTimes) -> list[str]:
+def notes_of(times: ModelTimes) -> list[str]:
+    """What stands below the table."""
     notes = []
     if times.out_of_memory is not None:
         notes.append(f"The device ran out of memory in {safe_name(times.out_of_memory)}.")
@@ -138,15 +156,16 @@ def _line(row: Sequence[str], widths: Sequence[int]) -> str:
     return "  ".join(pad(cell, widths[place], right=0 < place < last) for place, cell in enumerate(row))
 
 
-def _tree(times: ModelTimes, *, fold: bool) -> _Row:
+def tree_of(times: ModelTimes, *, fold: bool = True) -> Row:
+    """The layers as a tree of lines."""
     inner: dict[int, list[int]] = {}
     for position, layer in enumerate(times.layers):
         if position:
             inner.setdefault(layer.parent or 0, []).append(position)
 
-    def row(positions: list[int], label: str) -> _Row:
+    def row(positions: list[int], label: str) -> Row:
         first = times.layers[positions[0]]
-        made = _Row(label or _label(times, first), [times.layers[position] for position in positions])
+        made = Row(label or _label(times, first), [times.layers[position] for position in positions])
         if len(positions) > 1:
             slowest = max(made.layers, key=lambda layer: layer.step_s or 0.0)
             made.slowest = f"{slowest.path} {format_time(_per_step(slowest.step_s, times.model.calls(FORWARD)))}"
@@ -157,8 +176,8 @@ def _tree(times: ModelTimes, *, fold: bool) -> _Row:
             made.inner = [row(group, "") for group in groups] if len(positions) > 1 else rows(children[0])
         return made
 
-    def rows(siblings: list[int]) -> list[_Row]:
-        made: list[_Row] = []
+    def rows(siblings: list[int]) -> list[Row]:
+        made: list[Row] = []
         place = 0
         while place < len(siblings):
             run = [siblings[place]]
@@ -174,7 +193,7 @@ def _tree(times: ModelTimes, *, fold: bool) -> _Row:
             place += len(run)
         return made
 
-    root = _Row(times.model.path, [times.model])
+    root = Row(times.model.path, [times.model])
     root.inner = rows(inner.get(0, []))
     return root
 
@@ -195,7 +214,7 @@ def _label(times: ModelTimes, layer: LayerTimes) -> str:
 
 def _add(
     lines: list[list[str]],
-    row: _Row,
+    row: Row,
     branch: str,
     below: str,
     columns: Sequence[tuple[str, str]],
@@ -236,7 +255,7 @@ def _add(
         lines.append([below + "└─ its own operations", *rest[0], part + "  ", *[""] * (2 + len(_extra_headers(times)))])
 
 
-def _rest(row: _Row, columns: Sequence[tuple[str, str]], steps: int) -> tuple[list[str], float] | None:
+def _rest(row: Row, columns: Sequence[tuple[str, str]], steps: int) -> tuple[list[str], float] | None:
     # What a layer does beside calling the layers within it.
     if not row.inner:
         return None
@@ -249,7 +268,7 @@ def _rest(row: _Row, columns: Sequence[tuple[str, str]], steps: int) -> tuple[li
     return cells, step_s
 
 
-def _cell(total_s: float | None, purpose: str, steps: int, row: _Row) -> str:
+def _cell(total_s: float | None, purpose: str, steps: int, row: Row) -> str:
     if total_s is None:
         return UNKNOWN
     if purpose == EVALUATION:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from deep500_timing_torch.layers._call import BACKWARD, EVALUATION, FORWARD, PURPOSES, RECOMPUTED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -84,6 +84,8 @@ class ModelTimes:
     """Hooks that failed; what they would have timed is missing."""
     untimed: int = 0
     """Backward passes that were left out, since they could not be told from others'."""
+    peak_flops_per_s: float | None = None
+    """What the device can do at most, in FLOP/s; None if that is not known."""
 
     @property
     def model(self) -> LayerTimes:
@@ -102,6 +104,11 @@ class ModelTimes:
         """Operations a second of a layer in the training steps; None if they were not counted or not timed."""
         steps, seconds = self.model.calls(FORWARD), layer.step_s
         return layer.flops * steps / seconds if layer.flops and steps and seconds else None
+
+    def share_of_peak(self, layer: LayerTimes) -> float | None:
+        """The share of the device's peak that a layer reaches in the training steps; None if either is not known."""
+        rate = self.flops_per_s(layer)
+        return None if rate is None or self.peak_flops_per_s is None else rate / self.peak_flops_per_s
 
     def share(self, layer: LayerTimes) -> float | None:
         """A layer's part of the model's training steps; None if either was not timed."""
@@ -124,18 +131,13 @@ def _unreturned(layer: LayerTimes) -> float | None:
     return None if layer.memory is None else layer.memory.unreturned_bytes
 
 
-def read_times(
-    layers: Sequence[Layer], timer: Timer, flops: Mapping[str, int] | None = None, memory: MemoryLog | None = None
-) -> Iterable[LayerTimes]:
-    """Read the times of layers out of a timer.
+def describe(layers: Sequence[Layer], flops: Mapping[str, int] | None = None) -> list[LayerTimes]:
+    """What layers are, without times.
 
     Args:
         layers: What was timed, the model first.
-        timer: Where the times are.
         flops: Operations of one step by path, if they were counted.
-        memory: What read the memory, if it was read.
     """
-    regions = {(region.name, region.device): region.stats for region in timer.snapshot()}
     positions = {name: position for position, layer in enumerate(layers) for name in layer.names}
     found: list[LayerTimes] = []
     for layer in layers:
@@ -146,8 +148,6 @@ def read_times(
                 layer.kind,
                 0 if parent is None else found[parent].depth + 1,
                 parent,
-                _stats(regions, layer, "CPU"),
-                _stats(regions, layer, "GPU"),
                 shared=len(layer.names) > 1,
                 parameters=layer.parameters,
                 flops=None if flops is None else flops.get(layer.path, 0),
@@ -157,21 +157,60 @@ def read_times(
         if found[position].shared:
             depth = 1 + found[_parent_of(layer.names[0], positions)].depth
             found[position] = replace(found[position], depth=depth)
-    on_device = any(times.on_device for times in found)
+    return found
+
+
+def read_times(
+    layers: Sequence[Layer], timer: Timer, flops: Mapping[str, int] | None = None, memory: MemoryLog | None = None
+) -> list[LayerTimes]:
+    """Read the times of layers out of a timer.
+
+    Args:
+        layers: What was timed, the model first.
+        timer: Where the times are.
+        flops: Operations of one step by path, if they were counted.
+        memory: What read the memory, if it was read.
+    """
+    found = add_memory(describe(layers, flops), memory)
+    stats = {(region.name, region.device): region.stats for region in timer.snapshot()}
+    return add_times(found, stats, lambda name, gpu: timer.intervals(name, gpu=gpu))
+
+
+def add_memory(found: Sequence[LayerTimes], memory: MemoryLog | None) -> Sequence[LayerTimes]:
+    """Layers with the memory that was read around their calls."""
+    if memory is None:
+        return found
+    read = memory.times({times.path: _path_of(times.parent, found) for times in found})
+    return [replace(times, memory=read.get(times.path)) for times in found]
+
+
+def add_times(
+    found: Sequence[LayerTimes],
+    stats: Mapping[tuple[str, str], TimeStats | None],
+    intervals: Callable[[str, bool], NDArray[np.int64]],
+) -> list[LayerTimes]:
+    """Layers with their times.
+
+    Args:
+        found: The layers, the model first.
+        stats: Statistics by region and device.
+        intervals: Gives the starts and ends of a region's intervals, on the device if asked to, shape ``(n, 2)``, in
+            nanoseconds; all of them or the newest.
+    """
+    timed = [
+        replace(times, stats=_stats(stats, times, "CPU"), gpu_stats=_stats(stats, times, "GPU")) for times in found
+    ]
+    on_device = any(times.on_device for times in timed)
     own = _self_times(
         {
-            (position, purpose): timer.intervals(f"{layer.path} {purpose}", gpu=on_device)
-            for position, layer in enumerate(layers)
+            (position, purpose): intervals(f"{times.path} {purpose}", on_device)
+            for position, times in enumerate(timed)
             for purpose in PURPOSES
         },
         # What stands at several places lies within each of its callers, wherever it is listed.
-        [position + times.shared * len(found) for position, times in enumerate(found) for _ in PURPOSES],
+        [position + times.shared * len(timed) for position, times in enumerate(timed) for _ in PURPOSES],
     )
-    read = {} if memory is None else memory.times({times.path: _path_of(times.parent, found) for times in found})
-    return [
-        replace(times, self_s=_scaled(own, position, times), memory=read.get(times.path))
-        for position, times in enumerate(found)
-    ]
+    return [replace(times, self_s=_scaled(own, position, times)) for position, times in enumerate(timed)]
 
 
 def _path_of(position: int | None, found: Sequence[LayerTimes]) -> str | None:
@@ -220,9 +259,9 @@ def _self_times(
     }
 
 
-def _stats(regions: Mapping[tuple[str, str], Any], layer: Layer, device: str) -> dict[str, TimeStats]:
-    named = {purpose: regions.get((f"{layer.path} {purpose}", device)) for purpose in PURPOSES}
-    return {purpose: stats for purpose, stats in named.items() if stats is not None}
+def _stats(stats: Mapping[tuple[str, str], TimeStats | None], layer: LayerTimes, device: str) -> dict[str, TimeStats]:
+    named = {purpose: stats.get((f"{layer.path} {purpose}", device)) for purpose in PURPOSES}
+    return {purpose: found for purpose, found in named.items() if found is not None}
 
 
 def _parent_of(name: str, positions: Mapping[str, int]) -> int:
@@ -233,4 +272,14 @@ def _parent_of(name: str, positions: Mapping[str, int]) -> int:
     return 0
 
 
-__all__ = ["BACKWARD", "EVALUATION", "FORWARD", "RECOMPUTED", "LayerTimes", "ModelTimes", "read_times"]
+__all__ = [
+    "BACKWARD",
+    "EVALUATION",
+    "FORWARD",
+    "RECOMPUTED",
+    "LayerTimes",
+    "ModelTimes",
+    "add_times",
+    "describe",
+    "read_times",
+]
