@@ -129,6 +129,8 @@ def test_the_tree_adds_up(sections):
                 assert abs(sum(b["x2"] - b["x"] for b in inside) - (box["x2"] - box["x"])) < 2e-3
     cpu, gpu = sections["tree"].figures
     assert "FORWARD 60\u00a0%, IO 17\u00a0%" in cpu.alt
+    assert cpu.alt.endswith(", the rest <1\u00a0%.")
+    assert sections["tree"].text[0].startswith("Both ranks together, the whole run.")
     assert {"EPOCH": "#9a9a9a", "BATCH": "#9a9a9a", "FORWARD": "#0072b2"} == {
         box["region"]: box["colour"] for box in gpu.panels[0].spec["data"]["values"]
     }

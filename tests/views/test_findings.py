@@ -254,6 +254,25 @@ def test_the_late_rank_is_named_with_its_cause(findings):
     assert found.command.startswith("deep500-timing stragglers ")
 
 
+def test_a_late_rank_whose_time_no_region_covers(findings):
+    """The cause is said in words that hold without a region's name."""
+
+    def make(folder):
+        dice = random.Random(5)
+        takes = [[30 * dice.lognormvariate(0, 0.03), 40 * dice.lognormvariate(0, 0.03)] for _ in range(120)]
+        for rank in range(2):
+            with made_rank(folder, rank) as made:
+                for number, pair in enumerate(takes):
+                    with made.region("BATCH"):
+                        made.wait(pair[rank] * MS)
+                        start = made.clock.now_ns()
+                        made.spend("COMM", (2 + max(pair) - pair[rank]) * MS)
+                        made.log.collective("all_reduce", start, made.clock.now_ns(), sequence=number, nbytes=4096)
+
+    (found,) = [finding for finding in findings(make) if finding.rule == "late-rank"]
+    assert found.why.startswith("what no region of its step covers takes ")
+
+
 def test_what_was_lost_comes_first_then_the_most_costly(findings, tmp_path):
     """Whatever it cost: what is missing makes the others doubtful."""
 
@@ -464,6 +483,21 @@ def test_one_process_says_how_often_steps_are_slow():
     assert ["One BATCH in 100 takes 9 × the median of 100 ms or more."] == said(400, 50)
     assert [] == said(60, 10)
     assert [] == said(1000, 200)
+
+
+def test_a_backward_pass_that_holds_its_communication_is_not_unnamed(findings):
+    """What it spends outside COMM is what it is named for; waits do not divide a region."""
+
+    def make(folder):
+        with made_rank(folder) as made:
+            for _ in range(40):
+                with made.region("BATCH"):
+                    made.spend("FORWARD", 0.01)
+                    with made.region("BACKWARD"):
+                        made.wait(0.02)
+                        made.spend("COMM", 0.03)
+
+    assert ["exposed-communication"] == [finding.rule for finding in findings(make)]
 
 
 def test_a_loop_without_an_outer_region(findings):

@@ -11,6 +11,7 @@ from deep500_timing._summary.nesting import path_text, split_path
 from deep500_timing._views.findings import _thresholds as at_least
 from deep500_timing._views.findings._evidence import COMMUNICATION, STEP, name_of, percent, took
 from deep500_timing._views.findings._finding import Finding
+from deep500_timing._views.tree import REST
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,7 +34,8 @@ def late_rank(evidence: Evidence) -> Iterator[Finding]:
     judged = found.operations.judged if found.operations is not None else found.steps
     why = ""
     if found.region is not None:
-        why = f"its {name_of(found.region)} takes {took(found.excess_s)} longer than on the other ranks"
+        what = f"its {name_of(found.region)}" if found.region != REST else "what no region of its step covers"
+        why = f"{what} takes {took(found.excess_s)} longer than on the other ranks"
     saved = found.what_if.without_rank_s if found.what_if is not None else 0.0
     yield Finding(
         "late-rank",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from deep500_timing._ground.require import require
 from deep500_timing._summary.nesting import path_text
 from deep500_timing._views.findings import _thresholds as at_least
-from deep500_timing._views.findings._evidence import STEP, name_of, percent, took
+from deep500_timing._views.findings._evidence import COMMUNICATION, STEP, WAIT, name_of, percent, took
 from deep500_timing._views.findings._finding import Finding
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _LOOKED_AT = 50
 _MOSTLY = 0.6
+_WAITS = (WAIT, COMMUNICATION)
 
 
 def lost(evidence: Evidence) -> Iterator[Finding]:
@@ -61,7 +62,9 @@ def unnamed(evidence: Evidence) -> Iterator[Finding]:
         if node.rest_s is None or not node.total_s or node.name == f"{STEP} (first)":
             continue
         holds_steps = any(inner.name == STEP for inner in node.walk()) and node.name != STEP
-        covered = 1 - node.rest_s / node.total_s
+        waits_s = sum((child.total_s or 0.0) - child.overlap_s for child in node.children if child.name in _WAITS)
+        # What waits inside a region does not divide it: the work around them is what it is named for.
+        covered = 1 - node.rest_s / (node.total_s - waits_s) if node.total_s > waits_s else 1.0
         least_s = max(at_least.UNNAMED_SHARE * node.total_s, at_least.UNNAMED_OF_RUN * evidence.whole_s)
         if node.rest_s < least_s:
             continue

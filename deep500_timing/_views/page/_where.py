@@ -34,7 +34,8 @@ class Where:
         if tree.has_device_times:
             figures.append(_figure(context, tree, on_device=True))
         ranks = len(context.about.ranks)
-        whose = f"All {ranks} ranks together" if ranks > 1 else f"Rank {context.about.ranks[0]}"
+        every = "Both" if ranks == 2 else f"All {ranks}"
+        whose = f"{every} ranks together" if ranks > 1 else f"Rank {context.about.ranks[0]}"
         text = f"{whose}, the whole run. A region lies below the one that it is in, and is as wide as its share of it."
         return Content(tuple(figures), (text,))
 
@@ -118,7 +119,10 @@ def _share(node: Node, on_device: bool, above: float | None = None) -> str:
     share = node.share
     if on_device or share is None:
         share = _total(node, on_device) / above if above else None
-    return "–" if share is None else f"{share:.0%}".replace("%", "\u00a0%")
+    if share is None:
+        return "–"
+    # What is there and rounds to nothing is below 1.
+    return "<1\u00a0%" if 0 < share < 0.005 else f"{100 * share:.0f}\u00a0%"
 
 
 def _lay(
