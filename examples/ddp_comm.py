@@ -1,8 +1,10 @@
-"""Which collectives a training run spends its time in, how much of it is overlapped, and who comes late.
+"""Which collectives a training run spends its time in, how much of it is overlapped, who comes late, and why.
 
 Two processes train the digits of scikit-learn with DistributedDataParallel; rank 1 has slower data. Run it with::
 
     torchrun --nproc-per-node 2 examples/ddp_comm.py
+
+and afterwards ``deep500-timing stragglers runs/ddp`` or ``deep500-timing report runs/ddp``.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ import torch
 from sklearn.datasets import load_digits
 
 import deep500_timing_torch as timer
+from deep500_timing.ranks import find_stragglers, gather
+from deep500_timing.runs import Run
 from deep500_timing_torch import comm as dist  # in the place of `import torch.distributed as dist`
 
 SLOW_DATA_S = 0.02
@@ -21,7 +25,7 @@ SLOW_DATA_S = 0.02
 def main() -> None:
     dist.init_distributed("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    tmr = timer.CPUGPUTimer(keep_last=1000)
+    tmr = timer.CPUGPUTimer(keep_last=1000, run="runs/ddp")
     dist.configure(timer=tmr)  # what the training thread spends in communication becomes COMM
 
     digits = load_digits()
@@ -37,9 +41,10 @@ def main() -> None:
     correct = torch.zeros(1)
     for step in range(64):
         with tmr.region(timer.TimeType.BATCH):
-            if rank == 1:
-                time.sleep(SLOW_DATA_S)
-            batch = slice(step % 20 * 32, (step % 20 + 1) * 32)
+            with tmr.region(timer.TimeType.IO):
+                if rank == 1:
+                    time.sleep(SLOW_DATA_S)
+                batch = slice(step % 20 * 32, (step % 20 + 1) * 32)
             output = model(images[batch])
             loss = torch.nn.functional.cross_entropy(output, labels[batch])
             optimizer.zero_grad()
@@ -57,6 +62,17 @@ def main() -> None:
         late = "nobody" if found.late_rank is None else f"rank {found.late_rank}"
         print(f"\nLoss {loss.item():.3f}. The ranks waited for {late}.\n")
         tmr.print_all_time_stats()
+
+    report = gather(tmr.snapshot())  # on every rank too, and no collective: who is dead is missing, and nobody hangs
+    if report is not None:
+        slowest = report.get(timer.TimeType.IO).over_ranks["mean"]
+        print(f"\nIO of {len(report.ranks)} ranks: {slowest.mean * 1e3:.1f} ms on average, ", end="")
+        print(f"{slowest.max * 1e3:.1f} ms on rank {slowest.max_rank}.\n")
+    tmr.run.close()
+    dist.barrier()
+    if rank == 0:
+        with Run.open("runs/ddp") as run:
+            print(find_stragglers(run))
     dist.destroy_process_group()
 
 

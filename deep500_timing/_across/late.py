@@ -100,7 +100,8 @@ def judge(steps: Steps) -> Stragglers:
     common["relative"], common["individual"], common["excess"] = regions_of_ranks(
         steps.ranks, steps.regions, steps.own, own, WINDOWS
     )
-    all_alike = float(np.maximum(late.max(axis=1), 0).mean())
+    # Of two ranks the median is halfway to the late one; the other had come as it did.
+    all_alike = float((late.max(axis=1) - (late.min(axis=1) if ranks == 2 else 0.0)).mean())
     found = None
     # The whole, and the last third: who has become late is late only there.
     for place, first in enumerate((0, 2 * count // 3)):
@@ -118,10 +119,12 @@ def judge(steps: Steps) -> Stragglers:
     named = list(found.ranks)
     region, excess = _cause(steps, own[first:], found)
     grows, since = _course(steps, late[:, named[0]], found.bound)
+    others = np.setdiff1d(np.arange(ranks), named)
+    typical = float(np.median(np.median(late[first:, others], axis=0)))
     without = late.copy()
     for rank in named:
-        without[:, rank] -= max(float(np.median(late[first:, rank])), 0.0)
-    saved = np.maximum(late.max(axis=1), 0) - np.maximum(without.max(axis=1), 0)
+        without[:, rank] -= max(float(np.median(late[first:, rank])) - typical, 0.0)
+    saved = late.max(axis=1) - without.max(axis=1)
     machine = _node_of(steps, named)
     kind = "node" if machine else "rank" if len(named) == 1 else "ranks"
     return Stragglers(
@@ -295,10 +298,11 @@ def _cause(steps: Steps, own: Floats, found: _Found) -> tuple[str | None, float]
 
     rank = found.ranks[0]
     deviations = np.median(own, axis=0)
-    excess = deviations[rank]
+    others = np.setdiff1d(np.arange(len(deviations)), found.ranks)
+    # Of two ranks the median is halfway to the late one.
+    excess = deviations[rank] - (np.median(deviations[others], axis=0) if len(deviations) < FEW_RANKS else 0.0)
     if not len(excess):
         return None, 0.0
-    others = np.setdiff1d(np.arange(len(deviations)), found.ranks)
     base = np.median(np.median(steps.own, axis=0), axis=0)
     spread = np.array([_spread(deviations[others, place]) for place in range(len(excess))])
     scale = np.maximum(found.relative * base, spread if len(others) >= FEW_RANKS - 1 else 0.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +26,8 @@ CASES = {
         ["mlflow", "wandb"],
         ["train/CPU/BATCH.p95 =", "train/CPU/EPOCH ="],
     ),
+    "mpi_ranks.py": ([], ["mpi4py"], ["BACKWARD of 2 ranks:", "longest on rank 1", "missing: none"]),
+    "tensorflow_workers.py": ([], ["tensorflow"], ["train of 2 workers: median"]),
     "demo.py": (
         ["--epochs", "1", "--output", "out"],
         ["torch", "keras", "tensorflow", "sklearn", "mlflow", "wandb", "rich", "click", "duckdb", "vl_convert"],
@@ -33,11 +36,15 @@ CASES = {
 }
 
 
+LAUNCHERS = {"mpi_ranks.py": ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2"]}
+"""What starts those that are more than one process and do not start each other; skipped where it is not there."""
+
+
 def run(script: Path, arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     """Run a script in an empty folder, away from the tree, with nothing of this process but its environment."""
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "WANDB_MODE": "offline", "COLUMNS": "160"}
     return subprocess.run(
-        [sys.executable, str(script), *arguments],
+        [*LAUNCHERS.get(script.name, []), sys.executable, str(script), *arguments],
         cwd=folder,
         env=environment,
         capture_output=True,
@@ -55,6 +62,8 @@ def test_example_runs(name: str, tmp_path: Path) -> None:
     for module in needs:
         if importlib.util.find_spec(module) is None:
             pytest.skip(f"needs {module}")
+    if name in LAUNCHERS and shutil.which(LAUNCHERS[name][0]) is None:
+        pytest.skip(f"needs {LAUNCHERS[name][0]}; system-packages.txt names its package")
     done = run(EXAMPLES / name, arguments, tmp_path)
     assert done.returncode == 0, done.stderr[-4000:]
     assert [] == [word for word in words if word not in done.stdout], done.stdout

@@ -282,6 +282,17 @@ def test_a_run_with_operations_alone(tmp_path, late):
     assert "Judged from 120 operations, by who waited least in collective operations." in str(found)
 
 
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_two_ranks_are_compared_with_each_other(ranks):
+    """What the late one takes longer, and what it costs, is against the others, not against a median halfway to it."""
+    found = training([lambda own: own.__setitem__((slice(None), 1, 0), own[:, 1, 0] + 0.3)], ranks=ranks)
+    assert ((1,), "IO") == (found.ranks, found.region)
+    assert (pytest.approx(0.3, rel=0.1),) * 2 == (found.lateness_s, found.excess_s)
+    # Of three, the later one of the others is waited for then.
+    assert 0.25 < found.what_if.without_rank_s < 0.33
+    assert 0.29 < found.what_if.all_alike_s < 0.4
+
+
 def test_a_run_that_cannot_tell(tmp_path):
     """One rank, or ranks that never meet: nobody is named, and the reason is said."""
     write_run(tmp_path / "one", own_of(steps=20), ranks=1)

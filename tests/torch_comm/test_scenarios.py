@@ -144,4 +144,9 @@ def test_example(free_port, tmp_path):
     assert 0 == done.returncode, done.stderr
     assert "ddp_all_reduce" in done.stdout
     assert "The ranks waited for rank 1." in done.stdout
+    assert "IO of 2 ranks: " in done.stdout
+    assert " ms on rank 1." in done.stdout
+    # Of steps there are few, and on a busy machine perhaps too few to tell.
+    assert "Judged from 61 steps, by who waited least in collective operations." in done.stdout
+    assert "Rank 0 is late" not in done.stdout
     assert "COMM" in done.stdout
