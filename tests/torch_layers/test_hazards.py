@@ -250,6 +250,41 @@ class TestFaults:
         }
         assert ([1], [10]) == (ms("0 forward"), ms("0 backward"))
 
+    @pytest.mark.parametrize("reentrant", [False, True])
+    def test_a_layer_that_raises_when_it_is_recomputed(self, work, tmr, ms, value, reentrant):
+        """An exception in a recomputation goes on, nothing stays open, and the next step is right."""
+        calls = []
+
+        def forward(m, x):
+            calls.append(1)
+            if len(calls) == 2:
+                raise KeyError("the second time")
+            return m.inner(x)
+
+        inner = Around(forward, inner=work(1, 10))
+        model = Around(lambda m, x: checkpoint(m.inner, x, use_reentrant=reentrant), inner=inner)
+        with LayerTimer(model, tmr) as layers:
+            with pytest.raises(KeyError):
+                model(value * 1).sum().backward()
+            model(value * 1).sum().backward()
+        assert 0 == sum(region.running for region in tmr.snapshot())
+        # A checkpoint that is not reentrant stops as soon as it has what it needs, here before the layer's work.
+        again = [float(reentrant)]
+        assert (0, [1, 1], again) == (layers.faults, ms("inner.inner forward"), ms("inner.inner recomputed forward"))
+        assert (0, [10]) == (layers.untimed, ms("inner.inner backward"))
+
+    def test_out_of_memory_names_the_innermost_layer(self, work, tmr, value):
+        """The layer in which the device ran out of memory is known, and the error goes on."""
+
+        def forward(m, x):
+            raise torch.OutOfMemoryError("no memory is left")
+
+        model = nn.Sequential(work(1, 10), nn.Sequential(Around(forward)))
+        with LayerTimer(model, tmr) as layers, pytest.raises(torch.OutOfMemoryError):
+            model(value)
+        assert "1.0" == layers.times().out_of_memory
+        assert "The device ran out of memory in 1.0." in layers.table()
+
     def test_a_model_called_while_an_exception_is_handled(self, work, tmr, ms, value):
         """A layer that returns nothing has not raised because its caller is handling an exception."""
         model = Around(lambda m, x: m.inner(x) and None, inner=work(1, 10))

@@ -110,6 +110,37 @@ def test_an_exception_goes_on_and_the_files_are_written(tmp_path):
     assert 0 == sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())
 
 
+def test_out_of_memory_is_reported_with_the_layer(tmp_path):
+    """The files are written when the device runs out of memory, and name the innermost layer; the error goes on."""
+    model = Model()
+    model.trunk[1].second.forward = _run_out
+    with (
+        pytest.raises(torch.OutOfMemoryError),
+        ProfilerWrapper(model=model, log_dir=tmp_path, name="full", profile_memory=False) as profiler,
+    ):
+        model(torch.ones(2, 8, 16))
+    said = "The device ran out of memory in trunk.1.second."
+    assert "trunk.1.second" == profiler.out_of_memory
+    assert said in (tmp_path / "full_rank_0.log").read_text()
+    assert said in (tmp_path / "full_rank_0_memory_usage.txt").read_text()
+    assert (tmp_path / "full_rank_0_trace.json").exists()
+
+
+def test_out_of_memory_outside_of_layers_names_none(tmp_path):
+    """What runs out of memory in the optimizer, say, is not put on a layer."""
+    with (
+        pytest.raises(torch.OutOfMemoryError),
+        ProfilerWrapper(model=Model(), log_dir=tmp_path, name="full") as profiler,
+    ):
+        _run_out(None)
+    assert profiler.out_of_memory is None
+    assert "out of memory outside of any layer's forward pass" in (tmp_path / "full_rank_0.log").read_text()
+
+
+def _run_out(_value):
+    raise torch.OutOfMemoryError("no memory is left")
+
+
 def test_a_second_profile_overwrites_nothing(tmp_path):
     """The files of a second profile in one folder have numbers."""
     for _ in range(2):

@@ -81,7 +81,7 @@ class _NodeMarks:
                     region = call.layer.backward
                     if region is None:
                         region = owner.region_of(call.layer)
-                    if region.is_open:
+                    if region.is_open and not owner.end_failed(region):
                         owner.untimed += 1
                         continue
                     if owner.memory is not None:
@@ -191,6 +191,27 @@ class BackwardMarks:
                 self.memory.end(call, forward=False)
         else:
             self.untimed += 1  # A region belongs to the thread that began it; on this one it is not open.
+
+    def fail_of(self, caller: int) -> None:
+        """End what a backward pass left open that raised: its thread calls a model anew, and the engine said nothing.
+
+        Args:
+            caller: The thread.
+        """
+        for call in self.opened[::-1]:
+            if call.caller == caller:
+                self.opened.remove(call)
+                self.tasks.discard(call.task)
+                region, call.region = call.region, None
+                if call.thread == get_ident():
+                    region.__exit__(RuntimeError, None, None)
+
+    def end_failed(self, region: Any) -> bool:
+        """End a region that a pass left open which raised, on this thread of the engine's; False if it is under way."""
+        if any(other.region is region for other in self.opened):
+            return False
+        region.__exit__(RuntimeError, None, None)
+        return True
 
     def _task_ended(self, task: int) -> None:
         # A reentrant checkpoint runs a task of its own within that of the whole pass.

@@ -21,7 +21,7 @@ new_order = itertools.count(1).__next__
 class Call:
     """One call of a layer that is under way, or whose backward pass may still come."""
 
-    __slots__ = ("layer", "memory", "of_root", "order", "parent", "region", "task", "thread")
+    __slots__ = ("caller", "layer", "memory", "of_root", "order", "parent", "region", "task", "thread")
 
     # What only one of the passes needs is set there: this is made for every call of every layer.
     memory: MemoryUsage | None
@@ -31,10 +31,12 @@ class Call:
     task: int
     """The engine's task that its backward pass is part of."""
 
-    def __init__(self, layer: Layer, parent: Call | None, of_root: bool) -> None:
+    def __init__(self, layer: Layer, parent: Call | None, of_root: bool, caller: int) -> None:
         """Begin; the caller opens the region."""
         self.layer = layer
         self.parent = parent
+        self.caller = caller
+        """The thread that made it."""
         self.of_root = of_root
         """Whether the model itself was called, and not a part of it."""
         self.order = new_order()

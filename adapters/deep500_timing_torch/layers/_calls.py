@@ -13,6 +13,7 @@ and closing a region.
 from __future__ import annotations
 
 import threading
+from _thread import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -107,6 +108,9 @@ class _Thread(threading.local):
     call: Call | None = None
     """The innermost call that is under way."""
 
+    def __init__(self) -> None:
+        self.ident = get_ident()
+
 
 class TimedModule:
     """Stands before a module's own call and times it."""
@@ -141,13 +145,15 @@ class TimedModule:
         try:
             try:
                 of_root = self.is_root if parent is None else parent.of_root
-                of_thread.call = call = Call(layer, parent, of_root)
+                of_thread.call = call = Call(layer, parent, of_root, of_thread.ident)
                 if _current_graph_task() != -1:
                     purpose = RECOMPUTED
                 elif (self._shared.root if of_root else self.module).training:
                     purpose = FORWARD
                 else:
                     purpose = EVALUATION
+                if parent is None and self._marks.opened and purpose is not RECOMPUTED:
+                    self._marks.fail_of(of_thread.ident)
                 if purpose is not EVALUATION and _is_grad_enabled():
                     inputs = []
                     for value in args:

@@ -20,6 +20,7 @@ from deep500_timing_torch.memory import TorchMemory
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from os import PathLike
+    from types import TracebackType
     from typing import Self, TypeVar
 
     from torch import nn
@@ -93,6 +94,10 @@ class ProfilerWrapper:
         """Each run through a range that was profiled, in order; there after the block."""
         self.memory: list[MemorySample] = []
         """Memory after each run through a range, in order."""
+        self.out_of_memory: str | None = None
+        """The innermost layer in whose forward pass the device ran out of memory."""
+        self._model = model
+        self._failed = ""
         self._memory_folder = self.folder if mem_dir is None else Path(mem_dir)
         self._snapshot = enabled_record_memory_pickle
         self._plot_times = enabled_record_cuda_average_time
@@ -137,6 +142,12 @@ class ProfilerWrapper:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
+        if isinstance(error, torch.OutOfMemoryError):
+            self.out_of_memory = None if self._model is None else _innermost(self._model, error.__traceback__)
+            where = "outside of any layer's forward pass" if self.out_of_memory is None else f"in {self.out_of_memory}"
+            self._failed = f"The device ran out of memory {where}."
+        elif isinstance(error, BaseException):
+            self._failed = f"Ended by {type(error).__name__}."
         self._guarded("ending the profile", self._profile.stop)
         self._write_all()
 
@@ -213,6 +224,7 @@ class ProfilerWrapper:
                 "drawing the memory",
                 lambda: plot_memory(self._file("memory_usage_line_chart.png"), self.memory, f"Memory: {title}"),
             )
+        if self.memory or self.out_of_memory:
             self._guarded("writing the memory", lambda: _write(self._file("memory_usage.txt"), self._memory_text()))
         if self._tables:
             self._guarded("writing the tables", lambda: _write(self._file("tables.log"), self._tables_text()))
@@ -240,10 +252,12 @@ class ProfilerWrapper:
             f"  {_size(one.host_bytes):>12}"
             for one in self.memory
         ]
+        if self._failed:
+            lines.append(self._failed)
         return "\n".join(lines) + "\n"
 
     def _tables_text(self) -> str:
-        lines = [f"Ranges of {self._prefix}, rank {self._rank}", ""]
+        lines = [f"Ranges of {self._prefix}, rank {self._rank}", "", *([self._failed, ""] if self._failed else [])]
         lines.append(f"{'range':40}  {'calls':>6}  {'CPU':>10}  {'device':>10}  {'attention':>10}  {'share':>6}")
         for name in sorted({one.name for one in self.ranges}, key=[one.name for one in self.ranges].index):
             calls = [one for one in self.ranges if one.name == name]
@@ -262,6 +276,21 @@ def _blocks_of(model: nn.Module, match: Match | None) -> list[tuple[str, nn.Modu
         return [(layer.path, layer.module) for layer in select(model, depth=None, match=match)[1:]]
     modules = dict(model.named_modules())
     return [(name, modules[name]) for name in repeated_blocks(model) or [""]]
+
+
+def _innermost(model: nn.Module, traceback: TracebackType | None) -> str | None:
+    # The last module that the exception came out of, by the frames of its calls.
+    names = {id(module): name or type(module).__name__ for name, module in model.named_modules()}
+    found = None
+    while traceback is not None:
+        frame = traceback.tb_frame
+        if frame.f_code is _CALL:
+            found = names.get(id(frame.f_locals.get("self")), found)
+        traceback = traceback.tb_next
+    return found
+
+
+_CALL = torch.nn.Module._call_impl.__code__
 
 
 def _opener(path: str, ranges: list[Any]) -> Callable[..., None]:
