@@ -59,6 +59,9 @@ def steps_of_run(run: Run, *, session: int | None = None) -> Steps:
     if session is None:
         session = min(max(int(row["session"]) for row in logs if row["rank"] == rank) for rank in ranks)
     hosts = {int(row["rank"]): row["host"] or "" for row in logs if row["session"] == session}
+    if not hosts:
+        there = sorted({int(row["session"]) for row in logs})
+        raise NoStepsError(f"the run has no session {session}, but {', '.join(map(str, there))}")
     meetings = _operations(run, ranks, session)
     try:
         phases = _phases(run, ranks, session)

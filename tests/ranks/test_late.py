@@ -308,6 +308,7 @@ def test_a_run_that_cannot_tell(tmp_path):
         log.close()
     with Run.open(tmp_path / "apart") as run:
         assert "nothing says where the ranks meet" in find_stragglers(run).reason
+        assert "the run has no session 7, but 0" == find_stragglers(run, session=7).reason
 
 
 # --- from reports ---------------------------------------------------------------------------------------------------

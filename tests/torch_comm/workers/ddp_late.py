@@ -15,7 +15,7 @@ import torch
 from deep500_timing_torch import CPUGPUTimer, TimeType
 from deep500_timing_torch import comm as dist
 
-STEPS = 72
+STEPS = 56
 DELAY_S = 0.04
 LATE = 2
 
