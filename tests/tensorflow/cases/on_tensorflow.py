@@ -162,6 +162,23 @@ def test_passes_of_every_batch_and_weights_to_the_bit(data, configuration):
     assert (0, 15) == (callback.withheld, callback.batches)
 
 
+@pytest.mark.parametrize("model_class", [TwoGradients, OwnEverything])
+@pytest.mark.parametrize("length", ["known", "unknown"])
+def test_batches_are_counted_whatever_the_optimizer_does(data, model_class, length):
+    """Steps that call the optimizer twice, or never, are as many as the batches that the data handed out."""
+
+    def generate():
+        for start in range(0, 40, 8):
+            yield data[0][start : start + 8], data[1][start : start + 8]
+
+    callback = timer.TimerCallback(timer.Timer())
+    model = make_model(model_class, steps_per_execution=4)
+    given = {"x": generate()} if length == "unknown" else {"x": data[0], "y": data[1], "batch_size": 8}
+    with pytest.warns(timer.TimingWarning, match="steps_per_execution=4"):
+        model.fit(**given, callbacks=[callback], verbose=0)
+    assert (5, 5, 40) == (callback.batches, callback.throughput.epoch_steps, callback.throughput.epoch_samples)
+
+
 @pytest.mark.parametrize("model_class", [TwoGradients, GradientPenalty])
 def test_step_whose_backward_pass_cannot_be_told(data, model_class):
     """Two gradients in a step, one after or inside the other: the same weights, no passes, one message."""
@@ -667,6 +684,19 @@ def test_timed_step_under_xla_times_the_batch():
         step = timer.timed_step(tf.function(lambda x: x + 1, jit_compile=True), tmr)
     assert 2 == step(tf.constant(1)).numpy()
     assert {"BATCH": 1} == counts(tmr)
+
+
+def test_timed_step_leaves_the_seeds_of_gradients_as_given():
+    """A None among the seeds is no seed, in a loop of one's own too: the gradients are those without the timer."""
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            twice, thrice = 2.0 * x, tf.add_n([x, x, x])
+        return tape.gradient([twice, thrice], x, output_gradients=[tf.ones_like(x), None])
+
+    timed = timer.timed_step(tf.function(step), timer.Timer())
+    np.testing.assert_array_equal(tf.function(step)(tf.ones(2)), timed(tf.ones(2)))
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ The device's clock stands still until it is moved, so the times are exact.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import sys
 from pathlib import Path
@@ -70,3 +71,25 @@ def test_passes_are_timed_by_torchs_events_without_waiting(dev, data):
     np.testing.assert_allclose(tmr.get_time("FORWARD", gpu=True), [FORWARD_NS / 1e9] * 14)
     np.testing.assert_allclose(tmr.get_time("BACKWARD", gpu=True), [BACKWARD_NS / 1e9] * 14)
     assert 15 == len(tmr.get_time("BATCH", gpu=True))
+
+
+def test_compilations_of_dynamo_are_kept_apart(monkeypatch):
+    """Executions in which ``torch.compile`` was at work, the first and any later one, are not in the steady state."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))  # Inductor takes minutes.
+    compiled = []
+
+    class Looks(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            self.before = int(torch._dynamo.utils.counters["frames"]["total"])
+
+        def on_train_batch_end(self, batch, logs=None):
+            compiled.append(int(torch._dynamo.utils.counters["frames"]["total"]) > self.before)
+
+    keras.utils.set_random_seed(7)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", jit_compile=True)
+    tmr = timer.Timer()
+    x, y = np.ones((37, 4), "float32"), np.ones((37, 1), "float32")
+    model.fit(x, y, batch_size=8, epochs=2, callbacks=[timer.TimerCallback(tmr), Looks()], verbose=0)
+    assert True in compiled
+    assert (sum(compiled), 10 - sum(compiled)) == (len(tmr.get_time("BATCH (first)")), len(tmr.get_time("BATCH")))
