@@ -93,13 +93,13 @@ class CudaEventClock:
     # What a region calls are attributes, not methods: PyTorch's own C functions, with nothing in between.
     __slots__ = (
         "__weakref__",
-        "_elapsed",
         "_index",
         "_new_event",
         "_type",
         "back_to",
         "device_now",
         "device_of",
+        "elapsed_ms",
         "handle_of",
         "is_capturing",
         "is_done",
@@ -137,7 +137,7 @@ class CudaEventClock:
             device_now=_nowhere,
             back_to=torch.accelerator.set_device_index,
             _new_event=torch.Event,
-            _elapsed=torch.Event.elapsed_time,
+            elapsed_ms=torch.Event.elapsed_time,
         )
 
     def _bind(self, **functions: Callable[..., object]) -> None:
@@ -177,7 +177,9 @@ class CudaEventClock:
             ...
 
         _new_event: Callable[..., Any]
-        _elapsed: Callable[[Any, Any], float]
+
+        elapsed_ms: Callable[[Any, Any], float]
+        """The time in milliseconds between two events that are done, as the device gives it."""
 
         def handle_of(self, stream: Hashable) -> torch.Stream:
             """What to record into."""
@@ -198,7 +200,7 @@ class CudaEventClock:
 
     def elapsed_ns(self, start: Any, end: Any) -> int:
         """The time in nanoseconds between two events that are done; negative if ``end`` came first."""
-        return int(self._elapsed(start, end) * 1e6 + 0.5)
+        return int(self.elapsed_ms(start, end) * 1e6 + 0.5)
 
     def __repr__(self) -> str:
         """Name the device."""

@@ -51,7 +51,7 @@ def functions_of_cuda(kind: str, index: int | None) -> Functions:
         "handle_of": _cuda_stream,
         "device_of": _second,
         "_new_event": lambda device, enable_timing: event(enable_timing=enable_timing),
-        "_elapsed": in_c.elapsed_time,
+        "elapsed_ms": in_c.elapsed_time,
     }
 
 

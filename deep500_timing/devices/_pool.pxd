@@ -23,6 +23,7 @@ cdef class EventPool(Device):
     cdef object _handle_of
     cdef object _device_of
     cdef object _device_now
+    cdef object _elapsed_ms
     cdef bint _stalls
     cdef object _collecting
     cdef object _collector
@@ -54,3 +55,4 @@ cdef class EventPool(Device):
         since_ns=int64_t, placed_ns=int64_t, lead_ns=int64_t, done=bint
     )
     cdef _settle(self, StreamQueue queue, tuple entry, object device)
+    cdef int64_t _elapsed_ns(self, object start, object end) except? -1

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import random
 import warnings
 from collections import deque
 
@@ -98,6 +99,7 @@ class World:
 
     def __init__(self, dev, keep_last):
         dev.reset()
+        dev.set_float32_elapsed(False)
         _device._pools.clear()
         self.dev = dev
         self.keep_last = keep_last
@@ -218,3 +220,70 @@ def test_agrees_with_a_model(dev, calls, keep_last):
         for name, argument in calls:
             getattr(world, name)(argument)
         world.check()
+
+
+def test_two_devices_of_four_streams(dev):
+    """Regions nested, dropped and ended on eight streams that lag behind have the times that the streams say."""
+    dev.reset()
+    dev.set_float32_elapsed(False)
+    _device._pools.clear()
+    rng, tmr = random.Random(7), timer.CPUGPUTimer()
+    streams = []
+    for device in (0, 1):
+        with torch.accelerator.device_index(device):
+            own = torch.accelerator.current_stream()
+        streams.append([own, *(torch.Stream(f"testdev:{device}") for _ in range(3))])
+    true = {}
+    for _ in range(3000):
+        device, which = rng.randrange(2), rng.randrange(4)
+        stream = streams[device][which]
+
+        def reached(stream=stream):
+            return max(dev.tail_ns(stream), dev.now_ns())
+
+        with torch.accelerator.device_index(device):
+            torch.accelerator.set_stream(stream)
+            begun = []
+            for depth in range(rng.choice((1, 1, 2, 3))):
+                key = f"{device} {which} {depth}"
+                tmr.start(key, gpu=True)
+                begun.append((key, reached()))
+                dev.launch(rng.randrange(1, 5000), stream)
+            for key, start_ns in reversed(begun):
+                dev.launch(rng.randrange(3000), stream)
+                if rng.random() < 0.03:
+                    tmr.discard(key)
+                else:
+                    tmr.end(key, gpu=True)
+                    true.setdefault(key, []).append(reached() - start_ns)
+        if rng.random() < 0.7:
+            dev.advance(rng.randrange(6000))
+    assert 0 == dev.counters().synchronizes
+    dev.drain()
+    found = {key: sorted(round(seconds * 1e9) for seconds in tmr.get_time(key, gpu=True)) for key in true}
+    assert {key: sorted(times) for key, times in true.items()} == found
+    torch.accelerator.set_device_index(0)
+
+
+def test_a_full_launch_queue(dev):
+    """Who issues into a full stream waits for its head, as without regions; the times and the bound of events stay."""
+    waited, spent = [], []
+    for timed in (False, True):
+        dev.reset()
+        _device._pools.clear()
+        dev.set_queue_limit(100)
+        tmr = timer.CPUGPUTimer()
+        for _ in range(400):
+            if timed:
+                tmr.start("kernel", gpu=True)
+            dev.launch(1_000_000)
+            if timed:
+                tmr.end("kernel", gpu=True)
+        waited.append(dev.counters().full_queue_waits)
+        dev.drain()
+        spent.append(dev.now_ns())
+        if timed:
+            assert [0.001] * 400 == tmr.get_time("kernel", gpu=True)
+            assert dev.counters().events_created <= 200
+    assert waited[0] > 0
+    assert spent[0] == spent[1]

@@ -58,6 +58,33 @@ class DeviceWork(plain.Work):
         raise SystemError("a future of a device's operation was asked for")
 
 
+class PooledFuture:
+    """What PyTorch makes of a device's operation: a callback runs at once, on the next of 32 streams, which waits."""
+
+    issued = 0
+
+    def __init__(self, work):
+        self.work = work
+
+    def add_done_callback(self, callback):
+        """As ``ivalue::Future::invokeCallback``, under a stream of the pool that waits for the operation."""
+        device, name = self.work.device, f"pool {PooledFuture.issued % 32}"
+        PooledFuture.issued += 1
+        before = device._stream_now()
+        device.use_stream(name)
+        device._tails[name] = max(device._tails.get(name, 0), self.work.end_ns)
+        callback(self)
+        device.use_stream(before)
+
+
+class PooledWork(DeviceWork):
+    """One that would let whoever asks for its future make a stream of the user's wait."""
+
+    def get_future(self):
+        """Given to whoever asks."""
+        return PooledFuture(self)
+
+
 class OwnTimedWork(DeviceWork):
     """As NCCL's, which is timed by events of the backend's own."""
 
@@ -142,6 +169,40 @@ def test_timer_gets_device_times(device, all_reduce):
     comm.summary()
     assert [pytest.approx(0.010)] == tmr.get_time(timer.TimeType.COMM, gpu=True)
     assert 1 == len(tmr.get_time(timer.TimeType.COMM))
+
+
+@pytest.mark.parametrize("timed", [False, True])
+def test_a_side_stream_of_the_users_waits_for_nothing(device, timed):
+    """A copy on a stream of PyTorch's pool is done as early as it is untimed, whatever operations are on their way."""
+
+    def run(tensor, op=None, group=None, async_op=False):
+        return PooledWork(device, 0.010)
+
+    comm.configure(enabled=timed)
+    operation = comm.timed_op(run, name="all_reduce")
+    works = [operation(tensor(), async_op=True) for _ in range(64)]
+    device.use_stream("pool 5")
+    device.launch(0.001)
+    assert 1_000_000 == device._tails["pool 5"]
+    device.use_stream("stream 0")
+    for work in works:
+        work.wait()
+    comm.configure(enabled=True)
+
+
+def test_operations_that_are_done_hold_no_events(device):
+    """Two thousand, each done before the next: no more events than a stream has to spare, none pending."""
+
+    def run(tensor, op=None, group=None, async_op=False):
+        return PooledWork(device, 0.001)
+
+    operation = comm.timed_op(run, name="all_reduce")
+    for _ in range(2000):
+        operation(tensor(), async_op=True).wait()
+        device.finish()
+    op = comm.summary(wait=True).find("all_reduce")
+    assert (2000, 0) == (op.count, op.pending)
+    assert device.calls["new_event"] <= 128
 
 
 def test_captured_operations_are_counted(device, all_reduce):

@@ -13,6 +13,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -41,6 +42,7 @@ constexpr DeviceType kType = DeviceType::PrivateUse1;
 constexpr DeviceIndex kDevices = 2;
 constexpr StreamId kPoolStreams = 32;  // ids 1..32 of each device, given in turn, to torch.Stream() too; 0 is the default
 constexpr int64_t kNsPerMs = 1'000'000;
+constexpr int64_t kResolutionNs = 500;  // of CUDA's events
 
 struct Event {
   DeviceIndex device;
@@ -72,6 +74,7 @@ struct Counters {
   int64_t stream_lookups, device_lookups, stream_queries, streams_created, blocks, launches;
   int64_t records_while_capturing, queries_while_capturing, synchronizes_while_capturing, launches_while_capturing;
   int64_t set_devices, foreign_events_destroyed;
+  int64_t full_queue_waits;
   int64_t faults;
 };
 
@@ -79,6 +82,8 @@ struct State {
   std::mutex mutex;
   int64_t now_ns = 0;
   std::array<std::vector<int64_t>, kDevices> tails;  // [device][stream id] -> ns
+  std::array<std::map<StreamId, std::deque<int64_t>>, kDevices> queued;  // when each work and event in a stream ends
+  size_t queue_limit = 0;                                                // how many a stream holds; 0: any number
   std::array<StreamId, kDevices> next_pooled{};
   Counters counters{};
   std::array<int64_t, kFaults> pending_faults{};
@@ -118,6 +123,21 @@ struct State {
         stream >= 0 && stream < static_cast<StreamId>(tails[device].size()),
         "testdev:", static_cast<int>(device), " has no stream ", stream);
     return tails[device][stream];
+  }
+
+  // Whoever issues into a stream that is full waits until its head has passed, as CUDA's driver does.
+  void wait_for_room(DeviceIndex device, StreamId stream) {
+    if (queue_limit == 0) return;
+    auto& queue = queued[device][stream];
+    if (queue.size() >= queue_limit && queue.front() > now_ns) {
+      now_ns = queue.front();
+      ++counters.full_queue_waits;
+    }
+    while (!queue.empty() && queue.front() <= now_ns) queue.pop_front();
+  }
+
+  void issued(DeviceIndex device, StreamId stream, int64_t end_ns) {
+    if (queue_limit != 0) queued[device][stream].push_back(end_ns);
   }
 
   void maybe_fail(Fault kind) {
@@ -288,6 +308,7 @@ struct GuardImpl final : c10::impl::DeviceGuardImplInterface {
     const DeviceIndex before = this_thread().device;
     make_current(s, stream.device_index());
     s.maybe_fail(kRecord);
+    if (!captured) s.wait_for_room(stream.device_index(), stream.id());
     const int64_t stamp_ns = std::max(s.tail(stream.device_index(), stream.id()), s.now_ns);
     const int64_t this_epoch = epoch.load(std::memory_order_relaxed);
     auto* e = static_cast<Event*>(*event);
@@ -303,6 +324,7 @@ struct GuardImpl final : c10::impl::DeviceGuardImplInterface {
     e->epoch = this_epoch;
     e->stamp_ns = stamp_ns;
     e->captured = captured;
+    if (!captured) s.issued(stream.device_index(), stream.id(), stamp_ns);
     make_current(s, before);
   }
 
@@ -365,8 +387,10 @@ struct GuardImpl final : c10::impl::DeviceGuardImplInterface {
         " and device ", static_cast<int>(b->device));
     TORCH_CHECK(a->epoch == b->epoch, "testdev: elapsed time between events with a reset between them");
     TORCH_CHECK(is_done(s, *a) && is_done(s, *b), "testdev: elapsed time of events that are not done");
-    const double ms = static_cast<double>(b->stamp_ns - a->stamp_ns) / static_cast<double>(kNsPerMs);
     make_current(s, before);
+    const int64_t unit_ns = s.float32_elapsed ? kResolutionNs : 1;
+    const int64_t ns = (b->stamp_ns / unit_ns - a->stamp_ns / unit_ns) * unit_ns;
+    const double ms = static_cast<double>(ns) / static_cast<double>(kNsPerMs);
     return s.float32_elapsed ? static_cast<double>(static_cast<float>(ms)) : ms;
   }
 
@@ -414,6 +438,7 @@ std::tuple<int64_t, int64_t> launch(int64_t duration_ns, DeviceIndex device, Str
   State& s = state();
   Lock lock(s.mutex);
   int64_t& tail = s.tail(device, stream);
+  if (!s.capturing(device, stream)) s.wait_for_room(device, stream);
   const int64_t start_ns = std::max(tail, s.now_ns);
   if (s.capturing(device, stream)) {  // goes into the graph; the device does nothing
     ++s.counters.launches_while_capturing;
@@ -421,6 +446,7 @@ std::tuple<int64_t, int64_t> launch(int64_t duration_ns, DeviceIndex device, Str
   }
   ++s.counters.launches;
   tail = start_ns + duration_ns;
+  s.issued(device, stream, tail);
   return {start_ns, tail};
 }
 
@@ -493,6 +519,13 @@ void set_float32_elapsed(bool on) {
   s.float32_elapsed = on;
 }
 
+void set_queue_limit(size_t limit) {
+  State& s = state();
+  Lock lock(s.mutex);
+  s.queue_limit = limit;
+  s.queued = {};
+}
+
 void reset_counters() {
   State& s = state();
   Lock lock(s.mutex);
@@ -506,6 +539,8 @@ void reset() {
   Lock lock(s.mutex);
   s.now_ns = 0;
   for (auto& tails : s.tails) std::fill(tails.begin(), tails.end(), 0);
+  s.queued = {};
+  s.queue_limit = 0;
   s.next_pooled = {};
   s.counters = Counters{};
   s.pending_faults = {};
@@ -529,7 +564,7 @@ std::map<std::string, int64_t> counters() {
       ENTRY(stream_lookups), ENTRY(device_lookups), ENTRY(stream_queries), ENTRY(streams_created), ENTRY(blocks),
       ENTRY(launches), ENTRY(records_while_capturing), ENTRY(queries_while_capturing),
       ENTRY(synchronizes_while_capturing), ENTRY(launches_while_capturing), ENTRY(set_devices),
-      ENTRY(foreign_events_destroyed), ENTRY(faults)};
+      ENTRY(foreign_events_destroyed), ENTRY(full_queue_waits), ENTRY(faults)};
 #undef ENTRY
 }
 
@@ -573,6 +608,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   });
   m.def("fail_next", &fail_next);
   m.def("set_float32_elapsed", &set_float32_elapsed);
+  m.def("set_queue_limit", &set_queue_limit);
   m.def("counters", &counters);
   m.def("reset_counters", &reset_counters);
   m.def("reset", &reset);

@@ -59,6 +59,7 @@ class Counters(NamedTuple):
         launches_while_capturing: `launch` on a stream that is capturing.
         set_devices: Times that a device was made current, by torch itself too.
         foreign_events_destroyed: Events destroyed in another process than the one that recorded them.
+        full_queue_waits: Records and launches that found their stream full, see `set_queue_limit`.
         faults: Injected faults that were raised.
     """
 
@@ -83,6 +84,7 @@ class Counters(NamedTuple):
     launches_while_capturing: int
     set_devices: int
     foreign_events_destroyed: int
+    full_queue_waits: int
     faults: int
 
     @property
@@ -223,8 +225,19 @@ def fail_next(kind: Fault, n: int = 1) -> None:
 
 
 def set_float32_elapsed(on: bool) -> None:
-    """Whether ``elapsed_time`` is a float32 of milliseconds, as CUDA has it and as it is from the start."""
+    """Whether ``elapsed_time`` counts half microseconds in a float32 of milliseconds, as CUDA's does; it does at first.
+
+    False gives the exact time.
+    """
     _ext.set_float32_elapsed(on)
+
+
+def set_queue_limit(limit: int) -> None:
+    """Let a stream hold that many works and records that are not done; 0, as from the start, any number.
+
+    Whoever issues one more waits for the first of them: the clock moves on to its end. CUDA holds about 1 000.
+    """
+    _ext.set_queue_limit(limit)
 
 
 def set_available(on: bool) -> None:
