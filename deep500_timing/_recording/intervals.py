@@ -50,8 +50,8 @@ _PARTS = 8
 _NOTHING = slice(0, 0)
 BIN_COUNT = 3712
 """Bins of the histogram: one for each of 0..127 ns, then 64 for each power of two up to 2**63 ns."""
-LOG_BOUND = 1 << 18
-"""Intervals beyond ``keep_last`` that wait at most for a log to take them, 4 MiB; see :meth:`Intervals.since`."""
+LOG_BOUND = 1 << 19
+"""Intervals beyond ``keep_last`` that wait at most for a log to take them, 8 MiB; see :meth:`Intervals.since`."""
 
 
 class Aggregates:

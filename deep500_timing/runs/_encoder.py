@@ -20,12 +20,10 @@ if TYPE_CHECKING:
     from deep500_timing.runs._rows import Part
     from deep500_timing.runs._steps import StepCounter
 
-BLOCK_ROWS = 4096
-"""Rows in a frame, and so what one flipped bit costs; more if so many come at once that a log must hurry."""
-_MOST_BLOCK_ROWS = 8 * BLOCK_ROWS
-_BLOCKS = 4
-"""Frames from which on they grow. Between any two calls of numpy or zlib a loop that never lets go of the interpreter
-may take it for 5 ms: what costs a log is not the rows of a frame but the frames."""
+BLOCK_ROWS = 1 << 15
+"""Rows in a frame at most, and so what one flipped bit costs: a second of what is seldom recorded. More and smaller
+frames would cost the training more. Each is compressed without the interpreter's lock, and a loop that never lets go of
+it waits some tenths of a millisecond at each time that the log takes it back."""
 
 
 class Encoder:
@@ -86,12 +84,11 @@ class Encoder:
         """The frames of a table's rows, with those of names that are new before them."""
         number, columns = TABLES.get(table) or self.own_tables[table]
         count = len(next(iter(arrays.values())))
-        length = _length_of_frames(count)
-        for first in range(0, count, length):
-            part = {name: values[first : first + length] for name, values in arrays.items()}
+        for first in range(0, count, BLOCK_ROWS):
+            part = {name: values[first : first + BLOCK_ROWS] for name, values in arrays.items()}
             payload = pack(columns, part)
             yield from self._new_names()
-            yield self._frame(number, min(count - first, length), payload)
+            yield self._frame(number, min(count - first, BLOCK_ROWS), payload)
 
     def intervals(self, parts: list[Part], steps: StepCounter) -> Iterable[bytes]:
         """The frames of what timers recorded, in the order in which it began.
@@ -101,8 +98,7 @@ class Encoder:
             steps: What knows the steps of those that come without.
         """
         number, _ = TABLES["intervals"]
-        length = _length_of_frames(sum(len(part.pairs) for part in parts))
-        for rows, payload in payloads_of(parts, steps.table, length):
+        for rows, payload in payloads_of(parts, steps.table, BLOCK_ROWS):
             yield from self._new_names()
             yield self._frame(number, rows, payload)
 
@@ -137,7 +133,3 @@ class Encoder:
         sequence = self._sequence
         self._sequence += 1
         return encode(kind, sequence, rows, payload)
-
-
-def _length_of_frames(count: int) -> int:
-    return min(max(BLOCK_ROWS, count // _BLOCKS), _MOST_BLOCK_ROWS)

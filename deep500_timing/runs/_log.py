@@ -32,8 +32,8 @@ ROTATE_BYTES = 64 << 20
 _FILES_KEPT = 8
 """Into how many files what may be kept is divided, so that not all of it goes at once."""
 _FLUSH_ROWS = 1 << 16
-"""Intervals that a flush should find at most; a quarter of what a bounded timer keeps for its log in one region."""
-_MOST_PAUSE_S = 0.1
+"""Intervals that a flush should find; an eighth of what a bounded timer keeps for its log in one region."""
+_MOST_PAUSE_S = 0.2
 """How often the log looks how many there are: at 2 x 10^6 a second, a bounded timer's room is full a little later."""
 _LEAST_PAUSE_S = 0.01
 _LOCK_S = 5.0

@@ -30,6 +30,8 @@ class StepCounter:
         """Count from ``first``."""
         self.batches = first
         self._ends = np.zeros(0, dtype=np.int64)
+        self._room = np.zeros(0, dtype=np.int64)
+        self._used = 0
         self._mark_times = np.zeros(0, dtype=np.int64)
         self._mark_steps = np.zeros(0, dtype=np.int64)
         self._marked = False
@@ -37,7 +39,16 @@ class StepCounter:
     def add_batches(self, ends_ns: Int64Array) -> None:
         """Count the BATCHes that ended, shape ``(n,)``, before anything that ended with them is labelled."""
         self.batches += len(ends_ns)
-        self._ends = np.concatenate((self._ends, np.sort(ends_ns)))[-_REMEMBERED:]
+        # Appended where there is room: to copy all of them takes so long that another thread gets the interpreter.
+        fresh = np.sort(ends_ns, kind="stable")[-_REMEMBERED:]
+        known = self._ends
+        if self._used + len(fresh) > len(self._room):
+            self._room = np.empty(4 * _REMEMBERED, dtype=np.int64)
+            self._room[: len(known)] = known
+            self._used = len(known)
+        self._room[self._used : self._used + len(fresh)] = fresh
+        self._used += len(fresh)
+        self._ends = self._room[max(self._used - _REMEMBERED, 0) : self._used]
 
     def add_marks(self, marks: list[tuple[int, int]]) -> None:
         """Take in marks: times in ns and steps, in order."""

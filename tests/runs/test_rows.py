@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deep500_timing.runs import _rows
+from deep500_timing.runs import _rows, _steps
 from deep500_timing.runs._columns import unpack
 from deep500_timing.runs._kinds import NO_STEP, TABLES
 from deep500_timing.runs._rows import Part, StepTable
+from deep500_timing.runs._steps import StepCounter
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 TIMES = st.one_of(INT64, st.integers(-50, 50))
@@ -94,6 +95,21 @@ def test_both_ways_find_the_same_cut(pairs, cut, future):
     expected = late[0] if late else len(pairs)
     assert expected == _rows.first_late(data, cut, cut + future)
     assert expected == _rows._first_late_by_numpy(data, cut, last)
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 12), max_size=40))
+def test_the_newest_ends_are_remembered(counts):
+    """However many BATCHes end at a time: the last of them are known, in order, and all are counted."""
+    ends = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_steps, "_REMEMBERED", 5)
+        steps = StepCounter(3)
+        for count in counts:
+            fresh = [10 * (len(ends) + number) for number in range(count)]
+            steps.add_batches(ints(fresh[::-1]))
+            ends += fresh
+            assert (ends[-5:], 3 + len(ends)) == (steps.table.times_ns.tolist(), steps.batches)
 
 
 def test_many_rows():
