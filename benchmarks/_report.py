@@ -255,7 +255,7 @@ def report(results: dict[str, Any]) -> str:
         "# What timing costs",
         "",
         f"Made by `python -m benchmarks{'' if results['effort'] == 'full' else ' --effort ' + results['effort']}` on "
-        f"{machine['date']}. All tables are from that one run.",
+        f"{machine['date']}. All tables are from that one run, but for those that have a date of their own.",
         "",
         "![Cost of a timed region](results.png)",
         "",

@@ -15,9 +15,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks import _machine
 from deep500_timing._summary.stats import median_confidence_ranks
 
 if TYPE_CHECKING:
@@ -110,6 +112,8 @@ def measure(rank: int, *, rounds: int) -> dict[str, Any]:
         "rounds": rounds,
         "bubble": bubble.bubble,
         "ideal": float(bubble.ideal or 0),
+        "load": _machine.load(),
+        "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M UTC}",
     }
 
 
@@ -163,7 +167,7 @@ def as_lines(found: dict[str, Any]) -> list[str]:
         f"PyTorch's 1F1B on two gloo ranks, {MICROBATCHES} micro-batches that sleep 1 ms forward and 1 ms backward. "
         f"Blocks of {BLOCK} batches in turns, {found['rounds']} rounds; a batch takes {found['plain_ms']:.2f} ms "
         f"as it is and {found['timed_ms']:.2f} ms timed by `instrument_schedule`. Added to a micro-batch of 2 ms, the "
-        "median of the rounds' differences with its 95 % confidence interval:",
+        f"median of the rounds' differences with its 95 % confidence interval ({found['date']}, load {found['load']}):",
         "",
         "| | time, µs | processor time of rank 0, µs |",
         "|---|---:|---:|",
