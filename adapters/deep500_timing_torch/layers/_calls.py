@@ -23,6 +23,7 @@ from torch.utils.checkpoint import _StopRecomputationError
 
 from deep500_timing_torch.layers._backward import find_nodes
 from deep500_timing_torch.layers._call import EVALUATION, FORWARD, RECOMPUTED, Call
+from deep500_timing_torch.layers._select import is_keras
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,6 +71,8 @@ class Calls:
         self.out_of_memory: str | None = None
         """The innermost layer in which the device ran out of memory."""
         self.of_thread = _Thread()
+        self.is_symbolic = _symbolic_of_keras() if is_keras(root) else None
+        """Says whether the model is being called for the shapes alone, which is no step; None if it never is."""
         self._timed: list[TimedModule] = []
 
     @property
@@ -104,6 +107,15 @@ class Calls:
         self._timed = []
 
 
+def _symbolic_of_keras() -> Callable[[], bool] | None:
+    # Keras calls a model on the "meta" device before its first step, and says so in a state of its own.
+    try:
+        from keras.src.backend.common.global_state import get_global_attribute
+    except ImportError:
+        return None
+    return lambda: get_global_attribute("torch_device") == "meta"
+
+
 class _Thread(threading.local):
     call: Call | None = None
     """The innermost call that is under way."""
@@ -115,7 +127,18 @@ class _Thread(threading.local):
 class TimedModule:
     """Stands before a module's own call and times it."""
 
-    __slots__ = ("_call_module", "_layer", "_marks", "_of_thread", "_shared", "attached", "before", "is_root", "module")
+    __slots__ = (
+        "_call_module",
+        "_is_symbolic",
+        "_layer",
+        "_marks",
+        "_of_thread",
+        "_shared",
+        "attached",
+        "before",
+        "is_root",
+        "module",
+    )
 
     def __init__(self, shared: Calls, layer: Layer) -> None:
         """Take the place of what the module is called by now."""
@@ -127,6 +150,7 @@ class TimedModule:
         self.is_root = layer.module is shared.root
         """Whether this is the model."""
         self._call_module: Callable[..., Any] = self.before or layer.module._call_impl
+        self._is_symbolic = shared.is_symbolic
         self._layer = layer
         self._shared = shared
         self._marks = shared.marks
@@ -134,7 +158,7 @@ class TimedModule:
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the module."""
-        if not self.attached or is_dynamo_compiling():
+        if not self.attached or is_dynamo_compiling() or (self._is_symbolic is not None and self._is_symbolic()):
             return self._call_module(*args, **kwargs)
         layer = self._layer
         of_thread = self._of_thread

@@ -73,7 +73,7 @@ def select(model: nn.Module, *, depth: int | None, match: Match | None) -> list[
         raise ValueError(f"Timing layers with depth={depth}: it counts levels below the model; pass 0 or more.")
     wanted = None if match is None else _as_list(match)
     by_module: dict[int, Layer] = {}
-    for name, module in model.named_modules(remove_duplicate=False):
+    for name, module in _named(model):
         # A container is never called, and a compiled model shows nothing of its inside.
         if isinstance(module, (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)):
             continue
@@ -93,6 +93,27 @@ def select(model: nn.Module, *, depth: int | None, match: Match | None) -> list[
             f"Its modules are {examples}, and so on; see model.named_modules()."
         )
     return list(by_module.values())
+
+
+def is_keras(model: nn.Module) -> bool:
+    """Whether it is a model or layer of Keras, on its PyTorch backend."""
+    return any(kind.__module__.startswith("keras.") for kind in type(model).__mro__)
+
+
+def _named(model: nn.Module) -> Iterable[tuple[str, nn.Module]]:
+    if is_keras(model):
+        return _named_in_keras(model, "")
+    named: Iterable[tuple[str, nn.Module]] = model.named_modules(remove_duplicate=False)
+    return named
+
+
+def _named_in_keras(model: nn.Module, name: str) -> Iterable[tuple[str, nn.Module]]:
+    # Keras keeps its layers in lists of its own. A Sequential's Functional is never called.
+    yield name, model
+    inner: Any = getattr(model, "layers", None) or getattr(model, "_layers", ())
+    for layer in inner:
+        if isinstance(layer, nn.Module):
+            yield from _named_in_keras(layer, f"{name}.{layer.name}" if name else str(layer.name))
 
 
 def _as_list(match: Match) -> list[str | re.Pattern[str] | type[nn.Module]]:
