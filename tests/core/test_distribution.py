@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deep500_timing import Timer
+from deep500_timing import NoTimesError, Timer
 from deep500_timing._recording.intervals import BIN_COUNT
 from deep500_timing._summary import histogram as _histogram
 from deep500_timing._summary.distribution import EMPTY, merge
@@ -211,3 +211,12 @@ class TestSnapshots:
         some = tmr.snapshot().get("a").distribution
         assert some == merge([EMPTY, some])
         assert None is EMPTY.stats()
+
+
+def test_an_empty_histogram_has_no_quantile_and_no_mean():
+    """Neither is zero: both say that there is no time."""
+    empty = Histogram()
+    with pytest.raises(NoTimesError, match="quantile of an empty"):
+        empty.quantile(0.5)
+    with pytest.raises(NoTimesError, match="mean of an empty"):
+        empty.trimmed_mean_ns(0.1)

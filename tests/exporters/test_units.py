@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deep500_timing._summary.text import (
+    align_units,
     deepspeed_gb,
     deepspeed_gb_in_throughput,
     deepspeed_rate,
@@ -143,6 +144,14 @@ def test_padding_fills_up_to_the_width(text, width, right):
 def test_wrapping_breaks_between_words():
     """Lines are no wider than asked where words allow it, and the later ones are indented."""
     assert "a bb\n  ccc\n  dddddddd\n  e" == wrap("a bb ccc dddddddd e", 5, 2)
+    assert "a bbb\n  c" == wrap("a bbb c", 5, 2)
+
+
+def test_units_of_one_letter_take_the_room_of_two():
+    """Only in columns of numbers that have a unit of two letters beside them, so that their digits line up."""
+    rows = [("a s", "b s", "1 s", "2 h", "3 s"), ("x", "ms", "40 ms", "5 h", "6 µs")]
+    expected = (("a s", "b s", "1 s ", "2 h", "3 s "), ("x", "ms", "40 ms", "5 h", "6 µs"))
+    assert expected == align_units(rows)
 
 
 @pytest.mark.parametrize(

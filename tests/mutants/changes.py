@@ -254,7 +254,9 @@ def _of_call(node: ast.Call) -> Iterator[ast.AST]:
     for index, keyword in enumerate(node.keywords):
         if not _is_text(keyword.value):
             yield ast.Call(node.func, node.args, [*node.keywords[:index], *node.keywords[index + 1 :]])
-    for index in range(len(node.args) - 1):
+    # Of two numbers the smaller is the smaller, whichever is named first.
+    in_any_order = ast.unparse(node.func).rpartition(".")[2] in ("min", "max", "minimum", "maximum")
+    for index in range(0 if in_any_order else len(node.args) - 1):
         pair = node.args[index : index + 2]
         if not any(isinstance(argument, ast.Starred) or _is_text(argument) for argument in pair):
             yield ast.Call(node.func, [*node.args[:index], *reversed(pair), *node.args[index + 2 :]], node.keywords)
