@@ -37,6 +37,9 @@ BURST = 8
 _APART_NS = 1_000_000_000
 """Round trips that lie closer together than this are one burst."""
 _QUICK_S = 0.0005
+_PAUSE_S = 1.0
+"""After a fault of the transport; twice as long after each further one."""
+_LONGEST_PAUSE_S = 600.0
 _PACKED = struct.Struct("<q")
 
 
@@ -187,13 +190,18 @@ class ClockExchange:
         self._thread.join(timeout_s)
 
     def _run(self, work: Callable[[], None]) -> None:
-        try:
-            work()
-        except Exception as error:
-            warn_once(
-                f"Clocks of hosts are not compared any more: {type(error).__name__}: {error}. The training goes on.",
-                about="clock exchange",
-            )
+        pause_s = _PAUSE_S
+        while not self._stop.is_set():
+            try:
+                work()
+            except Exception as error:
+                warn_once(
+                    f"Comparing the clocks of hosts failed and is tried again in {pause_s:g} s, later each time: "
+                    f"{type(error).__name__}: {error}. The training goes on.",
+                    about="clock exchange",
+                )
+                self._stop.wait(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _answer(self) -> None:
         others = range(1, self._transport.world_size)

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deep500_timing import Timer, TimingWarning
+from deep500_timing._across import clocks
 from deep500_timing._across.clocks import MOST_DRIFT, ClockExchange, Reading, UncalibratedError, fit_clock
 from deep500_timing._views.page._build import build
 from deep500_timing.ranks import FolderTransport, clocks_of, keep_clocks
@@ -105,6 +106,34 @@ def test_ranks_compare_their_clocks(tmp_path):
         exchange.stop(10)
     fit = fit_clock(found)
     assert abs(-7 * S - fit.offset_ns[0]) <= fit.half_width_ns[0]
+
+
+class FaultyTransport(FolderTransport):
+    """One whose first messages fail."""
+
+    faults = 3
+
+    def send(self, topic, to, message):
+        """Fail, or send."""
+        if self.faults:
+            self.faults -= 1
+            raise OSError("the folder is away")
+        super().send(topic, to, message)
+
+
+def test_a_fault_of_the_transport_is_not_the_end(tmp_path, monkeypatch):
+    """It costs one warning and a pause; what comes afterwards is compared."""
+    monkeypatch.setattr(clocks, "_PAUSE_S", 0.001)
+    enough = threading.Event()
+    with pytest.warns(TimingWarning, match=r"failed and is tried again in 0.001 s, later each time: OSError") as said:
+        exchanges = [
+            ClockExchange(kind(tmp_path, rank=rank, world_size=2), Timer().now_ns, lambda *_: enough.set())
+            for rank, kind in enumerate((FolderTransport, FaultyTransport))
+        ]
+        assert enough.wait(60)
+    for exchange in exchanges:
+        exchange.stop(10)
+    assert 1 == len(said)
 
 
 def write_log(folder, rank, host, monkeypatch, readings=()):

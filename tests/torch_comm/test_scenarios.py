@@ -80,7 +80,10 @@ def test_fsdp_is_seen_by_instrument(ranks):
 
 
 def test_overlap(ranks):
-    """An asynchronous all_reduce under work that outlasts it is hardly waited for; without, for most of its time."""
+    """An asynchronous all_reduce under work that outlasts it is hardly waited for; without, for some of its time.
+
+    For most of it on a machine at rest: on a busy one the rank may be away between the call and the wait.
+    """
     for result in ranks:
         for name in ("without", "under work"):
             op = _only(result[name], "all_reduce")
@@ -88,9 +91,9 @@ def test_overlap(ranks):
             assert not op["upper_bound"]
             assert 0 <= op["overlap"] <= 1
         took_ns, waited_ns = result["without, medians"]
-        assert waited_ns > 0.5 * took_ns
+        assert waited_ns > 0.1 * took_ns
         took_ns, waited_ns = result["under work, medians"]
-        assert waited_ns < 0.2 * took_ns
+        assert waited_ns < 0.1 * took_ns
 
 
 def test_late_rank_is_named(ranks):
