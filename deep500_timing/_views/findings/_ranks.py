@@ -25,6 +25,9 @@ def late_rank(evidence: Evidence) -> Iterator[Finding]:
     found = evidence.stragglers
     if found is None or not found.ranks or found.lateness_s < at_least.LATE_SHARE * found.step_s:
         return
+    saved = found.what_if.without_rank_s if found.what_if is not None else 0.0
+    if saved < at_least.LATE_COST * found.step_s:
+        return
     rank, each = found.ranks[0], "operations" if found.operations is not None else "steps"
     who = f"Rank {rank} is late"
     if found.kind == "node":
@@ -36,7 +39,6 @@ def late_rank(evidence: Evidence) -> Iterator[Finding]:
     if found.region is not None:
         what = f"its {name_of(found.region)}" if found.region != REST else "what no region of its step covers"
         why = f"{what} takes {took(found.excess_s)} longer than on the other ranks"
-    saved = found.what_if.without_rank_s if found.what_if is not None else 0.0
     yield Finding(
         "late-rank",
         f"{who} at {percent(found.last_share)} of {judged} {each} (chance: {percent(1 / len(evidence.by_rank))}), "
