@@ -51,7 +51,7 @@ NAMED_SHARE = 0.50
 """unnamed: what the regions inside must cover of a parent that is no EPOCH; else it was not meant to be divided."""
 LATE_SHARE = 0.03
 """late-rank: lateness as a share of the step; the ranks of a run differ by about 1 % of a step by nature."""
-LATE_COST = 0.01
+LATE_COST = 0.025
 """late-rank: what the run would save without it, as a share of the step; less where ranks are late by turns."""
 IMBALANCE_SHARE = 0.10
 """imbalance: by how much the heaviest rank is over the mean, in each half of the run."""
