@@ -185,11 +185,11 @@ def findings(tmp_path_factory):
     known = {}
 
     def of(make, **settings):
-        if id(make) not in known:
+        if make not in known:
             folder = tmp_path_factory.mktemp("found") / "run"
             make(folder)
-            known[id(make)] = folder
-        with Run.open(known[id(make)]) as run:
+            known[make] = folder
+        with Run.open(known[make]) as run:
             return find(run, **settings)
 
     return of
