@@ -7,7 +7,7 @@ with and without a log does not show it. It is measured in its two parts, each w
   chunk of pairs each. The log's thread does not run meanwhile; what it would do between the chunks is not timed.
 * The log's thread: it takes the interpreter from the training thread when it looks (five times a second) and when it
   flushes (once). The steps in which it was awake, and the one after, are compared with the steps around them. The work
-  of these steps is Python and never lets go of the interpreter: steps that do, as those of a framework, lose less.
+  of two of these steps is Python that never lets go of the interpreter, that of the third PyTorch's, which does.
 
 Five pairs and what the thread took, in relation to the step; 95 % intervals by resampling pairs of chunks and the
 thread's turns. Wall time.
@@ -22,6 +22,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from time import perf_counter_ns
 
 import numpy as np
@@ -33,8 +34,12 @@ from deep500_timing.runs import RunLog
 
 REGIONS = (TimeType.IO, TimeType.FORWARD, TimeType.BACKWARD, "optimizer")
 PAIRS = 2000
-WORK = {"a step of 0.24 ms": 4_600, "a step of 2 ms": 38_000}
-"""Numbers to add up in each region."""
+WORK: dict[str, Callable[[], Callable[[], object]]] = {
+    "a step of 0.24 ms of Python": lambda: lambda: sum(range(4_600)),
+    "a step of 2 ms of Python": lambda: lambda: sum(range(38_000)),
+    "a step of PyTorch": lambda: products(8),
+}
+"""What makes the work of each region."""
 AROUND = 40
 """Steps before and after a turn of the log's thread that it is compared with, each."""
 RESAMPLES = 2000
@@ -43,13 +48,13 @@ RESAMPLES = 2000
 def main() -> None:
     """Measure, and print JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=20.0, help="for each of the three measurements")
+    parser.add_argument("--seconds", type=float, default=20.0, help="for each of the four measurements")
     arguments = parser.parse_args()
     figures: dict[str, object] = {"machine": describe()}
     pairs = recording(arguments.seconds)
     figures["a pair, ns more with a log"] = interval(pairs)
     for name, work in WORK.items():
-        figures[name] = steps(work, arguments.seconds, pairs)
+        figures[name] = steps(work(), arguments.seconds, pairs)
     json.dump(figures, sys.stdout, indent=1, ensure_ascii=False)
     print()
 
@@ -82,7 +87,21 @@ def recording(seconds: float) -> NDArray[np.float64]:
     return np.array([np.median(chunks[1, rows]) - np.median(chunks[0, rows]) for rows in chosen])
 
 
-def steps(work: int, seconds: float, pairs: NDArray[np.float64]) -> dict[str, object]:
+def products(count: int) -> Callable[[], object]:
+    """So many products of matrices, one after another, on one thread."""
+    import torch
+
+    torch.set_num_threads(1)
+    left, right = torch.rand(128, 128), torch.rand(128, 128)
+
+    def work() -> None:
+        for _ in range(count):
+            torch.mm(left, right)
+
+    return work
+
+
+def steps(work: Callable[[], object], seconds: float, pairs: NDArray[np.float64]) -> dict[str, object]:
     """What a step of that much work pays, in all."""
     began, turns = train(work, seconds)
     durations = np.diff(began)
@@ -122,7 +141,7 @@ class Turns:
         self._event.set()
 
 
-def train(work: int, seconds: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def train(work: Callable[[], object], seconds: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Train with a log; returns when each step began, and from when to when the log's thread was awake, in ns."""
     turns = Turns()
     with tempfile.TemporaryDirectory() as folder:
@@ -140,7 +159,7 @@ def train(work: int, seconds: float) -> tuple[NDArray[np.int64], NDArray[np.int6
                 with timer.region(TimeType.BATCH):
                     for key in REGIONS:
                         with timer.region(key):
-                            sum(range(work))
+                            work()
             gc.enable()
             turns.set()
             thread.join()
