@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import sys
+
 from deep500_timing._command._app import click
 
 
 @click.command()
-@click.argument("folder")
+@click.argument("folder", type=click.Path())
 @click.option("--session", type=int, help="Of this start of the run; the last that all ranks have if not given.")
-@click.option("--scores", is_flag=True, help="Scores as NVIDIA's resiliency extension names them.")
-def command(folder: str, session: int | None, scores: bool) -> None:
+@click.option("--scores", is_flag=True, help="Scores as NVIDIA's resiliency extension names them, as plain data.")
+@click.option("--json", "as_json", is_flag=True, help="Print plain data instead.")
+def command(folder: str, session: int | None, scores: bool, as_json: bool) -> None:
     """Say which rank the others wait for, and why: a rank, a machine, or nobody."""
-    import json
-
     from deep500_timing._across.stragglers import find_stragglers
+    from deep500_timing._command._output import busy, print_json
+    from deep500_timing._summary.text import fit_encoding
     from deep500_timing.runs import Run
 
-    with Run.open(folder) as run:
+    with busy("Reading the run"), Run.open(folder) as run:
         found = find_stragglers(run, session=session)
-    click.echo(json.dumps(found.nvrx_scores(), indent=2) if scores else str(found))
+    if scores:
+        print_json(found.nvrx_scores())
+    elif as_json:
+        print_json(found)
+    else:
+        click.echo(fit_encoding(str(found), getattr(sys.stdout, "encoding", None)))

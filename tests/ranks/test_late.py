@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -242,6 +243,8 @@ def test_a_run_names_the_rank_and_the_cause(tmp_path, place):
     assert 0 == result.exit_code
     assert "Rank 4 is late by" in result.output
     assert "section_relative_perf_scores" in CliRunner().invoke(app, ["stragglers", str(tmp_path), "--scores"]).output
+    data = json.loads(CliRunner().invoke(app, ["stragglers", str(tmp_path), "--json"]).output)
+    assert (found.kind, list(found.ranks), found.lateness_s) == (data["kind"], data["ranks"], data["lateness_s"])
 
 
 def test_a_run_without_collectives(tmp_path):
