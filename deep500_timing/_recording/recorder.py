@@ -356,8 +356,13 @@ class ThreadRegions:
         # it come to its end.
         from deep500_timing._recording import misuse as _misuse  # noqa: F401
 
-        self.watch = _life.watch_thread(self)
-        self.ident = get_ident()
+        watch = _life.watch_thread(self)
+        if watch is None and _life.is_ending():
+            # A finalizer in the thread's local storage. It may use them, but they stay free: the next thread of this
+            # id would not be watched.
+            return
+        self.release()
+        self.watch, self.ident = watch, get_ident()
 
     def release(self) -> None:
         """Discard what is open and become free."""

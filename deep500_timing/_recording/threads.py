@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from _thread import RLock, _local, get_ident
+from _thread import RLock, _local, get_ident, get_native_id
 from weakref import WeakSet, ref
 
 from deep500_timing._ground.fork import after_fork
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 all_recorders: WeakSet[Any] = WeakSet()
 claim_lock = RLock()
 _of_thread = _local()
+_ending: dict[int, int] = {}
+"""By its id, which is used again, the system's number of the last thread whose local storage was taken down."""
 
 
 class _Token:
@@ -57,10 +59,17 @@ def watch_thread(regions: Releasable) -> ref[Any] | None:
 
     def release(_token: ref[Any]) -> None:
         released = watched()
-        if released is not None and not is_finalizing():
-            released.release()
+        if not is_finalizing():
+            _ending[get_ident()] = get_native_id()
+            if released is not None:
+                released.release()
 
     return ref(token, release)
+
+
+def is_ending() -> bool:
+    """Whether the calling thread, which cannot be watched, has let go of what it had: what it keeps nobody releases."""
+    return _ending.get(get_ident()) == get_native_id()
 
 
 def thread_name(ident: int) -> str:

@@ -11,6 +11,7 @@ from weakref import ref
 import pytest
 
 from deep500_timing import CPUGPUTimer, RegionNotOpenError, RegionOpenError, Timer
+from deep500_timing._recording import threads
 from deep500_timing.testing import ManualDeviceClock
 
 S = 1_000_000_000
@@ -278,6 +279,27 @@ def test_a_thread_that_ends_with_the_interpreter_is_left_alone(tmr, in_thread, m
     in_thread(tmr.start, "a")
     times = tmr.snapshot().get("a")
     assert (1, 0) == (times.running, times.discarded)
+
+
+def test_what_a_finalizer_of_an_ending_thread_leaves(tmr, in_thread, monkeypatch):
+    """It is recorded; what it leaves open is discarded, and the next thread of the same id is watched as any other."""
+
+    def end_as_the_interpreter_does():
+        tmr.start("open")
+        del threads._of_thread.token
+        with monkeypatch.context() as patched:
+            patched.setattr(threading, "enumerate", list)
+            with tmr.region("late"):
+                pass
+            tmr.start("left")
+
+    for _ in range(4):
+        in_thread(end_as_the_interpreter_does)
+        in_thread(lambda: (tmr.start("open"), tmr.start("left")))
+    snapshot = tmr.snapshot()
+    assert 4 == snapshot.get("late").stats.count
+    assert (0, 8) == (snapshot.get("open").running, snapshot.get("open").discarded)
+    assert 8 == snapshot.get("left").running + snapshot.get("left").discarded
 
 
 def test_many_threads_at_once_lose_nothing():

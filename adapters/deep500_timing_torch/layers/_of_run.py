@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from deep500_timing._summary.stats import TimeStats
+from deep500_timing._summary.stats import QUANTILES, TimeStats
 from deep500_timing_torch.layers._call import PURPOSES
 from deep500_timing_torch.layers._memory import LayerMemory
 from deep500_timing_torch.layers._times import LayerTimes, ModelTimes, add_times
@@ -123,7 +123,10 @@ def layers_of_rows(
     layers = [_layer_of(row) for row in written]
     names = ", ".join(_literal(f"{layer.path} {purpose}") for layer in layers for purpose in PURPOSES)
     intervals = f"from intervals where rank = {place} and session = {session} and region in ({names})"
-    stats = {(str(row["region"]), str(row["device"])): _stats_of(row) for row in rows(_STATISTICS.format(of=intervals))}
+    stats = {
+        (str(row["region"]), str(row["device"])): _stats_of(row)
+        for row in rows(_STATISTICS.format(of=intervals, shares=list(QUANTILES.values())))
+    }
     on_device = any(device == "GPU" for _, device in stats)
     newest = _by_region(
         rows(
@@ -137,26 +140,23 @@ def layers_of_rows(
 
 _STATISTICS = """
 select region, device, count(*) as n, sum(dur_ns) / 1e9 as total, min(dur_ns) / 1e9 as low, max(dur_ns) / 1e9 as high,
-    coalesce(stddev_samp(dur_ns), 0) / 1e9 as stdev, quantile_cont(dur_ns, [0.5, 0.9, 0.95, 0.99]) as quantiles
+    coalesce(stddev_samp(dur_ns), 0) / 1e9 as stdev, quantile_cont(dur_ns, {shares}) as quantiles
 {of} group by region, device
 """
 
 
 def _stats_of(row: Mapping[str, Any]) -> TimeStats:
-    median, p90, p95, p99 = (float(value) / 1e9 for value in row["quantiles"])
+    quantiles: Any = {name: float(value) / 1e9 for name, value in zip(QUANTILES, row["quantiles"], strict=True)}
     count, total = int(row["n"]), float(row["total"])
     return TimeStats(
         min=float(row["low"]),
         mean=total / count,
-        median=median,
         max=float(row["high"]),
         stdev=float(row["stdev"]),
         count=count,
         total=total,
-        p90=p90,
-        p95=p95,
-        p99=p99,
         median_ci=None,
+        **quantiles,
     )
 
 
