@@ -225,7 +225,7 @@ print(json.dumps({{p.name: sys.modules[p.load().__module__].__file__ for p in po
     expected = {
         "deep500_timing.clocks": {"torch", "cupy"},
         "deep500_timing.exporters": {"terminal", "text", "jsonl", "csv", "wandb", "mlflow"},
-        "deep500_timing.table_sections": {"pipeline"},
+        "deep500_timing.table_sections": {"layers", "pipeline"},
     }
     assert expected[group] == set(files)
     assert all(Path(file).is_relative_to(environment.parents[1]) for file in files.values())

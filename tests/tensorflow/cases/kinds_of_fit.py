@@ -163,7 +163,7 @@ KINDS = {
     "PyDataset with workers": (
         dense,
         {},
-        lambda: {"x": Batches(workers=2)} if KERAS_3 else {"x": Batches(), "workers": 0},
+        lambda: {"x": Batches(workers=2)} if KERAS_3 else {"x": Batches()},
     ),
     "eager": (dense, {"run_eagerly": True}, arrays),
     "two steps per execution": (dense, {"steps_per_execution": 2}, arrays),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import keras
 
 
@@ -12,10 +14,11 @@ class OwnLoss(keras.Sequential):
 
     def compute_loss(self, *args, **kwargs):
         """The loss of Keras."""
-        type(self).calls_of[id(self)] = type(self).calls_of.get(id(self), 0) + 1
+        self.calls_of[self] = self.calls_of.get(self, 0) + 1
         return super().compute_loss(*args, **kwargs)
 
-    calls_of = {}  # noqa: RUF012 -- Keras tracks what is set on a model.
+    # Not on the model, where Keras tracks what is set, nor by its id, which is used again.
+    calls_of = weakref.WeakKeyDictionary()  # noqa: RUF012 -- of the class, on purpose
 
 
 class OwnStep(keras.Sequential):
@@ -23,13 +26,13 @@ class OwnStep(keras.Sequential):
 
     def train_step(self, *args):
         """Train on one batch."""
-        OwnLoss.calls_of[id(self)] = OwnLoss.calls_of.get(id(self), 0) + 1
+        OwnLoss.calls_of[self] = OwnLoss.calls_of.get(self, 0) + 1
         return {"tensorflow": _on_tensorflow, "torch": _on_torch, "jax": _on_jax}[keras.backend.backend()](self, *args)
 
 
 def traced(model):
     """How often the step of a model ran as Python."""
-    return OwnLoss.calls_of.get(id(model), 0)
+    return OwnLoss.calls_of.get(model, 0)
 
 
 def _on_tensorflow(model, data):
