@@ -23,6 +23,9 @@ IMPLIED = ("COMM", "BACKWARD")
 """Regions in which ranks meet if no operation is recorded: communication, else what sums the gradients."""
 _WARM_UP = 2
 """Steps at the beginning that are not looked at."""
+_MOST_ROWS = 40_000
+"""Steps that are looked at, the newest, times ranks: thirty regions in each fit into half a GB."""
+_LEAST_STEPS = 200
 _ALIKE = 0.5
 """Ranks that meet have steps of one length: these differ by less than so much of what the waits differ by."""
 
@@ -91,10 +94,32 @@ def _phases(run: Run, ranks: list[int], session: int) -> _Phases:
     import numpy as np
 
     nw = require("narwhals", extra="runs", caller="Looking for who is late")
-    frame = run.intervals(session=session).frame.filter((nw.col("device") == "CPU") & ~nw.col("step").is_null())
+    begun = run.steps(session=session).arrow()
+    begun_rank, begun_step, begun_ns = (begun[name].to_numpy() for name in ("rank", "step", "start_ns"))
+    of_rank = []
+    for rank in ranks:
+        own = np.flatnonzero(begun_rank == rank)
+        numbers, first = np.unique(begun_step[own], return_index=True)
+        of_rank.append((numbers, begun_ns[own][first]))
+    common = of_rank[0][0]
+    for numbers, _ in of_rank[1:]:
+        common = np.intersect1d(common, numbers, assume_unique=True)
+    # The length of the last one is not known; a step after a gap is no neighbour.
+    following = common[_WARM_UP:][-max(_MOST_ROWS // len(ranks), _LEAST_STEPS) :]
+    steps = following[np.isin(following + 1, common)]
+    if not len(steps):
+        raise NoStepsError(
+            "the ranks have no steps in common; time each as TimeType.BATCH, or number them with timer.step(n)"
+        )
+    frame = run.intervals(session=session).frame.filter(
+        (nw.col("device") == "CPU") & (nw.col("step") >= int(steps[0])) & (nw.col("step") <= int(steps[-1]))
+    )
     grouped = frame.group_by("rank", "path", "step").agg(nw.col("dur_ns").sum().cast(nw.Int64).alias("total"))
-    rows = grouped.collect("pyarrow").to_native().to_pylist()
-    paths = {row["path"] for row in rows}
+    # Columns, not rows: a run may have millions of these, and a row in Python takes hundreds of bytes.
+    table = grouped.collect("pyarrow").to_native().combine_chunks()
+    coded = table["path"].combine_chunks().dictionary_encode()
+    known = coded.dictionary.to_pylist()
+    paths = set(known)
     batches = {path for path in paths if split_path(path)[-1] == "BATCH"}
     around = {tuple(split_path(path)[:-1]) for path in batches}
     inside = {tuple(split_path(path)) for path in batches}
@@ -103,27 +128,30 @@ def _phases(run: Run, ranks: list[int], session: int) -> _Phases:
         parts = tuple(split_path(path))
         if (batches and (parts[:-1] in inside or parts[:-1] in around)) or (not batches and len(parts) == 1):
             label[path] = parts[-1]
-    starts: dict[int, dict[int, int]] = {rank: {} for rank in ranks}
-    for row in run.steps(session=session).rows():
-        starts[int(row["rank"])].setdefault(int(row["step"]), int(row["start_ns"]))
-    common = sorted(set.intersection(*(set(of_rank) for of_rank in starts.values())))[_WARM_UP:]
-    # The length of the last one is not known; a step after a gap is no neighbour.
-    steps = [step for step in common if all(step + 1 in starts[rank] for rank in ranks)]
-    if not steps:
-        raise NoStepsError(
-            "the ranks have no steps in common; time each as TimeType.BATCH, or number them with timer.step(n)"
-        )
     names = sorted(set(label.values()))
     times = np.zeros((len(steps), len(ranks), len(names)))
-    step_at = {step: place for place, step in enumerate(steps)}
-    rank_at = {rank: place for place, rank in enumerate(ranks)}
-    name_at = {name: place for place, name in enumerate(names)}
-    for row in rows:
-        name, place = label.get(row["path"]), step_at.get(row["step"])
-        if name is not None and place is not None:
-            times[place, rank_at[row["rank"]], name_at[name]] += row["total"] / 1e9
-    periods = np.array([[starts[rank][step + 1] - starts[rank][step] for rank in ranks] for step in steps]) / 1e9
-    return _Phases(names, steps, times, periods)
+    name_of = np.array([names.index(label[path]) if path in label else -1 for path in known], dtype=np.int64)
+    name_at = name_of[coded.indices.to_numpy()] if len(known) else np.zeros(0, dtype=np.int64)
+    rank_at, rank_known = _places(np.array(ranks), table["rank"].to_numpy())
+    step_at, step_known = _places(steps, table["step"].to_numpy())
+    here = (name_at >= 0) & rank_known & step_known
+    taken_s = table["total"].to_numpy()[here] / 1e9
+    np.add.at(times, (step_at[here], rank_at[here], name_at[here]), taken_s)
+    periods = np.empty((len(steps), len(ranks)))
+    for place, (numbers, started_ns) in enumerate(of_rank):
+        periods[:, place] = (
+            started_ns[np.searchsorted(numbers, steps + 1)] - started_ns[np.searchsorted(numbers, steps)]
+        )
+    periods /= 1e9
+    return _Phases(names, steps.tolist(), times, periods)
+
+
+def _places(values: Any, asked: Any) -> tuple[Any, Any]:
+    # Where each of those asked for stands among values in order, and whether it does.
+    import numpy as np
+
+    at = np.minimum(np.searchsorted(values, asked), len(values) - 1)
+    return at, values[at] == asked
 
 
 def _operations(run: Run, ranks: list[int], session: int) -> tuple[Any, Any] | None:

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from benchmarks.straggler_worlds import PLACES, SHARES, own_times, seen, world
 from deep500_timing import Timer
+from deep500_timing._across import late_of_run
 from deep500_timing._across.late import REST, judge
+from deep500_timing._across.late_of_run import steps_of_run
 from deep500_timing._across.merge import Merger
 from deep500_timing._across.packed import pack_snapshot
 from deep500_timing._command._app import app
@@ -245,6 +247,19 @@ def test_a_run_names_the_rank_and_the_cause(tmp_path, place):
     assert "section_relative_perf_scores" in CliRunner().invoke(app, ["stragglers", str(tmp_path), "--scores"]).output
     data = json.loads(CliRunner().invoke(app, ["stragglers", str(tmp_path), "--json"]).output)
     assert (found.kind, list(found.ranks), found.lateness_s) == (data["kind"], data["ranks"], data["lateness_s"])
+
+
+def test_of_a_long_run_the_newest_steps(tmp_path, monkeypatch):
+    """What is looked at is bounded, however long the run is; who is late in it is found as well."""
+    monkeypatch.setattr(late_of_run, "_MOST_ROWS", 8 * 100)
+    monkeypatch.setattr(late_of_run, "_LEAST_STEPS", 10)
+    write_run(tmp_path, own_of("FORWARD"))
+    with Run.open(tmp_path) as run:
+        every = sorted({row["step"] for row in run.steps().rows()})
+        found = steps_of_run(run)
+        late = find_stragglers(run)
+    assert tuple(every[-101:-1]) == found.numbers
+    assert ("rank", (4,), "FORWARD") == (late.kind, late.ranks, late.region)
 
 
 def test_a_run_without_collectives(tmp_path):
