@@ -251,7 +251,7 @@ def test_a_run_names_the_rank_and_the_cause(tmp_path, place):
 
 def test_of_a_long_run_the_newest_steps(tmp_path, monkeypatch):
     """What is looked at is bounded, however long the run is; who is late in it is found as well."""
-    monkeypatch.setattr(late_of_run, "_MOST_ROWS", 8 * 40)
+    monkeypatch.setattr(late_of_run, "_MOST_ROWS", 6 * 40)
     monkeypatch.setattr(late_of_run, "_LEAST_STEPS", 10)
     write_run(tmp_path, own_of("FORWARD"))
     with Run.open(tmp_path) as run:
