@@ -15,7 +15,12 @@ if TYPE_CHECKING:
     from types import FrameType
 
 _PATIENCE_S = 10.0
-"""How long a report may take after SIGTERM: what interrupts the program must not wait for what it has interrupted."""
+"""How long the reports may take after SIGTERM."""
+_LAST_PATIENCE_S = 5.0
+"""How long what comes after them may take."""
+_PAUSE_S = 1.0
+"""How long SIGTERM holds up what it interrupts. A report that takes longer may need a lock that the interrupted code
+holds, an export's or that of the standard output, so that code goes on until the report is made."""
 
 
 class _Report:
@@ -26,13 +31,24 @@ class _Report:
         self.prepare = prepare
         self._pid = os.getpid()
         self._once = threading.Lock()
+        self._made = threading.Event()
 
     def make(self) -> None:
-        if os.getpid() == self._pid and self._once.acquire(blocking=False):
-            try:
-                self._report()
-            finally:
-                _stay_interrupted()
+        """Make it, or wait for the thread that makes it."""
+        if os.getpid() != self._pid:
+            return
+        if not self._once.acquire(blocking=False):
+            self._made.wait(_PATIENCE_S)
+            return
+        try:
+            self._report()
+        finally:
+            self._made.set()
+            _stay_interrupted()
+        if _is_main_thread():
+            # What SIGTERM has interrupted is this: nothing that is registered now is done at exit.
+            for ending in _endings:
+                ending.join(_PATIENCE_S)
 
 
 def _stay_interrupted() -> None:
@@ -45,11 +61,27 @@ def _stay_interrupted() -> None:
 
 _reports: list[_Report] = []
 _afterwards: list[Callable[[], None]] = []
+_last: list[Callable[[], None]] = []
+_endings: list[threading.Thread] = []
 
 
 def do_after_reports(call: Callable[[], None]) -> None:
     """Have something done after the reports at SIGTERM, where nothing of ``atexit`` is done."""
     _afterwards.append(call)
+
+
+def do_last(call: Callable[[], None]) -> None:
+    """Have something done at SIGTERM when the reports are made or have taken too long, until :func:`do_not_do_last`."""
+    _last.append(call)
+    _handle_sigterm()
+
+
+def do_not_do_last(call: Callable[[], None]) -> None:
+    """Take back :func:`do_last`; the signal has its own effect again where nothing else is to be done."""
+    if call in _last:
+        _last.remove(call)
+    if not (_last or _reports) and _is_main_thread() and signal.getsignal(signal.SIGTERM) is _end:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def report_at_exit(report: Callable[[], None], prepare: Callable[[], None]) -> None:
@@ -61,8 +93,16 @@ def report_at_exit(report: Callable[[], None], prepare: Callable[[], None]) -> N
     made = _Report(report, prepare)
     _reports.append(made)
     atexit.register(made.make)
+    _handle_sigterm()
+
+
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+def _handle_sigterm() -> None:
     # Python ends without a word at SIGTERM, unless the program has seen to it; then that is how the program ends.
-    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+    if _is_main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _end)
 
 
@@ -70,16 +110,38 @@ def _end(number: int, _frame: FrameType | None) -> None:
     for made in _reports:
         with contextlib.suppress(Exception):
             made.prepare()
-    # On a thread of its own: what the interrupted code holds, such as a lock, the report may need.
-    reporter = threading.Thread(target=_report_all, name="deep500-timing report", daemon=True)
-    reporter.start()
-    reporter.join(_PATIENCE_S)
+    # Before the interrupted code goes on, which may call what listens to no handler; and for whoever cannot wait.
     signal.signal(number, signal.SIG_DFL)
+    ending = threading.Thread(target=_do_all, args=(number,), name="deep500-timing end", daemon=True)
+    _endings[:] = [ending]
+    try:
+        ending.start()
+    except RuntimeError:
+        # The interpreter is shutting down and starts no thread any more.
+        os.kill(os.getpid(), number)
+        return
+    ending.join(_PAUSE_S)
+    # The interrupted code may reach the end of the program before the report is made.
+    atexit.register(ending.join, _PATIENCE_S + _LAST_PATIENCE_S)
+
+
+def _do_all(number: int) -> None:
+    # Each on a thread of its own, since either may wait for what the interrupted code never lets go.
+    _do((*(made.make for made in _reports), *_afterwards), _PATIENCE_S)
+    _do(tuple(_last), _LAST_PATIENCE_S)
     os.kill(os.getpid(), number)
 
 
-def _report_all() -> None:
-    for call in (*(made.make for made in _reports), *_afterwards):
+def _do(calls: tuple[Callable[[], None], ...], patience_s: float) -> None:
+    if not calls:
+        return
+    doing = threading.Thread(target=_call_all, args=(calls,), name="deep500-timing report", daemon=True)
+    doing.start()
+    doing.join(patience_s)
+
+
+def _call_all(calls: tuple[Callable[[], None], ...]) -> None:
+    for call in calls:
         try:
             call()
         except Exception as error:

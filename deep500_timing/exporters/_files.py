@@ -31,6 +31,7 @@ def path_of(destination: Any, caller: str) -> str:
         TypeError: It is no path.
         ValueError: It is empty or holds a NUL.
         IsADirectoryError: It is a folder.
+        NotADirectoryError: It lies below a file.
         OSError: Its folder cannot be made, for the reason that the system gives.
     """
     try:
@@ -48,11 +49,18 @@ def path_of(destination: Any, caller: str) -> str:
         raise IsADirectoryError(errno.EISDIR, f"{caller} was given a folder; name a file in it", path)
     folder = os.path.dirname(path)
     if not os.path.isdir(folder):
-        _make_folder(folder, path)
+        _make_folder(folder, path, caller)
     return path
 
 
-def _make_folder(folder: str, path: str) -> None:
+def _make_folder(folder: str, path: str, caller: str) -> None:
+    # The system calls a file in the way one that exists, whichever part of the path it is.
+    there = folder
+    while not os.path.lexists(there) and os.path.dirname(there) != there:
+        there = os.path.dirname(there)
+    if os.path.isfile(there):
+        what = f"{caller} was given a path below {there!r}, which is a file and no folder; name another place"
+        raise NotADirectoryError(errno.ENOTDIR, what, path)
     try:
         os.makedirs(folder, exist_ok=True)
     except OSError as error:

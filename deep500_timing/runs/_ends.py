@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import atexit
-import os
-import signal
 import sys
-import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from deep500_timing._ground.at_exit import do_last, do_not_do_last
 from deep500_timing._ground.fork import after_fork
-
-if TYPE_CHECKING:
-    from types import FrameType
 
 _open: dict[int, Any] = {}
 """Every open :class:`RunLog`; this stands below it."""
-_handling = False
 
 
 def watch(log: Any) -> None:
@@ -28,7 +22,7 @@ def watch(log: Any) -> None:
     _open[id(log)] = log
     if len(_open) == 1:
         atexit.register(_at_exit)
-        _handle_sigterm()
+        do_last(_at_sigterm)
 
 
 def unwatch(log: Any) -> None:
@@ -36,7 +30,7 @@ def unwatch(log: Any) -> None:
     _open.pop(id(log), None)
     if not _open:
         atexit.unregister(_at_exit)
-        _restore_sigterm()
+        do_not_do_last(_at_sigterm)
 
 
 def _at_exit() -> None:
@@ -49,30 +43,10 @@ def _at_exit() -> None:
         log.close(reason=reason, wait=False)
 
 
-def _handle_sigterm() -> None:
-    global _handling
-    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, _on_sigterm)
-        _handling = True
-
-
-def _restore_sigterm() -> None:
-    global _handling
-    if (
-        _handling
-        and threading.current_thread() is threading.main_thread()
-        and signal.getsignal(signal.SIGTERM) is _on_sigterm
-    ):
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        _handling = False
-
-
-def _on_sigterm(number: int, _frame: FrameType | None) -> Any:
+def _at_sigterm() -> None:
     for log in list(_open.values()):
         log.event("signal", "SIGTERM")
         log.close(reason="SIGTERM", wait=False)
-    signal.signal(number, signal.SIG_DFL)
-    os.kill(os.getpid(), number)
 
 
 @after_fork
@@ -82,3 +56,4 @@ def _after_fork() -> None:
         log.abandon()
     _open.clear()
     atexit.unregister(_at_exit)
+    do_not_do_last(_at_sigterm)

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from deep500_timing import Timer
+from deep500_timing._ground import at_exit
 from deep500_timing.testing import InMemoryExporter
 
 PROGRAM = """
@@ -71,6 +72,48 @@ def test_reports_on_their_way_are_waited_for_at_sigterm():
     assert (-signal.SIGTERM, True) == (done.returncode, "arrived [1]" in done.stdout), done.stdout + done.stderr
 
 
+INTERRUPTED_EXPORT = """
+import atexit, os, signal, sys, threading, time
+from deep500_timing import Timer
+from deep500_timing._ground import at_exit
+at_exit._PAUSE_S = 0.01
+class Exporter:
+    lock, ended = threading.Lock(), threading.Event()
+    def export(self, snapshot, *, step=None):
+        with self.lock:
+            if step == 1 or sys.argv[1:] == ["report"]:
+                tmr.record("second", 0, 5)
+                os.kill(os.getpid(), signal.SIGTERM)
+            else:
+                assert self.ended.wait(5)
+            for part in ("begun", "ended"):
+                print(part, step, *(region.name for region in snapshot), flush=True)
+    def flush(self): pass
+    close = flush
+tmr, exporter = Timer(), Exporter()
+tmr.report_at_exit(exporter)
+tmr.record("first", 0, 5)
+if sys.argv[1:] == ["export"]:
+    tmr.export(exporter, step=1)
+    atexit.register(exporter.ended.set)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs POSIX signals")
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        ("export", ["begun 1 first", "ended 1 first", "begun None second", "ended None second"]),
+        ("report", ["begun None first", "ended None first"]),
+    ],
+)
+def test_an_export_that_sigterm_interrupts_is_ended(where, expected):
+    """What the interrupted export holds, the last report may need: both are made, and then the program ends by it."""
+    command = [sys.executable, "-c", INTERRUPTED_EXPORT, where]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (-signal.SIGTERM, expected) == (done.returncode, done.stdout.splitlines()), done.stderr
+
+
 def test_destinations_are_looked_at_at_once():
     """What is no exporter is an error where it is given, not at the end."""
     with pytest.raises(TypeError):
@@ -80,6 +123,7 @@ def test_destinations_are_looked_at_at_once():
 def test_the_exporters_that_are_given_get_the_report(monkeypatch):
     """The report goes to each of them, once."""
     registered = []
+    monkeypatch.setattr(at_exit, "_reports", [])
     monkeypatch.setattr("atexit.register", registered.append)
     monkeypatch.setattr("signal.signal", lambda *_: None)
     tmr, exporter = Timer(), InMemoryExporter()

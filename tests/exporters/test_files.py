@@ -70,12 +70,13 @@ def test_what_is_wrong_with_a_path_is_said_when_the_exporter_is_made(kind, path,
 
 
 def test_a_file_in_the_place_of_a_folder(kind, tmp_path):
-    """A path below a file is the system's error, with the whole path."""
+    """A path below a file names the file that is in the way, however deep the path goes, beside the whole path."""
     (tmp_path / "file").touch()
-    with pytest.raises(OSError, match=r"exists|directory") as caught:
-        kind(tmp_path / "file" / "times")
+    for path in (tmp_path / "file" / "times", tmp_path / "file" / "of" / "times"):
+        with pytest.raises(NotADirectoryError, match=r"below '.*/file', which is a file and no folder") as caught:
+            kind(path)
 
-    assert str(tmp_path / "file" / "times") == caught.value.filename
+        assert str(path) == caught.value.filename
 
 
 def test_an_open_file_is_no_path(tmr, tmp_path):

@@ -237,6 +237,30 @@ def test_however_a_process_ends(start, rows, whole, tmp_path, how, code, reason)
     assert reason == whole(path).end["reason"]
 
 
+AND_A_REPORT = """
+import os, signal, sys
+from deep500_timing import Timer
+if sys.argv[2] == "log first":
+    tmr = Timer(run=sys.argv[1])
+    tmr.report_at_exit()
+else:
+    Timer().report_at_exit()
+    tmr = Timer(run=sys.argv[1])
+with tmr.region("a"):
+    pass
+os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+@pytest.mark.parametrize("order", ["log first", "report first"])
+def test_a_log_and_a_report_end_together(start, whole, tmp_path, order):
+    """At SIGTERM the log is written to its end and the report is made, whichever was asked for first."""
+    process = start(AND_A_REPORT, tmp_path / "run", order)
+    out, error = process.communicate(timeout=60)
+    assert (-15, True) == (process.returncode, out.startswith("Times by region")), error
+    assert "SIGTERM" == whole(tmp_path / "run" / RANK_0).end["reason"]
+
+
 def test_no_warning_in_an_ordinary_run(tmr, log, timed):
     """An ordinary run warns of nothing."""
     with warnings.catch_warnings():
