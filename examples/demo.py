@@ -123,11 +123,9 @@ def train_with_keras(digits: Any, epochs: int, progress: Progress, run: Path) ->
 
 
 def report(tmr: deep500_timing.Timer, name: str, folder: Path) -> None:
-    """Send the same times to every place that a team may look at."""
+    """Send the same times to every place that a team may look at; `look` shows them here."""
     from deep500_timing.exporters import JsonLinesExporter
 
-    console.rule(name)
-    tmr.print_all_time_stats()
     tmr.save_all_time_stats(folder / f"{name}.txt")
     tmr.export(JsonLinesExporter(folder / "times.jsonl"))
     tmr.log_mlflow_all(name, stats=("mean", "median", "p95"))
@@ -139,7 +137,7 @@ def look(tmr: deep500_timing.Timer) -> str:
     from deep500_timing.report import write_report
     from deep500_timing.runs import Run
 
-    run = tmr.run.folder
+    run = os.path.relpath(tmr.run.folder)
     tmr.run.close()  # done at the end of the process as well
     console.rule(f"deep500-timing show {Path(run).name}")
     subprocess.run([sys.executable, "-m", "deep500_timing", "show", run], check=True)

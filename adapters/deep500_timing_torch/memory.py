@@ -57,6 +57,7 @@ class TorchMemory:
             device_peak_allocated_bytes=_ask(module, ("max_memory_allocated",), device),
             device_reserved_bytes=_ask(module, ("memory_reserved", "driver_allocated_memory"), device),
             device_peak_reserved_bytes=_ask(module, ("max_memory_reserved",), device),
+            device_total_bytes=_capacity(module, device),
         )
 
 
@@ -72,6 +73,15 @@ def _ask(module: Any, names: tuple[str, ...], device: torch.device) -> int | Non
         if function is not None:
             return int(function(device) if device.type != "mps" else function())
     return None
+
+
+def _capacity(module: Any, device: torch.device) -> int | None:
+    # Of the properties that PyTorch keeps: asking the driver how much is free takes it longer, and may wait.
+    properties = getattr(module, "get_device_properties", None)
+    if properties is None:
+        return _ask(module, ("recommended_max_memory",), device)
+    total = getattr(properties(device), "total_memory", None)
+    return None if total is None else int(total)
 
 
 class MemoryTimer(_CoreMemoryTimer, CPUGPUTimer):

@@ -38,6 +38,8 @@ class MemoryUsage:
     """What the framework's allocator holds, free blocks in its cache included."""
     device_peak_reserved_bytes: int | None = None
     """The most that it has held since the program last reset the framework's counter."""
+    device_total_bytes: int | None = None
+    """What the device has, whoever uses it."""
 
 
 @dataclass(frozen=True, slots=True)

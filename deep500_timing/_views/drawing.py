@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from deep500_timing._summary.text import GAP, pad, width_of, wrap
@@ -24,6 +25,8 @@ class Span(NamedTuple):
 
 Line = list[Span]
 _INDENT = 2
+_GLUE = "\u00a0"
+_COMMAND = re.compile("deep500-timing .*")
 _NUMBER_STYLE = "bold yellow"
 _LOST_STYLE = "bold red"
 _NOTE_STYLES = {"failed": "red", "running": "yellow", "pending": "yellow"}
@@ -68,11 +71,23 @@ def render(sheet: Sheet, *, width: int | None = None, whole_names: bool = False)
 
 
 def _wrapped(text: str, width: int | None, indent: int) -> list[str]:
-    return (text if width is None else wrap(text, max(width - indent, 12), indent)).split("\n")
+    if width is None:
+        return [text]
+    # A command is left whole, to be copied, however narrow the terminal.
+    whole = _COMMAND.sub(lambda found: found[0].replace(" ", _GLUE), text)
+    return wrap(whole, max(width - indent, 12), indent).replace(_GLUE, " ").split("\n")
 
 
 def _title(sheet: Sheet, width: int | None) -> Iterator[Line]:
-    first, *rest = _wrapped(sheet.separator.join(sheet.title), width, 0)
+    parts = list(sheet.title)
+    if width is not None:
+        # Lines are broken between parts, where each fits on one.
+        mark = sheet.separator.rstrip()
+        parts = [part + _GLUE + mark.strip() if mark else part for part in parts[:-1]] + parts[-1:]
+        parts = [part.replace(" ", _GLUE) if width_of(part) <= width else part for part in parts]
+    separator = sheet.separator if width is None else sheet.separator[len(sheet.separator.rstrip()) :]
+    text = separator.join(parts)
+    first, *rest = (text if width is None else wrap(text, max(width, 12), 0).replace(_GLUE, " ")).split("\n")
     name = sheet.title[0]
     yield [Span(name, "bold"), Span(first[len(name) :], "dim")] if first.startswith(name) else [Span(first, "bold")]
     for line in rest:
@@ -101,7 +116,6 @@ def _finding(finding: Finding, number: int, indent: int, width: int | None) -> I
         if width is None or used + len(GAP) + width_of(arrow) <= width:
             lines[-1].append(Span(GAP + arrow, "cyan"))
         else:
-            # A command is left whole, to be copied, however narrow the terminal.
             lines.append([Span(" " * indent + arrow, "cyan")])
     lines[0].insert(0, head)
     yield from lines

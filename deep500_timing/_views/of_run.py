@@ -11,6 +11,7 @@ from deep500_timing._views.about import about_run
 from deep500_timing._views.columns import times
 from deep500_timing._views.findings import find, verdict_if_none
 from deep500_timing._views.first import first_note
+from deep500_timing._views.on_device import device_note
 from deep500_timing._views.table import LONGEST_NAME, Sheet
 from deep500_timing._views.tree_of_run import tree_of_run
 
@@ -96,7 +97,7 @@ def _notes(about: About, tree: Tree, rank: int) -> list[tuple[str, str]]:
                 for (name, device), number in concerned
             ]
             notes.append((counter, f"{', '.join(named)}: {text}"))
-    notes += first_note(tree)
+    notes += [*first_note(tree), *device_note(tree)]
     return [*notes, ("", _closing(about, tree, rank, any_failed=bool(tree.counters)))]
 
 

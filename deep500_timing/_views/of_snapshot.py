@@ -11,6 +11,7 @@ from deep500_timing._summary.snapshot import COUNTERS
 from deep500_timing._summary.text import GAP, format_bytes, safe_name, shorten
 from deep500_timing._views.findings import find, verdict_if_none
 from deep500_timing._views.first import first_note
+from deep500_timing._views.on_device import device_note
 from deep500_timing._views.table import LONGEST_NAME, Sheet
 from deep500_timing._views.tree_of_snapshot import tree_of_snapshot
 
@@ -36,7 +37,7 @@ def sheet_of(snapshot: Snapshot, step: int | None = None) -> Sheet:
         tree,
         findings,
         verdict_if_none(tree) if knows and not findings else "",
-        (*_notes(snapshot), *first_note(tree), *_of_tree(snapshot)),
+        (*_notes(snapshot), *first_note(tree), *device_note(tree), *_of_tree(snapshot)),
     )
 
 

@@ -167,7 +167,10 @@ def test_many_steps_are_drawn_together(tmp_path):
     start, bars, marks = (layer["data"]["values"] for layer in content.figures[0].panels[0].spec["layer"])
     assert 143 == len(bars)
     assert [(0, 45)] == [(box["step"], box["end"]) for box in start]
-    said = "The median step takes 10.00 ms, the longest 90.00 ms. 2 of 1000 took more than 4 × the median."
+    said = (
+        "The median step takes 10.00 ms, the longest 90.00 ms. "
+        "2 of 1000 took more than 4 × the median, warm-up included."
+    )
     assert said == content.figures[0].alt
     assert [("step 777", "90.00 ms")] == [(mark["what"], mark["time"]) for mark in marks]
     assert 777 == next(row[4] for row in content.figures[0].rows if row[3] == "90.00 ms")

@@ -81,7 +81,7 @@ class TestOnTheTestDevice:
 
     def test_an_engines_config_without_synchronization_takes_the_host(self, dev, monkeypatch):
         """``synchronized=False`` asks for the CPU's clock, as in the original."""
-        config = types.SimpleNamespace(enabled=True, synchronized=False)
+        config = types.types.SimpleNamespace(enabled=True, synchronized=False)
         timer = ThroughputTimer(config, batch_size=10, start_step=0)
         timer.start()
         timer.stop(global_step=True)
@@ -156,6 +156,10 @@ class Allocator:
         """Held at most."""
         return 400
 
+    def get_device_properties(self, device):
+        """What the device has."""
+        return types.SimpleNamespace(total_memory=500)
+
     def reset_peak_memory_stats(self, device=None):
         """What must not be called."""
         self.resets += 1
@@ -170,11 +174,19 @@ class TestMemory:
         return allocator
 
     def test_a_devices_four_numbers(self, allocator):
-        """Allocated, reserved, and the peaks of both, whatever kind of device it is."""
+        """Allocated, reserved, and the peaks of both, whatever kind of device it is; and how much it has."""
         usage = TorchMemory("cuda:1").read()
         assert usage.device == "cuda:1"
         assert (usage.device_allocated_bytes, usage.device_peak_allocated_bytes) == (100, 200)
         assert (usage.device_reserved_bytes, usage.device_peak_reserved_bytes) == (300, 400)
+        assert usage.device_total_bytes == 500
+
+    def test_a_device_without_properties(self, allocator, monkeypatch):
+        """What it has is not known, and the rest is read all the same."""
+        monkeypatch.setattr(Allocator, "get_device_properties", lambda self, device: types.SimpleNamespace())
+        usage = TorchMemory("cuda").read()
+        assert usage.device_total_bytes is None
+        assert usage.device_allocated_bytes == 100
 
     def test_the_users_peaks_are_not_reset(self, allocator):
         """Reading at every end leaves the framework's counters alone."""
@@ -187,7 +199,7 @@ class TestMemory:
 
     def test_what_a_device_does_not_say_is_none(self, monkeypatch):
         """A device that counts nothing has None, not 0."""
-        monkeypatch.setattr(torch_memory.torch, "get_device_module", lambda device: types.SimpleNamespace())
+        monkeypatch.setattr(torch_memory.torch, "get_device_module", lambda device: types.types.SimpleNamespace())
         usage = TorchMemory("xpu").read()
         assert usage.device == "xpu"
         assert usage.device_allocated_bytes is None

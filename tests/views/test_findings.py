@@ -5,12 +5,15 @@ from __future__ import annotations
 import random
 from contextlib import suppress
 
+import numpy as np
 import pytest
 from made_runs import made_rank
 
 from deep500_timing import Timer
 from deep500_timing._views.findings import find, verdict_if_none
 from deep500_timing._views.findings._find import ENVIRONMENT, RULES
+from deep500_timing._views.findings._statistics import trend_of
+from deep500_timing._views.of_run import sheet_of_run
 from deep500_timing._views.tree_of_run import tree_of_run
 from deep500_timing._views.tree_of_snapshot import tree_of_snapshot
 from deep500_timing.runs import Run
@@ -115,6 +118,36 @@ def remembering(growth):
         made.log.sample("process.rss_bytes", (2000 + growth * step + dice.gauss(0, 5)) * 2**20, region="BATCH")
 
     return lambda folder: train(folder, 120, after=sample)
+
+
+def filling(growth, size_gib=80):
+    """What tensors occupy on a device of 80 GiB grows by so many MiB a step, from 20 GiB on."""
+
+    def sample(made, step):
+        dice = random.Random(step)
+        occupied = (20 * 1024 + growth * step + dice.gauss(0, 5)) * 2**20
+        made.log.sample("memory.device_allocated_bytes", occupied, region="BATCH")
+        made.log.sample("memory.device_total_bytes", size_gib * 2**30, region="BATCH")
+
+    return lambda folder: train(folder, 120, after=sample)
+
+
+def sampled(*percents, every_ms=25, **parts):
+    """Every 25 ms NVML reads how busy each device is, by a percentage or a function of the step."""
+
+    def make(folder):
+        with made_rank(folder) as made:
+            for step in range(80):
+                with made.region("BATCH"):
+                    for name, took in {"IO": 2, "FORWARD": 48, "BACKWARD": 50, **parts}.items():
+                        with made.region(name):
+                            for _ in range(took // every_ms):
+                                made.wait(every_ms * MS)
+                                for index, busy in enumerate(percents):
+                                    made.log.sample(f"gpu{index}.utilization_percent", busy + (step % 5 - 2))
+                            made.wait(took % every_ms * MS)
+
+    return make
 
 
 def throttled(often):
@@ -236,12 +269,82 @@ def test_a_rule_is_silent(findings, rule):
             "launch-bound",
             "The device is idle for 75 % of BATCH, most of it in FORWARD: the CPU does not keep it busy.",
         ),
-        ("copies", "COPY takes 18 % of BATCH, 20.0 ms a step, not overlapped."),
+        (
+            "copies",
+            "COPY takes 18 % of BATCH, 20.0 ms a step, not overlapped: the CPU waits for it, "
+            "as for a copy from pageable memory or without non_blocking.",
+        ),
     ],
 )
 def test_what_is_said(findings, rule, text):
     """The fact with its number, then where, then why."""
     assert [text] == [finding.text for finding in findings(CASES[rule][0]) if finding.rule == rule]
+
+
+def said(findings, make, rule):
+    """The sentences of a rule about a run."""
+    return [finding.text for finding in findings(make) if finding.rule == rule]
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (
+            filling(30),
+            "Memory grows by 30.02 MiB a step, from 20.88 GiB to 23.49 GiB (memory.device_allocated_bytes), "
+            "read at the end of BATCH: at this rate the 80.00 GiB of the device are full in 1900 steps.",
+        ),
+        (
+            remembering(3),
+            "Memory grows by 3.04 MiB a step, from 2.04 GiB to 2.30 GiB (process.rss_bytes), read at the end of BATCH.",
+        ),
+    ],
+    ids=["device", "host"],
+)
+def test_when_a_device_will_be_full(findings, make, text):
+    """A device's size is read with what it holds; the host's limit is known to nobody, and nothing is said of it."""
+    assert [text] == said(findings, make, "memory-grows")
+
+
+def test_a_device_that_fills_slowly_is_not_foretold(findings):
+    """Growth within the noise has no end that could be told."""
+    assert [] == said(findings, filling(0), "memory-grows")
+
+
+def test_a_device_without_timed_regions_is_idle_by_its_samples(findings):
+    """How busy all keep it bounds how busy this run does."""
+    assert [
+        "The device is idle for at least 55 % of BATCH, by 240 samples of its utilisation: "
+        "the CPU does not keep it busy."
+    ] == said(findings, sampled(45), "launch-bound")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(sampled(90), id="busy"),
+        pytest.param(sampled(45, IO=50, FORWARD=25, BACKWARD=25), id="waits for data"),
+        pytest.param(sampled(2), id="of nobody"),
+        pytest.param(sampled(45, 45), id="one of two"),
+        pytest.param(sampled(45, every_ms=50, FORWARD=10, BACKWARD=10), id="no samples"),
+    ],
+)
+def test_samples_that_tell_nothing(findings, make):
+    """Of a device that is busy, starved, not this run's, or one of several, nothing is concluded."""
+    assert [] == said(findings, make, "launch-bound")
+
+
+def test_a_copy_for_which_the_cpu_does_not_wait(findings):
+    """That it waits is measured: where it runs ahead nothing is said of pageable memory."""
+    assert ["COPY takes 18 % of BATCH, 20.0 ms a step, not overlapped."] == said(
+        findings, on_device(COPY=(1, 20), FORWARD=(10, 90)), "copies"
+    )
+
+
+def test_the_longest_copy_is_named(findings):
+    """Of two regions of copies the one that takes longer."""
+    (text,) = said(findings, on_device(COPY=(2, 2), transfer=(20, 20), FORWARD=(10, 90)), "copies")
+    assert text.startswith("transfer takes 18 % of BATCH")
 
 
 def test_the_late_rank_is_named_with_its_cause(findings):
@@ -523,3 +626,47 @@ def test_what_overlaps_is_not_called_unnamed(findings):
                     made.wait(0.1)
 
     assert [] == [finding.text for finding in findings(make) if finding.rule == "unnamed"]
+
+
+@pytest.mark.parametrize(
+    ("parts", "note"),
+    [
+        (
+            {"FORWARD": (10, 40), "BACKWARD": (12, 70)},
+            "busy for 100 % of BATCH with the regions timed on it; in BACKWARD the CPU runs ahead of it: "
+            "12.0 ms against 70.0 ms",
+        ),
+        (
+            {"FORWARD": (60, 10), "BACKWARD": (60, 20)},
+            "busy for 25 % of BATCH with the regions timed on it; in BACKWARD the CPU takes longer, so it waits: "
+            "60.0 ms against 20.0 ms",
+        ),
+        (
+            {"FORWARD": (70, 70), "BACKWARD": (12, 12)},
+            "busy for 100 % of BATCH with the regions timed on it; in FORWARD the CPU takes as long, so one waits for "
+            "the other: 70.0 ms against 70.0 ms",
+        ),
+    ],
+    ids=["ahead", "behind", "alike"],
+)
+def test_the_devices_line(tmp_path, parts, note):
+    """Beneath a table with a device's times: how busy it was, and how the CPU kept pace."""
+    on_device(**parts)(tmp_path / "run")
+    with Run.open(tmp_path / "run") as run:
+        notes = dict(sheet_of_run(run).notes)
+    assert note == notes["device"]
+
+
+def test_without_a_device_nothing_is_said_of_it(tmp_path):
+    """A run on the CPU has no such line."""
+    train(tmp_path / "run", 20)
+    with Run.open(tmp_path / "run") as run:
+        assert "device" not in dict(sheet_of_run(run).notes)
+
+
+def test_a_steep_slope_is_no_noise(findings):
+    """The steeper the growth, the surer it is, however unevenly the values divide into blocks."""
+    chances = [
+        trend_of(slope * np.arange(90.0) + np.random.default_rng(0).normal(100, 5, 90)).chance for slope in (1, 30)
+    ]
+    assert chances[1] <= chances[0] < 1e-4

@@ -9,6 +9,7 @@ import numpy as np
 from deep500_timing._views.findings import _thresholds as at_least
 from deep500_timing._views.findings._evidence import WAIT, name_of, percent, took
 from deep500_timing._views.findings._finding import Finding
+from deep500_timing._views.on_device import AHEAD, ALIKE, busy_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,11 +41,13 @@ def launch_bound(evidence: Evidence) -> Iterator[Finding]:
     """The device has nothing timed to do for a part of the steady step, and the wait for data is not why."""
     timed = _timed(evidence)
     if timed is None or not timed[1]:
+        yield from _idle_by_samples(evidence)
         return
-    step, inside = timed
-    assert step.gpu is not None
-    whole_s = max(step.total_s or 0.0, step.gpu.total_s)
-    idle_s = whole_s - sum(child.gpu.total_s for child in inside if child.gpu is not None)
+    step, _ = timed
+    busy = busy_in(step)
+    assert busy is not None
+    whole_s, busy_s = busy
+    idle_s = whole_s - busy_s
     if idle_s < at_least.IDLE_SHARE * whole_s:
         return
     alone = {
@@ -65,6 +68,37 @@ def launch_bound(evidence: Evidence) -> Iterator[Finding]:
     )
 
 
+def _idle_by_samples(evidence: Evidence) -> Iterator[Finding]:
+    # NVML says for which part of up to a second before a sample any kernel ran, of whatever process: no more than that
+    # was this run's. Of several devices nobody knows which one it uses.
+    found = [
+        sampled
+        for (rank, metric, _), sampled in evidence.samples.items()
+        if rank == evidence.rank and metric.startswith("gpu") and metric.endswith(".utilization_percent")
+    ]
+    step, steps = evidence.step_node, evidence.steady
+    if len(found) != 1 or step is None or step.gpu is not None or steps is None or not len(steps.durations_s):
+        return
+    at, busy = found[0]
+    place = np.searchsorted(steps.starts_s, at, side="right") - 1
+    busy = busy[(place >= 0) & (at <= steps.starts_s[place] + steps.durations_s[place])]
+    if len(busy) < at_least.SAMPLES_LEAST:
+        return
+    idle = 1 - float(busy.mean()) / 100
+    waits = sum(child.share or 0.0 for child in step.children if child.name == WAIT)
+    if not at_least.IDLE_SHARE <= idle <= at_least.UNUSED_SHARE or waits >= idle / 2:
+        return
+    yield Finding(
+        "launch-bound",
+        f"The device is idle for at least {percent(idle)} of {name_of(step.name)}, by {len(busy)} samples of its "
+        "utilisation",
+        why="the CPU does not keep it busy",
+        cost_s=idle * float(steps.durations_s.sum()),
+        anchor="devices",
+        rank=evidence.rank,
+    )
+
+
 def cpu_waits_for_gpu(evidence: Evidence) -> Iterator[Finding]:
     """In one region the CPU takes as long as the device, while it runs ahead of it in another: it waits there."""
     timed = _timed(evidence)
@@ -73,8 +107,8 @@ def cpu_waits_for_gpu(evidence: Evidence) -> Iterator[Finding]:
     step, inside = timed
     assert step.total_s is not None
     long = [child for child in inside if child.gpu and child.gpu.total_s >= at_least.FOLLOWS_SHARE * step.total_s]
-    ahead = [child for child in long if _ratio(child) < at_least.AHEAD_RATIO]
-    follows = [child for child in long if abs(_ratio(child) - 1) <= at_least.FOLLOWS_RATIO]
+    ahead = [child for child in long if _ratio(child) < AHEAD]
+    follows = [child for child in long if abs(_ratio(child) - 1) <= ALIKE]
     if not ahead or not follows:
         return
     worst = max(follows, key=lambda child: child.total_s or 0.0)
@@ -104,20 +138,27 @@ def copies(evidence: Evidence) -> Iterator[Finding]:
         return
     found = [node for node in step.walk() if any(word in node.name.lower() for word in _COPIES) and not node.is_rest]
     whole_s = max(step.total_s, step.gpu.total_s if step.gpu is not None else 0.0)
-    for node in found[:1]:
-        spent = max(node.total_s or 0.0, node.gpu.total_s if node.gpu is not None else 0.0)
-        if node.count >= at_least.LEAST_STEPS and spent >= at_least.COPY_SHARE * whole_s:
-            overlapped = "overlapped with other work" if node.overlaps else "not overlapped"
-            yield Finding(
-                "copies",
-                f"{name_of(node.name)} takes {percent(spent / whole_s)} of {name_of(step.name)}, "
-                f"{took(spent / node.count)} a step",
-                where=overlapped,
-                cost_s=spent,
-                anchor="tree",
-                region=node.path,
-                rank=evidence.rank,
-            )
+    node = max(found, key=_spent_s, default=None)
+    if node is None or node.count < at_least.LEAST_STEPS or _spent_s(node) < at_least.COPY_SHARE * whole_s:
+        return
+    why = ""
+    if node.gpu is not None and abs(_ratio(node) - 1) <= ALIKE:
+        why = "the CPU waits for it, as for a copy from pageable memory or without non_blocking"
+    yield Finding(
+        "copies",
+        f"{name_of(node.name)} takes {percent(_spent_s(node) / whole_s)} of {name_of(step.name)}, "
+        f"{took(_spent_s(node) / node.count)} a step",
+        where="overlapped with other work" if node.overlaps else "not overlapped",
+        why=why,
+        cost_s=_spent_s(node),
+        anchor="tree",
+        region=node.path,
+        rank=evidence.rank,
+    )
+
+
+def _spent_s(node: Node) -> float:
+    return max(node.total_s or 0.0, node.gpu.total_s if node.gpu is not None else 0.0)
 
 
 def throttled(evidence: Evidence) -> Iterator[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import floor, log10
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,10 +17,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from deep500_timing._views.findings._evidence import Evidence
+    from deep500_timing._views.findings._statistics import Trend
 
 _WARM_UP = 0.25
 """Share of the samples in which caches and pools fill."""
 _SYSTEM_WIDE = ("system.", "gpu")
+_CAPACITY = "memory.device_total_bytes"
+_ON_DEVICE = "memory.device_"
 
 
 def memory_grows(evidence: Evidence) -> Iterator[Finding]:
@@ -27,7 +31,12 @@ def memory_grows(evidence: Evidence) -> Iterator[Finding]:
     worst: tuple[float, Finding] | None = None
     for (rank, metric, region), (at, values) in sorted(evidence.samples.items()):
         of_memory = metric.endswith("_bytes") and ("memory" in metric or "rss" in metric) and ".max_" not in metric
-        if not of_memory or metric.startswith(_SYSTEM_WIDE) or len(values) < at_least.SAMPLES_LEAST:
+        if (
+            not of_memory
+            or metric.startswith(_SYSTEM_WIDE)
+            or metric == _CAPACITY
+            or len(values) < at_least.SAMPLES_LEAST
+        ):
             continue
         kept = slice(int(_WARM_UP * len(values)), None)
         found = trend_of(values[kept])
@@ -49,6 +58,7 @@ def memory_grows(evidence: Evidence) -> Iterator[Finding]:
             f"Memory{on} grows by {rate}, from {format_bytes(found.start)} to {format_bytes(found.end)} "
             f"({name_of(metric)})",
             where=where,
+            why=_when_full(evidence, rank, metric, region, found, during),
             anchor="memory",
             rank=rank,
         )
@@ -56,3 +66,23 @@ def memory_grows(evidence: Evidence) -> Iterator[Finding]:
             worst = (grown, finding)
     if worst is not None:
         yield worst[1]
+
+
+def _when_full(evidence: Evidence, rank: int, metric: str, region: str, found: Trend, during: int) -> str:
+    # Of a device, whose size is read with it. What the host has left depends on limits that no reading tells.
+    _, sizes = evidence.samples.get((rank, _CAPACITY, region), (None, ()))
+    if not metric.startswith(_ON_DEVICE) or not len(sizes) or not during:
+        return ""
+    size = float(sizes[-1])
+    left = (size - found.end) * during
+    least, most = found.rise_ci
+    if left <= 0 or least <= 0:
+        return ""
+    about, soonest, latest = (_two_digits(left / rise) for rise in (found.end - found.start, most, least))
+    within = f" ({soonest} to {latest})" if soonest != latest else ""
+    return f"at this rate the {format_bytes(size)} of the device are full in {about} steps{within}"
+
+
+def _two_digits(count: float) -> str:
+    step = 10 ** max(floor(log10(max(count, 1))) - 1, 0)
+    return str(round(count / step) * step)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 _BLOCKS = 40
 _LEAST_BLOCKS = 8
+_TWO_SIDED_95 = 1.959964
 
 
 class Trend(NamedTuple):
@@ -27,6 +28,8 @@ class Trend(NamedTuple):
     """Its last."""
     chance: float
     """Probability of such an order of values, or one that rises more, in a series without a trend."""
+    rise_ci: tuple[float, float]
+    """Where ``end - start`` lies with 95 % confidence."""
 
 
 def trend_of(values: Floats) -> Trend | None:
@@ -34,23 +37,38 @@ def trend_of(values: Floats) -> Trend | None:
 
     Theil's slope (the median of the slopes between pairs, Theil 1950, Sen 1968) of the medians of up to 40 blocks, and
     Mann-Kendall's test of it, its variance widened by how much blocks depend on their neighbours (Hamed and Rao 1998,
-    with the autocorrelation of what is left when the line is taken off).
+    with the autocorrelation of what is left when the line is taken off). The slope's interval is Sen's: as many of the
+    ordered slopes on either side of their median as that variance admits.
     """
     blocks = np.array_split(np.asarray(values, dtype=np.float64), min(_BLOCKS, len(values)))
     if len(blocks) < _LEAST_BLOCKS:
         return None
     medians = np.array([np.median(block) for block in blocks])
     count = len(medians)
+    # Blocks differ in length by one: a steep line through their numbers would leave a bend, as if neighbours depended.
+    sizes = np.array([len(block) for block in blocks])
+    at = np.cumsum(sizes) - (sizes + 1) / 2
+    last = len(values) - 1
     low, high = np.triu_indices(count, 1)
     differences = medians[high] - medians[low]
-    slope = float(np.median(differences / (high - low)))
-    middle = float(np.median(medians - slope * np.arange(count)))
-    start, end = middle, middle + slope * (count - 1)
-    left = medians - (middle + slope * np.arange(count))
+    slopes = np.sort(differences / (at[high] - at[low]))
+    slope = float(np.median(slopes))
+    middle = float(np.median(medians - slope * at))
+    start, end = middle, middle + slope * last
+    left = medians - (middle + slope * at)
     score = float(np.sign(differences).sum())
     variance = count * (count - 1) * (2 * count + 5) / 18 * _widening(left)
     z = (score - np.sign(score)) / math.sqrt(variance)
-    return Trend((end - start) / start if start > 0 else 0.0, start, end, 0.5 * math.erfc(z / math.sqrt(2)))
+    beside = _TWO_SIDED_95 * math.sqrt(variance)
+    least = slopes[max(math.floor((len(slopes) - beside) / 2), 0)]
+    most = slopes[min(math.ceil((len(slopes) + beside) / 2), len(slopes) - 1)]
+    return Trend(
+        growth=(end - start) / start if start > 0 else 0.0,
+        start=start,
+        end=end,
+        chance=0.5 * math.erfc(z / math.sqrt(2)),
+        rise_ci=(float(least) * last, float(most) * last),
+    )
 
 
 def _widening(left: Floats) -> float:

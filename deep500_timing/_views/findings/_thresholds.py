@@ -13,15 +13,14 @@ WAIT_S = 1e-3
 """waits-for-data: a step."""
 IDLE_SHARE = 0.20
 """launch-bound: share of the steady BATCH in which the device has nothing timed to do."""
+UNUSED_SHARE = 0.95
+"""launch-bound: a device that is sampled as idle for more than that is not this run's."""
 COPY_SHARE = 0.10
 """copies: share of BATCH."""
 THROTTLED_SHARE = 0.05
 """throttled: share of the samples."""
-FOLLOWS_RATIO = 0.10
-"""cpu-waits-for-gpu: how close a region's CPU time is to its GPU time."""
 FOLLOWS_SHARE = 0.10
-"""cpu-waits-for-gpu: share of BATCH; and the CPU runs ahead in another region by :data:`AHEAD_RATIO`."""
-AHEAD_RATIO = 0.7
+"""cpu-waits-for-gpu: share of BATCH; how close the times are, and when the CPU runs ahead: ``_views/on_device.py``."""
 SPIKE_RATIO = 4.0
 """spikes: times the median."""
 SPIKE_LEAST = 3

@@ -20,6 +20,8 @@ _READING = (
     "is a number that is not known, or that would stand on too few values; it is never 0."
 )
 
+_NOTHING_LOST = "Nothing was lost: no interval was dropped, no byte of a log is damaged, and no part of one is missing."
+
 
 class NotMeasured:
     """The end of the page."""
@@ -59,12 +61,13 @@ class NotMeasured:
         ]
         tables: list[tuple[str, tuple[str, ...], Sequence[Sequence[object]]]] = [
             ("Left out of this page", ("what", "why"), missing),
-            ("Lost", ("what", "how much"), lost),
+            ("Lost", ("what", "how much"), lost if any(much for _, much in lost) else []),
             ("In no time", ("region", "device", "what", "how often"), counters[:_MOST]),
             ("Environment", ("what", "value"), [row for row in environment if row[1] is not None]),
         ]
         made_by = f"Made by: deep500-timing report {safe_name(about.folder)}"
-        return Content(text=(_READING, made_by), tables=tuple(table for table in tables if table[2]))
+        text = (_READING, made_by) if any(much for _, much in lost) else (_READING, _NOTHING_LOST, made_by)
+        return Content(text=text, tables=tuple(table for table in tables if table[2]))
 
 
 def _most_memory(context: Context) -> str | None:

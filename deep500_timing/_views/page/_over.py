@@ -75,7 +75,9 @@ def _row(row: dict[str, Any]) -> tuple[object, ...]:
 
 def _spiked(number: int, of: int) -> str:
     return (
-        f"{number} of {of} took more than {_SPIKE} × the median." if number else f"None is over {_SPIKE} × the median."
+        f"{number} of {of} took more than {_SPIKE} × the median, warm-up included."
+        if number
+        else f"None is over {_SPIKE} × the median."
     )
 
 

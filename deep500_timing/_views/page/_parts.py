@@ -6,8 +6,8 @@ from typing import Any
 
 from deep500_timing._summary.text import SIZE_UNITS
 
-TIME_LABELS = "format(datum.value, '~s') + 's'"
-"""Seconds with their prefix: 20ms, 500µs."""
+TIME_LABELS = r"replace(format(datum.value, '~s'), /([a-zµ]?)$/, '\u00a0$1s')"
+"""Seconds with their prefix: 20 ms, 500 µs."""
 BYTE_LABELS = (
     "".join(
         f"datum.value >= {scale} ? format(datum.value / {scale}, '.4~r') + ' {unit}' : " for scale, unit in SIZE_UNITS

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from deep500_timing._summary.text import format_time
 from deep500_timing._views.page._context import literal
-from deep500_timing._views.page._parts import data, rounded, tooltip
+from deep500_timing._views.page._parts import TIME_LABELS, data, rounded, tooltip
 from deep500_timing._views.page._section import Content, Figure, Panel
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def _spec(late: dict[tuple[int, int], float], ranks: tuple[int, ...], share: int
                     "clamp": True,
                     "interpolate": "lab",
                 },
-                "legend": {"title": None, "labelExpr": "format(datum.value, '.2~s') + 's'", "gradientLength": 100},
+                "legend": {"title": None, "labelExpr": TIME_LABELS.replace("~s", ".2~s"), "gradientLength": 100},
             },
             "tooltip": tooltip(rank="rank", step="from step", late="against the median"),
         },

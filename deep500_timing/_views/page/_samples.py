@@ -55,10 +55,10 @@ def _family(metric: str) -> str:
 
 def _figure(context: Context, name: str, metrics: list[dict[str, Any]]) -> Figure:
     begin = min((row["first"] for row in metrics if row["first"] is not None), default=0)
-    panels = tuple(Panel(_spec(context, row, begin), shown(row["metric"] or "")) for row in metrics[:_MOST])
-    said = "; ".join(
-        f"{shown(row['metric'] or '')} {_value(row, 'low')} to {_value(row, 'high')}" for row in metrics[:_MOST]
-    )
+    # What a device has is one number: a line says no more than the table.
+    drawn = [row for row in metrics if not (row["metric"] or "").endswith("_total_bytes")][:_MOST]
+    panels = tuple(Panel(_spec(context, row, begin), shown(row["metric"] or "")) for row in drawn)
+    said = "; ".join(f"{shown(row['metric'] or '')} {_value(row, 'low')} to {_value(row, 'high')}" for row in drawn)
     return Figure(
         name,
         f"{said}.",
@@ -66,7 +66,7 @@ def _figure(context: Context, name: str, metrics: list[dict[str, Any]]) -> Figur
         ("metric", "unit", "samples", "lowest", "mean", "highest"),
         [_row(row) for row in metrics],
         note="The line is the mean of all ranks, the band from the lowest to the highest."
-        + (f" {_MOST} of {len(metrics)} are drawn; all are in the table." if len(metrics) > _MOST else ""),
+        + (f" {len(drawn)} of {len(metrics)} are drawn; all are in the table." if len(metrics) > len(drawn) else ""),
     )
 
 

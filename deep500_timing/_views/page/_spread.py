@@ -91,7 +91,7 @@ def _spec(context: Context, node: Node, bins: dict[int, int]) -> dict[str, Any]:
                 "type": "quantitative",
                 "bin": {"binned": True},
                 "scale": scale | {"domain": [edges[0] / 1e9, edges[-1] / 1e9]},
-                "axis": time_axis(None) | {"tickCount": 3, "grid": False, "labelOverlap": True},
+                "axis": time_axis(None) | {"tickCount": 3, "grid": False, "labelOverlap": True, "labelSeparation": 8},
             },
             "x2": {"field": "to"},
             "y": {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._summary.text import format_time
+from deep500_timing._summary.text import format_time, safe_name
 from deep500_timing._views.page._colours import on
 from deep500_timing._views.page._context import literal, shown
 from deep500_timing._views.page._parts import ZOOM, colour_by_datum, data, fitting, rounded, time_axis, tooltip
@@ -46,7 +46,10 @@ class Typical:
             figures.append(_figure(context, row["slowest"], f"Step {row['slowest']['step']}, the slowest"))
         return Content(
             tuple(figures),
-            ("Drag to move, Ctrl and the wheel to zoom, or the buttons. The whole run: deep500-timing timeline.",),
+            (
+                "Drag to move, Ctrl and the wheel to zoom, or the buttons. "
+                f"The whole run: deep500-timing timeline {safe_name(context.about.folder)}",
+            ),
         )
 
 
@@ -73,6 +76,7 @@ def _figure(context: Context, step: dict[str, Any], title: str) -> Figure:
     bars, labels, height = _lay(context, rows, starts, clock, top)
     end = max((bar["end"] for bar in bars), default=1.0)
     longest = format_time(step["longest"] / 1e9)
+    on_rank = f", on rank {step['rank']} longest" if len(context.about.ranks) > 1 else ""
     note = "" if one_clock else "Each rank begins at 0: their hosts' clocks are not compared. "
     if one_clock and within_s > 0:
         note = f"Their hosts' clocks are compared to within {format_time(within_s)}. "
@@ -82,7 +86,7 @@ def _figure(context: Context, step: dict[str, Any], title: str) -> Figure:
         note += f"Of {len(context.about.ranks)} ranks {len(ranks)} are shown."
     return Figure(
         title,
-        f"It took {longest}, on rank {step['rank']} longest.",
+        f"It took {longest}{on_rank}.",
         (Panel(_spec(bars, labels, height, end)),),
         ("rank", "row", "region", "begins at", "takes"),
         [(bar["rank"], bar["track"], bar["region"], format_time(bar["start"]), bar["takes"]) for bar in bars[:200]],

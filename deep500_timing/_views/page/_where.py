@@ -56,7 +56,12 @@ def _figure(context: Context, tree: Tree, *, on_device: bool) -> Figure:
                 "field": "x",
                 "type": "quantitative",
                 "scale": {"domain": [0, 1], "nice": False},
-                "axis": {"format": "%", "title": None, "grid": False, "tickCount": 5},
+                "axis": {
+                    "labelExpr": "format(100 * datum.value, 'd') + '\u00a0%'",
+                    "title": None,
+                    "grid": False,
+                    "tickCount": 5,
+                },
             },
             "x2": {"field": "x2"},
             "y": {

@@ -1,0 +1,61 @@
+"""How busy the device was in a step, and how the CPU kept pace with it, in one line beneath a table."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from deep500_timing._summary.text import safe_name, shorten
+from deep500_timing._views.columns import share, times
+
+if TYPE_CHECKING:
+    from deep500_timing._views.tree import Node, Tree
+
+AHEAD = 0.7
+"""The CPU's time as a share of the device's, below which it ran ahead."""
+ALIKE = 0.1
+"""How close they are for the CPU to have taken as long."""
+LEAST_COUNT = 3
+"""Of fewer times the medians say little."""
+_WIDTH = 32
+
+
+def busy_in(step: Node) -> tuple[float, float] | None:
+    """The seconds of a region, and in how many of them a region directly inside it was timed on the device.
+
+    None where none was: the region's own time there is from the moment the device reached it to the moment it was
+    done, whatever the device did between.
+    """
+    inside = [child.gpu.total_s for child in step.children if child.gpu is not None]
+    if step.gpu is None or step.total_s is None or not inside:
+        return None
+    whole_s = max(step.total_s, step.gpu.total_s)
+    return whole_s, min(sum(inside), whole_s)
+
+
+def device_note(tree: Tree) -> list[tuple[str, str]]:
+    """The line, or none."""
+    step = next((node for node in tree.named("BATCH") if node.gpu is not None and node.total_s), None)
+    busy = None if step is None else busy_in(step)
+    if step is None or busy is None:
+        return []
+    whole_s, busy_s = busy
+    said = f"busy for {share(busy_s / whole_s)} of BATCH with the regions timed on it"
+    longest = max((child for child in step.children if child.gpu is not None), key=_on_device_s)
+    if longest.gpu is None or longest.count < LEAST_COUNT or longest.median_s is None or not longest.gpu.median_s:
+        return [("device", said)]
+    on_cpu, on_device = times([longest.median_s])[0], times([longest.gpu.median_s])[0]
+    pace = _pace(longest.median_s / longest.gpu.median_s)
+    name = shorten(safe_name(longest.name), _WIDTH)
+    return [("device", f"{said}; in {name} the CPU {pace}: {on_cpu} against {on_device}")]
+
+
+def _on_device_s(node: Node) -> float:
+    return 0.0 if node.gpu is None else node.gpu.total_s
+
+
+def _pace(ratio: float) -> str:
+    if ratio < AHEAD:
+        return "runs ahead of it"
+    if abs(ratio - 1) <= ALIKE:
+        return "takes as long, so one waits for the other"
+    return "takes longer, so it waits" if ratio > 1 else "takes less"
