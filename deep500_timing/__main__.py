@@ -13,8 +13,12 @@ import sys
 
 def main() -> None:
     """Run the command and end the process with its exit code."""
-    from deep500_timing._command._app import main as run
+    from deep500_timing.exceptions import MissingPackageError
 
+    try:
+        from deep500_timing._command._app import main as run
+    except MissingPackageError as error:
+        sys.exit(f"Error: {error}")
     is_module = sys.argv[0].endswith("__main__.py")
     sys.exit(run(prog_name="python -m deep500_timing" if is_module else "deep500-timing"))
 

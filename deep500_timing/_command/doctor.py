@@ -97,7 +97,7 @@ def _extras() -> dict[str, dict[str, str | None]]:
         match = _REQUIREMENT.match(requirement)
         if match is not None:
             package, extra = match.groups()
-            extras.setdefault(extra, {})[package] = _version(package)
+            extras.setdefault(extra, {})[package] = _version(package) or _version_of_other(package)
     return extras
 
 
@@ -106,6 +106,15 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
+
+
+def _version_of_other(package: str) -> str | None:
+    # What another distribution brings as well, as tensorflow-cpu and tensorflow-rocm do.
+    for other in metadata.packages_distributions().get(package.replace("-", "_"), []):
+        version = _version(other)
+        if version is not None:
+            return f"{version} ({other})"
+    return None
 
 
 def _lines(found: dict[str, Any]) -> list[str]:

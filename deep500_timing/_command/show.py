@@ -20,10 +20,14 @@ def command(folder: str, rank: int | None, session: int | None, off: tuple[str, 
     """
     from deep500_timing._command._output import busy, print_sheet
     from deep500_timing._views.drawing import draw
+    from deep500_timing._views.findings._find import RULES
     from deep500_timing._views.of_run import sheet_of_run
     from deep500_timing._views.terminal import put, width_for
     from deep500_timing.runs import Run
 
+    unknown = sorted({*off} - RULES.keys())
+    if unknown:
+        raise click.BadParameter(f"There is no rule {unknown[0]!r}; there are {', '.join(RULES)}.", param_hint="--off")
     with busy("Reading the run"), Run.open(folder) as run:
         sheet = sheet_of_run(run, rank=rank, session=session, off=off)
         if as_json:

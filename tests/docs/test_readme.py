@@ -1,4 +1,4 @@
-"""What the README shows is what happens: its Python blocks run, and its links lead somewhere."""
+"""What the README shows is what happens: its Python blocks run (links and commands: ``test_pages.py``)."""
 
 from __future__ import annotations
 
@@ -61,10 +61,3 @@ def test_batch_of_the_loop_holds_its_io() -> None:
     assert 100 == len(waits) == len(batches)
     for (asked_ns, there_ns), (began_ns, ended_ns) in zip(waits, batches, strict=True):
         assert began_ns <= asked_ns <= there_ns <= ended_ns
-
-
-def test_links_lead_somewhere() -> None:
-    """Every file that the README links to exists."""
-    links = re.findall(r"\]\((?!https?:)([^)#]+)\)", README)
-    assert links
-    assert [] == [link for link in links if not (ROOT / link).exists()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,10 +14,13 @@ from pathlib import Path
 import pytest
 from made_runs import made_rank
 
-from deep500_timing._command import _app
+from deep500_timing._command import _app, doctor
 from deep500_timing._command._app import main
 from deep500_timing._command._table import COMMANDS
 from deep500_timing._summary.text import width_of
+from deep500_timing._views.drawing import render
+from deep500_timing._views.of_run import sheet_of_run
+from deep500_timing.runs import Run
 
 HOSTILE = "\x1b]0;owned\x07\x1b[31mred\u202e\n<script>[bold]"
 ESCAPE = "\x1b"
@@ -240,8 +244,46 @@ def test_show_as_json_has_the_tree(call, folders):
 def test_a_finding_that_is_none_cannot_be_switched_off(call, folders):
     """The rules there are are named."""
     code, _, err = call("show", folders / "one", "--off", "nonsense")
-    assert _app.WRONG_DATA == code
+    assert _app.WRONG_USE == code
     assert "waits-for-data" in err
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_lines_are_broken_where_nothing_is_lost(folders, width):
+    """A heading between its parts, where each fits on a line; a command to be copied nowhere."""
+    with Run.open(folders / "hostile") as run:
+        sheet = sheet_of_run(run)
+        lines = render(sheet, width=width).splitlines()
+    heading = lines[: lines.index("")]
+    whole = " · ".join(sheet.title)
+    assert whole == " ".join(heading)
+    assert all(line.endswith(" ·") for line in heading[:-1])
+    assert all(width_of(line) <= width for line in heading)
+    command = f"deep500-timing report {shlex.quote(str(folders / 'hostile'))}"
+    assert [command] == [line[line.index(command) :] for line in lines if command in line]
+
+
+def test_without_click_the_command_says_what_installs_it(folders):
+    """In one line, without a traceback."""
+    program = (
+        "import runpy, sys; sys.modules['click'] = None; sys.argv = ['deep500-timing', 'show', 'x']; "
+        "runpy.run_module('deep500_timing', run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert 1 == done.returncode
+    said = "Error: The command deep500-timing requires click; pip install 'deep500-timing[runs]'\n"
+    assert ("", said) == (done.stdout, done.stderr)
+
+
+def test_a_package_that_another_distribution_brings_is_not_missing(monkeypatch):
+    """TensorFlow for the processor alone is TensorFlow."""
+    versions = {"tensorflow-cpu": "2.21.0"}
+    monkeypatch.setattr(doctor, "_version", versions.get)
+    monkeypatch.setattr(doctor.metadata, "packages_distributions", lambda: {"tensorflow": ["tensorflow-cpu"]})
+    monkeypatch.setattr(
+        doctor.metadata, "requires", lambda name: ["tensorflow; extra == 'tf'", "numba; extra == 'jit'"]
+    )
+    assert {"tf": {"tensorflow": "2.21.0 (tensorflow-cpu)"}, "jit": {"numba": None}} == doctor._extras()
 
 
 def test_a_step_that_is_none(call, folders):

@@ -81,7 +81,7 @@ class TestOnTheTestDevice:
 
     def test_an_engines_config_without_synchronization_takes_the_host(self, dev, monkeypatch):
         """``synchronized=False`` asks for the CPU's clock, as in the original."""
-        config = types.types.SimpleNamespace(enabled=True, synchronized=False)
+        config = types.SimpleNamespace(enabled=True, synchronized=False)
         timer = ThroughputTimer(config, batch_size=10, start_step=0)
         timer.start()
         timer.stop(global_step=True)
@@ -199,7 +199,7 @@ class TestMemory:
 
     def test_what_a_device_does_not_say_is_none(self, monkeypatch):
         """A device that counts nothing has None, not 0."""
-        monkeypatch.setattr(torch_memory.torch, "get_device_module", lambda device: types.types.SimpleNamespace())
+        monkeypatch.setattr(torch_memory.torch, "get_device_module", lambda device: types.SimpleNamespace())
         usage = TorchMemory("xpu").read()
         assert usage.device == "xpu"
         assert usage.device_allocated_bytes is None
