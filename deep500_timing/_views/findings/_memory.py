@@ -70,10 +70,10 @@ def memory_grows(evidence: Evidence) -> Iterator[Finding]:
 
 def _when_full(evidence: Evidence, rank: int, metric: str, region: str, found: Trend, during: int) -> str:
     # Of a device, whose size is read with it. What the host has left depends on limits that no reading tells.
-    _, sizes = evidence.samples.get((rank, _CAPACITY, region), (None, ()))
-    if not metric.startswith(_ON_DEVICE) or not len(sizes) or not during:
+    sizes = evidence.samples.get((rank, _CAPACITY, region))
+    if not metric.startswith(_ON_DEVICE) or sizes is None or not during:
         return ""
-    size = float(sizes[-1])
+    size = float(sizes[1][-1])
     left = (size - found.end) * during
     least, most = found.rise_ci
     if left <= 0 or least <= 0:
