@@ -341,7 +341,7 @@ def test_somebody_else_s_wait_stays(with_kernel):
 def test_kinds_of_messages():
     """The kernel's numbers for what it tells are those by which they are read."""
     source = _build.SOURCE.read_text()
-    for name in ("BLOCKING", "ISSUED", "DONE", "WAITED", "PAIRED", "FAILED", "UNTIMED", "BOUNDED"):
+    for name in ("BLOCKING", "ISSUED", "DONE", "WAITED", "PAIRED", "FAILED", "UNTIMED", "BOUNDED", "ENDED", "LATER"):
         assert f"  {name} = {getattr(_feed, f'_{name}')}," in source
 
 

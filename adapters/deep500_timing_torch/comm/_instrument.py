@@ -59,7 +59,8 @@ def instrument(*, kernel: bool | None = None) -> Instrument:
 
     With the compiled kernel, every operation that PyTorch hands to a process group is seen, whoever issued it: DDP's
     reducer, FSDP, tensor parallelism and DTensor, functional and compiled collectives, point-to-point, names that were
-    bound before. An operation that is made of others, as ``all_gather_object`` is, appears as those. The kernel is
+    bound before. What waits in ``Work.wait`` and in ``wait_tensor`` of the functional collectives is exposed time. An
+    operation that is made of others, as ``all_gather_object`` is, appears as those. The kernel is
     built once for each PyTorch, by the C++ compiler of the machine, in half a minute: by ``python -m
     deep500_timing_torch.comm build``, or in the background by the first program that asks for it, which goes on with
     the patched functions meanwhile; the next one has the kernel. Environment variables:

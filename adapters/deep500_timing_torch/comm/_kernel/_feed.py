@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import struct
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -22,11 +23,11 @@ if TYPE_CHECKING:
 
 _MESSAGE = struct.Struct("@7q")
 _POLL_S = 0.25
-"""How often the buffer is emptied. It holds 65 536 messages, three for each asynchronous operation."""
+"""How often the buffer is emptied. It holds 65 536 messages, four at most for each operation."""
 
 # Kinds of messages, as in kernel.cpp, and what the log calls them. A bounded completion is one of which only is known
-# that it was not later.
-_BLOCKING, _ISSUED, _DONE, _WAITED, _PAIRED, _FAILED, _UNTIMED, _BOUNDED = range(8)
+# that it was not later; the last two are two messages of the log's each.
+_BLOCKING, _ISSUED, _DONE, _WAITED, _PAIRED, _FAILED, _UNTIMED, _BOUNDED, _ENDED, _LATER = range(10)
 _KINDS = {
     _BLOCKING: _log.SYNC,
     _ISSUED: _log.ISSUE,
@@ -36,8 +37,10 @@ _KINDS = {
     _FAILED: _log.FAILED,
     _UNTIMED: _log.UNTIMED,
     _BOUNDED: _log.DONE,
+    _ENDED: _log.DONE,
+    _LATER: _log.EXPOSED,
 }
-_STARTS = (_BLOCKING, _ISSUED)
+_STARTS = (_BLOCKING, _ISSUED, _ENDED)
 
 
 class Feed:
@@ -47,7 +50,8 @@ class Feed:
         """Use a kernel that was loaded; nothing happens before :meth:`start`."""
         self._module = module
         self._operations: list[Op] = [BY_OPERATOR[name] for name in module.rules()]
-        self._groups: dict[int, Group | None] = {}
+        self._groups: dict[int, Group] = {}
+        self._watched: dict[int, weakref.ref[Any]] = {}
         self._advanced: dict[int, int] = {}
         self._draining = threading.Lock()
         self._stopped = threading.Event()
@@ -58,9 +62,9 @@ class Feed:
     def start(self) -> None:
         """Put the kernel into the dispatcher and its wait into ``torch.distributed.Work``."""
         self._module.take()
-        self._module.install(self._begin)
+        self._module.install(self._begin, self._meet)
         self._original_wait = vars(dist.Work)["wait"]
-        self._timed_wait = self._module.timed_wait(self._original_wait)
+        self._timed_wait = self._module.timed_wait(dist.Work, self._original_wait)
         dist.Work.wait = self._timed_wait  # type: ignore[method-assign]
         SETTINGS.on_change = self.configure
         LOG.source = self
@@ -105,33 +109,45 @@ class Feed:
             for kind, number, group_number, nbytes, start_ns, end_ns, seq in _MESSAGE.iter_unpack(found):
                 op = self._operations[number]
                 group = self._group(group_number)
-                if group is None:
-                    continue
                 size = None if nbytes < 0 or op.factor is None else nbytes
                 starts = kind in _STARTS or (kind in (_FAILED, _UNTIMED) and start_ns == 0)
                 record = group.record(op, op.name, size) if starts else group.find(op, op.name, size)
                 if kind == _BOUNDED:
                     record.upper_bound = True
-                timed = kind in (_BLOCKING, _DONE, _BOUNDED) and op.synchronizes
+                elif kind == _ENDED:
+                    LOG.put(record, _log.ISSUE, start_ns, end_ns)
+                timed = kind in (_BLOCKING, _DONE, _BOUNDED, _ENDED) and op.synchronizes
                 LOG.put(record, _KINDS[kind], start_ns, end_ns, seq if timed else None)
+                if kind == _LATER:
+                    LOG.put(record, _log.PAIR, seq, end_ns - start_ns)
             self.dropped = self._module.dropped()
-            for group_number, group in self._groups.items():
-                if group is not None:
-                    advanced = self._module.group_info(group_number)[4]
-                    group.seen += advanced - self._advanced.get(group_number, 0)
-                    self._advanced[group_number] = advanced
+            for group_number, group in list(self._groups.items()):
+                advanced = self._module.group_info(group_number)[3]
+                group.seen += advanced - self._advanced.get(group_number, 0)
+                self._advanced[group_number] = advanced
 
-    def _group(self, number: int) -> Group | None:
+    def _meet(self, number: int, process_group: Any) -> None:
+        # Called by the kernel before the first operation of a group, and of one that has the address of one that is
+        # gone.
         try:
-            return self._groups[number]
-        except KeyError:
-            pass
-        process_group, name, size, rank, _ = self._module.group_info(number)
-        group = None if process_group is None else LOG.group_of(process_group)
-        if group is None:
-            # It is gone already: what it did counts, under the name that it had.
-            group = LOG.past_group(name, size, rank)
-        self._groups[number] = group
+            group = LOG.group_of(process_group)
+            if group is not None:
+                self._groups[number] = group
+            forget, watched = self._module.forget_group, self._watched
+
+            def gone(_: object) -> None:
+                forget(number)
+                watched.pop(number, None)
+
+            watched[number] = weakref.ref(process_group, gone)
+        except Exception as error:
+            fault("a group seen by the kernel", error)
+
+    def _group(self, number: int) -> Group:
+        group = self._groups.get(number)
+        if group is None:  # One that PyTorch's own functions do not know.
+            name, size, rank, _ = self._module.group_info(number)
+            group = self._groups[number] = LOG.past_group(name, size, rank)
         return group
 
     def _begin(self, number: int, nbytes: int, process_group: Any, tensor: Any, blocking: bool) -> KernelRun | None:
@@ -157,6 +173,7 @@ class Feed:
         self._module.after_fork()
         self._draining = threading.Lock()
         self._groups.clear()
+        self._watched.clear()
         self._advanced.clear()
         if not self._stopped.is_set():
             threading.Thread(target=self._poll, name="deep500-timing comm", daemon=True).start()

@@ -2,7 +2,8 @@
 //
 // DDP's reducer, FSDP, DTensor, functional and compiled collectives call `c10d::...` operators from C++, past any patched
 // Python function. A boxed kernel at the dispatch key BackendSelect stands above every backend's own kernel and below
-// autograd, tracing and fake tensors: each operation that really runs passes it once, in inference mode as well.
+// autograd, tracing and fake tensors: each operation that really runs passes it once, in inference mode as well. A second
+// one stands at the functional collectives, whose results are waited for in C++, by their storage.
 //
 // On the CPU nothing here takes the interpreter's lock: finished operations go into a bounded buffer, which a thread of
 // Python's empties. On a device, or where a timer of Python's is to have the times, Python is asked before and after.
@@ -12,6 +13,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -85,6 +87,8 @@ enum Kind : int64_t {
   FAILED = 5,    // an exception; start: whether it had been issued
   UNTIMED = 6,   // no time could be had; start: whether it had been issued
   BOUNDED = 7,   // its completion, known only not to be later: start, end
+  ENDED = 8,     // an asynchronous one that was over when its call was: start, end
+  LATER = 9,     // a wait for such a one: start, end, and in place of the number its time
 };
 
 struct Message {
@@ -95,19 +99,28 @@ static_assert(sizeof(Message) == 56);
 constexpr size_t CAPACITY = 1 << 16;  // messages; 3.5 MiB
 
 struct GroupInfo {
-  c10::weak_intrusive_ptr<Group> reference;
+  GroupInfo(std::string name, int64_t size, int64_t rank) : name(std::move(name)), size(size), rank(rank) {}
+
   std::string name;
   int64_t size, rank;
-  bool counts = true;     // whether its backend numbers its operations
-  int64_t own = 0;        // a number of our own where it does not
-  int64_t advanced = 0;   // how far the numbers went while operations were seen here
-  std::array<bool, RULES.size()> no_future{};
+  int64_t number = 0;                // of this entry
+  std::atomic<bool> counts{true};    // whether its backend numbers its operations
+  int64_t own = 0;                   // a number of our own where it does not
+  int64_t advanced = 0;              // how far the numbers went while operations were seen here
+  std::array<std::atomic<bool>, RULES.size()> no_future{}, no_number{};
 };
 
-struct Operation {
+// What is known of an operation when its call begins.
+struct Call {
   size_t rule = 0;
   int64_t group = 0, nbytes = -1, start_ns = 0, sequence = -1;
   bool blocking = false;
+};
+
+// One that was not over when its call was, or that is told of elsewhere.
+struct Operation : Call {
+  explicit Operation(const Call& call) : Call(call) {}
+
   // Completion and wait end on different threads, in either order. All of these are guarded by State::mutex.
   bool finished = false, followed = false, waited = false;
   int64_t done_ns = 0, exposed_ns = 0;
@@ -126,19 +139,86 @@ struct Operation {
 };
 using Pointer = std::shared_ptr<Operation>;
 
-struct Waitable {
-  c10::weak_intrusive_ptr<Work> reference{c10::intrusive_ptr<Work>()};
-  Pointer operation;
+// What is to be known when somebody waits for an operation by its handle.
+struct Handle {
+  const Work* work = nullptr;
+  // With the address, this tells a handle from one that is gone: a reference, however weak, would keep its tensors.
+  uint64_t number = 0;
+  bool numbered = false;
+  uint64_t age = 0;
+  Pointer operation;  // none if it was over when its call was:
+  Call call;
+  int64_t duration_ns = 0;
 };
 
+// The latest handles, in sets by their addresses, in each of which a new one takes the place of the oldest.
+class Handles {
+ public:
+  // The place of a handle, null if it has none.
+  Handle* find(const Work* work) {
+    Handle* set = set_of(work);
+    for (size_t i = 0; i < WAYS; ++i) {
+      if (set[i].work == work) {
+        return &set[i];
+      }
+    }
+    return nullptr;
+  }
+
+  // Keeps a handle, and leaves in its place what it drove out.
+  void put(Handle& handle) {
+    Handle* set = set_of(handle.work);
+    Handle* place = set;
+    for (size_t i = 0; i < WAYS; ++i) {
+      if (set[i].work == handle.work) {
+        place = &set[i];
+        break;
+      }
+      if (set[i].age < place->age) {
+        place = &set[i];
+      }
+    }
+    handle.age = ++age_;
+    count += place->work == nullptr;
+    std::swap(*place, handle);
+  }
+
+  // Takes one out.
+  Handle take(Handle& place) {
+    Handle taken;
+    std::swap(place, taken);
+    --count;
+    return taken;
+  }
+
+  std::atomic<int64_t> count{0};
+
+ private:
+  static constexpr size_t WAYS = 8, SETS = 256;
+  Handle* set_of(const Work* work) {
+    return &places_[WAYS * ((reinterpret_cast<uintptr_t>(work) >> 4) * 0x9E3779B97F4A7C15u >> 56)];
+  }
+  uint64_t age_ = 0;
+  std::vector<Handle> places_{WAYS * SETS};
+};
+
+constexpr size_t MOST_RESULTS = 4096;  // of functional collectives, for which nobody has waited
+
 struct State {
+  State() {
+    messages.reserve(CAPACITY);
+    taken.reserve(CAPACITY);
+  }
+
   std::mutex mutex;
-  std::vector<Message> messages;
+  std::vector<Message> messages, taken;
   uint64_t dropped = 0;
-  std::vector<GroupInfo> groups;
-  std::unordered_map<Group*, int64_t> group_numbers;
-  std::unordered_map<Work*, Waitable> works;
-  size_t swept = 0;
+  std::deque<GroupInfo> groups;
+  std::unordered_map<Group*, GroupInfo*> group_infos;  // of those that Python has not told to be gone
+  std::atomic<int64_t> group_age{0};                     // how often it has
+  Handles works;
+  std::unordered_map<const void*, std::vector<Pointer>> results;  // by the storage of what they give
+  std::atomic<int64_t> result_count{0}, python_count{0};
   std::unordered_map<int, std::vector<Pointer>> backward;  // operations issued in a backward pass, by its graph task
 };
 
@@ -148,7 +228,9 @@ std::atomic<bool> enabled{false};
 std::atomic<bool> by_python{false};
 std::array<std::atomic<bool>, RULES.size()> wanted{};
 thread_local int muted = 0;
+thread_local std::vector<Pointer>* issued_here = nullptr;  // what a functional collective issues while it runs
 py::object* begin = new py::object;  // Python's begin(rule, nbytes, group, device, blocking)
+py::object* meet = new py::object;   // Python's meet(number, group), who then says when the group is gone
 
 void put(const Message& message) {  // with the mutex held
   if (state->messages.size() >= CAPACITY) {
@@ -158,12 +240,12 @@ void put(const Message& message) {  // with the mutex held
   state->messages.push_back(message);
 }
 
-void put(const Operation& of, Kind kind, int64_t start_ns, int64_t end_ns) {
+void put(const Call& of, Kind kind, int64_t start_ns, int64_t end_ns) {
   put({kind, int64_t(of.rule), of.group, of.nbytes, start_ns, end_ns, of.sequence});
 }
 
 int64_t number_of(GroupInfo& info, Group& group) {
-  if (info.counts) {
+  if (info.counts.load(std::memory_order_relaxed)) {
     try {
       return int64_t(group.getSequenceNumberForGroup());
     } catch (const std::exception&) {  // not every backend does
@@ -173,16 +255,56 @@ int64_t number_of(GroupInfo& info, Group& group) {
   return -1;
 }
 
-int64_t group_number(const c10::intrusive_ptr<Group>& group) {  // with the mutex held
-  auto found = state->group_numbers.find(group.get());
-  if (found != state->group_numbers.end() && !state->groups[found->second].reference.expired()) {
-    return found->second;
+// A reference of ours to a group, however weak, would keep its threads and connections: Python says when it is gone.
+GroupInfo& meet_group(const c10::intrusive_ptr<Group>& group) {
+  GroupInfo* known = nullptr;
+  std::string name = group->getGroupName();  // of a group that Python made these ask for the interpreter
+  const int64_t size = group->getSize(), rank = group->getRank();
+  {
+    std::lock_guard<std::mutex> lock(state->mutex);
+    GroupInfo*& place = state->group_infos[group.get()];
+    if (place) {
+      return *place;
+    }
+    known = place = &state->groups.emplace_back(std::move(name), size, rank);
+    known->number = int64_t(state->groups.size()) - 1;
   }
-  int64_t number = int64_t(state->groups.size());
-  state->groups.push_back(
-      {c10::weak_intrusive_ptr<Group>(group), group->getGroupName(), group->getSize(), group->getRank()});
-  state->group_numbers[group.get()] = number;
-  return number;
+  py::gil_scoped_acquire lock;
+  try {
+    (*meet)(known->number, group);
+  } catch (py::error_already_set& error) {
+    error.discard_as_unraisable("deep500_timing_torch.comm");
+  }
+  return *known;
+}
+
+GroupInfo& info_of(const c10::intrusive_ptr<Group>& group) {
+  thread_local State* of = nullptr;
+  thread_local int64_t age = 0;
+  thread_local Group* last_group = nullptr;
+  thread_local GroupInfo* last = nullptr;
+  const int64_t now = state->group_age.load(std::memory_order_acquire);
+  if (last_group != group.get() || age != now || of != state) {
+    of = state, age = now, last = &meet_group(group), last_group = group.get();
+  }
+  return *last;
+}
+
+void forget_group(int64_t number) {
+  std::lock_guard<std::mutex> lock(state->mutex);
+  for (auto at = state->group_infos.begin(); at != state->group_infos.end(); ++at) {
+    if (at->second->number == number) {
+      state->group_infos.erase(at);
+      ++state->group_age;
+      return;
+    }
+  }
+}
+
+// The object of a class that the operator's schema names; to ask for the class as well costs more than all else here.
+template <class T>
+c10::intrusive_ptr<T> custom(const c10::IValue& value) {
+  return c10::static_intrusive_pointer_cast<T>(value.toObjectRef().getSlot(0).toCapsule());
 }
 
 // --- sizes ------------------------------------------------------------------------------------------------------------
@@ -202,11 +324,7 @@ int64_t bytes_of(const c10::IValue& value) {
     return bytes_of(value.toTensor());
   }
   int64_t sum = 0;
-  if (value.isTensorList()) {
-    for (const at::Tensor& tensor : value.toTensorList()) {
-      sum += bytes_of(tensor);
-    }
-  } else if (value.isList()) {
+  if (value.isList()) {
     for (const c10::IValue& inner : value.toListRef()) {
       sum += bytes_of(inner);
     }
@@ -214,22 +332,32 @@ int64_t bytes_of(const c10::IValue& value) {
   return sum;
 }
 
-std::optional<at::Tensor> first_tensor(const c10::IValue& value) {
+// Null if there is none.
+const at::Tensor* first_tensor(const c10::IValue& value) {
   if (value.isTensor()) {
-    return value.toTensor();
-  }
-  if (value.isTensorList()) {
-    auto list = value.toTensorList();
-    return list.empty() ? std::nullopt : std::optional<at::Tensor>(list.get(0));
+    return value.toTensor().defined() ? &value.toTensor() : nullptr;
   }
   if (value.isList()) {
     for (const c10::IValue& inner : value.toListRef()) {
-      if (auto found = first_tensor(inner)) {
+      if (const at::Tensor* found = first_tensor(inner)) {
         return found;
       }
     }
   }
-  return std::nullopt;
+  return nullptr;
+}
+
+template <class Do>
+void for_each_storage(const c10::IValue& value, const Do& todo) {
+  if (value.isTensor()) {
+    if (value.toTensor().defined() && value.toTensor().has_storage()) {
+      todo(value.toTensor().storage().unsafeGetStorageImpl());
+    }
+  } else if (value.isList()) {
+    for (const c10::IValue& inner : value.toListRef()) {
+      for_each_storage(inner, todo);
+    }
+  }
 }
 
 // --- completion, waits, and the end of a backward pass ------------------------------------------------------------------
@@ -337,25 +465,54 @@ void watch_backward(const Pointer& of, int task) {
   });
 }
 
-void remember(const c10::intrusive_ptr<Work>& work, const Pointer& of) {
-  std::vector<Waitable> stale;  // outside of the lock, as above
+// Nobody can wait for it any more whose wait would be seen.
+void lost(const Handle& handle) {  // with the mutex held
+  const Pointer& of = handle.operation;
+  if (!of) {
+    return;
+  }
+  if (of->run) {
+    --state->python_count;
+  } else if (!of->followed && !of->finished) {
+    of->finished = true;
+    put(*of, UNTIMED, of->blocking ? 0 : 1, 0);
+  }
+}
+
+void number(Handle& handle, GroupInfo& info, size_t rule) {
+  if (info.no_number[rule].load(std::memory_order_relaxed)) {
+    return;
+  }
+  try {
+    handle.number = handle.work->getSequencenumber();
+    handle.numbered = true;
+  } catch (const std::exception&) {  // not every backend does
+    info.no_number[rule] = true;
+  }
+}
+
+// Whether it is the handle that was kept, rather than one that came to its address since.
+bool same(const Handle& handle, const Work& work) {
+  try {
+    return !handle.numbered || handle.number == work.getSequencenumber();
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
+void remember(const c10::intrusive_ptr<Work>& work, const Pointer& of, GroupInfo& info) {
+  if (issued_here) {
+    issued_here->push_back(of);
+    return;
+  }
+  Handle handle;  // what goes must go outside of the lock: it may ask for the interpreter's
+  handle.work = work.get();
+  handle.operation = of;
+  number(handle, info, of->rule);
   std::lock_guard<std::mutex> lock(state->mutex);
-  if (++state->swept >= 1024) {  // handles that are gone without a wait
-    state->swept = 0;
-    for (auto at = state->works.begin(); at != state->works.end();) {
-      if (at->second.reference.expired()) {
-        stale.push_back(std::move(at->second));
-        at = state->works.erase(at);
-      } else {
-        ++at;
-      }
-    }
-  }
-  Waitable& entry = state->works[work.get()];
-  if (entry.operation) {
-    stale.push_back(std::move(entry));
-  }
-  entry = Waitable{c10::weak_intrusive_ptr<Work>(work), of};
+  state->python_count += bool(of->run);
+  state->works.put(handle);
+  lost(handle);
 }
 
 // --- the kernel ---------------------------------------------------------------------------------------------------------
@@ -387,28 +544,30 @@ class Timed final : public c10::OperatorKernel {
       op.redispatchBoxed(below, stack);
       return;
     }
-    Pointer of;
+    Call call;
+    Pointer of;  // only where Python times it
     c10::intrusive_ptr<Group> group;
+    GroupInfo* info = nullptr;
     int64_t before = -1;
     try {
-      of = start(stack, group, before);
+      info = start(stack, call, group, before, of);
     } catch (const std::exception&) {
-      of.reset();  // arguments of a form that nobody knew: the operation runs, unseen, and is counted as such
+      info = nullptr;  // arguments of a form that nobody knew: the operation runs, unseen, and is counted as such
     }
     try {
       op.redispatchBoxed(below, stack);
     } catch (...) {
-      if (of) {
-        failed(of);
+      if (info) {
+        failed(call, of);
       }
       throw;
     }
-    if (of) {
+    if (info) {
       try {
-        end(of, *group, before, stack);
+        end(call, of, *info, *group, before, stack);
       } catch (const std::exception&) {
         std::lock_guard<std::mutex> lock(state->mutex);
-        put(*of, UNTIMED, 0, 0);
+        put(call, UNTIMED, 0, 0);
       }
     }
   }
@@ -418,36 +577,36 @@ class Timed final : public c10::OperatorKernel {
     return (*stack)[stack->size() - arguments_ + size_t(index)];
   }
 
-  Pointer start(c10::Stack* stack, c10::intrusive_ptr<Group>& group, int64_t& before) const {
-    auto of = std::make_shared<Operation>();
-    of->rule = rule_;
-    group = argument(stack, group_).toCustomClass<Group>();
-    of->blocking = async_ >= 0 && !argument(stack, async_).toBool();
+  GroupInfo* start(c10::Stack* stack, Call& call, c10::intrusive_ptr<Group>& group, int64_t& before, Pointer& of) const {
+    call.rule = rule_;
+    group = custom<Group>(argument(stack, group_));
+    GroupInfo& info = info_of(group);
+    call.group = info.number;
+    call.blocking = async_ >= 0 && !argument(stack, async_).toBool();
+    const at::Tensor* tensor = nullptr;
     if (size_ >= 0) {
-      of->nbytes = bytes_of(argument(stack, size_));
-      if (of->nbytes == 0 && share_ >= 0) {
-        of->nbytes = bytes_of(argument(stack, share_)) * group->getSize();
-      }
-    }
-    {
-      std::lock_guard<std::mutex> lock(state->mutex);
-      of->group = group_number(group);
-      before = number_of(state->groups[of->group], *group);
-    }
-    std::optional<at::Tensor> tensor;
-    if (size_ >= 0) {
+      call.nbytes = bytes_of(argument(stack, size_));
       tensor = first_tensor(argument(stack, size_));
+      if (call.nbytes == 0 && share_ >= 0) {
+        call.nbytes = bytes_of(argument(stack, share_)) * info.size;
+      }
       if (!tensor && share_ >= 0) {
         tensor = first_tensor(argument(stack, share_));
       }
     }
-    const bool on_device = tensor && tensor->defined() && !tensor->is_cpu();
+    before = number_of(info, *group);
+    const bool on_device = tensor && !tensor->is_cpu();
     if (on_device || by_python.load(std::memory_order_relaxed)) {
-      ask_python(of, group, on_device ? std::optional<at::Tensor>(tensor) : std::nullopt);
+      of = std::make_shared<Operation>(call);
+      ask_python(of, group, on_device ? std::optional<at::Tensor>(*tensor) : std::nullopt);
+      call.start_ns = of->start_ns;
+      if (!of->run) {
+        of.reset();
+      }
     } else {
-      of->start_ns = now_ns();
+      call.start_ns = now_ns();
     }
-    return of;
+    return &info;
   }
 
   static void ask_python(const Pointer& of, const c10::intrusive_ptr<Group>& group, std::optional<at::Tensor> tensor) {
@@ -463,8 +622,8 @@ class Timed final : public c10::OperatorKernel {
     of->start_ns = now_ns();
   }
 
-  static void failed(const Pointer& of) {
-    if (of->run) {
+  static void failed(const Call& call, const Pointer& of) {
+    if (of) {
       py::gil_scoped_acquire lock;
       try {
         of->run.attr("failed")();
@@ -474,35 +633,50 @@ class Timed final : public c10::OperatorKernel {
       return;
     }
     std::lock_guard<std::mutex> lock(state->mutex);
-    put(*of, FAILED, 0, 0);
+    put(call, FAILED, 0, 0);
   }
 
-  void end(const Pointer& of, Group& group, int64_t before, c10::Stack* stack) const {
+  static void count(Call& call, GroupInfo& info, int64_t before, int64_t after) {  // with the mutex held
+    if (after >= 0) {
+      call.sequence = after;
+      info.advanced += before >= 0 ? after - before : 0;
+    } else {
+      call.sequence = ++info.own;
+    }
+  }
+
+  c10::intrusive_ptr<c10::ivalue::Future> future_of(Work& work, GroupInfo& info) const {
+    c10::intrusive_ptr<c10::ivalue::Future> future;
+    if (!info.no_future[rule_].load(std::memory_order_relaxed)) {
+      try {
+        future = work.getFuture();
+      } catch (const std::exception&) {
+      }
+      if (!future) {
+        info.no_future[rule_] = true;
+      }
+    }
+    return future;
+  }
+
+  void end(Call& call, const Pointer& timed, GroupInfo& info, Group& group, int64_t before, c10::Stack* stack) const {
     const int64_t issued_ns = now_ns();
+    const int64_t after = number_of(info, group);
     c10::intrusive_ptr<Work> work;
     if (returns_ && !stack->empty() && stack->back().isObject()) {
-      work = stack->back().toCustomClass<Work>();
+      work = custom<Work>(stack->back());
     }
-    bool future_known = true;
-    {
-      std::lock_guard<std::mutex> lock(state->mutex);
-      GroupInfo& info = state->groups[of->group];
-      const int64_t after = number_of(info, group);
-      if (after >= 0) {
-        of->sequence = after;
-        info.advanced += before >= 0 ? after - before : 0;
-      } else {
-        of->sequence = ++info.own;
+    if (timed) {
+      {
+        std::lock_guard<std::mutex> lock(state->mutex);
+        count(*timed, info, before, after);
       }
-      future_known = !info.no_future[of->rule];
-    }
-    if (of->run) {
       if (work) {
-        remember(work, of);
+        remember(work, timed, info);
       }
       py::gil_scoped_acquire lock;
       try {
-        of->run.attr("issued")(work ? py::cast(work) : py::none(), of->sequence);
+        timed->run.attr("issued")(work ? py::cast(work) : py::none(), timed->sequence);
       } catch (py::error_already_set& error) {
         error.discard_as_unraisable("deep500_timing_torch.comm");
       }
@@ -510,38 +684,51 @@ class Timed final : public c10::OperatorKernel {
     }
     if (!work) {  // it is over when the call is, or belongs to a batch that is issued later
       std::lock_guard<std::mutex> lock(state->mutex);
-      of->finished = true;
+      count(call, info, before, after);
       if (returns_) {
-        put(*of, UNTIMED, 0, 0);
+        put(call, UNTIMED, 0, 0);
       } else {
-        put(*of, BLOCKING, of->start_ns, issued_ns);
+        put(call, BLOCKING, call.start_ns, issued_ns);
       }
       return;
     }
-    if (!of->blocking) {
+    const c10::intrusive_ptr<c10::ivalue::Future> future = future_of(*work, info);
+    const bool over = future && future->completed() && !future->hasError();
+    const int task = call.blocking || !future || issued_here ? -1 : torch::autograd::get_current_graph_task_id();
+    if (over && task == -1 && (call.blocking || !issued_here)) {
+      Handle handle;
+      if (!call.blocking) {
+        handle.work = work.get();
+        number(handle, info, call.rule);
+        handle.duration_ns = issued_ns - call.start_ns;
+      }
       std::lock_guard<std::mutex> lock(state->mutex);
-      put(*of, ISSUED, of->start_ns, issued_ns);
-    }
-    c10::intrusive_ptr<c10::ivalue::Future> future;
-    if (future_known) {
-      try {
-        future = work->getFuture();
-      } catch (const std::exception&) {
+      count(call, info, before, after);
+      put(call, call.blocking ? BLOCKING : ENDED, call.start_ns, issued_ns);
+      if (!call.blocking) {
+        handle.call = call;
+        state->works.put(handle);
+        lost(handle);
       }
-      if (!future) {
-        std::lock_guard<std::mutex> lock(state->mutex);
-        state->groups[of->group].no_future[of->rule] = true;
-      }
+      return;
     }
+    auto of = std::make_shared<Operation>(call);
     of->followed = bool(future);
+    {
+      std::lock_guard<std::mutex> lock(state->mutex);
+      count(*of, info, before, after);
+      call.sequence = of->sequence;
+      if (!of->blocking) {
+        put(*of, ISSUED, of->start_ns, issued_ns);
+      }
+    }
     if (!of->blocking || !future) {
-      remember(work, of);
+      remember(work, of, info);
     }
     if (future) {
       future->addCallback([of](c10::ivalue::Future& done) { finish(of, now_ns(), done.hasError()); });
     }
-    const int task = torch::autograd::get_current_graph_task_id();
-    if (task != -1 && future && !of->blocking) {
+    if (task != -1) {
       watch_backward(of, task);
     }
   }
@@ -551,55 +738,255 @@ class Timed final : public c10::OperatorKernel {
   bool returns_ = false;
 };
 
+// --- functional collectives ----------------------------------------------------------------------------------------------
+
+constexpr std::array<const char*, 18> FUNCTIONAL{
+    "all_reduce", "all_reduce_", "all_reduce_coalesced", "all_reduce_coalesced_", "all_gather_into_tensor",
+    "all_gather_into_tensor_out", "all_gather_into_tensor_coalesced", "reduce_scatter_tensor",
+    "reduce_scatter_tensor_out", "reduce_scatter_tensor_coalesced", "all_to_all_single", "broadcast", "broadcast_",
+    "isend", "irecv", "batch_p2p_ops", "all_gather_single", "reduce_scatter_single"};
+constexpr size_t MOST_OF_ONE = 16;  // operations on one storage, for which nobody has waited
+
+c10::DispatchKeySet below_of(c10::DispatchKeySet keys) {
+  return keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::BackendSelect);
+}
+
+// Keeps what a functional collective issues by the storage of what it gives.
+class Functional final : public c10::OperatorKernel {
+ public:
+  explicit Functional(const c10::FunctionSchema& schema) : returns_(schema.returns().size()) {}
+
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack* stack) {
+    if (!enabled.load(std::memory_order_relaxed) || muted || issued_here || keys.has(c10::DispatchKey::Meta)) {
+      op.redispatchBoxed(below_of(keys), stack);
+      return;
+    }
+    std::vector<Pointer> issued;
+    {
+      struct Scope {
+        ~Scope() { issued_here = nullptr; }
+      } scope;
+      issued_here = &issued;
+      op.redispatchBoxed(below_of(keys), stack);
+    }
+    if (!issued.empty()) {
+      keep(issued, stack);
+    }
+  }
+
+ private:
+  void keep(const std::vector<Pointer>& issued, c10::Stack* stack) const {
+    decltype(state->results) stale;  // outside of the lock, as above
+    std::vector<Pointer> older;
+    std::lock_guard<std::mutex> lock(state->mutex);
+    if (state->results.size() >= MOST_RESULTS) {
+      stale.swap(state->results);
+    }
+    for (size_t i = 0; i < returns_ && i < stack->size(); ++i) {
+      for_each_storage((*stack)[stack->size() - 1 - i], [&](const void* storage) {
+        auto& kept = state->results[storage];
+        if (kept.size() >= MOST_OF_ONE) {
+          older.insert(older.end(), kept.begin(), kept.end());
+          kept.clear();
+        }
+        kept.insert(kept.end(), issued.begin(), issued.end());
+      });
+    }
+    state->result_count = int64_t(state->results.size());
+  }
+
+  size_t returns_;
+};
+
+// What each of several has of a wait for all of them, one after the other.
+void waited_for_all(const std::vector<Pointer>& operations, int64_t start_ns, int64_t end_ns, bool failed) {
+  int64_t reached_ns = start_ns;
+  for (size_t i = 0; i < operations.size(); ++i) {
+    int64_t until_ns = end_ns;
+    if (i + 1 < operations.size()) {
+      std::lock_guard<std::mutex> lock(state->mutex);
+      if (operations[i]->finished) {
+        until_ns = std::clamp(operations[i]->done_ns, reached_ns, end_ns);
+      }
+    }
+    waited(operations[i], reached_ns, until_ns, failed);
+    reached_ns = until_ns;
+  }
+}
+
+// ``wait_tensor``: whoever waits for a result of theirs.
+class FunctionalWait final : public c10::OperatorKernel {
+ public:
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack* stack) {
+    const std::vector<Pointer> operations = taken(stack);
+    if (operations.empty()) {
+      op.redispatchBoxed(below_of(keys), stack);
+      return;
+    }
+    std::vector<py::object> tokens;
+    before(operations, tokens);
+    const int64_t start_ns = now_ns();
+    try {
+      op.redispatchBoxed(below_of(keys), stack);
+    } catch (...) {
+      after(operations, tokens, start_ns, now_ns(), true);
+      throw;
+    }
+    after(operations, tokens, start_ns, now_ns(), false);
+  }
+
+ private:
+  static std::vector<Pointer> taken(const c10::Stack* stack) {
+    std::vector<Pointer> found;
+    if (state->result_count.load(std::memory_order_relaxed) == 0 || stack->empty()) {
+      return found;
+    }
+    for_each_storage(stack->back(), [&](const void* storage) {
+      std::lock_guard<std::mutex> lock(state->mutex);
+      auto at = state->results.find(storage);
+      if (at != state->results.end()) {
+        found = std::move(at->second);
+        state->results.erase(at);
+        state->result_count = int64_t(state->results.size());
+      }
+    });
+    return found;
+  }
+
+  static void before(const std::vector<Pointer>& operations, std::vector<py::object>& tokens) {
+    for (const Pointer& of : operations) {
+      if (of->run) {
+        py::gil_scoped_acquire lock;
+        try {
+          tokens.push_back(of->run.attr("start_wait")());
+        } catch (py::error_already_set& error) {
+          error.discard_as_unraisable("deep500_timing_torch.comm");
+          tokens.push_back(py::none());
+        }
+      }
+    }
+  }
+
+  static void after(
+      const std::vector<Pointer>& operations, std::vector<py::object>& tokens, int64_t start_ns, int64_t end_ns,
+      bool failed) {
+    if (tokens.empty()) {
+      waited_for_all(operations, start_ns, end_ns, failed);
+      return;
+    }
+    py::gil_scoped_acquire lock;
+    py::error_scope kept;
+    size_t next = 0;
+    for (const Pointer& of : operations) {
+      if (of->run) {
+        try {
+          of->run.attr("end_wait")(tokens[next++], failed);
+        } catch (py::error_already_set& error) {
+          error.discard_as_unraisable("deep500_timing_torch.comm");
+        }
+      }
+    }
+    tokens.clear();
+  }
+};
+
 // --- Work.wait, as Python calls it --------------------------------------------------------------------------------------
 
 py::object* original_wait = new py::object;
 
-Pointer found_for(PyObject* self) {
+// The object that a handle of Python's holds, null if it holds none.
+Work* work_of(PyObject* self) {
+  const auto* instance = reinterpret_cast<const py::detail::instance*>(self);
+  if (instance->simple_layout) {
+    return static_cast<Work*>(instance->simple_value_holder[0]);
+  }
   try {
-    Work* work = py::handle(self).cast<Work*>();
-    Waitable entry;
-    std::lock_guard<std::mutex> lock(state->mutex);
-    auto at = state->works.find(work);
-    if (at == state->works.end()) {
-      return nullptr;
-    }
-    entry = std::move(at->second);
-    state->works.erase(at);
-    return entry.reference.expired() ? nullptr : entry.operation;
+    return py::handle(self).cast<Work*>();
   } catch (const std::exception&) {
     return nullptr;
   }
 }
 
-extern "C" PyObject* timed_wait(PyObject*, PyObject* const* arguments, Py_ssize_t count, PyObject* names) {
-  Pointer of = count > 0 ? found_for(arguments[0]) : nullptr;
-  if (!of) {
-    return PyObject_Vectorcall(original_wait->ptr(), arguments, size_t(count), names);
+Handle taken_of(const Work* work) {  // with the mutex held
+  Handle* place = state->works.find(work);
+  if (!place) {
+    return Handle();
   }
-  if (of->run) {
-    // What start_wait gives, end_wait takes; whatever they do, the wait itself is the original one.
-    py::object token;
-    try {
-      token = of->run.attr("start_wait")();
-    } catch (py::error_already_set& error) {
-      error.discard_as_unraisable("deep500_timing_torch.comm");
+  Handle found = state->works.take(*place);
+  if (!same(found, *work)) {
+    lost(found);
+    found.work = nullptr;
+  }
+  return found;
+}
+
+PyObject* original_waits(PyObject* self, PyObject* const* arguments, Py_ssize_t count, PyObject* names) {
+  std::array<PyObject*, 8> few;
+  std::vector<PyObject*> many;
+  const size_t all = size_t(count) + 1 + (names ? size_t(PyTuple_GET_SIZE(names)) : 0);
+  PyObject** with_self = few.data();
+  if (all > few.size()) {
+    many.resize(all);
+    with_self = many.data();
+  }
+  with_self[0] = self;
+  std::copy(arguments, arguments + (all - 1), with_self + 1);
+  return PyObject_Vectorcall(original_wait->ptr(), with_self, size_t(count) + 1, names);
+}
+
+PyObject* wait_in_python(
+    const Pointer& of, PyObject* self, PyObject* const* arguments, Py_ssize_t count, PyObject* names) {
+  // What start_wait gives, end_wait takes; whatever they do, the wait itself is the original one.
+  py::object token;
+  try {
+    token = of->run.attr("start_wait")();
+  } catch (py::error_already_set& error) {
+    error.discard_as_unraisable("deep500_timing_torch.comm");
+  }
+  PyObject* result = original_waits(self, arguments, count, names);
+  py::error_scope kept;
+  try {
+    of->run.attr("end_wait")(token, result == nullptr);
+  } catch (py::error_already_set& error) {
+    error.discard_as_unraisable("deep500_timing_torch.comm");
+  }
+  return result;
+}
+
+extern "C" PyObject* timed_wait(PyObject* self, PyObject* const* arguments, Py_ssize_t count, PyObject* names) {
+  Work* work = state->works.count.load(std::memory_order_relaxed) ? work_of(self) : nullptr;
+  if (!work) {
+    return original_waits(self, arguments, count, names);
+  }
+  if (state->python_count.load(std::memory_order_relaxed)) {
+    Handle found;
+    {
+      std::lock_guard<std::mutex> lock(state->mutex);
+      Handle* place = state->works.find(work);
+      if (place && place->operation && place->operation->run) {
+        found = taken_of(work);
+        state->python_count -= found.work != nullptr;
+      }
     }
-    PyObject* result = PyObject_Vectorcall(original_wait->ptr(), arguments, size_t(count), names);
-    py::error_scope kept;
-    try {
-      of->run.attr("end_wait")(token, result == nullptr);
-    } catch (py::error_already_set& error) {
-      error.discard_as_unraisable("deep500_timing_torch.comm");
+    if (found.work) {
+      return wait_in_python(found.operation, self, arguments, count, names);
     }
-    return result;
   }
   const int64_t start_ns = now_ns();
-  PyObject* result = PyObject_Vectorcall(original_wait->ptr(), arguments, size_t(count), names);
+  PyObject* result = original_waits(self, arguments, count, names);
   const int64_t end_ns = now_ns();
-  try {
-    waited(of, start_ns, end_ns, result == nullptr);
-  } catch (const std::exception&) {
+  Handle found;
+  {
+    std::lock_guard<std::mutex> lock(state->mutex);
+    found = taken_of(work);
+    if (found.work && !found.operation && result) {
+      Call ended = found.call;
+      ended.sequence = found.duration_ns;
+      put(ended, LATER, start_ns, end_ns);
+    }
+  }
+  if (found.work && found.operation) {
+    waited(found.operation, start_ns, end_ns, result == nullptr);
   }
   return result;
 }
@@ -613,61 +1000,73 @@ PyMethodDef wait_method = {
 // --- for Python ---------------------------------------------------------------------------------------------------------
 
 struct Installed {
-  std::unique_ptr<torch::Library> library;
+  std::vector<std::unique_ptr<torch::Library>> libraries;
   std::vector<c10::BoxedKernel> kernels;  // a call on its way may still be in one
 };
 Installed* installed = new Installed;
 
-std::vector<std::string> install(const py::object& asked) {
-  *begin = asked;
-  auto& dispatcher = c10::Dispatcher::singleton();
+template <class Kernel>
+bool install(torch::Library& library, const std::string& name, Kernel&& make) {
+  auto op = c10::Dispatcher::singleton().findSchema({name, ""});
+  if (!op) {  // not every PyTorch has it
+    return false;
+  }
+  auto kernel = c10::BoxedKernel::makeFromFunctor(make(op->schema()));
+  installed->kernels.push_back(kernel);
+  library.impl(name.c_str(), torch::CppFunction::makeFromBoxedKernel(std::move(kernel)));
+  return true;
+}
+
+std::vector<std::string> install_all(const py::object& to_begin, const py::object& to_meet) {
+  *begin = to_begin;
+  *meet = to_meet;
   std::vector<std::string> seen;
   auto library = std::make_unique<torch::Library>(
       torch::Library::IMPL, "c10d", c10::DispatchKey::BackendSelect, __FILE__, __LINE__);
   for (size_t i = 0; i < RULES.size(); ++i) {
-    auto op = dispatcher.findSchema({RULES[i].name, ""});
-    if (!op) {
-      continue;
+    if (install(*library, RULES[i].name, [i](const auto& schema) { return std::make_unique<Timed>(i, schema); })) {
+      seen.emplace_back(RULES[i].name);
     }
-    auto kernel = c10::BoxedKernel::makeFromFunctor(std::make_unique<Timed>(i, op->schema()));
-    installed->kernels.push_back(kernel);
-    library->impl(RULES[i].name, torch::CppFunction::makeFromBoxedKernel(std::move(kernel)));
-    seen.emplace_back(RULES[i].name);
   }
-  installed->library = std::move(library);
+  installed->libraries.push_back(std::move(library));
+  library = std::make_unique<torch::Library>(
+      torch::Library::IMPL, "_c10d_functional", c10::DispatchKey::BackendSelect, __FILE__, __LINE__);
+  const std::string space = "_c10d_functional::";
+  for (const char* name : FUNCTIONAL) {
+    install(*library, space + name, [](const auto& schema) { return std::make_unique<Functional>(schema); });
+  }
+  install(*library, space + "wait_tensor", [](const auto&) { return std::make_unique<FunctionalWait>(); });
+  installed->libraries.push_back(std::move(library));
   return seen;
 }
 
 void uninstall() {
   enabled = false;
-  installed->library.reset();
+  installed->libraries.clear();
 }
 
 py::bytes take() {
-  std::vector<Message> messages;
   {
-    // The interpreter's lock stays held: a thread that must take it again when Python ends would be ended amid C++.
+    // The interpreter's lock stays held: a thread that must take it again when Python ends would be ended amid C++. It
+    // also makes the buffer that was taken ours alone.
     std::lock_guard<std::mutex> lock(state->mutex);
-    messages.swap(state->messages);
-    state->messages.reserve(256);
+    state->messages.swap(state->taken);
   }
-  return py::bytes(reinterpret_cast<const char*>(messages.data()), messages.size() * sizeof(Message));
+  const auto& messages = state->taken;
+  py::bytes found(reinterpret_cast<const char*>(messages.data()), messages.size() * sizeof(Message));
+  state->taken.clear();
+  return found;
 }
 
 py::tuple group_info(int64_t number) {
-  c10::intrusive_ptr<Group> group;
   std::string name;
   int64_t size, rank, advanced;
   {
-    std::lock_guard<std::mutex> lock(state->mutex);
+    std::lock_guard<std::mutex> lock(state->mutex);  // in which nothing of Python's may run
     const GroupInfo& info = state->groups.at(size_t(number));
-    group = info.reference.lock();
-    name = info.name;
-    size = info.size;
-    rank = info.rank;
-    advanced = info.advanced;
+    name = info.name, size = info.size, rank = info.rank, advanced = info.advanced;
   }
-  return py::make_tuple(group ? py::cast(group) : py::none(), name, size, rank, advanced);
+  return py::make_tuple(name, size, rank, advanced);
 }
 
 void after_fork() {
@@ -678,7 +1077,7 @@ void after_fork() {
 }  // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
-  module.def("install", &install);
+  module.def("install", &install_all);
   module.def("uninstall", &uninstall);
   module.def("rules", [] {
     std::vector<std::string> names;
@@ -697,14 +1096,16 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("mute", [](int by) { muted += by; });
   module.def("take", &take);
   module.def("dropped", [] { return state->dropped; });
-  module.def("group_count", [] { return state->groups.size(); });
+  module.def("forget_group", &forget_group);
   module.def("group_info", &group_info);
   module.def("now_ns", &now_ns);
   module.def("after_fork", &after_fork);
-  module.def("timed_wait", [](const py::object& original) {
-    *original_wait = original;
-    py::object function = py::reinterpret_steal<py::object>(PyCFunction_New(&wait_method, nullptr));
-    return py::reinterpret_steal<py::object>(PyInstanceMethod_New(function.ptr()));
+  module.def("timed_wait", [](const py::object& owner, const py::object& original) {
+    // Without the wrapper that binds it, which would make a tuple of the arguments in each call.
+    PyObject* function = PyInstanceMethod_Check(original.ptr()) ? PyInstanceMethod_GET_FUNCTION(original.ptr()) : nullptr;
+    *original_wait = function ? py::reinterpret_borrow<py::object>(function) : original;
+    auto* type = reinterpret_cast<PyTypeObject*>(owner.ptr());
+    return py::reinterpret_steal<py::object>(PyDescr_NewMethod(type, &wait_method));
   });
   module.attr("CAPACITY") = CAPACITY;
 }
