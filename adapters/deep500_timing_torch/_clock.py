@@ -59,10 +59,11 @@ def check_name(asked: str) -> None:
 
 
 def _is_built_for(kind: str) -> bool:
+    backends: Any = torch.backends
     if kind == "cuda":  # ROCm as well
-        return bool(torch._C._has_cuda)
+        return bool(backends.cuda.is_built())
     if kind == "mps":
-        return bool(torch.backends.mps.is_built())
+        return bool(backends.mps.is_built())
     # Other backends register a module when they are loaded, or are compiled in and find out when they are used.
     return getattr(torch, kind, None) is not None
 

@@ -34,14 +34,15 @@ def functions_of_cuda(kind: str, index: int | None) -> Functions:
 
     A stream is known by the three numbers that ``torch._C._cuda_getCurrentStream`` gives, which takes -1 for the
     current device. Whether it is captured PyTorch tells of the current device's only; a clock of another device relies
-    on what :func:`watch_captures` sees, and so costs no more.
+    on what :func:`watch_captures` sees, and so costs no more. These functions in C have had their names from PyTorch
+    2.6 to 2.13; of a release that lacks one the public function around it is taken, at its price.
     """
-    start: Any = torch.cuda.init
-    start()
-    get_stream: Callable[[int], tuple[int, int, int]] = torch._C._cuda_getCurrentStream
-    is_capturing: Callable[[], bool] = torch._C._cuda_isCurrentStreamCapturing
-    event: Any = torch.cuda.Event
-    in_c: Any = torch._C._CudaEventBase  # without the Python around it
+    cuda: Any = torch.cuda
+    cuda.init()
+    get_stream = getattr(torch._C, "_cuda_getCurrentStream", _numbers_of_current_stream)
+    is_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None) or cuda.is_current_stream_capturing
+    event = cuda.Event
+    in_c = getattr(torch._C, "_CudaEventBase", event)  # without the Python around it
     return {
         "stream": partial(get_stream, -1 if index is None else index),
         "is_capturing": is_capturing if index is None else bool,
@@ -53,6 +54,11 @@ def functions_of_cuda(kind: str, index: int | None) -> Functions:
         "_new_event": lambda device, enable_timing: event(enable_timing=enable_timing),
         "elapsed_ms": in_c.elapsed_time,
     }
+
+
+def _numbers_of_current_stream(index: int) -> tuple[int, int, int]:
+    stream: Any = torch.cuda.current_stream(None if index < 0 else index)
+    return stream.stream_id, stream.device_index, stream.device_type
 
 
 def _cuda_stream(numbers: tuple[int, int, int]) -> torch.cuda.Stream:

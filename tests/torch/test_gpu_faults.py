@@ -295,7 +295,18 @@ class TestCuda:
         def stream(**numbers):
             return types.SimpleNamespace(device=f"cuda:{numbers['device_index']}", **numbers)
 
-        module = types.SimpleNamespace(init=lambda: asked.append("init"), Event=Event, Stream=stream, CUDAGraph=Graph)
+        def current_stream(device=None):
+            asked.append("current_stream")
+            return stream(stream_id=7, device_index=device or 0, device_type=1)
+
+        module = types.SimpleNamespace(
+            init=lambda: asked.append("init"),
+            Event=Event,
+            Stream=stream,
+            CUDAGraph=Graph,
+            current_stream=current_stream,
+            is_current_stream_capturing=lambda: bool(asked.append("is_current_stream_capturing")),
+        )
         monkeypatch.setattr(torch, "cuda", module)
         monkeypatch.setattr(torch._C, "_CudaEventBase", Event, raising=False)
         monkeypatch.setattr(torch._C, "_cuda_getCurrentStream", lambda index: (7, max(index, 0), 1), raising=False)
@@ -304,9 +315,23 @@ class TestCuda:
         monkeypatch.setattr(torch, "get_device_module", lambda kind: module)
         return asked
 
+    @pytest.mark.parametrize(
+        ("lacks", "takes"),
+        [
+            (None, set()),
+            ("_CudaEventBase", set()),
+            ("_cuda_getCurrentStream", {"current_stream"}),
+            ("_cuda_isCurrentStreamCapturing", {"is_current_stream_capturing"}),
+        ],
+    )
     @pytest.mark.parametrize(("device", "index"), [("cuda", 0), ("cuda:1", 1)])
-    def test_no_generic_event(self, cuda, device, index):
-        """Events are those of ``torch.cuda``, whose guard leaves the current device as it is."""
+    def test_no_generic_event(self, cuda, monkeypatch, device, index, lacks, takes):
+        """Events are those of ``torch.cuda``, whose guard leaves the current device as it is.
+
+        A PyTorch that lacks one of the private functions is timed by the public one around it.
+        """
+        if lacks is not None:
+            monkeypatch.delattr(torch._C, lacks)
         clock = timer.CudaEventClock(device)
         assert [] == cuda
         tmr = timer.Timer(clock)
@@ -315,6 +340,8 @@ class TestCuda:
                 pass
         assert [0.0025] * 3 == tmr.get_time(STEP, gpu=True)
         assert 1 == cuda.count("init")
+        only_here = {"is_current_stream_capturing"} if index else set()  # it tells of the current device only
+        assert takes - only_here == {"current_stream", "is_current_stream_capturing"} & {str(each) for each in cuda}
         records = [each[1] for each in cuda if each[0] == "record"]
         assert {(7, index, 1)} == {(each.stream_id, each.device_index, each.device_type) for each in records}
         assert 6 == len(records)

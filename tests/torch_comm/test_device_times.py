@@ -316,8 +316,14 @@ class TestIssuedTogether:
         assert (1, pytest.approx(0.020)) == (op.count, op.mean_s)
 
 
-def test_enabling_asks_the_backend_once():
-    """The backend of the tensor's device is told once for each group; one without the means, or none, is none."""
+@pytest.fixture
+def nccl_group():
+    """A group whose backend can time its operations; made for a test, and forgotten after it."""
+    made = []
+
+    def make(backend):
+        made.append(Group(backend))
+        return made[-1]
 
     class Group:
         def __init__(self, backend):
@@ -330,19 +336,34 @@ def test_enabling_asks_the_backend_once():
                 raise RuntimeError("no backend for it")
             return self.backend
 
-    class Nccl:
-        enabled = 0
+    yield make
+    for group in made:
+        _own_time.forget(group)
 
-        def _enable_collectives_timing(self):
-            self.enabled += 1
 
+class Nccl:
+    """Counts how often it is told to time."""
+
+    enabled = 0
+
+    def _enable_collectives_timing(self):
+        self.enabled += 1
+
+
+def test_enabling_asks_the_backend_once(nccl_group):
+    """The backend of the tensor's device is told once for each group; one without the means, or none, is none."""
     nccl = Nccl()
-    with_times, without, none = Group(nccl), Group(object()), Group(None)
+    with_times, without, none = nccl_group(nccl), nccl_group(object()), nccl_group(None)
     for _ in range(2):
         assert [True, False, False] == [_own_time.enable(group, "cuda:0") for group in (with_times, without, none)]
     assert (1, 1, 1, 1) == (nccl.enabled, with_times.asked, without.asked, none.asked)
-    for group in (with_times, without, none):
-        _own_time.forget(group)
+
+
+def test_handles_that_cannot_tell_are_not_asked(nccl_group, monkeypatch):
+    """Where a PyTorch's handles have no duration, the backend is not told to take it, and events serve instead."""
+    nccl = Nccl()
+    monkeypatch.setattr(_own_time, "dist", types.SimpleNamespace(Work=object))
+    assert (False, 0) == (_own_time.enable(nccl_group(nccl), "cuda:0"), nccl.enabled)
 
 
 def test_the_device_of_the_tensor(monkeypatch):

@@ -11,6 +11,8 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch.distributed as dist
+
 from deep500_timing.devices import captures
 from deep500_timing_torch.comm._log import fault
 
@@ -51,7 +53,7 @@ def enable(process_group: Any, device: Any) -> bool:
     can = False
     try:
         backend = process_group._get_backend(device)
-        if hasattr(backend, "_enable_collectives_timing"):
+        if hasattr(backend, "_enable_collectives_timing") and hasattr(dist.Work, "_get_duration"):
             backend._enable_collectives_timing()
             can = True
     except Exception:
