@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -34,10 +36,77 @@ def test_without_a_gpu_it_says_so_and_ends_well(tmp_path):
     assert "nothing is written" in last
 
 
-def test_a_section_that_dies_costs_itself():
-    """A process that ends badly, or not in time, is a line with the reason."""
+INJECTED = """
+import os, subprocess, sys
+from pathlib import Path
+from benchmarks.gpu import __main__ as session, _sections
+def hangs():
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    Path(sys.argv[0] + ".child").write_text(str(child.pid))
+    child.wait()
+_sections.ALL = {
+    "dies": _sections.Section("Dies", lambda: os._exit(3)),
+    "hangs": _sections.Section("Hangs", hangs, limit_s=3),
+    "works": _sections.Section("Works", lambda: (["a"], [[1]])),
+}
+start = subprocess.Popen
+def start_this(command, **settings):
+    # The process of a section has to know these sections too.
+    return start([command[0], sys.argv[0], *command[3:]] if "--inside" in command else command, **settings)
+session.subprocess.Popen = start_this
+sys.exit(session.main())
+"""
+
+
+def test_sections_that_die_or_hang_cost_themselves(tmp_path):
+    """Each is a line with its reason, what it had started is ended, and the others run and are written down."""
+    program, page, child = tmp_path / "injected.py", tmp_path / "GPU.md", tmp_path / "injected.py.child"
+    program.write_text(INJECTED)
+    done = subprocess.run(
+        [sys.executable, str(program), "--page", str(page)],
+        cwd=ROOT,
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": f"{ROOT}:{ROOT / 'adapters'}"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    said = [line.split(" s  ")[1] for line in done.stdout.splitlines()[:3]]
+    assert ["ended with 3: it said nothing", "not done within 3 s", "1 row(s)"] == said, done.stderr
+    assert (0, True) == (done.returncode, "## Works\n\n| a |\n|---|\n| 1 |" in page.read_text())
+    if child.exists():  # A machine may be too busy to come that far within the limit.
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(child.read_text()), 0)
+
+
+def test_a_section_that_does_not_exist():
+    """Its process says so."""
     assert "ended with 1: KeyError: 'no such section'" == session.run("no such section", 60)["failed"]
-    assert "not done within 0.01 s" == session.run("drift", 0.01)["failed"]
+
+
+def test_the_session_ends_in_time(monkeypatch, tmp_path, capsys):
+    """A section gets what is left of the eight minutes, and none is begun after them; what was measured is written."""
+    now, given = [0.0], []
+
+    def run(name, limit_s):
+        given.append((name, limit_s))
+        now[0] += 200
+        return {"columns": ["a"], "rows": [[1]]}
+
+    monkeypatch.setattr(session, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(session, "run", run)
+    page = tmp_path / "GPU.md"
+    monkeypatch.setattr("sys.argv", ["gpu", "captures", "tests", "truth", "calls", "--page", str(page)])
+    assert 0 == session.main()
+    assert [("captures", 90), ("tests", 240), ("truth", 60)] == given
+    assert "calls            0 s  not begun, since the session has had its 470 s" in capsys.readouterr().out
+    assert "not begun" in page.read_text()
+
+
+def test_the_limits_leave_time_for_every_section():
+    """All sections together end within eight minutes, whatever each of them does."""
+    assert session.LIMIT_S <= 480
+    assert max(section.limit_s for section in _sections.ALL.values()) < session.LIMIT_S
 
 
 def test_the_page():
