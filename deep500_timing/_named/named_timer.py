@@ -226,12 +226,10 @@ class NamedTimer:
         """Forget the start, if it is running."""
         if self.running:
             self._timer._discard(self._region)
-            self._on_host.forget_running()
             if self._on_device is not None:
                 self._on_device.forget_running()
                 store = self._region._device_store()
                 store.discarded += 1
-        self._depth = 0
 
     # --- reading ------------------------------------------------------------------------------------------------------
 

@@ -48,7 +48,8 @@ class HostTimes:
         self._inside = False
         self._drained: tuple[int, int, bool] | None = None  # The interval that was added up last.
         self._ended_ns = 0
-        # Start of the running interval that was read, and up to where it is counted.
+        # Start of the running interval that was read, and up to where it is counted. One that was forgotten since is
+        # known by its start.
         self._counted_from: tuple[int, int] | None = None
 
     def add(self, start_ns: int, end_ns: int, record: bool) -> None:
@@ -158,12 +159,7 @@ class HostTimes:
         """What ``stop(record=True)`` kept."""
         with self._lock:
             self._drain()
-            totals = self._recorded if reset else self._recorded.copy()
+            totals = self._recorded.copy()
             if reset:
                 self._recorded = Totals()
             return totals
-
-    def forget_running(self) -> None:
-        """The running interval is forgotten: what has been read of it stays, no more comes."""
-        with self._lock:
-            self._counted_from = None

@@ -81,8 +81,6 @@ class Summary:
 
     def distribution(self) -> Distribution:
         """What is known of all times once they are forgotten one by one."""
-        if self.count == 0:
-            return EMPTY
         whole = self.aggregated()
         return Distribution(
             whole.folded, whole.total_ns, whole.min_ns, whole.max_ns, whole.m2, whole.whole_histogram().pack()
@@ -93,16 +91,8 @@ class Summary:
         if not self.durations_ns:
             return self
         whole = Summary(skipped=self.skipped)
-        if self.folded:
-            whole.add_aggregates(
-                self.folded,
-                self.total_ns,
-                self.min_ns,
-                self.max_ns,
-                self.mean_ns,
-                self.m2,
-                self.histogram or Histogram(),
-            )
+        histogram = self.histogram or Histogram()
+        whole.add_aggregates(self.folded, self.total_ns, self.min_ns, self.max_ns, self.mean_ns, self.m2, histogram)
         kept = _joined(self.durations_ns)
         mean = float(kept.mean())
         m2 = float(((kept - mean) ** 2).sum())

@@ -10,7 +10,7 @@ import pytest
 
 from deep500_timing import Timer, TimingWarning
 from deep500_timing._ground.warn import forget_warnings
-from deep500_timing.devices import captures, pool_of
+from deep500_timing.devices import EventPair, captures, pool_of
 from deep500_timing.testing import ManualClock, ManualDeviceClock
 
 ASKS = ("record", "is_done", "wait", "elapsed_ns", "new_event")
@@ -225,6 +225,138 @@ class TestStreamsOfOneDevice:
         assert len(queue.pending) == 71
         assert set(asked[20:]) <= {0, 2, 3}
         assert 70 == len(tmr.get_time("b", gpu=True))
+
+    def test_a_pair_whose_end_is_behind_is_early_too(self, clock):
+        """Two threads that share a stream may queue pairs in another order than they recorded their ends."""
+
+        class Interleaved(ManualDeviceClock):
+            def record(self, event, stream):
+                super().record(event, stream)
+                if amid:
+                    amid.pop()()
+
+        amid = []
+        device = Interleaved()
+        tmr = Timer(device, clock=clock)
+        tmr.start("behind", gpu=True)
+        tmr.start("a", gpu=True)
+
+        def other_thread():
+            device.launch(5)
+            tmr.end("behind", gpu=True)
+
+        amid.append(other_thread)
+        tmr.end("a", gpu=True)
+        found = tmr.snapshot().get("behind", "GPU")
+        assert (1, 0) == (found.pending, found.failed)
+        device.finish()
+        assert ([5.0], [0.0]) == (tmr.get_time("behind", gpu=True), tmr.get_time("a", gpu=True))
+
+
+def test_a_clock_in_milliseconds_loses_no_nanosecond(clock):
+    """A function that gives milliseconds, as devices do, is rounded to the nearest nanosecond."""
+
+    class InMilliseconds(ManualDeviceClock):
+        def elapsed_ms(self, start, end):
+            return super().elapsed_ns(start, end) / 1e6
+
+    device = InMilliseconds()
+    tmr = Timer(device, clock=clock)
+    lengths = [1, 7, 999, 123_456_789]
+    for length in lengths:
+        work(tmr, device, length * 1e-9)
+    assert [length / 1e9 for length in lengths] == tmr.get_time("a", gpu=True)
+
+
+def test_a_device_that_stops_for_a_reading_is_read_where_asked(clock):
+    """Neither the ends of regions nor a snapshot read a time there; who asks for the times by name has them."""
+
+    class Stalls(ManualDeviceClock):
+        stalls = True
+
+    device = Stalls()
+    tmr = Timer(device, clock=clock)
+    for _ in range(100):
+        work(tmr, device, 1e-3)
+        device.finish()
+    assert (100, 0) == (tmr.snapshot().get("a", "GPU").pending, device.calls["elapsed_ns"])
+    assert 100 == len(tmr.get_time("a", gpu=True))
+    work(tmr, device, 1e-3)
+    tmr.complete_all()
+    assert 0 == tmr.snapshot().get("a", "GPU").pending
+
+
+def test_half_a_pool_of_regions_shares_a_query(tmr, device):
+    """On a device that keeps up, eight regions cost one question how far it is."""
+    for _ in range(1000):
+        work(tmr, device, 0)
+    assert device.calls["is_done"] <= 1000 / 8 + 10
+
+
+def test_a_capture_that_begins_inside_costs_no_event(tmr, device):
+    """The start of a region that a capture cuts off serves again, and the region is captured, not failed."""
+    for _ in range(50):
+        tmr.start("a", gpu=True)
+        captures.begin(graph := Graph())
+        tmr.end("a", gpu=True)
+        captures.end(graph)
+    found = tmr.snapshot().get("a", "GPU")
+    assert (50, 0, True) == (found.captured, found.failed, tmr.device.events <= 3)
+
+
+def test_an_end_without_a_start_failed(device):
+    """Whoever times by pairs and ends one that was never begun has one time that failed, and no capture."""
+
+    class Sink:
+        failed = captured = 0
+
+    pool_of(device).end(EventPair("a"), sink := Sink(), 0, 1)
+    assert (1, 0) == (sink.failed, sink.captured)
+
+
+def test_a_clock_that_binds_at_its_first_call(clock):
+    """What a clock puts in the place of its methods when it is first asked for a stream is what is called."""
+
+    class Late(ManualDeviceClock):
+        def stream(self):
+            self.record = super().record
+            self.is_capturing = super().is_capturing
+            return super().stream()
+
+        def record(self, event, stream):
+            raise AssertionError("not bound yet")
+
+        def is_capturing(self):
+            raise AssertionError("not bound yet")
+
+    device = Late()
+    tmr = Timer(device, clock=clock)
+    work(tmr, device, 1)
+    assert [1.0] == tmr.get_time("a", gpu=True)
+
+
+def test_a_comparison_that_fails_leaves_the_device_that_was_current(clock):
+    """A comparison may make another device current and then fail; the one from before is made current again."""
+
+    class Current(ManualDeviceClock):
+        current = 3
+
+        def device_now(self):
+            return self.current
+
+        def back_to(self, device):
+            self.current = device
+
+        def elapsed_ns(self, start, end):
+            self.current = 0
+            raise RuntimeError("lost")
+
+    device = Current()
+    tmr = Timer(device, clock=clock)
+    work(tmr, device, 1)
+    with pytest.warns(TimingWarning, match="lost"):
+        tmr.complete_all()
+    assert (3, 1) == (device.current, tmr.snapshot().get("a", "GPU").failed)
 
 
 def test_a_reader_waits_for_who_collects(clock):

@@ -14,6 +14,8 @@ from deep500_timing import CPUGPUTimer, DeviceUnavailableError, Timer, TimingWar
 from deep500_timing._ground import plugins
 from deep500_timing._ground.warn import forget_warnings
 from deep500_timing.devices import NULL_DEVICE, EventPair, EventPool, clocks, find_late, pool_of
+from deep500_timing.devices._late import device_of
+from deep500_timing.devices._null import NullDevice
 from deep500_timing.exceptions import MissingPackageError
 from deep500_timing.testing import ManualClock, ManualDeviceClock
 from deep500_timing.wallclock import SynchronizedWallClockTimer
@@ -39,12 +41,17 @@ class TestNullDevice:
         """A timer without a device has the null device, which says so and counts nothing."""
         tmr = Timer()
         assert tmr.device is NULL_DEVICE
-        assert (True, False, None, 0) == (
-            tmr.device.is_null,
-            tmr.device.is_late,
-            tmr.device.clock,
-            tmr.device.events,
-        )
+        for null in (tmr.device, NullDevice()):
+            assert (True, False, False) == (null.is_null, null.is_late, null.for_named_timers)
+            assert (None, 0, 0) == (null.clock, null.events, null.uncertainty_ns)
+            assert null is null.find() is null.find_for_regions()
+
+    def test_is_what_a_timer_gets_that_is_given_none(self):
+        """None is no device; a clock is its pool, for every timer the same."""
+        device = ManualDeviceClock()
+        pool = device_of(device)
+        assert (NULL_DEVICE, pool_of(device)) == (device_of(None), pool)
+        assert (False, False, True) == (pool.is_null, pool.is_late, pool.for_named_timers)
 
     def test_takes_whatever_a_pool_does(self):
         """It has every public method of a pool, and does nothing in each."""
@@ -127,8 +134,44 @@ class TestFindLate:
         assert ([(7, 7 + 10**9)], {}) == (sink.times, late.pending())
         late.begin(pair)
         late.drop(pair)
-        late.collect_for(sink)
+        late.begin(pair)
+        device.launch(2)
+        late.end(pair, sink, 10, 11)
         assert 2 == late.events
+        late.collect_for(sink)
+        assert [2 * 10**9] == [end_ns - start_ns for start_ns, end_ns in sink.times[1:]]
+
+    def test_it_says_what_it_knows(self):
+        """Before the search it has no reason and no uncertainty; a device that was found gives its own, no warning."""
+        host = ManualClock()
+        device = ManualDeviceClock()
+        late = find_late(lambda: device)
+        assert ("", 0) == (late.reason, late.uncertainty_ns)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert late.find_for_regions() is late.find() is pool_of(device)
+        device.launch(1)
+        late.begin(pair := EventPair("a", host.now_ns))
+        late.end(pair, Sink(), host.now_ns(), host.now_ns())  # The device says that it is not there yet.
+        host.advance(0.002)
+        late.collect(wait=True)
+        assert 1_000_000 == late.uncertainty_ns == pool_of(device).uncertainty_ns
+
+    def test_equal_ones_make_the_same_search(self):
+        """Two timers that were asked for the same are settings for the same."""
+        one, same, other = find_late(_nothing), find_late(_nothing), find_late(lambda: "no")
+        assert one == same
+        assert one != other
+        assert one != _nothing
+        assert 2 == len({one, same, other})
+
+    def test_a_copy_is_for_the_same_timers(self):
+        """Whether named timers are to look for it is copied and pickled with the search."""
+        for wanted in (True, False):
+            late = find_late(_nothing, for_named_timers=wanted)
+            assert [wanted] * 2 == [
+                made.for_named_timers for made in (copy.copy(late), pickle.loads(pickle.dumps(late)))
+            ]
 
     @pytest.mark.parametrize("make", [copy.copy, copy.deepcopy])
     def test_a_copy_looks_anew(self, make):

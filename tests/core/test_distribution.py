@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import struct
+from base64 import b64decode, b64encode
 
 import numpy as np
 import pytest
@@ -177,6 +179,57 @@ class TestSnapshots:
             tmr.record("a", 0, 4 * MS)
         assert tmr.snapshot().since(first).get("a") == tmr.snapshot().get("a")
 
+    def test_after_a_reset_counters_are_new_as_well(self, clock):
+        """Fewer failures than before are those since the reset, whatever else came."""
+        tmr = Timer(clock=clock)
+
+        def fail(times):
+            for _ in range(times):
+                with pytest.raises(KeyError), tmr.region("a"):
+                    raise KeyError
+
+        fail(3)
+        tmr.record("a", 0, MS)
+        first = tmr.snapshot()
+        tmr.reset()
+        fail(1)
+        tmr.start("a")
+        found = tmr.snapshot().since(first).get("a")
+        assert (1, 1, None, None) == (found.failed, found.running, found.stats, found.distribution)
+
+    def test_a_region_that_had_no_time_before_has_all_it_has(self, clock):
+        """What was only open at the first moment is whole at the second."""
+        tmr = Timer(clock=clock)
+        tmr.start("a")
+        first = tmr.snapshot()
+        clock.advance_ns(MS)
+        tmr.end("a")
+        second = tmr.snapshot()
+        assert second.get("a") == second.since(first).get("a")
+
+    def test_only_a_counter_has_no_times(self, clock):
+        """A failure since is a row without statistics and without a distribution."""
+        tmr = Timer(clock=clock)
+        tmr.record("a", 0, MS)
+        first = tmr.snapshot()
+        with pytest.raises(KeyError), tmr.region("a"):
+            raise KeyError
+        found = tmr.snapshot().since(first).get("a")
+        assert (1, None, None) == (found.failed, found.stats, found.distribution)
+
+    @pytest.mark.parametrize("number", [3, 60])
+    def test_warm_up_since_a_moment_before_any_time(self, clock, number):
+        """Times that are left out as warm-up are told where no time was known before."""
+        tmr = Timer(clock=clock, skip_first=2)
+        tmr.start("a")
+        first = tmr.snapshot()
+        clock.advance_ns(MS)
+        tmr.end("a")
+        for _ in range(number - 1):
+            tmr.record("a", 0, MS)
+        stats = tmr.snapshot().since(first).get("a").stats
+        assert (number - 2, 2) == (stats.count, stats.skipped)
+
     def test_warm_up_is_a_difference_too(self, clock):
         """Times that ``skip_first`` left out before are not told again."""
         tmr = Timer(clock=clock, skip_first=2)
@@ -211,6 +264,77 @@ class TestSnapshots:
         some = tmr.snapshot().get("a").distribution
         assert some == merge([EMPTY, some])
         assert None is EMPTY.stats()
+
+
+def encoded(code, form, *numbers):
+    """What the packed form is said to be: one byte that tells how wide, and little-endian numbers, in base64."""
+    return b64encode(bytes([code]) + struct.pack(form, *numbers)).decode()
+
+
+@pytest.mark.parametrize(
+    ("most", "code", "form"),
+    [
+        (1, 0, "<2H2B"),
+        (2**8 - 1, 0, "<2H2B"),
+        (2**8, 1, "<2H2H"),
+        (2**16 - 1, 1, "<2H2H"),
+        (2**16, 2, "<2H2I"),
+        (2**24, 2, "<2H2I"),
+        (2**32 - 1, 2, "<2H2I"),
+        (2**32, 3, "<2H2Q"),
+        (2**63 - 1, 3, "<2H2Q"),
+    ],
+)
+def test_counts_are_packed_in_the_narrowest_width(most, code, form):
+    """Gaps between bins in 16 bits, then the counts in as few bytes as hold the largest."""
+    assert encoded(code, form, 7, 300, 1, most) == _histogram.pack((7, 307), (1, most))
+    bins, counts = _histogram.unpack(encoded(code, form, 7, 300, 1, most))
+    assert ([7, 307], [1, most]) == (bins.tolist(), counts.tolist())
+
+
+def test_only_what_is_worth_it_is_compressed():
+    """Less than 120 bytes are left alone, and so is what zlib would make longer."""
+
+    def bytes_of(bins, counts):
+        raw = b64decode(_histogram.pack(bins, counts))
+        return raw[0], len(raw) - 1
+
+    assert (0, 117) == bytes_of(range(39), [1] * 39)
+    code, size = bytes_of(range(40), [1] * 40)
+    assert (0x80, True) == (code, size < 120)
+    gaps = np.random.default_rng(3).integers(1, 80, 40)
+    noise = np.random.default_rng(4).integers(1, 256, 40)
+    assert (0, 120) == bytes_of(np.cumsum(gaps).tolist(), noise.tolist())
+
+
+def test_a_distribution_tells_its_bins():
+    """Which bins are not empty, and how often each was hit, as another rank's columns take them."""
+    bins, counts = distribution_of([3, 3, 100, 128, 129, 130]).used_bins()
+    assert ([3, 100, 128, 129], [2, 1, 2, 1]) == (bins.tolist(), counts.tolist())
+
+
+def test_nothing_merged_is_nothing():
+    """Of no ranks there is an empty histogram, and the distribution of no times."""
+    assert 0 == _histogram.merged([]).counts.sum()
+    assert EMPTY == merge([]) == Summary().distribution()
+
+
+def test_a_new_extreme_is_exact_and_an_old_one_is_the_middle_of_its_bin():
+    """Where a difference has the shortest and longest time of all they are known to the nanosecond."""
+    before = distribution_of([1_000_003, 2_000_003])
+    new = distribution_of([1_000_003, 2_000_003, 500_001, 4_000_007]).since(before)
+    assert (500_001, 4_000_007) == (new.min_ns, new.max_ns)
+    within = distribution_of([1_000_003, 2_000_003, 1_200_001, 1_700_007]).since(before)
+    # Bins are 1/64 of 2**20 wide there: 16384.
+    low, high = 1_200_001 // 16384 * 16384, 1_700_007 // 16384 * 16384
+    assert (low + 8191, high + 8191) == (within.min_ns, within.max_ns)
+
+
+def test_warm_up_is_passed_on_when_nothing_is_kept():
+    """What was left out is told of times that live on in aggregates."""
+    summary = Summary(skipped=3)
+    summary.add_durations(np.array([1, 2], dtype=np.int64))
+    assert 3 == summary.aggregated().stats().skipped
 
 
 def test_an_empty_histogram_has_no_quantile_and_no_mean():

@@ -18,10 +18,38 @@ S = 1_000_000_000
 
 
 def test_regions_stand_in_the_order_of_time_types_and_then_of_names(tmr):
-    """The order does not depend on who was first."""
-    for key in ("zebra", TimeType.OTHER, "alpha", TimeType.IO, TimeType.EPOCH):
+    """The order does not depend on who was first, and is that of the types, not of their names."""
+    for key in ("zebra", TimeType.OTHER, "ALPHA", TimeType.BATCH, TimeType.IO, TimeType.EPOCH):
         tmr.record(key, 0, S)
-    assert ["EPOCH", "IO", "OTHER", "alpha", "zebra"] == [region.name for region in tmr.snapshot()]
+    expected = [member.name for member in TimeType if member.name in {"EPOCH", "BATCH", "IO", "OTHER"}]
+    assert expected != sorted(expected)
+    assert [*expected, "ALPHA", "zebra"] == [region.name for region in tmr.snapshot()]
+
+
+def test_what_is_counted_adds_up_over_threads(tmr, in_thread):
+    """Failures, discarded starts and kept intervals of every thread are in the one row."""
+
+    def fail(times):
+        for _ in range(times):
+            with pytest.raises(KeyError), tmr.region("a"):
+                raise KeyError
+        tmr.record("a", times, 2 * times)
+        tmr.start("a")
+        tmr.discard("a")
+
+    in_thread(fail, 3)
+    fail(2)
+    region = tmr.snapshot().get("a")
+    assert (5, 2, 2) == (region.failed, region.discarded, region.stats.count)
+    assert [[2, 4], [3, 6]] == sorted(tmr.intervals("a").tolist())
+
+
+def test_intervals_of_what_was_not_timed_are_whole_nanoseconds_too(tmr):
+    """Nothing recorded is an array of no intervals, with the columns and the type of any other."""
+    none = tmr.intervals("a")
+    assert ((0, 2), "int64") == (none.shape, none.dtype.name)
+    tmr.start("a")
+    assert ((0, 2), "int64") == (tmr.intervals("a").shape, tmr.intervals("a").dtype.name)
 
 
 def test_cpu_before_gpu(clock):
@@ -128,3 +156,24 @@ def test_what_a_recomputation_repeats_is_counted(tmr, clock):
     end_recomputation()
     region = tmr.snapshot().get("block")
     assert (1, 1.0, 1) == (region.stats.count, region.stats.max, region.recomputed)
+
+
+def test_recomputations_inside_of_each_other_end_with_the_outermost(tmr, clock, in_thread):
+    """What lies between the inner end and the outer is repeated too, on a thread that had timed nothing as well."""
+
+    def recompute():
+        begin_recomputation()
+        begin_recomputation()
+        with tmr.region("block"):
+            clock.advance(5.0)
+        end_recomputation()
+        with tmr.region("block"):
+            clock.advance(5.0)
+        end_recomputation()
+        with tmr.region("block"):
+            clock.advance(1.0)
+
+    recompute()
+    in_thread(recompute)
+    region = tmr.snapshot().get("block")
+    assert ([1.0, 1.0], 4, 0) == (tmr.get_time("block"), region.recomputed, region.running)

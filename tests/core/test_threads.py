@@ -256,6 +256,55 @@ def test_timers_do_not_share_places(clock, in_thread):
     assert (1, 1) == (first.snapshot().get("a").discarded, second.snapshot().get("a").discarded)
 
 
+def test_only_threads_that_end_before_the_process_are_watched(in_thread):
+    """The main thread is not, nor one that Python did not start and has made no entry for."""
+
+    class Regions:
+        def release(self):
+            released.append(threading.get_ident())
+
+    released, kept, seen, done = [], Regions(), [], threading.Event()
+    assert None is threads.watch_thread(kept)
+    assert [] == released
+
+    def work():
+        seen.append(threads.watch_thread(kept))
+        return threading.get_ident()
+
+    ident = in_thread(work)
+    assert ([ident], True) == (released, seen.pop() is not None)
+
+    def foreign():
+        seen.append(threads.watch_thread(kept))
+        done.set()
+
+    _thread.start_new_thread(foreign, ())
+    done.wait()
+    assert ([None], [ident]) == (seen, released)
+
+
+def test_a_second_timer_on_a_thread_does_not_end_it_for_the_first(clock, in_thread):
+    """Each of a thread's timers is released as the thread ends, and none before."""
+    one, two = Timer(clock=clock), Timer(clock=clock)
+
+    def work():
+        one.start("a")
+        two.record("b", 0, S)
+        open_still = one.snapshot().get("a").running
+        clock.advance(1)
+        one.end("a")
+        return open_still, lanes(one), lanes(two)
+
+    assert (1, 1, 1) == in_thread(work)
+    assert ([1.0], [1.0]) == (one.get_time("a"), two.get_time("b"))
+
+
+def test_a_thread_that_is_gone_has_a_number_for_a_name():
+    """An error names a living thread by its name, and any other by the number that it had."""
+    assert "thread 'MainThread'" == threads.thread_name(threading.main_thread().ident)
+    assert "thread 12" == threads.thread_name(12)
+
+
 def test_a_timer_that_is_gone_when_its_thread_ends(in_thread):
     """The end of a thread is no matter for a timer that does not exist any more, nor does the thread keep it."""
     import gc

@@ -8,6 +8,8 @@ A change that makes no difference to what a user sees is listed in ``equivalent.
 from __future__ import annotations
 
 import argparse
+import hashlib
+import itertools
 import json
 import os
 import random
@@ -18,14 +20,14 @@ import tomllib
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 from changes import Change, changes_of
 from forks import HUNG, KILLED, SURVIVED, UNFIT, Trials
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 T = TypeVar("T")
 Trial = tuple["Change | None", str, str, list[str]]
@@ -33,6 +35,8 @@ Trial = tuple["Change | None", str, str, list[str]]
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 WORK = ROOT / "build" / "mutants"
+# Two runs at a time do not meet.
+OWN = WORK / str(os.getpid())
 WANTED = 0.95
 # Hypothesis finds the same examples in each fork; nothing is drawn or shuffled.
 QUIET = ["-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-p", "no:xdist", "-m", "not slow"]
@@ -70,36 +74,42 @@ def main() -> int:
     options.add_argument("modules", nargs="*", help="parts of the names of the plan's modules; all of them by default")
     options.add_argument("--plan", type=Path, default=HERE / "plan.toml")
     options.add_argument("--sample", type=int, default=60, help="changes for each module; 0 tries all of them")
+    options.add_argument("--only", default="", help="changes with this in their function or text")
     options.add_argument("--seed", type=int, default=1, help="which sample")
+    options.add_argument("--left", action="store_true", help="count what an earlier run saw noticed, try the rest")
     options.add_argument("--jobs", type=int, default=2, help="forks at a time")
+    options.add_argument("--most", type=float, default=20.0, help="seconds of tests for each change, the best first")
     options.add_argument("--show", action="store_true", help="list the changes, try none")
     chosen = options.parse_args()
     os.chdir(ROOT)
     plan = tomllib.loads(chosen.plan.read_text(encoding="utf-8"))["area"]
     scores: list[Score] = []
     for area in plan:
-        modules = [
+        whole = [
             str(path.relative_to(ROOT))
             for pattern in area["modules"]
             for path in sorted(ROOT.glob(pattern))
-            if path.name != "__init__.py" and (not chosen.modules or any(part in str(path) for part in chosen.modules))
+            if path.name != "__init__.py"
         ]
+        modules = [name for name in whole if not chosen.modules or any(part in name for part in chosen.modules)]
         if not modules:
             continue
-        samples = {module: sample(module, chosen.sample, chosen.seed) for module in modules}
+        samples = {module: sample(module, chosen.sample, chosen.seed, chosen.only) for module in modules}
         if chosen.show:
             for module, changes in samples.items():
                 print(*(f"{module}:{change.line}  {change.function}: {change.text}" for change in changes), sep="\n")
         else:
-            scores += try_area(area["tests"], samples, chosen.jobs)
+            scores += try_area(area["tests"], whole, samples, chosen)
+    shutil.rmtree(OWN, ignore_errors=True)
     if not chosen.show:
         report(scores)
     return int(any(score.ratio < WANTED for score in scores))
 
 
-def sample(module: str, size: int, seed: int) -> list[Change]:
+def sample(module: str, size: int, seed: int, only: str) -> list[Change]:
     """So many changes of a module, spread over its lines: a second one of a line only when every line has one."""
-    found = changes_of((ROOT / module).read_text(encoding="utf-8"))
+    source = (ROOT / module).read_text(encoding="utf-8")
+    found = [change for change in changes_of(source) if only in f"{change.function}: {change.text}"]
     random.Random(f"{seed} {module}").shuffle(found)
     rank: dict[int, int] = defaultdict(int)
     spread = []
@@ -110,37 +120,66 @@ def sample(module: str, size: int, seed: int) -> list[Change]:
     return sorted((change for _, change in spread[: size or None]), key=lambda change: change.line)
 
 
-def try_area(tests: list[str], samples: dict[str, list[Change]], jobs: int) -> list[Score]:
+def try_area(
+    tests: list[str], whole: list[str], samples: dict[str, list[Change]], chosen: argparse.Namespace
+) -> list[Score]:
     """Try the changes of some modules on their tests, and add them up."""
+    scores = {module: Score(module) for module in samples}
+    noticed: dict[str, set[tuple[str, ...]]] = {
+        module: noticed_of(module) if chosen.left else set() for module in samples
+    }
     print(f"mutants: {', '.join(samples)}\n         against {' '.join(tests)}", flush=True)
     began = time.monotonic()
-    reach, seconds = apart(lambda: measured(tests))
-    trials: list[Trial] = [(None, "", "", in_order(set(seconds), seconds))]
+    reach, seconds = reach_of(tests, whole)
+    trials: list[Trial] = []
     owners = []
     for module, changes in samples.items():
         file = str(ROOT / module)
         source = Path(file).read_text(encoding="utf-8")
         for change in changes:
+            if change.name in noticed[module]:
+                scores[module].add(change, noticed=True, known=False)
+                continue
             names = set().union(*(reach.get(f"{file}:{line}", ()) for line in change.lines))
-            trials.append((change, file, source, in_order(names, seconds)))
+            trials.append((change, file, source, within(chosen.most, in_order(names, seconds), seconds)))
             owners.append((module, change))
-    unchanged, *outcomes = apart(lambda: tried(tests, trials, seconds, jobs))
+    asked = {name for _, _, _, names in trials for name in names}
+    trials.insert(0, (None, "", "", in_order(asked, seconds)))
+    files = sorted({name.partition("::")[0] for name in asked})
+    unchanged, *outcomes = (
+        apart(lambda: tried(files, trials, seconds, chosen.jobs)) if files else [SURVIVED] * len(trials)
+    )
     if unchanged != SURVIVED:
         sys.exit(1)
     known = equivalents()
-    scores = {module: Score(module) for module in samples}
     for (module, change), outcome in zip(owners, outcomes, strict=True):
         is_known = bool(known & {(module, change.function), (module, *change.name)})
         if outcome != UNFIT:
             scores[module].add(change, noticed=outcome in (KILLED, HUNG), known=is_known)
+        if outcome in (KILLED, HUNG):
+            noticed[module].add(change.name)
+    for module, names in noticed.items():
+        note_of(module).write_text(json.dumps(sorted(names)), encoding="utf-8")
     print(f"         {len(outcomes)} changes in {time.monotonic() - began:.0f} s", flush=True)
     return list(scores.values())
 
 
+def note_of(module: str) -> Path:
+    """Where it stands what was noticed in a module."""
+    (WORK / "noticed").mkdir(parents=True, exist_ok=True)
+    return WORK / "noticed" / f"{module.replace('/', '.')}.json"
+
+
+def noticed_of(module: str) -> set[tuple[str, ...]]:
+    """What earlier runs saw noticed in a module."""
+    note = note_of(module)
+    return {tuple(name) for name in json.loads(note.read_text(encoding="utf-8"))} if note.exists() else set()
+
+
 def apart(function: Callable[[], T]) -> T:
     """Run a function in a fork, so that each pytest begins with nothing imported; hand back what it returned."""
-    WORK.mkdir(parents=True, exist_ok=True)
-    answer = WORK / "answer.json"
+    OWN.mkdir(parents=True, exist_ok=True)
+    answer = OWN / "answer.json"
     answer.unlink(missing_ok=True)
     if (pid := os.fork()) == 0:
         try:
@@ -155,42 +194,100 @@ def apart(function: Callable[[], T]) -> T:
 
 
 class Stopwatch:
-    """A pytest plug-in: how long each test took, its fixtures included, and whether any failed."""
+    """A pytest plug-in: for how long each test had the processor, fixtures included, and whether any failed.
 
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = defaultdict(float)
+    Args:
+        switch: Called with each test's name before its set-up.
+    """
+
+    def __init__(self, switch: Callable[[str], None]) -> None:
+        self.switch = switch
+        self.seconds: dict[str, float] = {}
         self.failed: list[str] = []
 
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        """What runs from here on is this test's, until it has been torn down."""
+        self.switch(item.nodeid)
+        began = time.process_time()
+        outcome = yield
+        self.seconds[item.nodeid] = time.process_time() - began
+        self.switch("")
+        return outcome
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Add up the phases of a test."""
-        self.seconds[report.nodeid] += report.duration
+        """Note a test that fails."""
         if report.failed:
             self.failed.append(report.nodeid)
 
 
-def measured(tests: list[str]) -> tuple[dict[str, list[str]], dict[str, float]]:
-    """The tests that pass through each line (``file:line``), by coverage's contexts, and how long each takes."""
-    from coverage import CoverageData
+def reach_of(tests: list[str], modules: list[str]) -> tuple[dict[str, list[str]], dict[str, float]]:
+    """The tests that pass through each line of the modules (``file:line``), and how long each test takes.
 
-    os.environ["COVERAGE_FILE"] = str(WORK / "coverage")
-    watch = Stopwatch()
-    pytest.main([*QUIET, "--cov", "--cov-context=test", "--cov-report=", *tests], plugins=[watch])
+    What is known of a file of tests from an earlier run holds until it or one of the modules changes.
+    """
+    code = hashlib.sha256()
+    for module in modules:
+        code.update((ROOT / module).read_bytes())
+    known = WORK / "reach"
+    known.mkdir(parents=True, exist_ok=True)
+    files = sorted(
+        {path for test in tests for path in ([ROOT / test] if test.endswith(".py") else _files(ROOT / test))}
+    )
+    notes = {
+        str(path.relative_to(ROOT)): known / f"{hashlib.sha256(code.digest() + path.read_bytes()).hexdigest()}.json"
+        for path in files
+    }
+    missing = [file for file, note in notes.items() if not note.exists()]
+    if missing:
+        for file, found in apart(lambda: measured(missing, modules)).items():
+            notes[file].write_text(json.dumps(found), encoding="utf-8")
+    reach: dict[str, list[str]] = defaultdict(list)
+    seconds: dict[str, float] = {}
+    for note in notes.values():
+        found = json.loads(note.read_text(encoding="utf-8"))
+        seconds |= found["seconds"]
+        for line, names in found["reach"].items():
+            reach[line] += names
+    return reach, seconds
+
+
+def _files(folder: Path) -> list[Path]:
+    return list(folder.glob("**/test_*.py"))
+
+
+def measured(files: list[str], modules: list[str]) -> dict[str, dict[str, Any]]:
+    """For each file of tests the lines that its tests pass through, in processes that they fork as well."""
+    from coverage import Coverage
+
+    folder = OWN / "coverage"
+    folder.mkdir()
+    include = [str(ROOT / module) for module in modules]
+    coverage = Coverage(str(folder / "data"), data_suffix=True, config_file=False, include=include)
+    coverage.set_option("run:patch", ["_exit"])
+    watch = Stopwatch(coverage.switch_context)
+    coverage.start()
+    pytest.main([*QUIET, "-p", "no:cov", *files], plugins=[watch])
+    coverage.stop()
+    coverage.save()
+    coverage.combine([str(folder)])
     for name in set(watch.failed):
         print(f"mutants: left out, as it fails unchanged: {name}")
         del watch.seconds[name]
-    data = CoverageData(os.environ["COVERAGE_FILE"])
-    data.read()
-    reach = {
-        f"{file}:{line}": sorted({context.rpartition("|")[0] for context in contexts} & watch.seconds.keys())
-        for file in data.measured_files()
-        for line, contexts in data.contexts_by_lineno(file).items()
-    }
-    return reach, dict(watch.seconds)
+    data = coverage.get_data()
+    found = {file: {"seconds": {}, "reach": defaultdict(list)} for file in files}
+    for name, duration in watch.seconds.items():
+        found[name.partition("::")[0]]["seconds"][name] = duration
+    for file in data.measured_files():
+        for line, contexts in data.contexts_by_lineno(file).items():
+            for name in set(contexts) & watch.seconds.keys():
+                found[name.partition("::")[0]]["reach"][f"{file}:{line}"].append(name)
+    return found
 
 
 def tried(tests: list[str], trials: list[Trial], seconds: dict[str, float], jobs: int) -> list[int]:
     """The outcome of each trial."""
-    scratch = WORK / "scratch"
+    scratch = OWN / "scratch"
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
     runner = Trials(trials, seconds, scratch, jobs)
@@ -208,6 +305,12 @@ def in_order(names: set[str], seconds: dict[str, float]) -> list[str]:
     return sorted(
         names, key=lambda name: (files[name.partition("::")[0]], name.partition("::")[0], seconds.get(name, 0))
     )
+
+
+def within(most: float, names: list[str], seconds: dict[str, float]) -> list[str]:
+    """The first tests of a list, for so many seconds: what passes through every line is not asked of every change."""
+    spent = itertools.accumulate(seconds.get(name, 0.0) for name in names)
+    return [name for name, until in zip(names, spent, strict=True) if until <= most or name == names[0]]
 
 
 def equivalents() -> set[tuple[str, ...]]:

@@ -258,5 +258,7 @@ def _of_call(node: ast.Call) -> Iterator[ast.AST]:
     in_any_order = ast.unparse(node.func).rpartition(".")[2] in ("min", "max", "minimum", "maximum")
     for index in range(0 if in_any_order else len(node.args) - 1):
         pair = node.args[index : index + 2]
+        if ast.dump(pair[0]) == ast.dump(pair[1]):
+            continue
         if not any(isinstance(argument, ast.Starred) or _is_text(argument) for argument in pair):
             yield ast.Call(node.func, [*node.args[:index], *reversed(pair), *node.args[index + 2 :]], node.keywords)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import gc
+import importlib
 import os
 import shutil
 import signal
@@ -18,7 +19,6 @@ import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from changes import Change
 
@@ -52,6 +52,16 @@ def put_in_place(file: str, source: str, change: Change | None) -> bool:
     return changed > 0
 
 
+def _module_name(file: str) -> str:
+    """By which name a file is imported: that of the folders above it that are packages, and its own."""
+    path = Path(file)
+    names = [path.stem]
+    while (path.parent / "__init__.py").exists():
+        path = path.parent
+        names.insert(0, path.name)
+    return ".".join(names)
+
+
 def _codes(code: types.CodeType) -> Iterator[tuple[tuple[str, int], types.CodeType]]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -65,7 +75,7 @@ class Trials:
     Args:
         trials: For each change its file, the file's text, and the names of the tests that reach it, in their order.
             ``None`` for a change tries the tests unchanged.
-        seconds: How long each test took unchanged.
+        seconds: How long the processor was at each test, unchanged.
         scratch: A folder for what tests write.
         jobs: Forks at a time.
     """
@@ -95,6 +105,8 @@ class Trials:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Try each change; hand back that the tests have been run."""
+        for name in sorted({_module_name(file) for _, file, _, _ in self.trials if file}):
+            importlib.import_module(name)  # What a function imports when it is called may not be there yet.
         if session.testsfailed:
             raise session.Interrupted(f"{session.testsfailed} errors while the tests were collected")
         items = {item.nodeid: item for item in session.items}
@@ -107,10 +119,12 @@ class Trials:
                     break
                 while len(running) >= self.jobs:
                     self._reap(running)
+                seconds = 20 + round(5.0 * sum(self.seconds.get(name, 0.0) for name in names))
                 pid = os.fork()
                 if pid == 0:
-                    self._try(session, wanted, file, source, change)
-                limit = 20.0 + 10.0 * sum(self.seconds.get(name, 0.0) for name in names)
+                    self._try(session, wanted, file, source, change, seconds)
+                # Others may have the machine, or have stopped this for a while.
+                limit = 60.0 + 10.0 * seconds
                 running[pid] = number, time.monotonic() + limit
                 if change is not None:
                     break
@@ -126,7 +140,13 @@ class Trials:
         return True
 
     def _try(
-        self, session: pytest.Session, items: list[pytest.Item], file: str, source: str, change: Change | None
+        self,
+        session: pytest.Session,
+        items: list[pytest.Item],
+        file: str,
+        source: str,
+        change: Change | None,
+        seconds: int,
     ) -> None:
         outcome = UNFIT
         try:
@@ -137,6 +157,10 @@ class Trials:
             session.config.pluginmanager.unregister(name="terminalreporter")
             session.config.option.basetemp = str(self.scratch / str(os.getpid()))
             session.config._tmp_path_factory._given_basetemp = self.scratch / str(os.getpid())
+            with contextlib.suppress(ImportError):  # not on Windows
+                import resource
+
+                resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
             if put_in_place(file, source, change):
                 outcome = SURVIVED
                 for item, following in zip(items, [*items[1:], None], strict=True):

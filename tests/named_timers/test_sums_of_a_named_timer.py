@@ -107,10 +107,18 @@ class TestOnADevice:
         stop(times, store)
         stop(times, store, record=True)
         pool.sink.append(0, 5)
-        assert [(1, 5), (1, 5), (0, 0)] == [
+        read = times.recorded()
+        stop(times, store, record=True)
+        pool.sink.append(5, 8)
+        assert [(1, 5), (2, 8), (2, 8), (0, 0)] == [
             (totals.expected, totals.total_ns)
-            for totals in (times.recorded(), times.recorded(reset=True), times.recorded())
+            for totals in (read, times.recorded(), times.recorded(reset=True), times.recorded())
         ]
+
+    def test_a_stretch_that_was_stopped_already_is_not_stopped_again(self, times, pool, store):
+        """The second of two stops at once asks the device nothing, and no reader waits for it."""
+        times.stop(store, 0, 5, record=True)
+        assert ([], 0, True) == (pool.calls, times.recorded().expected, times.read().complete)
 
     def test_an_interrupted_stop_is_a_time_that_failed(self, times, pool, store):
         """It goes on, is counted, and its event serves again; no reader waits for it."""

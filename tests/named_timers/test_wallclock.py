@@ -8,6 +8,7 @@ import os
 import pickle
 import sys
 import threading
+import types
 import warnings
 from collections import deque
 
@@ -16,6 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deep500_timing import CPUGPUTimer, RegionNotOpenError, RegionOpenError, Timer, TimeType, TimingWarning
+from deep500_timing.devices import find_late
+from deep500_timing.memory import MemoryUsage
 from deep500_timing.testing import InMemoryExporter, ManualClock, ManualDeviceClock
 from deep500_timing.wallclock import (
     BACKWARD_REDUCE_GLOBAL_TIMER,
@@ -200,6 +203,32 @@ class TestOnTheHost:
         timers("fwd").stop()
         spend(timers("fwd"), clock, 0.010)
         assert timers("fwd").elapsed() == pytest.approx(10.0)
+
+    def test_what_was_read_of_a_dropped_stretch_is_taken_off_no_other(self, timers, clock):
+        """A timer that was read while it ran, and then switched off, times the next stretch from its own start."""
+        timer = timers("fwd")
+        timer.start()
+        clock.advance(0.010)
+        assert timer.elapsed() == pytest.approx(10.0)
+        timers.timer.enabled = False
+        clock.advance(1.0)
+        timers.timer.enabled = True
+        timer.start()
+        clock.advance(0.005)
+        assert timer.elapsed() == pytest.approx(5.0)
+        timers.timer.enabled = False
+        timers.timer.enabled = True
+        clock.advance(1.0)
+        spend(timer, clock, 0.003)
+        assert timer.elapsed() == pytest.approx(3.0)
+
+    def test_a_start_in_the_nanosecond_of_the_last_end_is_running_time(self, timers, clock):
+        """Between two stretches there need be no time at all."""
+        timer = timers("fwd")
+        spend(timer, clock, 0.010)
+        timer.start()
+        clock.advance(0.005)
+        assert timer.elapsed() == pytest.approx(15.0)
 
     def test_means_stand_on_a_bounded_number_and_sums_on_all(self, timers, clock):
         """A timer that nobody resets does not grow for ever."""
@@ -511,6 +540,16 @@ class TestGroup:
         with pytest.raises(ValueError, match="Leave one out"):
             SynchronizedWallClockTimer(Timer(), clock=clock)
 
+    def test_memory_is_read_at_each_stop_where_asked(self, clock):
+        """What a reader of yours, or with ``memory=True`` the class's, says at a stop stands in the timer's row."""
+        usage = MemoryUsage(host_rss_bytes=3 << 30)
+        reader = types.SimpleNamespace(read=lambda: usage)
+        of_class = type("Group", (SynchronizedWallClockTimer,), {"memory_reader": reader})
+        for group in (SynchronizedWallClockTimer(clock=clock, memory=reader), of_class(clock=clock, memory=True)):
+            spend(group("fwd"), clock, 0.010, 0.020)
+            memory = group.timer.snapshot().get("fwd").memory
+            assert (2, usage, 3 << 30) == (memory.samples, memory.last, memory.max_host_rss_bytes)
+
     def test_a_reset_of_the_timer_below_harms_nothing(self, timers, clock):
         """``timer.reset()`` empties the snapshot; named timers go on."""
         spend(timers("fwd"), clock, 0.010)
@@ -591,7 +630,7 @@ class TestOnADevice:
         assert device_timers("fwd").elapsed() == 0.0
 
     def test_ranks_that_do_not_log_split_a_running_timer(self, device_timers, device, monkeypatch):
-        """A timer that runs over a log elsewhere begins anew from there, without a wait."""
+        """A timer that runs over a log elsewhere begins anew from there, without a wait; reports have both parts."""
         monkeypatch.setenv("RANK", "1")
         monkeypatch.setenv("WORLD_SIZE", "2")
         timer = device_timers("fwd")
@@ -602,6 +641,33 @@ class TestOnADevice:
         timer.stop()
         assert device.calls["wait"] == 0
         assert timer.elapsed() == pytest.approx(5.0)
+        assert timer.lifetime().total_ns == 15_000_000
+        assert device_timers.timer.get_time("fwd", gpu=True) == pytest.approx([0.010, 0.005])
+
+    def test_a_time_is_placed_where_the_device_can_have_been(self, device_timers, device, clock):
+        """Work that was issued late in a wait for the device lies at the end of that wait on the host's clock."""
+        timer = device_timers("fwd")
+        device.launch(1.0)
+        timer.start()
+        device.launch(0.010)
+        clock.advance(2.0)
+        timer.stop()
+        timer.elapsed()
+        ((start_ns, end_ns),) = device_timers.timer.intervals("fwd", gpu=True).tolist()
+        assert clock.now_ns() - 10_000_000 <= start_ns <= clock.now_ns()
+        assert end_ns - start_ns == 10_000_000
+
+    @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+    @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+    def test_a_forked_process_has_none_of_its_parents_times(self, device_timers, device):
+        """The child times on events of its own, from nothing; the parent still has what was on its way."""
+        self.run(device_timers("fwd"), device, 0.010)
+        child = os.fork()
+        if child == 0:
+            self.run(device_timers("fwd"), device, 0.005)
+            os._exit(0 if device_timers("fwd").elapsed() == pytest.approx(5.0) else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert device_timers("fwd").elapsed() == pytest.approx(10.0)
 
     def test_events_are_pooled(self, device_timers, device):
         """A million regions need a handful of events."""
@@ -688,6 +754,47 @@ class TestOnADevice:
             device_timers.timer.enabled = True
         assert device_timers.timer.device.events <= 2
 
+    def test_a_forgotten_start_is_counted_on_both_clocks(self, device_timers):
+        """A reset of a timer that runs is one stretch discarded, on the host and on the device."""
+        device_timers("fwd").start()
+        device_timers("fwd").reset()
+        device_timers("fwd").reset()
+        snapshot = device_timers.timer.snapshot()
+        assert (1, 1) == (snapshot.get("fwd").discarded, snapshot.get("fwd", "GPU").discarded)
+
+    def test_a_log_elsewhere_starts_nothing(self, device_timers, device, monkeypatch):
+        """A timer that is stopped stays so over a log of another rank."""
+        monkeypatch.setenv("RANK", "1")
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        self.run(device_timers("fwd"), device, 0.010)
+        device_timers.log(["fwd"])
+        assert not device_timers("fwd").started_
+
+    def test_a_log_elsewhere_leaves_another_threads_running_timer_alone(self, device_timers, device, monkeypatch):
+        """Its events lie on that thread's stream, and its time comes whole with its stop."""
+        monkeypatch.setenv("RANK", "1")
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        timer = device_timers("fwd")
+        timer.start()
+        device.launch(0.010)
+        logger = threading.Thread(target=device_timers.log, args=(["fwd"],))
+        logger.start()
+        logger.join()
+        device.launch(0.005)
+        timer.stop()
+        assert timer.elapsed() == pytest.approx(15.0)
+
+    def test_what_comes_before_a_restart_is_in_no_time(self, device_timers, device):
+        """A running timer that is read goes on after the wait for other ranks and what that queued."""
+        timer = device_timers("fwd")
+        timer.start()
+        device.launch(0.010)
+        assert timer.read(reset=True, before_restart=lambda: device.launch(1.0)).total_ns == 10_000_000
+        assert timer.recorded().count == 0
+        device.launch(0.005)
+        timer.stop()
+        assert timer.elapsed() == pytest.approx(5.0)
+
     def test_streams_may_change_inside(self, device_timers, device):
         """A region that ends on another stream is timed to the end there."""
         timer = device_timers("fwd")
@@ -707,6 +814,46 @@ class TestOnADevice:
         group("fwd").stop()
         assert group("fwd").elapsed() == pytest.approx(10.0)
         assert mine.get_time("fwd") == [pytest.approx(0.001)]
+
+
+class TestOnADeviceThatIsLookedForLate:
+    @pytest.fixture
+    def searches(self):
+        """How often the device was looked for."""
+        return []
+
+    @pytest.fixture
+    def make(self, clock, device, searches):
+        """Makes a group over such a device; a text stands for none."""
+
+        def make(found=device, **settings):
+            late = find_late(lambda: searches.append(1) or found, **settings)
+            return SynchronizedWallClockTimer(CPUGPUTimer(clock=clock, device_clock=late))
+
+        return make
+
+    def test_it_is_found_at_the_first_start(self, make, device, searches):
+        """Making a timer searches nothing; its first start does, once, and its times are the device's from then on."""
+        timer = make()("fwd")
+        assert ([], True) == (searches, timer.use_host_timer)
+        TestOnADevice().run(timer, device, 0.010, 0.020)
+        assert ([1], False) == (searches, timer.use_host_timer)
+        assert timer.elapsed() == pytest.approx(30.0)
+        assert timer.lifetime().total_ns == 30_000_000
+
+    def test_without_one_the_hosts_clock_serves(self, make, clock, searches):
+        """A search in vain costs no time that was stopped, and is not made again."""
+        timer = make("there is none")("fwd")
+        spend(timer, clock, 0.010, 0.020)
+        assert ([1], True) == (searches, timer.use_host_timer)
+        assert timer.elapsed() == pytest.approx(30.0)
+
+    def test_one_that_is_not_for_named_timers_is_left_alone(self, make, clock, searches):
+        """A device where a time costs more than two events is not looked for."""
+        timer = make(for_named_timers=False)("fwd")
+        spend(timer, clock, 0.010)
+        assert ([], True) == (searches, timer.use_host_timer)
+        assert timer.elapsed() == pytest.approx(10.0)
 
 
 class TestNoop:

@@ -35,6 +35,7 @@ def changes():
         ("return a * 0.5", {"return None", "a + 0.5", "1.0"}),
         ("return max(a, b)", {"return None", "min(a, b)"}),
         ("return g(a, b)", {"return None", "g(b, a)"}),
+        ("return g(a, a)", {"return None"}),
         ("return f(a, key=True)", {"return None", "f(a)", "False"}),
         ("return [x for x in a if x]", {"return None", "for …"}),
         ("return a if b else 0", {"return None", "if True", "if False", "1"}),

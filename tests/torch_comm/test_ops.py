@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch.distributed as plain
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deep500_timing_torch.comm._ops import OPS, bandwidths
+from deep500_timing_torch.comm._ops import OPS, _table, bandwidths, unknown
 
 RANKS = st.integers(1, 10_000)
 SIZED = sorted(name for name, op in OPS.items() if op.factor is not None)
@@ -112,3 +113,139 @@ def test_the_group_of_object_operations(name):
     assert (None, False, group, None) == OPS[name].describe(*before, group)
     assert (None, False, group, None) == OPS[name].describe(*before, group=group)
     assert (None, False, None, None) == OPS[name].describe(*before)
+
+
+# Of nccl-tests' document (PERFORMANCE.md): busbw / algbw of four ranks. Who can leave only when all have come is from
+# what each operation is: a rank of these needs something of every other.
+TABLE = {
+    "all_reduce": (1.5, True),
+    "inference_all_reduce": (1.5, True),
+    "all_reduce_coalesced": (1.5, True),
+    "reduce": (1.0, False),
+    "broadcast": (1.0, False),
+    "all_gather": (0.75, True),
+    "all_gather_single": (0.75, True),
+    "all_gather_into_tensor": (0.75, True),
+    "allgather_fn": (0.75, True),
+    "all_gather_coalesced": (0.75, True),
+    "reduce_scatter": (0.75, True),
+    "reduce_scatter_single": (0.75, True),
+    "reduce_scatter_tensor": (0.75, True),
+    "reduce_scatter_fn": (0.75, True),
+    "all_to_all": (0.75, True),
+    "all_to_all_single": (0.75, True),
+    "gather": (0.75, False),
+    "scatter": (0.75, False),
+    "send": (1.0, False),
+    "recv": (1.0, False),
+    "isend": (1.0, False),
+    "irecv": (1.0, False),
+    "batch_isend_irecv": (1.0, False),
+    "barrier": (None, True),
+    "monitored_barrier": (None, False),
+    "all_gather_object": (None, True),
+    "broadcast_object_list": (None, False),
+    "gather_object": (None, False),
+    "scatter_object_list": (None, False),
+    "send_object_list": (None, False),
+    "recv_object_list": (None, False),
+}
+
+
+def test_the_table_of_operations():
+    """Each operation's factor, and whether a rank that waits least in it may be called late."""
+    found = _table()
+    assert {
+        name: (op.factor(4) if op.factor is not None else None, op.synchronizes) for name, op in found.items()
+    } == TABLE
+    assert found.keys() == OPS.keys()
+    assert all(name == op.name for name, op in found.items())
+
+
+def test_one_operation_under_several_names():
+    """Ranks that use PyTorch's older and newer name of one operation are compared, as are DeepSpeed's."""
+    assert {name: op.same_as for name, op in _table().items() if op.same_as} == {
+        "all_gather_into_tensor": "all_gather_single",
+        "allgather_fn": "all_gather_single",
+        "reduce_scatter_tensor": "reduce_scatter_single",
+        "reduce_scatter_fn": "reduce_scatter_single",
+    }
+
+
+def test_a_batch_alone_holds_any_number_of_messages():
+    """Every other operation advances the number of its group's operations by as much each time."""
+    assert ["batch_isend_irecv"] == [name for name, op in _table().items() if not op.steady]
+
+
+GROUP = object()
+TENSOR = torch.zeros(3)  # 12 bytes
+PAIR = [torch.zeros(5), torch.zeros(2)]  # 28 bytes
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "settings", "nbytes", "device"),
+    [
+        ("all_reduce", (TENSOR, "SUM", GROUP), {}, 12, TENSOR),
+        ("all_reduce_coalesced", (PAIR, "SUM", GROUP), {}, 28, PAIR[0]),
+        ("all_reduce_coalesced", (TENSOR, "SUM", GROUP), {}, 12, TENSOR),
+        ("broadcast", (TENSOR, 0, GROUP), {}, 12, TENSOR),
+        ("reduce", (TENSOR, 0, "SUM", GROUP), {}, 12, TENSOR),
+        ("all_gather", (PAIR, TENSOR, GROUP), {}, 28, TENSOR),
+        ("all_gather_single", (PAIR[0], TENSOR, GROUP), {}, 20, TENSOR),
+        ("allgather_fn", (PAIR[0], TENSOR, GROUP), {}, 20, TENSOR),
+        ("all_gather_coalesced", ([PAIR, PAIR], [TENSOR, PAIR[0]], GROUP), {}, 56, TENSOR),
+        ("reduce_scatter", (TENSOR, PAIR, "SUM", GROUP), {}, 28, TENSOR),
+        ("reduce_scatter_single", (TENSOR, PAIR[0], "SUM", GROUP), {}, 20, TENSOR),
+        ("reduce_scatter_fn", (TENSOR, PAIR[0], "SUM", GROUP), {}, 20, TENSOR),
+        ("all_to_all", ([TENSOR, PAIR[1]], PAIR, GROUP), {}, 28, TENSOR),
+        ("all_to_all_single", (TENSOR, PAIR[0], None, None, GROUP), {}, 20, TENSOR),
+        ("gather", (TENSOR, PAIR, 0, GROUP), {}, 28, TENSOR),
+        ("scatter", (TENSOR, PAIR, 0, GROUP), {}, 28, TENSOR),
+        ("send", (TENSOR, 1, GROUP), {}, 12, TENSOR),
+        ("irecv", (TENSOR, 1, GROUP), {}, 12, TENSOR),
+        ("barrier", (GROUP,), {}, None, None),
+        ("monitored_barrier", (GROUP, 30.0), {"wait_all_ranks": True}, None, None),
+    ],
+)
+def test_what_each_operations_arguments_tell(name, args, settings, nbytes, device):
+    """Its bytes, its group by position and by name, and the tensor whose device works."""
+    found = OPS[name].describe(*args, **settings)
+    assert (nbytes, False) == found[:2]
+    assert GROUP is found[2]
+    assert device is found[3]
+    before = args[: [value is GROUP for value in args].index(True)]
+    assert GROUP is OPS[name].describe(*before, group=GROUP)[2]
+    assert None is OPS[name].describe(*before)[2]
+
+
+def test_the_group_and_device_of_one_ranks_share():
+    """A rank that gives its share alone tells its group and device as the root does."""
+    for name in ("gather", "scatter"):
+        assert (12, True, GROUP, TENSOR) == OPS[name].describe(TENSOR, None, 0, GROUP)
+
+
+def test_a_sparse_tensor_is_as_large_as_its_indices_and_values():
+    """Of 1000 elements two travel: two indices of 8 bytes and two values of 4."""
+    sparse = torch.sparse_coo_tensor([[3, 900]], [1.0, 2.0], (1000,), check_invariants=True)
+    nbytes, is_share, group, tensor = OPS["all_reduce"].describe(sparse, group=GROUP)
+    assert (24, False) == (nbytes, is_share)
+    assert (GROUP, True) == (group, tensor is sparse)
+
+
+def test_a_batch_is_as_large_as_its_larger_direction():
+    """Links carry both directions at once; sent and received are added up apart."""
+
+    def part(operation, number):
+        return SimpleNamespace(op=operation, tensor=torch.zeros(number), group=GROUP)
+
+    for sent, received, expected in ((3, 5, 20), (7, 5, 28)):
+        batch = [part(plain.isend, 1), part(plain.irecv, received), part(plain.isend, sent - 1)]
+        nbytes, is_share, group, tensor = OPS["batch_isend_irecv"].describe(batch)
+        assert (expected, False) == (nbytes, is_share)
+        assert (GROUP, True) == (group, tensor is batch[0].tensor)
+
+
+def test_an_operation_that_is_not_in_the_table_has_a_group_at_most():
+    """Nothing else of its arguments can be told."""
+    assert (None, False, GROUP, None) == unknown(TENSOR, 3, group=GROUP, tag=1)
+    assert (None, False, None, None) == unknown(TENSOR)
