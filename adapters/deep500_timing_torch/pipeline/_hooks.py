@@ -11,8 +11,10 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing_torch.pipeline._actions import Kind
+from deep500_timing_torch.pipeline._notes import ISSUED, WAITED
 
 if TYPE_CHECKING:
+    from deep500_timing_torch.pipeline._notes import Label
     from deep500_timing_torch.pipeline._recorder import Recorder
 
 __all__ = ["ACTIVE", "Hooks", "stages_of"]
@@ -27,26 +29,13 @@ class _Active(threading.local):
 
 
 ACTIVE = _Active()
-Label = tuple[Kind, int, int]
-"""What a message is: the kind of its issue, the stage, and the micro-batch."""
-_ISSUE = {
-    "get_fwd_recv_ops": Kind.RECEIVE_ACTIVATION,
-    "get_fwd_send_ops": Kind.SEND_ACTIVATION,
-    "get_bwd_recv_ops": Kind.RECEIVE_GRADIENT,
-    "get_bwd_send_ops": Kind.SEND_GRADIENT,
+_MESSAGES = {
+    "get_fwd_recv_ops": (Kind.RECEIVE_ACTIVATION, Kind.WAIT_ACTIVATION, "is_first"),
+    "get_fwd_send_ops": (Kind.SEND_ACTIVATION, Kind.WAIT_SENT, "is_last"),
+    "get_bwd_recv_ops": (Kind.RECEIVE_GRADIENT, Kind.WAIT_GRADIENT, "is_last"),
+    "get_bwd_send_ops": (Kind.SEND_GRADIENT, Kind.WAIT_SENT, "is_first"),
 }
-_WAIT_OF = {
-    Kind.RECEIVE_ACTIVATION: Kind.WAIT_ACTIVATION,
-    Kind.SEND_ACTIVATION: Kind.WAIT_SENT,
-    Kind.RECEIVE_GRADIENT: Kind.WAIT_GRADIENT,
-    Kind.SEND_GRADIENT: Kind.WAIT_SENT,
-}
-_PASSES = {
-    "forward_one_chunk": (Kind.FORWARD,),
-    "backward_one_chunk": (Kind.BACKWARD, Kind.BACKWARD_INPUT),
-    "backward_weight_one_chunk": (Kind.BACKWARD_WEIGHT,),
-}
-"""What they are, whole and where they do the first part alone."""
+"""What their issue and the wait for them is, and which stage has none."""
 
 
 class _Works(list[Any]):
@@ -83,14 +72,19 @@ class Hooks:
     def attach(self) -> None:
         """Put them in."""
         schedule = self._schedule
-        for stage in stages_of(schedule):
-            for name in _ISSUE:
-                self._replace(stage, name, self._labelling(stage, name))
-            for name, kinds in _PASSES.items():
-                if hasattr(stage, name):
-                    self._replace(stage, name, self._pass(stage, name, *kinds))
+        stages = stages_of(schedule)
+        for stage in stages:
+            for name, (issue, wait, without) in _MESSAGES.items():
+                if not getattr(stage, without):
+                    self._replace(stage, name, self._labelling(stage, name, issue, wait))
+            self._replace(stage, "forward_one_chunk", self._pass(stage, "forward_one_chunk", Kind.FORWARD))
+            self._replace(stage, "backward_one_chunk", self._backward(stage))
+            name = "backward_weight_one_chunk"
+            if hasattr(stage, name):
+                self._replace(stage, name, self._pass(stage, name, Kind.BACKWARD_WEIGHT))
         self._replace(schedule, "_step_microbatches", self._batch(schedule._step_microbatches))
-        self._replace(schedule, "_maybe_compute_loss", self._loss(schedule._maybe_compute_loss))
+        if any(stage.is_last for stage in stages):
+            self._replace(schedule, "_maybe_compute_loss", self._loss(schedule._maybe_compute_loss))
         if hasattr(schedule, "_initialize_pp_stages"):
             self._replace(schedule, "_initialize_pp_stages", self._setup(schedule._initialize_pp_stages))
         _MODULE.acquire()
@@ -121,15 +115,16 @@ class Hooks:
             if own:
                 recorder.begin()
             before, ACTIVE.recorder = ACTIVE.recorder, recorder
+            recorder.running = True
             try:
                 result = original(*args, **kwargs)
             except BaseException:
-                ACTIVE.recorder = before
+                recorder.running, ACTIVE.recorder = False, before
                 recorder.settle()
                 if own:
                     recorder.drop()
                 raise
-            ACTIVE.recorder = before
+            recorder.running, ACTIVE.recorder = False, before
             recorder.settle()
             if own:
                 recorder.commit()
@@ -137,35 +132,63 @@ class Hooks:
 
         return step_microbatches
 
-    def _pass(self, stage: Any, name: str, kind: Kind, kind_of_part: Kind | None = None) -> Any:
-        recorder, original, index = self._recorder, getattr(stage, name), stage.stage_index
-        now_ns, note, active = recorder.now_ns, recorder.noted.append, ACTIVE
+    # What follows runs several times for each micro-batch, after a pass that has emptied the caches: a few short
+    # functions, whatever they need bound beforehand, that read the clock and note down whole numbers.
+
+    def _pass(self, stage: Any, name: str, kind: Kind) -> Any:
+        recorder, original = self._recorder, getattr(stage, name)
+        now_ns, note, code = recorder.now_ns, recorder.noted.append, recorder.codes.of(kind, stage.stage_index)
 
         def one_chunk(chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-            if active.recorder is not recorder or (kind is not Kind.FORWARD and not stage.has_backward):
+            if not recorder.running:
                 return original(chunk_id, *args, **kwargs)
-            what = kind if kind_of_part is None or kwargs.get("full_backward", True) else kind_of_part
-            if recorder.gpu:
-                return recorder.run_on_device(what, index, chunk_id, lambda: original(chunk_id, *args, **kwargs))
             start_ns = now_ns()
             result = original(chunk_id, *args, **kwargs)
-            note((what, index, chunk_id, start_ns, now_ns(), -1))
+            note((code, chunk_id, start_ns, now_ns(), -1))
             return result
 
-        return one_chunk
+        def one_chunk_on_device(chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+            if not recorder.running:
+                return original(chunk_id, *args, **kwargs)
+            return recorder.run_on_device(code, chunk_id, lambda: original(chunk_id, *args, **kwargs))
+
+        return one_chunk_on_device if recorder.gpu else one_chunk
+
+    def _backward(self, stage: Any) -> Any:
+        recorder, original, index = self._recorder, stage.backward_one_chunk, stage.stage_index
+        now_ns, note = recorder.now_ns, recorder.noted.append
+        whole, part = recorder.codes.of(Kind.BACKWARD, index), recorder.codes.of(Kind.BACKWARD_INPUT, index)
+
+        def backward_one_chunk(chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+            if not (recorder.running and stage.has_backward):
+                return original(chunk_id, *args, **kwargs)
+            start_ns = now_ns()
+            result = original(chunk_id, *args, **kwargs)
+            end_ns = now_ns()
+            note((whole if kwargs.get("full_backward", True) else part, chunk_id, start_ns, end_ns, -1))
+            return result
+
+        def backward_on_device(chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+            if not (recorder.running and stage.has_backward):
+                return original(chunk_id, *args, **kwargs)
+            code = whole if kwargs.get("full_backward", True) else part
+            return recorder.run_on_device(code, chunk_id, lambda: original(chunk_id, *args, **kwargs))
+
+        return backward_on_device if recorder.gpu else backward_one_chunk
 
     def _loss(self, original: Any) -> Any:
-        recorder, active = self._recorder, ACTIVE
+        recorder = self._recorder
         now_ns, note = recorder.now_ns, recorder.noted.append
+        codes = {stage.stage_index: recorder.codes.of(None, stage.stage_index) for stage in stages_of(self._schedule)}
 
         def maybe_compute_loss(
             stage: Any, output: Any, target_mbs: Any, mb_index: int, *args: Any, **kwargs: Any
         ) -> Any:
-            if active.recorder is not recorder or not stage.is_last:
+            if not (recorder.running and stage.is_last):
                 return original(stage, output, target_mbs, mb_index, *args, **kwargs)
             start_ns = now_ns()
             result = original(stage, output, target_mbs, mb_index, *args, **kwargs)
-            note((None, stage.stage_index, mb_index, start_ns, now_ns(), -1))
+            note((codes[stage.stage_index], mb_index, start_ns, now_ns(), -1))
             return result
 
         return maybe_compute_loss
@@ -186,14 +209,14 @@ class Hooks:
 
         return initialize_pp_stages
 
-    def _labelling(self, stage: Any, name: str) -> Any:
+    def _labelling(self, stage: Any, name: str, issue: Kind, wait: Kind) -> Any:
         recorder, original, index = self._recorder, getattr(stage, name), stage.stage_index
-        issue, active = _ISSUE[name], ACTIVE
+        issued, waited = recorder.codes.of(issue, index), recorder.codes.of(wait, index)
 
         def get_ops(chunk_id: int) -> Any:
             ops = original(chunk_id)
-            if ops and active.recorder is recorder:
-                label = (issue, index, chunk_id)
+            if recorder.running:
+                label = (issued, waited, chunk_id)
                 for op in ops:
                     op._deep500_timing_label = label
             return ops
@@ -238,23 +261,25 @@ _MODULE = _Module()
 
 
 def _timed_issue(original: Any) -> Any:
+    active = ACTIVE
+
     def batch_p2p(p2p_ops: list[Any], *args: Any, **kwargs: Any) -> Any:
-        recorder = ACTIVE.recorder
-        if recorder is None or not p2p_ops:
+        if not p2p_ops:
+            return []  # As PyTorch does; the first and the last stage ask half of the time.
+        recorder = active.recorder
+        if recorder is None:
             return original(p2p_ops, *args, **kwargs)
-        start_ns = recorder.now_ns()
+        now_ns = recorder.now_ns
+        start_ns = now_ns()
         works = original(p2p_ops, *args, **kwargs)
-        end_ns = recorder.now_ns()
+        end_ns = now_ns()
         labels: list[Label] = []
-        last: Label | None = None
         for op in p2p_ops:
-            label: Label | None = getattr(op, "_deep500_timing_label", None)
-            if label is None:
-                continue
-            labels.append(label)
-            if label is not last:  # Several tensors of one message come one after the other.
-                kind, stage, microbatch = last = label
-                recorder.noted.append((kind, stage, microbatch, start_ns, end_ns, -1))
+            try:
+                labels.append(op._deep500_timing_label)
+            except AttributeError:
+                continue  # Somebody else's message.
+        recorder.noted.append((ISSUED, labels, start_ns, end_ns, -1))
         if type(works) is list and len(labels) == len(p2p_ops):
             works = _Works(works)
             works.labels = labels
@@ -265,31 +290,29 @@ def _timed_issue(original: Any) -> Any:
 
 
 def _timed_wait(original: Any) -> Any:
+    active = ACTIVE
+    # What somebody else has put in its place does more than to wait.
+    of_pytorch = getattr(original, "__module__", "") == "torch.distributed.pipelining.schedules"
+
     def wait_batch_p2p(work: Any) -> Any:
-        recorder = ACTIVE.recorder
-        if recorder is None or not work:
+        if not work:
+            return None
+        recorder = active.recorder
+        if recorder is None:
             return original(work)
-        labels: list[Label] = getattr(work, "labels", [])
-        note = recorder.noted.append
-        end_ns = recorder.now_ns()
-        if len(labels) != len(work):
-            result = original(work)
-            kind, stage, microbatch = _first_received(labels)
-            note((_WAIT_OF[kind], stage, microbatch, end_ns, recorder.now_ns(), -1))
-            return result
-        # One by one, in the order in which PyTorch waits for them.
-        for one, (kind, stage, microbatch) in zip(work, labels, strict=True):
-            start_ns = end_ns
-            original([one])
-            end_ns = recorder.now_ns()
-            note((_WAIT_OF[kind], stage, microbatch, start_ns, end_ns, -1))
+        now_ns = recorder.now_ns
+        labels = work.labels if type(work) is _Works else ()
+        times_ns = [now_ns()]
+        if of_pytorch and len(labels) == len(work):
+            # As PyTorch does: one by one, in their order.
+            for one in work:
+                one.wait()
+                times_ns.append(now_ns())
+        else:
+            original(work)
+            times_ns.append(now_ns())
+        recorder.noted.append((WAITED, labels, times_ns, 0, -1))
         return None
 
     wait_batch_p2p._deep500_timing = True  # type: ignore[attr-defined]
     return wait_batch_p2p
-
-
-def _first_received(labels: list[Label]) -> Label:
-    # Messages that were put together by the backend have one handle: what is waited for is what comes in.
-    received = [one for one in labels if _WAIT_OF[one[0]] is not Kind.WAIT_SENT]
-    return (received or labels or [(Kind.SEND_ACTIVATION, -1, -1)])[0]

@@ -6,13 +6,13 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from deep500_timing import Timer
 from deep500_timing._ground.warn import warn_once
 from deep500_timing_torch.pipeline._actions import Action, Kind
+from deep500_timing_torch.pipeline._notes import REGIONS, Codes, Event, Note, events_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from deep500_timing import Timer
+    from collections.abc import Callable, Sequence
 
 __all__ = ["TABLE", "Batch", "Recorder"]
 
@@ -31,18 +31,6 @@ _COLUMNS = {
     "schedule": "name",
     "warm_up": "int",
 }
-REGIONS = {
-    Kind.FORWARD: "forward",
-    Kind.BACKWARD: "backward",
-    Kind.BACKWARD_INPUT: "backward input",
-    Kind.BACKWARD_WEIGHT: "backward weight",
-}
-"""What a stage's regions are called: ``stage 0 forward``. Others are ``pipeline load`` and so on."""
-
-Event = tuple[Kind, int, int, int, int, int]
-"""Kind, stage, micro-batch, start, end, and which of its region's intervals on the device it is; -1 without one."""
-Note = tuple[Kind | None, int, int, int, int, int]
-"""An event, or a loss if the kind is None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +42,21 @@ class Batch:
         warm_up: Whether shapes were exchanged in it, which is not training.
         rank: Which one, in the pipeline.
         peak_bytes: The most memory of the device that tensors had in the batch; None without a device.
-        events: What it was noted down as.
+        notes: What was noted down, in the order in which it ended.
+        codes: What their codes stand for.
     """
 
     number: int
     warm_up: bool
     rank: int
     peak_bytes: int | None
-    events: tuple[Event, ...]
+    notes: tuple[Note, ...]
+    codes: Codes
+
+    @property
+    def events(self) -> list[Event]:
+        """What was done, in the order in which it ended, on the host's clock."""
+        return events_of(self.notes, self.codes)
 
     @property
     def actions(self) -> tuple[Action, ...]:
@@ -102,84 +97,74 @@ class Recorder:
         self.faults = 0
         self.batches: deque[Batch] = deque(maxlen=keep)
         self.begun = 0
-        self._now_ns = timer.now_ns
+        self.running = False
+        """Whether its schedule is running micro-batches now."""
+        self.now_ns = self._clock_of(timer)
+        """The timer's clock; -1, and a warning, if it fails. What has such a time is not kept."""
         self.noted: list[Note] = []
         """What hooks have noted down in the batch under way and :meth:`settle` makes regions and events of. An append
         is all that stands between two actions; the rest is done once for a batch, when its code is warm."""
-        self._events: list[Event] = []
+        self.codes = Codes(evaluation)
+        """By what numbers they note it down."""
+        self._notes: list[Note] = []
         self._warm_up = False
         self._open = False
-        self._names: dict[tuple[Kind, int], str] = {}
         self._labels: dict[tuple[Kind, int], str] = {}
         self._on_device: dict[str, int] = {}
 
-    def region_of(self, kind: Kind, stage: int) -> str:
-        """The region of a kind of action on a stage."""
-        name = self._names.get((kind, stage))
-        if name is None:
-            what = "evaluation " if self.evaluation else ""
-            name = f"stage {stage} {what}{REGIONS[kind]}" if kind in REGIONS else f"pipeline {what}{kind.value}"
-            self._names[kind, stage] = name
-        return name
+    def _clock_of(self, timer: Timer) -> Callable[[], int]:
+        read_ns = timer.now_ns
+        kind: Any = type(timer)  # What stands in for a timer may have a clock of its own as well.
+        if issubclass(kind, Timer) and kind.now_ns is Timer.now_ns and timer._clock is None:
+            return read_ns  # The system's clock, which does not fail.
 
-    def now_ns(self) -> int:
-        """The timer's clock; -1, and a warning, if it fails. What has such a time is not kept."""
-        try:
-            return self._now_ns()
-        except Exception as error:
-            self.fault("reading the clock", error)
-            return -1
+        def now_ns() -> int:
+            try:
+                return read_ns()
+            except Exception as error:
+                self.fault("reading the clock", error)
+                return -1
+
+        return now_ns
 
     def put(self, kind: Kind, stage: int, microbatch: int, start_ns: int, end_ns: int) -> None:
         """Keep an action; outside of a batch its region alone. A failure costs a warning."""
         if start_ns < 0 or end_ns < 0:
             return
         try:
-            self.timer.record(self.region_of(kind, stage), start_ns, end_ns)
+            code = self.codes.of(kind, stage)
+            self.timer.record(self.codes.regions[code], start_ns, end_ns)
             if self._open:
-                self._events.append((kind, stage, microbatch, start_ns, end_ns, -1))
+                self._notes.append((code, microbatch, start_ns, end_ns, -1))
         except Exception as error:
             self.fault(f"a {kind.value}", error)
 
     def settle(self) -> None:
         """Record the regions of what was noted down since the last time, below the region that is open now."""
-        record, names, events = self.timer.record, self._names, self._events
-        for kind, stage, microbatch, start_ns, end_ns, ordinal in self.noted:
-            if start_ns < 0 or end_ns < 0:
-                continue
+        record, regions = self.timer.record, self.codes.regions
+        notes = self.codes.message_by_message(self.noted)
+        self.noted.clear()
+        for code, _, start_ns, end_ns, ordinal in notes:
             try:
-                if kind is None:
-                    record("pipeline loss", start_ns, end_ns)
-                    self._extend_forward(stage, microbatch, end_ns)
-                    continue
-                if ordinal < 0:
-                    record(names.get((kind, stage)) or self.region_of(kind, stage), start_ns, end_ns)
-                events.append((kind, stage, microbatch, start_ns, end_ns, ordinal))
+                if ordinal < 0 and start_ns >= 0 and end_ns >= 0:
+                    record(regions[code], start_ns, end_ns)
             except Exception as error:
                 self.fault("an action", error)
-        self.noted.clear()
+        self._notes += notes
 
-    def run_on_device(self, kind: Kind, stage: int, microbatch: int, work: Any) -> Any:
+    def run_on_device(self, code: int, microbatch: int, work: Any) -> Any:
         """Do work that is timed on the device as well."""
-        name = self.region_of(kind, stage)
+        name = self.codes.regions[code]
         start_ns = self.now_ns()
         with self.timer.region(name, gpu=True):
             result = work()
         ordinal = self._on_device[name] = self._on_device.get(name, -1) + 1
-        self.noted.append((kind, stage, microbatch, start_ns, self.now_ns(), ordinal))
+        self.noted.append((code, microbatch, start_ns, self.now_ns(), ordinal))
         return result
-
-    def _extend_forward(self, stage: int, microbatch: int, end_ns: int) -> None:
-        # The forward pass that ended last reaches to the end of its loss.
-        for place in range(len(self._events) - 1, -1, -1):
-            kind, its_stage, its_microbatch, start_ns, _, ordinal = self._events[place]
-            if (kind, its_stage, its_microbatch) == (Kind.FORWARD, stage, microbatch):
-                self._events[place] = (kind, stage, microbatch, start_ns, end_ns, ordinal)
-                return
 
     def begin(self) -> None:
         """A batch begins."""
-        self._events = []
+        self._notes = []
         self.noted.clear()
         self._warm_up = False
         self._open = True
@@ -195,22 +180,23 @@ class Recorder:
 
     def drop(self) -> None:
         """The batch has failed: nothing of it is kept but its regions."""
-        self._events, self._open = [], False
+        self._notes, self._open = [], False
         self.begun += 1
 
     def commit(self) -> None:
         """The batch is over. A failure costs a warning."""
         self.settle()
-        events, self._events, self._open = self._events, [], False
+        notes, self._notes, self._open = self._notes, [], False
         number = self.begun
         self.begun += 1
         try:
             # Actions are made of them when they are asked for: the training thread is the one that is here.
-            self.batches.append(Batch(number, self._warm_up, self.rank, self._peak_bytes(), tuple(events)))
+            batch = Batch(number, self._warm_up, self.rank, self._peak_bytes(), tuple(notes), self.codes)
+            self.batches.append(batch)
             log = self.timer.run
             if log is not None:
                 log.declare(TABLE, **_COLUMNS)
-                log.add(TABLE, *self._rows(number, events))
+                log.add(TABLE, *self._rows(number, batch.events))
         except Exception as error:
             self.fault("a batch", error)
 
@@ -223,7 +209,7 @@ class Recorder:
         found = []
         for action, ordinal in zip(batch.actions, ordinals, strict=True):
             if ordinal >= 0:
-                name = self.region_of(action.kind, action.stage)
+                name = self.codes.region_of(action.kind, action.stage)
                 if name not in times:
                     times[name] = self.timer.intervals(name, gpu=True)
                 # Of a timer that keeps the last alone, or has lost some, nothing tells which is which.

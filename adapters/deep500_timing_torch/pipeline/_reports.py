@@ -10,8 +10,8 @@ from deep500_timing._ground.time_type import TimeType
 from deep500_timing._ranks.exchange import DEADLINE_S, Exchange
 from deep500_timing_torch.pipeline._guard import Member
 from deep500_timing_torch.pipeline._names import DEEPSPEED_NAMES, NamedTimes
+from deep500_timing_torch.pipeline._notes import REGIONS
 from deep500_timing_torch.pipeline._pipeline_timer import batches_of, bubble_of, gather, gather_of_ranks
-from deep500_timing_torch.pipeline._recorder import REGIONS, Recorder
 
 if TYPE_CHECKING:
     from deep500_timing_torch.pipeline._actions import Action
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from deep500_timing_torch.pipeline._config import PipelineConfig
     from deep500_timing_torch.pipeline._grid import Grid
     from deep500_timing_torch.pipeline._module import PipelineModule
+    from deep500_timing_torch.pipeline._recorder import Recorder
 
 __all__ = ["Reports"]
 

@@ -1,0 +1,198 @@
+"""What hooks note down between the actions of a rank, and what is made of it."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+pytest.importorskip("torch")
+
+from deep500_timing import Timer
+from deep500_timing.testing import ManualClock
+from deep500_timing_torch.pipeline import Kind
+from deep500_timing_torch.pipeline._hooks import ACTIVE, Hooks, _timed_issue, _timed_wait
+from deep500_timing_torch.pipeline._notes import ISSUED, WAITED, Codes, events_of
+from deep500_timing_torch.pipeline._recorder import Recorder
+
+
+class Stage:
+    """A stage in the middle, whose passes and messages are free."""
+
+    stage_index, is_first, is_last, has_backward = 1, False, False, True
+
+    def forward_one_chunk(self, chunk_id):
+        """Compute nothing."""
+        return chunk_id
+
+    def backward_one_chunk(self, chunk_id, full_backward=True):
+        """Compute nothing."""
+        return chunk_id
+
+    def _ops(self, chunk_id):
+        return [type("Op", (), {})()]
+
+    get_fwd_recv_ops = get_fwd_send_ops = get_bwd_recv_ops = get_bwd_send_ops = _ops
+
+
+class Schedule:
+    """A schedule of one stage that runs one micro-batch."""
+
+    def __init__(self, issue, wait):
+        self._stage = Stage()
+        self.issue, self.wait = issue, wait
+
+    def _maybe_compute_loss(self, *_):
+        raise AssertionError("only the last stage has a loss")
+
+    def _step_microbatches(self):
+        stage = self._stage
+        self.wait(self.issue(stage.get_fwd_recv_ops(0)))
+        stage.forward_one_chunk(0)
+        self.wait(self.issue(stage.get_fwd_send_ops(0) + stage.get_bwd_recv_ops(0)))
+        stage.backward_one_chunk(0, full_backward=False)
+        self.wait(self.issue(stage.get_bwd_send_ops(0)))
+        self.wait(self.issue([]))
+
+
+class Work:
+    """The handle of a message that has arrived."""
+
+    def wait(self):
+        """At once."""
+
+
+def issued(ops):
+    """One handle for each message."""
+    return [Work() for _ in ops]
+
+
+def together(ops):
+    """One handle for all."""
+    return [Work()]
+
+
+def waited(works):
+    """As PyTorch does."""
+    for work in works:
+        work.wait()
+
+
+waited.__module__ = "torch.distributed.pipelining.schedules"
+
+
+@pytest.fixture
+def run():
+    """Time a schedule with these functions for messages; gives the recorder."""
+
+    def of(issue=issued, wait=waited, **settings):
+        recorder = Recorder(Timer(**settings), None, 0)
+        schedule = Schedule(_timed_issue(issue), _timed_wait(wait))
+        hooks = Hooks(schedule, recorder)
+        hooks.attach()
+        schedule._step_microbatches()
+        hooks.detach()
+        assert ACTIVE.recorder is None
+        return recorder
+
+    return of
+
+
+@pytest.mark.parametrize(
+    ("issue", "sent"),
+    [pytest.param(issued, [Kind.WAIT_SENT], id="each alone"), pytest.param(together, [], id="put together")],
+)
+def test_every_action_is_there_in_its_order(run, issue, sent):
+    """Of messages that the backend put together, what is waited for is what comes in."""
+    recorder = run(issue)
+    expected = [
+        Kind.RECEIVE_ACTIVATION,
+        Kind.WAIT_ACTIVATION,
+        Kind.FORWARD,
+        Kind.SEND_ACTIVATION,
+        Kind.RECEIVE_GRADIENT,
+        *sent,
+        Kind.WAIT_GRADIENT,
+        Kind.BACKWARD_INPUT,
+        Kind.SEND_GRADIENT,
+        Kind.WAIT_SENT,
+    ]
+    (batch,) = recorder.batches
+    assert expected == [action.kind for action in batch.actions]
+    assert {0} == {action.microbatch for action in batch.actions}
+    regions = {region.name for region in recorder.timer.snapshot()}
+    assert {"stage 1 forward", "stage 1 backward input", "pipeline wait for gradient"} <= regions
+
+
+def test_who_has_replaced_the_wait_is_called(run):
+    """With all that is waited for, and it is one wait."""
+    seen = []
+    recorder = run(wait=lambda works: seen.append(len(works)))
+    assert [1, 2, 1] == seen
+    waits = [action.kind for action in recorder.batches[0].actions if action.kind.value.startswith("wait")]
+    assert [Kind.WAIT_ACTIVATION, Kind.WAIT_GRADIENT, Kind.WAIT_SENT] == waits
+
+
+def test_little_stands_between_two_actions(run):
+    """For a micro-batch of a stage in the middle: a function for each pass, message, issue and wait, and none else."""
+    calls = []
+
+    def count(frame, event, _):
+        if event == "call":
+            calls.append((frame.f_code.co_filename.rpartition("/")[2], frame.f_code.co_name))
+
+    sys.setprofile(count)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    begins = calls.index(("_hooks.py", "step_microbatches"))
+    ends = max(place for place, (_, name) in enumerate(calls) if name == "wait_batch_p2p")
+    ours = [name for file, name in calls[begins + 1 : ends] if file in ("_hooks.py", "_recorder.py", "_notes.py")]
+    assert {"begin": 1, "get_ops": 4, "batch_p2p": 4, "wait_batch_p2p": 3, "one_chunk": 1, "backward_one_chunk": 1} == {
+        name: ours.count(name) for name in ours if name != "is_open"
+    }
+
+
+def test_a_forward_pass_reaches_to_the_end_of_its_loss():
+    """That of the same micro-batch; a loss whose clock failed changes nothing."""
+    codes = Codes()
+    forward, loss = codes.of(Kind.FORWARD, 1), codes.of(None, 1)
+    notes = [(forward, 0, 10, 20, -1), (forward, 1, 30, 40, -1), (loss, 0, 41, 45, -1), (loss, 1, -1, 50, -1)]
+    assert [(Kind.FORWARD, 1, 0, 10, 45, -1), (Kind.FORWARD, 1, 1, 30, 40, -1)] == events_of(notes, codes)
+
+
+def test_tensors_of_one_message_are_one_issue():
+    """Of two micro-batches they are two."""
+    codes = Codes()
+    send, sent = codes.of(Kind.SEND_ACTIVATION, 0), codes.of(Kind.WAIT_SENT, 0)
+    one, other = (send, sent, 0), (send, sent, 1)
+    notes = [(ISSUED, [one, one, other], 1, 2, -1), (WAITED, [one, one], [3, 5, 8], 0, -1), (WAITED, (), [8, 9], 0, -1)]
+    unknown = codes.of(Kind.WAIT_SENT, -1)
+    assert [
+        (send, 0, 1, 2, -1),
+        (send, 1, 1, 2, -1),
+        (sent, 0, 3, 5, -1),
+        (sent, 0, 5, 8, -1),
+        (unknown, -1, 8, 9, -1),
+    ] == codes.message_by_message(notes)
+
+
+def test_a_clock_that_fails_leaves_out_what_it_did_not_time(run):
+    """Counted, with a warning, and the batch goes on."""
+
+    class Broken(ManualClock):
+        reads = 0
+
+        def now_ns(self):
+            self.reads += 1
+            if self.reads == 6:  # The end of the forward pass.
+                raise OSError("gone")
+            return super().now_ns()
+
+    with pytest.warns(UserWarning, match="reading the clock failed"):
+        recorder = run(clock=Broken())
+    assert 1 == recorder.faults
+    kinds = [action.kind for action in recorder.batches[0].actions]
+    assert Kind.FORWARD not in kinds
+    assert Kind.BACKWARD_INPUT in kinds
