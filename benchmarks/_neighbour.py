@@ -86,13 +86,11 @@ def _started(kind: str, steps: int) -> float:
 
 def _program(kind: str, steps: int, folder: Path) -> float:
     import torch
-    from torch import nn
+
+    from benchmarks._training import two_layers
 
     torch.set_num_threads(1)
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
-    criterion, optimizer = nn.CrossEntropyLoss(), torch.optim.SGD(net.parameters(), lr=1e-3)
-    batches = [(torch.randn(32, 64), torch.randint(0, 10, (32,))) for _ in range(steps)]
+    net, criterion, optimizer, batches = two_layers(steps)
     ended = []
 
     def plain() -> None:

@@ -127,34 +127,11 @@ def _peer_table(results: dict[str, Any]) -> list[str]:
 
 
 def _training_table(title: str, found: dict[str, Any]) -> list[str]:
-    rows = []
-    for name, run in found["runs"].items():
-        overhead = run.get("overhead_percent")
-        rows.append(
-            [
-                name,
-                number(run["ms"]["median"], 4),
-                f"{overhead['median']:+.2f} %" if overhead else "–",
-                f"{overhead['low']:+.2f} … {overhead['high']:+.2f} %" if overhead else "–",
-                str(run["ms"]["rounds"]),
-            ]
-        )
-    return [f"### {title}", "", *table(["", "ms per run", "overhead", "95 % interval", "rounds"], rows)]
+    header = ["", "ms per run", "overhead", "95 % interval", "rounds"]
+    return [f"### {title}", "", *table(header, _compared(found, "ms", "overhead_percent", " %"))]
 
 
 def _process_table(found: dict[str, Any]) -> list[str]:
-    rows = []
-    for name, run in found["runs"].items():
-        added = run.get("added_us")
-        rows.append(
-            [
-                name,
-                number(run["us"]["median"], 4),
-                f"{added['median']:+.2f}" if added else "–",
-                f"{added['low']:+.2f} … {added['high']:+.2f}" if added else "–",
-                str(run["us"]["rounds"]),
-            ]
-        )
     header = ["", "µs per step", "added, µs", "95 % interval", "processes"]
     return [
         f"### The same loop, each in processes of its own, {found['steps']} steps",
@@ -162,8 +139,24 @@ def _process_table(found: dict[str, Any]) -> list[str]:
         "TraceML starts the program and patches PyTorch in it. A process is one sample, the median of its steps; "
         "processes differ by more than what a region costs.",
         "",
-        *table(header, rows),
+        *table(header, _compared(found, "us", "added_us")),
     ]
+
+
+def _compared(found: dict[str, Any], took: str, more: str, unit: str = "") -> list[list[str]]:
+    rows = []
+    for name, run in found["runs"].items():
+        added = run.get(more)
+        rows.append(
+            [
+                name,
+                number(run[took]["median"], 4),
+                f"{added['median']:+.2f}{unit}" if added else "–",
+                f"{added['low']:+.2f} … {added['high']:+.2f}{unit}" if added else "–",
+                str(run[took]["rounds"]),
+            ]
+        )
+    return rows
 
 
 def _once(results: dict[str, Any]) -> Iterable[str]:

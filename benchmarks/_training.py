@@ -51,18 +51,26 @@ def compare(runs: dict[str, Run], rounds: int, step: Step, seed: int = 0) -> dic
     return result
 
 
+def two_layers(steps: int) -> tuple[Any, Any, Any, list[tuple[Any, Any]]]:
+    """A network of two layers for PyTorch, its loss, its optimizer, and so many batches of random data."""
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+    batches = [(torch.randn(32, 64), torch.randint(0, 10, (32,))) for _ in range(steps)]
+    return net, nn.CrossEntropyLoss(), optimizer, batches
+
+
 def pytorch_loop(packages: dict[str, ModuleType], steps: int, rounds: int, step: Step) -> dict[str, Any]:
     """A two-layer network on random data, each step with the regions BATCH, IO, FORWARD and BACKWARD."""
     import torch
-    from torch import nn
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        torch.manual_seed(0)
-        net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
-        criterion, optimizer = nn.CrossEntropyLoss(), torch.optim.SGD(net.parameters(), lr=1e-3)
-        batches = [(torch.randn(32, 64), torch.randint(0, 10, (32,))) for _ in range(steps)]
+        net, criterion, optimizer, batches = two_layers(steps)
         runs: dict[str, Run] = {}
 
         def untimed() -> None:

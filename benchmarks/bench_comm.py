@@ -15,15 +15,14 @@ import json
 import logging
 import os
 import statistics
-import subprocess
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
-from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
 
 from benchmarks import _machine
+from benchmarks._process import lines_of
 
 RANKS = 8
 _LABELS = {
@@ -172,13 +171,7 @@ def report_lines(*, quick: bool = False) -> list[str]:
     Args:
         quick: Fewer rounds.
     """
-    command = [sys.executable, "-m", "benchmarks.bench_comm", "--json", *(["--quick"] if quick else [])]
-    root = Path(__file__).parent.parent
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=600, check=False)
-    if done.returncode:
-        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        return [f"Not measured: {reason}", ""]
-    return as_lines(json.loads(done.stdout.splitlines()[-1]))
+    return lines_of("benchmarks.bench_comm", as_lines, quick=quick, timeout_s=600)
 
 
 def as_lines(found: dict[str, Any]) -> list[str]:

@@ -11,14 +11,13 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
-import os
 import statistics
-import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
+
+from benchmarks._process import lines_of
 
 LAYERS = 50
 _PASSES = {
@@ -189,14 +188,7 @@ def report_lines(*, quick: bool = False) -> list[str]:
     Args:
         quick: Fewer rounds.
     """
-    command = [sys.executable, "-m", "benchmarks.bench_layers", "--json", *(["--quick"] if quick else [])]
-    root = Path(__file__).parent.parent
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, timeout=300, check=False)
-    if done.returncode:
-        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        return [f"Not measured: {reason}", ""]
-    return as_lines(json.loads(done.stdout.splitlines()[-1]))
+    return lines_of("benchmarks.bench_layers", as_lines, quick=quick, timeout_s=300, OMP_NUM_THREADS="1")
 
 
 def as_lines(found: dict[str, Any]) -> list[str]:

@@ -453,24 +453,20 @@ def loop(steps, *, beside=0.0, crowded=False, **parts):
     return make
 
 
+def warmed(name, make, percent, first_s, others_ms):
+    """A fit of which so much is its first step."""
+    line = (
+        f"{percent} % of the run is warm-up: BATCH (first) takes {first_s} s, the steps after it {others_ms} ms each."
+    )
+    return pytest.param(make, line, id=f"keras_{name}")
+
+
 @pytest.mark.parametrize(
     ("make", "first_line"),
     [
-        pytest.param(
-            fit(1.89, 134, {"IO": 0.03, "FORWARD": 10, "BACKWARD": 20.5}, 0.18),
-            "28 % of the run is warm-up: BATCH (first) takes 1.89 s, the steps after it 31.7 ms each.",
-            id="keras_convnet",
-        ),
-        pytest.param(
-            fit(7.18, 299, {"IO": 0.05, "FORWARD": 4, "BACKWARD": 4.5}, 0.9),
-            "56 % of the run is warm-up: BATCH (first) takes 7.18 s, the steps after it 9.50 ms each.",
-            id="keras_transformer",
-        ),
-        pytest.param(
-            fit(3.43, 83, {"IO": 0.03, "FORWARD": 16, "BACKWARD": 30}, 0.3),
-            "41 % of the run is warm-up: BATCH (first) takes 3.43 s, the steps after it 46.9 ms each.",
-            id="keras_unet",
-        ),
+        warmed("convnet", fit(1.89, 134, {"IO": 0.03, "FORWARD": 10, "BACKWARD": 20.5}, 0.18), 28, 1.89, "31.7"),
+        warmed("transformer", fit(7.18, 299, {"IO": 0.05, "FORWARD": 4, "BACKWARD": 4.5}, 0.9), 56, 7.18, "9.50"),
+        warmed("unet", fit(3.43, 83, {"IO": 0.03, "FORWARD": 16, "BACKWARD": 30}, 0.3), 41, 3.43, "46.9"),
         pytest.param(
             fit(0.2, 180, {"IO": 21, "FORWARD": 2, "BACKWARD": 3}, 0.05),
             "IO is 78 % of BATCH: the loop waits for data, 21.1 ms of 27.1 ms a step.",

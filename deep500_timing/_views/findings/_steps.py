@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -49,16 +49,15 @@ def spikes(evidence: Evidence) -> Iterator[Finding]:
     )
     of = f" of {len(durations)}" if len(slow) > at_least.SPIKE_MANY * len(durations) else ""
     ordered = steps.numbers[slow[np.argsort(-durations[slow], kind="stable")]].tolist()
-    yield Finding(
+    yield _of_steps(
+        evidence,
         "spikes",
         f"{len(slow)}{of} steps took more than {at_least.SPIKE_RATIO:.0f} × the median of {took(usual)}: {shown}",
         where=what_they_share(evidence, slow),
         why=_what_takes_longer(evidence, slow, excess_s),
         command=evidence.command("why", slowest),
         cost_s=excess_s,
-        anchor="over-the-run",
         steps=tuple(ordered[:_KEPT]),
-        rank=evidence.rank,
     )
 
 
@@ -96,14 +95,13 @@ def _spikes_of_tree(evidence: Evidence) -> Iterator[Finding]:
         # One more than the least, as the first may be among them for a reason of its own.
         enough = node.count >= one_in * (at_least.SPIKE_LEAST + 1)
         if enough and quantile_s is not None and quantile_s > at_least.SPIKE_RATIO * node.median_s:
-            yield Finding(
+            yield _of_steps(
+                evidence,
                 "spikes",
                 f"One {STEP} in {one_in} takes {int(quantile_s / node.median_s)} × the median of "
                 f"{took(node.median_s)} or more",
                 cost_s=excess_s,
-                anchor="over-the-run",
                 region=node.path,
-                rank=evidence.rank,
             )
             return
 
@@ -118,14 +116,13 @@ def drift(evidence: Evidence) -> Iterator[Finding]:
     if found is None or found.chance > at_least.DRIFT_LEVEL or found.growth < at_least.DRIFT_SHARE:
         return
     grown = _what_grew(evidence.step_node)
-    yield Finding(
+    yield _of_steps(
+        evidence,
         "drift",
         f"Steps become {percent(found.growth)} slower over the run, from {took(found.start)} to {took(found.end)}",
         why=grown,
         cost_s=(found.end - found.start) / 2 * len(durations),
-        anchor="over-the-run",
         region=evidence.step_node.path if evidence.step_node is not None else (),
-        rank=evidence.rank,
     )
 
 
@@ -161,14 +158,13 @@ def _first_regions(evidence: Evidence) -> Finding | None:
     total_s, count = sum(node.total_s or 0.0 for node in firsts), sum(node.count for node in firsts)
     cost_s = total_s - count * step.median_s
     which = f"{STEP} (first) takes" if count == 1 else f"{count} × {STEP} (first) take"
-    return Finding(
+    return _of_steps(
+        evidence,
         "warm-up",
         f"{_share(evidence, cost_s)} of the run is warm-up: {which} {took(total_s)}, "
         f"the steps after it {took(step.median_s)} each",
         cost_s=cost_s,
-        anchor="over-the-run",
         region=firsts[0].path,
-        rank=evidence.rank,
     )
 
 
@@ -183,15 +179,14 @@ def _first_steps(evidence: Evidence) -> Finding | None:
     spent = float(steps.durations_s[:count].sum())
     cost_s = spent - count * usual
     which = "the first step takes" if count == 1 else f"the first {count} steps take"
-    return Finding(
+    return _of_steps(
+        evidence,
         "warm-up",
         f"{_share(evidence, cost_s)} of the run is warm-up: {which} {took(spent)}, "
         f"those from step {int(steps.numbers[count])} on {took(usual)} each",
         cost_s=cost_s,
-        anchor="over-the-run",
         # The last of them tells where the warm-up ends.
         steps=(*steps.numbers[: min(count, _KEPT) - 1].tolist(), int(steps.numbers[count - 1])),
-        rank=evidence.rank,
     )
 
 
@@ -202,15 +197,18 @@ def _first_of_tree(evidence: Evidence) -> Finding | None:
     if step.first_s < at_least.WARM_UP_RATIO * step.median_s:
         return None
     cost_s = step.first_s - step.median_s
-    return Finding(
+    return _of_steps(
+        evidence,
         "warm-up",
         f"{_share(evidence, cost_s)} of the run is warm-up: the first {STEP} takes {took(step.first_s)}, "
         f"the others {took(step.median_s)} each",
         cost_s=cost_s,
-        anchor="over-the-run",
         region=step.path,
-        rank=evidence.rank,
     )
+
+
+def _of_steps(evidence: Evidence, rule: str, fact: str, **more: Any) -> Finding:
+    return Finding(rule, fact, anchor="over-the-run", rank=evidence.rank, **more)
 
 
 def _share(evidence: Evidence, cost_s: float) -> str:
