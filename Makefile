@@ -52,6 +52,7 @@ help:
 	@echo "make lint         ruff, mypy --strict, pyright"
 	@echo "make format       let ruff rewrite the tree"
 	@echo "make bench        speed and memory against the peers, into benchmarks/RESULTS.md"
+	@echo "                  BEFORE=a commit: the hot path as it was there and as it is, in one run"
 	@echo "make bench-quick  the same in under two minutes"
 	@echo "make accuracy     measured against true times, into benchmarks/ACCURACY.md"
 	@echo "make clean        remove what these commands left, the environments included"
@@ -223,7 +224,7 @@ format: setup
 	@$(BIN)/ruff format .
 
 bench: $(VENV)/.stamp-bench
-	@$(BIN)/python -m benchmarks
+	@$(BIN)/python -m benchmarks$(if $(BEFORE),.bench_before_after --before $(BEFORE))
 
 bench-quick: $(VENV)/.stamp-bench
 	@$(BIN)/python -m benchmarks --quick

@@ -3,7 +3,9 @@ cimport cython
 from libc.stdint cimport int64_t
 
 from deep500_timing._recording.intervals cimport Intervals, keep
-from deep500_timing._recording.recorder cimport Recorder, Region, ThreadRegions, clock_ns, look_up, thread_id
+from deep500_timing._recording.recorder cimport (
+    Recorder, Region, ThreadRegions, clock_ns, keep_methods, look_up, shorten_methods, thread_id
+)
 from deep500_timing.devices._null cimport Device
 from deep500_timing.devices._queue cimport EventPair
 

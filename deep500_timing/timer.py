@@ -48,7 +48,7 @@ if not cython.compiled:
     from deep500_timing._ground.cython_stub import in_c
     from deep500_timing._recording.recorder import look_up
 
-    keep = method_of = in_c
+    keep = keep_methods = method_of = shorten_methods = in_c
     clock_ns = perf_counter_ns
     thread_id = get_ident
 
@@ -554,6 +554,11 @@ class Timer(Recorder):
             count += region._intervals.count
         return f"<{type(self).__name__}: {count} intervals{'' if self.enabled else ', disabled'}>"
 
+
+if cython.compiled:
+    # From this module, so that all of them lie together in it.
+    shorten_methods(Timer, Region)
+    keep_methods(Region)
 
 CPUGPUTimer = Timer
 """The name that users of the adapters know: one class, since the interpreter calls the methods of a subclass slower."""

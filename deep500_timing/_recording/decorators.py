@@ -173,13 +173,26 @@ class TimedIterable(Generic[T]):
         """Go through the items from the start."""
         # Making the iterator is part of the first wait: worker processes start there.
         iterator: Iterator[T] | None = None
-        region = self._timer.region(self._key, self._gpu)
+        timer = self._timer
+        region = timer.region(self._key, self._gpu)
         while True:
+            if not timer.enabled:
+                if iterator is None:
+                    iterator = iter(self._iterable)
+                for item in iterator:
+                    yield item
+                    if timer.enabled:
+                        break
+                else:
+                    return
             ours = False
             try:
-                if region.is_open:
-                    _forget_abandoned(self._timer, self._key, region)
-                region.start()
+                try:
+                    region.start()
+                except RegionOpenError:
+                    if not _forget_abandoned(timer, self._key, region):
+                        raise
+                    region.start()
                 ours = True
                 if iterator is None:
                     iterator = iter(self._iterable)
@@ -187,23 +200,25 @@ class TimedIterable(Generic[T]):
                 region.end()
             except StopIteration:
                 # The wait for an item that does not come is no wait for an item.
-                self._timer.discard_quietly(self._key)
+                timer.discard_quietly(self._key)
                 return
             except BaseException as error:
                 # A region that was open already is left to the caller that opened it.
                 if ours or not isinstance(error, RegionOpenError):
-                    self._timer.fail(self._key)
+                    timer.fail(self._key)
                 raise
             yield item
 
 
-def _forget_abandoned(timer: Timer, key: TimeType | str, region: Any) -> None:
+def _forget_abandoned(timer: Timer, key: TimeType | str, region: Any) -> bool:
     # A wait that an exception has broken off between two lines of `__iter__`. One that still goes on is on the stack,
     # around this one, and then the start is an error.
     from deep500_timing._recording.misuse import is_waiting
 
-    if not is_waiting(TimedIterable.__iter__.__code__, region):
-        timer._start_of_open(timer._find(key), True)
+    if is_waiting(TimedIterable.__iter__.__code__, region):
+        return False
+    timer._start_of_open(timer._find(key), True)
+    return True
 
 
 class _SizedTimedIterable(TimedIterable[T]):

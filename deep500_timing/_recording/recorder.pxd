@@ -32,8 +32,15 @@ cdef extern from *:
     """
     #if defined(__linux__)
       #include <pthread.h>
-      /* What PyThread_get_thread_ident() returns there, without the call into the interpreter. */
-      static inline unsigned long d5_thread_id(void) { return (unsigned long)pthread_self(); }
+      /* What PyThread_get_thread_ident() returns there, without the call into the interpreter; and where the C library
+         is known to keep it in a register, without the call into that, whose code is in no cache inside a step. */
+      static inline unsigned long d5_thread_id(void) {
+      #if defined(__x86_64__) && !defined(__ILP32__) && defined(__GLIBC__) && defined(__GNUC__) && __GNUC__ >= 11
+          return (unsigned long)__builtin_thread_pointer();
+      #else
+          return (unsigned long)pthread_self();
+      #endif
+      }
     #else
       static inline unsigned long d5_thread_id(void) { return PyThread_get_thread_ident(); }
     #endif
@@ -75,6 +82,40 @@ cdef extern from *:
 
 cdef extern from *:
     """
+    /* Of a method that Cython made: another function in its place, which falls back on it. */
+    static inline void *d5_put_before(PyObject *type, PyObject *name, int flags, void *shorter) {
+        PyObject *found = PyDict_GetItemWithError(((PyTypeObject *)type)->tp_dict, name);
+        PyMethodDef *method;
+        void *longer;
+        if (!found || !Py_IS_TYPE(found, &PyMethodDescr_Type)) return NULL;
+        method = ((PyMethodDescrObject *)found)->d_method;
+        if (method->ml_flags != flags) return NULL;
+        longer = (void *)method->ml_meth;
+        method->ml_meth = (PyCFunction)shorter;
+        return longer;
+    }
+    typedef PyObject *(*d5_method)(PyObject *, PyObject **, Py_ssize_t, PyObject *);
+    static d5_method d5_start, d5_end, d5_region;
+    static PyCFunction d5_open, d5_close;
+    #define d5_call(method, timer, arguments, count, names) method(timer, arguments, count, names)
+    #define d5_call_of(method, region) method(region, NULL)
+    """
+    const int METH_NOARGS
+    const int METH_FASTCALL
+    const int METH_KEYWORDS
+    ctypedef void* Method "d5_method"
+    Method longer_start "d5_start"
+    Method longer_end "d5_end"
+    Method longer_region "d5_region"
+    ctypedef void* MethodOfRegion "PyCFunction"
+    MethodOfRegion longer_open "d5_open"
+    MethodOfRegion longer_close "d5_close"
+    void* put_before "d5_put_before"(object, object, int, void*)
+    object call "d5_call"(Method, object, PyObject**, Py_ssize_t, PyObject*)
+    object call_of "d5_call_of"(MethodOfRegion, object)
+
+cdef extern from *:
+    """
     /* After a look-up that found nothing: an unhashable key is none, whatever else was raised goes on. */
     static inline int d5_forget_type_error(void) {
         if (!PyErr_Occurred()) return 0;
@@ -86,19 +127,41 @@ cdef extern from *:
     int forget_type_error "d5_forget_type_error"() except -1
 
 
+cdef extern from *:
+    """
+    #if defined(__GNUC__)
+    /* What runs in each step lies together: a page of code that is touched nowhere else costs as much as a reading of
+       the clock. */
+    #define D5_TOGETHER __attribute__((hot, unused))
+    static PyObject *d5_enter_short(PyObject *, PyObject *) D5_TOGETHER;
+    static PyObject *d5_leave_short(PyObject *, PyObject **, Py_ssize_t) D5_TOGETHER;
+    static PyObject *d5_kept_method(PyObject *, PyObject *, PyObject *) D5_TOGETHER;
+    static PyObject *d5_short_open(PyObject *, PyObject *) D5_TOGETHER;
+    static PyObject *d5_short_close(PyObject *, PyObject *) D5_TOGETHER;
+    static PyObject *d5_short_start(PyObject *, PyObject **, Py_ssize_t, PyObject *) D5_TOGETHER;
+    static PyObject *d5_short_end(PyObject *, PyObject **, Py_ssize_t, PyObject *) D5_TOGETHER;
+    static PyObject *d5_short_region(PyObject *, PyObject **, Py_ssize_t, PyObject *) D5_TOGETHER;
+    #endif
+    """
+
+
+cdef inline size_t place_of(PyObject* key) noexcept:
+    return (<size_t>key >> 3) & 30
+
+
 cdef inline Region look_up(ThreadRegions regions, object key):
     # By identity first: a thread's regions remember where they found the keys that it uses. Only keys that their dict
     # holds themselves are remembered, so that none is freed and its address used for another.
-    cdef size_t place = (<size_t><PyObject*>key >> 4) & 15
-    if regions.known_keys[place] == <PyObject*>key:
-        return <Region>regions.known_regions[place]
+    cdef size_t place = place_of(<PyObject*>key)
+    if regions.known[place] == <PyObject*>key:
+        return <Region>regions.known[place + 1]
     cdef PyObject* found = PyDict_GetItemWithError(regions.by_key, key)
     if found is NULL:
         forget_type_error()
         return None
     if (<Region>found)._key is key:
-        regions.known_keys[place] = <PyObject*>key
-        regions.known_regions[place] = found
+        regions.known[place] = <PyObject*>key
+        regions.known[place + 1] = found
     return <Region>found
 
 
@@ -110,6 +173,7 @@ cdef class Region:
     cdef bint _is_open
     cdef readonly int64_t _start_ns
     cdef object _open_pair
+    cdef tuple _suspended
     cdef readonly Intervals _intervals
     # What KeptMethod keeps here.
     cdef object kept_enter
@@ -117,7 +181,6 @@ cdef class Region:
     cdef object _key
     cdef str _name
     cdef unsigned long _generation
-    cdef tuple _suspended
     cdef public Py_ssize_t _timed_depth
     cdef int64_t _interrupted_ns
     cdef readonly Intervals _device_intervals
@@ -146,7 +209,7 @@ cdef class KeptMethod:
     cdef bint is_exit
 
 
-cdef inline object enter(object region, PyObject* nothing):
+cdef inline object enter "d5_enter_short"(object region, PyObject* nothing):
     # Region.__enter__, where nothing can raise.
     if not (<Region>region)._timer._enabled:
         return region
@@ -161,7 +224,7 @@ cdef inline object enter(object region, PyObject* nothing):
     return Region.__enter__(region)
 
 
-cdef inline object leave(object region, PyObject** error, Py_ssize_t count):
+cdef inline object leave "d5_leave_short"(object region, PyObject** error, Py_ssize_t count):
     # Region.__exit__, where no exception ends the block and the region is open as it was left.
     cdef int64_t now_ns
     if count != 3:
@@ -185,7 +248,7 @@ cdef inline object leave(object region, PyObject** error, Py_ssize_t count):
     return (<Region>region).end()
 
 
-cdef inline object kept_method(object method, object region, object owner):
+cdef inline object kept_method "d5_kept_method"(object method, object region, object owner):
     # KeptMethod.__get__, where the interpreter asks. There is no region if it asks the type.
     if <PyObject*>region is NULL or not is_of(region, Region):
         return (<KeptMethod>method).__get__(None if <PyObject*>region is NULL else region, owner)
@@ -210,12 +273,12 @@ cdef inline keep_methods(object kind):
 cdef class ThreadRegions:
     cdef object __weakref__
     cdef public unsigned long ident
+    # Sixteen keys, each beside its region: one cache line holds both.
+    cdef PyObject* known[32]
     cdef public dict by_key
     cdef public object watch
     cdef public int64_t exception_ns
     cdef public int64_t exception_from_ns
-    cdef PyObject* known_keys[16]
-    cdef PyObject* known_regions[16]
 
     @cython.locals(region=Region)
     cpdef release(self)
@@ -280,3 +343,107 @@ cdef inline forget_regions(Recorder recorder):
     cdef int place
     for place in range(8):
         recorder.known_threads[place] = NULL
+
+
+# The methods of a timer that are called most, where a key is their only argument, the calling thread was here last and
+# has used the key before: what they do in timer.py, past what Cython does to arguments and references.
+
+cdef inline PyObject* known_region(PyObject* timer, PyObject* key) noexcept:
+    cdef PyObject* regions = <PyObject*>(<Recorder>timer)._current
+    cdef size_t place = place_of(key)
+    if thread_id() == (<ThreadRegions>regions).ident and (<ThreadRegions>regions).known[place] == key:
+        return (<ThreadRegions>regions).known[place + 1]
+    return NULL
+
+
+cdef inline object short_start "d5_short_start"(object timer, PyObject** arguments, Py_ssize_t count, PyObject* names):
+    cdef PyObject* region
+    if count == 1 and names is NULL:
+        if not (<Recorder>timer)._enabled:
+            return None
+        region = known_region(<PyObject*>timer, arguments[0])
+        if region is not NULL and (<Recorder>timer)._native and not (<Region>region)._is_open:
+            (<Region>region)._start_ns = clock_ns()
+            (<Region>region)._is_open = True
+            return None
+    return call(longer_start, timer, arguments, count, names)
+
+
+cdef inline object short_end "d5_short_end"(object timer, PyObject** arguments, Py_ssize_t count, PyObject* names):
+    cdef PyObject* region
+    cdef int64_t now_ns
+    if count == 1 and names is NULL:
+        if not (<Recorder>timer)._enabled:
+            return None
+        if (<Recorder>timer)._native:
+            now_ns = clock_ns()
+            region = known_region(<PyObject*>timer, arguments[0])
+            if (
+                region is not NULL
+                and (<Region>region)._is_open
+                and (<Region>region)._open_pair is None
+                and (<Region>region)._suspended is None
+            ):
+                (<Region>region)._is_open = False
+                keep((<Region>region)._intervals, (<Region>region)._start_ns, now_ns)
+                return None
+    return call(longer_end, timer, arguments, count, names)
+
+
+cdef inline object short_region "d5_short_region"(object timer, PyObject** arguments, Py_ssize_t count, PyObject* names):
+    cdef PyObject* region
+    if count == 1 and names is NULL:
+        region = known_region(<PyObject*>timer, arguments[0])
+        if region is not NULL:
+            return <object>region
+    return call(longer_region, timer, arguments, count, names)
+
+
+cdef inline object short_open "d5_short_open"(object region, PyObject* nothing):
+    # Region.start
+    if not (<Region>region)._timer._enabled:
+        return None
+    if (
+        (<Region>region)._timer._native
+        and not (<Region>region)._is_open
+        and thread_id() == (<Region>region)._thread.ident
+    ):
+        (<Region>region)._start_ns = clock_ns()
+        (<Region>region)._is_open = True
+        return None
+    return call_of(longer_open, region)
+
+
+cdef inline object short_close "d5_short_close"(object region, PyObject* nothing):
+    # Region.end
+    cdef int64_t now_ns
+    if not (<Region>region)._timer._enabled:
+        return None
+    if (<Region>region)._timer._native:
+        now_ns = clock_ns()
+        if (
+            (<Region>region)._is_open
+            and (<Region>region)._open_pair is None
+            and (<Region>region)._suspended is None
+            and thread_id() == (<Region>region)._thread.ident
+        ):
+            (<Region>region)._is_open = False
+            keep((<Region>region)._intervals, (<Region>region)._start_ns, now_ns)
+            return None
+    return call_of(longer_close, region)
+
+
+cdef inline void* shorten(object kind, object name, int flags, void* shorter, void* longer) noexcept:
+    # What the method did before; nothing is changed if Cython has made it in another way.
+    cdef void* found = put_before(kind, name, flags, shorter)
+    return longer if found is NULL else found
+
+
+cdef inline void shorten_methods(object timer, object region):
+    global longer_start, longer_end, longer_region, longer_open, longer_close
+    cdef int flags = METH_FASTCALL | METH_KEYWORDS
+    longer_start = <Method>shorten(timer, "start", flags, <void*>short_start, <void*>longer_start)
+    longer_end = <Method>shorten(timer, "end", flags, <void*>short_end, <void*>longer_end)
+    longer_region = <Method>shorten(timer, "region", flags, <void*>short_region, <void*>longer_region)
+    longer_open = <MethodOfRegion>shorten(region, "start", METH_NOARGS, <void*>short_open, <void*>longer_open)
+    longer_close = <MethodOfRegion>shorten(region, "end", METH_NOARGS, <void*>short_close, <void*>longer_close)

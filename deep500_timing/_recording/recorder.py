@@ -49,9 +49,6 @@ if not cython.compiled:
         except (KeyError, TypeError):
             return None
 
-    def keep_methods(_kind: type[Region]) -> None:
-        """Leave the type as it is: plain Python binds a method faster than a descriptor of ours could answer."""
-
 
 COMPILED: bool = cython.compiled
 
@@ -312,8 +309,8 @@ class KeptMethod:
     """Stands for a method of :class:`Region` in the compiled form; each region keeps the one that is bound to it.
 
     A ``with`` statement asks for ``__enter__`` and ``__exit__`` bound to the region. Making the two anew each time
-    costs more than reading the clock twice. The interpreter's own way to them is ``kept_method`` in the ``.pxd``, which
-    also takes a shorter way into them.
+    costs more than reading the clock twice; plain Python binds a method faster than a descriptor of ours could answer.
+    The interpreter's own way to them is ``kept_method`` in the ``.pxd``, which also takes a shorter way into them.
     """
 
     __slots__ = ("is_exit", "method")
@@ -326,9 +323,6 @@ class KeptMethod:
     def __get__(self, instance: Any, owner: Any) -> Any:
         """The method itself, as it is asked of the type; of something else than a region, an error."""
         return self.method if instance is None else self.method.__get__(instance, owner)
-
-
-keep_methods(Region)
 
 
 class ThreadRegions:
