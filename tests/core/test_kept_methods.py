@@ -1,14 +1,21 @@
-"""What a ``with`` statement binds is made once per region in the compiled form, and behaves as if it were not."""
+"""The compiled form's own ways into its methods behave as if they were not there.
+
+What a ``with`` statement binds is made once per region, and the methods of a timer that are called most take one key
+past what is done to arguments otherwise.
+"""
 
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 
 import pytest
 
 import deep500_timing
 from deep500_timing import Region, Timer
+from deep500_timing.exceptions import RegionMismatchError, RegionNotOpenError, RegionOpenError
+from deep500_timing.testing import ManualClock, ManualDeviceClock
 
 
 def test_the_methods_of_the_type_take_a_region():
@@ -68,3 +75,71 @@ def test_they_keep_no_timer_alive():
     del tmr
     gc.collect()
     assert gone() is None
+
+
+_FORMS = {
+    "positional": lambda tmr, key: (tmr.start(key), tmr.end(key)),
+    "by keyword": lambda tmr, key: (tmr.start(key=key), tmr.end(key=key)),
+    "with gpu": lambda tmr, key: (tmr.start(key, False), tmr.end(key, gpu=False)),
+    "unpacked": lambda tmr, key: (tmr.start(*[key]), tmr.end(*[key])),
+    "of the type": lambda tmr, key: (Timer.start(tmr, key), Timer.end(tmr, key)),
+    "handle": lambda tmr, key: (tmr.region(key).start(), tmr.region(key).end()),
+    "handle's, of the type": lambda tmr, key: (Region.start(tmr.region(key)), Region.end(tmr.region(key=key))),
+}
+
+
+@pytest.mark.parametrize("form", _FORMS)
+@pytest.mark.parametrize("own_clock", [False, True])
+def test_each_way_to_call_keeps_the_same(form, own_clock):
+    """The short way into a method, which one key alone takes, and the longer one record alike, warm and at first."""
+    tmr = Timer(clock=ManualClock() if own_clock else None)
+    for _ in range(3):
+        _FORMS[form](tmr, "work")
+    assert 3 == len(tmr.get_time("work"))
+    tmr.enabled = False
+    _FORMS[form](tmr, "work")
+    assert 3 == len(tmr.get_time("work"))
+
+
+@pytest.mark.parametrize("name", ["start", "end", "region"])
+def test_they_take_a_key(name):
+    """Without a key, with too many arguments, with an unknown one or of something else than a timer, an error."""
+    method = getattr(Timer(), name)
+    for arguments, named in (((), {}), (("a", False, 1), {}), (("a",), {"unknown": 1})):
+        with pytest.raises(TypeError):
+            method(*arguments, **named)
+    with pytest.raises((TypeError, AttributeError)):
+        getattr(Timer, name)(object(), "a")
+
+
+def test_the_short_way_still_finds_misuse():
+    """What the short way cannot do it leaves to the longer one: misuse, another thread's region, a device's."""
+    tmr = Timer(ManualDeviceClock())
+    handle = tmr.region("work")
+
+    def use_elsewhere():
+        handle.start()
+        handle.end()
+        tmr.start("work")
+        tmr.end("work")
+
+    for _ in range(2):
+        tmr.start("work")
+        with pytest.raises(RegionOpenError):
+            tmr.start("work")
+        with pytest.raises(RegionOpenError):
+            tmr.region("work").start()
+        tmr.end("work")
+        with pytest.raises(RegionNotOpenError):
+            tmr.end("work")
+        with pytest.raises(RegionNotOpenError):
+            tmr.region("work").end()
+        tmr.start("work", gpu=True)
+        with pytest.raises(RegionMismatchError):
+            tmr.end("work")
+        tmr.end("work", gpu=True)
+        thread = threading.Thread(target=use_elsewhere)
+        thread.start()
+        thread.join()
+    assert 8 == len(tmr.get_time("work"))
+    assert 2 == len(tmr.get_time("work", gpu=True))
