@@ -10,6 +10,7 @@ import sys
 from collections import Counter, defaultdict
 from html.parser import HTMLParser
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pytest
 from hypothesis import given
@@ -535,6 +536,15 @@ def test_plots(run, tmp_path):
     assert 3 == len(paths)
     assert text.startswith("<svg")
     assert text.count("<path") > 40
+
+
+def test_a_picture_says_whose_its_colours_are(run, tmp_path):
+    """The legend that the page has above its chart, in the picture; names of strangers are its text and no more."""
+    (path,) = write_plots(run, tmp_path, only=["over-the-run"], format="svg")
+    drawing = ET.parse(path)
+    texts = [node.text for node in drawing.iter("{http://www.w3.org/2000/svg}text")]
+    assert ["FORWARD", "IO", "COMM"] == [text for text in texts if text in ("FORWARD", "IO", "COMM")]
+    assert [True] == ["script" in text for text in texts if text and "alert" in text]
 
 
 def test_plots_that_are_not_there(run, tmp_path):

@@ -109,8 +109,9 @@ def _spec(late: dict[tuple[int, int], float], ranks: tuple[int, ...], share: int
         for (row, bucket), (seconds, rank) in sorted(cells.items())
     ]
     number = max(row_of.values()) + 1
+    height = max(min(number * 18, 420), 60)
     return {
-        "height": max(min(number * 18, 420), 60),
+        "height": height,
         "data": data(rows),
         "mark": {"type": "rect"},
         "encoding": {
@@ -144,7 +145,11 @@ def _spec(late: dict[tuple[int, int], float], ranks: tuple[int, ...], share: int
                     "clamp": True,
                     "interpolate": "lab",
                 },
-                "legend": {"title": None, "labelExpr": TIME_LABELS.replace("~s", ".2~s"), "gradientLength": 100},
+                "legend": {
+                    "title": None,
+                    "labelExpr": TIME_LABELS.replace("~s", ".2~s"),
+                    "gradientLength": min(height - 10, 100),
+                },
             },
             "tooltip": tooltip(rank="rank", step="from step", late="against the median"),
         },

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from deep500_timing._ground.require import require
 from deep500_timing._ground.whole_file import whole_file
+from deep500_timing._summary.text import width_of
 from deep500_timing._views.page._build import build
+from deep500_timing._views.page._parts import colour_by_datum, data
 from deep500_timing._views.page._style import styled
 
 if TYPE_CHECKING:
@@ -69,21 +71,49 @@ def write_plots(
         for number, figure in enumerate(section.content.figures, 1):
             spec = _spec_of(figure)
             path = os.path.join(os.fspath(folder), f"{section.name}-{number}.{format}")
-            data: bytes = (
+            drawn: bytes = (
                 convert.vegalite_to_png(spec, scale=_SCALE)
                 if format == "png"
                 else convert.vegalite_to_svg(spec).encode("utf-8")
             )
             with whole_file(path) as file:
-                file.write(data)
+                file.write(drawn)
             paths.append(path)
     return paths
 
 
 def _spec_of(figure: Figure) -> dict[str, Any]:
     title = {"text": figure.title, "anchor": "start", "fontSize": 14}
-    if len(figure.panels) == 1:
-        return {**styled(figure.panels[0].spec, _WIDTH), "title": title}
     whole = styled({}, _SMALL)
+    if len(figure.panels) == 1 and not figure.legend:
+        return {**styled(figure.panels[0].spec, _WIDTH), "title": title}
+    if len(figure.panels) == 1:
+        parts = [_legend_of(figure), {**figure.panels[0].spec, "width": _WIDTH}]
+        return {"$schema": whole["$schema"], "config": whole["config"], "title": title, "vconcat": parts}
     parts = [{**panel.spec, "width": _SMALL, "title": panel.title} for panel in figure.panels]
     return {"$schema": whole["$schema"], "config": whole["config"], "title": title, "columns": 3, "concat": parts}
+
+
+def _legend_of(figure: Figure) -> dict[str, Any]:
+    # What the page writes above the chart. Names are data: as an axis' or a legend's labels they would be code.
+    marks, at, row = [], 0.0, 0
+    for name, colour in figure.legend:
+        wide = 36 + 8 * width_of(name)
+        if at + wide > _WIDTH and at:
+            at, row = 0.0, row + 1
+        marks.append({"x": at + 6, "y": row + 0.5, "name": name, "colour": colour})
+        at += wide
+    x = {"field": "x", "type": "quantitative", "axis": None, "scale": {"domain": [0, _WIDTH], "nice": False}}
+    y = {"field": "y", "type": "quantitative", "axis": None, "scale": {"domain": [0, row + 1], "reverse": True}}
+    square = {"mark": {"type": "square", "size": 110, "opacity": 1}, "encoding": {"color": colour_by_datum()}}
+    text = {
+        "mark": {"type": "text", "align": "left", "baseline": "middle", "dx": 10, "fontSize": 12, "limit": _WIDTH},
+        "encoding": {"text": {"field": "name"}},
+    }
+    return {
+        "width": _WIDTH,
+        "height": 18 * (row + 1),
+        "data": data(marks),
+        "encoding": {"x": x, "y": y},
+        "layer": [square, text],
+    }
