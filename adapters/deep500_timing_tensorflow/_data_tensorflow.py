@@ -50,6 +50,8 @@ class TimedDataset:
         import tensorflow as tf
 
         self._tf: Any = tf
+        self._summary = tf.raw_ops.StatsAggregatorSummary
+        self._parse = tf.compat.v1.Summary.FromString
         self._dataset = dataset
         self._bytes_per_sample: int | None = None
         self._timed_variant: Any = None
@@ -84,14 +86,14 @@ class TimedDataset:
 
     def fetched(self) -> Fetched:
         """What was handed out until now."""
-        with self._tf.device("/CPU:0"):
-            encoded = self._tf.raw_ops.StatsAggregatorSummary(iterator=self._totals)
+        # Called at each batch. No device is named: an operation runs where the resource is that it is given first.
         batches, wait_us, size = 0, 0.0, 0
-        for value in self._tf.compat.v1.Summary.FromString(encoded.numpy()).value:
+        for value in self._parse(self._summary(iterator=self._totals).numpy()).value:
+            sums = value.histo
             if value.tag.startswith(_WAIT):
-                batches, wait_us = max(batches, int(value.histo.num)), max(wait_us, value.histo.sum)
-            elif value.tag.startswith(_BYTES):
-                size += int(value.histo.sum)
+                batches, wait_us = max(batches, int(sums.num)), max(wait_us, sums.sum)
+            elif value.tag.startswith(_BYTES):  # Parts of the pipeline may have sums of their own.
+                size += int(sums.sum)
         return Fetched(batches, wait_us, size)
 
     def samples_in(self, size: int) -> int | None:

@@ -29,7 +29,7 @@ RUNS = [
 
 @pytest.mark.timeout(720)
 @pytest.mark.parametrize(("cases", "backend", "package"), RUNS)
-def test_cases(cases, backend, package):
+def test_cases(cases, backend, package, tmp_path):
     """Every case of the file holds on that backend."""
     for needed in ("keras", package):
         if importlib.util.find_spec(needed) is None:
@@ -38,6 +38,11 @@ def test_cases(cases, backend, package):
     environment.update(suite_coverage.of_a_child())
     environment["KERAS_MODULE"] = "tf_keras" if package == "tf_keras" else "keras"
     environment.pop("TF_USE_LEGACY_KERAS", None)
+    if backend == "jax":
+        # Most cases fit the same model, which so is compiled by XLA once; each train function still compiles.
+        environment["JAX_COMPILATION_CACHE_DIR"] = str(tmp_path)
+        environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+        environment["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
     # The files of cases take what they share from one another.
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(CASES), environment.get("PYTHONPATH")]))
     command = [

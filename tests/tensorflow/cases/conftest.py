@@ -12,6 +12,17 @@ import pytest
 from deep500_timing._ground.warn import forget_warnings
 
 
+def _freeze():
+    # Half a million objects of the frameworks, which stay: to look at them takes longer than most cases.
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_collection_finish():
+    """Spare the collector what the imports made."""
+    _freeze()
+
+
 @pytest.fixture(autouse=True)
 def _nothing_said_yet():
     """Each case hears every message of its own, and one that it does not expect is a failure."""
@@ -37,9 +48,17 @@ def data():
 
 
 @pytest.fixture
+def collects_its_own():
+    """The collector looks at what the case makes alone, not at frameworks and all that earlier cases have left."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+    _freeze()
+
+
+@pytest.fixture
 def no_collector():
     """The collector runs when it is asked to."""
-    gc.collect()
     gc.disable()
     yield
     gc.enable()

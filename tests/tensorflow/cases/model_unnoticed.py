@@ -166,7 +166,7 @@ WATCHED = {
 }
 
 
-@pytest.mark.usefixtures("no_collector")
+@pytest.mark.usefixtures("collects_its_own", "no_collector")
 def test_a_fit_found_dead_takes_no_lock(data, backend, monkeypatch):
     """The collector may run while a lock is held: what is watched is let go of when a callback is next used."""
     if backend == "jax":
@@ -184,7 +184,7 @@ def test_a_fit_found_dead_takes_no_lock(data, backend, monkeypatch):
     assert not any(module._users for module in modules)
 
 
-@pytest.mark.usefixtures("no_collector")
+@pytest.mark.usefixtures("collects_its_own", "no_collector")
 def test_a_fit_found_dead_in_another_takes_nothing_from_it(data, backend):
     """What is left of an earlier fit may be collected before a later one's step is traced, which has all its passes."""
     if backend == "jax":

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import collections
 import gc
+import sys
 import threading
 import time
+import weakref
 
 import keras
 import numpy as np
@@ -285,7 +287,7 @@ def test_traces_on_two_replicas(data):
             model = make_model(Counted)
         numbers = []
         for callbacks in ([] if mode is None else [timer.TimerCallback(timer.Timer(), **mode)], []):
-            weights_after(model, (data[0][:37], data[1][:37]), callbacks, epochs=2, shuffle=False)
+            weights_after(model, (data[0][:37], data[1][:37]), callbacks, epochs=1, shuffle=False)
             numbers.append(calls[0])
         found.append((numbers, [weight.tolist() for weight in model.get_weights()]))
     assert found[0][0][0] > 0
@@ -418,6 +420,7 @@ def test_two_callbacks_with_phases_in_one_fit(data):
         assert_passes(tmr, batches=15)
 
 
+@pytest.mark.usefixtures("collects_its_own")
 @pytest.mark.parametrize("eager", [False, True], ids=["graph", "eager"])
 def test_stamps_are_kept_by_nobody(data, eager):
     """Beside a callback without phases, one with phases keeps no stamp beyond its epoch, wherever it might lie."""
@@ -753,6 +756,27 @@ def test_a_data_set_found_dead_in_a_trace_adds_nothing_to_the_graph():
     _data_tensorflow.prepare_for_more_fits()
     assert 0 == len(_data_tensorflow._unused)
     assert [0, 1, 2] == [int(number) for number in TimedDataset(tf.data.Dataset.range(3))]
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_iterators_are_held_by_keras_alone(data):
+    """No reference of ours keeps what fetches the data: it goes where and when it goes without the callback."""
+    references, iterators = [], []
+
+    class Looks(keras.callbacks.Callback):
+        def on_train_end(self, logs=None):
+            frame = sys._getframe()
+            while frame.f_code.co_name != "fit":
+                frame = frame.f_back
+            iterator = frame.f_locals["epoch_iterator"]._current_iterator
+            references.append(sys.getrefcount(iterator))
+            iterators.append(weakref.ref(iterator))
+
+    for mode in (None, {}, {"io": False}, {"phases": True}):
+        callbacks = [] if mode is None else [timer.TimerCallback(timer.Timer(), **mode)]
+        make_model().fit(*data, batch_size=8, callbacks=[*callbacks, Looks()], verbose=0)
+        assert iterators[-1]() is None
+    assert references[:1] * 4 == references
 
 
 def test_second_fit_waits_for_no_operation_of_the_sums(data, monkeypatch):

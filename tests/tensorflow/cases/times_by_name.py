@@ -350,6 +350,7 @@ def _source(kind):
     return {"x": ((X[:SIZE], Y[:SIZE]) for _ in range(100)), "steps_per_epoch": ROWS // SIZE}
 
 
+@pytest.mark.usefixtures("collects_its_own")
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     kind=st.sampled_from(["dense", "own step", "noisy", "recurrent", "eager"]),
@@ -363,6 +364,7 @@ def _source(kind):
 )
 def test_any_fit(backend, kind, several, source, order, asked, hook, error, after):
     """Whatever is fitted, in what order and whoever raises: nothing stays behind, and the next fit adds up."""
+    gc.freeze()  # What earlier examples made is none of this one's.
     several = 1 if backend == "torch" else several
     model = _models.get((kind, several)) or _models.setdefault((kind, several), _built(kind, several))
     tmr, another = timer.Timer(), timer.Timer()
