@@ -43,6 +43,19 @@ def test_the_rank_that_waits_least_is_late():
     assert pytest.approx(0.05, rel=1e-3) == said.cost_s
 
 
+@pytest.mark.parametrize("late", range(4))
+def test_any_rank_may_be_the_late_one(late):
+    """Row and group name the rank that came last, whichever it is, with its own count and time."""
+    others = [rank for rank in range(4) if rank != late]
+    reports = {rank: _times(*(20_000_000 + _jitter(rank))) for rank in others}
+    # Three of a hundred times another one is last.
+    own = [40_000_000 if number in (10, 50, 90) else 1000 for number in range(100)]
+    found = _compare({**reports, late: _times(*own)})
+    (row,), (said,) = found.rows, found.lateness
+    assert (late, 97, late) == (row.late_rank, row.late_count, said.late_rank)
+    assert pytest.approx(97 * 0.02, rel=1e-3) == row.late_s
+
+
 def test_two_equal_ranks_take_turns():
     """Some rank waits least in any noise: nobody is named, in the row nor in the group, and every field says so."""
     for seed in range(20):
