@@ -141,17 +141,16 @@ class Record:
             self.finished += kind == DONE
         elif kind == WHOLE:
             seq, issued_ns, wait_start_ns, wait_end_ns = more
-            self._take_time(start_ns, end_ns, seq, run)
-            self.finished += 1
             if self.issue is None:
                 self.issue = Intervals(KEEP_LAST, 0)
-            self.issue.append(start_ns, issued_ns)
             if wait_end_ns:
                 if self.exposed is None:
                     self.exposed = Intervals(KEEP_LAST, 0)
-                self.exposed.append(wait_start_ns, wait_end_ns)
-                self.paired_latency_ns += end_ns - start_ns
-                self.paired_exposed_ns += wait_end_ns - wait_start_ns
+                self.take_whole(start_ns, end_ns, seq, issued_ns, wait_start_ns, wait_end_ns, run)
+            else:
+                self._take_time(start_ns, end_ns, seq, run)
+                self.finished += 1
+                self.issue.append(start_ns, issued_ns)
         elif kind == ISSUE:
             self.started += 1
             self.issue = self.issue or Intervals(KEEP_LAST, 0)
@@ -168,6 +167,28 @@ class Record:
         else:
             self.untimed += 1
             self.finished += start_ns
+
+    def take_whole(
+        self,
+        start_ns: int,
+        end_ns: int,
+        seq: int | None,
+        issued_ns: int,
+        wait_start_ns: int,
+        wait_end_ns: int,
+        run: Any = None,
+    ) -> None:
+        """Count an asynchronous operation that was waited for, from any thread.
+
+        What is counted here is whole at each moment: an addition to an attribute lets no other thread in. There must
+        have been such an operation before, which the thread that empties the queue has counted.
+        """
+        self._take_time(start_ns, end_ns, seq, run)
+        self.finished += 1
+        self.issue.append(start_ns, issued_ns)  # type: ignore[union-attr]
+        self.exposed.append(wait_start_ns, wait_end_ns)  # type: ignore[union-attr]
+        self.paired_latency_ns += end_ns - start_ns
+        self.paired_exposed_ns += wait_end_ns - wait_start_ns
 
     def _take_time(self, start_ns: int, end_ns: int, seq: int | None, run: Any) -> None:
         self.latency.append(start_ns, end_ns)

@@ -75,6 +75,9 @@ class Op:
     """The name under which ranks compare it; its own if empty."""
     steady: bool = False
     """Whether each call advances the number of its group's operations by as much, which then is asked for once."""
+    places: tuple[int, int] | None = None
+    """Where among the arguments ``describe`` finds the tensor that is the message, -1 for none, and the group; None if
+    it does more than that."""
 
 
 def _sum(tensors: Iterable[torch.Tensor]) -> int:
@@ -205,6 +208,21 @@ def unknown(*_: Any, group: Any = None, **__: Any) -> Moved:
     return None, False, group, None
 
 
+_PLACES: dict[Describe, tuple[int, int]] = {
+    _in_place: (0, 2),
+    _broadcast: (0, 2),
+    _reduce: (0, 3),
+    _all_gather_single: (0, 2),
+    _all_gather_fn: (0, 2),
+    _reduce_scatter_single: (1, 3),
+    _reduce_scatter_fn: (1, 3),
+    _all_to_all_single: (1, 4),
+    _send: (0, 2),
+    _recv: (0, 2),
+    _barrier: (-1, 0),
+}
+
+
 def _table() -> dict[str, Op]:
     ops = [
         Op("all_reduce", _in_place, both_ways, synchronizes=True),
@@ -242,7 +260,7 @@ def _table() -> dict[str, Op]:
         Op("recv_object_list", _group_at(2), None),
     ]
     # A batch holds as many messages as it is given.
-    return {op.name: replace(op, steady=op.name != "batch_isend_irecv") for op in ops}
+    return {op.name: replace(op, steady=op.name != "batch_isend_irecv", places=_PLACES.get(op.describe)) for op in ops}
 
 
 OPS = _table()
