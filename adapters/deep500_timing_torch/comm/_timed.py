@@ -184,7 +184,7 @@ def _timed(
             if not run_logs:
                 # As Record.take does, from any thread: each of these is whole at each moment.
                 record.latency.append(start_ns, end_ns)
-                if synchronizes:
+                if seq is not None:
                     group.ring.append((seq, common_name, record.nbytes or 0, end_ns - start_ns))
                 return result
             inbox.append((record, SYNC, start_ns, end_ns, seq))

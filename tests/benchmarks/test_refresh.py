@@ -1,0 +1,43 @@
+"""A section that is measured anew: in both files, where it stood, and nothing else touched."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from benchmarks import refresh
+
+BEFORE = "# Results\n\n{}## How it is measured\n\nCarefully.\n"
+OLD = "## Communication\n\nold\n\n| a |\n\n"
+PIPELINES = "## Pipelines\n\nkept\n\n"
+
+
+@pytest.mark.parametrize("before", [OLD + PIPELINES, PIPELINES])
+def test_one_section(tmp_path, before):
+    """It takes the place of the old one, or stands before the last; both files agree."""
+    (tmp_path / "RESULTS.md").write_text(BEFORE.format(before))
+    (tmp_path / "results.json").write_text(json.dumps({"comm": ["old"], "pipeline": ["kept"]}))
+    for lines in (["first", ""], [r"new \1", "", "| b |", ""]):
+        refresh.put(tmp_path, "comm", lines)
+    text = (tmp_path / "RESULTS.md").read_text()
+    new = "## Communication\n\nnew \\1\n\n| b |\n\n"
+    sections = new + PIPELINES if before != PIPELINES else PIPELINES + new
+    assert BEFORE.format(sections) == text
+    found = json.loads((tmp_path / "results.json").read_text())
+    assert {"comm": [r"new \1", "", "| b |", ""], "pipeline": ["kept"]} == found
+
+
+def test_a_report_of_another_kind(tmp_path):
+    """Is refused, and stays as it was."""
+    (tmp_path / "RESULTS.md").write_text("# Notes\n")
+    with pytest.raises(ValueError, match="write it with `python -m benchmarks` first"):
+        refresh.put(tmp_path, "comm", [])
+    assert "# Notes\n" == (tmp_path / "RESULTS.md").read_text()
+
+
+def test_a_section_that_nobody_knows(monkeypatch):
+    """Is refused with those that there are."""
+    monkeypatch.setattr("sys.argv", ["refresh", "weather"])
+    with pytest.raises(SystemExit, match="no section weather: comm, pipeline can be measured anew"):
+        refresh.main()
