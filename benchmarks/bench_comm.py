@@ -180,7 +180,8 @@ def as_lines(found: dict[str, Any]) -> list[str]:
     lines = [
         "What timing adds to an operation, in ns: the median turn less the plain one's and, in brackets, the best turn "
         "less the plain one's best, which what else a machine does reaches least. On PyTorch's fake backend with "
-        f"{RANKS} ranks, whose operations are over in their calls, {found['date']}, load {found['load']}. DeepSpeed's also synchronizes the device after every "
+        f"{RANKS} ranks, whose operations are over in their calls, {found['date']}, load {found['load']}. "
+        "DeepSpeed's also synchronizes the device after every "
         "operation, which on a CPU is nothing; its cost grows with the operations so far, here up to "
         f"{found['calls']}.",
         "",

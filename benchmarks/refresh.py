@@ -1,4 +1,4 @@
-"""Measure sections that stand by themselves anew: `python -m benchmarks.refresh comm`, into RESULTS.md and results.json.
+"""Measure single sections anew, into RESULTS.md and results.json: `python -m benchmarks.refresh comm`.
 
 They say when they were measured; the other tables stay those of the run that they are from.
 """
