@@ -48,11 +48,12 @@ cdef class EventPool(Device):
     @cython.locals(count=Py_ssize_t, middle=Py_ssize_t)
     cdef _reclaim(self, StreamQueue queue)
     cdef bint _doubt(self, StreamQueue queue, object error) except -1
-    @cython.locals(entry=tuple)
+    @cython.locals(entry=tuple, free=list)
     cdef _collect(self, StreamQueue queue, Py_ssize_t count)
     @cython.locals(
         start_queue=StreamQueue, pair=EventPair, anchor=Anchor, start_ns=int64_t, end_ns=int64_t, duration_ns=int64_t,
         since_ns=int64_t, placed_ns=int64_t, lead_ns=int64_t, done=bint
     )
     cdef _settle(self, StreamQueue queue, tuple entry, object device)
+    @cython.locals(elapsed_ms=double)
     cdef int64_t _elapsed_ns(self, object start, object end) except? -1

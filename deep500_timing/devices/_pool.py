@@ -363,10 +363,12 @@ class EventPool(Device):
                 self._settle(queue, entry, device)
                 if entry is not queue.settled:
                     return
-            # Plain, statements without a call: an interrupt would lose the event.
             free = queue.free
             del queue.pending[0]
-            free += (entry[1],)
+            if cython.compiled:
+                free.append(entry[1])
+            else:  # Statements without a call: an interrupt would lose the event.
+                free += (entry[1],)
             queue.settled = None
             if queue.known_done:
                 queue.known_done -= 1
@@ -435,7 +437,8 @@ class EventPool(Device):
         # Asked twice for each pair: a function of C, where the clock has one, costs half of a method around it.
         if self._elapsed_ms is None:
             return int(self._clock.elapsed_ns(start, end))
-        return int(self._elapsed_ms(start, end) * 1e6 + 0.5)
+        elapsed_ms = self._elapsed_ms(start, end)
+        return int(elapsed_ms * 1e6 + 0.5)
 
     def collect(self, *, wait: bool) -> None:
         """Collect every pair that the device has passed.
