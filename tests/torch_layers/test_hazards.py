@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
+import gc
 import pickle
+import weakref
 
 import pytest
 
@@ -14,7 +17,8 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from deep500_timing.testing import ManualClock  # noqa: E402
 from deep500_timing_torch import CPUGPUTimer  # noqa: E402
-from deep500_timing_torch.layers import LayerTimer  # noqa: E402
+from deep500_timing_torch.layers import LayerTimer, _backward  # noqa: E402
+from deep500_timing_torch.layers._call import Call  # noqa: E402
 
 
 class Around(nn.Module):
@@ -109,6 +113,90 @@ class TestOneLayerBehindTheOther:
         with LayerTimer(model, tmr):
             model(value).sum().backward()
         assert ([10], [], [20]) == (ms("0 backward"), ms("1 backward"), ms("2 backward"))
+
+
+class TestMarks:
+    """Where a backward pass begins and ends is marked at the nodes of the graph, and nothing else is touched."""
+
+    def test_a_parameter_that_is_an_input_gathers_no_calls(self, work, tmr, ms, value):
+        """A tied weight, whose node DDP keeps from step to step, is marked by no more than the last step's calls."""
+        tied = Around(lambda m, x, weight: m.inner(x * weight), inner=work(1, 10))
+        model = Around(lambda m, x: m.tied(m.first(x), m.first.weight), first=work(2, 20), tied=tied)
+        kept = torch.autograd.graph.get_gradient_edge(model.first.weight)
+        calls = []
+        with LayerTimer(model, tmr):
+            for _ in range(3):
+                model(value).sum().backward()
+                calls.append(sum(type(one) is Call for one in gc.get_objects()))
+        assert kept.node is not None
+        assert ([10, 10, 10], [20, 20, 20]) == (ms("tied backward"), ms("first backward"))
+        assert calls[0] == calls[2]
+
+    def test_a_module_that_returns_its_parameter_has_no_backward_pass(self, work, tmr, ms, value):
+        """Nothing is computed to make a parameter: until the pass ends, others are at work. DDP keeps its node."""
+        model = Around(lambda m, x: m.head(m.scale() * x), scale=Around(lambda m: m.weight), head=work(1, 10))
+        model.scale.weight = nn.Parameter(torch.ones(()))
+        kept = torch.autograd.graph.get_gradient_edge(model.scale.weight)
+        before = work(1, 20)
+        with LayerTimer(model, tmr):
+            model(before(value)).sum().backward()
+        assert kept.node is not None
+        assert ([10], [], [10]) == (ms("head backward"), ms("scale backward"), ms("Around backward"))
+
+    def test_a_model_that_raised_keeps_nothing_of_its_graph(self, tmr, value):
+        """After an exception, as when memory is out, what the graph had saved is free."""
+
+        class Saves(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                ctx.saved = Saved()
+                saved.append(weakref.ref(ctx.saved))
+                return x * 1
+
+        class Saved:
+            pass
+
+        def raises(m, x):
+            raise torch.OutOfMemoryError
+
+        saved = []
+        model = nn.Sequential(Around(lambda m, x: Saves.apply(x)), Around(raises))
+        with LayerTimer(model, tmr):
+            with pytest.raises(torch.OutOfMemoryError):
+                model(value)
+            gc.collect()
+            assert [None] == [one() for one in saved]
+
+    @pytest.mark.parametrize("way", ["the carrier is busy", "setting attributes does nothing"])
+    def test_the_long_way_marks_the_same(self, work, tmr, ms, value, monkeypatch, way):
+        """A second thread, and a mode that overrides functions of tensors, get the times that others get."""
+
+        class Overrides(torch.overrides.TorchFunctionMode):
+            def __torch_function__(self, function, types, args=(), kwargs=None):
+                return None if getattr(function, "__name__", "") == "__set__" else function(*args, **(kwargs or {}))
+
+        mode = contextlib.nullcontext()
+        if way == "the carrier is busy":
+            monkeypatch.setattr(_backward, "_carriers", [])
+        else:
+            mode = Overrides()
+        model = nn.Sequential(work(1, 10), work(2, 20))
+        with LayerTimer(model, tmr), mode:
+            model(value).sum().backward()
+        assert ([10], [20], [30]) == (ms("0 backward"), ms("1 backward"), ms("Sequential backward"))
+
+    def test_hooks_of_the_user_s_are_as_without(self, work, tmr, ms, value):
+        """An output has no hook but the user's, which gets the gradient and may change it."""
+        model = nn.Sequential(work(1, 10), work(2, 20))
+        outputs = []
+        model[0].register_forward_hook(lambda m, args, out: outputs.append(out))
+        with LayerTimer(model, tmr):
+            model(value)
+            assert outputs[0]._backward_hooks is None
+            outputs[0].register_hook(lambda gradient: gradient * 3)
+            model[1](outputs[0]).sum().backward()
+        assert torch.equal(torch.full((3,), 3.0), value.grad)
+        assert ([10], [20]) == (ms("0 backward"), ms("1 backward"))
 
 
 class TestInputsAndOutputs:

@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 import clocked_work  # noqa: E402
 from torch import nn  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from deep500_timing.testing import ManualClock  # noqa: E402
 from deep500_timing_torch import CPUGPUTimer  # noqa: E402
 from deep500_timing_torch.layers import LayerTimer  # noqa: E402
 
+CHECKPOINTS = ("checkpoint", "reentrant checkpoint")
+
 
 class Leaf(nn.Module):
-    """Takes its time."""
+    """Keeps what it multiplies for its backward pass, then takes its time."""
 
     def __init__(self, clock, forward_ms, backward_ms, in_place):
         super().__init__()
         self.clock, self.ms, self.in_place = clock, (forward_ms, backward_ms), in_place
+        self.weight = nn.Parameter(torch.ones(()))
 
     def forward(self, value):
         """Take the time, perhaps change the result in place."""
-        value = clocked_work.Work.apply(value, self.clock, *self.ms)
+        value = clocked_work.Work.apply(value * self.weight, self.clock, *self.ms)
         return value.mul_(1) if self.in_place else value
 
 
@@ -39,7 +43,7 @@ class Raises(nn.Module):
 
 
 class Node(nn.Module):
-    """Calls its inner modules one behind the other, or side by side."""
+    """Calls its inner modules one behind the other, side by side, or in an activation checkpoint."""
 
     def __init__(self, how, inner):
         super().__init__()
@@ -51,6 +55,11 @@ class Node(nn.Module):
         if self.how == "beside":
             results = [self._call(module, value) for module in self.inner]
             return torch.stack(results).sum(0)
+        if self.how in CHECKPOINTS:
+            return checkpoint(self._row, value, use_reentrant=self.how == "reentrant checkpoint")
+        return self._row(value)
+
+    def _row(self, value):
         for module in self.inner:
             value = self._call(module, value)
         return value
@@ -69,42 +78,58 @@ leaves = st.one_of(st.tuples(st.just("leaf"), times), st.tuples(st.just("raises"
 trees = st.recursive(
     leaves,
     lambda inner: st.tuples(
-        st.sampled_from(["row", "beside"]), st.lists(st.one_of(inner, st.integers(0, 3)), min_size=1, max_size=3)
+        st.sampled_from(["row", "beside", *CHECKPOINTS]),
+        st.lists(st.one_of(inner, st.integers(0, 3)), min_size=1, max_size=3),
     ),
     max_leaves=8,
 )
 
 
-def build(tree, clock, made):
-    """The modules of a tree; a number stands for a leaf that was made before, shared."""
+def build(tree, clock, made, *, checkpointed=False):
+    """The modules of a tree; a number stands for a leaf that was made before, shared. Checkpoints do not nest."""
     kind, content = tree
     if kind == "leaf":
         made.append(Leaf(clock, *content))
         return made[-1]
     if kind == "raises":
         return Raises()
+    if checkpointed and kind in CHECKPOINTS:
+        kind = "row"
     inner = []
     for one in content:
         if isinstance(one, int):
             inner.append(made[one % len(made)] if made else nn.Identity())
         else:
-            inner.append(build(one, clock, made))
+            inner.append(build(one, clock, made, checkpointed=checkpointed or kind in CHECKPOINTS))
     return Node(kind, inner)
 
 
-def expect(module, calls):
-    """Count the calls of each leaf as the tree makes them."""
-    if isinstance(module, Leaf):
-        calls[module] += 1
-    elif isinstance(module, Node):
-        for inner in module.inner:
-            expect(inner, calls)
+def calls_of(module):
+    """The leaves in the order in which a module calls them."""
+    return [one for one in _called(module) if isinstance(one, Leaf)]
 
 
-@settings(max_examples=60)
+def recomputed_by(module):
+    """The times in ms of each leaf that is computed again in a module's backward pass.
+
+    A reentrant checkpoint repeats all; another stops when the last leaf has what it kept, before that takes its time.
+    """
+    times = defaultdict(list)
+    for node in _called(module):
+        if isinstance(node, Node) and node.how in CHECKPOINTS:
+            calls = calls_of(node)
+            for place, leaf in enumerate(calls, 1):
+                stops = node.how == "checkpoint" and place == len(calls)
+                times[leaf].append(0 if stops else leaf.ms[0])
+    return times
+
+
+@settings(max_examples=50, deadline=None)
 @given(tree=trees, steps=st.integers(1, 2))
+@example(tree=("reentrant checkpoint", [("leaf", (1, 2, True)), 0, ("beside", [("leaf", (3, 4, False)), 1])]), steps=2)
+@example(tree=("row", [("leaf", (1, 2, False)), ("checkpoint", [0, ("leaf", (3, 4, True)), 0])]), steps=2)
 def test_times_and_counts_are_those_of_the_tree(tree, steps):
-    """Each leaf has its own time for each of its calls, forward and backward, and what is within a node adds up."""
+    """Each leaf has its own time for each of its calls, computed again or not, and what is within a node adds up."""
     clock = ManualClock()
     model = Node("row", [build(tree, clock, [])])
     timer = CPUGPUTimer("cpu", clock=clock)
@@ -112,19 +137,29 @@ def test_times_and_counts_are_those_of_the_tree(tree, steps):
     with layers:
         for _ in range(steps):
             model(torch.ones(2, requires_grad=True) * 2).sum().backward()
-    calls: Counter = Counter()
-    expect(model, calls)
+    calls = Counter(calls_of(model))
+    again = recomputed_by(model)
+    result = layers.times()
     by_module = {layer.module: layer.path for layer in layers.layers}
     for leaf, count in calls.items():
-        for purpose, milliseconds in zip(("forward", "backward"), leaf.ms, strict=True):
-            expected = [milliseconds / 1e3] * (count * steps)
-            assert pytest.approx(expected) == timer.get_time(f"{by_module[leaf]} {purpose}")
-    result = layers.times()
+        path = by_module[leaf]
+        forward_s, backward_s = (milliseconds / 1e3 for milliseconds in leaf.ms)
+        assert pytest.approx([forward_s] * (count * steps)) == timer.get_time(f"{path} forward")
+        assert pytest.approx([backward_s * count * steps]) == [result.get(path).self_s["backward"]]
+        backward = timer.get_time(f"{path} backward")
+        # What a checkpoint computes again lies in the backward pass that needs it.
+        assert count * steps == len(backward)
+        assert leaf in again or pytest.approx([backward_s] * (count * steps)) == backward
+        recomputed = timer.get_time(f"{path} recomputed forward")
+        assert pytest.approx(sorted(again[leaf] * steps)) == sorted(1e3 * seconds for seconds in recomputed)
+    repeated_ms = sum(map(sum, again.values()))
     for place, purpose in enumerate(("forward", "backward")):
-        whole = sum(leaf.ms[place] * count for leaf, count in calls.items()) * steps / 1e3
+        whole = sum(leaf.ms[place] * count for leaf, count in calls.items()) + place * repeated_ms
         total = result.model.total_s(purpose)
-        assert pytest.approx(whole) == (0.0 if total is None else total)
-        assert pytest.approx(whole) == sum(layer.self_s.get(purpose, 0.0) for layer in result.layers)
+        assert pytest.approx(whole * steps / 1e3) == (0.0 if total is None else total)
+        purposes = (purpose, "recomputed forward") if place else (purpose,)
+        own = (layer.self_s.get(one, 0.0) for layer in result.layers for one in purposes)
+        assert pytest.approx(whole * steps / 1e3) == sum(own)
     assert (0, 0) == (layers.faults, layers.untimed)
     raised = sum(region.failed for region in timer.snapshot())
     assert sum(isinstance(module, Raises) for module in _called(model)) * steps == raised

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from _thread import get_ident
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 import torch
 from torch.autograd import Variable
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 _KEY = "deep500_timing"
 _current_graph_task = torch._C._current_graph_task_id
 _Tensor = torch.Tensor
+_AccumulateGrad: Any = torch._C._functions.AccumulateGrad
+_functions_overridden = torch._C._len_torch_function_stack
+_carriers = [torch.empty(0, device="cpu")]
 
 
 class _NodeMarks:
@@ -38,12 +42,16 @@ class _NodeMarks:
 
     __slots__ = ("begin", "end", "owner")
 
-    def __init__(self, owner: BackwardMarks) -> None:
+    def __init__(self, owner: BackwardMarks, begin: tuple[Call, ...]) -> None:
         self.owner = owner
-        self.begin: tuple[Call, ...] = ()
+        self.begin = begin
         """Outer layers first."""
         self.end: tuple[Call, ...] = ()
         """Inner layers first."""
+
+    def ends(self, call: Call) -> None:
+        """The node made an input of this call."""
+        self.end = (*self.end, call)
 
     def __call__(self, _gradients: object) -> None:
         """The engine has reached the node."""
@@ -93,6 +101,26 @@ class _NodeMarks:
             owner.fault("backward pass", (self.begin or self.end)[0].layer, error)
 
 
+class _LeafMarks(_NodeMarks):
+    """The marks of a node that takes a leaf's gradient: it outlives a step's graph, as under DDP, and keeps no call."""
+
+    __slots__ = ("_calls",)
+
+    def __init__(self, owner: BackwardMarks) -> None:
+        super().__init__(owner, ())
+        self._calls: list[ref[Call]] = []
+
+    def ends(self, call: Call) -> None:
+        """The leaf is an input of this call."""
+        self._calls = [*(one for one in self._calls if one() is not None), ref(call)]
+
+    def __call__(self, gradients: object) -> None:
+        """The engine has reached the node."""
+        self.end = tuple(call for one in self._calls if (call := one()) is not None)
+        super().__call__(gradients)
+        self.end = ()
+
+
 class BackwardMarks:
     """Opens and closes the regions of layers as the autograd engine passes them."""
 
@@ -133,41 +161,56 @@ class BackwardMarks:
             inputs: The autograd nodes that made its inputs.
             output: What it returned.
         """
+        last, self._last = self._last, None
         if isinstance(output, _Tensor) and (node := output.grad_fn) is not None:
             # What is handed through unchanged is no work of the layer's.
             if node in inputs:
                 return
-            metadata: Any = node.metadata
-            marks = metadata.get(_KEY)
-            if marks is None or marks.owner is not self:
-                metadata[_KEY] = marks = _NodeMarks(self)
-                marks.begin = (call,)
-                node.register_prehook(marks)
-            else:
+            if last is not None and last[0] is node:  # The last layer within this one returned it.
+                marks = last[1]
                 marks.begin = (call, *marks.begin)
-            last, self._last = self._last, (None if call.parent is None else (node, marks))
+            else:
+                metadata: Any = node.metadata
+                marks = metadata.get(_KEY) if metadata else None
+                if marks is None or marks.owner is not self:
+                    metadata[_KEY] = marks = _NodeMarks(self, (call,))
+                    _hook(node, marks)
+                else:
+                    marks.begin = (call, *marks.begin)
+            if call.parent is not None:
+                self._last = node, marks
         else:
             nodes: list[Any] = []
-            find_nodes(output, nodes)
+            find_nodes(output, nodes, leaves=False)
             nodes = [node for node in nodes if node not in inputs]
             if not nodes:
                 return
             for node in nodes:
                 marks = self._marks_of(node)
                 marks.begin = (call, *marks.begin)
-            last, self._last = self._last, None
         for node in inputs:
             # Mostly it is the node that was marked last: asking a node for its marks takes longer than to compare.
-            marks = last[1] if last is not None and last[0] is node else self._marks_of(node)
-            marks.end = (*marks.end, call)
+            if last is not None and last[0] is node:
+                marks = last[1]
+                marks.end = (*marks.end, call)
+            else:
+                self._marks_of(node).ends(call)
 
     def _marks_of(self, node: Any) -> _NodeMarks:
         metadata: dict[str, Any] = node.metadata
         marks: _NodeMarks | None = metadata.get(_KEY)
         if marks is None or marks.owner is not self:
-            marks = metadata[_KEY] = _NodeMarks(self)
-            node.register_prehook(marks)
+            if isinstance(node, _AccumulateGrad):
+                marks = metadata[_KEY] = _LeafMarks(self)
+                node.register_prehook(marks)
+            else:
+                marks = metadata[_KEY] = _NodeMarks(self, ())
+                _hook(node, marks)
         return marks
+
+    def forget_last(self) -> None:
+        """A model raised: nothing of its graph is kept, which may be what the device's memory is full of."""
+        self._last = None
 
     def expect_end_of(self, task: int) -> None:
         """A layer was met in a task of the engine's for the first time."""
@@ -225,21 +268,49 @@ class BackwardMarks:
         self.task_ended()
 
 
-def find_nodes(value: Any, nodes: list[Any]) -> None:
-    """Append the autograd nodes that made the tensors in ``value``, which may hold them in containers."""
+def _hook(node: Any, marks: _NodeMarks) -> None:
+    # What Node.register_prehook takes over 1 µs for, a tensor's hooks do in 0.2: they belong to the node that made the
+    # tensor, which takes all of them over at once, as a dict. So it takes them from a tensor of ours, and the user's is
+    # not touched. One thread at a time has that; any other, and code that overrides what setting an attribute of a
+    # tensor does, goes the long way.
+    try:
+        carrier = _carriers.pop()
+    except IndexError:
+        node.register_prehook(marks)
+        return
+    try:
+        if _functions_overridden():
+            node.register_prehook(marks)
+        else:
+            carrier._backward_hooks = {0: marks}
+            node._register_hook_dict(carrier)
+    finally:
+        _carriers.append(carrier)
+
+
+def find_nodes(value: Any, nodes: list[Any], *, leaves: bool = True) -> None:
+    """Append the autograd nodes that made the tensors in ``value``, which may hold them in containers.
+
+    Args:
+        value: A tensor, or a container.
+        nodes: Is appended to; each node is there once.
+        leaves: Whether those count that take a leaf's gradient: no layer made a leaf.
+    """
     if isinstance(value, _Tensor):
         if value.requires_grad:
             node = value.grad_fn
             if node is None:
+                if not leaves:
+                    return
                 node = get_gradient_edge(value).node
             if node not in nodes:
                 nodes.append(node)
     elif isinstance(value, (list, tuple)):
         for one in value:
-            find_nodes(one, nodes)
+            find_nodes(one, nodes, leaves=leaves)
     elif isinstance(value, dict):
         for one in value.values():
-            find_nodes(one, nodes)
+            find_nodes(one, nodes, leaves=leaves)
     elif hasattr(type(value), "__dataclass_fields__"):
         for name in value.__dataclass_fields__:
-            find_nodes(getattr(value, name), nodes)
+            find_nodes(getattr(value, name), nodes, leaves=leaves)

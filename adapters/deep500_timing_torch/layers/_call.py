@@ -21,7 +21,7 @@ new_order = itertools.count(1).__next__
 class Call:
     """One call of a layer that is under way, or whose backward pass may still come."""
 
-    __slots__ = ("caller", "layer", "memory", "of_root", "order", "parent", "region", "task", "thread")
+    __slots__ = ("__weakref__", "caller", "layer", "memory", "of_root", "order", "parent", "region", "task", "thread")
 
     # What only one of the passes needs is set there: this is made for every call of every layer.
     memory: MemoryUsage | None

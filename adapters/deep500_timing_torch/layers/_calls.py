@@ -205,6 +205,8 @@ class TimedModule:
             output = self._call_module(*args, **kwargs)
         except BaseException as raised:
             of_thread.call = parent
+            if parent is None:
+                self._marks.forget_last()
             self._raised(call, start_ns, raised)
             raise
         of_thread.call = parent
