@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _KEY = "deep500_timing"
 _current_graph_task = torch._C._current_graph_task_id
 _Tensor = torch.Tensor
-_AccumulateGrad: Any = torch._C._functions.AccumulateGrad
+_AccumulateGrad: Any = vars(torch._C._functions)["AccumulateGrad"]
 _functions_overridden = torch._C._len_torch_function_stack
 _carriers = [torch.empty(0, device="cpu")]
 
@@ -171,11 +171,12 @@ class BackwardMarks:
                 marks.begin = (call, *marks.begin)
             else:
                 metadata: Any = node.metadata
-                marks = metadata.get(_KEY) if metadata else None
-                if marks is None or marks.owner is not self:
+                found: Any = metadata.get(_KEY) if metadata else None
+                if found is None or found.owner is not self:
                     metadata[_KEY] = marks = _NodeMarks(self, (call,))
                     _hook(node, marks)
                 else:
+                    marks = found
                     marks.begin = (call, *marks.begin)
             if call.parent is not None:
                 self._last = node, marks
