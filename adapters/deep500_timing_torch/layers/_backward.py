@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _KEY = "deep500_timing"
 _current_graph_task = torch._C._current_graph_task_id
 _Tensor = torch.Tensor
-_AccumulateGrad: Any = vars(torch._C._functions)["AccumulateGrad"]
+_AccumulateGrad: Any = vars(torch._C)["_functions"].AccumulateGrad
 _functions_overridden = torch._C._len_torch_function_stack
 _carriers = [torch.empty(0, device="cpu")]
 
