@@ -346,10 +346,6 @@ class ThreadRegions:
 
     def claim(self) -> None:
         """Become the calling thread's, until it ends."""
-        # What a start needs that finds its region open. Imported there, one interrupt after another might never let
-        # it come to its end.
-        from deep500_timing._recording import misuse as _misuse  # noqa: F401
-
         watch = _life.watch_thread(self)
         if watch is None and _life.is_ending():
             # A finalizer in the thread's local storage. It may use them, but they stay free: the next thread of this
@@ -400,6 +396,11 @@ class Recorder:
             return made
 
     def _set_up(self) -> None:
+        # What a start needs that finds its region open. Imported there, one interrupt after another might never let
+        # it come to its end; imported by the first region of a thread, a child that is forked by another thread in
+        # that moment would wait for the import for ever.
+        from deep500_timing._recording import misuse as _misuse  # noqa: F401
+
         self._keep_last = -1
         self._skip_first = 0
         self._clock: Clock | None = None

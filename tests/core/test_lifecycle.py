@@ -297,6 +297,28 @@ print(status, len(tmr.get_time("a")), len(tmr.get_time("main")))
 """
         assert "0 1 1\n" == python(program)
 
+    def test_a_region_imports_nothing(self, python):
+        """A thread's first regions find all they need imported: a child forked meanwhile would wait for an import."""
+        program = """
+import sys, threading
+from deep500_timing import Timer
+from deep500_timing.testing import ManualDeviceClock
+
+tmr = Timer(device_clock=ManualDeviceClock())
+before = set(sys.modules)
+def record():
+    for gpu in (False, True):
+        with tmr.region("a", gpu=gpu):
+            pass
+    tmr.start("b"), tmr.end("b"), tmr.record("c", 0, 1), tmr.complete_all()
+record()
+thread = threading.Thread(target=record)
+thread.start()
+thread.join()
+print(sorted(set(sys.modules) - before))
+"""
+        assert "[]\n" == python(program)
+
     def test_forks_amid_everything(self, python):
         """Each of many children is right and ends, whatever the parent's other threads were at when it was forked."""
         program = """
