@@ -214,7 +214,7 @@ class Bench:
         from benchmarks._training import pytorch_loop
 
         steps, rounds = self.effort.pytorch_steps, self.effort.pytorch_rounds
-        self.results["pytorch"] = pytorch_loop(self._forms(), steps, rounds, step)
+        self.results["pytorch"] = pytorch_loop(self._forms(), steps, rounds, step) | {"measured": _machine.now()}
         if self.effort.process_rounds:
             found = in_processes(3000, self.effort.process_rounds, step)
             self.results["processes"] = found
@@ -224,7 +224,7 @@ class Bench:
         from benchmarks._training import keras_first_batch, keras_fit
 
         rounds = self.effort.keras_rounds
-        self.results["keras"] = keras_fit(self.effort.keras_steps, rounds, step)
+        self.results["keras"] = keras_fit(self.effort.keras_steps, rounds, step) | {"measured": _machine.now()}
         self.results["keras"]["first_batch"] = keras_first_batch(rounds, step)
 
     def _comm(self, field: Field, step: Callable[[], None]) -> None:

@@ -36,6 +36,11 @@ def load() -> str:
     return ", ".join(f"{value:.2f}" for value in os.getloadavg()) if hasattr(os, "getloadavg") else "unknown"
 
 
+def now() -> str:
+    """The date, and the load."""
+    return f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, load {load()}"
+
+
 def _processor() -> str:
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():

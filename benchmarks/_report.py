@@ -126,9 +126,26 @@ def _peer_table(results: dict[str, Any]) -> list[str]:
     ]
 
 
+def training_lines(results: dict[str, Any]) -> list[str]:
+    """Whole runs: the loops of PyTorch and of Keras that were measured."""
+    lines: list[str] = []
+    if found := results.get("pytorch"):
+        lines += _training_table(f"A PyTorch loop on the CPU, {found['steps']} steps, 4 regions each", found)
+    if found := results.get("processes"):
+        lines += _process_table(found)
+    if found := results.get("keras"):
+        title = f"Keras {found['keras']} `fit` on {found['backend']}, one epoch of {found['steps']} steps"
+        lines += _training_table(title, found)
+        for kind, runs in found.get("first_batch", {}).items():
+            title = f"Keras {found['keras']}, from the call of `fit` to the end of the first batch, {_MODELS[kind]}"
+            lines += _training_table(title, {"runs": runs})
+    return lines
+
+
 def _training_table(title: str, found: dict[str, Any]) -> list[str]:
     header = ["", "ms per run", "overhead", "95 % interval", "rounds"]
-    return [f"### {title}", "", *table(header, _compared(found, "ms", "overhead_percent", " %"))]
+    measured = [f"Measured until {found['measured']}.", ""] if "measured" in found else []
+    return [f"### {title}", "", *measured, *table(header, _compared(found, "ms", "overhead_percent", " %"))]
 
 
 def _process_table(found: dict[str, Any]) -> list[str]:
@@ -267,17 +284,8 @@ def report(results: dict[str, Any]) -> str:
     once = list(_once(results))
     if once:
         lines += ["## What is paid once, or in the long run", "", *once]
-    lines += [] if not (results.get("pytorch") or results.get("keras")) else ["## Training", ""]
-    if found := results.get("pytorch"):
-        lines += _training_table(f"A PyTorch loop on the CPU, {found['steps']} steps, 4 regions each", found)
-    if found := results.get("processes"):
-        lines += _process_table(found)
-    if found := results.get("keras"):
-        title = f"Keras {found['keras']} `fit` on {found['backend']}, one epoch of {found['steps']} steps"
-        lines += _training_table(title, found)
-        for kind, runs in found.get("first_batch", {}).items():
-            title = f"Keras {found['keras']}, from the call of `fit` to the end of the first batch, {_MODELS[kind]}"
-            lines += _training_table(title, {"runs": runs})
+    if training := training_lines(results):
+        lines += ["## Training", "", *training]
     if found := results.get("comm"):
         lines += ["## Communication", "", *found]
     if found := results.get("pipeline"):

@@ -138,8 +138,8 @@ def torch_device_rows() -> Iterator[Row]:
     device = module.load()
     import deep500_timing_torch as timer
 
+    device.reset()
     for float32 in (False, True):
-        device.reset()
         device.set_float32_elapsed(float32)
         tmr = timer.CPUGPUTimer()
         true = np.random.default_rng(0).integers(1_000_000, 10_000_000, size=2000)

@@ -10,13 +10,21 @@ import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
-TITLES = {"comm": "Communication", "pipeline": "Pipelines"}
+from rich.console import Console
+
+from benchmarks.__main__ import Bench
+from benchmarks._report import training_lines
+
+TITLES = {"comm": "Communication", "pipeline": "Pipelines", "layers": "Layers"}
 """Sections whose lines come from ``benchmarks.bench_<name>``, and their headings."""
+TRAINING = ("pytorch", "keras")
+"""Tables of one section, which are measured as in a whole run."""
 
 
 def put(folder: Path, name: str, lines: list[str]) -> None:
-    """Replace one section in both files; a new one goes before the last, which says how it is measured.
+    """Replace the lines of one section in both files.
 
     Args:
         folder: Where ``RESULTS.md`` and ``results.json`` are.
@@ -26,8 +34,40 @@ def put(folder: Path, name: str, lines: list[str]) -> None:
     Raises:
         ValueError: ``RESULTS.md`` has no section on how it is measured, so it is not such a report.
     """
-    report, results = folder / "RESULTS.md", folder / "results.json"
-    heading, last = f"## {TITLES[name]}\n", "## How it is measured"
+    _put_section(folder, TITLES[name], lines)
+    _keep(folder, {name: lines})
+
+
+def put_training(folder: Path, results: dict[str, Any]) -> None:
+    """Replace the tables of training loops that were measured; the others stay.
+
+    Args:
+        folder: Where ``RESULTS.md`` and ``results.json`` are.
+        results: What a run of these sections has found.
+
+    Raises:
+        ValueError: As by :func:`put`.
+    """
+    measured = {name: results[name] for name in ("pytorch", "processes", "keras") if name in results}
+    lines = training_lines(_read(folder) | measured)
+    _put_section(folder, "Training", lines)
+    _keep(folder, measured)
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    return found
+
+
+def _keep(folder: Path, measured: dict[str, Any]) -> None:
+    text = json.dumps(_read(folder) | measured, indent=1) + "\n"
+    (folder / "results.json").write_text(text, encoding="utf-8")
+
+
+def _put_section(folder: Path, title: str, lines: list[str]) -> None:
+    # A new section goes before the last, which says how it is measured.
+    report = folder / "RESULTS.md"
+    heading, last = f"## {title}\n", "## How it is measured"
     text = report.read_text(encoding="utf-8")
     if last not in text:
         raise ValueError(f"{report} has no section {last!r}: write it with `python -m benchmarks` first.")
@@ -37,24 +77,28 @@ def put(folder: Path, name: str, lines: list[str]) -> None:
     else:
         text = text.replace(last, section + last, 1)
     report.write_text(text, encoding="utf-8")
-    found = json.loads(results.read_text(encoding="utf-8"))
-    found[name] = lines
-    results.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 def main() -> None:
     """Measure what is named, all if nothing is; what cannot be measured stays as it was, and is said."""
-    names = sys.argv[1:] or list(TITLES)
-    if unknown := set(names) - set(TITLES):
-        sys.exit(f"There is no section {', '.join(sorted(unknown))}: {', '.join(TITLES)} can be measured anew.")
+    known = (*TITLES, *TRAINING)
+    names = sys.argv[1:] or known
+    if unknown := set(names) - set(known):
+        sys.exit(f"There is no section {', '.join(sorted(unknown))}: {', '.join(known)} can be measured anew.")
     failed = False
+    folder = Path(__file__).parent
+    if training := [name for name in names if name in TRAINING]:
+        # Their contenders are made by the sections themselves.
+        put_training(folder, Bench("full", training, "nothing", Console()).run())
     for name in names:
+        if name in TRAINING:
+            continue
         lines: list[str] = importlib.import_module(f"benchmarks.bench_{name}").report_lines()
         print("\n".join(lines))
         if lines[0].startswith("Not measured"):
             failed = True
         else:
-            put(Path(__file__).parent, name, lines)
+            put(folder, name, lines)
     sys.exit(failed)
 
 

@@ -39,5 +39,25 @@ def test_a_report_of_another_kind(tmp_path):
 def test_a_section_that_nobody_knows(monkeypatch):
     """Is refused with those that there are."""
     monkeypatch.setattr("sys.argv", ["refresh", "weather"])
-    with pytest.raises(SystemExit, match="no section weather: comm, pipeline can be measured anew"):
+    with pytest.raises(
+        SystemExit, match="no section weather: comm, pipeline, layers, pytorch, keras can be measured anew"
+    ):
         refresh.main()
+
+
+def test_one_loop_of_training(tmp_path):
+    """Its tables are new and say when they were measured; those of the other loop stay."""
+    runs = {"no timing": {"ms": {"median": 1.0, "rounds": 2}}}
+    keras = {"keras": "3", "backend": "tensorflow", "steps": 7, "runs": runs}
+    (tmp_path / "RESULTS.md").write_text(BEFORE.format("## Training\n\nold\n\n" + PIPELINES))
+    (tmp_path / "results.json").write_text(json.dumps({"keras": keras, "pytorch": {"old": True}}))
+    pytorch = {"steps": 5, "runs": runs, "measured": "today"}
+    refresh.put_training(tmp_path, {"pytorch": pytorch, "missing": {}})
+    text = (tmp_path / "RESULTS.md").read_text()
+    assert [
+        "A PyTorch loop on the CPU, 5 steps, 4 regions each",
+        "Keras 3 `fit` on tensorflow, one epoch of 7 steps",
+    ] == [line.removeprefix("### ") for line in text.splitlines() if line.startswith("### ")]
+    assert "Measured until today." in text
+    assert text.endswith(BEFORE.format(PIPELINES).removeprefix("# Results\n\n"))
+    assert {"keras": keras, "pytorch": pytorch} == json.loads((tmp_path / "results.json").read_text())
