@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import threading
 import weakref
 
 import pytest
@@ -259,3 +261,40 @@ def test_on_a_real_group():
     comm.barrier()  # one thread does them all, in order
     op = comm.summary().find("all_reduce", 16)
     assert (8, 0, 0, 0) == (op.count, op.pending, op.failed, op.untimed)
+
+
+def test_left_alone_in_a_non_strict_export(monkeypatch):
+    """Tracing that runs the code with a flag up, rather than read it, is no operation, on the short way either."""
+    data = torch.ones(1)
+    for _ in range(2):
+        comm.all_reduce(data)
+    monkeypatch.setattr(torch.compiler, "_is_compiling_flag", True)
+    comm.all_reduce(data)
+    monkeypatch.undo()
+    comm.all_reduce(data)
+    assert 3 == comm.summary().find("all_reduce", 4).count
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_a_forked_child_has_no_thread_that_is_in_an_operation():
+    """A number of a thread that only the parent has may be that of a thread of the child's, which is timed."""
+    inside, forked = threading.Event(), threading.Event()
+
+    @comm.timed_op
+    def exchange():
+        inside.set()
+        return forked.wait(20)
+
+    thread = threading.Thread(target=exchange)
+    thread.start()
+    try:
+        assert inside.wait(20)
+        assert {thread.ident} == _timed.inside
+        child = os.fork()
+        if child == 0:
+            os._exit(len(_timed.inside))
+        assert 0 == os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    finally:
+        forked.set()
+        thread.join()
+    assert set() == _timed.inside

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from _thread import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -164,14 +165,17 @@ class _Buckets:
                 fault("DDP's buckets", error)
         if sent is None:
             return self._launch(bucket).then(self._result)
-        before, inside.now = inside.now, True  # what a hook calls is part of the bucket
+        thread = get_ident()
+        nested = thread in inside
+        inside.add(thread)  # what a hook calls is part of the bucket
         try:
             future = self._launch(bucket, sent)
         except BaseException:
             _give_up(sent, FAILED, under_way=False)
             raise
         finally:
-            inside.now = before
+            if not nested:
+                inside.discard(thread)
         try:
             self._follow(bucket, sent)
         except Exception as error:

@@ -53,7 +53,7 @@ class ShortWork(TimedWork):
         over = self._ends or work.is_completed()
         start_ns = perf_counter_ns()
         try:
-            result = work.wait(*args, **kwargs)
+            result = work.wait(*args, **kwargs) if args or kwargs else work.wait()
         except BaseException:
             if _under_way.pop(id(self), None) is not None:
                 LOG.put(self._record, FAILED, 1, 0)
