@@ -203,14 +203,14 @@ class Group:
     """A process group, remembered by name: its records outlive it."""
 
     __slots__ = (
-        "_backend_counts",
-        "_own_seq",
         "_unseen_before",
         "_watched_from",
         "advances",
+        "backend_counts",
         "device_end",
         "global_ranks",
         "name",
+        "own_seq",
         "rank",
         "records",
         "reference",
@@ -223,10 +223,12 @@ class Group:
     def __init__(self, process_group: Any, name: str, size: int, rank: int, global_ranks: list[int]) -> None:
         """Remember a process group without keeping it alive."""
         self.reference = weakref.ref(process_group) if process_group is not None else lambda: None
-        self._own_seq = 0
+        self.own_seq = 0
+        """How many collectives were seen, the number of the last one of a backend that does not count."""
         self.device_end: tuple[Any, int] = (None, 0)
         """When the last of its operations that was read was over on the device, and on which host clock."""
-        self._backend_counts = True
+        self.backend_counts = True
+        """Whether the backend numbers its operations, as far as is known."""
         self.name = name
         self.size = size
         self.rank = rank
@@ -248,25 +250,25 @@ class Group:
 
     def sequence(self, process_group: Any) -> int:
         """How many collectives the group has issued: the same number on every rank that is as far."""
-        if self._backend_counts:
+        if self.backend_counts:
             try:
                 number: int = process_group._get_sequence_number_for_group()
                 return number
             except Exception:  # Not every backend does.
-                self._backend_counts = False
-        self._own_seq += 1
-        return self._own_seq
+                self.backend_counts = False
+        self.own_seq += 1
+        return self.own_seq
 
     def number(self) -> int | None:
         """How many operations the group has issued in all, None if its backend does not count or it is gone."""
         process_group = self.reference()
-        if process_group is None or not self._backend_counts:
+        if process_group is None or not self.backend_counts:
             return None
         try:
             number: int = process_group._get_sequence_number_for_group()
             return number
         except Exception:
-            self._backend_counts = False
+            self.backend_counts = False
             return None
 
     def watch(self, start: int | None) -> None:

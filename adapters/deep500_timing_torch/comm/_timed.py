@@ -197,7 +197,12 @@ def _timed(
                     handle._seq = group.sequence(process_group)
                 return handle
             group.seen += advance
-            seq = group.sequence(process_group) if synchronizes else None
+            if not synchronizes:
+                seq = None
+            elif group.backend_counts:
+                seq = group.sequence(process_group)
+            else:  # as that would, less its call
+                seq = group.own_seq = group.own_seq + 1
             if not run_logs:
                 # As Record.take does, from any thread: each of these is whole at each moment.
                 record.latency.append(start_ns, end_ns)
