@@ -175,7 +175,7 @@ def test_tensors_of_one_message_are_one_issue():
         (sent, 0, 3, 5, -1),
         (sent, 0, 5, 8, -1),
         (unknown, -1, 8, 9, -1),
-    ] == codes.message_by_message(notes)
+    ] == list(codes.message_by_message(notes))
 
 
 def test_a_clock_that_fails_leaves_out_what_it_did_not_time(run):

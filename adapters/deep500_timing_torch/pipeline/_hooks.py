@@ -139,12 +139,12 @@ class Hooks:
         recorder, original = self._recorder, getattr(stage, name)
         now_ns, note, code = recorder.now_ns, recorder.noted.append, recorder.codes.of(kind, stage.stage_index)
 
-        def one_chunk(chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        def one_chunk(*args: Any, **kwargs: Any) -> Any:
             if not recorder.running:
-                return original(chunk_id, *args, **kwargs)
+                return original(*args, **kwargs)
             start_ns = now_ns()
-            result = original(chunk_id, *args, **kwargs)
-            note((code, chunk_id, start_ns, now_ns(), -1))
+            result = original(*args, **kwargs)
+            note((code, args[0] if args else -1, start_ns, now_ns(), -1))
             return result
 
         def one_chunk_on_device(chunk_id: int, *args: Any, **kwargs: Any) -> Any:
@@ -159,13 +159,14 @@ class Hooks:
         now_ns, note = recorder.now_ns, recorder.noted.append
         whole, part = recorder.codes.of(Kind.BACKWARD, index), recorder.codes.of(Kind.BACKWARD_INPUT, index)
 
-        def backward_one_chunk(chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        def backward_one_chunk(*args: Any, **kwargs: Any) -> Any:
             if not (recorder.running and stage.has_backward):
-                return original(chunk_id, *args, **kwargs)
+                return original(*args, **kwargs)
             start_ns = now_ns()
-            result = original(chunk_id, *args, **kwargs)
+            result = original(*args, **kwargs)
             end_ns = now_ns()
-            note((whole if kwargs.get("full_backward", True) else part, chunk_id, start_ns, end_ns, -1))
+            code = part if "full_backward" in kwargs and not kwargs["full_backward"] else whole
+            note((code, args[0] if args else -1, start_ns, end_ns, -1))
             return result
 
         def backward_on_device(chunk_id: int, *args: Any, **kwargs: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from deep500_timing_torch.pipeline._actions import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 __all__ = ["ISSUED", "REGIONS", "WAITED", "Codes", "Event", "Label", "Note", "events_of"]
 
@@ -63,27 +63,26 @@ class Codes:
         """The region of a kind of action on a stage."""
         return self.regions[self.of(kind, stage)]
 
-    def message_by_message(self, notes: Iterable[Note]) -> list[Note]:
+    def message_by_message(self, notes: Iterable[Note]) -> Iterator[Note]:
         """The notes, with one for each message in the place of those of several."""
-        found: list[Note] = []
         for note in notes:
-            if note[0] >= 0:
-                found.append(note)
-                continue
             what, labels, start_ns, end_ns, _ = note
-            if what == ISSUED:
+            if what >= 0:
+                yield note
+            elif what == ISSUED:
                 last: Label | None = None
                 for label in labels:
                     if label is not last:  # Several tensors of one message come one after the other.
-                        found.append((label[0], label[2], start_ns, end_ns, -1))
+                        yield label[0], label[2], start_ns, end_ns, -1
                     last = label
-                continue
-            times_ns = start_ns
-            if len(times_ns) != len(labels) + 1:
-                labels = [self._first_received(labels)]
-            for (_, code, microbatch), one_ns, other_ns in zip(labels, times_ns[:-1], times_ns[1:], strict=True):
-                found.append((code, microbatch, one_ns, other_ns, -1))
-        return found
+            else:
+                times_ns = start_ns
+                if len(times_ns) != len(labels) + 1:
+                    labels = [self._first_received(labels)]
+                start_ns = times_ns[0]
+                for (_, code, microbatch), end_ns in zip(labels, times_ns[1:], strict=True):
+                    yield code, microbatch, start_ns, end_ns, -1
+                    start_ns = end_ns
 
     def _first_received(self, labels: Sequence[Label]) -> Label:
         # Messages that were put together by the backend have one handle: what is waited for is what comes in.

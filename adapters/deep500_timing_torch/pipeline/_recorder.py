@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from deep500_timing import Timer
 from deep500_timing._ground.warn import warn_once
@@ -33,8 +33,7 @@ _COLUMNS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(NamedTuple):
     """What one rank did in one batch.
 
     Attributes:
@@ -42,7 +41,7 @@ class Batch:
         warm_up: Whether shapes were exchanged in it, which is not training.
         rank: Which one, in the pipeline.
         peak_bytes: The most memory of the device that tensors had in the batch; None without a device.
-        notes: What was noted down, in the order in which it ended.
+        notes: What was noted down, in the order in which it ended; messages still as they were issued and waited for.
         codes: What their codes stand for.
     """
 
@@ -56,7 +55,7 @@ class Batch:
     @property
     def events(self) -> list[Event]:
         """What was done, in the order in which it ended, on the host's clock."""
-        return events_of(self.notes, self.codes)
+        return events_of(self.codes.message_by_message(self.notes), self.codes)
 
     @property
     def actions(self) -> tuple[Action, ...]:
@@ -141,16 +140,19 @@ class Recorder:
 
     def settle(self) -> None:
         """Record the regions of what was noted down since the last time, below the region that is open now."""
+        noted = self.noted
+        if not noted:
+            return
         record, regions = self.timer.record, self.codes.regions
-        notes = self.codes.message_by_message(self.noted)
-        self.noted.clear()
-        for code, _, start_ns, end_ns, ordinal in notes:
+        # What is kept is what was noted: messages are told apart once more when somebody asks for the batch's actions.
+        for code, _, start_ns, end_ns, ordinal in self.codes.message_by_message(noted):
             try:
                 if ordinal < 0 and start_ns >= 0 and end_ns >= 0:
                     record(regions[code], start_ns, end_ns)
             except Exception as error:
                 self.fault("an action", error)
-        self._notes += notes
+        self._notes += noted
+        noted.clear()
 
     def run_on_device(self, code: int, microbatch: int, work: Any) -> Any:
         """Do work that is timed on the device as well."""
