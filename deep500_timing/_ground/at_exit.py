@@ -49,6 +49,17 @@ class _Report:
             # What SIGTERM has interrupted is this: nothing that is registered now is done at exit.
             for ending in _endings:
                 ending.join(_PATIENCE_S)
+            if _put_off and not any(other.is_to_come() for other in _reports):
+                _call_all((*_afterwards, *_last))
+                os.kill(os.getpid(), _put_off[0])
+
+    def is_to_come(self) -> bool:
+        """Whether this process has still to make it."""
+        return os.getpid() == self._pid and not self._made.is_set()
+
+    def is_under_way(self) -> bool:
+        """Whether this process is making it."""
+        return self.is_to_come() and self._once.locked()
 
 
 def _stay_interrupted() -> None:
@@ -63,6 +74,8 @@ _reports: list[_Report] = []
 _afterwards: list[Callable[[], None]] = []
 _last: list[Callable[[], None]] = []
 _endings: list[threading.Thread] = []
+_put_off: list[int] = []
+"""The signal by which the program ends once the reports are made that are being made at its exit."""
 
 
 def do_after_reports(call: Callable[[], None]) -> None:
@@ -117,8 +130,12 @@ def _end(number: int, _frame: FrameType | None) -> None:
     try:
         ending.start()
     except RuntimeError:
-        # The interpreter is shutting down and starts no thread any more.
-        os.kill(os.getpid(), number)
+        # The interpreter is shutting down and, from Python 3.12 on, starts no thread any more.
+        if any(made.is_under_way() for made in _reports):
+            _endings.clear()
+            _put_off.append(number)
+        else:
+            os.kill(os.getpid(), number)
         return
     ending.join(_PAUSE_S)
     # The interrupted code may reach the end of the program before the report is made.
