@@ -360,14 +360,17 @@ cdef inline forget_regions(Recorder recorder):
         recorder.known_threads[place] = NULL
 
 
-# The methods of a timer that are called most, where a key is their only argument, the calling thread was here last and
-# has used the key before: what they do in timer.py, past what Cython does to arguments and references.
+# The methods of a timer that are called most, where a key is their only argument and the calling thread, one of the last
+# that were here, has used the key before: what they do in timer.py, past what Cython does to arguments and references.
 
 cdef inline PyObject* known_region(PyObject* timer, PyObject* key) noexcept:
     cdef PyObject* regions = <PyObject*>(<Recorder>timer)._current
-    if thread_id() == (<ThreadRegions>regions).ident:
-        return known_to(regions, key)
-    return NULL
+    cdef unsigned long ident = thread_id()
+    if ident != (<ThreadRegions>regions).ident:
+        regions = (<Recorder>timer).known_threads[(ident >> 12) & 7]
+        if regions is NULL or (<ThreadRegions>regions).ident != ident:
+            return NULL
+    return known_to(regions, key)
 
 
 cdef inline object short_start "d5_short_start"(object timer, PyObject** arguments, Py_ssize_t count, PyObject* names):
