@@ -224,17 +224,34 @@ cdef class KeptMethod:
     cdef bint is_exit
 
 
+cdef inline bint is_opened(Region region) noexcept:
+    # Whether it was for the calling thread to open, and now is open. Its timer is enabled.
+    if region._timer._native and not region._is_open and thread_id() == region._thread.ident:
+        region._start_ns = clock_ns()
+        region._is_open = True
+        return True
+    return False
+
+
+cdef inline bint is_closed(Region region, int64_t now_ns) except -1:
+    # Whether it was for the calling thread to close, as it was left, and now is closed.
+    if (
+        region._is_open
+        and region._open_pair is None
+        and region._suspended is None
+        and thread_id() == region._thread.ident
+    ):
+        region._is_open = False
+        keep(region._intervals, region._start_ns, now_ns)
+        return True
+    return False
+
+
 cdef inline object enter "d5_enter_short"(object region, PyObject* nothing):
     # Region.__enter__, where nothing can raise.
     if not (<Region>region)._timer._enabled:
         return region
-    if (
-        (<Region>region)._timer._native
-        and not (<Region>region)._is_open
-        and thread_id() == (<Region>region)._thread.ident
-    ):
-        (<Region>region)._start_ns = clock_ns()
-        (<Region>region)._is_open = True
+    if is_opened(<Region>region):
         return region
     return Region.__enter__(region)
 
@@ -251,14 +268,7 @@ cdef inline object leave "d5_leave_short"(object region, PyObject** error, Py_ss
     if not (<Region>region)._timer._native:
         return (<Region>region).end()
     now_ns = clock_ns()
-    if (
-        (<Region>region)._is_open
-        and (<Region>region)._open_pair is None
-        and (<Region>region)._suspended is None
-        and thread_id() == (<Region>region)._thread.ident
-    ):
-        (<Region>region)._is_open = False
-        keep((<Region>region)._intervals, (<Region>region)._start_ns, now_ns)
+    if is_closed(<Region>region, now_ns):
         return None
     return (<Region>region).end()
 
@@ -420,13 +430,7 @@ cdef inline object short_open "d5_short_open"(object region, PyObject* nothing):
     # Region.start
     if not (<Region>region)._timer._enabled:
         return None
-    if (
-        (<Region>region)._timer._native
-        and not (<Region>region)._is_open
-        and thread_id() == (<Region>region)._thread.ident
-    ):
-        (<Region>region)._start_ns = clock_ns()
-        (<Region>region)._is_open = True
+    if is_opened(<Region>region):
         return None
     return call_of(longer_open, region)
 
@@ -438,14 +442,7 @@ cdef inline object short_close "d5_short_close"(object region, PyObject* nothing
         return None
     if (<Region>region)._timer._native:
         now_ns = clock_ns()
-        if (
-            (<Region>region)._is_open
-            and (<Region>region)._open_pair is None
-            and (<Region>region)._suspended is None
-            and thread_id() == (<Region>region)._thread.ident
-        ):
-            (<Region>region)._is_open = False
-            keep((<Region>region)._intervals, (<Region>region)._start_ns, now_ns)
+        if is_closed(<Region>region, now_ns):
             return None
     return call_of(longer_close, region)
 
