@@ -38,6 +38,8 @@ WORK = ROOT / "build" / "mutants"
 # Two runs at a time do not meet.
 OWN = WORK / str(os.getpid())
 WANTED = 0.95
+SCORES = HERE / "scores.md"
+HEADING = ["| module | places | tried | noticed | equivalent | left | score |", "|---|--:|--:|--:|--:|--:|--:|"]
 # Hypothesis finds the same examples in each fork; nothing is drawn or shuffled.
 QUIET = ["-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-p", "no:xdist", "-m", "not slow"]
 
@@ -47,6 +49,8 @@ class Score:
     """What has become of a module's changes."""
 
     module: str
+    places: int = 0
+    """Changes that could be tried."""
     tried: int = 0
     killed: int = 0
     equivalent: int = 0
@@ -67,6 +71,12 @@ class Score:
         """The share of the changes that were noticed, of those that make a difference."""
         return self.killed / counted if (counted := self.tried - self.equivalent) else 1.0
 
+    @property
+    def row(self) -> str:
+        """As a line of the table under :data:`HEADING`."""
+        counts = f"{self.places} | {self.tried} | {self.killed} | {self.equivalent} | {len(self.left)}"
+        return f"| {self.module} | {counts} | {self.ratio:.1%} |"
+
 
 def main() -> int:
     """Run the plan, or the part of it that is asked for; 1 if a module's score is too low."""
@@ -79,8 +89,11 @@ def main() -> int:
     options.add_argument("--left", action="store_true", help="count what an earlier run saw noticed, try the rest")
     options.add_argument("--jobs", type=int, default=2, help="forks at a time")
     options.add_argument("--most", type=float, default=20.0, help="seconds of tests for each change, the best first")
+    options.add_argument("--write", action="store_true", help="put the scores into scores.md, beside those of others")
     options.add_argument("--show", action="store_true", help="list the changes, try none")
     chosen = options.parse_args()
+    if chosen.write and chosen.only:
+        options.error("--write with --only: a score is of all of a module's changes, or of a sample of them.")
     os.chdir(ROOT)
     plan = tomllib.loads(chosen.plan.read_text(encoding="utf-8"))["area"]
     scores: list[Score] = []
@@ -103,6 +116,8 @@ def main() -> int:
     shutil.rmtree(OWN, ignore_errors=True)
     if not chosen.show:
         report(scores)
+        if chosen.write:
+            write_down(scores)
     return int(any(score.ratio < WANTED for score in scores))
 
 
@@ -124,7 +139,7 @@ def try_area(
     tests: list[str], whole: list[str], samples: dict[str, list[Change]], chosen: argparse.Namespace
 ) -> list[Score]:
     """Try the changes of some modules on their tests, and add them up."""
-    scores = {module: Score(module) for module in samples}
+    scores = {module: Score(module, len(changes_of((ROOT / module).read_text("utf-8")))) for module in samples}
     noticed: dict[str, set[tuple[str, ...]]] = {
         module: noticed_of(module) if chosen.left else set() for module in samples
     }
@@ -329,13 +344,21 @@ def report(scores: list[Score]) -> None:
     for score in scores:
         for change in score.left:
             lines += [f"{score.module}:{change.line}  {change.function}", f"    {change.text}"]
-    lines += ["", "| module | tried | noticed | equivalent | left | score |", "|---|--:|--:|--:|--:|--:|"]
-    for score in scores:
-        counts = f"{score.tried} | {score.killed} | {score.equivalent} | {len(score.left)}"
-        lines.append(f"| {score.module} | {counts} | {score.ratio:.1%} |")
+    lines += ["", *HEADING, *(score.row for score in scores)]
     text = "\n".join(lines)
     print(text)
     (WORK / "report.md").write_text(text + "\n", encoding="utf-8")
+
+
+def write_down(scores: list[Score]) -> None:
+    """Put the rows of these modules into the table of ``scores.md``; others keep theirs while their module is there."""
+    before = SCORES.read_text(encoding="utf-8") if SCORES.exists() else ""
+    above, _, table = before.partition("\n".join(HEADING))
+    rows = {row.split(" | ")[0].removeprefix("| "): row for row in table.splitlines() if row}
+    rows = {module: row for module, row in rows.items() if (ROOT / module).exists()}
+    rows |= {score.module: score.row for score in scores if score.tried}
+    lines = [*HEADING, *(row for _, row in sorted(rows.items()))]
+    SCORES.write_text(above + "\n".join(lines) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from operator import attrgetter
+from types import SimpleNamespace
 
 import pytest
 
@@ -186,6 +188,13 @@ class TestOnTheHost:
         times.add(3, 9, False)
         times.add(1, 5, False)
         assert 9 == times.ended_ns()
+
+    def test_a_stretch_that_was_ended_between_two_looks_counts_once(self):
+        """A reader that saw its start, and then finds the timer running again on another thread, adds nothing."""
+        times = HostTimes()
+        times.add(3, 9, False)
+        begun_anew = SimpleNamespace(is_open=True, _opened_ns=lambda: 3)
+        assert (6, 1) == attrgetter("total_ns", "count")(times.read(begun_anew, lambda: 12))
 
     def test_recorded_times_stay_until_they_are_reset(self):
         """Reading hands out a copy; resetting hands out the times and begins anew."""

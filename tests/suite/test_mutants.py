@@ -97,11 +97,20 @@ def test_survivors_are_named(tmp_path):
         'source = "return 5"\nchange = "5  →  6"\nreason = "nobody asks"\n',
         encoding="utf-8",
     )
+    scores = tmp_path / "tests" / "mutants" / "scores.md"
+    scores.write_text(
+        "Said before.\n\n"
+        "| module | places | tried | noticed | equivalent | left | score |\n|---|--:|--:|--:|--:|--:|--:|\n"
+        "| gone.py | 1 | 1 | 1 | 0 | 0 | 100.0% |\n"
+        "| pytest.ini | 1 | 1 | 1 | 0 | 0 | 100.0% |\n"
+        "| shop.py | 8 | 8 | 8 | 0 | 0 | 100.0% |\n",
+        encoding="utf-8",
+    )
     (tmp_path / "pytest.ini").write_text("[pytest]\npythonpath = .\nmarkers =\n    slow\n", encoding="utf-8")
     (tmp_path / ".coveragerc").write_text("[run]\nsource = .\n", encoding="utf-8")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "COV"))}
     done = subprocess.run(
-        [sys.executable, "tests/mutants", "--sample", "0"],
+        [sys.executable, "tests/mutants", "--sample", "0", "--write"],
         cwd=tmp_path,
         env=environment,
         capture_output=True,
@@ -121,4 +130,8 @@ def test_survivors_are_named(tmp_path):
         "5  →  4",
     ):
         assert f"    {text}\n" in done.stdout
-    assert "| shop.py | 9 | 2 | 1 | 6 | 25.0% |" in done.stdout
+    row = "| shop.py | 9 | 9 | 2 | 1 | 6 | 25.0% |"
+    assert row in done.stdout
+    # In the table the row has taken the place of the one before; another module's stays, one that is gone does not.
+    heading = "| module | places | tried | noticed | equivalent | left | score |\n|---|--:|--:|--:|--:|--:|--:|\n"
+    assert f"Said before.\n\n{heading}| pytest.ini | 1 | 1 | 1 | 0 | 0 | 100.0% |\n{row}\n" == scores.read_text("utf-8")

@@ -110,9 +110,12 @@ def test_the_group_of_object_operations(name):
     """The group is found where PyTorch's own signature has it, and by name; without one it is that of the world."""
     position = list(inspect.signature(getattr(plain, name)).parameters).index("group")
     before, group = [object() for _ in range(position)], object()
-    assert (None, False, group, None) == OPS[name].describe(*before, group)
-    assert (None, False, group, None) == OPS[name].describe(*before, group=group)
-    assert (None, False, None, None) == OPS[name].describe(*before)
+    describe = _table()[name].describe
+    assert (None, False, group, None) == describe(*before, group)
+    assert (None, False, group, None) == describe(*before, group=group)
+    assert (None, False, None, None) == describe(*before)
+    # What PyTorch has behind the group is not taken for it.
+    assert (None, False, group, None) == describe(*before, group, object(), object())
 
 
 # Of nccl-tests' document (PERFORMANCE.md): busbw / algbw of four ranks. Who can leave only when all have come is from
@@ -170,6 +173,43 @@ def test_one_operation_under_several_names():
         "reduce_scatter_tensor": "reduce_scatter_single",
         "reduce_scatter_fn": "reduce_scatter_single",
     }
+
+
+# Where the message and the group stand among the arguments, by the signatures of torch.distributed and of DeepSpeed.
+PLACES = {
+    "all_reduce": (0, 2),
+    "inference_all_reduce": (0, 2),
+    "reduce": (0, 3),
+    "broadcast": (0, 2),
+    "all_gather_single": (0, 2),
+    "all_gather_into_tensor": (0, 2),
+    "allgather_fn": (0, 2),
+    "reduce_scatter_single": (1, 3),
+    "reduce_scatter_tensor": (1, 3),
+    "reduce_scatter_fn": (1, 3),
+    "all_to_all_single": (1, 4),
+    "send": (0, 2),
+    "recv": (0, 2),
+    "isend": (0, 2),
+    "irecv": (0, 2),
+    "barrier": (-1, 0),
+    "monitored_barrier": (-1, 0),
+}
+
+
+def test_where_the_message_and_the_group_stand():
+    """The compiled kernel takes them from there without a call, and finds what the call would have found."""
+    found = {name: op.places for name, op in _table().items() if op.places is not None}
+    assert PLACES == found
+    for name, (message, group) in found.items():
+        arguments = [torch.zeros(number) for number in range(1, group + 1)]
+        nbytes = arguments[message].nbytes if message >= 0 else None
+        assert (nbytes, False, GROUP) == OPS[name].describe(*arguments, GROUP)[:3], name
+
+
+def test_two_ranks_move_the_whole_message():
+    """The smallest group that moves anything."""
+    assert (1.0, 1.0, 0.5) == tuple(OPS[name].factor(2) for name in ("broadcast", "all_reduce", "all_gather"))
 
 
 def test_a_batch_alone_holds_any_number_of_messages():
@@ -235,11 +275,11 @@ def test_a_sparse_tensor_is_as_large_as_its_indices_and_values():
 def test_a_batch_is_as_large_as_its_larger_direction():
     """Links carry both directions at once; sent and received are added up apart."""
 
-    def part(operation, number):
-        return SimpleNamespace(op=operation, tensor=torch.zeros(number), group=GROUP)
+    def part(operation, number, group=GROUP):
+        return SimpleNamespace(op=operation, tensor=torch.zeros(number), group=group)
 
     for sent, received, expected in ((3, 5, 20), (7, 5, 28)):
-        batch = [part(plain.isend, 1), part(plain.irecv, received), part(plain.isend, sent - 1)]
+        batch = [part(plain.isend, 1), part(plain.irecv, received, None), part(plain.isend, sent - 1)]
         nbytes, is_share, group, tensor = OPS["batch_isend_irecv"].describe(batch)
         assert (expected, False) == (nbytes, is_share)
         assert (GROUP, True) == (group, tensor is batch[0].tensor)
