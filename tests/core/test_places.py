@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from deep500_timing import Timer
+from deep500_timing.testing import ManualClock
+
+NAMES = "abc"
+UNIT_NS = 200_000_003  # so that a sum needs more than 26 bits
+SPANS = st.lists(
+    st.tuples(st.sampled_from(NAMES), st.integers(0, 12), st.integers(0, 9)).map(
+        lambda span: (span[0], span[1] * UNIT_NS, (span[1] + span[2]) * UNIT_NS)
+    ),
+    max_size=9,
+)
+STRETCHES = 15
 
 
 def place(tmr, *path, device="CPU"):
@@ -113,3 +127,97 @@ def _count_and_total(found):
 def test_nothing_recorded_has_no_place(tmr):
     """An unused timer has a tree with nothing in it."""
     assert () == tmr.snapshot(places=True).places
+
+
+def rows_of(spans, skip_first):
+    """The intervals of one thread as they lie in each other, by looking at every pair."""
+    met = defaultdict(int)
+    rows = []
+    for number, (name, start, end) in enumerate(spans):
+        met[name] += 1
+        counted = met[name] > skip_first
+        rows.append({"name": name, "start": start, "end": end, "counted": counted, "number": number})
+    rows.sort(key=lambda row: (row["start"], -row["end"], row["name"], row["number"]))
+    for at, row in enumerate(rows):
+        around = [other for other in rows[:at] if other["end"] >= row["end"] and row["start"] < other["end"]]
+        row["parent"] = around[-1] if around else None
+        row["path"] = (*(around[-1]["path"] if around else ()), row["name"])
+        siblings = [other for other in rows[:at] if other["parent"] is row["parent"]]
+        reached = max([row["start"], *(min(other["end"], row["end"]) for other in siblings)])
+        row["covered"] = reached - row["start"]
+    return rows
+
+
+def length(rows):
+    """What they took together, in ns."""
+    return sum(row["end"] - row["start"] for row in rows)
+
+
+def by_hand(rows):
+    """What each place has, worked out from the rows one by one."""
+    counted = [row for row in rows if row["counted"]]
+    begin = min((row["start"] for row in counted), default=0)
+    width = -(-(max((row["end"] for row in counted), default=0) - begin + 1) // STRETCHES)
+    found = {}
+    for path in {row["path"] for row in rows}:
+        here = [row for row in rows if row["path"] == path]
+        own = [row for row in here if row["counted"]]
+        warm_up = [row for row in here if not row["counted"]]
+        in_counted = [row for row in own if row["parent"] is not None and row["parent"]["counted"]]
+        above = length([row for row in counted if row["path"] == path[:-1]])
+        inside = [row for row in rows if row["parent"] is not None and row["parent"]["path"] == path]
+        taken = [row for row in inside if row["parent"]["counted"]]
+        trend = [[row for row in own if (row["start"] - begin) // width == part] for part in range(STRETCHES)]
+        found[path] = {
+            "count": len(own) or None,
+            "total": length(own) / 1e9 if own else None,
+            "share": length(in_counted) / above if above and own else None,
+            "rest_s": (length(own) - length(taken) + sum(row["covered"] for row in taken)) / 1e9
+            if inside and own
+            else None,
+            "overlap_s": sum(row["covered"] for row in in_counted) / 1e9,
+            "first_s": length(here[:1]) / 1e9,
+            "warm_up": len(warm_up),
+            "warm_up_s": length(warm_up) / 1e9 if warm_up else None,
+            "trend": [length(part) / len(part) / 1e9 if part else None for part in trend] if counted else [],
+        }
+    return found
+
+
+def alike(expected, actual):
+    """Whether two values are the same but for rounding; only None is as None."""
+    if isinstance(expected, list):
+        return len(expected) == len(actual) and all(map(alike, expected, actual))
+    return (expected is actual) if expected is None or actual is None else expected == pytest.approx(actual, rel=1e-12)
+
+
+@given(SPANS, SPANS, st.integers(0, 2))
+def test_any_intervals_lie_where_a_look_at_every_pair_puts_them(spans, elsewhere, skip_first):
+    """Paths, shares, rests, overlaps, warm-up and course of intervals on two threads, overlapping ones among them."""
+    tmr = Timer(clock=ManualClock(), skip_first=skip_first)
+    for name in NAMES:
+        tmr.region(name)
+
+    def record(some):
+        for span in some:
+            tmr.record(*span)
+
+    record(spans)
+    thread = threading.Thread(target=record, args=(elsewhere,))
+    thread.start()
+    thread.join()
+    expected = by_hand([*rows_of(spans, skip_first), *rows_of(elsewhere, skip_first)])
+    actual = {
+        found.path: {
+            "count": found.stats and found.stats.count,
+            "total": found.stats and found.stats.total,
+            **{name: getattr(found, name) for name in ("share", "rest_s", "overlap_s", "first_s", "warm_up")},
+            "warm_up_s": found.warm_up_s,
+            "trend": list(found.trend),
+        }
+        for found in tmr.snapshot(places=True).places
+    }
+    assert expected.keys() == actual.keys()
+    for path, values in expected.items():
+        for name, value in values.items():
+            assert alike(value, actual[path][name]), (path, name)

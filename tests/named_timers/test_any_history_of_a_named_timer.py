@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from deep500_timing import CPUGPUTimer, RegionNotOpenError, RegionOpenError
@@ -103,6 +103,7 @@ def outcome(call, *arguments, **settings):
 
 @pytest.mark.parametrize("on_device", [False, True], ids=["host", "device"])
 @given(steps=STEPS, reentrant=st.booleans())
+@example(steps=["start", "start", "forget", "start", "stop"], reentrant=True)
 def test_it_does_as_a_simple_model(on_device, steps, reentrant):
     """Every answer and every error is the model's, whatever was called before."""
     clock, device = ManualClock(), ManualDeviceClock()
@@ -114,6 +115,7 @@ def test_it_does_as_a_simple_model(on_device, steps, reentrant):
         clock.advance_ns(nanoseconds)
         model.now += nanoseconds
 
+    waits = []
     for number, step in enumerate(steps):
         work(2**number)  # so that a sum tells what is in it
         name, *rest = step.split(", ")
@@ -129,8 +131,10 @@ def test_it_does_as_a_simple_model(on_device, steps, reentrant):
         elif name == "read":
             expected = model.read(reset)
             # A wait for other ranks before the running time goes on is in no time.
-            totals = timer.read(reset=reset, before_restart=lambda: work(3))
-            if model.since is not None:
+            waits.clear()
+            totals = timer.read(reset=reset, before_restart=lambda: waits.append(work(3)))
+            assert (model.since is not None) == len(waits)
+            if waits:
                 model.since = model.now
             assert (expected, len(expected)) == (list(totals.durations_ns), totals.count)
             assert (sum(expected), len(expected), 0) == (totals.total_ns, totals.expected, totals.missing)

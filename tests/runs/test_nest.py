@@ -10,6 +10,7 @@ from deep500_timing._summary.nesting import (
     ENDLESS,
     Paths,
     covered_by_siblings,
+    distinct,
     order_for_nesting,
     parents_of,
     split_path,
@@ -81,6 +82,49 @@ def test_paths_of_threads_and_devices():
     # A device's interval that comes in a later chunk.
     late = paths.nest(*(np.array([value]) for value in (12, 950, 2, 0)), np.array([False]))
     assert nested.paths[2] == late.paths[0]
+
+
+CHUNK = st.lists(
+    st.tuples(st.integers(0, 9), st.integers(0, 6), st.integers(0, 2), st.integers(0, 1), st.booleans()), max_size=8
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(CHUNK, CHUNK)
+def test_chunks_of_a_log_nest_as_one_by_one(first, second):
+    """Each thread by itself; a device's interval where its region was at that start, or was last, or is first."""
+    paths, last = Paths(), {}
+    for chunk in (first, second):
+        columns = np.array(chunk, dtype=np.int64).reshape(-1, 5)
+        starts, ends, regions, threads = columns[:, 0], columns[:, 0] + columns[:, 1], columns[:, 2], columns[:, 3]
+        on_host = columns[:, 4].astype(bool)
+        nested = paths.nest(starts, ends, regions, threads, on_host)
+        texts = [paths.text_of(number, ["a", "b", "c"]) for number in nested.paths.tolist()]
+        for thread in (0, 1):
+            rows = [int(row) for row in np.flatnonzero((threads == thread) & on_host)]
+            rows = sorted(rows, key=lambda row: (starts[row], -ends[row], regions[row], row))
+            parents, overlaps = parents_of(starts[rows], ends[rows])
+            covered = covered_by_siblings(starts[rows], ends[rows], parents, overlaps)
+            assert (overlaps.tolist(), covered.tolist()) == (
+                nested.overlaps[rows].tolist(),
+                nested.covered[rows].tolist(),
+            )
+            for row, parent in zip(rows, parents.tolist(), strict=True):
+                above = "" if parent < 0 else texts[rows[parent]] + "/"
+                assert above + "abc"[regions[row]] == texts[row]
+            for row in np.flatnonzero((threads == thread) & ~on_host).tolist():
+                own = [other for other in rows if regions[other] == regions[row]]
+                there = [texts[other] for other in own if starts[other] == starts[row]]
+                known = last.get((thread, regions[row]))
+                expected = there[-1:] or [known or (texts[own[0]] if own else "abc"[regions[row]])]
+                assert expected == [texts[row]]
+            last |= {(thread, int(regions[row])): texts[row] for row in rows}
+
+
+def test_names_that_are_far_apart():
+    """Numbers beyond what a table of counts would hold are told apart as well."""
+    for numbers in ([3, 1, 3], [3, 1 << 22, 3], [(1 << 22) - 1, 0], [1 << 40, 5, 1 << 40], []):
+        assert sorted(set(numbers)) == distinct(np.array(numbers, dtype=np.int64))
 
 
 @given(st.lists(st.text(min_size=1), min_size=1, max_size=4))
