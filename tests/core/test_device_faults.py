@@ -7,9 +7,13 @@ import sys
 import threading
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from deep500_timing import Timer, TimingWarning
 from deep500_timing._ground.warn import forget_warnings
+from deep500_timing._recording.intervals import Intervals
+from deep500_timing._summary.device_use import device_use
 from deep500_timing.devices import EventPair, captures, pool_of
 from deep500_timing.testing import ManualClock, ManualDeviceClock
 
@@ -515,6 +519,20 @@ class TestPlaces:
 
 
 class TestBusy:
+    @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 9)), max_size=8), st.integers(5, 50))
+    def test_it_is_the_time_that_anything_covers(self, spans, uncertainty_ns):
+        """Moment by moment, whatever lies beside, inside or across; from the first start to the last end."""
+        stores = [Intervals(-1, 0), Intervals(-1, 0)]
+        for place, (start, length) in enumerate(spans):
+            stores[place % 2].append(start, start + length)
+        moments = {moment for start, length in spans for moment in range(start, start + length)}
+        wall = max(moments) + 1 - min(moments) if moments else 0
+        leads = [(2, 7, 5), (0, 0, 0), (1, 9, 9)]
+        use = device_use(stores, leads, uncertainty_ns)
+        assert (len(moments) / 1e9, wall / 1e9, len(spans)) == (use.busy_s, use.wall_s, use.regions)
+        assert (len(moments) / wall if moments else None) == use.share
+        assert (16 / 3 / 1e9, 9 / 1e9, uncertainty_ns / 1e9) == (use.mean_lead_s, use.max_lead_s, use.uncertainty_s)
+
     def test_share_and_lead(self, device):
         """Two regions of 50 ms that were launched at 0 and 1 ms, and a third after a pause of 50 ms."""
         tmr = Timer(device, clock=Together(device))

@@ -197,6 +197,37 @@ class TestSnapshots:
         found = tmr.snapshot().since(first).get("a")
         assert (1, 1, None, None) == (found.failed, found.running, found.stats, found.distribution)
 
+    def test_warm_up_tells_a_reset_where_no_counter_does(self, clock):
+        """Fewer times left out than before were left out since: what failed is not a difference then either."""
+        tmr = Timer(clock=clock, skip_first=1)
+
+        def fail(times):
+            for _ in range(times):
+                with pytest.raises(KeyError), tmr.region("a"):
+                    raise KeyError
+
+        for _ in range(2):
+            tmr.record("a", 0, MS)
+        fail(1)
+        first = tmr.snapshot()
+        tmr.reset()
+        fail(3)
+        assert 3 == tmr.snapshot().since(first).get("a").failed
+
+    def test_warm_up_of_a_thread_that_came_since(self, clock, in_thread):
+        """Another thread's first times are left out as well, and told in the difference."""
+        tmr = Timer(clock=clock, skip_first=2)
+
+        def record():
+            for _ in range(3):
+                tmr.record("a", 0, MS)
+
+        record()
+        first = tmr.snapshot()
+        in_thread(record)
+        stats = tmr.snapshot().since(first).get("a").stats
+        assert (1, 2) == (stats.count, stats.skipped)
+
     def test_a_region_that_had_no_time_before_has_all_it_has(self, clock):
         """What was only open at the first moment is whole at the second."""
         tmr = Timer(clock=clock)

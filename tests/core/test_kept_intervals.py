@@ -12,8 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from deep500_timing import Timer, compiled
-from deep500_timing._recording.intervals import BIN_COUNT, Intervals
-from deep500_timing._summary.histogram import bin_bounds, bin_of
+from deep500_timing._recording.intervals import BIN_COUNT, Intervals, pairs_of
+from deep500_timing._summary.histogram import Histogram, bin_bounds, bin_of
 
 S = 1_000_000_000
 # As long as a week: sums of thousands of them fit into 64 bits, as a run's do.
@@ -108,6 +108,77 @@ def test_aggregates_are_exact_for_the_whole_run(durations, keep_last, skip_first
         assert pytest.approx(float(variance) ** 0.5, rel=1e-9, abs=1e-7 * float(mean)) == stats.stdev * 1e9
     else:
         assert 0.0 == stats.stdev
+
+
+def duration_of(number):
+    """The length in ns of the so manyth interval, of every size up to two days."""
+    return number * number * 7919 % 2 ** (number % 48)
+
+
+@given(
+    st.sampled_from([-1, 0, 1, 40, 300]),
+    st.sampled_from([0, 1, 100]),
+    st.lists(st.one_of(st.integers(1, 400), st.sampled_from(["attach", "log", "detach", "look"])), max_size=12),
+)
+def test_what_is_kept_and_what_is_aggregated_are_all(keep_last, skip_first, steps):
+    """Whatever a log has taken: the oldest are in the aggregates, the rest as they came, and the log loses none."""
+    intervals = Intervals(keep_last, skip_first)
+    pairs = []
+    logged, taken, before = False, 0, 0
+    for step in [*steps, "log", "look"]:
+        if isinstance(step, int):
+            for _ in range(step):
+                start = 3 * len(pairs)
+                pairs.append((start, start + duration_of(len(pairs))))
+                intervals.append(*pairs[-1])
+        elif step == "attach":
+            intervals.attach()
+            if not logged:
+                logged, taken, before = True, 0, intervals.copy()["aggregated"]
+        elif step == "detach":
+            intervals.detach()
+            logged = False
+        elif step == "log":
+            aggregated = intervals.copy()["aggregated"]
+            found, recorded, lost = intervals.since(taken)
+            first = max(taken, aggregated)
+            assert [number for pair in pairs[first:] for number in pair] == memoryview(found).cast("q").tolist()
+            assert (len(pairs), max(aggregated - taken, 0)) == (recorded, lost)
+            if logged:
+                taken = recorded
+                intervals.took(taken)
+        else:
+            copied = intervals.copy()
+            aggregated = copied["aggregated"]
+            assert pairs[aggregated:] == pairs_of(copied["pairs"])
+            assert len(pairs) == intervals.count
+            lengths = [end - start for start, end in pairs[skip_first:aggregated]]
+            assert (sum(lengths), min(lengths, default=0), max(lengths, default=0)) == (
+                copied["total_ns"],
+                copied["min_ns"],
+                copied["max_ns"],
+            )
+            mean = sum(lengths) / max(len(lengths), 1)
+            assert pytest.approx(mean) == copied["mean_ns"]
+            assert pytest.approx(sum((length - mean) ** 2 for length in lengths)) == copied["m2"]
+            if aggregated:
+                bins = np.frombuffer(copied["bins"], dtype=np.int64)
+                assert Histogram.of(np.array(lengths, dtype=np.int64)).counts.tolist() == bins.tolist()
+            if keep_last < 0:
+                assert 0 == aggregated
+            elif logged:
+                assert aggregated <= max(before, taken)
+
+
+@pytest.mark.parametrize("keep_last", [0, 7, 200])
+def test_no_more_is_kept_than_a_buffer_beside(keep_last):
+    """Of any number of intervals all but the newest, and what fills a buffer, are aggregated."""
+    intervals = Intervals(keep_last, 0)
+    most = 0
+    for number in range(3000):
+        intervals.append(number, 2 * number)
+        most = max(most, sum(map(len, intervals.copy()["pairs"])) // 2)
+    assert keep_last <= most <= keep_last + (256 if compiled else 32)
 
 
 @pytest.mark.skipif(compiled, reason="compiled, nothing can come between")

@@ -12,6 +12,7 @@ import pytest
 from deep500_timing import CPUGPUTimer, RegionTimes, Snapshot, Timer, TimeType
 from deep500_timing._recording.recorder import begin_recomputation, end_recomputation
 from deep500_timing._summary.anchor import ClockAnchor, take_anchor
+from deep500_timing._summary.reading import summarize
 from deep500_timing.testing import ManualDeviceClock
 
 S = 1_000_000_000
@@ -42,6 +43,21 @@ def test_what_is_counted_adds_up_over_threads(tmr, in_thread):
     region = tmr.snapshot().get("a")
     assert (5, 2, 2) == (region.failed, region.discarded, region.stats.count)
     assert [[2, 4], [3, 6]] == sorted(tmr.intervals("a").tolist())
+
+
+def test_a_summary_of_several_threads_has_their_counters(tmr, in_thread):
+    """What operations between ranks are reported from: times and counters of several stores together."""
+
+    def fail(times):
+        for _ in range(times):
+            with pytest.raises(KeyError), tmr.region("a"):
+                raise KeyError
+        tmr.record("a", 0, times)
+
+    in_thread(fail, 3)
+    fail(2)
+    summary, counters = summarize([region._intervals for region in tmr._regions_of("a")])
+    assert (2, 5, 5) == (summary.count, summary.distribution().total_ns, counters["failed"])
 
 
 def test_intervals_of_what_was_not_timed_are_whole_nanoseconds_too(tmr):

@@ -119,6 +119,10 @@ class TestMedianInterval:
             median_confidence_ranks(n) for n in (6, 10, 20, 50, 70)
         ]
 
+    def test_the_approximation_is_that_of_the_book(self):
+        """Ranks floor(n/2 - 0.98 sqrt(n)) and ceil(n/2 + 1 + 0.98 sqrt(n)), worked out by hand."""
+        assert [(40, 61), (180, 221), (4902, 5099)] == [median_confidence_ranks(n) for n in (100, 400, 10_000)]
+
     def test_the_approximation_reaches_95_percent(self):
         """Above 70 times the interval reaches its confidence as well, checked exactly up to 2000."""
         short = []

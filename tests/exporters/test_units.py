@@ -154,6 +154,12 @@ def test_units_of_one_letter_take_the_room_of_two():
     assert expected == align_units(rows)
 
 
+def test_rows_to_align_have_as_many_cells():
+    """A row that is too short is an error, and no cell of the others is dropped for it."""
+    with pytest.raises(ValueError, match="shorter"):
+        align_units([("a", "b", "1 s"), ("a", "b")])
+
+
 @pytest.mark.parametrize(
     ("encoding", "text"),
     [
