@@ -17,6 +17,8 @@ for _name in (
     "devices/_queue",
     "devices/_null",
     "timer",
+    "devices/_anchors",
+    "devices/_collecting",
     "devices/_pool",
     "runs/_rows",
 ):

@@ -41,6 +41,8 @@ cdef class StreamQueue:
     cdef public Anchor latest
     cdef public int64_t uncertainty_ns
 
+    cpdef give_back(self, object start, Anchor anchor)
+
 
 @cython.final
 cdef class EventPair:

@@ -164,6 +164,18 @@ class StreamQueue:
         self.uncertainty_ns = 0
         """Of the place of the time that was read last."""
 
+    def give_back(self, start: Any, anchor: Anchor | None) -> None:
+        """A start event serves again, unless it is the anchor's; that does when no pair needs the anchor."""
+        if anchor is None:
+            self.free.append(start)
+            return
+        if start is not anchor.event:
+            self.free.append(start)
+        anchor.users -= 1
+        if anchor.retired and anchor.users == 0:
+            anchor.retired = False
+            self.free.append(anchor.event)
+
 
 class Captures:
     """The captures into graphs that are known to be under way, on any thread.

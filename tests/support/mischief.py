@@ -26,6 +26,8 @@ MODULES = {
         ("_recording", "decorators.py"),
         ("_recording", "misuse.py"),
         ("_recording", "threads.py"),
+        ("devices", "_anchors.py"),
+        ("devices", "_collecting.py"),
         ("devices", "_pool.py"),
         ("devices", "_queue.py"),
         ("devices", "_null.py"),

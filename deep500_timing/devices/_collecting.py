@@ -1,0 +1,334 @@
+"""Collecting: the pairs that a device has passed are read, all at once, by a query that answers at once.
+
+Pairs that it has not passed stay pending. Only who asks for times by name waits for them.
+
+This file runs as plain Python and, with the C types of ``_collecting.pxd``, compiled.
+"""
+
+from __future__ import annotations
+
+from _thread import allocate_lock, get_ident
+
+from deep500_timing._ground.warn import warn_once
+from deep500_timing.devices._queue import captures
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterator
+    from typing import Any
+
+    import cython
+
+    from deep500_timing._ground.protocols import DeviceClock
+    from deep500_timing.devices._anchors import Anchors
+    from deep500_timing.devices._queue import StreamQueue
+
+    Queues = dict[Hashable, StreamQueue]
+else:
+    from deep500_timing._ground import cython_stub as cython
+
+if not cython.compiled:
+    from deep500_timing._recording.intervals import Intervals
+
+_SPARE_PAIRS = 16
+"""Pairs that a stream gets before it asks whether older ones are done; half as many regions share one query."""
+_BATCH_PAIRS = 16
+"""Pairs that are read at most at the end of one region, so that a backlog does not stall the training thread."""
+_DOUBTS = 16
+"""How many times in a row the device may fail to say whether it has passed a pair before the pair counts as failed."""
+
+
+def owner_of(sink: Any) -> Any:
+    """By what the times of a sink are asked for: by its owner if it names one, as of several that share one."""
+    return getattr(sink, "owner", sink)
+
+
+class Collector:
+    """Reads the pairs of one device's clock, one thread at a time.
+
+    A pair that the device fails to answer for may be one of a capture that nobody told of: it stays pending, and
+    counts as failed only when the device has refused to answer many times in a row.
+    """
+
+    __slots__ = ("_anchors", "_clock", "_device_now", "_lock", "_stalls", "_thread")
+
+    def __init__(self, clock: DeviceClock, anchors: Anchors) -> None:
+        """Ask nothing of the clock yet; the pool calls :meth:`prepare` when the device is first used."""
+        self._clock = clock
+        self._anchors = anchors
+        self._device_now: Callable[[], Any] | None = None
+        self._stalls = False
+        """Whether reading a time stops the device: then only who asks for times by name has them read."""
+        # Only ever tried on the training thread, never waited for.
+        self._lock = allocate_lock()
+        self._thread = 0
+        """The thread that has, or had, the lock: a signal handler may run in the middle of its collecting."""
+
+    def prepare(self) -> None:
+        """Look up what the clock may bind anew at its first use."""
+        self._device_now = getattr(self._clock, "device_now", None)
+        self._stalls = bool(getattr(self._clock, "stalls", False))
+
+    def abandon(self) -> None:
+        """Forget who collects: in a forked child nobody does."""
+        self._lock = allocate_lock()
+
+    def reclaim(self, queue: StreamQueue) -> None:
+        """Read a few pairs of a queue that has no free event left, if the device has passed them; never wait."""
+        # At most one query for each region that ends, and none while events are left. It asks for the pair in the
+        # middle of the queue: a yes frees half of them, so that the next query is half a pool of regions away; a no
+        # lets the pool grow by one pair, until it holds twice the work in flight and the middle is always done.
+        if len(queue.pending) < _SPARE_PAIRS or self._stalls:
+            return
+        got = False
+        try:
+            for got in map(self._lock.acquire, (False,)):  # noqa: B007 (see _attempts)
+                pass
+            if not got:
+                return
+            self._thread = get_ident()
+            with captures.asking:
+                count = len(queue.pending)
+                if captures.under_way or count == 0:  # A signal handler may have collected meanwhile.
+                    return
+                if not queue.known_done:
+                    middle = count // 2
+                    try:
+                        if not self._clock.is_done(queue.pending[middle][1]):
+                            queue.faults = 0
+                            return
+                        queue.faults = 0
+                    except Exception as error:
+                        if not self._doubt(queue, error):
+                            return
+                    queue.known_done = middle + 1
+                self._collect(queue, min(queue.known_done, _BATCH_PAIRS))
+        finally:
+            if got:
+                self._lock.release()
+
+    def _doubt(self, queue: StreamQueue, error: Exception) -> bool:
+        # The device could not say whether it has passed a pair. That may be a capture that nobody told us of: the pairs
+        # stay pending. Returns whether it has failed so often that it will never answer better.
+        warn_once(
+            f"Asking the device {self._clock.name!r} how far it is failed; its times stay pending: {error}",
+            about=f"query {self._clock.name}",
+        )
+        queue.faults += 1
+        return queue.faults >= _DOUBTS
+
+    def _collect(self, queue: StreamQueue, count: int) -> None:
+        # Read the oldest pairs, which are done.
+        device = None if self._device_now is None else self._device_now()
+        for _ in range(count):
+            entry = queue.pending[0]
+            if entry is not queue.settled:
+                self._settle(queue, entry, device)
+                if entry is not queue.settled:
+                    return
+            free = queue.free
+            del queue.pending[0]
+            if cython.compiled:
+                free.append(entry[1])
+            else:  # Statements without a call: an interrupt would lose the event.
+                free += (entry[1],)
+            queue.settled = None
+            if queue.known_done:
+                queue.known_done -= 1
+            start_queue = entry[5]
+            start_queue.give_back(entry[0], entry[7])
+
+    def _settle(self, queue: StreamQueue, entry: Any, device: Any) -> None:
+        # Keep the time of a pair, or count it as failed. Where the device turns out not to have passed it: neither.
+        clock: Any = self._clock
+        start, end, sink, start_ns, end_ns, start_queue, pair, anchor = entry
+        try:
+            duration_ns = self._anchors.elapsed_ns(start, end)
+            if anchor is not None and duration_ns >= 0:
+                since_ns = 0 if start is anchor.event else self._anchors.elapsed_ns(anchor.event, start)
+                # Issued at that moment of the host, it cannot have been reached before.
+                anchor.raise_low(end_ns - duration_ns - since_ns)
+                if not anchor.placed:
+                    self._anchors.place(start_queue, anchor)
+                placed_ns = anchor.place_ns + since_ns
+                lead_ns = max(placed_ns - start_ns, 0)
+                pair.lead_count += 1
+                pair.lead_total_ns += lead_ns
+                pair.lead_max_ns = max(pair.lead_max_ns, lead_ns)
+                start_ns = placed_ns
+        except Exception as error:
+            if device is not None:
+                clock.back_to(device)  # the comparison may have left another one current
+            # Two threads that share a stream may queue their pairs in another order than they recorded them, and a
+            # start on another stream may be behind: then the pair is not lost, only early.
+            try:
+                done = clock.is_done(start) and clock.is_done(end)
+            except Exception as doubt:
+                done = self._doubt(queue, doubt)
+            if not done:
+                queue.known_done = 0
+                return
+            sink.failed += 1
+            queue.settled = entry
+            warn_once(
+                f"Reading a time on the device {clock.name!r} failed and is counted as failed: {error}",
+                about=f"elapsed {clock.name}",
+            )
+            return
+        if duration_ns < 0:
+            # It ended on a stream that was there before the one on which it began: no time at all.
+            sink.failed += 1
+            queue.settled = entry
+            warn_once(
+                f"A region on the device {clock.name!r} ended before it began, since it ended on another "
+                "stream than it began on; it is counted as failed. End it on the same stream, or let that "
+                "stream wait for the first.",
+                about=f"negative {clock.name}",
+            )
+        elif not cython.compiled and isinstance(sink, Intervals):
+            # Intervals.append, without a call between keeping the time and knowing so.
+            buffer = sink.buffer
+            end_ns = start_ns + duration_ns
+            buffer += (start_ns, end_ns)
+            queue.settled = entry
+            if len(buffer) > sink.limit:
+                sink.flush_block()
+        else:
+            sink.append(start_ns, start_ns + duration_ns)
+            queue.settled = entry
+
+    def collect(self, queues: Queues, *, wait: bool) -> None:
+        """Collect every pair that the device has passed.
+
+        Args:
+            queues: Those of the pool, by stream.
+            wait: Wait for those that it has not. Only for a user who asked for it by name.
+        """
+        if self._stalls and not wait:
+            return
+        got = False
+        try:
+            for got in map(self._lock.acquire, self._attempts(wait=wait)):
+                if got:
+                    break
+            if not got:
+                return
+            self._thread = get_ident()
+            for queue in list(queues.values()):
+                if not self._can_query():
+                    return
+                if wait:
+                    self._wait_for(queue, len(queue.pending))
+                with captures.asking:
+                    if captures.under_way:
+                        return
+                    self._collect(queue, self._count_done(queue, len(queue.pending)))
+        finally:
+            if got:
+                self._lock.release()
+
+    def collect_for(self, queues: Queues, sink: Any) -> None:
+        """Collect the pairs that are for ``sink``, waiting for them and for nothing queued after them.
+
+        Only for a user who asked for their times.
+        """
+        got = False
+        try:
+            for got in map(self._lock.acquire, self._attempts(wait=True)):
+                if got:
+                    break
+            if not got:
+                return
+            self._thread = get_ident()
+            for queue in list(queues.values()):
+                if not self._can_query():
+                    return
+                pairs = list(queue.pending)
+                count = len(pairs)
+                while count and owner_of(pairs[count - 1][2]) is not sink:
+                    count -= 1
+                if not count:
+                    continue
+                self._wait_for(queue, count)
+                with captures.asking:
+                    if captures.under_way:
+                        return
+                    self._collect(queue, min(count, self._count_done(queue, len(queue.pending))))
+        finally:
+            if got:
+                self._lock.release()
+
+    def _attempts(self, *, wait: bool) -> Iterator[bool]:
+        # With what to try the lock, one after another. Who does not want to wait for the device does not wait for
+        # others who collect, either. A signal handler that interrupts the collecting of its own thread would wait for
+        # itself.
+        #
+        # Go through them with `map`: plain, the interpreter looks for an interrupt after a call, so that one may come
+        # between the lock's `acquire` and the name that says it is ours; a loop over a `map` has no such place.
+        yield False
+        if wait and self._thread != get_ident():
+            yield True
+
+    def _can_query(self) -> bool:
+        if captures.under_way:
+            return False
+        try:
+            return not self._clock.is_capturing()  # A query would break the capture.
+        except Exception:
+            return False
+
+    def _wait_for(self, queue: StreamQueue, count: int) -> None:
+        # Wait for the first ``count`` pairs.
+        try:
+            pairs = list(queue.pending)[:count]
+            if pairs:
+                self._clock.wait(pairs[len(pairs) - 1][1])
+            # What comes later in a stream is done later, but a start may be on another stream.
+            for start, _, _, _, _, start_queue, _, _ in pairs:
+                if start_queue is not queue:
+                    self._clock.wait(start)
+        except Exception as error:
+            warn_once(
+                f"Waiting for the device {self._clock.name!r} failed; times that it has reached are reported: {error}",
+                about=f"wait {self._clock.name}",
+            )
+
+    def _count_done(self, queue: StreamQueue, count: int) -> int:
+        # The newest first: in most cases one query answers for all.
+        pending, is_done = queue.pending, self._clock.is_done
+        if count == 0:
+            return 0
+        try:
+            low, high = 0, count - 1
+            if is_done(pending[high][1]):
+                low = count
+            while low < high:
+                middle = (low + high) // 2
+                if is_done(pending[middle][1]):
+                    low = middle + 1
+                else:
+                    high = middle
+        except Exception:
+            return self._count_from_the_front(queue, count)
+        queue.faults = 0
+        return low
+
+    def _count_from_the_front(self, queue: StreamQueue, count: int) -> int:
+        # Some pair cannot be asked for, such as one that was recorded in a capture: those before it can.
+        for index in range(count):
+            try:
+                if not self._clock.is_done(queue.pending[index][1]):
+                    return index
+            except Exception as error:
+                if not self._doubt(queue, error):
+                    return index
+        return count
+
+    def pending(self, queues: Queues) -> dict[int, int]:
+        """How many pairs are on their way, by the ``id`` of the sink that they are for."""
+        counts: dict[int, int] = {}
+        for queue in list(queues.values()):
+            for entry in list(queue.pending):
+                key = id(owner_of(entry[2]))
+                counts[key] = counts.get(key, 0) + 1
+        return counts
