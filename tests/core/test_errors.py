@@ -174,6 +174,14 @@ def test_record_of_an_end_before_its_start(tmr):
     assert [] == tmr.get_time("a")
 
 
+def test_record_of_the_whole_range(tmr):
+    """The earliest and the latest moment of 64 bits are moments, and the longest stretch is a stretch."""
+    pairs = [[-(2**63), -(2**63) + 5], [-5, 2**63 - 6], [0, 2**63 - 1]]
+    for start, end in pairs:
+        tmr.record("a", start, end)
+    assert pairs == tmr.intervals("a").tolist()
+
+
 @pytest.mark.parametrize(
     ("start", "end", "error"),
     [(0.5, 1.5, TypeError), (0, 2**63, OverflowError), (-(2**63) - 1, 0, OverflowError), ("0", "1", TypeError)],

@@ -95,6 +95,24 @@ def test_a_handle_on_another_thread_serves_that_thread(tmr, clock, in_thread):
     assert ([1.0, 3.0], 1, 0) == (tmr.get_time("a"), times.failed, times.running)
 
 
+def test_a_handle_on_another_thread_closes_only_what_that_thread_opened(in_thread):
+    """On the system's clock, where a block goes its shortest way, the first thread's stretch stays open as well."""
+    tmr = Timer()
+    region = tmr.region("a")
+    region.start()
+
+    def worker():
+        with region:
+            pass
+
+    in_thread(worker)
+    times = tmr.snapshot().get("a")
+    assert (1, 1, True) == (times.running, times.stats.count, region.is_open)
+    region.end()
+    times = tmr.snapshot().get("a")
+    assert (0, 2) == (times.running, times.stats.count)
+
+
 def test_an_error_names_the_thread(tmr, in_thread):
     """The texts of errors name the thread on which they happen."""
 

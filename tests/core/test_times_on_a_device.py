@@ -26,6 +26,35 @@ def tmr(clock, device):
     return CPUGPUTimer(clock=clock, device_clock=device)
 
 
+def test_a_log_is_waited_for_on_both_clocks(clock, device):
+    """From when it is attached it loses nothing, of regions that came before and since; and holds up none after."""
+    tmr = CPUGPUTimer(clock=clock, device_clock=device, keep_last=0)
+
+    def work(number, *keys):
+        for key in number * keys:
+            with tmr.region(key, gpu=True):
+                device.launch(1e-6)
+            device.finish()
+        tmr.complete_all()
+
+    def stores(key):
+        (region,) = tmr._regions_of(key)
+        return region._intervals, region._device_store()
+
+    work(1, "before")
+    tmr._attach_log()
+    work(300, "before", "since")
+    assert [(301, 0), (301, 0), (300, 0), (300, 0)] == [
+        store.since(0)[1:] for key in ("before", "since") for store in stores(key)
+    ]
+    assert 601 == tmr._recorded()
+    tmr._detach_log()
+    work(300, "before", "since")
+    for key in ("before", "since"):
+        for store in stores(key):
+            assert store.copy()["aggregated"] > 300
+
+
 def on_device(tmr, key="a"):
     """What a snapshot says of a region on the device."""
     return tmr.snapshot().get(key, "GPU")
