@@ -170,6 +170,18 @@ def test_what_is_kept_and_what_is_aggregated_are_all(keep_last, skip_first, step
                 assert aggregated <= max(before, taken)
 
 
+def test_to_attach_a_log_again_changes_nothing():
+    """What it has taken is let go of as before."""
+    intervals = Intervals(0, 0)
+    for _ in range(2):
+        intervals.attach()
+        for number in range(512):
+            intervals.append(number, number)
+        if not intervals.copy()["aggregated"]:
+            intervals.took(512)
+    assert 512 == intervals.copy()["aggregated"]
+
+
 @pytest.mark.parametrize("keep_last", [0, 7, 200])
 def test_no_more_is_kept_than_a_buffer_beside(keep_last):
     """Of any number of intervals all but the newest, and what fills a buffer, are aggregated."""

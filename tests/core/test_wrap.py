@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 
 import pytest
 
-from deep500_timing import CPUGPUTimer, RegionOpenError, Timer, TimeType
+from deep500_timing import CPUGPUTimer, RegionOpenError, Timer, TimeType, TimingWarning
+from deep500_timing._ground.warn import forget_warnings
 from deep500_timing.testing import ManualClock, ManualDeviceClock
 
 
@@ -50,6 +52,53 @@ class TestFunctions:
 
         assert 120 == factorial(5)
         assert [6.0] == tmr.get_time("f")
+
+    def test_arguments_by_name_reach_an_inner_call(self, tmr, clock):
+        """Recursion hands on what it is given, however it is given."""
+
+        @tmr.timed("f")
+        def down(n, *, by=1):
+            clock.advance(by)
+            return down(n - by, by=by) if n > 0 else n
+
+        assert (-1, 0) == (down(5, by=3), down(2))
+        assert [9.0, 3.0] == tmr.get_time("f")
+
+    def test_a_stretch_that_was_left_open_is_not_a_call_of_itself(self, tmr, clock):
+        """After an earlier call as before the first, it is discarded with a warning, and the call is timed."""
+        f = tmr.timed("f")(lambda: clock.advance(1))
+        for _ in range(2):
+            tmr.start("f")
+            with pytest.warns(TimingWarning, match="still open"):
+                f()
+            forget_warnings()
+        assert ([1.0, 1.0], 2) == (tmr.get_time("f"), tmr.snapshot().get("f").discarded)
+
+    def test_a_call_inside_of_one_that_was_discarded_is_timed(self, tmr, clock):
+        """The outer call gave its own stretch up; what it calls next by the same name stands for itself."""
+
+        @tmr.timed("f")
+        def f(inner):
+            clock.advance(1)
+            if inner:
+                tmr.discard("f")
+                f(inner=False)
+
+        f(inner=True)
+        assert ([1.0], 1) == (tmr.get_time("f"), tmr.snapshot().get("f").discarded)
+
+    def test_a_partial_of_an_object_whose_call_is_a_coroutine(self, tmr, clock):
+        """It is timed from its first step to its end, however deep the coroutine lies."""
+
+        class Step:
+            async def __call__(self, seconds, *, result):
+                await asyncio.sleep(0)
+                clock.advance(seconds)
+                return result
+
+        step = tmr.timed("f")(functools.partial(functools.partial(Step(), 2), result="done"))
+        assert "done" == asyncio.run(step())
+        assert [2.0] == tmr.get_time("f")
 
     def test_several_timers_and_keys_on_one_function(self, tmr, clock):
         """Decorators stack."""
@@ -377,6 +426,30 @@ class TestIterate:
         batches = tmr.iterate(Loader(clock), "load")
         assert (3, [0, 1, 2], [0, 1, 2]) == (len(batches), list(batches), list(batches))
         assert [4.0, 1.0, 1.0] * 2 == tmr.get_time("load")
+
+    def test_a_wait_that_was_left_open_is_discarded(self, tmr, clock):
+        """With a warning, as by a decorated function, and every item is still waited for and timed."""
+        tmr.start("IO")
+        with pytest.warns(TimingWarning, match="still open"):
+            assert [0, 1] == list(tmr.iterate(Loader(clock, 2)))
+        times = tmr.snapshot().get("IO")
+        assert (2, 1, 0) == (times.stats.count, times.discarded, times.running)
+
+    def test_a_loader_with_a_timing_error_of_its_own(self, tmr, clock):
+        """A wait that began here is closed here, whatever error comes out of it."""
+        with pytest.raises(RegionOpenError, match="theirs"):
+            list(tmr.iterate(Loader(clock, 1, RegionOpenError("theirs"))))
+        times = tmr.snapshot().get("IO")
+        assert (1, 1, 0) == (times.stats.count, times.failed, times.running)
+
+    def test_switched_off_from_the_start(self, tmr, clock):
+        """Every item comes, nothing is timed, and switching it on serves the rest of the loop."""
+        tmr.enabled = False
+        assert [0, 1, 2] == list(tmr.iterate(Loader(clock)))
+        assert [] == tmr.get_time("IO")
+        for i in tmr.iterate(Loader(clock)):
+            tmr.enabled = i == 0
+        assert 1 == tmr.get_time_stats("IO").count
 
     def test_what_has_no_length_gets_none(self, tmr):
         """A generator has no ``len`` before, and none after."""
