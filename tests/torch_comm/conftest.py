@@ -1,16 +1,16 @@
-"""Real ranks for the tests of communication: gloo processes under torchrun, or started one by one to be killed."""
+"""Real ranks for the tests of communication: gloo processes as under torchrun, or started one by one to be killed."""
 
 from __future__ import annotations
 
-import json
 import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-import suite_coverage
+from suite_ranks import Job, free_port
+
+if TYPE_CHECKING:
+    from suite_ranks import Program
 
 WORKERS = Path(__file__).parent / "workers"
 SWITCH = "DEEP500_TIMING_COMM_KERNEL"
@@ -18,86 +18,36 @@ SWITCH = "DEEP500_TIMING_COMM_KERNEL"
 os.environ[SWITCH] = "off"
 
 
-def _environment(**more: str) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("RANK", "WORLD_", "LOCAL_"))}
-    return {**kept, **suite_coverage.of_a_child(), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **more}
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 @pytest.fixture(scope="session")
-def torchrun(tmp_path_factory):
-    """Run a worker script on so many ranks; gives what each rank has left as JSON."""
+def torchrun(forks, tmp_path_factory):
+    """Run a worker script on so many ranks, as torchrun would; gives what each rank has left as JSON."""
 
-    def run(script: str, ranks: int, timeout_s: float = 100, **environment: str) -> list[dict]:
+    def run(script: str, ranks: int, timeout_s: float = 100, **variables: str) -> list[dict]:
         folder = tmp_path_factory.mktemp(f"{Path(script).stem}-{ranks}")
-        command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}", "--nnodes=1"]
-        command += ["--master-addr=127.0.0.1", f"--master-port={_free_port()}", str(WORKERS / script), str(folder)]
-        launcher = subprocess.Popen(
-            command,
-            env=_environment(**environment),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        try:
-            stdout, stderr = launcher.communicate(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            # The launcher ends its ranks when it is asked to end; killed, it would leave them behind.
-            launcher.terminate()
-            stdout, stderr = launcher.communicate(timeout=60)
-            pytest.fail(f"{script} on {ranks} ranks hung\n{stdout}\n{stderr}")
-        assert 0 == launcher.returncode, f"{stdout}\n{stderr}"
-        results = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
-        results[0]["stdout"] = stdout
-        results[0]["stderr"] = stderr
-        return results
+        command = [str(WORKERS / script), str(folder)]
+        return Job(folder, forks.start, command, ranks, agent=True, **variables).results(timeout_s)
 
     return run
 
 
 @pytest.fixture
-def processes(tmp_path):
+def processes(forks, tmp_path):
     """Start a worker script as so many ranks, each a process of its own that may be killed."""
-    started: list[subprocess.Popen] = []
+    jobs: list[Job] = []
 
-    def start(script: str, ranks: int, *arguments: str) -> list[subprocess.Popen]:
-        port = _free_port()
-        for rank in range(ranks):
-            environment = _environment(
-                RANK=str(rank),
-                WORLD_SIZE=str(ranks),
-                LOCAL_RANK=str(rank),
-                MASTER_ADDR="127.0.0.1",
-                MASTER_PORT=str(port),
-            )
-            started.append(
-                subprocess.Popen(
-                    [sys.executable, str(WORKERS / script), str(tmp_path), *arguments],
-                    env=environment,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    text=True,
-                )
-            )
-        return started
+    def start(script: str, ranks: int, *arguments: str) -> list[Program]:
+        jobs.append(Job(tmp_path, forks.start, [str(WORKERS / script), str(tmp_path), *arguments], ranks))
+        return jobs[-1].processes
 
     yield start
-    for process in started:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
+    for job in jobs:
+        job.kill()
 
 
-@pytest.fixture
-def free_port() -> int:
+@pytest.fixture(name="free_port")
+def _free_port() -> int:
     """A port that nobody listens on."""
-    return _free_port()
+    return free_port()
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,277 @@
+"""Programs that are forked off a process which has imported their libraries: a rank of a job begins in milliseconds.
+
+A process that imports PyTorch needs two seconds of the processor before its program begins, and a job has up to eight.
+So a process of the suite's own, the server, imports the libraries once, and is forked for each program. What is
+forked differs in little from an interpreter of its own: the program is ``__main__``, with its own environment,
+arguments, folder and output; it ends as an interpreter does; it bears the marks of ``suite_processes``.
+
+Nothing of this project is imported by the server, so that a program imports it itself, as a user's does. All that is
+forked has the server's seed of hashes. Where a process cannot be forked and watched so (elsewhere than on Linux), or
+where the environment has ``DEEP500_TIMING_TEST_FORKS=0``, programs are interpreters of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+import types
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+AVAILABLE = hasattr(os, "pidfd_open") and os.environ.get("DEEP500_TIMING_TEST_FORKS") != "0"
+MARK = "PYTEST_CURRENT_TEST"
+# Room for the name of a test.
+_MARK_BYTES = 1000
+# What a busy machine may need to import the libraries from disk, and to fork.
+_ANSWER_S = 120.0
+# Read when libraries are imported: a process with a second thread cannot be forked safely.
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+class Program(Protocol):
+    """What is running: the part of ``subprocess.Popen`` that tests of ranks use."""
+
+    pid: int
+    returncode: Any
+
+    def poll(self) -> int | None:
+        """The exit status, or ``None`` while it runs."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit status, waited for; raises ``subprocess.TimeoutExpired``."""
+
+    def kill(self) -> None:
+        """Kill it."""
+
+    def send_signal(self, sig: int) -> None:
+        """Send it a signal, unless it has ended."""
+
+
+class Fork:
+    """A program that a server has forked; see ``Program``."""
+
+    def __init__(self, server: Server, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._server = server
+
+    def poll(self) -> int | None:
+        """The exit status, or ``None`` while it runs."""
+        return self._server.status(self, 0.0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit status, waited for."""
+        status = self._server.status(self, timeout)
+        if status is None:
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+        return status
+
+    def send_signal(self, sig: int) -> None:
+        """Send it a signal, unless it has ended."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, sig)
+
+    def kill(self) -> None:
+        """Kill it."""
+        self.send_signal(signal.SIGKILL)
+
+
+class Server:
+    """A process that has imported libraries and is forked for programs; it ends with its owner's end of a pipe.
+
+    Args:
+        modules: What it imports.
+        environment: What else is in its environment while it imports them.
+    """
+
+    def __init__(self, modules: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
+        mark = {MARK: " " * _MARK_BYTES}  # No test's: several share the server.
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, *modules],
+            env={**kept, **_ONE_THREAD, **(environment or {}), **mark},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+        )
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._out, selectors.EVENT_READ)
+        self._text = b""
+        self._running: dict[int, Fork] = {}
+
+    @property
+    def _out(self) -> IO[bytes]:
+        assert self._process.stdout is not None
+        return self._process.stdout
+
+    def start(self, command: Sequence[str], environment: Mapping[str, str], output: Path) -> Fork:
+        """Fork a program: a script and its arguments, or ``-c``, a program's text and arguments.
+
+        What it prints goes to a file: a pipe that nobody reads would stop a program that says much.
+        """
+        asked = {
+            "command": [*command],
+            "environment": {**environment},
+            "output": str(output.absolute()),
+            "folder": str(Path.cwd()),
+        }
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # How it ended is told when its answer is read.
+            self._process.stdin.write(json.dumps(asked).encode() + b"\n")
+        until = time.monotonic() + _ANSWER_S
+        while True:
+            said = self._read(until - time.monotonic())
+            if said is None:
+                raise RuntimeError(f"the server of forks did not answer in {_ANSWER_S:g} s")
+            if "started" in said:
+                fork = self._running[said["started"]] = Fork(self, said["started"])
+                return fork
+
+    def status(self, fork: Fork, timeout: float | None) -> int | None:
+        """A fork's exit status, once it is there."""
+        until = None if timeout is None else time.monotonic() + timeout
+        while fork.returncode is None:
+            if self._read(None if until is None else max(until - time.monotonic(), 0.0)) is None:
+                break
+        return fork.returncode
+
+    def _read(self, timeout: float | None) -> dict[str, int] | None:
+        """What the server says next; ``None`` if it says nothing in time."""
+        while b"\n" not in self._text:
+            if not self._selector.select(None if timeout is None else max(timeout, 0.0)):
+                return None
+            more = os.read(self._out.fileno(), 1 << 16)
+            if not more:
+                raise RuntimeError(f"the server of forks has ended with status {self._process.wait()}")
+            self._text += more
+        line, _, self._text = self._text.partition(b"\n")
+        said: dict[str, int] = json.loads(line)
+        if "ended" in said and (fork := self._running.pop(said["ended"], None)) is not None:
+            fork.returncode = said["status"]
+        return said
+
+    def close(self) -> None:
+        """End it, and what it has forked."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._selector.close()
+        self._out.close()
+
+
+# --- in the server ---------------------------------------------------------------------------------------------------
+
+
+def _serve() -> dict[str, Any] | None:
+    """Fork a program for each line of the input; a fork is given what it was asked to be, the server ``None``."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run, which closes the input.
+    sends = os.dup(1)
+    os.dup2(2, 1)  # What a library prints when it is imported is no answer.
+    for module in sys.argv[1:]:
+        importlib.import_module(module)
+    ours = [name for name in sys.modules if name.startswith("deep500_timing")]
+    assert not ours, f"a program would find {ours} imported"
+    threads = len([*Path("/proc/self/task").iterdir()])
+    assert threads == 1, f"a process of {threads} threads cannot be forked safely"
+    getenv = ctypes.CDLL(None).getenv
+    getenv.restype = ctypes.c_void_p
+    mark = getenv(MARK.encode())
+    gc.collect()
+    gc.freeze()
+    children: dict[int, int] = {}
+    text = b""
+
+    def say(**said: int) -> None:
+        os.write(sends, json.dumps(said).encode() + b"\n")
+
+    with selectors.DefaultSelector() as selector:
+        selector.register(0, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                if key.fd != 0:
+                    pid = children.pop(key.fd)
+                    selector.unregister(key.fd)
+                    os.close(key.fd)
+                    say(ended=pid, status=os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+                    continue
+                more = os.read(0, 1 << 16)
+                text += more
+                while b"\n" in text:
+                    line, _, text = text.partition(b"\n")
+                    pid = os.fork()
+                    if not pid:
+                        for descriptor in (sends, *children):
+                            os.close(descriptor)
+                        asked: dict[str, Any] = json.loads(line)
+                        shown = asked["environment"].get(MARK, "").encode()[: _MARK_BYTES - 1]
+                        # Where /proc shows it, which is where a program that is executed has its environment.
+                        ctypes.memmove(mark, shown.ljust(_MARK_BYTES, b"\0"), _MARK_BYTES)
+                        return asked
+                    watched = os.pidfd_open(pid)
+                    children[watched] = pid
+                    selector.register(watched, selectors.EVENT_READ)
+                    say(started=pid)
+                if not more:
+                    for pid in children.values():
+                        os.kill(pid, signal.SIGKILL)
+                        os.waitpid(pid, 0)
+                    return None
+
+
+def _become(asked: dict[str, Any]) -> tuple[types.CodeType, dict[str, Any]]:
+    """Be the interpreter of a program; hand back what it executes."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.clear()
+    os.environ.update(asked["environment"])
+    for descriptor, path, how in (
+        (0, os.devnull, os.O_RDONLY),
+        (1, asked["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND),
+    ):
+        opened = os.open(path, how, 0o666)
+        os.dup2(opened, descriptor)
+        os.close(opened)
+    os.dup2(1, 2)
+    os.chdir(asked["folder"])
+    if "COVERAGE_PROCESS_CONFIG" in os.environ:
+        import coverage
+
+        coverage.process_startup()
+    if "numpy" in sys.modules:
+        # Else the state of the server, the same in each rank; Python's own generator is seeded anew by a fork.
+        sys.modules["numpy"].random.seed()
+    script, *arguments = asked["command"]
+    main = types.ModuleType("__main__")
+    if script == "-c":
+        text, *arguments = arguments
+        code = compile(text, "<string>", "exec")
+        sys.path[0] = ""
+    else:
+        code = compile(Path(script).read_bytes(), script, "exec")
+        main.__file__ = script
+        sys.path[0] = str(Path(script).parent)
+    sys.argv = [script, *arguments]
+    sys.modules["__main__"] = main
+    return code, main.__dict__
+
+
+if __name__ == "__main__" and (asked := _serve()) is not None:
+    exec(
+        *_become(asked)
+    )  # As the last thing, for an interpreter that ends is one of the program's, not of a function's.

@@ -1,0 +1,176 @@
+"""Real ranks for tests: processes that are started together, as a launcher would, and cannot outlive their test."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+import suite_coverage
+import suite_forks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from suite_forks import Program
+
+# What nearly every rank imports, or its first optimizer does, and nothing of this project.
+LIBRARIES = ("numpy", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.optim")
+# Launchers' variables that may be in the environment of the tests themselves.
+_LAUNCHERS = ("RANK", "WORLD_", "LOCAL_", "MASTER_", "TORCHELASTIC_")
+# What torchrun does: it keeps the job's store itself, and tells its ranks so.
+_AGENT = """
+import sys, time
+from datetime import timedelta
+from pathlib import Path
+from torch.distributed import TCPStore
+
+store = TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=60), wait_for_workers=False)
+path = Path(sys.argv[1])
+path.with_suffix(".part").write_text(str(store.port))
+path.with_suffix(".part").replace(path)
+time.sleep(3600)
+"""
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def environment(**more: str) -> dict[str, str]:
+    """What every rank's environment holds."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHERS)}
+    return {**kept, **suite_coverage.of_a_child(), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **more}
+
+
+def interpreter(command: Sequence[str], variables: dict[str, str], output: Path) -> Program:
+    """Start a program in an interpreter of its own, with its output in a file."""
+    with output.open("a") as file:
+        return subprocess.Popen(
+            [sys.executable, *command], env=variables, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT
+        )
+
+
+class Job:
+    """The ranks of one program.
+
+    Args:
+        folder: Where each rank writes what it found, ``RANK.json``, and its output is kept, ``RANK.log``.
+        start: What starts a program, given its command, environment and the file for its output.
+        command: A script and its arguments, or ``-c``, a program's text and arguments.
+        ranks: How many.
+        agent: Whether a process beside them keeps their store, as under torchrun; else rank 0 does.
+        variables: What else is in their environment.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        start: Callable[[Sequence[str], dict[str, str], Path], Program],
+        command: Sequence[str],
+        ranks: int,
+        *,
+        agent: bool = False,
+        **variables: str,
+    ) -> None:
+        self.folder = folder
+        self.processes: list[Program] = []
+        self._agent: Program | None = None
+        job = environment(MASTER_ADDR="127.0.0.1", WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks), **variables)
+        if agent:
+            port = folder / "port"
+            self._agent = start(["-c", _AGENT, str(port)], job, folder / "agent.log")
+            until = time.monotonic() + 60
+            while not port.exists():
+                if self._agent.poll() is not None or time.monotonic() > until:
+                    pytest.fail(f"no store for the ranks\n{self.text()}")
+                time.sleep(0.005)
+            job |= {"MASTER_PORT": port.read_text(), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+            job |= {"TORCHELASTIC_RUN_ID": "none", "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1"}
+        else:
+            job["MASTER_PORT"] = str(free_port())
+        for rank in range(ranks):
+            own = {**job, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            self.processes.append(start(command, own, folder / f"{rank}.log"))
+
+    def text(self, rank: int | None = None) -> str:
+        """What the ranks have printed, or one of them."""
+        if rank is not None:
+            return (self.folder / f"{rank}.log").read_text(errors="replace")
+        logs = sorted(self.folder.glob("*.log"))
+        return "\n".join(f"--- {one.name}\n{one.read_text(errors='replace')[-4000:]}" for one in logs)
+
+    def wait(self, timeout_s: float = 200) -> list[int | None]:
+        """The ranks' exit statuses, once all have ended or one has failed; the rest are then killed, as by torchrun.
+
+        ``None`` stands for a rank that had to be killed, as it had not ended by itself.
+        """
+        until = time.monotonic() + timeout_s
+        left = [*self.processes]
+        while left and time.monotonic() < until and not any(one.returncode for one in self.processes):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                left[0].wait(0.05)
+            left = [one for one in left if one.poll() is None]
+        statuses = [one.returncode for one in self.processes]
+        self.kill()
+        return statuses
+
+    def results(self, timeout_s: float = 200) -> list[dict]:
+        """What each rank has left as JSON; the test fails if they do not all end well in time."""
+        statuses = self.wait(timeout_s)
+        assert [0] * len(self.processes) == statuses, f"(None: hung, or killed after another failed)\n{self.text()}"
+        return [json.loads((self.folder / f"{rank}.json").read_text()) for rank in range(len(self.processes))]
+
+    def kill(self) -> None:
+        """End what is left."""
+        for process in [*self.processes, *([self._agent] if self._agent else [])]:
+            if process.poll() is None:
+                process.send_signal(signal.SIGCONT)
+                process.kill()
+            process.wait()
+
+
+class Forks:
+    """The servers of forks of a run, each started when it is first needed."""
+
+    def __init__(self) -> None:
+        self._servers: dict[tuple[str, ...], suite_forks.Server] = {}
+
+    def start(self, command: Sequence[str], variables: dict[str, str], output: Path) -> Program:
+        """Start a program that uses PyTorch."""
+        return self.start_with(LIBRARIES, command, variables, output)
+
+    def start_with(
+        self, libraries: tuple[str, ...], command: Sequence[str], variables: dict[str, str], output: Path
+    ) -> Program:
+        """Start a program with these libraries imported."""
+        if not suite_forks.AVAILABLE:
+            return interpreter(command, variables, output)
+        if libraries not in self._servers:
+            self._servers[libraries] = suite_forks.Server(libraries)
+        return self._servers[libraries].start(command, variables, output)
+
+    def close(self) -> None:
+        """End all of them."""
+        for server in self._servers.values():
+            server.close()
+
+
+@pytest.fixture(scope="session")
+def forks() -> Iterator[Forks]:
+    """Start programs that use PyTorch, in milliseconds: ``forks.start`` for ``Job``."""
+    forks = Forks()
+    yield forks
+    forks.close()
