@@ -14,6 +14,7 @@ _PACKAGE = Path(__file__).parent.parent
 for _name in (
     "_recording/intervals",
     "_recording/recorder",
+    "_recording/calls",
     "devices/_queue",
     "devices/_null",
     "timer",

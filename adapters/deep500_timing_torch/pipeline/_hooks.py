@@ -10,25 +10,17 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
+from deep500_timing._recording.calls import NotedItems, TimedCall, TimedIssue, TimedWaits
 from deep500_timing_torch.pipeline._actions import Kind
-from deep500_timing_torch.pipeline._notes import ISSUED, WAITED
 
 if TYPE_CHECKING:
-    from deep500_timing_torch.pipeline._notes import Label
     from deep500_timing_torch.pipeline._recorder import Recorder
 
-__all__ = ["ACTIVE", "Hooks", "stages_of"]
+__all__ = ["Hooks", "stages_of"]
 
 _ABSENT = object()
 
 
-class _Active(threading.local):
-    """Which recorder the batch on this thread belongs to."""
-
-    recorder: Recorder | None = None
-
-
-ACTIVE = _Active()
 _MESSAGES = {
     "get_fwd_recv_ops": (Kind.RECEIVE_ACTIVATION, Kind.WAIT_ACTIVATION, "is_first"),
     "get_fwd_send_ops": (Kind.SEND_ACTIVATION, Kind.WAIT_SENT, "is_last"),
@@ -36,13 +28,6 @@ _MESSAGES = {
     "get_bwd_send_ops": (Kind.SEND_GRADIENT, Kind.WAIT_SENT, "is_first"),
 }
 """What their issue and the wait for them is, and which stage has none."""
-
-
-class _Works(list[Any]):
-    """The handles of messages, with what each is."""
-
-    __slots__ = ("labels",)
-    labels: list[Label]
 
 
 def stages_of(schedule: Any) -> list[Any]:
@@ -66,25 +51,30 @@ class Hooks:
 
     def __init__(self, schedule: Any, recorder: Recorder) -> None:
         self._schedule = schedule
+        self._stages = stages_of(schedule)
         self._recorder = recorder
         self._replaced: list[tuple[Any, str, Any, Any]] = []
 
     def attach(self) -> None:
         """Put them in."""
         schedule = self._schedule
-        stages = stages_of(schedule)
+        stages = self._stages
         for stage in stages:
             for name, (issue, wait, without) in _MESSAGES.items():
                 if not getattr(stage, without):
-                    self._replace(stage, name, self._labelling(stage, name, issue, wait))
+                    self._replace(stage, name, self._messages(stage, name, issue, wait))
             self._replace(stage, "forward_one_chunk", self._pass(stage, "forward_one_chunk", Kind.FORWARD))
             self._replace(stage, "backward_one_chunk", self._backward(stage))
             name = "backward_weight_one_chunk"
             if hasattr(stage, name):
                 self._replace(stage, name, self._pass(stage, name, Kind.BACKWARD_WEIGHT))
         self._replace(schedule, "_step_microbatches", self._batch(schedule._step_microbatches))
-        if any(stage.is_last for stage in stages):
-            self._replace(schedule, "_maybe_compute_loss", self._loss(schedule._maybe_compute_loss))
+        for stage in stages:
+            if stage.is_last:
+                # Of the micro-batch whose forward pass was the last one.
+                code = self._recorder.codes.of(None, stage.stage_index)
+                loss = TimedCall(schedule._compute_loss, self._recorder.calls, code)
+                self._replace(schedule, "_compute_loss", loss)
         if hasattr(schedule, "_initialize_pp_stages"):
             self._replace(schedule, "_initialize_pp_stages", self._setup(schedule._initialize_pp_stages))
         _MODULE.acquire()
@@ -114,85 +104,64 @@ class Hooks:
             own = not recorder.is_open
             if own:
                 recorder.begin()
-            before, ACTIVE.recorder = ACTIVE.recorder, recorder
-            recorder.running = True
             try:
+                recorder.calls.begin()
                 result = original(*args, **kwargs)
             except BaseException:
-                recorder.running, ACTIVE.recorder = False, before
+                recorder.calls.end()
                 recorder.settle()
                 if own:
                     recorder.drop()
                 raise
-            recorder.running, ACTIVE.recorder = False, before
-            recorder.settle()
+            recorder.calls.end()
+            recorder.settle(self._skipped())
             if own:
                 recorder.commit()
             return result
 
         return step_microbatches
 
-    # What follows runs several times for each micro-batch, after a pass that has emptied the caches: a few short
-    # functions, whatever they need bound beforehand, that read the clock and note down whole numbers.
+    def _skipped(self) -> frozenset[int]:
+        """What is called in a batch without training as well, and does nothing then."""
+        codes, kinds = self._recorder.codes, (Kind.BACKWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
+        without = [stage.stage_index for stage in self._stages if not stage.has_backward]
+        return frozenset(codes.of(kind, index) for index in without for kind in kinds)
+
+    # What these put in runs several times for each micro-batch, after a pass that has emptied the caches.
 
     def _pass(self, stage: Any, name: str, kind: Kind) -> Any:
-        recorder, original = self._recorder, getattr(stage, name)
-        now_ns, note, code = recorder.now_ns, recorder.noted.append, recorder.codes.of(kind, stage.stage_index)
-
-        def one_chunk(*args: Any, **kwargs: Any) -> Any:
-            if not recorder.running:
-                return original(*args, **kwargs)
-            start_ns = now_ns()
-            result = original(*args, **kwargs)
-            note((code, args[0] if args else -1, start_ns, now_ns(), -1))
-            return result
+        recorder, original, code = (
+            self._recorder,
+            getattr(stage, name),
+            self._recorder.codes.of(kind, stage.stage_index),
+        )
+        if not recorder.gpu:
+            return TimedCall(original, recorder.calls, code)
 
         def one_chunk_on_device(chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-            if not recorder.running:
+            if not recorder.calls.active:
                 return original(chunk_id, *args, **kwargs)
             return recorder.run_on_device(code, chunk_id, lambda: original(chunk_id, *args, **kwargs))
 
-        return one_chunk_on_device if recorder.gpu else one_chunk
+        return one_chunk_on_device
 
     def _backward(self, stage: Any) -> Any:
         recorder, original, index = self._recorder, stage.backward_one_chunk, stage.stage_index
-        now_ns, note = recorder.now_ns, recorder.noted.append
         whole, part = recorder.codes.of(Kind.BACKWARD, index), recorder.codes.of(Kind.BACKWARD_INPUT, index)
-
-        def backward_one_chunk(*args: Any, **kwargs: Any) -> Any:
-            if not (recorder.running and stage.has_backward):
-                return original(*args, **kwargs)
-            start_ns = now_ns()
-            result = original(*args, **kwargs)
-            end_ns = now_ns()
-            code = part if "full_backward" in kwargs and not kwargs["full_backward"] else whole
-            note((code, args[0] if args else -1, start_ns, end_ns, -1))
-            return result
+        if not recorder.gpu:
+            return TimedCall(original, recorder.calls, whole, "full_backward", part)
 
         def backward_on_device(chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-            if not (recorder.running and stage.has_backward):
+            if not (recorder.calls.active and stage.has_backward):
                 return original(chunk_id, *args, **kwargs)
             code = whole if kwargs.get("full_backward", True) else part
             return recorder.run_on_device(code, chunk_id, lambda: original(chunk_id, *args, **kwargs))
 
-        return backward_on_device if recorder.gpu else backward_one_chunk
+        return backward_on_device
 
-    def _loss(self, original: Any) -> Any:
-        recorder = self._recorder
-        now_ns, note = recorder.now_ns, recorder.noted.append
-        codes = {stage.stage_index: recorder.codes.of(None, stage.stage_index) for stage in stages_of(self._schedule)}
-
-        def maybe_compute_loss(
-            stage: Any, output: Any, target_mbs: Any, mb_index: int, *args: Any, **kwargs: Any
-        ) -> Any:
-            if not (recorder.running and stage.is_last):
-                return original(stage, output, target_mbs, mb_index, *args, **kwargs)
-            start_ns = now_ns()
-            result = original(stage, output, target_mbs, mb_index, *args, **kwargs)
-            note((codes[stage.stage_index], mb_index, start_ns, now_ns(), -1))
-            return result
-
-        return maybe_compute_loss
+    def _messages(self, stage: Any, name: str, issue: Kind, wait: Kind) -> Any:
+        of, index = self._recorder.codes.of, stage.stage_index
+        return NotedItems(getattr(stage, name), self._recorder.calls, of(issue, index), of(wait, index))
 
     def _setup(self, original: Any) -> Any:
         recorder, schedule = self._recorder, self._schedule
@@ -210,20 +179,6 @@ class Hooks:
 
         return initialize_pp_stages
 
-    def _labelling(self, stage: Any, name: str, issue: Kind, wait: Kind) -> Any:
-        recorder, original, index = self._recorder, getattr(stage, name), stage.stage_index
-        issued, waited = recorder.codes.of(issue, index), recorder.codes.of(wait, index)
-
-        def get_ops(chunk_id: int) -> Any:
-            ops = original(chunk_id)
-            if recorder.running:
-                label = (issued, waited, chunk_id)
-                for op in ops:
-                    op._deep500_timing_label = label
-            return ops
-
-        return get_ops
-
 
 class _Module:
     """The functions of ``torch.distributed.pipelining.schedules`` that issue messages and wait for them."""
@@ -231,7 +186,7 @@ class _Module:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._users = 0
-        self._originals: dict[str, Any] = {}
+        self._replaced: list[tuple[str, Any, Any]] = []
 
     def acquire(self) -> None:
         """Replace them, unless they are."""
@@ -240,10 +195,13 @@ class _Module:
         with self._lock:
             self._users += 1
             if self._users == 1:
-                names = {"_batch_p2p": _timed_issue, "_wait_batch_p2p": _timed_wait}
-                for name, make in names.items():
-                    self._originals[name] = getattr(schedules, name)
-                    setattr(schedules, name, make(self._originals[name]))
+                for name, kind in (("_batch_p2p", TimedIssue), ("_wait_batch_p2p", TimedWaits)):
+                    original = getattr(schedules, name)
+                    # What somebody else has put in its place may do more.
+                    of_pytorch = getattr(original, "__module__", "") == schedules.__name__
+                    ours = kind(original, of_pytorch)
+                    self._replaced.append((name, original, ours))
+                    setattr(schedules, name, ours)
 
     def release(self) -> None:
         """Put the originals back when nobody is left."""
@@ -252,68 +210,10 @@ class _Module:
         with self._lock:
             self._users -= 1
             if self._users == 0:
-                for name, original in self._originals.items():
-                    if getattr(getattr(schedules, name), "_deep500_timing", False):
+                for name, original, ours in self._replaced:
+                    if getattr(schedules, name) is ours:
                         setattr(schedules, name, original)
-                self._originals = {}
+                self._replaced = []
 
 
 _MODULE = _Module()
-
-
-def _timed_issue(original: Any) -> Any:
-    active = ACTIVE
-
-    def batch_p2p(p2p_ops: list[Any], *args: Any, **kwargs: Any) -> Any:
-        if not p2p_ops:
-            return []  # As PyTorch does; the first and the last stage ask half of the time.
-        recorder = active.recorder
-        if recorder is None:
-            return original(p2p_ops, *args, **kwargs)
-        now_ns = recorder.now_ns
-        start_ns = now_ns()
-        works = original(p2p_ops, *args, **kwargs)
-        end_ns = now_ns()
-        labels: list[Label] = []
-        for op in p2p_ops:
-            try:
-                labels.append(op._deep500_timing_label)
-            except AttributeError:
-                continue  # Somebody else's message.
-        recorder.noted.append((ISSUED, labels, start_ns, end_ns, -1))
-        if type(works) is list and len(labels) == len(p2p_ops):
-            works = _Works(works)
-            works.labels = labels
-        return works
-
-    batch_p2p._deep500_timing = True  # type: ignore[attr-defined]
-    return batch_p2p
-
-
-def _timed_wait(original: Any) -> Any:
-    active = ACTIVE
-    # What somebody else has put in its place does more than to wait.
-    of_pytorch = getattr(original, "__module__", "") == "torch.distributed.pipelining.schedules"
-
-    def wait_batch_p2p(work: Any) -> Any:
-        if not work:
-            return None
-        recorder = active.recorder
-        if recorder is None:
-            return original(work)
-        now_ns = recorder.now_ns
-        labels = work.labels if type(work) is _Works else ()
-        times_ns = [now_ns()]
-        if of_pytorch and len(labels) == len(work):
-            # As PyTorch does: one by one, in their order.
-            for one in work:
-                one.wait()
-                times_ns.append(now_ns())
-        else:
-            original(work)
-            times_ns.append(now_ns())
-        recorder.noted.append((WAITED, labels, times_ns, 0, -1))
-        return None
-
-    wait_batch_p2p._deep500_timing = True  # type: ignore[attr-defined]
-    return wait_batch_p2p

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from deep500_timing import Timer
 from deep500_timing._ground.warn import warn_once
+from deep500_timing._recording.calls import CallLog
 from deep500_timing_torch.pipeline._actions import Action, Kind
-from deep500_timing_torch.pipeline._notes import REGIONS, Codes, Event, Note, events_of
+from deep500_timing_torch.pipeline._notes import REGIONS, Codes, Event, events_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
+
+    from deep500_timing._recording.calls import Row
 
 __all__ = ["TABLE", "Batch", "Recorder"]
 
@@ -41,7 +44,7 @@ class Batch(NamedTuple):
         warm_up: Whether shapes were exchanged in it, which is not training.
         rank: Which one, in the pipeline.
         peak_bytes: The most memory of the device that tensors had in the batch; None without a device.
-        notes: What was noted down, in the order in which it ended; messages still as they were issued and waited for.
+        notes: What was noted down, in the order in which it ended.
         codes: What their codes stand for.
     """
 
@@ -49,13 +52,13 @@ class Batch(NamedTuple):
     warm_up: bool
     rank: int
     peak_bytes: int | None
-    notes: tuple[Note, ...]
+    notes: tuple[Row, ...]
     codes: Codes
 
     @property
     def events(self) -> list[Event]:
         """What was done, in the order in which it ended, on the host's clock."""
-        return events_of(self.codes.message_by_message(self.notes), self.codes)
+        return events_of(self.notes, self.codes)
 
     @property
     def actions(self) -> tuple[Action, ...]:
@@ -96,16 +99,14 @@ class Recorder:
         self.faults = 0
         self.batches: deque[Batch] = deque(maxlen=keep)
         self.begun = 0
-        self.running = False
-        """Whether its schedule is running micro-batches now."""
         self.now_ns = self._clock_of(timer)
         """The timer's clock; -1, and a warning, if it fails. What has such a time is not kept."""
-        self.noted: list[Note] = []
-        """What hooks have noted down in the batch under way and :meth:`settle` makes regions and events of. An append
-        is all that stands between two actions; the rest is done once for a batch, when its code is warm."""
+        self.calls = CallLog(None if self.now_ns == timer.now_ns else self.now_ns)
+        """What hooks have noted down in the batch under way and :meth:`settle` makes regions and events of. Nothing
+        else stands between two actions; the rest is done once for a batch, when its code is warm."""
         self.codes = Codes(evaluation)
         """By what numbers they note it down."""
-        self._notes: list[Note] = []
+        self._notes: list[Row] = []
         self._warm_up = False
         self._open = False
         self._labels: dict[tuple[Kind, int], str] = {}
@@ -138,21 +139,24 @@ class Recorder:
         except Exception as error:
             self.fault(f"a {kind.value}", error)
 
-    def settle(self) -> None:
-        """Record the regions of what was noted down since the last time, below the region that is open now."""
-        noted = self.noted
-        if not noted:
-            return
-        record, regions = self.timer.record, self.codes.regions
-        # What is kept is what was noted: messages are told apart once more when somebody asks for the batch's actions.
-        for code, _, start_ns, end_ns, ordinal in self.codes.message_by_message(noted):
+    def settle(self, skipped: Collection[int] = ()) -> None:
+        """Record the regions of what was noted down since the last time, below the region that is open now.
+
+        Args:
+            skipped: The codes of what did nothing.
+        """
+        codes = self.codes
+        rows = self.calls.take(codes.going, codes.of(Kind.WAIT_SENT, -1))
+        if skipped:
+            rows = [row for row in rows if row[0] not in skipped]
+        record, regions = self.timer.record, codes.regions
+        for code, _, start_ns, end_ns, ordinal in rows:
             try:
                 if ordinal < 0 and start_ns >= 0 and end_ns >= 0:
                     record(regions[code], start_ns, end_ns)
             except Exception as error:
                 self.fault("an action", error)
-        self._notes += noted
-        noted.clear()
+        self._notes += rows
 
     def run_on_device(self, code: int, microbatch: int, work: Any) -> Any:
         """Do work that is timed on the device as well."""
@@ -161,13 +165,13 @@ class Recorder:
         with self.timer.region(name, gpu=True):
             result = work()
         ordinal = self._on_device[name] = self._on_device.get(name, -1) + 1
-        self.noted.append((code, microbatch, start_ns, self.now_ns(), ordinal))
+        self.calls.note(code, microbatch, start_ns, self.now_ns(), ordinal)
         return result
 
     def begin(self) -> None:
         """A batch begins."""
         self._notes = []
-        self.noted.clear()
+        self.calls.raw()
         self._warm_up = False
         self._open = True
 

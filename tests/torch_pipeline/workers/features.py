@@ -340,7 +340,7 @@ def faulty(_):
             setattr(broken, name, fail)
         with instrument_schedule(schedule, broken) as times:
             values = train(schedule)
-        found[name] = {"values": values, "faults": times.faults, "left": times.recorder.noted}
+        found[name] = {"values": values, "faults": times.faults, "left": times.recorder.calls.raw()}
     return found
 
 
