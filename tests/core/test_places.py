@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from deep500_timing import Timer
+from deep500_timing._recording.intervals import Intervals
+from deep500_timing._summary.nesting import ENDLESS, Paths
+from deep500_timing._summary.places import _read
 from deep500_timing.testing import ManualClock
 
 NAMES = "abc"
@@ -92,6 +97,39 @@ def test_what_is_forgotten_stands_where_the_newest_lie(clock):
     assert pytest.approx(0.2, rel=0.01) == inside.share
     assert pytest.approx(batch.stats.total - inside.stats.total) == batch.rest_s
     assert pytest.approx(1.0, rel=0.01) == batch.share
+    assert inside.rest_s is None
+
+
+def test_what_is_forgotten_and_all_warm_up_has_a_place(clock):
+    """Its times are not told, nor is a share of them, and what holds it is told with all its time as rest."""
+    tmr = Timer(clock=clock, keep_last=10, skip_first=1000)
+    for number in range(2000):
+        with tmr.region("BATCH"):
+            clock.advance(0.01)
+            if number % 2:
+                with tmr.region("IO"):
+                    clock.advance(0.01)
+    batch, inside = place(tmr, "BATCH"), place(tmr, "BATCH", "IO")
+    assert (1000, 1000, True) == (batch.stats.count, batch.warm_up, batch.is_estimate)
+    assert (None, None, None, True) == (inside.stats, inside.share, inside.rest_s, inside.is_estimate)
+    assert pytest.approx(batch.stats.total) == batch.rest_s
+
+
+def test_what_ends_while_it_is_read_is_there_once():
+    """Found open, and its interval is kept when that is asked for: it has ended, and is not open as well."""
+
+    def rows(open_ns, *pairs):
+        intervals = Intervals(-1, 0)
+        for pair in pairs:
+            intervals.append(*pair)
+        region = SimpleNamespace(name="a", is_open=True, _start_ns=open_ns, _intervals=intervals, _thread=object())
+        kept, _ = _read([region], ["a"], Paths())
+        return list(zip(kept.starts.tolist(), kept.ends.tolist(), strict=True))
+
+    assert [(5, 9)] == rows(5, (5, 9))
+    assert [(1, 3), (5, 9)] == rows(5, (1, 3), (5, 9))
+    assert [(1, 3), (5, ENDLESS)] == rows(5, (1, 3))
+    assert [(5, ENDLESS)] == rows(5)
 
 
 def test_threads_do_not_nest_in_each_other(tmr, clock):
@@ -118,6 +156,53 @@ def test_device_times_have_the_place_of_their_region(clock, device):
     assert (2, 4.0) == _count_and_total(place(tmr, "TRAIN", "FORWARD", device="GPU"))
     assert (1, 3.0) == _count_and_total(place(tmr, "EVAL", "FORWARD", device="GPU"))
     assert pytest.approx(1.0) == place(tmr, "EVAL", "FORWARD", device="GPU").share
+
+
+def test_device_times_lie_in_each_other(clock, device):
+    """Each has its share of what is right around it, at any depth."""
+    tmr = Timer(device, clock=clock)
+    with tmr.region("EPOCH", gpu=True):
+        clock.advance(0.001)
+        device.launch(2.0)
+        with tmr.region("BATCH", gpu=True):
+            clock.advance(0.001)
+            device.launch(3.0)
+            with tmr.region("FORWARD", gpu=True):
+                clock.advance(0.001)
+                device.launch(1.0)
+    device.finish()
+    tmr.complete_all()
+    paths = [("EPOCH",), ("EPOCH", "BATCH"), ("EPOCH", "BATCH", "FORWARD")]
+    found = [place(tmr, *path, device="GPU") for path in paths]
+    assert [None, 4 / 6, 1 / 4] == [one.share for one in found]
+    assert [False] * 3 == [one.is_estimate for one in found]
+
+
+def test_a_device_time_that_is_on_its_way_moves_no_other(clock, device):
+    """Where host and device have not as many, the device's times lie where the region mostly is."""
+    tmr = Timer(device, clock=clock)
+    for outer in ("TRAIN", "TRAIN", "EVAL"):
+        with tmr.region(outer), tmr.region("FORWARD", gpu=True):
+            device.launch(1.0)
+            clock.advance(1.0)
+        if outer == "TRAIN":
+            device.finish()
+    found = [one for one in tmr.snapshot(places=True).places if one.device == "GPU"]
+    assert [("TRAIN", "FORWARD")] == [one.path for one in found]
+    assert (2, 2.0) == _count_and_total(found[0])
+
+
+def test_device_times_that_are_forgotten_are_those_of_the_whole_run(clock, device):
+    """With ``keep_last`` they stand where their region is, and it is said to be an estimate."""
+    tmr = Timer(device, clock=clock, keep_last=3)
+    for _ in range(600):
+        with tmr.region("FORWARD", gpu=True):
+            device.launch(0.001)
+            clock.advance(0.001)
+        device.finish()
+    tmr.complete_all()
+    found = place(tmr, "FORWARD", device="GPU")
+    assert (600, pytest.approx(0.6), True) == (*_count_and_total(found), found.is_estimate)
 
 
 def _count_and_total(found):
@@ -206,6 +291,8 @@ def test_any_intervals_lie_where_a_look_at_every_pair_puts_them(spans, elsewhere
     thread = threading.Thread(target=record, args=(elsewhere,))
     thread.start()
     thread.join()
+    with np.errstate(all="raise"):
+        places = tmr.snapshot(places=True).places
     expected = by_hand([*rows_of(spans, skip_first), *rows_of(elsewhere, skip_first)])
     actual = {
         found.path: {
@@ -215,7 +302,7 @@ def test_any_intervals_lie_where_a_look_at_every_pair_puts_them(spans, elsewhere
             "warm_up_s": found.warm_up_s,
             "trend": list(found.trend),
         }
-        for found in tmr.snapshot(places=True).places
+        for found in places
     }
     assert expected.keys() == actual.keys()
     for path, values in expected.items():
