@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import random
 import threading
 import time
-from collections import Counter, deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing.exceptions import ExportError
 from deep500_timing.exporters import _exit
+from deep500_timing.exporters._outage import Outage
 from deep500_timing.exporters._reports import Report, ReportQueue
-from deep500_timing.exporters._trouble import BusyError, is_outage, reason_of
+from deep500_timing.exporters._trouble import BusyError, is_outage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -21,16 +20,8 @@ if TYPE_CHECKING:
 
 CAPACITY = 256
 """Reports that may wait for one service; beyond it the oldest are dropped."""
-FIRST_PAUSE_S = 0.5
-LONGEST_PAUSE_S = 30.0
-HURRIED_PAUSE_S = 0.2
-"""The longest pause while the program waits to end."""
-BUSY_PAUSE_S = 0.5
 MOST_FAILURES = 5
 """How often a report may meet an error of a service that answers (500) before the report is blamed."""
-
-# Not the module's functions, whose state belongs to the user's run.
-_random = random.Random()
 
 
 class BackgroundCaller:
@@ -85,15 +76,9 @@ class BackgroundCaller:
         self._queue = ReportQueue(self._capacity)
         self._flying: list[Report] = []
         self._thread: threading.Thread | None = None
-        self._failures = 0
-        self._down_count = 0
-        self._retry_at = 0.0
+        self._outage = Outage(self.service, self._capacity, self._clock)
         self._parked = False
-        self._hurried = False
         self._gave_up = False
-        self._untold = 0
-        self._lost_of: Counter[str] = Counter()
-        self._news: deque[tuple[str, str]] = deque(maxlen=16)
 
     def after_fork_in_child(self) -> None:
         """Forget what belongs to the parent: its thread, its lock, its reports."""
@@ -136,15 +121,15 @@ class BackgroundCaller:
         with self._changed:
             for oldest in self._queue.make_room(size):
                 self._lose(oldest, None)
-                self._say(
+                self._outage.say(
                     "full",
                     f"{self.service} takes reports of times more slowly than they come; the queue is full, and the "
                     f"oldest are lost and counted",
                 )
             account.pending += 1
             self._queue.append(report)
-            if insist or not self._failures:
-                self._retry_at = 0.0
+            if insist or not self._outage.failures:
+                self._outage.retry_at = 0.0
             self._parked = False
             self._wake()
             self._wait_for(report, wait_s)
@@ -156,12 +141,12 @@ class BackgroundCaller:
     def _wait_for(self, report: Report, wait_s: float) -> None:
         allowed_s = wait_s if report.insists or _exit.has_begun() else max(wait_s - self._waited_s, 0.0)
         begin = now = self._clock()
-        while not (report.settled or self._parked) and (report.insists or not self._failures):
+        while not (report.settled or self._parked) and (report.insists or not self._outage.failures):
             left_s = begin + allowed_s - now
             if left_s <= 0:
                 # Many short waits may use up what is allowed as well, which is no trouble to tell.
                 if not report.insists and allowed_s > wait_s / 2:
-                    self._say(
+                    self._outage.say(
                         "slow",
                         f"{self.service} has not answered within {allowed_s:.3g} s; from now on reports of "
                         f"times wait for it in a queue, and training does not",
@@ -188,13 +173,13 @@ class BackgroundCaller:
             ExportError: Some have not arrived.
         """
         with self._changed:
-            if account.pending and self._failures:
-                self._retry_at = 0.0
+            if account.pending and self._outage.failures:
+                self._outage.retry_at = 0.0
                 self._wake()
-            outages = self._down_count
+            outages = self._outage.failures_in_all
             begin = now = self._clock()
             allowed_s = 0.0 if self._gave_up else timeout_s
-            while account.pending and not self._parked and outages == self._down_count:
+            while account.pending and not self._parked and outages == self._outage.failures_in_all:
                 left_s = begin + allowed_s - now
                 if left_s <= 0:
                     self._gave_up = True
@@ -204,17 +189,15 @@ class BackgroundCaller:
             if not account.pending or self._parked:
                 return
             pending = account.pending
-            why = f"has not answered within {timeout_s:g} s" if outages == self._down_count else "does not answer"
+            told = outages != self._outage.failures_in_all
+            why = "does not answer" if told else f"has not answered within {timeout_s:g} s"
         raise ExportError(
             f"{self.service} {why}; {pending} report(s) wait for it and are tried again in the background"
         )
 
     def take_news(self) -> list[tuple[str, str]]:
         """What happened since: pairs of a kind of trouble and a sentence; each is handed out once."""
-        news = []
-        while self._news:
-            news.append(self._news.popleft())
-        return news
+        return self._outage.take_news()
 
     # The end of the program
 
@@ -226,8 +209,8 @@ class BackgroundCaller:
         """
         with self._changed:
             waiting = (*self._queue, *self._flying)
-            self._hurried = True
-            self._retry_at = 0.0
+            self._outage.hurried = True
+            self._outage.retry_at = 0.0
             self._parked = False
             if waiting:
                 self._wake()
@@ -260,11 +243,7 @@ class BackgroundCaller:
             self._queue.clear()
             self._flying = []
             self._changed.notify_all()
-            lost, self._lost_of = self._lost_of, Counter()
-            return [
-                f"{self.service} has not taken {count} report(s) of times of {name} in all; they are lost."
-                for name, count in lost.items()
-            ]
+            return self._outage.take_losses()
 
     # The thread's side
 
@@ -284,7 +263,7 @@ class BackgroundCaller:
         while self._wait_for_work(linger):
             error: Exception | None = None
             reports = self._flying
-            if self._failures and self._probe is not None:
+            if self._outage.failures and self._probe is not None:
                 error = _error_of(self._probe)
             if error is None:
                 payloads = [report.payload for report in reports]
@@ -300,7 +279,7 @@ class BackgroundCaller:
     def _wait_for_work(self, linger: bool) -> bool:
         with self._changed:
             while self._queue:
-                left_s = self._retry_at - self._clock()
+                left_s = self._outage.retry_at - self._clock()
                 if left_s <= 0:
                     self._flying = self._queue.take(self._most_numbers)
                     return True
@@ -317,17 +296,18 @@ class BackgroundCaller:
         if isinstance(error, BusyError):
             self._queue.put_back(reports)
             self._parked = True
-            self._retry_at = self._clock() + BUSY_PAUSE_S
+            self._outage.note_busy()
             return
         if error is not None and is_outage(error):
-            self._note_outage(error)
+            self._outage.note_failure(error)
             blamed = [report for report in reports if report.failures >= MOST_FAILURES]
             self._queue.put_back([report for report in reports if report.failures < MOST_FAILURES])
             for report in (*blamed, *(report for report in self._queue if report.insists)):
                 self._lose(report, error)
             self._queue.forget_settled()
             return
-        self._note_answer()
+        self._parked = self._gave_up = False
+        self._outage.note_answer()
         if error is None:
             for report in reports:
                 report.settled = True
@@ -341,32 +321,6 @@ class BackgroundCaller:
                 report.alone = True
             self._queue.put_back(reports)
 
-    def _note_outage(self, error: Exception) -> None:
-        self._failures += 1
-        self._down_count += 1
-        longest = HURRIED_PAUSE_S if self._hurried else LONGEST_PAUSE_S
-        pause_s = min(FIRST_PAUSE_S * 2 ** min(self._failures - 1, 20), longest)
-        # Spread, so that a thousand ranks do not ask at once.
-        self._retry_at = self._clock() + pause_s * _random.uniform(0.75, 1.0)
-        self._say(
-            "down",
-            f"{self.service} does not answer ({reason_of(error)}); reports of times wait in a queue, "
-            f"{self._capacity} at most, and are tried again in the background",
-        )
-
-    def _note_answer(self) -> None:
-        self._parked = self._gave_up = False
-        if not self._failures:
-            return
-        self._failures = 0
-        self._retry_at = 0.0
-        if self._untold:
-            self._say(
-                f"back {self._down_count}",
-                f"{self.service} takes reports again; {self._untold} report(s) of times were lost in between",
-            )
-            self._untold = 0
-
     def _lose(self, report: Report, error: Exception | None) -> None:
         if report.settled:
             return
@@ -374,16 +328,11 @@ class BackgroundCaller:
         report.settled = True
         account.pending -= 1
         account.lost += 1
-        self._lost_of[account.name] += 1
-        if error is None:
-            self._untold += 1
-        else:
+        self._outage.note_loss(account.name, reported=error is not None)
+        if error is not None:
             report.error = error
             if not report.insists:
                 account.errors.append(error)
-
-    def _say(self, kind: str, sentence: str) -> None:
-        self._news.append((kind, sentence))
 
 
 def _error_of(call: Callable[..., object], *arguments: Any) -> Exception | None:

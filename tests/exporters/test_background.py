@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from deep500_timing.exceptions import ExportError
-from deep500_timing.exporters import _background
+from deep500_timing.exporters import _background, _outage
 from deep500_timing.exporters._background import BackgroundCaller
 from deep500_timing.exporters._reports import CAPACITY_IN_NUMBERS, Account
 from deep500_timing.exporters._trouble import BusyError, UnavailableError
@@ -65,7 +65,7 @@ def account():
 @pytest.fixture
 def caller_of(clock, service, monkeypatch):
     """Make a caller of the service on that clock, whose pauses are not spread."""
-    monkeypatch.setattr(_background._random, "uniform", lambda low, high: 1.0)
+    monkeypatch.setattr(_outage._random, "uniform", lambda low, high: 1.0)
     made = []
 
     def make(**settings):
@@ -93,7 +93,7 @@ def settle(caller):
 def attempt(caller, service, clock):
     """Let the pause that is on run out, and the next attempt come to its end."""
     calls = len(service.calls)
-    clock.advance(caller._retry_at - clock.now_ns() / 1e9)
+    clock.advance(caller._outage.retry_at - clock.now_ns() / 1e9)
     with caller._changed:
         caller._changed.notify_all()
         assert caller._changed.wait_for(lambda: len(service.calls) > calls and not caller._flying, WAIT_S)
@@ -283,7 +283,7 @@ def test_pauses_grow_and_are_bounded(caller_of, service, account, clock):
     settle(caller)
     pauses = []
     for _ in range(9):
-        pauses.append(caller._retry_at - clock.now_ns() / 1e9)
+        pauses.append(caller._outage.retry_at - clock.now_ns() / 1e9)
         attempt(caller, service, clock)
 
     assert [0.5, 1, 2, 4, 8, 16, 30, 30, 30] == pytest.approx(pauses)
@@ -319,7 +319,7 @@ def test_a_service_that_was_down_is_asked_before_it_gets_reports(caller_of, serv
     settle(caller)
     service.error = None
     for number in range(1, 4):
-        clock.advance(caller._retry_at - clock.now_ns() / 1e9)
+        clock.advance(caller._outage.retry_at - clock.now_ns() / 1e9)
         with caller._changed:
             caller._changed.notify_all()
             caller._changed.wait_for(lambda: len(asked) >= number and not caller._flying, WAIT_S)  # noqa: B023
@@ -480,10 +480,10 @@ def test_a_report_does_not_end_a_pause(caller_of, service, account):
     service.error = ConnectionError("refused")
     caller.send(0, account, wait_s=WAIT_S)
     settle(caller)
-    due = caller._retry_at
+    due = caller._outage.retry_at
     caller.send(1, account)
 
-    assert (due, 1) == (caller._retry_at, len(service.calls))
+    assert (due, 1) == (caller._outage.retry_at, len(service.calls))
 
 
 def test_flushing_waits_in_vain_once(caller_of, service, account, clock):

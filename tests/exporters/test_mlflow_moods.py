@@ -11,7 +11,7 @@ import pytest
 
 from deep500_timing import Timer
 from deep500_timing.exceptions import ExportError, TimingWarning
-from deep500_timing.exporters import MlflowExporter, _background, _mlflow_server
+from deep500_timing.exporters import MlflowExporter, _mlflow_server, _outage
 
 mlflow = pytest.importorskip("mlflow")
 
@@ -25,7 +25,7 @@ def _tracking(monkeypatch, moody):
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     callers = {}
     monkeypatch.setattr(_mlflow_server, "_callers", callers)
-    monkeypatch.setattr(_background, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(_outage, "FIRST_PAUSE_S", 0.01)
     mlflow.set_tracking_uri(moody.uri)
     yield
     mlflow.set_tracking_uri(None)
@@ -171,8 +171,8 @@ def test_a_strict_report_raises_and_is_not_sent_later(moody, snapshot):
 def test_mlflows_own_retries_are_not_used(moody, snapshot, monkeypatch):
     """Whatever MLflow is set to, a request of ours is made once, so that our queue decides."""
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "7")
-    monkeypatch.setattr(_background, "FIRST_PAUSE_S", 1000.0)
-    monkeypatch.setattr(_background, "LONGEST_PAUSE_S", 1000.0)
+    monkeypatch.setattr(_outage, "FIRST_PAUSE_S", 1000.0)
+    monkeypatch.setattr(_outage, "LONGEST_PAUSE_S", 1000.0)
     moody.mood = lambda path, body: 503
     exporter = MlflowExporter("p", run_id=A, timeout_s=WAIT_S)
     with pytest.warns(TimingWarning, match="does not answer"):
