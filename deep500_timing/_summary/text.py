@@ -78,8 +78,10 @@ def format_ms(seconds: float | None, *, mark: str = "") -> str:
 
 
 def format_share(share: float | None) -> str:
-    """A share of 1, such as ``"46%"``."""
-    return UNKNOWN if share is None or not math.isfinite(share) else f"{share:.0%}"
+    """A share of 1, such as ``"46 %"``; what is there and rounds to nothing is ``"<1 %"``."""
+    if share is None or not math.isfinite(share):
+        return UNKNOWN
+    return "<1 %" if 0 < share < 0.005 else f"{100 * share:.0f} %"
 
 
 def _unit_of(seconds: float) -> tuple[float, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from deep500_timing._summary.text import UNKNOWN, time_units
+from deep500_timing._summary.text import UNKNOWN, format_share, time_units
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,12 +70,8 @@ def _cell(value: float | None, scale: float, unit: str, most: int) -> str:
 
 
 def share(value: float | None) -> str:
-    """A share of 1, such as ``"37 %"``; what is there and rounds to nothing is below 1."""
-    if value is None:
-        return ""
-    if 0 < value < 0.005:
-        return "<1 %"
-    return f"{100 * value:.0f} %"
+    """A share of 1, such as ``"37 %"``; an empty cell where there is none."""
+    return "" if value is None else format_share(value)
 
 
 def course(node: Node) -> str:

@@ -194,7 +194,9 @@ def test_what_is_unknown_is_one_sign_in_tables_and_one_word_in_logs():
         (lambda: deepspeed_rate(12.3456789), "12.3456789"),
         (lambda: format_ms(0.0123456, mark="<="), "<=12.346"),
         (lambda: format_number(123.456), "123"),
-        (lambda: format_share(0.456), "46%"),
+        (lambda: format_share(0.456), "46 %"),
+        (lambda: format_share(0.0049), "<1 %"),
+        (lambda: format_share(0.0), "0 %"),
     ],
 )
 def test_amounts(text, shown):

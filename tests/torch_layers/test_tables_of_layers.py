@@ -46,6 +46,17 @@ def test_repeated_blocks_are_one_line_with_the_slowest(layers):
     assert ["39.00 ms", "16.00 ms", "9.750 ms", "80 % ◀", "8", "blocks.2.1 34.00 ms"] == _cells(lines["1: Work"])
 
 
+def test_a_share_that_rounds_to_nothing_is_not_nothing(work, tmr, value):
+    """A layer of a thousandth of the step takes less than one per cent, as the timer's own table says."""
+    model = nn.Sequential(work(1, 0), work(999, 0))
+    timed = LayerTimer(model, tmr)
+    with timed:
+        model(value).sum().backward()
+    lines = [line for line in timed.table().splitlines() if ": Work" in line]
+    shares = [cell for line in lines for cell in _cells(line) if "%" in cell]
+    assert ["<1 %", "100 % ◀"] == shares
+
+
 def test_unfolded_every_layer_has_its_line(layers):
     """Without folding each block has a line of its own."""
     text = layers.table(fold=False)

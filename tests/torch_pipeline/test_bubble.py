@@ -175,7 +175,7 @@ def test_a_heavy_stage_is_named_with_what_it_costs():
     assert 0 == bubble.messages
     assert 0 == bubble.ranks[2].imbalance_ns
     assert min(bubble.ranks[one].imbalance_ns for one in (0, 1, 3)) > 0
-    assert "stage 2 takes 60% longer than the mean stage" in str(bubble)
+    assert "stage 2 takes 60 % longer than the mean stage" in str(bubble)
 
 
 def test_slow_messages_are_told_from_slow_stages():

@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from deep500_timing._summary.text import UNKNOWN, format_bytes, format_number, format_time, pad, safe_name, width_of
+from deep500_timing._summary.text import (
+    UNKNOWN,
+    format_bytes,
+    format_number,
+    format_share,
+    format_time,
+    pad,
+    safe_name,
+    width_of,
+)
 from deep500_timing_torch.layers._call import BACKWARD, EVALUATION, FORWARD, RECOMPUTED
 
 if TYPE_CHECKING:
@@ -224,7 +233,7 @@ def _add(
     marked: bool,
 ) -> None:
     whole = times.model.step_s
-    share = UNKNOWN if not whole or row.step_s is None else f"{100 * row.step_s / whole:.0f} %"
+    share = format_share(None if not whole or row.step_s is None else row.step_s / whole)
     cells = [_cell(row.total_s(purpose), purpose, steps, row) for _, purpose in columns]
     lines.append(
         [
@@ -251,7 +260,7 @@ def _add(
             marked=len(row.inner) > 1 and bool(slowest) and one.step_s == slowest,
         )
     if rest is not None:
-        part = UNKNOWN if not whole else f"{100 * rest[1] / whole:.0f} %"
+        part = format_share(rest[1] / whole if whole else None)
         lines.append([below + "└─ its own operations", *rest[0], part + "  ", *[""] * (2 + len(_extra_headers(times)))])
 
 
