@@ -9,6 +9,9 @@ thread only ever writes to its own, so that recording needs no lock; readers cop
 Anything may run between two lines of ours on the same thread, and raise (see ``intervals.py``). So a region is opened
 by the last statement of a start and closed by the first of an end, several attributes that belong together are set in
 one statement, and what a start has prepared is in local variables until then.
+
+The file is long because its three classes are one thing to the compiler: they hold each other by C types, and what a
+start or an end runs through lies side by side in one module, in few lines of the processor's cache.
 """
 
 from __future__ import annotations
