@@ -4,6 +4,9 @@ tf.data itself can tell how long each batch was waited for: a ``LatencyStatsData
 passed inside the pipeline below it. It is put on top of the pipeline as Keras made it, after tf.data has optimized
 that, so that nothing in it changes (its order, its seeds, its prefetching). The iterator has the type, and so the
 signature, of Keras's own: the train function does not trace once more. The sums are read after an execution.
+
+Parts of the pipeline below would add up what they do as well, such as how full a buffer is, and to read all of that
+takes several times as long as the wait alone. So they get an aggregator of their own, which nobody reads.
 """
 
 from __future__ import annotations
@@ -38,6 +41,13 @@ class Fetched(NamedTuple):
     """The size of all tensors of all replicas."""
 
 
+class _Sums(NamedTuple):
+    """Two aggregators: what is added up on top of a pipeline, and what its own parts add up."""
+
+    on_top: Any
+    below: Any
+
+
 class TimedDataset:
     """A data set whose iterators add up their waits, and that is in all else the one that it stands for.
 
@@ -50,17 +60,17 @@ class TimedDataset:
         import tensorflow as tf
 
         self._tf: Any = tf
-        self._summary = tf.raw_ops.StatsAggregatorSummary
         self._parse = tf.compat.v1.Summary.FromString
         self._dataset = dataset
         self._bytes_per_sample: int | None = None
         self._timed_variant: Any = None
         self._is_plain = isinstance(dataset, tf.data.Dataset)
         try:
-            self._totals = _prepared.pop()
+            self._sums = _prepared.pop()
         except IndexError:
-            self._totals = _new_totals(tf)
-        weakref.finalize(self, _unused.append, self._totals).atexit = False
+            self._sums = _new_sums(tf)
+        weakref.finalize(self, _unused.extend, self._sums).atexit = False
+        self._read = functools.partial(tf.raw_ops.StatsAggregatorSummary, iterator=self._sums.on_top)
         self._empty: bool | None = None
 
     @property
@@ -88,11 +98,11 @@ class TimedDataset:
         """What was handed out until now."""
         # Called at each batch. No device is named: an operation runs where the resource is that it is given first.
         batches, wait_us, size = 0, 0.0, 0
-        for value in self._parse(self._summary(iterator=self._totals).numpy()).value:
+        for value in self._parse(self._read().numpy()).value:
             sums = value.histo
             if value.tag.startswith(_WAIT):
                 batches, wait_us = max(batches, int(sums.num)), max(wait_us, sums.sum)
-            elif value.tag.startswith(_BYTES):  # Parts of the pipeline may have sums of their own.
+            else:
                 size += int(sums.sum)
         return Fetched(batches, wait_us, size)
 
@@ -115,7 +125,7 @@ class TimedDataset:
                 variant = dataset._apply_debug_options()._variant_tensor
                 variant = tf.raw_ops.FinalizeDataset(input_dataset=variant, **flat)
                 put_on_top = _sums_on_top or functools.partial(_with_sums, tf)
-                self._timed_variant = put_on_top(variant, self._totals)
+                self._timed_variant = put_on_top(variant, *self._sums)
             resource = tf.raw_ops.AnonymousIteratorV3(**flat)
         except Exception as error:
             warn_fault("timing a data set", error)
@@ -135,7 +145,9 @@ class TimedDataset:
                 resource = part._iterator_resource
                 with tf.init_scope(), tf.device(resource.device):
                     self._bytes_per_sample = _bytes_per_sample(tf, part.element_spec)
-                    timed = _with_sums(tf, part._dataset._variant_tensor, self._totals, str(number))
+                    timed = _with_sums(
+                        tf, part._dataset._variant_tensor, self._sums.on_top, self._sums.below, str(number)
+                    )
                     tf.raw_ops.MakeIterator(dataset=timed, iterator=resource)
         except Exception as error:
             warn_fault("timing a distributed data set", error)
@@ -207,25 +219,28 @@ def prepare_for_more_fits() -> None:
             except Exception as error:
                 warn_fault("letting go of a data set's sums", error)
         if not _prepared:
-            _prepared.append(_new_totals(tf))
+            _prepared.append(_new_sums(tf))
         if _sums_on_top is None:  # Once in a process.
-            signature = [tf.TensorSpec((), tf.variant), tf.TensorSpec((), tf.resource)]
+            signature = [tf.TensorSpec((), tf.variant), *[tf.TensorSpec((), tf.resource)] * 2]
             function = tf.function(functools.partial(_with_sums, tf), input_signature=signature, autograph=False)
             _sums_on_top = function.get_concrete_function()
 
 
-def _with_sums(tf: Any, variant: Any, totals: Any, tag: str = "0") -> Any:
+def _with_sums(tf: Any, variant: Any, on_top: Any, below: Any, tag: str = "0") -> Any:
     # The operations hand on what their input is of, whatever they are told that this be.
     like: dict[str, Any] = {"output_types": [tf.variant], "output_shapes": [None]}
+    adding = functools.partial(tf.raw_ops.SetStatsAggregatorDataset, tag="", counter_prefix="", **like)
+    variant = adding(input_dataset=variant, stats_aggregator=below)
     variant = tf.raw_ops.LatencyStatsDataset(input_dataset=variant, tag=_WAIT + tag, **like)
     variant = tf.raw_ops.BytesProducedStatsDataset(input_dataset=variant, tag=_BYTES + tag, **like)
-    variant = tf.raw_ops.SetStatsAggregatorDataset(
-        input_dataset=variant, stats_aggregator=totals, tag="", counter_prefix="", **like
-    )
+    variant = adding(input_dataset=variant, stats_aggregator=on_top)
     return tf.raw_ops.OptionsDataset(input_dataset=variant, serialized_options=_options(tf), **like)
 
 
-def _new_totals(tf: Any) -> Any:
-    # Named, as it is found by its name; per process, as names outlive a fork.
+def _new_sums(tf: Any) -> _Sums:
+    # Named, as they are found by their names; per process, as names outlive a fork.
     with tf.init_scope(), tf.device("/CPU:0"):
-        return tf.raw_ops.StatsAggregatorHandle(shared_name=f"deep500_timing_{os.getpid()}_{next(_numbers)}")
+        number = f"{os.getpid()}_{next(_numbers)}"
+        return _Sums(
+            *(tf.raw_ops.StatsAggregatorHandle(shared_name=f"deep500_timing_{number}_{part}") for part in "ab")
+        )
