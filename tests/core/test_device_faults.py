@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 import threading
 
@@ -14,7 +15,8 @@ from deep500_timing import Timer, TimingWarning
 from deep500_timing._ground.warn import forget_warnings
 from deep500_timing._recording.intervals import Intervals
 from deep500_timing._summary.device_use import device_use
-from deep500_timing.devices import EventPair, captures, pool_of
+from deep500_timing.devices import EventPair, EventPool, captures, pool_of
+from deep500_timing.devices._queue import Anchor
 from deep500_timing.testing import ManualClock, ManualDeviceClock
 
 ASKS = ("record", "is_done", "wait", "elapsed_ns", "new_event")
@@ -308,6 +310,78 @@ def test_a_capture_that_begins_inside_costs_no_event(tmr, device):
     assert (50, 0, True) == (found.captured, found.failed, tmr.device.events <= 3)
 
 
+def test_an_interrupt_in_a_start_goes_through(device):
+    """It is the user's, and the event that it cut off serves again."""
+    pool = EventPool(device)
+    device.fail("record", KeyboardInterrupt())
+    for _ in range(5):
+        with pytest.raises(KeyboardInterrupt):
+            pool.begin(EventPair("a"))
+    assert 1 == pool.events
+
+
+def test_an_end_without_an_event_leaves_none_behind(tmr, device):
+    """Where no event can be made the time failed, and what is free for the next pairs are events."""
+    tmr.start("a", gpu=True)
+    device.fail("new_event", RuntimeError("none left"))
+    with pytest.warns(TimingWarning, match="none left"):
+        tmr.end("a", gpu=True)
+    device.fail("new_event", None)
+    for _ in range(3):
+        work(tmr, device, 1.0)
+    device.finish()
+    assert [1.0] * 3 == tmr.get_time("a", gpu=True)
+    assert 1 == tmr.snapshot().get("a", "GPU").failed
+
+
+def test_a_clock_may_record_by_another_handle_than_its_stream(clock):
+    """What ``handle_of`` gives for a stream is what is recorded into."""
+
+    class ByHandle(ManualDeviceClock):
+        def handle_of(self, stream):
+            return f"handle of {stream}"
+
+        def record(self, event, stream):
+            handles.append(stream)
+            super().record(event, stream.removeprefix("handle of "))
+
+    handles, device = [], ByHandle()
+    tmr = Timer(device, clock=clock)
+    work(tmr, device, 1.0)
+    assert [1.0] == tmr.get_time("a", gpu=True)
+    assert {"handle of stream 0"} == set(handles)
+
+
+def test_no_event_is_ever_destroyed(device):
+    """Not when its pool forgets it, as in a forked child: it belongs to the parent's context."""
+    made = []
+
+    class Watched(ManualDeviceClock):
+        def new_event(self, stream):
+            event = super().new_event(stream)
+            made.append(event)
+            return event
+
+    pool = EventPool(Watched())
+    pool.begin(EventPair("a"))
+    pool.abandon()
+    gc.collect()
+    counts = [sys.getrefcount(event) - sys.getrefcount(object()) for event in made]
+    assert (1, 0) == (len(made), pool.events)
+    assert counts[0] >= 2  # the list's, and one that nobody gives back
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_forked_child_has_no_events(tmr, device):
+    """Those of every pool are the parent's."""
+    work(tmr, device, 1.0)
+    child = os.fork()
+    if child == 0:
+        os._exit(tmr.device.events)
+    assert (0, 2) == (os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), tmr.device.events)
+
+
 def test_an_end_without_a_start_failed(device):
     """Whoever times by pairs and ends one that was never begun has one time that failed, and no capture."""
 
@@ -480,15 +554,101 @@ class TestPlaces:
         assert (11, 2_000_000) == (tmr.intervals("a", gpu=True)[0][0] // 10**6, tmr.device.uncertainty_ns)
 
     def test_anchored_anew(self, device):
-        """A run of a minute needs an anchor every two seconds, whose events serve again, and stays true to the end."""
+        """A run of ten minutes needs an anchor every two seconds, whose events serve again, and stays true."""
         tmr = Timer(device, clock=Together(device))
         true = []
         for _ in range(600):
             true.append(device.now_ns)
             work(tmr, device, 0.02)
-            device.advance(0.1)
+            device.advance(1.0)
         assert true == tmr.intervals("a", gpu=True)[:, 0].tolist()
         assert tmr.device.events <= 40
+
+    def test_two_host_clocks_are_anchored_anew(self, device):
+        """Each has its anchors, though they take turns: both stay true where they drift, and no event is lost."""
+
+        class Drifting(Together):
+            def now_ns(self):
+                return round(self.device.now_ns * (1 + 40e-6))
+
+        timers = [Timer(device, clock=Drifting(device)) for _ in range(2)]
+        worst = 0
+        for number in range(600):
+            for tmr in timers:
+                truth = tmr.now_ns()
+                work(tmr, device, 0.02)
+                device.advance(0.5)
+                if number % 100 == 99:
+                    worst = max(worst, abs(tmr.intervals("a", gpu=True)[-1][0] - truth))
+        assert worst <= 150_000
+        assert timers[0].device.events <= 60
+
+    def test_how_often_a_new_anchor_is_asked_for(self, device):
+        """Once where the device is there at once; eight times, and no more, where it is busy."""
+        pool = EventPool(device)
+        pool.begin(EventPair("a", Together(device).now_ns))
+        assert 1 == device.calls["is_done"]
+        device.launch(1.0)
+        pool.begin(EventPair("b", Together(device).now_ns))
+        assert 9 == device.calls["is_done"]
+
+    @pytest.mark.parametrize(("when", "uncertainty_ns"), [("start", 6_000_000), ("end", 1_000_000)])
+    def test_each_end_of_a_region_asks_for_the_anchor(self, device, when, uncertainty_ns):
+        """A yes tells when the device was there at the latest, whenever the time is read."""
+        tmr = Timer(device, clock=Together(device))
+        device.launch(0.010)
+        tmr.start("a", gpu=True)
+        if when == "end":
+            device.advance(0.012)
+        tmr.end("a", gpu=True)
+        if when == "start":
+            device.advance(0.012)
+            tmr.start("b", gpu=True)
+        device.advance(5.0)
+        tmr.complete_all()
+        assert uncertainty_ns == tmr.device.uncertainty_ns
+
+    def test_an_anchor_is_narrowed_by_the_one_before(self, device):
+        """What was known well two seconds ago is known well now, less what the clocks may have drifted."""
+        tmr = Timer(device, clock=Together(device))
+        work(tmr, device, 0.001)
+        device.advance(2.5)
+        work(tmr, device, 0.001)  # tells that another is due
+        device.launch(1.0)
+        tmr.start("a", gpu=True)  # the device gets there in a second, and is asked much later
+        device.advance(2.0)
+        tmr.end("a", gpu=True)
+        tmr.complete_all()
+        assert 0 < tmr.device.uncertainty_ns <= 200_000
+
+    def test_a_capture_that_begins_while_an_anchor_is_recorded(self, device):
+        """Nothing is asked from then on; the pair is captured, and the next one placed as ever."""
+
+        class Capturing(ManualDeviceClock):
+            def record(self, event, stream):
+                super().record(event, stream)
+                if not begun:
+                    begun.append(graph)
+                    captures.begin(graph)
+
+        begun, graph, device = [], Graph(), Capturing()
+        tmr = Timer(device, clock=Together(device))
+        tmr.start("a", gpu=True)
+        tmr.end("a", gpu=True)
+        assert 0 == device.calls["is_done"]
+        captures.end(graph)
+        work(tmr, device, 1.0)
+        assert [1.0] == tmr.get_time("a", gpu=True)
+        assert 1 == tmr.snapshot().get("a", "GPU").captured
+
+    def test_anchors_do_not_gather(self, device):
+        """Each knows the one before it until it is placed, and no longer."""
+        tmr = Timer(device, clock=Together(device))
+        for _ in range(300):
+            work(tmr, device, 0.02)
+            device.advance(1.0)
+        tmr.complete_all()
+        assert sum(type(thing) is Anchor for thing in gc.get_objects()) < 30
 
     def test_clocks_that_part(self, device):
         """Where the device's clock runs 20 ppm fast, ten minutes later a place is wrong by no more than it says."""
