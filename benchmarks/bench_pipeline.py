@@ -1,14 +1,17 @@
 """What the timed face of a pipeline costs: ``python -m benchmarks.bench_pipeline``.
 
-Two real gloo ranks run PyTorch's 1F1B over stages that sleep for 1 ms in each pass, once as it is and once timed by
-``instrument_schedule``, in turns. Beside it the bubble of sleeping stages of 50 ms, which on idle cores is the closed
-form's but for what messages and sleeping add.
+Two real gloo ranks run PyTorch's 1F1B, as it is and timed by ``instrument_schedule``, in turns in the same processes.
+Its stages sleep, and wait out the last of a pass busily, so that a pass takes what it shall to a microsecond. Beside it
+what is added between the passes in one process, which no other disturbs much; and the
+bubble of sleeping stages of 50 ms, which on idle cores is the closed form's but for what messages and sleeping add.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
+import random
 import socket
 import statistics
 import subprocess
@@ -19,20 +22,26 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import _machine
+from benchmarks import _between_passes, _machine
 from deep500_timing._summary.stats import median_confidence_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
 
 MICROBATCHES = 8
-BLOCK = 3
+PASSES_MS = (0.5, 1.0)
+"""How long a stage computes forward, and as long backward."""
+BLOCK = 2
 """Batches that count, of a block."""
-_LIMIT_S = 120
+_BUSY_S = 0.0002
+"""How much of a pass is no sleep: more than a sleep is too long."""
+_TELLING = 0.1
+"""An interval wider than that share of a micro-batch says nothing."""
+_LIMIT_S = 150
 
 
-def measure(rank: int, *, rounds: int) -> dict[str, Any]:
-    """What a batch takes plain and timed, and the bubble; to be called on both ranks."""
+def measure(rank: int, *, seconds: float) -> dict[str, Any]:
+    """What a batch takes bare and timed, and the bubble; to be called on both ranks."""
     import torch
     import torch.distributed as dist
     from torch import nn
@@ -40,16 +49,25 @@ def measure(rank: int, *, rounds: int) -> dict[str, Any]:
 
     from deep500_timing_torch.pipeline import instrument_schedule
 
+    _sleep_exactly()
+
+    def compute(seconds: float) -> None:
+        end = time.perf_counter() + seconds
+        if seconds > _BUSY_S:
+            time.sleep(seconds - _BUSY_S)
+        while time.perf_counter() < end:
+            pass
+
     class Pause(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, value: Any, seconds: float) -> Any:
             ctx.seconds = seconds
-            time.sleep(seconds)
+            compute(seconds)
             return value.clone()
 
         @staticmethod
         def backward(ctx: Any, *gradients: Any) -> Any:
-            time.sleep(ctx.seconds)
+            compute(ctx.seconds)
             return gradients[0], None
 
     class Sleeping(nn.Module):
@@ -76,40 +94,47 @@ def measure(rank: int, *, rounds: int) -> dict[str, Any]:
             schedule.step(target=labels, losses=[])
         busy = time.thread_time() - began_busy
         dist.barrier()
-        return (time.perf_counter() - began) * 1e3, busy * 1e6
+        return time.perf_counter() - began, busy
 
-    short = schedule_of(0.001)
-    times_of_short = instrument_schedule(short)
-    batch(short)
-    times_of_short.detach()
+    def compared(pass_ms: float) -> dict[str, Any]:
+        schedule = schedule_of(pass_ms / 1e3)
+        times = instrument_schedule(schedule)
+        batch(schedule)
+        times.detach()
 
-    def block() -> tuple[float, float]:
-        # The first batch after attaching or detaching is that of code whose caches have become invalid.
-        batch(short)
-        found = [batch(short) for _ in range(BLOCK)]
-        return statistics.median(one[0] for one in found), statistics.median(one[1] for one in found)
+        def block() -> tuple[float, float]:
+            # The first batch after attaching or detaching is that of code whose caches have become invalid.
+            batch(schedule)
+            found = [batch(schedule) for _ in range(BLOCK)]
+            return statistics.mean(one[0] for one in found), statistics.mean(one[1] for one in found)
 
-    plain, timed, again = [], [], []
-    for number in range(rounds):
-        for what in ("plain", "timed", "again") if number % 2 else ("again", "timed", "plain"):
-            if what == "timed":
-                with times_of_short:
-                    timed.append(block())
-            else:
-                (plain if what == "plain" else again).append(block())
+        blocks: dict[str, list[tuple[float, float]]] = {"bare": [], "again": [], "timed": []}
+        order, names, end = random.Random(0), list(blocks), time.perf_counter() + seconds
+        while True:
+            gc.collect()
+            goes_on = torch.tensor([time.perf_counter() < end])
+            dist.broadcast(goes_on, 0)
+            if not goes_on.item():
+                break
+            order.shuffle(names)
+            for name in names:
+                if name == "timed":
+                    with times:
+                        blocks[name].append(block())
+                else:
+                    blocks[name].append(block())
+        return {"pass_ms": pass_ms, "rounds": len(blocks["bare"])} | _differences(blocks)
+
+    gc.disable()
+    rows = [compared(pass_ms) for pass_ms in PASSES_MS]
+    gc.enable()
     long = schedule_of(0.05)
     with instrument_schedule(long) as times:
         for _ in range(3):
             batch(long)
         bubble = times.bubble(deadline_s=30)
     return {
-        "plain_ms": statistics.median(one[0] for one in plain),
-        "timed_ms": statistics.median(one[0] for one in timed),
-        "added_us": _of_pairs(timed, plain, 0, 1e3),
-        "again_us": _of_pairs(again, plain, 0, 1e3),
-        "busy_us": _of_pairs(timed, plain, 1, 1),
-        "busy_again_us": _of_pairs(again, plain, 1, 1),
-        "rounds": rounds,
+        "rows": rows,
         "bubble": bubble.bubble,
         "ideal": float(bubble.ideal or 0),
         "load": _machine.load(),
@@ -117,13 +142,35 @@ def measure(rank: int, *, rounds: int) -> dict[str, Any]:
     }
 
 
-def _of_pairs(ones: Sequence[Sequence[float]], others: Sequence[Sequence[float]], column: int, unit: float) -> Any:
-    """Microseconds a micro-batch: the median of the differences and the ends of its 95 % confidence interval."""
-    differences = sorted((one[column] - other[column]) * unit for one, other in zip(ones, others, strict=True))
-    low, high = median_confidence_ranks(len(differences)) or (1, len(differences))
-    return [
-        each / MICROBATCHES for each in (statistics.median(differences), differences[low - 1], differences[high - 1])
-    ]
+def _sleep_exactly() -> None:
+    """On Linux, let no sleep be too long by the 50 µs that a process grants the kernel."""
+    if sys.platform == "linux":
+        import ctypes
+
+        set_timer_slack = 29
+        ctypes.CDLL(None).prctl(set_timer_slack, 1, 0, 0, 0)
+
+
+def _differences(blocks: dict[str, list[tuple[float, float]]]) -> dict[str, Any]:
+    """Microseconds a micro-batch, from seconds of batches: the median of the rounds and its 95 % interval.
+
+    What is timed is compared with the mean of both bare blocks of its round.
+    """
+    found: dict[str, Any] = {"bare_ms": statistics.median(one[0] for one in blocks["bare"]) * 1e3}
+    for column, what in enumerate(("wall", "busy")):
+        bare, again, timed = ([one[column] for one in blocks[name]] for name in ("bare", "again", "timed"))
+        added = [one - (first + second) / 2 for one, first, second in zip(timed, bare, again, strict=True)]
+        noise = [second - first for first, second in zip(bare, again, strict=True)]
+        found[f"added_{what}_us"] = _median(one * 1e6 / MICROBATCHES for one in added)
+        found[f"again_{what}_us"] = _median(one * 1e6 / MICROBATCHES for one in noise)
+    return found
+
+
+def _median(numbers: Iterable[float]) -> list[float]:
+    """The median and the ends of its 95 % confidence interval."""
+    ordered = sorted(numbers)
+    low, high = median_confidence_ranks(len(ordered)) or (1, len(ordered))
+    return [statistics.median(ordered), ordered[low - 1], ordered[high - 1]]
 
 
 def report_lines(*, quick: bool = False) -> list[str]:
@@ -151,34 +198,61 @@ def report_lines(*, quick: bool = False) -> list[str]:
                 one.kill()
         if any(one.returncode for one in ranks):
             return [f"Not measured: {(errors[0] + errors[1]).strip().splitlines()[-1]}", ""]
-        return as_lines(json.loads((Path(folder) / "found.json").read_text()))
+        found = json.loads((Path(folder) / "found.json").read_text())
+    return as_lines(found | {"between": _between_passes.measure(50 if quick else 500)})
 
 
 def as_lines(found: dict[str, Any]) -> list[str]:
     """What :func:`measure` found, as Markdown."""
 
-    def of(name: str) -> str:
-        middle, low, high = found[name]
+    def of(middle: float, low: float, high: float) -> str:
         return f"{middle:+.1f} ({low:+.1f} … {high:+.1f})"
 
-    _, low, high = found["added_us"]
-    verdict = "is within the noise" if low <= 0 <= high else "is beyond the noise"
     return [
-        f"PyTorch's 1F1B on two gloo ranks, {MICROBATCHES} micro-batches that sleep 1 ms forward and 1 ms backward. "
-        f"Blocks of {BLOCK} batches in turns, {found['rounds']} rounds; a batch takes {found['plain_ms']:.2f} ms "
-        f"as it is and {found['timed_ms']:.2f} ms timed by `instrument_schedule`. Added to a micro-batch of 2 ms, the "
-        f"median of the rounds' differences with its 95 % confidence interval ({found['date']}, load {found['load']}):",
+        f"PyTorch's 1F1B on two gloo ranks, {MICROBATCHES} micro-batches. Each round runs {BLOCK} batches of the bare "
+        "schedule, of the bare schedule again and of the one timed by `instrument_schedule`, in an order drawn anew, "
+        "each after one that does not count. In µs a micro-batch, the median over the rounds and its 95 % confidence "
+        "interval: what timing adds to the mean of both bare ones, and what the second bare one differs from the first "
+        f"({found['date']}, load {found['load']}).",
         "",
-        "| | time, µs | processor time of rank 0, µs |",
-        "|---|---:|---:|",
-        f"| timed | {of('added_us')} | {of('busy_us')} |",
-        f"| the bare schedule a second time (the noise) | {of('again_us')} | {of('busy_again_us')} |",
+        "| a micro-batch on a stage: forward and backward pass | rounds | bare batch, ms | timed, µs | bare again, µs "
+        "| timed, processor of rank 0, µs | bare again, µs |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+        *(
+            f"| {row['pass_ms']:g} ms + {row['pass_ms']:g} ms | {row['rounds']} | {row['bare_ms']:.2f} "
+            f"| {of(*row['added_wall_us'])} | {of(*row['again_wall_us'])} | {of(*row['added_busy_us'])} "
+            f"| {of(*row['again_busy_us'])} |"
+            for row in found["rows"]
+        ),
         "",
-        f"The time that is added {verdict}: its interval {'holds' if low <= 0 <= high else 'does not hold'} 0.",
+        *(_verdict(row) for row in found["rows"]),
+        "",
+        *_lines_of_between(found["between"]),
         "",
         f"The bubble of stages that sleep 50 ms: {found['bubble']:.4f}, in closed form {found['ideal']:.4f} "
         f"({100 * (found['bubble'] / found['ideal'] - 1):+.1f} %).",
         "",
+    ]
+
+
+def _verdict(row: dict[str, Any]) -> str:
+    middle, low, high = row["added_wall_us"]
+    whole_us = 2e3 * row["pass_ms"]
+    what = f"At {2 * row['pass_ms']:g} ms a micro-batch the time that is added"
+    if high - low > _TELLING * whole_us:
+        return f"{what} cannot be told: the machine was too busy."
+    if low > 0:
+        return f"{what} is beyond the noise: {100 * middle / whole_us:.1f} % of it."
+    return f"{what} is within the noise; more than {high:.0f} µs ({100 * high / whole_us:.1f} %) would have been seen."
+
+
+def _lines_of_between(found: dict[str, Any]) -> list[str]:
+    bare, timed = found["bare_ns"], found["timed_ns"]
+    middle, low, high = _median((one - other) / 1e3 for one, other in zip(timed, bare, strict=True))
+    return [
+        "In one process and without messages, a micro-batch in the middle of a pipeline between its passes, each of "
+        f"which reads {_between_passes.READS_MIB} MiB: {statistics.median(bare) / 1e3:.1f} µs bare, timed "
+        f"{middle:+.1f} µs ({low:+.1f} … {high:+.1f}), {100 * middle / 1e3:.1f} % of 1 ms."
     ]
 
 
@@ -192,7 +266,7 @@ def main() -> None:
 
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    found = measure(rank, rounds=12 if quick else 60)
+    found = measure(rank, seconds=2 if quick else 12)
     if rank == 0:
         Path(sys.argv[sys.argv.index("--rank") + 1], "found.json").write_text(json.dumps(found))
     dist.barrier()
