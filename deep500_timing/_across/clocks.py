@@ -174,7 +174,6 @@ class ClockExchange:
         name: str = "clock",
         deadline_s: float = DEADLINE_S,
     ) -> None:
-        """See the class."""
         self._transport, self._now_ns, self._record = transport, now_ns, record
         self._every_s, self._name, self._deadline_s = every_s, name, deadline_s
         self._stop = threading.Event()

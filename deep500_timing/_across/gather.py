@@ -73,7 +73,6 @@ class Gatherer:
         fan: int = FAN,
         tree_from: int = TREE_FROM,
     ) -> None:
-        """See the class."""
         self.transport = transport
         self._name = name
         self.ranks = tuple(range(transport.world_size)) if ranks is None else tuple(sorted(set(ranks)))

@@ -53,7 +53,6 @@ class LiveReport:
         ranks: Sequence[int] | str | None = None,
         deadline_s: float = DEADLINE_S,
     ) -> None:
-        """See the class."""
         if every < 1:
             raise ValueError(f"LiveReport(every={every}): the steps between two reports are 1 or more.")
         self._snapshot, self._every, self._deadline_s = snapshot, every, deadline_s

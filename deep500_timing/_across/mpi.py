@@ -35,7 +35,6 @@ class MpiTransport:
     overhears = False
 
     def __init__(self, comm: Any = None) -> None:
-        """See the class."""
         self._mpi: Any = require("mpi4py.MPI", extra="mpi", caller="MpiTransport")
         if self._mpi.Query_thread() < self._mpi.THREAD_MULTIPLE:
             raise RuntimeError(

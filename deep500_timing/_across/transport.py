@@ -102,7 +102,6 @@ class FolderTransport:
     overhears = True
 
     def __init__(self, folder: str | PathLike[str], *, rank: int | None = None, world_size: int | None = None) -> None:
-        """See the class."""
         from deep500_timing._ranks.place import rank_and_world
 
         found = rank_and_world() if rank is None or world_size is None else (rank, world_size)
@@ -174,7 +173,6 @@ class StoreTransport:
     overhears = True
 
     def __init__(self, store: Any, rank: int, world_size: int, *, keep: bool = True) -> None:
-        """See the class."""
         self.rank, self.world_size = rank, world_size
         self._kept = store if keep else None
         self._found = weakref.ref(store)

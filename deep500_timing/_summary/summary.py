@@ -27,7 +27,7 @@ class Summary:
 
     durations_ns: list[Int64Array] = field(default_factory=list)
     """Durations that are kept one by one, warm-up excluded."""
-    folded: int = 0
+    aggregated_count: int = 0
     """Times that live on in the aggregates below only."""
     total_ns: int = 0
     min_ns: int = 0
@@ -53,13 +53,13 @@ class Summary:
         """
         if count == 0:
             return
-        if self.folded == 0:
+        if self.aggregated_count == 0:
             self.min_ns, self.max_ns = min_ns, max_ns
-        n = self.folded + count
+        n = self.aggregated_count + count
         delta = mean_ns - self.mean_ns
         self.mean_ns += delta * count / n
-        self.m2 += m2 + delta * delta * self.folded * count / n
-        self.folded = n
+        self.m2 += m2 + delta * delta * self.aggregated_count * count / n
+        self.aggregated_count = n
         self.total_ns += total_ns
         self.min_ns = min(self.min_ns, min_ns)
         self.max_ns = max(self.max_ns, max_ns)
@@ -70,7 +70,7 @@ class Summary:
     @property
     def count(self) -> int:
         """Times in all."""
-        return self.folded + sum(map(len, self.durations_ns))
+        return self.aggregated_count + sum(map(len, self.durations_ns))
 
     def whole_histogram(self) -> Histogram:
         """The histogram of every time, kept or not."""
@@ -83,7 +83,7 @@ class Summary:
         """What is known of all times once they are forgotten one by one."""
         whole = self.aggregated()
         return Distribution(
-            whole.folded, whole.total_ns, whole.min_ns, whole.max_ns, whole.m2, whole.whole_histogram().pack()
+            whole.aggregated_count, whole.total_ns, whole.min_ns, whole.max_ns, whole.m2, whole.whole_histogram().pack()
         )
 
     def aggregated(self) -> Summary:
@@ -92,7 +92,9 @@ class Summary:
             return self
         whole = Summary(skipped=self.skipped)
         histogram = self.histogram or Histogram()
-        whole.add_aggregates(self.folded, self.total_ns, self.min_ns, self.max_ns, self.mean_ns, self.m2, histogram)
+        whole.add_aggregates(
+            self.aggregated_count, self.total_ns, self.min_ns, self.max_ns, self.mean_ns, self.m2, histogram
+        )
         kept = _joined(self.durations_ns)
         mean = float(kept.mean())
         m2 = float(((kept - mean) ** 2).sum())
@@ -109,7 +111,7 @@ class Summary:
         distribution = self.distribution()
         if distribution.count == 0:
             return None, distribution
-        if self.folded == 0:
+        if self.aggregated_count == 0:
             return stats_of(_joined(self.durations_ns), skipped=self.skipped), distribution
         return distribution.stats(skipped=self.skipped), distribution
 
@@ -120,7 +122,7 @@ class Summary:
         """
         if self.count == 0:
             return None
-        if self.folded == 0:
+        if self.aggregated_count == 0:
             return trim_mean(_joined(self.durations_ns).astype(float), trim) / 1e9
         return self.whole_histogram().trimmed_mean_ns(trim) / 1e9
 

@@ -40,7 +40,6 @@ class Evidence:
     """Of a run, or of a tree alone (``run`` is None then)."""
 
     def __init__(self, tree: Tree, run: Run | None, rank: int | None, session: int | None) -> None:
-        """See the class."""
         self.tree = tree
         self.run = run
         self.rank = rank

@@ -28,7 +28,6 @@ class Place:
     """
 
     def __init__(self, offset_ns: int, fit: ClockFit | None = None, said: str = "") -> None:
-        """See the class."""
         self._offset_ns, self._fit, self.said = offset_ns, fit, said
 
     def __call__(self, times_ns: Iterable[int]) -> list[int]:
@@ -48,7 +47,6 @@ class Places:
     """
 
     def __init__(self, run: Run, sessions: list[dict[str, Any]]) -> None:
-        """See the class."""
         self._logs = {(row["rank"], row["session"]): row for row in run.table("logs").rows()}
         self._hosts = {row["host"] for row in sessions}
         self._clocks = cache(lambda session: clocks_of(run, session=session))
