@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -78,6 +79,8 @@ class PipelineEngine(Loading, Losses, Reports, Saving):
         self.micro_batch_size = config.train_micro_batch_size_per_gpu
         self.stage_id, self.num_stages = module.pipe_rank, module.num_stages
         self.global_steps = self.global_samples = 0
+        self._samples = array("q")
+        """Of each batch that this process has trained."""
         self.gradient_norm: torch.Tensor | None = None
         self.log_stage = self.log_data_parallel_id = -1
         check_order(module, self.micro_batches)
@@ -191,6 +194,7 @@ class PipelineEngine(Loading, Losses, Reports, Saving):
         recorder.commit()
         self.global_steps += 1
         self.global_samples += self.train_batch_size()
+        self._samples.append(self.train_batch_size())
         if self.config.steps_per_print:
             self._print_progress(loss)
         return loss

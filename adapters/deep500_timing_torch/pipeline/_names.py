@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -29,6 +28,8 @@ DEEPSPEED_NAMES: dict[str, tuple[str, ...]] = {
     "pipe_recv_grad": ("pipeline receive gradient", "pipeline wait for gradient"),
 }
 """Which regions make up DeepSpeed's timer of a name; those of passes are of each stage of the rank."""
+_CONTINUED = ("pipeline loss", "backward weight", "pipeline wait for activation", "pipeline wait for gradient")
+"""Regions that are the rest of what another of the same name began: they add to its time, and are not one more."""
 
 
 class NamedTimes:
@@ -40,12 +41,12 @@ class NamedTimes:
         self._timer = timer
         self._read = 0.0
 
-    def _times(self) -> list[float]:
-        return [second for region in self._regions() for second in self._timer.get_time(region)]
+    def _total(self) -> float:
+        return sum(sum(self._timer.get_time(region)) for region in self._regions())
 
     def elapsed(self, reset: bool = True) -> float:
         """The sum since it was last read with ``reset``, in milliseconds."""
-        total = sum(self._times()) * 1e3
+        total = self._total() * 1e3
         since = total - self._read
         if reset:
             self._read = total
@@ -53,9 +54,10 @@ class NamedTimes:
 
     def mean(self) -> float | None:
         """The mean of one, in milliseconds; None if there is none."""
-        times = self._times()
-        return fmean(times) * 1e3 if times else None
+        count = self.count()
+        return self._total() / count * 1e3 if count else None
 
     def count(self) -> int:
         """How many there are."""
-        return len(self._times())
+        begun = (region for region in self._regions() if not region.endswith(_CONTINUED))
+        return sum(len(self._timer.get_time(region)) for region in begun)

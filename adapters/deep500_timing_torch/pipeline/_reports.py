@@ -14,6 +14,8 @@ from deep500_timing_torch.pipeline._notes import REGIONS
 from deep500_timing_torch.pipeline._pipeline_timer import batches_of, bubble_of, gather, gather_of_ranks
 
 if TYPE_CHECKING:
+    from array import array
+
     from deep500_timing_torch.pipeline._actions import Action
     from deep500_timing_torch.pipeline._bubble import Bubble
     from deep500_timing_torch.pipeline._config import PipelineConfig
@@ -41,6 +43,7 @@ class Reports:
     _timers: dict[str, NamedTimes]
     _additional: dict[str, torch.Tensor] | None
     _microbatch: int
+    _samples: array[int]
 
     def train_batch_size(self) -> int:
         """Samples of a batch, over all replicas."""
@@ -78,7 +81,7 @@ class Reports:
                 for one in DEEPSPEED_NAMES[name]:
                     if one in passes:
                         found += [f"stage {stage} {one}" for stage in self.module.stage_numbers]
-                    elif one != "pipeline loss":  # within the forward pass of DeepSpeed's, a region of its own here
+                    else:
                         found.append(one)
                 return found
 
@@ -86,9 +89,14 @@ class Reports:
         return self._timers[name]
 
     def samples_per_second(self) -> float | None:
-        """Of the batches so far but the first, over all replicas; None before the second."""
-        times = self.timer.get_time(TimeType.BATCH)[1:]
-        return self.train_batch_size() * len(times) / sum(times) if times else None
+        """Of the batches so far but the first, over all replicas; None before the second.
+
+        Of a timer that keeps the last times alone, of those.
+        """
+        times = self.timer.get_time(TimeType.BATCH)
+        if len(times) >= len(self._samples):
+            times = times[1 - len(self._samples) :] if len(self._samples) > 1 else []
+        return sum(self._samples[-len(times) :]) / sum(times) if times else None
 
     def memory(self) -> dict[str, int | None]:
         """What this rank's stages keep, in bytes: parameters, gradients, optimizer state, and the device's peak.
