@@ -106,7 +106,7 @@ def test_what_is_forgotten_and_all_warm_up_has_a_place(clock):
     for number in range(2000):
         with tmr.region("BATCH"):
             clock.advance(0.01)
-            if number % 2:
+            if number >= 1400:  # so that more of them are forgotten than are kept, and fewer than are warm-up
                 with tmr.region("IO"):
                     clock.advance(0.01)
     batch, inside = place(tmr, "BATCH"), place(tmr, "BATCH", "IO")
@@ -178,10 +178,26 @@ def test_device_times_lie_in_each_other(clock, device):
     assert [False] * 3 == [one.is_estimate for one in found]
 
 
+def test_a_device_time_in_what_is_not_timed_there_has_no_share(clock, device):
+    """What is right around it has no time on the device, whatever lies further out."""
+    tmr = Timer(device, clock=clock)
+    with tmr.region("EPOCH", gpu=True), tmr.region("BATCH"):
+        clock.advance(0.001)
+        with tmr.region("FORWARD", gpu=True):
+            clock.advance(0.001)
+            device.launch(1.0)
+    device.finish()
+    tmr.complete_all()
+    assert (1.0, None) == (
+        (inner := place(tmr, "EPOCH", "BATCH", "FORWARD", device="GPU")).stats.total,
+        inner.share,
+    )
+
+
 def test_a_device_time_that_is_on_its_way_moves_no_other(clock, device):
     """Where host and device have not as many, the device's times lie where the region mostly is."""
     tmr = Timer(device, clock=clock)
-    for outer in ("TRAIN", "TRAIN", "EVAL"):
+    for outer in ("TRAIN", "TRAIN", "TRAIN", "EVAL"):
         with tmr.region(outer), tmr.region("FORWARD", gpu=True):
             device.launch(1.0)
             clock.advance(1.0)
@@ -189,7 +205,7 @@ def test_a_device_time_that_is_on_its_way_moves_no_other(clock, device):
             device.finish()
     found = [one for one in tmr.snapshot(places=True).places if one.device == "GPU"]
     assert [("TRAIN", "FORWARD")] == [one.path for one in found]
-    assert (2, 2.0) == _count_and_total(found[0])
+    assert (3, 3.0) == _count_and_total(found[0])
 
 
 def test_device_times_that_are_forgotten_are_those_of_the_whole_run(clock, device):
