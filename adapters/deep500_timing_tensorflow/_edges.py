@@ -121,7 +121,7 @@ class LastCallback(_Silent):
     @guarded
     def on_train_begin(self, logs: Any = None) -> None:
         """The hooks at the begin of a fit are over."""
-        self.timing.hooks_end()
+        self.timing.fit_hooks_end()
 
     @guarded
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:

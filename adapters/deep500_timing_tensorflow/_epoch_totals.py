@@ -66,13 +66,12 @@ class EpochTotals:
         self._steps = self._epoch_steps = 0
         self._samples: int | None = 0
         self._epoch_samples: int | None = 0
-        self._sums: dict[str, tuple[int, int]] = {}
+        self._sums: dict[TimeType | str, tuple[int, int]] = {}
 
     def add(self, key: TimeType | str, duration_ns: int, count: int = 1) -> None:
         """Add an interval of a region that holds ``count`` of what its mean is to be of."""
-        name = key.name if isinstance(key, TimeType) else key
-        total, number = self._sums.get(name, (0, 0))
-        self._sums[name] = (total + duration_ns, number + count)
+        total, number = self._sums.get(key, (0, 0))
+        self._sums[key] = (total + duration_ns, number + count)
 
     def add_execution(self, took_ns: int, *, steps: int, samples: int | None, steady: bool) -> None:
         """Add an execution of the train function: ``steps`` batches, traced or compiled if not ``steady``."""
@@ -101,7 +100,11 @@ class EpochTotals:
 
     def logs(self, prefix: str) -> dict[str, float]:
         """The means of the regions in seconds, and the rates that are known, under names for Keras's logs."""
-        logs = {f"{prefix}{name}": total / number / 1e9 for name, (total, number) in self._sums.items() if number}
+        logs = {
+            f"{prefix}{key.name if isinstance(key, TimeType) else key}": total / number / 1e9
+            for key, (total, number) in self._sums.items()
+            if number
+        }
         throughput = self.throughput()
         for name in _RATES:
             value = getattr(throughput, name)

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from deep500_timing_tensorflow._wishes import Wishes
 
 BATCH, EPOCH, IO = TimeType.BATCH, TimeType.EPOCH, TimeType.IO
+BATCH_FIRST = first(BATCH)
 
 # What times the passes of fits whose list is gone. To leave it takes locks and puts functions of the framework back, so
 # that waits for the next use of a callback: see `FitTiming._list_is_gone`.
@@ -136,8 +137,12 @@ class FitTiming:
 
     def hooks_end(self) -> None:
         """The last callback has had its turn: what follows is Keras's."""
-        self.regions.end(FIT_CALLBACKS)
         self._end_and_add(CALLBACKS)
+        self._idle_since_ns = self.timer.now_ns()
+
+    def fit_hooks_end(self) -> None:
+        """The same of the hooks at the begin and the end of a fit."""
+        self.regions.end(FIT_CALLBACKS)
         self._idle_since_ns = self.timer.now_ns()
 
     def _end_and_add(self, key: TimeType | str) -> None:
@@ -198,7 +203,7 @@ class FitTiming:
 
     def fit_ends(self) -> None:
         """The last hook of the fit is over."""
-        self.hooks_end()
+        self.fit_hooks_end()
         self.regions.end(FIT)
         if self._phases is not None:
             self._phases.leave(self)
@@ -304,23 +309,25 @@ class FitTiming:
         if self._phases is not None:
             self._phases.prepare_step(self._number)
         self.hooks_end()
-        self.regions.start(first(BATCH) if self._traces.is_new else BATCH, gpu=self._gpu)
-        self._began_ns, self._began_unix_ns = self.timer.now_ns(), time.time_ns()
+        self.regions.start(BATCH_FIRST if self._traces.is_new else BATCH, gpu=self._gpu)
+        self._began_ns = self.timer.now_ns()
         if self._phases is not None:
+            self._began_unix_ns = time.time_ns()
             self._phases.step_begins(self)
 
     def batch_ends(self) -> None:
         """The train function returned, and its logs were awaited."""
-        now_ns, now_unix_ns = self.timer.now_ns(), time.time_ns()
+        now_ns = now_unix_ns = 0
         if self._phases is not None:
+            now_ns, now_unix_ns = self.timer.now_ns(), time.time_ns()
             self._phases.step_ends(self)
-        opened_as = next((key for key in (BATCH, first(BATCH)) if key in self.regions), None)
-        if opened_as is None or self._traces is None:
+        opened_as = BATCH_FIRST if BATCH_FIRST in self.regions else BATCH
+        if opened_as not in self.regions or self._traces is None:
             self._hooks_begin()
             return
         fetched = self._count_fetched() if self._traces.needs_sizes else None
         steady = not self._traces.grew(None if fetched is None else fetched[1])
-        kept_as = BATCH if steady else first(BATCH)
+        kept_as = BATCH if steady else BATCH_FIRST
         took_ns = self.regions.end(opened_as, kept_as=kept_as) or 0
         self._hooks_begin()  # Ours among them.
         steps = (fetched or self._count_fetched())[0]
@@ -359,7 +366,7 @@ class FitTiming:
 
     def _drop_batch(self) -> None:
         # The data ended where the next batch would have begun.
-        for key in (IO, BATCH, first(BATCH)):
+        for key in (IO, BATCH, BATCH_FIRST):
             self.regions.drop(key)
         if self._phases is not None:
             self._phases.step_ends(self)

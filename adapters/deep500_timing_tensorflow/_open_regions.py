@@ -65,10 +65,12 @@ class OpenRegions:
         Returns:
             How long it took on the host, in nanoseconds; None if it was not open.
         """
-        if key not in self._open:
+        opened = self._open.get(key)
+        if opened is None:
             return None
         now_ns = self.timer.now_ns()
-        began_ns, gpu, own = self._open.pop(key)
+        began_ns, gpu, own = opened
+        del self._open[key]
         if kept_as is None or kept_as == key:
             if own:
                 self.timer.end(key, gpu)
