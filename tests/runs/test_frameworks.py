@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import suite_ranks
 
 from deep500_timing.runs import Run
 
@@ -121,13 +122,15 @@ def finish(processes):
         assert process.returncode == 0, error[-3000:]
 
 
-def test_the_demo_in_pytorch(start, tmp_path):
+def test_the_demo_in_pytorch(forks, tmp_path):
     """The example's loop, which says nothing of runs, leaves one where the environment names a folder."""
     for module in ("torch", "sklearn"):
         pytest.importorskip(module)
     script = Path(__file__).parents[2] / "examples" / "pytorch_loop.py"
     out = tmp_path / "demo.json"
-    finish([start(DEMO, script, out, DEEP500_TIMING_RUN=str(tmp_path / "run"), OMP_NUM_THREADS="1")])
+    variables = suite_ranks.environment(DEEP500_TIMING_RUN=str(tmp_path / "run"))
+    log = tmp_path / "log"
+    assert 0 == forks.start(["-c", DEMO, str(script), str(out)], variables, log).wait(110), log.read_text()
     saved = json.loads(out.read_text())
     with Run.open(tmp_path / "run") as run:
         assert_equal(run, [saved])
@@ -139,13 +142,12 @@ def test_the_demo_in_pytorch(start, tmp_path):
         assert ["exit"] == [row["end"] for row in run.table("logs").rows()]
 
 
-def test_a_ddp_run_of_two_ranks(start, tmp_path):
+def test_a_ddp_run_of_two_ranks(forks, tmp_path):
     """A loop in PyTorch under DDP: both ranks' tables, with the steps that the program numbered."""
     pytest.importorskip("torch")
     store = tmp_path / "store"
-    finish(
-        [start(DDP, tmp_path / "run", store, RANK=str(rank), WORLD_SIZE="2", OMP_NUM_THREADS="1") for rank in range(2)]
-    )
+    job = suite_ranks.Job(tmp_path, forks.start, ["-c", DDP, str(tmp_path / "run"), str(store)], 2)
+    assert [0, 0] == job.wait(110), job.text()
     saved = [json.loads((tmp_path / f"store.{rank}.json").read_text()) for rank in range(2)]
     with Run.open(tmp_path / "run") as run:
         assert_equal(run, saved)

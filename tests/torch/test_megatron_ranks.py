@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
-import socket
-import subprocess
-import sys
-
 import pytest
+from suite_ranks import Job
 
 PREAMBLE = """
 import json, os, sys, time
@@ -20,45 +15,23 @@ dist.init_process_group("gloo")
 clock, lines = ManualClock(), []
 def spend(timer, seconds):
     timer.start(); clock.advance(seconds); timer.stop()
+def tell(found):
+    with open(os.path.join(sys.argv[1], f"{rank}.json"), "w") as file:
+        json.dump(found, file)
 """
 
 
-def run(program, ranks, timeout=100):
-    """Run a program on each rank; hand back what each printed last, as data."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
-    environment["OMP_NUM_THREADS"] = "1"
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", PREAMBLE + program],
-            env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-    outputs = []
-    try:
-        for process in processes:
-            out, error = process.communicate(timeout=timeout)
-            outputs.append((process.returncode, out, error))
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    return outputs
+@pytest.fixture
+def run(forks, tmp_path):
+    """Run a program on each rank; gives what each has told."""
+
+    def start(program, ranks):
+        return Job(tmp_path, forks.start, ["-c", PREAMBLE + program, str(tmp_path)], ranks).results(100)
+
+    return start
 
 
-def printed(outputs):
-    """What each rank printed."""
-    assert [code for code, _, _ in outputs] == [0] * len(outputs), outputs
-    return [json.loads(out.splitlines()[-1]) for _, out, _ in outputs]
-
-
-def test_ranks_with_different_names_report_all_of_them():
+def test_ranks_with_different_names_report_all_of_them(run):
     """Each name is reported for the ranks that have it, on the last rank alone; nobody hangs."""
     program = """
 timers = Timers(2, "minmax", device="cpu", clock=clock, logging_fn=lines.append)
@@ -70,10 +43,10 @@ for round in range(40):   # more than are kept
     timers.log(["both", "only0", "only1"], reset=False)
 text = timers.get_all_timers_string(reset=False)
 timers("both").start(barrier=True); timers("both").stop(barrier=True)
-print(json.dumps([lines, text]))
+tell([lines, text])
 dist.barrier()
 """
-    first, last = printed(run(program, 2))
+    first, last = run(program, 2)
     assert first[0] == []
     assert len(last[0]) == 40
     assert set(last[0]) == {
@@ -86,7 +59,7 @@ dist.barrier()
     assert first[1] == last[1] == last[0][0]
 
 
-def test_each_rank_on_a_line_and_the_longest_to_a_writer():
+def test_each_rank_on_a_line_and_the_longest_to_a_writer(run):
     """``all`` lists the ranks; ``write`` has the longest, on the rank that has a writer."""
     program = """
 class Board:
@@ -97,35 +70,34 @@ timers = Timers(2, "all", device="cpu", clock=clock, logging_fn=lines.append)
 spend(timers("forward"), 0.5 * (rank + 1))
 timers.write(["forward"], board, 7, reset=False, barrier=True)
 timers.log(["forward"], rank=0)
-print(json.dumps([lines, board and board.scalars]))
+tell([lines, board and board.scalars])
 dist.barrier()
 """
-    first, last = printed(run(program, 2))
+    first, last = run(program, 2)
     assert first[0] == ["times across ranks (ms):\n  forward:\n     rank  0: 500.00\n     rank  1: 1000.00"]
     assert first[1] == [["forward-time", pytest.approx(1.0), 7]]
     assert last == [[], None]
 
 
-def test_a_dead_rank_is_named_within_the_deadline():
+def test_a_dead_rank_is_named_within_the_deadline(run):
     """A rank that died costs the report a line."""
     program = """
 timers = Timers(2, "max", device="cpu", clock=clock, logging_fn=lines.append, deadline_s=0.5)
 spend(timers("forward"), 0.010)
 dist.barrier()
 if rank == 1:
+    tell(None)
     os._exit(0)
 timers.log(["forward"], rank=0)
-print(json.dumps(lines), flush=True)
+tell(lines)
 os._exit(0)
 """
-    alive, _ = run(program, 2)
-    assert alive[0] == 0, alive
-    lines = json.loads(alive[1].splitlines()[-1])
+    lines = run(program, 2)[0]
     assert lines[0].splitlines()[1].endswith(": 10.00")
     assert lines[0].endswith("no times from rank 1 within 0.5 s")
 
 
-def test_a_report_too_many_on_one_rank_spoils_no_later_one():
+def test_a_report_too_many_on_one_rank_spoils_no_later_one(run):
     """Each report has the times of its own step on both ranks, and the next one says who has asked once more."""
     program = """
 timers = Timers(2, "all", device="cpu", clock=clock, deadline_s=20.0)
@@ -138,10 +110,10 @@ for step in (1, 2, 3, 4):
         timers._deadline_s = 20.0
     dist.barrier()
     texts.append(timers.get_all_timers_string(["it"]))
-print(json.dumps(texts))
+tell(texts)
 dist.barrier()
 """
-    first, second = printed(run(program, 2))
+    first, second = run(program, 2)
     report = "times across ranks (ms):\n  it:\n     rank  0: {0}000.00\n     rank  1: {0}100.00".format
     ahead = "\n  rank 1 is a round ahead: it has asked for so many more"
     assert [report(1), report(2) + ahead, report(3), report(4)] == first

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from suite_ranks import Job
 
 torch = pytest.importorskip("torch")
 if not torch.distributed.is_available():
@@ -18,23 +16,10 @@ STEPS = 3
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory):
+def results(forks, tmp_path_factory):
     """What both ranks saw, of one start."""
     folder = tmp_path_factory.mktemp("wrapped")
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(WORKER), str(folder), str(rank)], stderr=subprocess.STDOUT, stdout=subprocess.PIPE
-        )
-        for rank in range(2)
-    ]
-    try:
-        said = [rank.communicate(timeout=100)[0].decode(errors="replace") for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    assert [0, 0] == [rank.returncode for rank in ranks], "\n".join(said)
-    return [json.loads((folder / f"result_{rank}.json").read_text(encoding="utf-8")) for rank in range(2)]
+    return Job(folder, forks.start, [str(WORKER), str(folder)], 2).results(100)
 
 
 @pytest.mark.parametrize("how", ["ddp", "ddp, the model within", "fsdp"])

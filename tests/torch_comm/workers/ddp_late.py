@@ -1,6 +1,6 @@
 """Four gloo ranks train with DDP, with a delay on rank 2: in the loader, forward, backward, optimizer in turn.
 
-Each place is a run of its own, in a folder of its name below LATE_RUNS.
+Each place is a run of its own, in a folder of its name below LATE_RUNS. LATE_PLACES names the places, LATE_S the delay.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from deep500_timing_torch import CPUGPUTimer, TimeType
 from deep500_timing_torch import comm as dist
 
 STEPS = 56
-DELAY_S = 0.04
+DELAY_S = float(os.environ["LATE_S"])
 LATE = 2
 
 folder = Path(sys.argv[1])
@@ -67,7 +67,7 @@ def batches(place):
         yield torch.ones(8, 16)
 
 
-for place in ("IO", "FORWARD", "BACKWARD", "optimizer"):
+for place in os.environ["LATE_PLACES"].split():
     model = torch.nn.parallel.DistributedDataParallel(Model(place))
     dist.instrument_ddp(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

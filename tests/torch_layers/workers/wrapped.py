@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -54,8 +55,8 @@ def train(model, timed=None):
 
 
 def main():
-    """Run, and write ``result_RANK.json``."""
-    folder, rank = sys.argv[1], int(sys.argv[2])
+    """Run, and write ``RANK.json``."""
+    folder, rank = sys.argv[1], int(os.environ["RANK"])
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2, timeout=timedelta(seconds=40)
@@ -71,7 +72,7 @@ def main():
         ],
         "fsdp": [train(shard(make_model(), mesh)), train(fsdp, fsdp)],
     }
-    Path(folder, f"result_{rank}.json").write_text(json.dumps(results), encoding="utf-8")
+    Path(folder, f"{rank}.json").write_text(json.dumps(results), encoding="utf-8")
     dist.destroy_process_group()
 
 
