@@ -31,9 +31,12 @@ find-python = $(shell for python in python$(1) \
 	>/dev/null 2>&1; then echo "$$python"; break; fi; done)
 
 .DEFAULT_GOAL := help
+# But the environments of `make test-core`.
+ifndef TOGETHER
 .NOTPARALLEL:
+endif
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-quick test-core test-plain test-rest coverage test-gpu gpu-session test-oldest asan fuzz mutants \
+.PHONY: help setup demo test test-quick test-core core-environments test-plain test-rest coverage test-gpu gpu-session test-oldest asan fuzz mutants \
 	lint format bench bench-quick accuracy clean
 
 help:
@@ -153,7 +156,13 @@ test-quick: setup
 # The Python of the tree's environment, whose plain form and all else is tested in the tree.
 TREE_VERSION = $(shell $(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 
-test-core: $(BIN)/python $(addprefix test-core-,$(CORE_VERSIONS))
+test-core: $(BIN)/python core-environments $(addprefix test-core-,$(CORE_VERSIONS))
+
+# Most of a set-up is of one processor: several at a time, as many as there are processes for tests.
+CORE_STAMPS = $(foreach version,$(CORE_VERSIONS),$(if $(call find-python,$(version)),.venvs/$(version)/.stamp))
+core-environments:
+	@set -- $(CORE_STAMPS); test $$# = 0 || \
+		$(MAKE) -s --no-print-directory -j$(or $(filter-out 0,$(WORKERS)),1) TOGETHER=1 $$*
 
 test-core-%:
 	@$(if $(call find-python,$*),$(MAKE) -s --no-print-directory .venvs/$*/.stamp && \
@@ -189,7 +198,7 @@ gpu-session:
 	@PYTHONPATH=.:adapters $(GPU_PYTHON) -m benchmarks.gpu $(SECTIONS)
 
 # Not in CI, as it installs TensorFlow once more. What needs PyTorch or CuPy is skipped: see suite_oldest.py.
-OLDEST_TESTS := tests/core tests/named_timers tests/exporters tests/runs tests/tensorflow/test_keras.py
+OLDEST_TESTS := tests/core tests/named_timers tests/exporters tests/runs $(wildcard tests/tensorflow/test_keras*.py)
 test-oldest: .venvs/oldest/.stamp
 	@.venvs/oldest/bin/$(PYTEST) $(PYTEST_ARGS) $(OLDEST_TESTS)
 

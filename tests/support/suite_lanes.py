@@ -40,6 +40,7 @@ SLOW = (
     "peers/test_originals.py",
     "tensorflow/test_examples_of_keras.py",
     "tensorflow/test_keras.py",
+    "tensorflow/test_keras_graphs.py",
     "torch/test_exchange_between_ranks.py",
     "torch/test_megatron_ranks.py",
     "torch/test_original_script.py",
@@ -59,6 +60,7 @@ SLOW = (
 # Begun first, in this order, so that no worker ends with one of them alone; then the other files with slow tests.
 LONGEST = (
     "tensorflow/test_keras.py",
+    "tensorflow/test_keras_graphs.py",
     "examples/test_examples.py",
     "packaging/test_wheel.py",
     "peers/test_deepspeed_engine.py",

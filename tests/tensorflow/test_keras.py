@@ -1,60 +1,22 @@
-"""Real fits, on every backend of Keras that is installed: each in a process of its own, as a backend is chosen once."""
+"""Real fits by cases that hold on every backend of Keras that is installed, each in a process of its own."""
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
-import suite_coverage
-
-CASES = Path(__file__).parent / "cases"
 
 EVERY_BACKEND = "every_backend.py model_unnoticed.py times_by_name.py real_runs.py"
 
-# What runs, on which backend, and the package that it needs.
+# What runs, and on which backend.
 RUNS = [
-    pytest.param(EVERY_BACKEND, "tensorflow", "tensorflow", id="tensorflow"),
-    pytest.param(EVERY_BACKEND, "torch", "torch", id="torch"),
-    pytest.param(EVERY_BACKEND, "jax", "jax", id="jax"),
-    pytest.param("kinds_of_fit.py on_tensorflow.py", "tensorflow", "tensorflow", id="tensorflow only"),
-    pytest.param("on_torch_events.py", "torch", "torch", id="torch events"),
-    pytest.param("on_tf_keras.py", "tensorflow", "tf_keras", id="tf_keras"),
-    pytest.param("kinds_of_fit.py", "tensorflow", "tf_keras", id="kinds on tf_keras"),
+    pytest.param(EVERY_BACKEND, "tensorflow", id="tensorflow"),
+    pytest.param(EVERY_BACKEND, "torch", id="torch"),
+    pytest.param(EVERY_BACKEND, "jax", id="jax"),
+    pytest.param("on_torch_events.py", "torch", id="torch events"),
 ]
 
 
 @pytest.mark.timeout(720)
-@pytest.mark.parametrize(("cases", "backend", "package"), RUNS)
-def test_cases(cases, backend, package, tmp_path):
-    """Every case of the file holds on that backend."""
-    for needed in ("keras", package):
-        if importlib.util.find_spec(needed) is None:
-            pytest.skip(f"needs {needed}")
-    environment = {**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
-    environment.update(suite_coverage.of_a_child())
-    environment["KERAS_MODULE"] = "tf_keras" if package == "tf_keras" else "keras"
-    environment.pop("TF_USE_LEGACY_KERAS", None)
-    if backend == "jax":
-        # Most cases fit the same model, which so is compiled by XLA once; each train function still compiles.
-        environment["JAX_COMPILATION_CACHE_DIR"] = str(tmp_path)
-        environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-        environment["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
-    # The files of cases take what they share from one another.
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(CASES), environment.get("PYTHONPATH")]))
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        *(str(CASES / case) for case in cases.split()),
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:cov",
-    ]
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=700, check=False)
-    assert 0 == ran.returncode, ran.stdout + ran.stderr
+@pytest.mark.parametrize(("cases", "backend"), RUNS)
+def test_cases(cases, backend, assert_cases_pass):
+    """Every case of the files holds on that backend."""
+    assert_cases_pass(cases, backend, package=backend)

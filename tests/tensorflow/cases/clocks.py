@@ -7,6 +7,7 @@ import os
 import time
 from typing import Any
 
+import numpy as np
 import pytest
 
 from deep500_timing.testing import ManualClock
@@ -15,6 +16,12 @@ from deep500_timing.testing import ManualClock
 keras: Any = importlib.import_module(os.environ.get("KERAS_MODULE", "keras"))
 
 TICK_S = 1e-6
+
+
+def made_data():
+    """Forty samples of four numbers and their sum."""
+    x = np.random.default_rng(0).random((40, 4)).astype("float32")
+    return x, x.sum(axis=1, keepdims=True)
 
 
 class TickingClock(ManualClock):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import pickle
 
 import keras
 import numpy as np
 import pytest
-from clocks import Takes, TickingClock
+from clocks import Takes, TickingClock, made_data
 
 import deep500_timing_tensorflow as timer
 from deep500_timing.testing import ManualDeviceClock
@@ -31,11 +32,29 @@ HOOKS = [
 
 
 def make_model(model_class=keras.Sequential, **compiling):
-    """A model of two layers, the same each time."""
+    """A model of two layers, the same each time; by SGD, which is traced in a fraction of Adam's time."""
     keras.utils.set_random_seed(7)
     model = model_class([keras.Input((4,)), keras.layers.Dense(8, activation="relu"), keras.layers.Dense(1)])
-    model.compile(**{"optimizer": "adam", "loss": "mse", **compiling})
+    model.compile(**{"optimizer": "sgd", "loss": "mse", **compiling})
     return model
+
+
+@functools.cache
+def trained_model():
+    """The model of those cases for which it need not be new: its step is traced once for all of them."""
+    return make_model()
+
+
+@functools.cache
+def fitted_without(run):
+    """What ``run(callbacks)`` gives without any: once, whatever the fits are like that it is compared with."""
+    return run([])
+
+
+def assert_same_weights(expected, actual):
+    """To the bit."""
+    for without, with_callback in zip(expected, actual, strict=True):
+        np.testing.assert_array_equal(without, with_callback)
 
 
 def counts(tmr):
@@ -114,7 +133,7 @@ def test_smaller_last_batch_that_traces_again_is_kept_apart(data, backend):
 def test_evaluate_and_predict_are_regions_of_their_own(data):
     """``evaluate`` is TEST, ``predict`` is PREDICT, and neither has batches."""
     tmr = timer.Timer()
-    model, callback = make_model(), timer.TimerCallback(tmr)
+    model, callback = trained_model(), timer.TimerCallback(tmr)
     model.evaluate(*data, callbacks=[callback], verbose=0)
     model.predict(data[0], callbacks=[callback], verbose=0)
     assert {"TEST": 1, "PREDICT": 1} == counts(tmr)
@@ -128,7 +147,7 @@ def test_data_of_unknown_length(data):
             yield data[0][start : start + 8], data[1][start : start + 8]
 
     tmr = timer.Timer()
-    make_model().fit(generate(), epochs=1, callbacks=[timer.TimerCallback(tmr)], verbose=0)
+    trained_model().fit(generate(), epochs=1, callbacks=[timer.TimerCallback(tmr)], verbose=0)
     assert 5 == batches(tmr)
     assert 5 == counts(tmr)["IO"]
     assert set() == failed(tmr)
@@ -205,7 +224,7 @@ def test_stop_training_is_an_ordinary_end(data):
             self.model.stop_training = batch == 1
 
     tmr = timer.Timer()
-    make_model().fit(*data, batch_size=8, epochs=3, callbacks=[Stop(), timer.TimerCallback(tmr)], verbose=0)
+    trained_model().fit(*data, batch_size=8, epochs=3, callbacks=[Stop(), timer.TimerCallback(tmr)], verbose=0)
     assert 2 == batches(tmr)
     assert set() == failed(tmr)
     assert 1 == counts(tmr)["EPOCH"]
@@ -217,7 +236,7 @@ def test_position_in_the_list_does_not_matter(data):
         tmr = timer.Timer()
         callbacks = [keras.callbacks.ReduceLROnPlateau(monitor="loss")]
         callbacks.insert(place, timer.TimerCallback(tmr))
-        make_model().fit(*data, batch_size=8, callbacks=callbacks, verbose=0)
+        trained_model().fit(*data, batch_size=8, callbacks=callbacks, verbose=0)
         assert 5 == batches(tmr)
 
 
@@ -225,7 +244,7 @@ def test_two_callbacks_in_one_fit(data):
     """Two timers see the same fit, each in full."""
     timers = [timer.Timer(), timer.Timer()]
     callbacks = [timer.TimerCallback(tmr) for tmr in timers]
-    make_model().fit(*data, batch_size=8, callbacks=callbacks, verbose=0)
+    trained_model().fit(*data, batch_size=8, callbacks=callbacks, verbose=0)
     assert counts(timers[0]) == counts(timers[1])
     assert (5, 5) == (batches(timers[0]), counts(timers[0])["IO"])
 
@@ -234,8 +253,8 @@ def test_one_timer_for_several_models(data):
     """A callback and its timer go on to the next model."""
     tmr = timer.Timer()
     callback = timer.TimerCallback(tmr)
-    for _ in range(2):
-        make_model().fit(*data, batch_size=8, callbacks=[callback], verbose=0)
+    for model in (trained_model(), make_model()):
+        model.fit(*data, batch_size=8, callbacks=[callback], verbose=0)
     assert (10, 2) == (batches(tmr), counts(tmr)["FIT"])
 
 
@@ -245,7 +264,7 @@ def test_fit_inside_a_fit(data):
 
     class Inner(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
-            make_model().fit(*data, batch_size=20, callbacks=[timer.TimerCallback(inner_timer)], verbose=0)
+            trained_model().fit(*data, batch_size=20, callbacks=[timer.TimerCallback(inner_timer)], verbose=0)
 
     tmr = timer.Timer()
     make_model().fit(*data, batch_size=8, callbacks=[Inner(), timer.TimerCallback(tmr)], verbose=0)
@@ -281,7 +300,7 @@ def test_epoch_means_go_into_the_logs(data):
     clock = TickingClock()
     tmr = timer.Timer(clock=clock)
     callbacks = [timer.TimerCallback(tmr, log_prefix="time/"), Takes("on_train_batch_end", clock, 1.0)]
-    made = make_model().fit(*data, batch_size=8, epochs=2, validation_data=data, callbacks=callbacks, verbose=0)
+    made = trained_model().fit(*data, batch_size=8, epochs=2, validation_data=data, callbacks=callbacks, verbose=0)
     for key in ("IO", "BATCH", "EPOCH", "VALIDATION", "steps_per_s", "samples_per_s"):
         assert 2 == len(made.history[f"time/{key}"])
         assert all(value > 0 for value in made.history[f"time/{key}"])
@@ -292,7 +311,7 @@ def test_epoch_means_go_into_the_logs(data):
 def test_logs_are_left_alone_without_a_prefix(data):
     """Without a prefix the history holds what it holds without the callback."""
     callback = timer.TimerCallback(timer.Timer())
-    made = make_model().fit(*data, batch_size=8, callbacks=[callback], verbose=0)
+    made = trained_model().fit(*data, batch_size=8, callbacks=[callback], verbose=0)
     assert {"loss"} == set(made.history)
 
 
@@ -300,22 +319,24 @@ def test_throughput_counts_batches_and_samples(data):
     """The newest epoch's steps and samples are those that ran, and the rates follow from them."""
     callback = timer.TimerCallback(timer.Timer())
     assert callback.throughput is None
-    make_model().fit(*data, batch_size=8, epochs=2, callbacks=[callback], verbose=0)
+    trained_model().fit(*data, batch_size=8, epochs=2, callbacks=[callback], verbose=0)
     found = callback.throughput
     assert (5, 40) == (found.steps, found.samples)
     assert pytest.approx(8 * found.steps_per_s) == found.samples_per_s
 
 
 @pytest.mark.parametrize("phases", [False, True])
-def test_weights_are_the_same_to_the_bit(data, backend, phases):
+def test_weights_are_the_same_to_the_bit(backend, phases):
     """Three epochs with the callback leave the weights that three epochs without it leave."""
-    weights = []
-    for callbacks in ([], [timer.TimerCallback(timer.Timer(), phases=phases and backend != "jax")]):
-        model = make_model()
-        model.fit(*data, batch_size=8, epochs=3, validation_data=data, callbacks=callbacks, verbose=0)
-        weights.append([*model.get_weights(), *(np.asarray(v) for v in model.optimizer.variables)])
-    for without, with_callback in zip(*weights, strict=True):
-        np.testing.assert_array_equal(without, with_callback)
+    callback = timer.TimerCallback(timer.Timer(), phases=phases and backend != "jax")
+    assert_same_weights(fitted_without(weights_of_adam), weights_of_adam([callback]))
+
+
+def weights_of_adam(callbacks):
+    """The weights and the optimizer's state after three epochs by Adam."""
+    model, data = make_model(optimizer="adam"), made_data()
+    model.fit(*data, batch_size=8, epochs=3, validation_data=data, callbacks=callbacks, verbose=0)
+    return [*model.get_weights(), *(np.asarray(v) for v in model.optimizer.variables)]
 
 
 def test_batches_are_timed_on_the_device(data):
@@ -344,7 +365,7 @@ def test_gpu_without_a_gpu_times_the_cpu(data):
     """The contract's callback works where there is no GPU: one message, CPU times."""
     tmr = timer.CPUGPUTimer()
     with pytest.warns(timer.TimingWarning, match="No GPU times, CPU times go on"):
-        make_model().fit(*data, batch_size=8, callbacks=[timer.TimerCallback(tmr, gpu=True)], verbose=0)
+        trained_model().fit(*data, batch_size=8, callbacks=[timer.TimerCallback(tmr, gpu=True)], verbose=0)
     assert 5 == batches(tmr)
     assert [] == tmr.get_time(TimeType.BATCH, gpu=True)
 
@@ -356,7 +377,7 @@ def test_events_that_keras_does_not_order_are_not_times(data, backend):
     pytest.importorskip("cupy")
     tmr = timer.CPUGPUTimer(device_clock=timer.CupyEventClock())
     with pytest.warns(timer.TimingWarning, match=f"through {backend}, so no GPU times"):
-        make_model().fit(*data, batch_size=8, callbacks=[timer.TimerCallback(tmr, gpu=True)], verbose=0)
+        trained_model().fit(*data, batch_size=8, callbacks=[timer.TimerCallback(tmr, gpu=True)], verbose=0)
     assert 5 == batches(tmr)
     assert [] == [region.name for region in tmr.snapshot() if region.device == "GPU"]
 
@@ -367,7 +388,7 @@ def test_faulty_device_does_not_break_the_fit(data):
     clock.fail("record", RuntimeError("device lost"))
     tmr = timer.CPUGPUTimer(device_clock=clock)
     with pytest.warns(timer.TimingWarning, match="device lost"):
-        make_model().fit(*data, batch_size=8, callbacks=[timer.TimerCallback(tmr, gpu=True)], verbose=0)
+        trained_model().fit(*data, batch_size=8, callbacks=[timer.TimerCallback(tmr, gpu=True)], verbose=0)
     assert 5 == batches(tmr)
 
 
@@ -379,7 +400,7 @@ def test_fault_in_timing_does_not_break_the_fit(data):
             raise RuntimeError("no room")
 
     with pytest.warns(timer.TimingWarning, match=r"TimerCallback failed in .* no room") as said:
-        made = make_model().fit(*data, batch_size=8, epochs=2, callbacks=[timer.TimerCallback(Faulty())], verbose=0)
+        made = trained_model().fit(*data, batch_size=8, epochs=2, callbacks=[timer.TimerCallback(Faulty())], verbose=0)
     assert 1 == len([warning for warning in said if "on_train_batch_begin" in str(warning.message)])
     assert 2 == len(made.history["loss"])
 
@@ -388,14 +409,14 @@ def test_region_that_the_user_holds_open(data):
     """A region that is open already is no fault: the fit's are recorded inside it."""
     tmr = timer.Timer()
     with tmr.region(TimeType.EPOCH):
-        make_model().fit(*data, batch_size=8, epochs=2, callbacks=[timer.TimerCallback(tmr)], verbose=0)
+        trained_model().fit(*data, batch_size=8, epochs=2, callbacks=[timer.TimerCallback(tmr)], verbose=0)
     assert (3, 1) == (counts(tmr)["EPOCH"], counts(tmr)["FIT"])
 
 
 def test_disabled_timer_records_nothing(data):
     """A timer that is switched off leaves a fit alone."""
     tmr = timer.Timer(enabled=False)
-    make_model().fit(*data, batch_size=8, callbacks=[timer.TimerCallback(tmr)], verbose=0)
+    trained_model().fit(*data, batch_size=8, callbacks=[timer.TimerCallback(tmr)], verbose=0)
     assert {} == counts(tmr)
 
 
@@ -406,7 +427,7 @@ def test_copies_share_the_timer(data):
     copied = copy.deepcopy(original)
     assert copied.timer is tmr
     for callback in (original, copied):
-        made = make_model().fit(*data, batch_size=8, callbacks=[callback], verbose=0)
+        made = trained_model().fit(*data, batch_size=8, callbacks=[callback], verbose=0)
         assert "t/BATCH" in made.history
     assert 10 == batches(tmr)
 
@@ -414,7 +435,7 @@ def test_copies_share_the_timer(data):
 def test_pickled_callback_keeps_its_settings(data):
     """A callback that is sent to another process times there into an empty timer."""
     callback = pickle.loads(pickle.dumps(timer.TimerCallback(timer.Timer(), log_prefix="t/")))
-    assert "t/BATCH" in make_model().fit(*data, batch_size=8, callbacks=[callback], verbose=0).history
+    assert "t/BATCH" in trained_model().fit(*data, batch_size=8, callbacks=[callback], verbose=0).history
 
 
 @pytest.mark.parametrize(
@@ -457,6 +478,6 @@ def test_phases(data, backend):
 def test_no_io_when_it_is_not_wanted(data):
     """``io=False`` times no waits."""
     tmr = timer.Timer()
-    make_model().fit(*data, batch_size=8, callbacks=[timer.TimerCallback(tmr, io=False)], verbose=0)
+    trained_model().fit(*data, batch_size=8, callbacks=[timer.TimerCallback(tmr, io=False)], verbose=0)
     assert "IO" not in counts(tmr)
     assert 5 == batches(tmr)

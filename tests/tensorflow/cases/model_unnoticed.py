@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib
 import random
 
 import keras
-import numpy as np
 import pytest
-from every_backend import assert_untouched, batches, counts, failed, make_model
+from clocks import made_data
+from every_backend import (
+    assert_same_weights,
+    assert_untouched,
+    batches,
+    counts,
+    failed,
+    fitted_without,
+    make_model,
+    trained_model,
+)
 from own_steps import OwnLoss, traced
 
 import deep500_timing_tensorflow as timer
@@ -25,49 +35,65 @@ def mode(request, backend):
     return request.param
 
 
-def test_replaced_loss_is_what_trains(data, mode):
+@pytest.fixture
+def callback(mode):
+    """One, on a timer of its own."""
+    return timer.TimerCallback(timer.Timer(), **mode)
+
+
+def weights_of_a_replaced_loss(callbacks):
+    """What two fits lead to, between which the user puts a method in the place of the model's."""
+    model, data = make_model(), made_data()
+    model.fit(*data, batch_size=8, callbacks=callbacks, verbose=0)
+    own = model.compute_loss
+    model.compute_loss = lambda *args, **kwargs: 100 * own(*args, **kwargs)
+    model.compile("sgd", "mse")
+    model.fit(*data, batch_size=8, callbacks=callbacks, verbose=0)
+    return model.get_weights()
+
+
+def test_replaced_loss_is_what_trains(callback):
     """What the user puts in a method's place between two fits trains, as it does without the callback."""
-    weights = []
-    for callback in (None, timer.TimerCallback(timer.Timer(), **mode)):
-        model = make_model()
-        callbacks = [callback] if callback else []
-        model.fit(*data, batch_size=8, callbacks=callbacks, verbose=0)
-        own = model.compute_loss
-        model.compute_loss = lambda *args, own=own, **kwargs: 100 * own(*args, **kwargs)
-        model.compile("sgd", "mse")
-        model.fit(*data, batch_size=8, callbacks=callbacks, verbose=0)
-        weights.append(model.get_weights())
-    for without, with_callback in zip(*weights, strict=True):
-        np.testing.assert_array_equal(without, with_callback)
+    assert_same_weights(fitted_without(weights_of_a_replaced_loss), weights_of_a_replaced_loss([callback]))
 
 
-@pytest.mark.parametrize("rows", [40, 37])
-def test_traces_are_those_of_a_fit_without_the_callback(data, mode, rows):
+def traces(rows, callbacks):
+    """How often the step is traced in a fit, in the next without callbacks, and in one more with them."""
+    x, y = made_data()
+    model = make_model(model_class=OwnLoss)
+    numbers = []
+    for fit_callbacks in (callbacks, [], callbacks):
+        model.fit(x[:rows], y[:rows], batch_size=8, epochs=2, callbacks=fit_callbacks, verbose=0)
+        numbers.append(traced(model))
+    return numbers
+
+
+# The last batch is as large as the others, and smaller.
+TRACES = {rows: functools.partial(traces, rows) for rows in (40, 37)}
+
+
+@pytest.mark.parametrize("rows", TRACES)
+def test_traces_are_those_of_a_fit_without_the_callback(callback, rows):
     """Steps are traced as often with the callback as without it, in its fit and in the next without it."""
-    found = []
-    for callbacks in ([], [timer.TimerCallback(timer.Timer(), **mode)]):
-        model = make_model(model_class=OwnLoss)
-        numbers = []
-        for fit_callbacks in (callbacks, [], callbacks):
-            model.fit(data[0][:rows], data[1][:rows], batch_size=8, epochs=2, callbacks=fit_callbacks, verbose=0)
-            numbers.append(traced(model))
-        found.append(numbers)
-    assert found[0] == found[1]
+    assert fitted_without(TRACES[rows]) == TRACES[rows]([callback])
 
 
-def test_history_of_several_outputs(data, mode):
+def history_of_several_outputs(callbacks):
+    """The history of a fit whose last batch is smaller."""
+    keras.utils.set_random_seed(7)
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, [keras.layers.Dense(1, name="a")(inputs), keras.layers.Dense(1, name="b")(inputs)])
+    model.compile("sgd", {"a": "mse", "b": "mae"})
+    x, y = (array[:37] for array in made_data())
+    made = model.fit(x, {"a": y, "b": y}, batch_size=8, epochs=2, callbacks=callbacks, shuffle=False, verbose=0)
+    return made.history
+
+
+def test_history_of_several_outputs(callback):
     """The loss of each output is weighed as without the callback when the last batch is smaller."""
-    histories = []
-    for callbacks in ([], [timer.TimerCallback(timer.Timer(), **mode)]):
-        keras.utils.set_random_seed(7)
-        inputs = keras.Input((4,))
-        model = keras.Model(inputs, [keras.layers.Dense(1, name="a")(inputs), keras.layers.Dense(1, name="b")(inputs)])
-        model.compile("sgd", {"a": "mse", "b": "mae"})
-        x, y = data[0][:37], data[1][:37]
-        made = model.fit(x, {"a": y, "b": y}, batch_size=8, epochs=2, callbacks=callbacks, shuffle=False, verbose=0)
-        histories.append(made.history)
-    assert {"loss", "a_loss", "b_loss"} == set(histories[0])
-    assert histories[0] == histories[1]
+    expected = fitted_without(history_of_several_outputs)
+    assert {"loss", "a_loss", "b_loss"} == set(expected)
+    assert expected == history_of_several_outputs([callback])
 
 
 class InHook(keras.callbacks.Callback):
@@ -101,33 +127,33 @@ def test_nothing_is_left_after_another_callback_raised(data, mode, hook, error):
     assert {"FIT", "EPOCH"} <= failed(tmr)
 
 
+class Trains(keras.callbacks.Callback):
+    """Trains on a batch of its own before each of the fit's."""
+
+    def on_train_batch_begin(self, batch, logs=None):
+        """Train."""
+        self.model.train_on_batch(*(array[:3] for array in made_data()))
+
+
+def weights_trained_by_another(callbacks, *, order="behind"):
+    """What a fit leads to in which another callback trains."""
+    model, data = make_model(), made_data()
+    callbacks = [*callbacks, Trains()] if order == "behind" else [Trains(), *callbacks]
+    model.fit(*data, batch_size=8, epochs=2, callbacks=callbacks, verbose=0)
+    return model.get_weights()
+
+
 @pytest.mark.parametrize("order", ["in front", "behind"])
-def test_training_by_another_callback_is_not_the_fits(data, backend, mode, order):
+def test_training_by_another_callback_is_not_the_fits(backend, mode, callback, order):
     """What another callback trains in its hook has no part in the fit's batches, samples, waits or passes."""
-
-    def trains(model):
-        model.train_on_batch(data[0][:3], data[1][:3])
-
-    class Trains(keras.callbacks.Callback):
-        def on_train_batch_begin(self, batch, logs=None):
-            trains(self.model)
-
     if backend == "jax":
         pytest.skip("train_on_batch inside a fit fails on JAX, whose state the fit holds")
-    weights = []
-    tmr = timer.Timer()
-    callback = timer.TimerCallback(tmr, **mode)
-    for callbacks in ([Trains()], [callback, Trains()] if order == "behind" else [Trains(), callback]):
-        model = make_model()
-        model.fit(*data, batch_size=8, epochs=2, callbacks=callbacks, verbose=0)
-        weights.append(model.get_weights())
-    for without, with_callback in zip(*weights, strict=True):
-        np.testing.assert_array_equal(without, with_callback)
-    found = counts(tmr)
-    assert (10, 10) == (batches(tmr), callback.batches)
-    if mode.get("io", True):
-        assert 10 == found["IO"]
-        assert 40 == callback.throughput.epoch_samples
+    trained = weights_trained_by_another([callback], order=order)
+    assert_same_weights(fitted_without(weights_trained_by_another), trained)
+    found = counts(callback.timer)
+    assert (10, 10) == (batches(callback.timer), callback.batches)
+    assert 10 == found["IO"]
+    assert 40 == callback.throughput.epoch_samples
     if mode.get("phases"):
         assert 9 <= found["FORWARD"] + found.get("FORWARD (first)", 0) <= 10
         assert 0 == callback.withheld
@@ -180,7 +206,7 @@ def test_a_fit_found_dead_takes_no_lock(data, backend, monkeypatch):
     gc.collect()
     assert {"FIT", "EPOCH"} <= failed(tmr)
     assert [] == taken
-    make_model().fit(*data, batch_size=20, callbacks=[timer.TimerCallback(timer.Timer())], verbose=0)
+    trained_model().fit(*data, batch_size=8, callbacks=[timer.TimerCallback(timer.Timer())], verbose=0)
     assert not any(module._users for module in modules)
 
 
@@ -219,16 +245,17 @@ def test_train_function_made_anew_by_another_callback(data, mode):
     assert 0 == callback.withheld
 
 
-def test_state_is_the_same(data, mode):
+def state_after(callbacks):
+    """Random state, attributes and layers after a fit."""
+    model = make_model()
+    model.fit(*made_data(), batch_size=8, epochs=2, callbacks=callbacks, verbose=0)
+    layers = [layer["class_name"] for layer in model.get_config()["layers"]]
+    return random.random(), keras.random.uniform((1,)).__array__()[0], set(vars(model)), layers
+
+
+def test_state_is_the_same(callback):
     """Random state, attributes and the saved configuration are those of a model that was not timed."""
-    found = []
-    for callbacks in ([], [timer.TimerCallback(timer.Timer(), **mode)]):
-        model = make_model()
-        model.fit(*data, batch_size=8, epochs=2, callbacks=callbacks, verbose=0)
-        config = model.get_config()
-        layers = [layer["class_name"] for layer in config["layers"]]
-        found.append((random.random(), keras.random.uniform((1,)).__array__()[0], set(vars(model)), layers))
-    assert found[0] == found[1]
+    assert fitted_without(state_after) == state_after([callback])
 
 
 def test_two_callbacks_have_each_what_they_asked_for(data, backend):

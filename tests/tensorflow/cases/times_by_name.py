@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 from clocks import TICK_S, Moments, Takes, ThreadClock, TickingClock, assert_adds_up, parts_between, total
-from every_backend import FIRST, batches, counts, make_model
+from every_backend import FIRST, batches, counts, make_model, trained_model
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from own_steps import OwnStep, traced
@@ -226,7 +226,7 @@ def test_fit_in_a_fit(data, same):
 
     class Fits(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
-            make_model().fit(*data, batch_size=20, callbacks=[inner], verbose=0)
+            trained_model().fit(*data, batch_size=20, callbacks=[inner], verbose=0)
 
     make_model().fit(*data, batch_size=8, epochs=2, callbacks=[Fits(), callback], verbose=0)
     found = counts(tmr)
