@@ -19,7 +19,7 @@ CORE_TESTS := tests/core tests/named_timers
 
 # What an installation depends on, and what is compiled into it.
 RECIPE := pyproject.toml constraints.txt hatch_build.py
-COMPILED := $(foreach pxd,$(shell find deep500_timing -name "*.pxd"),$(pxd) $(pxd:.pxd=.py))
+COMPILED := $(foreach pxd,$(shell find deep500_timing adapters -name "*.pxd"),$(pxd) $(pxd:.pxd=.py))
 SOURCES := $(shell find deep500_timing adapters -name '*.py' -o -name '*.pxd' -o -name py.typed)
 
 # The first interpreter of a version that runs and can make virtual environments: a pyenv shim on PATH may refuse,
@@ -244,4 +244,4 @@ accuracy: $(VENV)/.stamp-bench
 clean:
 	rm -rf $(VENV) .venvs build dist demo-output .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
-	find deep500_timing \( -name "*.so" -o -name "*.pyd" -o -name "*.c" \) -delete
+	find deep500_timing adapters \( -name "*.so" -o -name "*.pyd" -o -name "*.c" \) -delete

@@ -1,7 +1,7 @@
 """Build hook: compile the hot path with Cython, or say why not and package plain Python.
 
-A module of ``deep500_timing`` that has a ``.pxd`` beside it is compiled from the same ``.py`` that runs as
-plain Python. The compiled form is an optimisation only: without a compiler, or without Cython, the build
+A module of ``deep500_timing`` or of an adapter that has a ``.pxd`` beside it is compiled from the same ``.py`` that
+runs as plain Python. The compiled form is an optimisation only: without a compiler, or without Cython, the build
 warns, and the package behaves the same, slower. ``DEEP500_TIMING_BUILD`` in the environment says otherwise:
 
 * ``auto`` (or unset): compile if possible, else warn.
@@ -23,7 +23,8 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-PACKAGE = "deep500_timing"
+PACKAGES = ("deep500_timing", "adapters/deep500_timing_torch")
+"""Folders that may have modules to compile."""
 MODE_VARIABLE = "DEEP500_TIMING_BUILD"
 MODES = ("auto", "pure", "compiled")
 
@@ -64,8 +65,8 @@ class CompileHook(BuildHookInterface):  # type: ignore[type-arg]
         if mode not in MODES:
             raise ValueError(f"{MODE_VARIABLE}={mode!r} is not known; use one of {', '.join(MODES)}")
 
-        package = Path(self.root, PACKAGE)
-        sources = sorted(path.with_suffix(".py") for path in package.rglob("*.pxd"))
+        packages = [Path(self.root, package) for package in PACKAGES]
+        sources = sources_in(packages)
         if version == "editable":
             # An older compiled module would shadow the source, also where this build compiles nothing.
             _remove_compiled(sources)
@@ -77,7 +78,7 @@ class CompileHook(BuildHookInterface):  # type: ignore[type-arg]
         self._scratch = tempfile.TemporaryDirectory(prefix="deep500-timing-build-")
         self._lib = Path(self._scratch.name, "lib")
         try:
-            compiled = _compile(package, sources, Path(self._scratch.name))
+            compiled = _compile(packages, sources, Path(self._scratch.name))
         except (Exception, SystemExit) as error:
             # What a missing or broken compiler raises in setuptools, distutils and Cython has no common base.
             if mode == "compiled":
@@ -94,7 +95,9 @@ class CompileHook(BuildHookInterface):  # type: ignore[type-arg]
         if version == "editable":
             for path in compiled:
                 # Replaced, not overwritten: a process that has the old one loaded goes on with it.
-                place = package / path.relative_to(self._lib / PACKAGE)
+                module = path.relative_to(self._lib)
+                (parent,) = (package.parent for package in packages if package.name == module.parts[0])
+                place = parent / module
                 fresh = place.with_name(f".{place.name}.new")
                 shutil.copy2(path, fresh)
                 fresh.replace(place)
@@ -107,11 +110,16 @@ class CompileHook(BuildHookInterface):  # type: ignore[type-arg]
         print(f"deep500-timing: warning: {message}", file=sys.stderr, flush=True)
 
 
-def _compile(package: Path, sources: list[Path], scratch: Path) -> list[Path]:
-    """Compile modules in a copy of the package, so that no generated C file is left in the tree.
+def sources_in(packages: list[Path]) -> list[Path]:
+    """The modules of some packages that are compiled: those with a ``.pxd`` beside them."""
+    return [path.with_suffix(".py") for package in packages for path in sorted(package.rglob("*.pxd"))]
+
+
+def _compile(packages: list[Path], sources: list[Path], scratch: Path) -> list[Path]:
+    """Compile modules in a copy of their packages, so that no generated C file is left in the tree.
 
     Args:
-        package: Folder of the package.
+        packages: Folders of the packages, and of those whose types they use.
         sources: The modules to compile, each with its ``.pxd`` beside it.
         scratch: Empty folder to work in.
 
@@ -121,14 +129,17 @@ def _compile(package: Path, sources: list[Path], scratch: Path) -> list[Path]:
     from Cython.Build import cythonize
     from setuptools import Distribution, Extension
 
-    for path in package.rglob("*.p[yx]*"):
-        if path.suffix in {".py", ".pxd"}:
-            copy = scratch / path.relative_to(package.parent)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(path, copy)
-            if path in sources:
-                copy.write_text(_with_signatures(path.read_text("utf-8")), "utf-8")
-    modules = [source.relative_to(package.parent) for source in sources]
+    modules = []
+    for package in packages:
+        for path in package.rglob("*.p[yx]*"):
+            if path.suffix in {".py", ".pxd"}:
+                module = path.relative_to(package.parent)
+                copy = scratch / module
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(path, copy)
+                if path in sources:
+                    copy.write_text(_with_signatures(path.read_text("utf-8")), "utf-8")
+                    modules.append(module)
     optimise = [] if os.name == "nt" else ["-O2", "-g0", "-fno-plt"]
     extensions = [
         Extension(
@@ -143,7 +154,7 @@ def _compile(package: Path, sources: list[Path], scratch: Path) -> list[Path]:
     with contextlib.chdir(scratch), contextlib.redirect_stdout(sys.stderr):
         distribution = Distribution(
             {
-                "name": package.name,
+                "name": packages[0].name,
                 "ext_modules": cythonize(extensions, compiler_directives=DIRECTIVES, quiet=True),
                 "script_name": "hatch_build.py",
             }
@@ -189,7 +200,11 @@ def _remove_compiled(sources: list[Path]) -> None:
 
 
 def _names(sources: list[Path]) -> str:
-    return ", ".join(str(source)[str(source).rindex(f"{PACKAGE}{os.sep}") :] for source in sources)
+    starts = [f"{os.sep}{Path(package).name}{os.sep}" for package in PACKAGES]
+    return ", ".join(
+        next(str(source)[str(source).rindex(start) + 1 :] for start in starts if start in str(source))
+        for source in sources
+    )
 
 
 def _describe(error: BaseException) -> str:

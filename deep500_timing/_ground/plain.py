@@ -9,26 +9,44 @@ import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
-_PACKAGE = Path(__file__).parent.parent
-# In the order of their imports: one that is read first must not fetch another's compiled form.
-for _name in (
-    "_recording/intervals",
-    "_recording/recorder",
-    "_recording/calls",
-    "devices/_queue",
-    "devices/_null",
-    "timer",
-    "devices/_anchors",
-    "devices/_collecting",
-    "devices/_pool",
-    "runs/_rows",
-):
-    _full_name = f"deep500_timing.{_name}".replace("/", ".")
-    if _full_name in sys.modules:  # This file was read a second time, under another name.
-        continue
-    _spec = spec_from_file_location(_full_name, _PACKAGE / f"{_name}.py")
-    if _spec is None or _spec.loader is None:  # pragma: no cover
-        raise ImportError(f"{_full_name} cannot be loaded from its source")
-    _module = module_from_spec(_spec)
-    sys.modules[_full_name] = _module
-    _spec.loader.exec_module(_module)
+
+def load_plain(package: str, folder: Path, names: tuple[str, ...]) -> None:
+    """Import modules from their sources.
+
+    Args:
+        package: The package's full name.
+        folder: Where it lies.
+        names: The modules in it, with ``/`` between folders, in the order of their imports: one that is read first
+            must not fetch another's compiled form.
+
+    Raises:
+        ImportError: There is no such source.
+    """
+    for name in names:
+        full_name = f"{package}.{name}".replace("/", ".")
+        if full_name in sys.modules:  # The caller's file was read a second time, under another name.
+            continue
+        spec = spec_from_file_location(full_name, folder / f"{name}.py")
+        if spec is None or spec.loader is None:  # pragma: no cover
+            raise ImportError(f"{full_name} cannot be loaded from its source")
+        module = module_from_spec(spec)
+        sys.modules[full_name] = module
+        spec.loader.exec_module(module)
+
+
+load_plain(
+    "deep500_timing",
+    Path(__file__).parent.parent,
+    (
+        "_recording/intervals",
+        "_recording/recorder",
+        "_recording/calls",
+        "devices/_queue",
+        "devices/_null",
+        "timer",
+        "devices/_anchors",
+        "devices/_collecting",
+        "devices/_pool",
+        "runs/_rows",
+    ),
+)

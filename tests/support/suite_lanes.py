@@ -11,7 +11,14 @@ if TYPE_CHECKING:
 TESTS = Path(__file__).parents[1]
 
 # Run in both forms, compiled and plain.
-BOTH_FORMS = ("core", "named_timers", "runs/test_log.py", "torch", "torch_comm/test_one_rank.py")
+BOTH_FORMS = (
+    "core",
+    "named_timers",
+    "runs/test_log.py",
+    "torch",
+    "torch_comm/test_one_rank.py",
+    "torch_comm/test_short_way.py",
+)
 
 # But these of them do not depend on the form.
 ONE_FORM = (

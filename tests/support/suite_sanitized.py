@@ -29,8 +29,7 @@ def main() -> None:
     package = TREE / "deep500_timing"
     scratch = PLACE / "scratch"
     scratch.mkdir(parents=True)
-    sources = sorted(path.with_suffix(".py") for path in package.rglob("*.pxd"))
-    compiled = build._compile(package, sources, scratch)
+    compiled = build._compile([package], build.sources_in([package]), scratch)
     others = shutil.ignore_patterns("__pycache__", f"*{get_config_var('EXT_SUFFIX')}")
     shutil.copytree(package, PLACE / "deep500_timing", ignore=others)
     for path in compiled:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 import weakref
@@ -58,26 +59,36 @@ def test_the_kernel_keeps_no_output_of_a_functional_collective_alive():
         assert _is_gone(watched)
 
 
+def _threads():
+    return set(Path("/proc/self/task").iterdir())
+
+
 def _gloo_threads():
-    return sum("gloo" in name.read_text() for name in Path("/proc/self/task").glob("*/comm"))
+    found = set()
+    for thread in _threads():
+        with contextlib.suppress(OSError):  # it may have ended meanwhile
+            if "gloo" in (thread / "comm").read_text():
+                found.add(thread)
+    return found
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="threads are counted in /proc")
 def test_the_kernel_keeps_no_destroyed_group_alive():
     """Nor its threads and connections; one that comes after it is another one."""
-    before = _gloo_threads()
-    assert before
     with comm.instrument(kernel=True):
         for count in (1, 2):
+            # By their numbers: one that has just begun has no name yet.
+            before = _threads()
             group = plain.new_group([0], group_desc="short-lived")
             plain.all_reduce(torch.ones(10), group=group)
-            assert before < _gloo_threads()
+            its_own = _gloo_threads() - before
+            assert its_own
             plain.destroy_process_group(group)
             del group
             until = time.monotonic() + DEADLINE_S
-            while before < _gloo_threads() and time.monotonic() < until:
+            while its_own & _threads() and time.monotonic() < until:
                 time.sleep(0.001)
-            assert before == _gloo_threads()
+            assert set() == its_own & _threads()
             found = [op for op in comm.summary().ops if op.op == "all_reduce"]
             assert count == sum(op.count for op in found)
 

@@ -13,8 +13,9 @@ import torch.distributed as plain
 
 from deep500_timing.testing import ManualClock
 from deep500_timing_torch import comm
-from deep500_timing_torch.comm import _short_way, _timed
-from deep500_timing_torch.comm._log import LOG, SYNC
+from deep500_timing_torch.comm import _short_call, _short_way, _timed
+from deep500_timing_torch.comm._log import LOG
+from deep500_timing_torch.comm._records import SYNC
 from deep500_timing_torch.comm._settings import SETTINGS
 
 pytestmark = pytest.mark.usefixtures("world", "clean")
@@ -62,7 +63,7 @@ class Work(plain.Work):
 def clock(monkeypatch):
     """What the operations read."""
     manual = ManualClock()
-    monkeypatch.setattr(_timed, "perf_counter_ns", manual.now_ns)
+    monkeypatch.setattr(_short_call, "perf_counter_ns", manual.now_ns)
     monkeypatch.setattr(_short_way, "perf_counter_ns", manual.now_ns)
     monkeypatch.setattr(SETTINGS, "now_ns", manual.now_ns)
     return manual
@@ -226,6 +227,17 @@ def test_nobody_waits(request, clock, how, when):
         assert {**ONE, "count": 0, "failed": 1} == _found()
 
 
+def test_a_handle_in_a_cycle_is_collected(issue):
+    """An operation that knows its own handle keeps neither alive."""
+    handle, work = issue()
+    work.handle, watched = handle, weakref.ref(work)
+    work.end()
+    del handle, work
+    gc.collect()
+    assert None is watched()
+    assert ONE == _found()
+
+
 def test_whoever_asks_for_the_future_has_the_end_known(settled, clock):
     """Waiting for the future is not seen, but it ends when it ends."""
     handle, work = settled()
@@ -289,12 +301,12 @@ def test_a_forked_child_has_no_thread_that_is_in_an_operation():
     thread.start()
     try:
         assert inside.wait(20)
-        assert {thread.ident} == _timed.inside
+        assert {thread.ident} == _short_call.inside
         child = os.fork()
         if child == 0:
-            os._exit(len(_timed.inside))
+            os._exit(len(_short_call.inside))
         assert 0 == os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     finally:
         forked.set()
         thread.join()
-    assert set() == _timed.inside
+    assert set() == _short_call.inside

@@ -20,6 +20,7 @@ long the caller waited for it (*exposed*).
 
 from __future__ import annotations
 
+import os as _os
 from typing import Any
 
 import torch.distributed as _dist
@@ -29,6 +30,9 @@ if not _dist.is_available():
         "deep500_timing_torch.comm requires a PyTorch with torch.distributed, which this build was made without "
         "(USE_DISTRIBUTED=0); install one that has it: https://pytorch.org/get-started"
     )
+
+if _os.environ.get("DEEP500_TIMING_PURE"):
+    from deep500_timing_torch.comm import _plain as _plain  # before any module that has a compiled form
 
 from deep500_timing_torch.comm._ddp import instrument_ddp
 from deep500_timing_torch.comm._deepspeed._forms import accepting as _accepting

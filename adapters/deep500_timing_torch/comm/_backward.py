@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from deep500_timing_torch.comm._device import EventPair
-from deep500_timing_torch.comm._log import EXPOSED, LOG, UNTIMED, fault
+from deep500_timing_torch.comm._log import LOG, fault
 from deep500_timing_torch.comm._overlap import DeviceOverlap
+from deep500_timing_torch.comm._records import EXPOSED, UNTIMED
 from deep500_timing_torch.comm._settings import SETTINGS
 
 if TYPE_CHECKING:
     from deep500_timing.devices import EventPool
-    from deep500_timing_torch.comm._log import Record
+    from deep500_timing_torch.comm._records import Record
 
 
 class Sent(Protocol):

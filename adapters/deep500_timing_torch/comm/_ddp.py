@@ -12,10 +12,12 @@ from torch._C._distributed_c10d import GradBucket
 from deep500_timing_torch.comm import _own_time
 from deep500_timing_torch.comm._backward import BackwardWait
 from deep500_timing_torch.comm._device import EventPair, pool_for
-from deep500_timing_torch.comm._log import DONE, EXPOSED, FAILED, ISSUE, LOG, PAIR, UNTIMED, Record, fault
+from deep500_timing_torch.comm._log import LOG, fault
 from deep500_timing_torch.comm._ops import Op, both_ways, unknown
+from deep500_timing_torch.comm._records import DONE, EXPOSED, FAILED, ISSUE, PAIR, UNTIMED, Record
 from deep500_timing_torch.comm._settings import SETTINGS
-from deep500_timing_torch.comm._timed import inside, original_of
+from deep500_timing_torch.comm._short_call import inside
+from deep500_timing_torch.comm._timed import original_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

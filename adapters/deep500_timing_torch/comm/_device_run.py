@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from deep500_timing_torch.comm import _own_time
 from deep500_timing_torch.comm._device import EventPair
-from deep500_timing_torch.comm._log import DONE, FAILED, ISSUE, LOG, Record
+from deep500_timing_torch.comm._log import LOG
+from deep500_timing_torch.comm._records import DONE, FAILED, ISSUE, Record
 from deep500_timing_torch.comm._settings import SETTINGS
 
 if TYPE_CHECKING:

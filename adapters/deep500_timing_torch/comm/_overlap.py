@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from deep500_timing_torch.comm._log import EXPOSED, LOG, PAIR, UNTIMED
+from deep500_timing_torch.comm._log import LOG
+from deep500_timing_torch.comm._records import EXPOSED, PAIR, UNTIMED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from deep500_timing_torch.comm._log import Record
+    from deep500_timing_torch.comm._records import Record
 
 
 class DeviceOverlap:

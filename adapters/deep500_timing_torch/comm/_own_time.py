@@ -17,7 +17,7 @@ from deep500_timing.devices import captures
 from deep500_timing_torch.comm._log import fault
 
 if TYPE_CHECKING:
-    from deep500_timing_torch.comm._log import Record
+    from deep500_timing_torch.comm._records import Record
 
 
 class Timed(Protocol):

@@ -17,7 +17,7 @@ from deep500_timing._summary.stats import TRIM
 from deep500_timing._summary.text import fit_encoding
 from deep500_timing_torch.comm import _device
 from deep500_timing_torch.comm._hints import hints
-from deep500_timing_torch.comm._log import LOG, Record
+from deep500_timing_torch.comm._log import LOG
 from deep500_timing_torch.comm._ops import OPS, bandwidths
 from deep500_timing_torch.comm._straggler import Comparison, Lateness, Skew, compare
 from deep500_timing_torch.comm._summary import OpTimes, SummaryData
@@ -25,6 +25,8 @@ from deep500_timing_torch.comm._table import render
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from deep500_timing_torch.comm._records import Record
 
 
 class CommSummary(SummaryData):

@@ -8,8 +8,9 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing import CPUGPUTimer, TimeType
-from deep500_timing_torch.comm._log import DONE, LOG, SYNC, Record, fault
+from deep500_timing_torch.comm._log import LOG, fault
 from deep500_timing_torch.comm._ops import bandwidths
+from deep500_timing_torch.comm._records import DONE, SYNC, Record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
 from _thread import get_ident
 from collections.abc import Callable
 from dataclasses import replace
-from time import perf_counter_ns
 from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeVar, overload
 
@@ -16,13 +14,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from deep500_timing.runs._current import logs
 from deep500_timing_torch.comm._device import pool_for
 from deep500_timing_torch.comm._device_run import DeviceRun
-from deep500_timing_torch.comm._log import BATCH, FAILED, ISSUE, LOG, SYNC, UNTIMED, Record, caller, fault
+from deep500_timing_torch.comm._log import LOG, caller, fault
 from deep500_timing_torch.comm._ops import OPS, Op, unknown
+from deep500_timing_torch.comm._records import FAILED, ISSUE, SYNC, UNTIMED, Record
 from deep500_timing_torch.comm._settings import SETTINGS
-from deep500_timing_torch.comm._short_way import issued
+from deep500_timing_torch.comm._short_call import ShortCall, inside, is_handle
 from deep500_timing_torch.comm._work import TimedFuture, TimedWork, Tracker, future_of
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -39,9 +37,6 @@ class Asked(NamedTuple):
     """Who calls, for ``configure(debug=True)``; found out if None."""
 
 
-inside: set[int] = set()
-"""The threads that are in a timed operation now: what that one calls is part of it. A set of their numbers takes half
-as long to ask as a ``threading.local``."""
 _is_compiling = torch.compiler.is_compiling
 # The same in two pieces, the call of one frame and a flag, which take a third of the time.
 _is_traced: Callable[[], bool] = _is_compiling
@@ -49,19 +44,6 @@ _exporting: Any = SimpleNamespace(_is_compiling_flag=False)
 if hasattr(torch.compiler, "_is_compiling_flag"):
     _is_traced, _exporting = torch.compiler.is_dynamo_compiling, torch.compiler
 _world: Any = getattr(c10d, "_world", None)
-_Work = dist.Work
-_illegal: tuple[type, ...] = tuple(filter(None, [getattr(c10d, "_IllegalWork", None)]))
-_are_handles: dict[type, bool] = {}
-"""Of the types that operations have returned, whether they are handles of an operation; asking Python's ``isinstance``
-twice takes four times as long."""
-
-
-def _only_this_thread() -> None:
-    inside.intersection_update([get_ident()])
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_only_this_thread)
 
 
 @overload
@@ -131,10 +113,6 @@ def _timed(
     # Functions written for DeepSpeed's decorator may have its parameters: prof, log_name, debug.
     asks: Any = None if default_name is None else True
 
-    name, describe, synchronizes, common_name = op.name, op.describe, op.synchronizes, op.same_as or op.name
-    groups, inbox, run_logs = LOG.known_groups, LOG.inbox, logs
-    # Without places, further right than any call has arguments.
-    message_at, group_at = op.places or (1 << 30, 0)
     known = op.steady and not asks
 
     def slowly(*args: Any, **kwargs: Any) -> Any:
@@ -144,87 +122,18 @@ def _timed(
             return func(*args, **kwargs)
         return _measure(func, op, args, kwargs, asks and _asked_of(kwargs, default_name))
 
+    shortly = ShortCall(func, op, slowly, _finish, _note_failure).call
+
+    # Python of its own even where the short way is compiled: `torch.compile` reads it, and finds the flags.
     @functools.wraps(func)
     def operation(*args: Any, **kwargs: Any) -> Any:
-        # The short way, of an operation on the CPU that is known in all respects; anything else goes the long one.
         if not settings.quick or not known or _is_traced() or _exporting._is_compiling_flag:
             return slowly(*args, **kwargs)
-        thread = get_ident()
-        if thread in inside:
-            return func(*args, **kwargs)
-        try:
-            per_rank = False
-            if len(args) > message_at:
-                # What describe would find: a call that costs a tenth of all.
-                process_group = args[group_at] if len(args) > group_at else kwargs.get("group") if kwargs else None
-                nbytes = tensor = None
-                if message_at >= 0:
-                    tensor = args[message_at]
-                    nbytes = tensor.nbytes
-            else:
-                nbytes, per_rank, process_group, tensor = describe(*args, **kwargs)
-            if process_group is None:
-                process_group = _world._default_pg
-            group = groups[id(process_group)]
-            if group.reference() is not process_group:
-                return slowly(*args, **kwargs)
-            record = group.records[name, nbytes]
-            advance = group.advances[name]
-            if per_rank or _world._pg_coalesce_state or not (tensor is None or tensor.is_cpu):
-                return slowly(*args, **kwargs)
-            record.calls += 1
-            start_ns = perf_counter_ns()
-        except Exception:
-            return slowly(*args, **kwargs)
-        inside.add(thread)
-        try:
-            result = func(*args, **kwargs) if kwargs else func(*args)
-        except BaseException:
-            _note_failure(record, None)
-            raise
-        finally:
-            inside.discard(thread)
-        end_ns = perf_counter_ns()
-        try:
-            if result is not None:
-                handle = None
-                if (_are_handles.get(type(result)) or _is_handle(result)) and not record.no_future:
-                    handle = issued(result, record, start_ns, end_ns)
-                if handle is None:
-                    return _finish(record, op, process_group, result, start_ns, end_ns, None, None, advance)
-                group.seen += advance
-                if synchronizes:
-                    handle._seq = group.sequence(process_group)
-                return handle
-            group.seen += advance
-            if not synchronizes:
-                seq = None
-            elif group.backend_counts:
-                seq = group.sequence(process_group)
-            else:  # as that would, less its call
-                seq = group.own_seq = group.own_seq + 1
-            if not run_logs:
-                # As Record.take does, from any thread: each of these is whole at each moment.
-                record.latency.append(start_ns, end_ns)
-                if seq is not None:
-                    group.ring.append((seq, common_name, nbytes or 0, end_ns - start_ns))
-                return result
-            inbox.append((record, SYNC, start_ns, end_ns, seq))
-            if len(inbox) >= BATCH:
-                LOG.drain(wait=False)
-        except Exception as error:
-            fault(name, error)
-        return result
+        return shortly(args, kwargs)
 
     operation.__dict__["_deep500_timing_original"] = func
     operation.__dict__["_deep500_timing_op"] = op
     return operation
-
-
-def _is_handle(result: Any) -> bool:
-    kind = type(result)
-    is_one = _are_handles[kind] = issubclass(kind, _Work) and not issubclass(kind, _illegal)
-    return is_one
 
 
 def _default_log_name(func: Callable[..., Any]) -> str | None:
@@ -381,8 +290,10 @@ def _finish(
         advance = 0 if before is None else (group.number() or before) - before
         if op.steady:
             group.advances[op.name] = advance
+    if op.steady:
+        record.advance = advance
     group.seen += advance
-    if isinstance(result, (dist.Work, list, torch._C.Future)) and not isinstance(result, _illegal):
+    if isinstance(result, (list, torch._C.Future)) or is_handle(result):
         followed = _follow(result, record, start_ns, end_ns, seq, run)
         if followed is not None:
             return followed

@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 
 from deep500_timing_torch.comm._device import EventPair
-from deep500_timing_torch.comm._log import DONE, EXPOSED, FAILED, LOG, PAIR, UNTIMED, Record, fault
+from deep500_timing_torch.comm._log import LOG, fault
+from deep500_timing_torch.comm._records import DONE, EXPOSED, FAILED, PAIR, UNTIMED, Record
 from deep500_timing_torch.comm._settings import SETTINGS
 
 if TYPE_CHECKING:

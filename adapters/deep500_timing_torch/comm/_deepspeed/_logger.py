@@ -10,8 +10,9 @@ from deep500_timing._ranks.place import rank_and_world
 from deep500_timing._summary.reading import summarize
 from deep500_timing._summary.stats import trim_mean
 from deep500_timing._summary.text import format_bytes
-from deep500_timing_torch.comm._log import LOG, SYNC, CommLog
+from deep500_timing_torch.comm._log import LOG, CommLog
 from deep500_timing_torch.comm._ops import OPS, Op, bandwidths, unknown
+from deep500_timing_torch.comm._records import SYNC
 from deep500_timing_torch.comm._report import log_summary
 from deep500_timing_torch.comm._settings import SETTINGS, Settings, configure
 

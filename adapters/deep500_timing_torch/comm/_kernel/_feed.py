@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from deep500_timing._ground.warn import warn_once
-from deep500_timing_torch.comm import _log
+from deep500_timing_torch.comm import _log, _records
 from deep500_timing_torch.comm._device import pool_for
 from deep500_timing_torch.comm._kernel._run import KernelRun
-from deep500_timing_torch.comm._log import LOG, Group, fault
+from deep500_timing_torch.comm._log import LOG, fault
 from deep500_timing_torch.comm._ops import BY_OPERATOR, OPS, Op
 from deep500_timing_torch.comm._settings import SETTINGS
 
 if TYPE_CHECKING:
     from types import ModuleType
+
+    from deep500_timing_torch.comm._records import Group
 
 _MESSAGE = struct.Struct("@7q")
 _POLL_S = 0.25
@@ -29,16 +31,16 @@ _POLL_S = 0.25
 # that it was not later; the last two are two messages of the log's each.
 _BLOCKING, _ISSUED, _DONE, _WAITED, _PAIRED, _FAILED, _UNTIMED, _BOUNDED, _ENDED, _LATER = range(10)
 _KINDS = {
-    _BLOCKING: _log.SYNC,
-    _ISSUED: _log.ISSUE,
-    _DONE: _log.DONE,
-    _WAITED: _log.EXPOSED,
-    _PAIRED: _log.PAIR,
-    _FAILED: _log.FAILED,
-    _UNTIMED: _log.UNTIMED,
-    _BOUNDED: _log.DONE,
-    _ENDED: _log.DONE,
-    _LATER: _log.EXPOSED,
+    _BLOCKING: _records.SYNC,
+    _ISSUED: _records.ISSUE,
+    _DONE: _records.DONE,
+    _WAITED: _records.EXPOSED,
+    _PAIRED: _records.PAIR,
+    _FAILED: _records.FAILED,
+    _UNTIMED: _records.UNTIMED,
+    _BOUNDED: _records.DONE,
+    _ENDED: _records.DONE,
+    _LATER: _records.EXPOSED,
 }
 _STARTS = (_BLOCKING, _ISSUED, _ENDED)
 
@@ -115,11 +117,11 @@ class Feed:
                 if kind == _BOUNDED:
                     record.upper_bound = True
                 elif kind == _ENDED:
-                    LOG.put(record, _log.ISSUE, start_ns, end_ns)
+                    LOG.put(record, _records.ISSUE, start_ns, end_ns)
                 timed = kind in (_BLOCKING, _DONE, _BOUNDED, _ENDED) and op.synchronizes
                 LOG.put(record, _KINDS[kind], start_ns, end_ns, seq if timed else None)
                 if kind == _LATER:
-                    LOG.put(record, _log.PAIR, seq, end_ns - start_ns)
+                    LOG.put(record, _records.PAIR, seq, end_ns - start_ns)
             self.dropped = self._module.dropped()
             for group_number, group in list(self._groups.items()):
                 advanced = self._module.group_info(group_number)[3]

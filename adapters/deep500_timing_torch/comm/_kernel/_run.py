@@ -8,7 +8,8 @@ import torch
 
 from deep500_timing_torch.comm._backward import BackwardWait
 from deep500_timing_torch.comm._device_run import DeviceRun
-from deep500_timing_torch.comm._log import FAILED, ISSUE, LOG, SYNC, UNTIMED, Record, fault
+from deep500_timing_torch.comm._log import LOG, fault
+from deep500_timing_torch.comm._records import FAILED, ISSUE, SYNC, UNTIMED, Record
 from deep500_timing_torch.comm._settings import SETTINGS
 from deep500_timing_torch.comm._work import Tracker, future_of
 
