@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import suite_ranks
 
 PROGRAMS = Path(__file__).parent / "programs"
 pytestmark = [
@@ -20,29 +19,27 @@ pytestmark = [
 ]
 
 
-def run(program, *arguments, ranks=1):
-    """Run a program on that many processes; hand back what it did."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    environment = {
-        **os.environ,
-        "DS_ACCELERATOR": "cpu",
-        "OMP_NUM_THREADS": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "CUDA_VISIBLE_DEVICES": "",
-    }
-    if ranks == 1:
-        environment.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
-        command = [sys.executable]
-    else:
-        command = [
-            sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={ranks}", f"--master_port={port}"
-        ]  # fmt: skip
+VARIABLES = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+
+
+@pytest.fixture
+def run_alone(forks, tmp_path):
+    """Run a program as the one rank of its job; gives what it printed."""
+
+    def run(program, *arguments):
+        job = suite_ranks.Job(tmp_path, forks.start, [str(PROGRAMS / program), *arguments], 1, **VARIABLES)
+        assert [0] == job.wait(180), job.text()
+        return job.text(0)
+
+    return run
+
+
+def run_under_torchrun(program, *arguments):
+    """Run a program on two ranks; hand back what they did."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2"]
     return subprocess.run(
-        [*command, str(PROGRAMS / program), *arguments],
-        env=environment,
+        [*command, f"--master_port={suite_ranks.free_port()}", str(PROGRAMS / program), *arguments],
+        env=suite_ranks.environment(**VARIABLES),
         capture_output=True,
         text=True,
         timeout=180,
@@ -50,11 +47,10 @@ def run(program, *arguments, ranks=1):
     )
 
 
-def test_wall_clock_breakdown_of_an_engine_is_right():
+def test_wall_clock_breakdown_of_an_engine_is_right(run_alone):
     """Each line, cache and rate of an engine with two accumulated micro-batches is that of the known times."""
-    done = run("engine.py")
-    assert done.returncode == 0, done.stderr[-3000:]
-    seen = json.loads(done.stdout[done.stdout.index('{"lines"') :])
+    text = run_alone("engine.py")
+    seen, _ = json.JSONDecoder().raw_decode(text, text.index('{"lines"'))
     micro, last_micro, whole = (
         "fwd_microstep: 10.00 | bwd_microstep: 20.00 | bwd_inner_microstep: 20.00 | bwd_allreduce_microstep: 0.00 | "
         "step_microstep: 0.00",
@@ -74,7 +70,7 @@ def test_wall_clock_breakdown_of_an_engine_is_right():
 @pytest.mark.parametrize(("whose", "survives"), [("theirs", False), ("ours", True)])
 def test_a_pipeline_engine_with_breakdown(whose, survives):
     """Two stages crash on the engine's own timers, which it starts twice; with ours they train to the end."""
-    done = run("pipeline.py", whose, ranks=2)
+    done = run_under_torchrun("pipeline.py", whose)
     if survives:
         assert done.returncode == 0, done.stderr[-3000:]
         assert '"steps": 2' in done.stdout
@@ -85,11 +81,9 @@ def test_a_pipeline_engine_with_breakdown(whose, survives):
 
 
 @pytest.mark.parametrize(("whose", "timed"), [("theirs", False), ("ours", True)])
-def test_the_reduction_of_a_pipeline_is_timed(whose, timed):
+def test_the_reduction_of_a_pipeline_is_timed(run_alone, whose, timed):
     """``bwd_allreduce`` runs while gradients are reduced; the engine's own never does."""
-    done = run("pipeline.py", whose)
-    assert done.returncode == 0, done.stderr[-3000:]
-    result = next(line for line in done.stdout.splitlines() if line.startswith("RESULT"))
+    result = next(line for line in run_alone("pipeline.py", whose).splitlines() if line.startswith("RESULT"))
     running = json.loads(result.removeprefix("RESULT "))["running_in_reduction"]
     assert running
     assert {timed} == set(running)

@@ -3,26 +3,43 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import suite_ranks
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
 
 
-def run(script, *arguments, ranks=0, **environment):
-    """Run a script to its end; hand back what it printed."""
-    command = [sys.executable]
-    if ranks:
-        command += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
+VARIABLES = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
+
+
+@pytest.fixture
+def run(forks, tmp_path):
+    """Run a script to its end; gives what it printed."""
+
+    def run_alone(script, *arguments):
+        output = tmp_path / "output"
+        output.unlink(missing_ok=True)
+        program = forks.start([str(script), *arguments], suite_ranks.environment(**VARIABLES), output)
+        try:
+            assert program.wait(110) == 0, output.read_text()[-3000:]
+        finally:
+            program.kill()
+        return output.read_text()
+
+    return run_alone
+
+
+def run_under_torchrun(script, ranks):
+    """Run a script on so many ranks to its end; hand back what they printed."""
     done = subprocess.run(
-        [*command, str(script), *arguments],
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", **environment},
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}", str(script)],
+        env=suite_ranks.environment(**VARIABLES),
         capture_output=True,
         text=True,
         timeout=110,
@@ -39,7 +56,7 @@ def shape(text):
     return [re.sub(r"-?\d+(\.\d+)?(e-?\d+)?", "#", line) for line in without]
 
 
-def test_a_script_for_deepspeeds_timers(tmp_path):
+def test_a_script_for_deepspeeds_timers(run, tmp_path):
     """``deepspeed_timers.py`` prints the same lines with DeepSpeed's import and with ours, save for the memory."""
     script = EXAMPLES / "deepspeed_timers.py"
     ours = run(script)
@@ -53,7 +70,7 @@ def test_a_script_for_deepspeeds_timers(tmp_path):
     assert shape(run(theirs)) == shape(ours)
 
 
-def test_a_script_for_deepspeeds_timers_with_timing_off():
+def test_a_script_for_deepspeeds_timers_with_timing_off(run):
     """The same script runs with ``NoopTimer``, and prints no time."""
     text = run(EXAMPLES / "deepspeed_timers.py", "--no-timing")
     assert "time (ms)" not in text
@@ -61,9 +78,10 @@ def test_a_script_for_deepspeeds_timers_with_timing_off():
 
 
 @pytest.mark.parametrize("ranks", [0, 2])
-def test_a_script_for_megatrons_timers(ranks):
+def test_a_script_for_megatrons_timers(run, ranks):
     """``megatron_timers.py`` runs on one process and on two ranks, and reports on the last one."""
-    text = run(EXAMPLES / "megatron_timers.py", ranks=ranks)
+    script = EXAMPLES / "megatron_timers.py"
+    text = run_under_torchrun(script, ranks) if ranks else run(script)
     assert text.count("(min, max) time across ranks (ms):") == 2
     assert text.count("    forward-backward ") == 2
     assert "iteration 8: optimizer-time = " in text

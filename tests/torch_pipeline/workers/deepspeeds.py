@@ -9,6 +9,8 @@ import warnings
 from pathlib import Path
 
 os.environ["DS_ACCELERATOR"] = "cpu"
+# Its tuner would import MLflow, and with that pandas and polars: three seconds that have no part in this.
+sys.modules["mlflow"] = None
 warnings.filterwarnings("ignore")
 
 import deepspeed  # noqa: E402 - it reads the accelerator when it is imported
