@@ -100,10 +100,10 @@ class TimedDataset:
         batches, wait_us, size = 0, 0.0, 0
         for value in self._parse(self._read().numpy()).value:
             sums = value.histo
-            if value.tag[0] != _WAIT[0]:
+            if value.tag.startswith(_WAIT):
+                batches, wait_us = max(batches, int(sums.num)), max(wait_us, sums.sum)
+            else:
                 size += int(sums.sum)
-                continue
-            batches, wait_us = max(batches, int(sums.num)), max(wait_us, sums.sum)
         return Fetched(batches, wait_us, size)
 
     def samples_in(self, size: int) -> int | None:
