@@ -820,10 +820,10 @@ class Recorder:
         # What was recorded meanwhile is counted, and forgotten.
         if cython.compiled:
             forget_regions(self)
-        again = self._threads.pop(ident, None)
         regions = self._set_aside.pop(ident, None)
-        if regions is None:
+        if regions is None:  # It was made meanwhile, and repeats nothing.
             return
+        again = self._threads.pop(ident, None)
         regions.ident = ident
         self._threads[ident] = regions
         if again is not None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from deep500_timing import Timer
 from deep500_timing.devices._queue import Anchor, Captures
+from deep500_timing.testing import ManualDeviceClock
 
 S = 10**9
 
@@ -69,6 +71,91 @@ class TestAnchor:
         made = anchor(S, S + 1_000_000)
         made.narrow(anchor(*earlier), S)
         assert narrowed == (made.low_ns, made.high_ns)
+
+
+class Together:
+    """A host clock on one timeline with a device."""
+
+    def __init__(self, device):
+        """Of that device."""
+        self.device = device
+
+    def now_ns(self):
+        """The device's time."""
+        return self.device.now_ns
+
+
+class TestOneAfterAnother:
+    """An anchor that is followed by another before any of its pairs is read, as their ends lie on another stream."""
+
+    @staticmethod
+    def run(tmr, device):
+        """An anchor of which all is known; one that is known to a second, and one more behind it that is so as well."""
+
+        def time(key, end_on):
+            device.use_stream("one")
+            tmr.start(key, gpu=True)
+            if key == "late":
+                device.advance(2.0)
+            device.use_stream(end_on)
+            tmr.end(key, gpu=True)
+            device.advance(0.1)
+
+        time("sure", "one")
+        device.advance(2.5)
+        time("sure", "one")  # tells that another is due
+        for end_on in ("two", "one"):
+            device.use_stream("one")
+            device.launch(1.0)
+            began_ns = device.now_ns + S
+            time("late", end_on)
+            time("sure", end_on)  # tells that another is due
+        return began_ns
+
+    def test_the_first_is_narrowed_before_it_narrows_the_second(self, device):
+        """What was known well is known well two anchors later, less what the clocks may have drifted."""
+        tmr = Timer(device, clock=Together(device))
+        began_ns = self.run(tmr, device)
+        tmr.snapshot()
+        error_ns = abs(max(tmr.intervals("late", gpu=True)[:, 0]) - began_ns)
+        assert error_ns <= tmr.device.uncertainty_ns <= 300_000
+
+    def test_its_event_serves_again_when_its_last_pair_is_read(self, device):
+        """However often that happens, there are no more events than are in use at a time."""
+        tmr = Timer(device, clock=Together(device))
+        events = []
+        for _ in range(12):
+            self.run(tmr, device)
+            tmr.complete_all()
+            events.append(tmr.device.events)
+        assert events[2] == events[-1]
+
+
+def test_a_clock_that_has_milliseconds_is_asked_for_nothing_else(clock):
+    """Where there is a function that gives them, it is called and no method around it."""
+
+    class InMilliseconds(ManualDeviceClock):
+        def elapsed_ms(self, start, end):
+            return super().elapsed_ns(start, end) / 1e6
+
+        def elapsed_ns(self, start, end):
+            raise AssertionError("asked for nanoseconds")
+
+    device = InMilliseconds()
+    tmr = Timer(device, clock=clock)
+    with tmr.region("a", gpu=True):
+        device.launch(1.5)
+    assert [1.5] == tmr.get_time("a", gpu=True)
+
+
+def test_a_device_that_keeps_up_is_not_behind(device):
+    """Where it begins a region at the moment that the host does, the lead of the host is none at all."""
+    tmr = Timer(device, clock=Together(device))
+    with tmr.region("a", gpu=True):
+        device.launch(1)
+        device.advance(1)
+    use = tmr.gpu_busy()
+    assert (1, 0.0, 0.0) == (use.regions, use.mean_lead_s, use.max_lead_s)
 
 
 class Graph:

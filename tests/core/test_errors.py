@@ -17,7 +17,8 @@ from deep500_timing import (
     Timer,
     TimeType,
 )
-from deep500_timing.testing import ManualDeviceClock
+from deep500_timing._recording.recorder import Region, ThreadRegions
+from deep500_timing.testing import ManualClock, ManualDeviceClock
 
 S = 1_000_000_000
 
@@ -298,3 +299,28 @@ class TestAClockThatRaises:
         clock.broken = False
         end()
         assert [0.0] == tmr.get_time("a")
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+@pytest.mark.parametrize("clock", [None, ManualClock()])
+def test_starting_what_a_block_has_open(clock, gpu):
+    """Its block is live, so no exception has left it open: the start is an error however it is written."""
+    tmr = Timer(ManualDeviceClock(), clock=clock)
+    region = tmr.region("a", gpu)
+
+    def enter():
+        with region:
+            raise AssertionError("entered once more")
+
+    for start in (region.start, enter, lambda: tmr.start("a", gpu=gpu)):
+        with region, pytest.raises(RegionOpenError):
+            start()
+    times = tmr.snapshot().get("a")
+    assert (3, 0, 0) == (times.stats.count, times.discarded, times.failed)
+
+
+@pytest.mark.parametrize("timer", [None, "timer", ManualDeviceClock()])
+def test_a_region_that_no_timer_made(timer):
+    """There is none: a region without a timer is refused when it is made, not when it is used."""
+    with pytest.raises(TypeError):
+        Region("a", "a", ThreadRegions(), timer)

@@ -17,6 +17,7 @@ import signal
 import sys
 import threading
 import warnings
+import weakref
 from pathlib import Path
 from types import MappingProxyType
 
@@ -311,6 +312,51 @@ def test_a_finalizer_enters_the_region_that_is_open(clock):
         clock.advance(0.5)
     times = tmr.snapshot().get("close")
     assert ([0.25, 1.25], 0, 0) == (tmr.get_time("close"), times.discarded, times.running)
+
+
+def _by_weakref(act):
+    class Connection:
+        """What is finalized."""
+
+    connection = Connection()
+    weakref.finalize(connection, act)
+    del connection
+
+
+def _by_the_collector(act):
+    def callback(phase, info):
+        if phase == "stop":
+            act()
+
+    gc.callbacks.append(callback)
+    try:
+        gc.collect(0)
+    finally:
+        gc.callbacks.remove(callback)
+
+
+def _by_a_signal(act):
+    before = signal.signal(signal.SIGINT, lambda number, frame: act())
+    try:
+        signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("interrupt", [_by_weakref, _by_the_collector, _by_a_signal])
+def test_whoever_interrupts_enters_the_region_that_is_open(tmr, clock, interrupt):
+    """A finalizer by weak reference, a collector callback and a signal handler are timed, as is what they interrupt."""
+
+    def act():
+        with tmr.region("a"):
+            clock.advance(0.25)
+
+    with tmr.region("a"):
+        clock.advance(0.5)
+        interrupt(act)
+        clock.advance(0.5)
+    times = tmr.snapshot().get("a")
+    assert ([0.25, 1.25], 0, 0) == (tmr.get_time("a"), times.discarded, times.running)
 
 
 def test_a_finalizer_enters_a_region_of_the_device(clock):

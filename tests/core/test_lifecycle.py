@@ -265,6 +265,18 @@ print("parent intact")
         tmr.end("a", gpu=True)
         assert () == tmr.snapshot().regions
 
+    @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+    def test_every_timer_begins_anew_in_a_child(self, clock):
+        """Not one of them has anything to report there, and in the parent each has all."""
+        timers = [Timer(clock=clock) for _ in range(3)]
+        for tmr in timers:
+            tmr.record("a", 0, S)
+        child = os.fork()
+        if child == 0:
+            os._exit(sum(len(tmr.snapshot().regions) for tmr in timers))
+        left = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        assert (0, [[1.0]] * 3) == (left, [tmr.get_time("a") for tmr in timers])
+
     def test_fork_from_a_thread(self, python):
         """The thread that forks goes on in the child as the only one."""
         program = """

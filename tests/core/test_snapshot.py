@@ -193,3 +193,32 @@ def test_recomputations_inside_of_each_other_end_with_the_outermost(tmr, clock, 
     in_thread(recompute)
     region = tmr.snapshot().get("block")
     assert ([1.0, 1.0], 4, 0) == (tmr.get_time("block"), region.recomputed, region.running)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_what_was_timed_before_a_recomputation_is_there_after_it(tmr, clock, depth):
+    """However many lie inside of each other: all until the last end is repeated, and no more than that."""
+    with tmr.region("block"):
+        clock.advance(2.0)
+    for _ in range(depth):
+        begin_recomputation()
+    for _ in range(depth):
+        with tmr.region("block"):
+            clock.advance(5.0)
+        end_recomputation()
+    with tmr.region("block"):
+        clock.advance(1.0)
+    assert ([2.0, 1.0], depth) == (tmr.get_time("block"), tmr.snapshot().get("block").recomputed)
+
+
+def test_a_timer_that_was_made_in_a_recomputation_loses_nothing(clock):
+    """It repeats nothing, so that it keeps its times; nor does an end that nothing began take any away."""
+    begin_recomputation()
+    tmr = Timer(clock=clock)
+    for seconds in (1.0, 2.0, 3.0):
+        with tmr.region("block"):
+            clock.advance(seconds)
+        end_recomputation()
+    with tmr.region("block"):
+        clock.advance(4.0)
+    assert ([1.0, 2.0, 3.0, 4.0], 0) == (tmr.get_time("block"), tmr.snapshot().get("block").recomputed)

@@ -275,7 +275,7 @@ def test_timers_do_not_share_places(clock, in_thread):
 
 
 def test_only_threads_that_end_before_the_process_are_watched(in_thread):
-    """The main thread is not, nor one that Python did not start and has made no entry for."""
+    """The main thread is not, nor one that Python did not start, whether or not it has made an entry for it."""
 
     class Regions:
         def release(self):
@@ -294,11 +294,47 @@ def test_only_threads_that_end_before_the_process_are_watched(in_thread):
 
     def foreign():
         seen.append(threads.watch_thread(kept))
+        threading.current_thread()  # makes the entry, which Python 3.11 never removes
+        seen.append(threads.watch_thread(kept))
+        threading._active.pop(threading.get_ident())
         done.set()
 
     _thread.start_new_thread(foreign, ())
     done.wait()
-    assert ([None], [ident]) == (seen, released)
+    assert ([None, None], [ident]) == (seen, released)
+
+
+def test_what_a_thread_recorded_may_be_gone_before_it(in_thread, monkeypatch):
+    """Whoever still holds the watch makes no trouble at the thread's end."""
+
+    class Regions:
+        def release(self):
+            raise AssertionError("it is gone")
+
+    trouble = []
+    monkeypatch.setattr(sys, "unraisablehook", trouble.append)
+    watch = in_thread(lambda: threads.watch_thread(Regions()))
+    assert (None, []) == (watch(), trouble)
+
+
+def test_what_comes_first_amid_a_threads_first_start(tmr, monkeypatch):
+    """What a finalizer opens while its thread takes a place stays open, and the place is the same."""
+
+    class Interrupted:
+        def __enter__(self):
+            if not opened:
+                opened.append(True)
+                tmr.start("finalizer")
+
+        def __exit__(self, *error):
+            pass
+
+    opened = []
+    monkeypatch.setattr(threads, "claim_lock", Interrupted())
+    with tmr.region("a"):
+        pass
+    times = tmr.snapshot().get("finalizer")
+    assert (1, 0, 1) == (times.running, times.discarded, lanes(tmr))
 
 
 def test_a_second_timer_on_a_thread_does_not_end_it_for_the_first(clock, in_thread):
@@ -367,6 +403,24 @@ def test_what_a_finalizer_of_an_ending_thread_leaves(tmr, in_thread, monkeypatch
     assert 4 == snapshot.get("late").stats.count
     assert (0, 8) == (snapshot.get("open").running, snapshot.get("open").discarded)
     assert 8 == snapshot.get("left").running + snapshot.get("left").discarded
+
+
+def test_the_place_of_a_finalizer_of_an_ending_thread_is_free(tmr, clock, in_thread, monkeypatch):
+    """Nobody else will release it, so any thread may have it next."""
+    other = Timer(clock=clock)
+
+    def end_as_the_interpreter_does():
+        other.start("a")
+        del threads._of_thread.token
+        with monkeypatch.context() as patched:
+            patched.setattr(threading, "enumerate", list)
+            with tmr.region("late"):
+                pass
+
+    in_thread(end_as_the_interpreter_does)
+    with tmr.region("a"):
+        pass
+    assert (1, 1) == (lanes(tmr), tmr.snapshot().get("late").stats.count)
 
 
 def test_many_threads_at_once_lose_nothing():

@@ -100,6 +100,16 @@ class TestFunctions:
         assert "done" == asyncio.run(step())
         assert [2.0] == tmr.get_time("f")
 
+    def test_a_partial_of_a_coroutine_function(self, tmr, clock):
+        """What a partial stands for decides how it is timed: here from the first step to the end."""
+
+        async def step(seconds):
+            await asyncio.sleep(0)
+            clock.advance(seconds)
+
+        asyncio.run(tmr.timed("f")(functools.partial(step, 2))())
+        assert [2.0] == tmr.get_time("f")
+
     def test_several_timers_and_keys_on_one_function(self, tmr, clock):
         """Decorators stack."""
 
@@ -220,6 +230,17 @@ class TestGenerators:
         for _ in walk():
             clock.advance(100)
         assert [1.0, 2.0, 4.0] == tmr.get_time("g")
+
+    def test_arguments_by_name_reach_a_generator(self, tmr, clock):
+        """As well as those by position."""
+
+        @tmr.timed("g")
+        def count(start, *, step):
+            clock.advance(step)
+            yield start + step
+
+        assert [7] == list(count(5, step=2))
+        assert [2.0, 0.0] == tmr.get_time("g")
 
     def test_send_and_return_value(self, walk, tmr):
         """What is sent arrives, and what is returned comes back."""
@@ -482,6 +503,15 @@ class TestIterate:
         """A loop within the wait itself is misuse, and the error says so."""
         with pytest.raises(RegionOpenError, match="'IO'"):
             list(tmr.iterate(tmr.iterate(Loader(clock))))
+
+    def test_a_wait_left_open_inside_of_a_wait_under_another_key(self, tmr, clock):
+        """The loop around it waits too, but for something else: what was left open is discarded, and both go on."""
+        inner = tmr.iterate(Loader(clock, 2), "inner")
+        tmr.start("inner")
+        with pytest.warns(TimingWarning, match="still open"):
+            assert [0, 1] == list(tmr.iterate(inner, "outer"))
+        inner, outer = tmr.snapshot().get("inner"), tmr.snapshot().get("outer")
+        assert (2, 1, 2, 0) == (inner.stats.count, inner.discarded, outer.stats.count, outer.discarded)
 
     @pytest.mark.parametrize("error", [ValueError("bad file"), KeyboardInterrupt()])
     def test_an_exception_while_waiting(self, tmr, clock, error):

@@ -444,6 +444,34 @@ def test_insisting_waits_each_time_and_raises(caller_of, service, account):
         assert (number, 0, number) == (len(service.calls), account.pending, account.lost)
 
 
+@pytest.mark.parametrize("last", ["insists", "ends"])
+def test_what_the_run_has_waited_for_is_not_taken_off(caller_of, service, account, clock, monkeypatch, last):
+    """Who insists, and the end of the program, wait as long as they may, though training has used up its share."""
+    caller, waits = caller_of(), []
+
+    def wait(timeout):
+        if threading.current_thread() is not threading.main_thread():
+            return condition_wait(timeout)
+        waits.append(timeout)
+        clock.advance(timeout)
+        return False
+
+    condition_wait, caller._changed.wait = caller._changed.wait, wait
+    service.gate.clear()
+    caller.send(0, account, wait_s=0.5)
+    if last == "insists":
+        with pytest.raises(ExportError, match=r"has not answered within 0\.75 s"):
+            caller.send(1, account, wait_s=0.75, insist=True)
+    else:
+        monkeypatch.setattr(_background._exit._State, "begun", True)
+        caller.send(1, account, wait_s=0.75)
+    caller._changed.wait = condition_wait
+    service.gate.set()
+    empty(caller)
+
+    assert [0.5, 0.75] == waits
+
+
 def test_insisting_does_not_wait_for_ever(caller_of, service, account):
     """A service that hangs is given the time that is allowed."""
     caller = caller_of()

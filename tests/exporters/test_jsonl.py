@@ -134,6 +134,20 @@ def test_two_logs_that_fail_are_told_apart(tmr):
     assert 2 == len(warned)
 
 
+def test_two_files_that_fail_are_told_apart(tmr, tmp_path):
+    """As two streams are: by their paths, which the warnings name."""
+    paths = [tmp_path / name for name in ("one.jsonl", "two.jsonl")]
+    exporters = list(map(JsonLinesExporter, paths))
+    for path in paths:
+        path.unlink()
+        path.mkdir()
+    with pytest.warns(TimingWarning) as warned:
+        for exporter in exporters * 2:
+            exporter.export(tmr.snapshot())
+
+    assert [True, True] == [str(path) in str(warning.message) for path, warning in zip(paths, warned, strict=True)]
+
+
 def test_a_log_is_added_to(tmr, tmp_path):
     """A second run adds its lines below those of the first."""
     path = tmp_path / "times.jsonl"

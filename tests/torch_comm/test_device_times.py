@@ -227,6 +227,27 @@ def test_faults_of_the_device_cost_the_time_only(device, all_reduce):
     assert 1 == comm.summary().find("all_reduce").count
 
 
+def test_a_wait_that_cannot_be_timed(device):
+    """It is counted beside the operation, whose own time is known; how much of that was exposed is not."""
+
+    class Work(DeviceWork):
+        def wait(self, timeout=None):
+            device.fail("record", None)
+            return super().wait(timeout)
+
+    def run(tensor, op=None, group=None, async_op=False):
+        return Work(device, 0.010)
+
+    work = comm.timed_op(run, name="all_reduce")(tensor(), async_op=True)
+    device.fail("record", RuntimeError("not now"))
+    with pytest.warns(timer.TimingWarning, match="not now"):
+        work.wait()
+    device.finish()
+    op = comm.summary().find("all_reduce")
+    assert (1, 1, 0, None) == (op.count, op.untimed, op.pending, op.overlap)
+    assert pytest.approx(0.010) == op.mean_s
+
+
 def test_a_failed_operation_gives_its_event_back(device):
     """Its exception reaches the caller and its event the pool."""
 
