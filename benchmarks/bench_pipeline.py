@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 MICROBATCHES = 8
 PASSES_MS = (0.5, 1.0)
 """How long a stage computes forward, and as long backward."""
-BLOCK = 2
+BLOCK = 6
 """Batches that count, of a block."""
 _BUSY_S = 0.0002
 """How much of a pass is no sleep: more than a sleep is too long."""
@@ -106,7 +106,7 @@ def measure(rank: int, *, seconds: float) -> dict[str, Any]:
             # The first batch after attaching or detaching is that of code whose caches have become invalid.
             batch(schedule)
             found = [batch(schedule) for _ in range(BLOCK)]
-            return statistics.mean(one[0] for one in found), statistics.mean(one[1] for one in found)
+            return statistics.median(one[0] for one in found), statistics.median(one[1] for one in found)
 
         blocks: dict[str, list[tuple[float, float]]] = {"bare": [], "again": [], "timed": []}
         order, names, end = random.Random(0), list(blocks), time.perf_counter() + seconds
@@ -211,8 +211,9 @@ def as_lines(found: dict[str, Any]) -> list[str]:
     return [
         f"PyTorch's 1F1B on two gloo ranks, {MICROBATCHES} micro-batches. Each round runs {BLOCK} batches of the bare "
         "schedule, of the bare schedule again and of the one timed by `instrument_schedule`, in an order drawn anew, "
-        "each after one that does not count. In µs a micro-batch, the median over the rounds and its 95 % confidence "
-        "interval: what timing adds to the mean of both bare ones, and what the second bare one differs from the first "
+        "each after one that does not count; its time is their median, as some are held up by what else the machine "
+        "does. In µs a micro-batch, the median over the rounds and its 95 % confidence interval: what timing adds to "
+        "the mean of both bare ones, and what the second bare one differs from the first "
         f"({found['date']}, load {found['load']}).",
         "",
         "| a micro-batch on a stage: forward and backward pass | rounds | bare batch, ms | timed, µs | bare again, µs "
@@ -266,7 +267,7 @@ def main() -> None:
 
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    found = measure(rank, seconds=2 if quick else 12)
+    found = measure(rank, seconds=2 if quick else 25)
     if rank == 0:
         Path(sys.argv[sys.argv.index("--rank") + 1], "found.json").write_text(json.dumps(found))
     dist.barrier()
