@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import threading
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -100,6 +103,58 @@ def test_a_yes_in_the_middle_of_a_backlog_serves_for_all_before_it():
     while work.sink.count < 48:
         work.launch(1)
     assert (48, 1) == (work.sink.count, device.calls["is_done"] - asked)
+
+
+def test_what_is_known_to_be_done_is_read_once():
+    """The device has passed the first half of a backlog and no more: that is read, whatever is launched behind it."""
+    work = Work(device := Watched())
+    work.launch(40)
+    device.advance(21)
+    work.launch(60)
+    assert (21, 79, 0, 0) == (*work.counts, device.early)
+
+
+def test_a_pair_that_is_ended_twice(device):
+    """Its second end has no start, and fails."""
+    work = Work(device)
+    pair = EventPair("a")
+    work.pool.begin(pair)
+    for _ in range(2):
+        work.pool.end(pair, work.sink, 0, 0)
+    work.pool.collect(wait=True)
+    assert (1, 0, 1) == work.counts
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_child_that_is_forked_while_another_thread_reads():
+    """It reads what it launches itself, though in the parent somebody else was about to."""
+
+    class Slow(ManualDeviceClock):
+        def is_done(self, event):
+            if threading.get_ident() == reader.ident:
+                reading.set()
+                go_on.wait()
+            return super().is_done(event)
+
+    reading, go_on = threading.Event(), threading.Event()
+    work = Work(device := Slow())
+    reader = threading.Thread(target=work.pool.collect, kwargs={"wait": False})
+    work.launch(1)
+    reader.start()
+    reading.wait()
+    child = os.fork()
+    if child == 0:
+        try:
+            work.pool.abandon()
+            work.launch(3)
+            device.finish()
+            work.pool.collect(wait=False)
+        finally:
+            os._exit(work.sink.count)
+    go_on.set()
+    reader.join()
+    assert 3 == os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 class TestADeviceThatDoesNotSay:

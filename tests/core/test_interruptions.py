@@ -335,6 +335,21 @@ def _by_the_collector(act):
         gc.callbacks.remove(callback)
 
 
+def _by_an_object(act):
+    class Callback:
+        """What the collector calls."""
+
+        def __call__(self, phase, info):
+            if phase == "stop":
+                act()
+
+    gc.callbacks.append(callback := Callback())
+    try:
+        gc.collect(0)
+    finally:
+        gc.callbacks.remove(callback)
+
+
 def _by_a_signal(act):
     before = signal.signal(signal.SIGINT, lambda number, frame: act())
     try:
@@ -343,7 +358,7 @@ def _by_a_signal(act):
         signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.parametrize("interrupt", [_by_weakref, _by_the_collector, _by_a_signal])
+@pytest.mark.parametrize("interrupt", [_by_weakref, _by_the_collector, _by_an_object, _by_a_signal])
 def test_whoever_interrupts_enters_the_region_that_is_open(tmr, clock, interrupt):
     """A finalizer by weak reference, a collector callback and a signal handler are timed, as is what they interrupt."""
 
@@ -357,6 +372,26 @@ def test_whoever_interrupts_enters_the_region_that_is_open(tmr, clock, interrupt
         clock.advance(0.5)
     times = tmr.snapshot().get("a")
     assert ([0.25, 1.25], 0, 0) == (tmr.get_time("a"), times.discarded, times.running)
+
+
+def test_a_signal_handler_that_another_thread_calls_interrupts_nothing(tmr, in_thread):
+    """Signals come to the main thread; on another one it is a function like any, and its start is an error."""
+
+    def handler(number=0, frame=None):
+        tmr.start("a")
+
+    def work():
+        tmr.start("a")
+        with pytest.raises(RegionOpenError):
+            handler()
+        tmr.end("a")
+
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        in_thread(work)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert 1 == tmr.snapshot().get("a").stats.count
 
 
 def test_a_finalizer_enters_a_region_of_the_device(clock):

@@ -273,3 +273,39 @@ def test_a_copy_of_what_is_instrumented_calls_the_same(log, tick):
     assert call is copy.deepcopy(call)
     assert call is copy.copy(call)
     assert tick is call.__wrapped__
+
+
+def test_a_log_that_was_not_begun(clock, tick):
+    """It notes nothing, and belongs to no thread."""
+    log = CallLog(clock.now_ns)
+    TimedCall(tick, log, 1)(5)
+    assert (False, 0, []) == (log.active, log.thread, log.take())
+
+
+@pytest.mark.parametrize(
+    ("number", "label"),
+    [(2**63 - 1, 2**63 - 1), (-(2**63), -(2**63)), (2**63, -1), (-(2**63) - 1, -1), (1.0, -1), (True, -1)],
+)
+def test_a_label_is_a_whole_number_of_64_bits(log, tick, number, label):
+    """What is none is called all the same."""
+    assert ((number,), {}) == TimedCall(tick, log, 1)(number)
+    assert [(1, label, 0, 5, -1)] == log.take()
+
+
+def test_a_log_that_another_thread_began_last(log, clock, in_thread):
+    """It is no other thread's."""
+    other = CallLog(clock.now_ns)
+    in_thread(other.begin)
+    found = log_of_this_thread()
+    other.end()
+    assert found is log
+
+
+@pytest.mark.parametrize("arguments", [(([],), {}), (([1], 2), {}), (([1],), {"by": 3}), ((), {"things": [1]})])
+def test_a_running_stand_in_hands_on_what_it_is_given(log, tick, arguments):
+    """Nothing to send off is sent off all the same where that is not idle, and names reach the function as names."""
+    args, kwargs = arguments
+    assert (args, kwargs) == TimedIssue(tick, False)(*args, **kwargs)
+    assert (args, kwargs) == TimedWaits(tick, False)(*args, **kwargs)
+    if len(args) != 1 or kwargs:
+        assert (args, kwargs) == TimedWaits(tick, True)(*args, **kwargs)
