@@ -173,12 +173,12 @@ class TestRegion:
         assert [1.0, 2.0] == tmr.get_time("a")
 
     def test_fail_closes_without_keeping(self, tmr):
-        """``fail`` counts an open region as failed, and does nothing to one that is closed."""
+        """``fail`` counts an open region as failed, does nothing to one that is closed, and tells which it was."""
         region = tmr.region("a")
-        tmr.fail("a")
+        was_open = [tmr.fail("a")]
         region.start()
-        tmr.fail("a")
-        tmr.fail("a")
+        was_open += [tmr.fail("a"), tmr.fail("a")]
+        assert [False, True, False] == was_open
         assert ([], 1) == (tmr.get_time("a"), tmr.snapshot().get("a").failed)
 
     def test_repr_says_what_it_is(self, tmr):
