@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 import sys
 import types
@@ -58,6 +59,20 @@ sys.exit(session.main())
 """
 
 
+def has_ended(pid):
+    """Whether a process ends; it stays in the table for as long as whoever inherited it does not ask."""
+    if not hasattr(os, "pidfd_open"):
+        pytest.skip("the end of a process that is no child is seen on Linux alone")
+    try:
+        watched = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([watched], [], [], 30.0)[0])
+    finally:
+        os.close(watched)
+
+
 def test_sections_that_die_or_hang_cost_themselves(tmp_path):
     """Each is a line with its reason, what it had started is ended, and the others run and are written down."""
     program, page, child = tmp_path / "injected.py", tmp_path / "GPU.md", tmp_path / "injected.py.child"
@@ -75,8 +90,7 @@ def test_sections_that_die_or_hang_cost_themselves(tmp_path):
     assert ["ended with 3: it said nothing", "not done within 3 s", "1 row(s)"] == said, done.stderr
     assert (0, True) == (done.returncode, "## Works\n\n| a |\n|---|\n| 1 |" in page.read_text())
     if child.exists():  # A machine may be too busy to come that far within the limit.
-        with pytest.raises(ProcessLookupError):
-            os.kill(int(child.read_text()), 0)
+        assert has_ended(int(child.read_text()))
 
 
 def test_a_section_that_does_not_exist():

@@ -58,6 +58,8 @@ SLOW = (
     "torch_comm/test_late_in_ddp.py",
     "torch_comm/test_scenarios.py",
     "torch_comm/test_seen.py",
+    "torch_layers/test_layers_of_keras.py",
+    "torch_layers/test_wrapped_models.py",
     "torch_pipeline/test_deepspeed_pipeline.py",
     "torch_pipeline/test_engine_features.py",
     "torch_pipeline/test_engine_on_ranks.py",
