@@ -55,6 +55,14 @@ cdef extern from *:
 
 cdef list _running
 
+# What a row is that is no call, see calls.py. The compiler writes the numbers where the names stand; a variable of the
+# module would be one more line of memory in each step.
+cdef enum:
+    MADE = -1
+    SENT = -2
+    ISSUED = -3
+    AWAITED = -4
+
 
 @cython.final
 cdef class CallLog:
@@ -202,7 +210,7 @@ cdef inline object noted_items "d5_noted_items"(object function, PyObject** args
     if log.active and PyList_CheckExact(items):
         label = label_of(args, flags)
         for place in range(PyList_GET_SIZE(items)):
-            write_row(log, -1, <int64_t><void*>(<list>items)[place], call.issued, call.waited, label)
+            write_row(log, MADE, <int64_t><void*>(<list>items)[place], call.issued, call.waited, label)
     return items
 
 
@@ -223,8 +231,8 @@ cdef inline object timed_issue "d5_timed_issue"(object function, PyObject** args
     handles = call_on(call.__wrapped__, args, flags, names)
     end_ns = time_of(log)
     for place in range(PyList_GET_SIZE(items)):
-        write_row(log, -2, <int64_t><void*>(<list>items)[place], 0, 0, 0)
-    write_row(log, -3, <int64_t><void*>handles, 0, start_ns, end_ns)
+        write_row(log, SENT, <int64_t><void*>(<list>items)[place], 0, 0, 0)
+    write_row(log, ISSUED, <int64_t><void*>handles, 0, start_ns, end_ns)
     return handles
 
 
@@ -244,13 +252,13 @@ cdef inline object timed_waits "d5_timed_waits"(object function, PyObject** args
     start_ns = time_of(log)
     if not (call.singly and PyList_CheckExact(handles)):
         result = call_on(call.__wrapped__, args, flags, names)
-        write_row(log, -4, <int64_t><void*>handles, 1, start_ns, time_of(log))
+        write_row(log, AWAITED, <int64_t><void*>handles, 1, start_ns, time_of(log))
         return result
     number = PyList_GET_SIZE(handles)
     for handle in <list>handles:
         handle.wait()
         end_ns = time_of(log)
-        write_row(log, -4, <int64_t><void*>handles, number, start_ns, end_ns)
+        write_row(log, AWAITED, <int64_t><void*>handles, number, start_ns, end_ns)
         start_ns = end_ns
     return None
 

@@ -34,15 +34,13 @@ if not cython.compiled:
     clock_ns = perf_counter_ns
     thread_id = get_ident
 
+    # What a row is that is no call: something was made (its address, the codes of its issue and of the wait for it, its
+    # label), something was sent off (its address), the call that did so (the address of its handles, times), one handle
+    # of some was awaited (their address, their number, times). Compiled, they are constants of the .pxd.
+    MADE, SENT, ISSUED, AWAITED = -1, -2, -3, -4
+
 COMPILED: bool = cython.compiled
 
-MADE = -1
-SENT = -2
-ISSUED = -3
-AWAITED = -4
-"""What a row is that is no call: something was made (its address, the codes of its issue and of the wait for it, its
-label), something was sent off (its address), the call that did so (the address of its handles, times), one handle of
-some was awaited (their address, their number, times)."""
 _FIRST_ROWS = 256
 
 Row = tuple[int, int, int, int, int]

@@ -43,6 +43,15 @@ def owner_of(sink: Any) -> Any:
     return getattr(sink, "owner", sink)
 
 
+def _count_to(queue: StreamQueue, sink: Any) -> int:
+    # How many pairs there are up to the last one for that sink, 0 without one.
+    pairs = list(queue.pending)
+    count = len(pairs)
+    while count and owner_of(pairs[count - 1][2]) is not sink:
+        count -= 1
+    return count
+
+
 class Collector:
     """Reads the pairs of one device's clock, one thread at a time.
 
@@ -197,12 +206,13 @@ class Collector:
             sink.append(start_ns, start_ns + duration_ns)
             queue.settled = entry
 
-    def collect(self, queues: Queues, *, wait: bool) -> None:
-        """Collect every pair that the device has passed.
+    def collect(self, queues: Queues, *, wait: bool, sink: Any = None) -> None:
+        """Collect the pairs that the device has passed.
 
         Args:
             queues: Those of the pool, by stream.
-            wait: Wait for those that it has not. Only for a user who asked for it by name.
+            wait: Wait for those that it has not. Only for a user who asked for times by name.
+            sink: Collect and wait for what is for it, and for nothing queued after that; None for everything.
         """
         if self._stalls and not wait:
             return
@@ -217,43 +227,16 @@ class Collector:
             for queue in list(queues.values()):
                 if not self._can_query():
                     return
-                if wait:
-                    self._wait_for(queue, len(queue.pending))
-                with captures.asking:
-                    if captures.under_way:
-                        return
-                    self._collect(queue, self._count_done(queue, len(queue.pending)))
-        finally:
-            if got:
-                self._lock.release()
-
-    def collect_for(self, queues: Queues, sink: Any) -> None:
-        """Collect the pairs that are for ``sink``, waiting for them and for nothing queued after them.
-
-        Only for a user who asked for their times.
-        """
-        got = False
-        try:
-            for got in map(self._lock.acquire, self._attempts(wait=True)):
-                if got:
-                    break
-            if not got:
-                return
-            self._thread = get_ident()
-            for queue in list(queues.values()):
-                if not self._can_query():
-                    return
-                pairs = list(queue.pending)
-                count = len(pairs)
-                while count and owner_of(pairs[count - 1][2]) is not sink:
-                    count -= 1
-                if not count:
+                count = len(queue.pending) if sink is None else _count_to(queue, sink)
+                if sink is not None and count == 0:
                     continue
-                self._wait_for(queue, count)
+                if wait:
+                    self._wait_for(queue, count)
                 with captures.asking:
                     if captures.under_way:
                         return
-                    self._collect(queue, min(count, self._count_done(queue, len(queue.pending))))
+                    done = self._count_done(queue, len(queue.pending))
+                    self._collect(queue, done if sink is None else min(count, done))
         finally:
             if got:
                 self._lock.release()

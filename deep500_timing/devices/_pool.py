@@ -220,7 +220,7 @@ class EventPool(Device):
 
         Only for a user who asked for their times.
         """
-        self._collector.collect_for(self._queues, sink)
+        self._collector.collect(self._queues, wait=True, sink=sink)
 
     def pending(self) -> dict[int, int]:
         """How many pairs are on their way, by the ``id`` of the sink that they are for."""
