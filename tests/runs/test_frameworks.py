@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 
@@ -115,13 +116,6 @@ def assert_equal(run, saved):
         assert {key: sum(end - start for start, end in pairs) for key, pairs in of_rank.items()} == totals
 
 
-def finish(processes):
-    """Wait for programs to end well."""
-    for process in processes:
-        _, error = process.communicate(timeout=110)
-        assert process.returncode == 0, error[-3000:]
-
-
 def test_the_demo_in_pytorch(forks, tmp_path):
     """The example's loop, which says nothing of runs, leaves one where the environment names a folder."""
     for module in ("torch", "sklearn"):
@@ -168,10 +162,14 @@ def test_a_ddp_run_of_two_ranks(forks, tmp_path):
         assert {"EPOCH/BATCH/FORWARD", "EPOCH/BATCH/BACKWARD", "EPOCH/BATCH/optimizer", "EPOCH/IO"} <= set(paths)
 
 
-def test_a_fit_in_keras(start, tmp_path):
+def test_a_fit_in_keras(forks, tmp_path):
     """A fit of which the callback knows nothing of runs: the environment says where it is written to."""
-    pytest.importorskip("keras")
-    finish([start(KERAS, tmp_path / "run", tmp_path / "fit", CUDA_VISIBLE_DEVICES="", TF_CPP_MIN_LOG_LEVEL="3")])
+    for module in ("keras", "tensorflow"):
+        if importlib.util.find_spec(module) is None:
+            pytest.skip(f"needs {module}")
+    log = tmp_path / "log"
+    command = ["-c", KERAS, str(tmp_path / "run"), str(tmp_path / "fit")]
+    assert 0 == forks.start_tensorflow(command, suite_ranks.environment(), log).wait(110), log.read_text()
     saved = [json.loads((tmp_path / "fit.0.json").read_text())]
     with Run.open(tmp_path / "run") as run:
         assert_equal(run, saved)

@@ -24,7 +24,7 @@ def kind(): return type(pickle.loads(pickle.dumps(Own()))) is Own
 atexit.register(print, "at exit")
 print(json.dumps({
     "name": __name__, "file": globals().get("__file__"), "path": sys.path[0], "arguments": sys.argv,
-    "environment": os.environ["OWN"], "absent": "ABSENT" in os.environ, "folder": os.getcwd(),
+    "environment": os.environ["OWN"], "searched": sys.path[1:], "absent": "ABSENT" in os.environ, "folder": os.getcwd(),
     "input": sys.stdin.read(), "pickles": kind(), "main": sys.modules["__main__"].__dict__ is globals(),
 }), flush=True)
 """
@@ -45,7 +45,7 @@ def test_a_fork_is_as_an_interpreter_of_its_own(server, tmp_path, monkeypatch, i
     script = tmp_path / "program.py"
     script.write_text(SELF, encoding="utf-8")
     command = [*(["-c", SELF] if is_text else [str(script)]), "one", "two words"]
-    environment = {**os.environ, "OWN": "value"}
+    environment = {**os.environ, "OWN": "value", "PYTHONPATH": os.pathsep.join(["its", "own"])}
     said = []
     for name, start in (("fork", server.start), ("interpreter", suite_ranks.interpreter)):
         output = tmp_path / name

@@ -36,8 +36,14 @@ MARK = "PYTEST_CURRENT_TEST"
 _MARK_BYTES = 1000
 # What a busy machine may need to import the libraries from disk, and to fork.
 _ANSWER_S = 120.0
-# Read when libraries are imported: a process with a second thread cannot be forked safely.
-_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+# Read when libraries are imported: a process with a second thread cannot be forked safely. The last is for Apache
+# Arrow, which pandas imports, and so Keras.
+_ONE_THREAD = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
+}
 
 
 class Program(Protocol):
@@ -235,9 +241,15 @@ def _serve() -> dict[str, Any] | None:
                     return None
 
 
+def _search_path() -> list[str]:
+    """What the environment puts in front of an interpreter's own search path."""
+    return [str(Path(path).absolute()) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+
+
 def _become(asked: dict[str, Any]) -> tuple[types.CodeType, dict[str, Any]]:
     """Be the interpreter of a program; hand back what it executes."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    not_its = _search_path()
     os.environ.clear()
     os.environ.update(asked["environment"])
     for descriptor, path, how in (
@@ -249,6 +261,7 @@ def _become(asked: dict[str, Any]) -> tuple[types.CodeType, dict[str, Any]]:
         os.close(opened)
     os.dup2(1, 2)
     os.chdir(asked["folder"])
+    sys.path[1:] = [*_search_path(), *(path for path in sys.path[1:] if path not in not_its)]
     if "COVERAGE_PROCESS_CONFIG" in os.environ:
         import coverage
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import signal
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 # What nearly every rank imports, or its first optimizer does, and nothing of this project.
 LIBRARIES = ("numpy", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.optim")
+# What programs of Keras on TensorFlow import, and the variables that are read meanwhile.
+TENSORFLOW = ("tensorflow", "tf_keras")
+ON_TENSORFLOW = {"KERAS_BACKEND": "tensorflow", "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
 # Launchers' variables that may be in the environment of the tests themselves.
 _LAUNCHERS = ("RANK", "WORLD_", "LOCAL_", "MASTER_", "TORCHELASTIC_")
 # What torchrun does: it keeps the job's store itself, and tells its ranks so.
@@ -150,16 +154,25 @@ class Forks:
 
     def start(self, command: Sequence[str], variables: dict[str, str], output: Path) -> Program:
         """Start a program that uses PyTorch."""
-        return self.start_with(LIBRARIES, command, variables, output)
+        return self._start(LIBRARIES, {}, command, variables, output)
 
-    def start_with(
-        self, libraries: tuple[str, ...], command: Sequence[str], variables: dict[str, str], output: Path
+    def start_tensorflow(self, command: Sequence[str], variables: dict[str, str], output: Path) -> Program:
+        """Start a program that uses TensorFlow, with or without one of its Kerases."""
+        return self._start(TENSORFLOW, ON_TENSORFLOW, command, {**variables, **ON_TENSORFLOW}, output)
+
+    def _start(
+        self,
+        libraries: tuple[str, ...],
+        importing: dict[str, str],
+        command: Sequence[str],
+        variables: dict[str, str],
+        output: Path,
     ) -> Program:
-        """Start a program with these libraries imported."""
         if not suite_forks.AVAILABLE:
             return interpreter(command, variables, output)
         if libraries not in self._servers:
-            self._servers[libraries] = suite_forks.Server(libraries)
+            there = [name for name in libraries if importlib.util.find_spec(name.partition(".")[0]) is not None]
+            self._servers[libraries] = suite_forks.Server(there, importing)
         return self._servers[libraries].start(command, variables, output)
 
     def close(self) -> None:
@@ -170,7 +183,7 @@ class Forks:
 
 @pytest.fixture(scope="session")
 def forks() -> Iterator[Forks]:
-    """Start programs that use PyTorch, in milliseconds: ``forks.start`` for ``Job``."""
+    """Start programs in milliseconds: of PyTorch by ``forks.start``, of TensorFlow by ``forks.start_tensorflow``."""
     forks = Forks()
     yield forks
     forks.close()

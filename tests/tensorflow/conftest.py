@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import suite_coverage
+import suite_ranks
 
 CASES = Path(__file__).parent / "cases"
+PYTEST = "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"
 
 
 @pytest.fixture
-def assert_cases_pass(tmp_path):
+def assert_cases_pass(tmp_path, forks):
     """Run every case of some files on a backend; skip where a package is not there."""
 
     def run(cases, backend, package):
@@ -33,18 +33,10 @@ def assert_cases_pass(tmp_path):
             environment["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
         # The files of cases take what they share from one another.
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(CASES), environment.get("PYTHONPATH")]))
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            *(str(CASES / case) for case in cases.split()),
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "-p",
-            "no:cov",
-        ]
-        ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=700, check=False)
-        assert 0 == ran.returncode, ran.stdout + ran.stderr
+        files = [str(CASES / case) for case in cases.split()]
+        command = ["-c", PYTEST, *files, "-q", "-p", "no:cacheprovider", "-p", "no:cov"]
+        log = tmp_path / "log"
+        start = forks.start_tensorflow if backend == "tensorflow" else suite_ranks.interpreter
+        assert 0 == start(command, environment, log).wait(700), log.read_text()
 
     return run

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import suite_ranks
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -18,23 +16,18 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
     ("name", "arguments"),
     [("keras_convnet.py", []), ("keras_transformer.py", ["--csv", "times.csv"]), ("keras_unet.py", [])],
 )
-def test_example(name, arguments, tmp_path):
+def test_example(name, arguments, forks, tmp_path, monkeypatch):
     """The table holds the passes and what no region covers, and how fast it went is printed below it."""
     for needed in ("keras", "tensorflow"):
         if importlib.util.find_spec(needed) is None:
             pytest.skip(f"needs {needed}")
-    environment = {**os.environ, "KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
-    ran = subprocess.run(
-        [sys.executable, str(EXAMPLES / name), "--quick", "--epochs", "1", *arguments],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=140,
-        check=False,
-    )
-    assert 0 == ran.returncode, ran.stderr
+    monkeypatch.chdir(tmp_path)
+    output = tmp_path / "output"
+    command = [str(EXAMPLES / name), "--quick", "--epochs", "1", *arguments]
+    status = forks.start_tensorflow(command, suite_ranks.environment(), output).wait(140)
+    said = output.read_text()
+    assert 0 == status, said
     for word in ("FORWARD", "BACKWARD", "IO", "VALIDATION", "share", "the rest", "samples/s"):
-        assert word in ran.stdout
+        assert word in said
     if arguments:
         assert "time/BATCH" in (tmp_path / "times.csv").read_text()

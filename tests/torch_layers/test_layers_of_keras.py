@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
-import os
-import subprocess
-import sys
 
 import pytest
+import suite_ranks
 
 pytest.importorskip("torch")
-pytest.importorskip("keras")
+# Not imported here: that would take the suite's process seconds, on another backend.
+if importlib.util.find_spec("keras") is None:
+    pytest.skip("needs keras", allow_module_level=True)
 
 PROGRAM = """
 import json
@@ -33,18 +34,12 @@ print(json.dumps([[layer.path for layer in layers.layers], counts, layers.faults
 """
 
 
-def test_layers_of_a_fit_are_timed_step_by_step():
+def test_layers_of_a_fit_are_timed_step_by_step(forks, tmp_path):
     """Each layer of a nested model has its passes of each step; what Keras calls for the shapes alone is no step."""
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        env={**os.environ, "KERAS_BACKEND": "torch"},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert 0 == done.returncode, done.stderr
-    paths, counts, faults, left = json.loads(done.stdout.splitlines()[-1])
+    output = tmp_path / "output"
+    status = forks.start(["-c", PROGRAM], suite_ranks.environment(KERAS_BACKEND="torch"), output).wait(100)
+    assert 0 == status, output.read_text()
+    paths, counts, faults, left = json.loads(output.read_text().splitlines()[-1])
     assert (0, []) == (faults, left)
     assert {"Sequential", "first", "inner", "inner.re_lu"} <= set(paths)
     for layer in ("Sequential", "first"):
