@@ -8,6 +8,7 @@ ran into `demo-output/pipeline.png`. The processes are started here; under `torc
 
 import os
 import socket
+import sys
 
 import torch
 import torch.distributed as dist
@@ -80,4 +81,6 @@ if __name__ == "__main__":
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         free_port = probe.getsockname()[1]
-    torch.multiprocessing.spawn(train, (free_port,), nprocs=2)
+    # What is forked has PyTorch imported; elsewhere than on Linux that is not safe.
+    how = "fork" if sys.platform == "linux" else "spawn"
+    torch.multiprocessing.start_processes(train, (free_port,), nprocs=2, start_method=how)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import os
 import re
-import subprocess
-import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -58,7 +57,7 @@ def test_names_of_ours_are_there(block: str) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_whole_blocks_run(tmp_path: Path) -> None:
+def test_whole_blocks_run(forks, tmp_path: Path, monkeypatch) -> None:
     """Blocks that are whole programs run as they stand, one after the other in one process."""
     if importlib.util.find_spec("torch") is None:
         pytest.skip("needs torch")
@@ -70,10 +69,13 @@ def test_whole_blocks_run(tmp_path: Path) -> None:
     ]
     assert len(blocks) >= 2
     program = f"for block in {blocks!r}:\n    exec(compile(block, '<page>', 'exec'), {{'__name__': '__main__'}})\n"
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    monkeypatch.chdir(tmp_path)
+    output = tmp_path / "output"
+    done = forks.start(["-c", program], {**os.environ}, output)
+    try:
+        assert done.wait(110) == 0, output.read_text()[-4000:]
+    finally:
+        done.kill()
 
 
 def test_commands_are_there() -> None:

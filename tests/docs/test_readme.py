@@ -5,12 +5,11 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import suite_ranks
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -29,26 +28,24 @@ def test_readme_has_blocks() -> None:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: imports(block)[0])
-def test_block_runs(block: str, tmp_path: Path) -> None:
+def test_block_runs(block: str, forks, tmp_path: Path, monkeypatch) -> None:
     """A Python block of the README runs as it stands, in an empty folder."""
     for module in imports(block):
         if importlib.util.find_spec(module) is None:
             pytest.skip(f"needs {module}")
+    monkeypatch.chdir(tmp_path)
     environment = {
         **os.environ,
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path / 'mlflow.db'}",
     }
-    done = subprocess.run(
-        [sys.executable, "-c", block],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    start = forks.start if any("torch" in module for module in imports(block)) else suite_ranks.interpreter
+    output = tmp_path / "output"
+    program = start(["-c", block], environment, output)
+    try:
+        assert program.wait(240) == 0, output.read_text()[-4000:]
+    finally:
+        program.kill()
 
 
 def test_batch_of_the_loop_holds_its_io() -> None:

@@ -1,4 +1,7 @@
-"""Every example runs as a user would run it, in a process of its own, and shows what it promises."""
+"""Every example runs as a user would run it, in a process of its own, and shows what it promises.
+
+The demo and those without PyTorch are run by interpreters of their own; the others by forks that find PyTorch imported.
+"""
 
 from __future__ import annotations
 
@@ -36,27 +39,45 @@ CASES = {
 }
 
 
+FORKED = ("pytorch_loop.py", "layers.py", "pipeline.py")
 LAUNCHERS = {"mpi_ranks.py": ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2"]}
 """What starts those that are more than one process and do not start each other; skipped where it is not there."""
 
 
-def run(script: Path, arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run a script in an empty folder, away from the tree, with nothing of this process but its environment."""
+@pytest.fixture
+def run(forks, tmp_path, monkeypatch):
+    """Run a script in an empty folder, away from the tree, with nothing of this process but its environment.
+
+    Hands back its exit status, what it printed, and what it said of an error.
+    """
+    monkeypatch.chdir(tmp_path)
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "WANDB_MODE": "offline", "COLUMNS": "160"}
-    return subprocess.run(
-        [*LAUNCHERS.get(script.name, []), sys.executable, str(script), *arguments],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+
+    def run_fork(command: list[str], folder: Path) -> tuple[int, str, str]:
+        output = folder / "output"
+        program = forks.start(command, environment, output)
+        try:
+            status = program.wait(240)
+        finally:
+            program.kill()
+        return status, output.read_text(encoding="utf-8"), output.read_text(encoding="utf-8")
+
+    def run_interpreter(command: list[str]) -> tuple[int, str, str]:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+        return done.returncode, done.stdout, done.stderr
+
+    def start(name: str, arguments: list[str], folder: Path) -> tuple[int, str, str]:
+        command = [str(EXAMPLES / name), *arguments]
+        if name in FORKED:
+            return run_fork(command, folder)
+        return run_interpreter([*LAUNCHERS.get(name, []), sys.executable, *command])
+
+    return start
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", CASES)
-def test_example_runs(name: str, tmp_path: Path) -> None:
+def test_example_runs(name: str, run, tmp_path_factory) -> None:
     """An example exits with 0 and prints the regions that it times."""
     arguments, needs, words = CASES[name]
     for module in needs:
@@ -64,9 +85,9 @@ def test_example_runs(name: str, tmp_path: Path) -> None:
             pytest.skip(f"needs {module}")
     if name in LAUNCHERS and shutil.which(LAUNCHERS[name][0]) is None:
         pytest.skip(f"needs {LAUNCHERS[name][0]}; system-packages.txt names its package")
-    done = run(EXAMPLES / name, arguments, tmp_path)
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert [] == [word for word in words if word not in done.stdout], done.stdout
+    status, printed, errors = run(name, arguments, tmp_path_factory.mktemp("said"))
+    assert status == 0, errors[-4000:]
+    assert [] == [word for word in words if word not in printed], printed
 
 
 def test_every_example_is_run() -> None:
