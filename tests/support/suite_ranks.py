@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from suite_forks import Program
 
-# What nearly every rank imports, or its first optimizer does, and nothing of this project.
-LIBRARIES = ("numpy", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.optim")
+# What nearly every rank imports, or its first optimizer does, and nothing of this project. Several train the digits.
+LIBRARIES = ("numpy", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.optim", "sklearn.datasets")
 # What programs of Keras on TensorFlow import, and the variables that are read meanwhile.
 TENSORFLOW = ("tensorflow", "tf_keras")
 ON_TENSORFLOW = {"KERAS_BACKEND": "tensorflow", "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
@@ -174,6 +174,17 @@ class Forks:
             there = [name for name in libraries if importlib.util.find_spec(name.partition(".")[0]) is not None]
             self._servers[libraries] = suite_forks.Server(there, importing)
         return self._servers[libraries].start(command, variables, output)
+
+    def printed(self, program: str, output: Path, timeout_s: float = 100, **variables: str) -> str:
+        """What a program's text prints, errors included; the test fails if it does not end well in time."""
+        started = self.start(["-c", program], environment(**variables), output)
+        try:
+            status = started.wait(timeout_s)
+        finally:
+            started.kill()
+        text = output.read_text(errors="replace")
+        assert 0 == status, text
+        return text
 
     def close(self) -> None:
         """End all of them."""

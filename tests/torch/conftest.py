@@ -1,4 +1,4 @@
-"""What the tests of the PyTorch adapter share: the test device, and one process without any device."""
+"""What the tests of the PyTorch adapter share: the test device, and processes without any device."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def dev():
 
 @pytest.fixture
 def run_alone():
-    """Runs a program in a process of its own, where no accelerator was loaded; gives what it printed."""
+    """Runs a program in an interpreter of its own, which has imported nothing; gives what it printed."""
 
     def run(program, *, check=True, **environment):
         import os
@@ -50,5 +50,18 @@ def run_alone():
         if check:
             assert result.returncode == 0, result.stderr
         return result
+
+    return run
+
+
+@pytest.fixture
+def run_forked(forks, tmp_path):
+    """Runs a program where PyTorch and its compiler are imported, and neither an accelerator nor anything of ours.
+
+    Gives what it printed, also as an error. For what the import of PyTorch is no part of.
+    """
+
+    def run(program):
+        return forks.printed(program, tmp_path / "program.log", CUDA_VISIBLE_DEVICES="")
 
     return run

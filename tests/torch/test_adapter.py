@@ -75,7 +75,7 @@ except ImportError as error:
 
 
 class TestNoAccelerator:
-    def test_times_the_cpu(self, run_alone):
+    def test_times_the_cpu(self, run_forked):
         """CPUGPUTimer times the CPU, says once that there are no GPU times, and gives an empty list for them."""
         program = """
 import warnings
@@ -95,14 +95,14 @@ print(len(tmr.get_time(timer.TimeType.BATCH)), tmr.get_time(timer.TimeType.BATCH
 print([(region.name, region.device) for region in tmr.snapshot()])
 tmr.complete_all()
 """
-        said = run_alone(program).stdout.splitlines()
+        said = run_forked(program).splitlines()
         assert "0" == said[0]
         assert said[1].startswith("1 TimingWarning Timing a region with gpu=True: PyTorch")
         assert "sees no accelerator, so GPU times will be empty" in said[1]
         assert "3 []" == said[2]
         assert "[('BATCH', 'CPU'), ('quiet', 'CPU')]" == said[3]
 
-    def test_device_by_name(self, run_alone):
+    def test_device_by_name(self, run_forked):
         """Asking for CUDA is an error that names what is asked, what is there and what to do."""
         program = """
 import deep500_timing_torch as timer
@@ -112,7 +112,7 @@ for make in (lambda: timer.CPUGPUTimer(device="cuda"), timer.CudaEventClock):
     except timer.DeviceUnavailableError as error:
         print(error)
 """
-        by_name, any_device = run_alone(program).stdout.splitlines()
+        by_name, any_device = run_forked(program).splitlines()
         assert by_name.startswith("Timing on the device 'cuda': this PyTorch (")
         assert "it is not built for 'cuda'. Leave `device` out" in by_name
         assert any_device.startswith("Timing on an accelerator: this PyTorch (")
@@ -129,7 +129,7 @@ for make in (lambda: timer.CPUGPUTimer(device="cuda"), timer.CudaEventClock):
         assert (0 if available else 1) == len(caught)
         assert (2 if available else 0) == dev.counters().records
 
-    def test_checkpoint_from_a_gpu_machine(self, run_alone, dev):
+    def test_checkpoint_from_a_gpu_machine(self, run_forked, dev):
         """A timer that was made for a device loads where there is none, with one warning, and times the CPU."""
         stored = pickle.dumps(timer.CPUGPUTimer("testdev", skip_first=2))
         program = f"""
@@ -143,7 +143,7 @@ with tmr.region("own"):
     pass
 print(len(tmr.get_time("own")))
 """
-        said = run_alone(program).stdout.splitlines()
+        said = run_forked(program).splitlines()
         assert ["2 ['Loading a timer: GPU times will be empty, CPU times go on']", "1"] == said
 
 

@@ -287,9 +287,9 @@ class TestCompiled:
 
 
 class TestWithoutADevice:
-    def test_the_hosts_clock_serves_without_a_word(self, run_alone):
+    def test_the_hosts_clock_serves_without_a_word(self, run_forked):
         """No accelerator, no warning: host times, as the original on a CPU."""
-        done = run_alone(
+        printed = run_forked(
             "import warnings; warnings.simplefilter('error')\n"
             "from deep500_timing_torch.wallclock import SynchronizedWallClockTimer, ThroughputTimer\n"
             "from deep500_timing_torch.megatron import Timers\n"
@@ -301,22 +301,22 @@ class TestWithoutADevice:
             "assert rate.avg_samples_per_sec() > 0\n"
             "group = Timers(2, 'max'); group('x').start(); group('x').stop(); group.log(['x'])\n"
         )
-        assert "time (ms) | x: " in done.stdout
-        assert "mem_allocated" not in done.stdout
-        assert "max time across ranks (ms):" in done.stdout
+        assert "time (ms) | x: " in printed
+        assert "mem_allocated" not in printed
+        assert "max time across ranks (ms):" in printed
 
     def test_a_timer_and_a_device_exclude_each_other(self):
         """A timer has its own."""
         with pytest.raises(ValueError, match="Leave one out"):
             SynchronizedWallClockTimer(CPUGPUTimer(device="cpu"), device="cpu")
 
-    def test_reading_memory_warns_of_nothing(self, run_alone):
+    def test_reading_memory_warns_of_nothing(self, run_forked):
         """Without an accelerator the device's numbers are None."""
-        done = run_alone(
+        printed = run_forked(
             "from deep500_timing_torch.memory import TorchMemory\n"
             "usage = TorchMemory().read(); print(usage.device, usage.device_allocated_bytes)\n"
         )
-        assert done.stdout.split() == ["None", "None"]
+        assert printed.split() == ["None", "None"]
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             TorchMemory("cpu").read()

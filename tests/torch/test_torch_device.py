@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import subprocess
 import sys
-import textwrap
 import threading
 from pathlib import Path
 
@@ -56,19 +54,6 @@ def recorded(stream=None):
     event = timed_event()
     event.record(*([] if stream is None else [stream]))
     return event
-
-
-def run_python(code):
-    """Run `code` in a new interpreter, which has loaded nothing, and return what it printed."""
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert (0, "") == (done.returncode, done.stderr)
-    return done.stdout.split()
 
 
 class TestRegistration:
@@ -580,9 +565,9 @@ class TestFaults:
 
 
 class TestProcesses:
-    def test_exit_with_living_events(self, dev):
+    def test_exit_with_living_events(self, dev, run_forked):
         """An interpreter that ends with events in globals, cycles and threads' hands ends in silence."""
-        printed = run_python(
+        printed = run_forked(
             LOAD
             + """
 import torch, threading
@@ -599,18 +584,20 @@ dev.launch(10**9)
 print("end")
 """
         )
-        assert ["end"] == printed
+        assert "end\n" == printed
 
-    def test_no_accelerator_without_loading(self):
+    def test_no_accelerator_without_loading(self, run_forked):
         """A new process that does not load the device is how tests get one without an accelerator."""
-        printed = run_python("import torch; print(hasattr(torch, 'testdev'), torch.accelerator.current_accelerator())")
+        printed = run_forked(
+            "import torch; print(hasattr(torch, 'testdev'), torch.accelerator.current_accelerator())"
+        ).split()
         assert "False" == printed[0]
         assert "testdev" not in printed[1]
 
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
-    def test_fork(self, dev):
+    def test_fork(self, dev, run_forked):
         """A forked child can use the events it inherited, and its counts stay its own."""
-        printed = run_python(
+        printed = run_forked(
             LOAD
             + """
 import os, torch
@@ -623,7 +610,7 @@ if pid == 0:
 print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), dev.counters().records)
 """
         )
-        assert ["0", "1"] == printed
+        assert "0 1\n" == printed
 
 
 class TestBuild:

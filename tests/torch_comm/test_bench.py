@@ -105,13 +105,13 @@ def test_wrong_results_are_counted(monkeypatch):
     assert "# Out of bounds values: 3 FAILED" in result.output
 
 
-def test_cost_beside_the_alternatives():
+def test_cost_beside_the_alternatives(forks, monkeypatch, tmp_path):
     """The benchmark of the project measures every contender that is there, in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.bench_comm", "--quick", "--json"]
-    root = Path(__file__).parent.parent.parent
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=100, check=False)
-    assert 0 == done.returncode, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    monkeypatch.chdir(Path(__file__).parents[2])
+    program = "import runpy, sys; sys.argv[1:] = '--quick', '--json'; "
+    program += "runpy.run_module('benchmarks.bench_comm', run_name='__main__')"
+    printed = forks.printed(program, tmp_path / "bench.log")
+    found = json.loads(next(line for line in printed.splitlines() if line.startswith("{")))
     expected = {"plain", "off", "on", "patched", "least"}
     if "kernel" not in found["missing"]:
         expected |= {"kernel"}

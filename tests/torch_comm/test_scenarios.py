@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from suite_ranks import Job
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "ddp_comm.py"
 
 
 @pytest.fixture(scope="module")
@@ -138,18 +139,17 @@ def test_one_report_too_many_on_one_rank(ranks):
         assert [[[], None, [], 1]] * 2 == later
 
 
-def test_example(free_port, tmp_path):
-    """The example runs under torchrun, shows DDP's buckets, and names the rank with the slow data."""
-    script = Path(__file__).parent.parent.parent / "examples" / "ddp_comm.py"
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--nnodes=1"]
-    command += ["--master-addr=127.0.0.1", f"--master-port={free_port}", str(script)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
-    assert 0 == done.returncode, done.stderr
-    assert "ddp_all_reduce" in done.stdout
-    assert "The ranks waited for rank 1." in done.stdout
-    assert "IO of 2 ranks: " in done.stdout
-    assert " ms on rank 1." in done.stdout
+def test_example(forks, monkeypatch, tmp_path):
+    """The example runs, shows DDP's buckets, and names the rank with the slow data."""
+    monkeypatch.chdir(tmp_path)
+    job = Job(tmp_path, forks.start, [str(EXAMPLE)], 2, agent=True)
+    assert [0, 0] == job.wait(100), job.text()
+    printed = job.text(0)
+    assert "ddp_all_reduce" in printed
+    assert "The ranks waited for rank 1." in printed
+    assert "IO of 2 ranks: " in printed
+    assert " ms on rank 1." in printed
     # Of steps there are few, and on a busy machine perhaps too few to tell.
-    assert "Judged from 61 steps, by who waited least in collective operations." in done.stdout
-    assert "Rank 0 is late" not in done.stdout
-    assert "COMM" in done.stdout
+    assert "Judged from 61 steps, by who waited least in collective operations." in printed
+    assert "Rank 0 is late" not in printed + job.text(1)
+    assert "COMM" in printed
