@@ -36,6 +36,8 @@ ifndef TOGETHER
 .NOTPARALLEL:
 endif
 .DELETE_ON_ERROR:
+# Packages are installed uncompiled: where this is set, each of the suite's processes would compile all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help setup demo test test-quick test-core core-environments test-plain test-rest coverage test-gpu gpu-session test-oldest asan fuzz mutants \
 	lint format bench bench-quick accuracy clean
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,9 +24,7 @@ BOTH_FORMS = (
 # But these of them do not depend on the form.
 ONE_FORM = (
     "core/test_adapters_readme.py",
-    "core/test_each_idea_once.py",
     "core/test_flops.py",
-    "core/test_import_graph.py",
     "named_timers/test_named_timers_page.py",
     "torch/test_exchange_between_ranks.py",
     "torch/test_megatron_ranks.py",
@@ -79,22 +78,31 @@ LONGEST = (
 )
 
 
+@functools.cache
+def _lanes_of(path: Path) -> tuple[bool, bool, int]:
+    """Of a file of tests: is it slow, does it run in both forms, and which of the longest is it."""
+    if not path.is_relative_to(TESTS):
+        return False, False, len(LONGEST)
+    part = path.relative_to(TESTS)
+
+    def is_one_of(parts: tuple[str, ...]) -> bool:
+        return any(part.is_relative_to(one) for one in parts)
+
+    name = part.as_posix()
+    longest = LONGEST.index(name) if name in LONGEST else len(LONGEST)
+    return is_one_of(SLOW), is_one_of(BOTH_FORMS) and not is_one_of(ONE_FORM), longest
+
+
 def turn(item: pytest.Item) -> int:
     """When the file of a test is to be begun; the lowest number first."""
-    path = item.path.relative_to(TESTS).as_posix() if item.path.is_relative_to(TESTS) else ""
-    if path in LONGEST:
-        return LONGEST.index(path)
-    return len(LONGEST) + (item.get_closest_marker("slow") is None)
+    *_, longest = _lanes_of(item.path)
+    return longest + (longest == len(LONGEST) and item.get_closest_marker("slow") is None)
 
 
 def mark(item: pytest.Item) -> None:
     """Give a test the marks of its file."""
-    path = item.path.relative_to(TESTS) if item.path.is_relative_to(TESTS) else item.path
-
-    def is_one_of(parts: tuple[str, ...]) -> bool:
-        return any(path.is_relative_to(part) for part in parts)
-
-    if is_one_of(SLOW):
+    is_slow, has_both_forms, _ = _lanes_of(item.path)
+    if is_slow:
         item.add_marker("slow")
-    if is_one_of(BOTH_FORMS) and not is_one_of(ONE_FORM) and item.get_closest_marker("one_form") is None:
+    if has_both_forms and item.get_closest_marker("one_form") is None:
         item.add_marker("both_forms")

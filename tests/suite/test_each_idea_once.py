@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from pathlib import Path
 
 import pytest
@@ -11,31 +12,31 @@ ROOT = Path(__file__).parents[2]
 SOURCES = sorted(path for folder in ("deep500_timing", "adapters") for path in (ROOT / folder).rglob("*.py"))
 
 
-def _strings_in_code(path: Path) -> list[str]:
-    # The string constants of a file that are no docstrings.
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    return [
+@functools.cache
+def _said_in_code(path: Path) -> tuple[list[str], set[str]]:
+    # The string constants of a file that are no docstrings; and whatever it names: fields, attributes, keywords,
+    # variables, and strings that are a name and nothing else.
+    nodes = [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+    docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    strings = [
         node.value
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings
     ]
-
-
-def _names_in_code(path: Path) -> set[str]:
-    # Whatever a file names: fields, attributes, keywords, variables, and strings that are a name and nothing else.
-    found = set(_strings_in_code(path))
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        found.update(str(value) for field, value in ast.iter_fields(node) if field in ("attr", "id", "arg", "name"))
-    return found
+    fields = ((field, value) for node in nodes for field, value in ast.iter_fields(node))
+    return strings, {*strings, *(str(value) for field, value in fields if field in ("attr", "id", "arg", "name"))}
 
 
 def _files_that_say(text: str) -> list[str]:
     return [
         path.relative_to(ROOT).as_posix()
         for path in SOURCES
-        if any(text in constant for constant in _strings_in_code(path))
+        if any(text in constant for constant in _said_in_code(path)[0])
     ]
+
+
+def _files_that_name(name: str) -> list[str]:
+    return [path.relative_to(ROOT).as_posix() for path in SOURCES if name in _said_in_code(path)[1]]
 
 
 @pytest.mark.parametrize(
@@ -66,10 +67,10 @@ def test_a_text_is_written_in_one_file(text, home):
 )
 def test_a_name_is_known_to_one_file(name, home):
     """A percentile, an amount of memory, a launcher: what computes, writes or shows them goes by the one list."""
-    assert [home] == [path.relative_to(ROOT).as_posix() for path in SOURCES if name in _names_in_code(path)]
+    assert [home] == _files_that_name(name)
 
 
 def test_the_probe_can_fail():
     """The probe of the test above finds a text in every file that has it."""
     assert 1 < len(_files_that_say("deep500_timing"))
-    assert 1 < len([path for path in SOURCES if "p95" in _names_in_code(path)])
+    assert 1 < len(_files_that_name("p95"))
