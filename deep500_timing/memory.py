@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from deep500_timing._ground.memory_usage import MemorySamples, MemoryUsage, RegionMemory
 from deep500_timing._ground.require import require
 from deep500_timing._ground.warn import warn_once
+from deep500_timing._recording.recorder import name_of
 from deep500_timing._summary.text import UNKNOWN_IN_LOG, deepspeed_gb
 from deep500_timing.timer import CPUGPUTimer
 
@@ -128,6 +129,10 @@ def amounts_of(usage: MemoryUsage) -> list[tuple[str, float]]:
     return [(name, value) for name, value in named if isinstance(value, (int, float))]
 
 
+def _read_at_end(timer: Any, name: str) -> None:
+    sample_region(timer, name, timer._memory)
+
+
 class MemoryTimer(CPUGPUTimer):
     """A timer that also reads the memory at the end of its regions, after their time has been taken.
 
@@ -140,6 +145,7 @@ class MemoryTimer(CPUGPUTimer):
 
     Raises:
         MissingPackageError: ``memory`` is None and psutil is not installed.
+        InvalidKeyError: One of ``memory_keys`` is neither a ``TimeType`` nor a non-empty string.
     """
 
     def __init__(
@@ -150,86 +156,11 @@ class MemoryTimer(CPUGPUTimer):
         **settings: Any,
     ) -> None:
         super().__init__(**settings)
-        self._handles: dict[tuple[str, bool], _MemoryRegion] = {}
         self._memory = HostMemory() if memory is None else memory
-        self._memory_keys = None if memory_keys is None else frozenset(self._find(key).name for key in memory_keys)
-
-    def end(self, key: TimeType | str, gpu: bool = False) -> None:
-        """As :meth:`CPUGPUTimer.end`, then read the memory."""
-        region = self._find(key)
-        was_open = region.is_open  # The end of a region that was discarded is ignored, and is no end.
-        super().end(key, gpu)
-        if was_open and (self._memory_keys is None or region.name in self._memory_keys):
-            sample_region(self, region.name, self._memory)
-
-    def region(self, key: TimeType | str, gpu: bool = False) -> Any:
-        """As :meth:`CPUGPUTimer.region`."""
-        found = self._find(key)
-        handle = self._handles.get((found.name, gpu))
-        return (
-            self._handles.setdefault((found.name, gpu), _MemoryRegion(self, found.key, gpu))
-            if handle is None
-            else handle
+        self._memory_keys = (
+            None if memory_keys is None else frozenset(name_of("Reading memory after", key) for key in memory_keys)
         )
-
-    def __reduce__(self) -> Any:
-        """As :class:`deep500_timing.Timer`; the handles stay here."""
-        make, settings, state = super().__reduce__()
-        kept = {name: value for name, value in (state or {}).items() if name != "_handles"}
-        return make, settings, kept or None
+        self._call_at_end(_read_at_end, self._memory_keys)
 
     def _settings(self) -> dict[str, Any]:
         return {**super()._settings(), "memory": self._memory, "memory_keys": self._memory_keys}
-
-
-class _MemoryRegion:
-    """A region whose memory is read at its end. It serves each thread's region of its key."""
-
-    __slots__ = ("_gpu", "_key", "_timer")
-
-    def __init__(self, timer: MemoryTimer, key: TimeType | str, gpu: bool) -> None:
-        self._timer = timer
-        self._gpu = gpu
-        self._key = key
-
-    @property
-    def key(self) -> TimeType | str:
-        """The region's key."""
-        return self._key
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-        return self._timer._find(self._key).name
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the calling thread has it open."""
-        return self._timer._find(self._key).is_open
-
-    def __repr__(self) -> str:
-        """As the region's own, which it stands for."""
-        return repr(self._timer._find(self._key))
-
-    def __reduce__(self) -> Any:
-        """Refuse, as the region does."""
-        return self._timer._find(self._key).__reduce__()
-
-    def start(self) -> None:
-        self._timer.start(self._key, self._gpu)
-
-    def end(self) -> None:
-        self._timer.end(self._key, self._gpu)
-
-    def fail(self) -> None:
-        self._timer.fail(self._key)
-
-    def __enter__(self) -> _MemoryRegion:
-        self.start()
-        return self
-
-    def __exit__(self, kind: object, error: object, traceback: object) -> None:
-        if kind is None:
-            self.end()
-        else:
-            self.fail()

@@ -206,7 +206,7 @@ class Timer(Recorder):
             if len(buffer) > intervals.limit:
                 intervals.flush_block()
         if region._suspended is not None:
-            self._resume(region)
+            self._after_end(region)
 
     def _start_on_device(self, region: Region) -> None:
         # The region is opened last, so that a second entry meanwhile finds it closed; and its pair is taken away, so
@@ -242,7 +242,8 @@ class Timer(Recorder):
                 buffer += (start_ns, now_ns)
                 if len(buffer) > intervals.limit:
                     intervals.flush_block()
-            self._resume(region)
+            if region._suspended is not None:
+                self._resume(region)
             self._end_pair(region, pair, start_ns, now_ns)
         except BaseException:
             if pair.start is not None:  # The pool counts by itself what it has taken over, and gives it back.
@@ -252,6 +253,8 @@ class Timer(Recorder):
             if region._pair is None:
                 region._pair = pair
             raise
+        if region._suspended is not None:
+            self._tell_end(region)
 
     def _end_pair(self, region: Region, pair: Any, start_ns: int, end_ns: int) -> None:
         if not self._device.is_null:

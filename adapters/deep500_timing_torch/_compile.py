@@ -44,6 +44,14 @@ class Untimed:
     is_open = True
     _timed_depth = 1
 
+    def __init__(self, key: TimeType | str) -> None:
+        self.key = key
+
+    @property
+    def name(self) -> str:
+        """The key's name."""
+        return self.key if isinstance(self.key, str) else self.key.name
+
     def start(self) -> None:
         """Do nothing."""
 
@@ -71,7 +79,7 @@ def _end(self: Timer, key: TimeType | str, gpu: bool = False) -> None:
 
 
 def _region(self: Timer, key: TimeType | str, gpu: bool = False) -> Untimed:
-    return Untimed()
+    return Untimed(key)
 
 
 def _timed(self: Timer, key: TimeType | str, gpu: bool = False) -> Callable[[T], T]:
@@ -83,7 +91,7 @@ def _iterate(self: Timer, iterable: Iterable[T], key: TimeType | str = "IO", gpu
 
 
 def _find(self: Timer, key: TimeType | str) -> Untimed:
-    return Untimed()
+    return Untimed(key)
 
 
 def _discard(self: Timer, key: TimeType | str) -> bool:

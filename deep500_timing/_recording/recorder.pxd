@@ -321,6 +321,8 @@ cdef class Recorder:
     cdef public dict _set_aside
     cdef public dict _memory_at_ends
     cdef public object _run
+    cdef object _at_end
+    cdef object _at_end_of
     cdef public unsigned long _generation
     cdef public bint _logged
     cdef Py_ssize_t _keep_last
@@ -340,6 +342,10 @@ cdef class Recorder:
     cpdef _start_of_open(self, Region region, bint always)
     @cython.locals(thread=ThreadRegions, interrupted=bint)
     cdef _make_way(self, Region region, bint always)
+    cpdef _call_at_end(self, object function, object names)
+    cdef bint _is_watched(self, str name) except -1
+    cdef _after_end(self, Region region)
+    cdef _tell_end(self, Region region)
     cdef bint _resume(self, Region region) except -1
     @cython.locals(other=Region)
     cdef _end_of_closed(self, Region region)

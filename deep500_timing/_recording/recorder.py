@@ -27,6 +27,7 @@ from deep500_timing.exceptions import RegionOpenError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
     from typing import Any, NoReturn, Self
     from weakref import ref
@@ -123,8 +124,9 @@ class Region:
         """What the device needs to know of a stretch, between two of them, if there ever was one."""
         self._open_pair: Any = None
         """The same of the stretch that is open, if it is open on the device as well."""
-        self._suspended: tuple[int, Any, Any] | None = None
-        """Start and pair of the stretch that a second entry has interrupted, and the same of the one before it."""
+        self._suspended: tuple[int, Any, Any] | tuple[()] | None = () if timer._is_watched(name) else None
+        """What an end has to do besides: start and pair of the stretch that a second entry has interrupted, and the
+        same of the one before it; or nothing of the kind, but to tell that it has ended: empty."""
         self._timed_depth = 0
         """Calls of a function that is timed under this key, within one another, on this thread."""
         if not cython.compiled:
@@ -146,7 +148,7 @@ class Region:
     @property
     def is_open(self) -> bool:
         """Whether it was started, on the thread that the handle was made on, and not ended yet."""
-        return self._is_open or self._suspended is not None
+        return self._is_open or bool(self._suspended)
 
     def start(self) -> None:
         """Open the region.
@@ -193,7 +195,7 @@ class Region:
             if len(buffer) > intervals.limit:
                 intervals.flush_block()
         if region._suspended is not None:
-            timer._resume(region)
+            timer._after_end(region)
 
     def __enter__(self) -> Region:
         """Open the region."""
@@ -369,6 +371,8 @@ class Recorder:
 
     __slots__ = (
         "__weakref__",
+        "_at_end",
+        "_at_end_of",
         "_clock",
         "_current",
         "_enabled",
@@ -420,6 +424,8 @@ class Recorder:
         # What was read of the memory at the ends of regions, by their names, if somebody asked for it.
         self._memory_at_ends: dict[str, MemorySamples] = {}
         self._run: Any = None  # The log that what is recorded here goes to, if there is one.
+        self._at_end: Callable[[Recorder, str], object] | None = None
+        self._at_end_of: frozenset[str] | None = None
         _life.all_recorders.add(self)
 
     def __init__(
@@ -754,11 +760,28 @@ class Recorder:
         if region._is_open:  # That was a second entry's, and what it had interrupted is open again.
             self._make_way(region, always)
 
+    def _call_at_end(self, function: Callable[[Recorder, str], object], names: frozenset[str] | None) -> None:
+        # From now on each region that is made, or each of these names, calls it with the timer and its name when it has
+        # ended, its time on host and device being kept. Regions of timers without pay nothing, see Region._suspended.
+        self._at_end, self._at_end_of = function, names
+
+    def _is_watched(self, name: str) -> bool:
+        return self._at_end is not None and (self._at_end_of is None or name in self._at_end_of)
+
+    def _after_end(self, region: Region) -> None:
+        # What an end has to do besides, see Region._suspended.
+        self._resume(region)
+        self._tell_end(region)
+
+    def _tell_end(self, region: Region) -> None:
+        if self._at_end is not None and self._is_watched(region._name):
+            self._at_end(self, region._name)
+
     def _resume(self, region: Region) -> bool:
         # Open again what a second entry has interrupted, if it has; see _start_of_open. Each end of an entry does so,
         # so that the code around it finds the region as it was.
         suspended = region._suspended
-        if suspended is None:
+        if not suspended:
             return False
         start_ns, pair, before = suspended
         region._suspended, region._start_ns, region._open_pair, region._is_open = before, start_ns, pair, True

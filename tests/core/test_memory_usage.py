@@ -11,7 +11,7 @@ import warnings
 
 import pytest
 
-from deep500_timing import MissingPackageError, Timer, TimingWarning
+from deep500_timing import InvalidKeyError, MissingPackageError, RegionNotOpenError, Timer, TimingWarning
 from deep500_timing._ground.memory_usage import MemorySamples, RegionMemory
 from deep500_timing.memory import HostMemory, MemoryReader, MemoryTimer, MemoryUsage, format_usage
 from deep500_timing.wallclock import SynchronizedWallClockTimer
@@ -51,6 +51,11 @@ USAGE = MemoryUsage(
     device_peak_reserved_bytes=4 * GIB,
 )
 MORE = MemoryUsage(host_rss_bytes=2 * GIB, device="cuda:0", device_allocated_bytes=3 * GIB)
+
+
+def _samples(tmr, name):
+    memory = tmr.snapshot().get(name).memory
+    return None if memory is None else memory.samples
 
 
 @pytest.fixture
@@ -234,18 +239,119 @@ class TestRegions:
         found = tmr.snapshot().get("x")
         assert (1, None) == (found.discarded, found.memory)
 
-    def test_handles_are_as_those_of_other_timers(self, make):
-        """One object for a key, entered as itself; it shows name and state, and refuses to be copied."""
-        tmr = make(USAGE)
-        handle = tmr.region("x")
-        assert tmr.region("x") is handle
+    @pytest.mark.parametrize("gpu", [False, True])
+    @pytest.mark.parametrize("memory_keys", [None, ["x"], ["y"]], ids=["all", "this one", "another"])
+    def test_handles_are_those_of_other_timers(self, make, device, gpu, memory_keys):
+        """There are two kinds, of the host and of the device as well; memory makes no third one."""
+        tmr = make(USAGE, memory_keys=memory_keys, device_clock=device)
+        handle = tmr.region("x", gpu)
+        assert type(Timer().region("x", gpu)) is type(handle)
+        assert tmr.region("x", gpu) is handle
         assert ("x", "x", False) == (handle.key, handle.name, handle.is_open)
-        with tmr.region("x") as region:
+        with tmr.region("x", gpu) as region:
             assert region is handle
             assert region.is_open
         assert "'x'" in repr(handle)
-        with pytest.raises(TypeError, match="cannot be copied or pickled"):
-            copy.copy(handle)
+        for duplicate in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(TypeError, match="cannot be copied or pickled"):
+                duplicate(handle)
+        assert (None if memory_keys == ["y"] else 1) == _samples(tmr, "x")
+
+    def test_a_handle_serves_other_threads(self, make, in_thread):
+        """Each end on a thread that the handle was not made on reads the memory as well."""
+        tmr = make(USAGE)
+        handle = tmr.region("x")
+
+        def work():
+            with handle:
+                pass
+            handle.start()
+            handle.end()
+
+        in_thread(work)
+        assert (2, False) == (_samples(tmr, "x"), handle.is_open)
+
+    @pytest.mark.parametrize("gpu", [False, True])
+    def test_regions_within_regions_read_at_each_end(self, make, device, gpu):
+        """The inner one's reading is part of the outer one's time, and both have one."""
+        tmr = make(USAGE, MORE, device_clock=device)
+        with tmr.region("outer", gpu), tmr.region("inner", gpu):
+            pass
+        regions = tmr.snapshot()
+        assert (USAGE, MORE) == (regions.get("inner").memory.last, regions.get("outer").memory.last)
+
+    @pytest.mark.parametrize("gpu", [False, True])
+    def test_a_second_entry_has_an_end_of_its_own(self, make, clock, device, gpu):
+        """What interrupts an open region under its key reads at its end, and leaves it open to read at its own."""
+        tmr = make(USAGE, device_clock=device)
+
+        class Finalized:
+            def __del__(self):
+                with tmr.region("x", gpu):
+                    clock.advance(1)
+                found.append((_samples(tmr, "x"), tmr.region("x", gpu).is_open))
+
+        found = []
+        with tmr.region("x", gpu):
+            clock.advance(1)
+            Finalized()
+            clock.advance(1)
+        assert [(1, True)] == found
+        assert (2, False, [1.0, 3.0]) == (_samples(tmr, "x"), tmr.region("x", gpu).is_open, tmr.get_time("x"))
+
+    def test_a_captured_region_reads_the_memory(self, make, device):
+        """The host's time and the memory are had, though the device's time is not."""
+        tmr = make(USAGE, device_clock=device)
+        device.capturing = True
+        with tmr.region("x", gpu=True):
+            pass
+        device.capturing = False
+        assert (1, 1) == (_samples(tmr, "x"), tmr.snapshot().get("x", "GPU").captured)
+
+    def test_it_is_read_after_the_device_was_marked(self, make, device):
+        """Reading is no part of the time on the device either."""
+        tmr = make(USAGE, device_clock=device)
+        tmr._memory.read = lambda: device.advance(1.0) or USAGE
+        with tmr.region("x", gpu=True):
+            device.advance(0.5)
+        assert [0.5] == tmr.get_time("x", gpu=True)
+
+    @pytest.mark.parametrize("gpu", [False, True])
+    def test_an_interrupt_in_the_reading_loses_nothing(self, make, device, gpu):
+        """Ctrl-C while the memory is read: the region has ended, and its times are kept."""
+        tmr = make(USAGE, device_clock=device)
+
+        def read():
+            raise KeyboardInterrupt
+
+        tmr._memory.read = read
+        tmr.start("x", gpu)
+        with pytest.raises(KeyboardInterrupt):
+            tmr.end("x", gpu)
+        times = tmr.snapshot().get("x")
+        assert (1, 0, 0, None) == (times.stats.count, times.failed, times.running, times.memory)
+        assert gpu == len(tmr.get_time("x", gpu=True))
+
+    def test_what_is_no_end_reads_nothing(self, make):
+        """The ignored end of a discarded region, one that failed, and one that had been switched off meanwhile."""
+        tmr = make(USAGE)
+        tmr.start("x")
+        tmr.fail("x")
+        tmr.start("x")
+        tmr.enabled = False
+        tmr.enabled = True
+        tmr.end("x")
+        tmr.start("x")
+        tmr.discard("x")
+        tmr.end("x")
+        with pytest.raises(RegionNotOpenError):
+            tmr.end("x")
+        assert 0 == tmr._memory.reads
+
+    def test_a_key_that_is_none_is_refused_at_once(self):
+        """A timer that would read after no region is not made."""
+        with pytest.raises(InvalidKeyError, match=r"Reading memory after 3: a key is a TimeType"):
+            MemoryTimer(memory=Readings(USAGE), memory_keys=[3])
 
     def test_named_timers_read_the_hosts_where_nothing_else_is_said(self, clock, monkeypatch):
         """``memory=True`` is the host's memory, or what the adapter's class reads."""

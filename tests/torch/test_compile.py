@@ -13,6 +13,8 @@ import torch._dynamo
 from torch._dynamo.testing import CompileCounter
 
 import deep500_timing_torch as timer
+from deep500_timing.memory import MemoryUsage
+from deep500_timing_torch.memory import MemoryTimer
 
 BATCH = timer.TimeType.BATCH
 X = torch.ones(3)
@@ -231,6 +233,34 @@ class TestCompiled:
         """Dynamo's own account knows of one graph and no break."""
         explained = torch._dynamo.explain(start_and_end(tmr))(X)
         assert (1, 0) == (explained.graph_count, explained.graph_break_count)
+
+    def test_a_timer_of_memory(self):
+        """Memory is read at the ends of regions outside, and breaks no graph."""
+
+        class Reader:
+            def read(self):
+                return MemoryUsage()
+
+        tmr = MemoryTimer("cpu", memory=Reader())
+        compiled = torch.compile(context_manager(tmr), backend="eager", fullgraph=True)
+        with tmr.region("outside"):
+            compiled(X)
+        regions = tmr.snapshot()
+        assert (1, None) == (regions.get("outside").memory.samples, regions.get(BATCH))
+
+    def test_a_handle_shows_what_any_handle_does(self, both):
+        """In a compiled function too a region has its key and its name, on the device as well."""
+
+        def function(x):
+            for key in (BATCH, "own"):
+                for gpu in (False, True):
+                    region = both.region(key, gpu=gpu)
+                    found.append((region.key, region.name, region.is_open))
+            return x + 1
+
+        found = []
+        torch.compile(function, backend="eager", fullgraph=True)(X)
+        assert [(BATCH, "BATCH", True)] * 2 + [("own", "own", True)] * 2 == found
 
     def test_no_recompilation(self, tmr):
         """What the timer records elsewhere makes no compiled function compile again."""
