@@ -91,7 +91,10 @@ class Run:
 
     def sql(self, query: str) -> Relation:
         """The result of a query; the run's tables are there under their names."""
-        return Relation(self._engine.sql(query, self.tables), "query")
+        # Each table that is offered has its files' heads read, so only those whose names are in the text.
+        said = query.lower()
+        tables = {name: files for name, files in self.tables.items() if name.lower() in said}
+        return Relation(self._engine.sql(query, tables), "query")
 
     def intervals(
         self,
