@@ -79,15 +79,21 @@ class FirstCallback(_Silent):
         """An epoch begins."""
         self.timing.epoch_begins()
 
-    @guarded
+    # The hooks of a batch are not `guarded`: what that costs is beside a short step not nothing.
+
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """The hooks before an execution begin."""
-        self.timing.batch_is_next(batch)
+        try:
+            self.timing.batch_is_next(batch)
+        except Exception as error:
+            warn_fault("on_train_batch_begin", error)
 
-    @guarded
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """The train function returned, and its logs are there."""
-        self.timing.batch_ends()
+        try:
+            self.timing.batch_ends()
+        except Exception as error:
+            warn_fault("on_train_batch_end", error)
 
     @guarded
     def on_test_begin(self, logs: Any = None) -> None:
@@ -128,15 +134,19 @@ class LastCallback(_Silent):
         """Keras makes ready for the first batch."""
         self.timing.hooks_end()
 
-    @guarded
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """The train function is next."""
-        self.timing.batch_begins()
+        try:
+            self.timing.batch_begins()
+        except Exception as error:
+            warn_fault("on_train_batch_begin", error)
 
-    @guarded
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """The hooks after an execution are over."""
-        self.timing.hooks_end()
+        try:
+            self.timing.hooks_end()
+        except Exception as error:
+            warn_fault("on_train_batch_end", error)
 
     @guarded
     def on_test_begin(self, logs: Any = None) -> None:

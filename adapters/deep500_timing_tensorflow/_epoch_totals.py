@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from deep500_timing import TimeType
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class Throughput(NamedTuple):
@@ -56,39 +59,57 @@ class EpochTotals:
 
     Args:
         now_ns: When the epoch began, on the timer's clock.
+        settle: Adds what happened and is not added yet, while the epoch lasts.
     """
 
-    def __init__(self, now_ns: int) -> None:
+    def __init__(self, now_ns: int, settle: Callable[[], None] | None = None) -> None:
         """Nothing happened yet."""
+        self._settle = settle
         self._began_ns = now_ns
         self._ended_ns = now_ns
         self._steady_ns = 0
         self._steps = self._epoch_steps = 0
         self._samples: int | None = 0
         self._epoch_samples: int | None = 0
-        self._sums: dict[TimeType | str, tuple[int, int]] = {}
+        self._sums: dict[TimeType | str, list[int]] = {}
 
     def add(self, key: TimeType | str, duration_ns: int, count: int = 1) -> None:
         """Add an interval of a region that holds ``count`` of what its mean is to be of."""
-        total, number = self._sums.get(key, (0, 0))
-        self._sums[key] = (total + duration_ns, number + count)
+        found = self._sums.get(key)
+        if found is None:
+            self._sums[key] = [duration_ns, count]
+        else:
+            found[0] += duration_ns
+            found[1] += count
 
-    def add_execution(self, took_ns: int, *, steps: int, samples: int | None, steady: bool) -> None:
+    def add_execution(self, took_ns: int, steps: int, steady: bool) -> None:
         """Add an execution of the train function: ``steps`` batches, traced or compiled if not ``steady``."""
         self._epoch_steps += steps
-        self._epoch_samples = _sum(self._epoch_samples, samples)
         if steady:
             self._steady_ns += took_ns
             self._steps += steps
-            self._samples = _sum(self._samples, samples)
+
+    def add_samples(self, samples: int | None, steady: bool | None) -> None:
+        """Add what one or several executions trained on.
+
+        Args:
+            samples: How many samples, None if that is not known.
+            steady: Whether they are of the steady state, None if only some are.
+        """
+        self._epoch_samples = _sum(self._epoch_samples, samples)
+        if steady is not False:
+            self._samples = _sum(self._samples, samples if steady else None)
 
     def ends(self, now_ns: int) -> None:
         """Keras is done with the epoch; the hooks at its end follow."""
         self._ended_ns = now_ns
+        self._settle = None
         self.add(TimeType.EPOCH, now_ns - self._began_ns)
 
     def throughput(self) -> Throughput:
         """The epoch's throughput so far."""
+        if self._settle is not None:
+            self._settle()
         return Throughput(
             self._steps,
             self._samples,

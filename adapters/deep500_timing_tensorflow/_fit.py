@@ -18,8 +18,8 @@ from weakref import WeakKeyDictionary, finalize, ref
 
 from deep500_timing import TimeType
 from deep500_timing_tensorflow import _capabilities, _frames
-from deep500_timing_tensorflow._data import listeners_at
 from deep500_timing_tensorflow._epoch_totals import EpochTotals
+from deep500_timing_tensorflow._fetches import Fetches, fetches_of
 from deep500_timing_tensorflow._keras_facts import backend_of, steps_per_execution
 from deep500_timing_tensorflow._open_regions import (
     CALLBACKS,
@@ -37,11 +37,10 @@ from deep500_timing_tensorflow._phases import Execution, PhaseMatcher
 from deep500_timing_tensorflow._traces import TraceCounts
 
 if TYPE_CHECKING:
-    from deep500_timing_tensorflow._data_tensorflow import Fetched, TimedDataset
     from deep500_timing_tensorflow._phases_contract import Phases
     from deep500_timing_tensorflow._wishes import Wishes
 
-BATCH, EPOCH, IO = TimeType.BATCH, TimeType.EPOCH, TimeType.IO
+BATCH, EPOCH = TimeType.BATCH, TimeType.EPOCH
 BATCH_FIRST = first(BATCH)
 
 # What times the passes of fits whose list is gone. To leave it takes locks and puts functions of the framework back, so
@@ -84,25 +83,22 @@ class FitTiming:
         if callbacks is not None:
             finalize(callbacks, self._list_is_gone).atexit = False
         self._first_number = _first_number_for(callbacks)
+        self._fetches = Fetches(self)
         self._settle_what_can_be_timed()
 
     def _settle_what_can_be_timed(self) -> None:
         # For a list that never begins a fit; `fit_begins` settles it for one that does.
-        self._gpu = self._times_io = self._fetches_before_hooks = False
-        self._steps_per_execution = 1
+        self._gpu = self._fetches_before_hooks = False
         self._phases: Phases | None = None
-        self._dataset: TimedDataset | None = None
-        self._listens = False
+        self._fetches.times_io = False  # Whoever asks the data of a fit that is over.
+        self._fetches = Fetches(self)
         self._traces: TraceCounts | None = None
         self._number = self._first_number
-        self._index = self._idle_since_ns = 0
+        self._idle_since_ns = 0
         self._began_ns = self._began_unix_ns = 0
-        self._wait_ns = self._fetched_in_execution = 0
-        self._fetched: Fetched | None = None
-        self._samples: int | None = 0
+        self._opened_as: TimeType | str = BATCH
         self._batches_in_epoch = 0
         self._evaluated = False
-        self._first_wait_ns: int | None = None
 
     # --- what was broken off ----------------------------------------------------------------------------------------
 
@@ -138,12 +134,12 @@ class FitTiming:
     def hooks_end(self) -> None:
         """The last callback has had its turn: what follows is Keras's."""
         self._end_and_add(CALLBACKS)
-        self._idle_since_ns = self.timer.now_ns()
+        self._idle_since_ns = self.regions.ended_ns
 
     def fit_hooks_end(self) -> None:
         """The same of the hooks at the begin and the end of a fit."""
         self.regions.end(FIT_CALLBACKS)
-        self._idle_since_ns = self.timer.now_ns()
+        self._idle_since_ns = self.regions.ended_ns
 
     def _end_and_add(self, key: TimeType | str) -> None:
         took_ns = self.regions.end(key)
@@ -164,7 +160,6 @@ class FitTiming:
         self._thread = get_ident()
         wishes, model = self.wishes, self._model
         backend = backend_of(model)
-        several = self._steps_per_execution = steps_per_execution(model)
         self.regions.start(FIT)
         self._hooks_begin(FIT_CALLBACKS)
         self._fetches_before_hooks = backend == "torch"
@@ -174,27 +169,17 @@ class FitTiming:
             self._phases = _capabilities.phases_for(model, backend)
             if self._phases is not None:
                 self._phases.join(self)
-        self._watch_data(backend)
-        seen = self._dataset is not None or self._listens
-        self._times_io = _capabilities.can_time_io(wishes.io, backend, several, seen, self._phases is not None)
-        self.matcher.stamps_io = backend != "torch" and wishes.io is not False and not self._times_io
-
-    def _watch_data(self, backend: str) -> None:
-        callbacks = None if self._callbacks is None else self._callbacks()
-        data = None if callbacks is None else _frames.data_of_loop(callbacks)
-        if data is None:
-            return
-        if backend in _capabilities.ON_TENSORFLOW:
-            wanted = self.wishes.io is not False or self._steps_per_execution > 1
-            if wanted or (self._traces is not None and self._traces.needs_sizes):
-                from deep500_timing_tensorflow._data_tensorflow import timed_dataset_at
-
-                self._dataset = timed_dataset_at(data)
-            return
-        listeners = listeners_at(data)
-        if listeners is not None:
-            listeners.add(self)
-            self._listens = True
+        self._fetches = fetches_of(
+            self,
+            None if self._callbacks is None else self._callbacks(),
+            backend,
+            several=steps_per_execution(model),
+            wanted=wishes.io,
+            counts=self._traces.needs_sizes,
+            phases=self._phases is not None,
+        )
+        self._fetches.steps_known = self.steps_known
+        self.matcher.stamps_io = backend != "torch" and wishes.io is not False and not self._fetches.times_io
 
     def fit_is_done(self) -> None:
         """Keras is done with the fit, and its last hooks begin."""
@@ -207,9 +192,9 @@ class FitTiming:
         self.regions.end(FIT)
         if self._phases is not None:
             self._phases.leave(self)
-        was_timed_by_tensorflow = self._dataset is not None
+        used_tensorflow = self._fetches.uses_tensorflow
         self._settle_what_can_be_timed()
-        if was_timed_by_tensorflow:
+        if used_tensorflow:
             from deep500_timing_tensorflow._data_tensorflow import prepare_for_more_fits
 
             prepare_for_more_fits()
@@ -253,15 +238,21 @@ class FitTiming:
     def epoch_begins(self) -> None:
         """An epoch, whose first hooks begin."""
         self.regions.start(EPOCH)
-        self.totals = self.wishes.totals = EpochTotals(self.timer.now_ns())
+        self.totals = self.wishes.totals = EpochTotals(self.timer.now_ns(), self._settle_fetches)
         self._batches_in_epoch = 0
-        self._first_wait_ns = None
+        self._fetches.epoch_begins()
         self._evaluated = False
         self._hooks_begin()
+
+    def _settle_fetches(self) -> None:
+        # For who asks for the throughput meanwhile. Inside a batch this may be anywhere, such as in a user's trace.
+        if self._thread == get_ident() and BATCH not in self.regions and BATCH_FIRST not in self.regions:
+            self._fetches.settle()
 
     def _batches_are_over(self) -> None:
         if self._idle_since_ns:
             self._drop_batch()
+            self._fetches.settle()
             self._record(EPOCH_END, self._idle_since_ns, self.timer.now_ns(), 0 if self._evaluated else 1)
             self._idle_since_ns = 0
 
@@ -285,32 +276,30 @@ class FitTiming:
 
     def batch_is_next(self, index: int) -> None:
         """An execution of the train function, after the hooks that come first."""
-        self._index = index
+        self._fetches.index = index
         if not self._batches_in_epoch and self._idle_since_ns:
             # On torch the first batch is there already: what was waited for it is IO.
-            until_ns = self._first_wait_ns if self._fetches_before_hooks else None
+            until_ns = self._fetches.first_wait_ns if self._fetches_before_hooks else None
             self._record(EPOCH_START, self._idle_since_ns, until_ns or self.timer.now_ns())
-        self._hooks_begin()
+        self.regions.start(CALLBACKS)
 
     def batch_begins(self) -> None:
         """The train function is next."""
-        leave_what_is_gone()
+        if _to_be_left:
+            leave_what_is_gone()
         function = vars(self._model).get("train_function")
         if self._traces is None or self._traces.function is not function:
             self._traces = TraceCounts(function)
+            self._fetches.settle()
         elif self._batches_in_epoch or not self._traces.is_new:
             self._traces.grew()  # What others did to the function in their hooks is not this execution's.
-        if self._dataset is not None and self._fetched is None:
-            self._fetched = self._dataset.fetched()
-        if not self._fetches_before_hooks:
-            self._wait_ns = self._fetched_in_execution = 0
-            self._samples = 0
+        self._fetches.execution_begins(self._traces.is_new)
         self._number += 1
         if self._phases is not None:
             self._phases.prepare_step(self._number)
         self.hooks_end()
-        self.regions.start(BATCH_FIRST if self._traces.is_new else BATCH, gpu=self._gpu)
-        self._began_ns = self.timer.now_ns()
+        self._opened_as = BATCH_FIRST if self._traces.is_new else BATCH
+        self._began_ns = self.regions.start(self._opened_as, self._gpu)
         if self._phases is not None:
             self._began_unix_ns = time.time_ns()
             self._phases.step_begins(self)
@@ -321,78 +310,33 @@ class FitTiming:
         if self._phases is not None:
             now_ns, now_unix_ns = self.timer.now_ns(), time.time_ns()
             self._phases.step_ends(self)
-        opened_as = BATCH_FIRST if BATCH_FIRST in self.regions else BATCH
+        opened_as = self._opened_as
         if opened_as not in self.regions or self._traces is None:
-            self._hooks_begin()
+            self.regions.start(CALLBACKS)
             return
-        fetched = self._count_fetched() if self._traces.needs_sizes else None
-        steady = not self._traces.grew(None if fetched is None else fetched[1])
+        steady = not self._traces.grew(self._fetches.size() if self._traces.needs_sizes else None)
         kept_as = BATCH if steady else BATCH_FIRST
-        took_ns = self.regions.end(opened_as, kept_as=kept_as) or 0
-        self._hooks_begin()  # Ours among them.
-        steps = (fetched or self._count_fetched())[0]
+        took_ns = self.regions.end(opened_as, kept_as) or 0
+        self.regions.start(CALLBACKS)  # Ours among them.
+        wait_ns = self._fetches.wait_ns if self._fetches_before_hooks else 0
+        steps = self._fetches.execution_ended(self._began_ns, took_ns, steady)
         self._batches_in_epoch += steps
         self.wishes.batches += steps
         if self.totals is not None:
             self.totals.add(kept_as, took_ns, steps)
-            wait_ns = self._wait_ns if self._fetches_before_hooks else 0
-            self.totals.add_execution(took_ns + wait_ns, steps=steps, samples=self._samples, steady=steady)
+            self.totals.add_execution(took_ns + wait_ns, steps, steady)
         if self._phases is not None:
             self.matcher.executed(
                 Execution(self._number, self._began_ns, now_ns, self._began_unix_ns, now_unix_ns, steps, steady),
                 self._phases,
             )
-        self._wait_ns = self._fetched_in_execution = 0
-        self._samples = 0
-
-    def _count_fetched(self) -> tuple[int, Any]:
-        # How many batches there were in the execution, and what tells their size from that of others.
-        if self._dataset is None or not self._dataset.works:
-            if not self._listens:
-                self._samples = None
-            if self._fetched_in_execution:
-                return self._fetched_in_execution, None
-            left = None if self.steps_known is None else self.steps_known - self._index
-            return max(min(self._steps_per_execution, left or self._steps_per_execution), 1), None
-        before, now = self._fetched, self._dataset.fetched()
-        self._fetched = now
-        assert before is not None  # Read when the execution began.
-        batches, size = now.batches - before.batches, now.bytes - before.bytes
-        self._samples = self._dataset.samples_in(size)
-        if self._times_io and batches:
-            wait_ns = round(1e3 * (now.wait_us - before.wait_us))
-            self._record(IO, self._began_ns, self._began_ns + wait_ns)
-        return max(batches, 1), (batches, size)
 
     def _drop_batch(self) -> None:
         # The data ended where the next batch would have begun.
-        for key in (IO, BATCH, BATCH_FIRST):
+        for key in (TimeType.IO, BATCH, BATCH_FIRST):
             self.regions.drop(key)
         if self._phases is not None:
             self._phases.step_ends(self)
-
-    # --- what a Python iterator over the data tells, see DataListener -----------------------------------------------
-
-    def fetch_begins(self) -> None:
-        """Keras asks for a batch."""
-        if self._first_wait_ns is None:
-            self._first_wait_ns = self.timer.now_ns()
-        if self._times_io:
-            self.regions.start(IO)
-
-    def fetch_ends(self, samples: int | None) -> None:
-        """The batch is there."""
-        took_ns = self.regions.end(IO)
-        if took_ns is not None:
-            self._wait_ns += took_ns
-            if self.totals is not None:
-                self.totals.add(IO, took_ns)
-        self._fetched_in_execution += 1
-        self._samples = None if samples is None or self._samples is None else self._samples + samples
-
-    def fetch_finds_none(self) -> None:
-        """There is no further batch."""
-        self.regions.drop(IO)
 
     # --- what the phases on torch tell --------------------------------------------------------------------------------
 

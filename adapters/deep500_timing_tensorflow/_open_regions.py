@@ -44,18 +44,27 @@ class OpenRegions:
     def __init__(self, timer: Timer) -> None:
         """Nothing is open."""
         self.timer = timer
+        self.ended_ns = 0
+        """When the newest region ended."""
         self._open: dict[Key, tuple[int, bool, bool]] = {}
+        self._now_ns = timer.now_ns
 
-    def start(self, key: Key, *, gpu: bool = False) -> None:
-        """Open a region."""
+    def start(self, key: Key, gpu: bool = False) -> int:
+        """Open a region.
+
+        Returns:
+            When it began, on the timer's clock.
+        """
         own = True
         try:
             self.timer.start(key, gpu)
         except RegionOpenError:
             own = False
-        self._open[key] = self.timer.now_ns(), gpu, own
+        began_ns = self._now_ns()
+        self._open[key] = began_ns, gpu, own
+        return began_ns
 
-    def end(self, key: Key, *, kept_as: Key | None = None) -> int | None:
+    def end(self, key: Key, kept_as: Key | None = None) -> int | None:
         """Close a region if it is open.
 
         Args:
@@ -65,12 +74,11 @@ class OpenRegions:
         Returns:
             How long it took on the host, in nanoseconds; None if it was not open.
         """
-        opened = self._open.get(key)
+        opened = self._open.pop(key, None)
         if opened is None:
             return None
-        now_ns = self.timer.now_ns()
+        now_ns = self.ended_ns = self._now_ns()
         began_ns, gpu, own = opened
-        del self._open[key]
         if kept_as is None or kept_as == key:
             if own:
                 self.timer.end(key, gpu)

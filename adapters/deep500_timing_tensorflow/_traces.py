@@ -37,7 +37,7 @@ class TraceCounts:
                     self._compiled_by_xla.append(found)
             elif hasattr(found, "_torchdynamo_orig_callable"):
                 self._counters.append(_dynamo_compilations)
-        self._before = self._count()
+        self._before = [counter() for counter in self._counters]
         # What its first execution is going to be; what it was is told afterwards.
         self.is_new = 0 in self._before and _dynamo_compilations not in self._counters
 
@@ -52,18 +52,17 @@ class TraceCounts:
         Args:
             size: What tells batches of one size from those of another; None if that is not known.
         """
-        now = self._count()
+        now = [counter() for counter in self._counters]
         self.is_new = False
         traced = now != self._before
         self._before = now
+        if not self._compiled_by_xla:
+            return traced
         for compiled in self._compiled_by_xla:
             had = _sizes_had.setdefault(compiled, set())
             traced |= size is not None and size not in had
             had.add(size)
         return traced
-
-    def _count(self) -> list[int]:
-        return [counter() for counter in self._counters]
 
 
 def _functions_in(function: Any) -> list[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import gc
+import math
 import sys
 import threading
 import time
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 
 import deep500_timing_tensorflow as timer
 from deep500_timing.testing import ManualClock
-from deep500_timing_tensorflow import TimeType, _data_tensorflow
+from deep500_timing_tensorflow import TimeType, _data_tensorflow, _fetches
 from deep500_timing_tensorflow._data_tensorflow import TimedDataset
 from deep500_timing_tensorflow._graph_timestamps import StepStamps
 from deep500_timing_tensorflow._phases import Execution, PhaseMatcher
@@ -362,6 +363,34 @@ def test_wait_for_data_is_io(data):
     assert 4 == len(waits)
     for slept_s, wait_s, execution_s in zip(slept[-4:], waits, executions, strict=True):
         assert slept_s - 1e-3 < wait_s < execution_s + 1e-3
+
+
+def test_one_reading_for_many_short_steps_loses_nothing(data, monkeypatch):
+    """Whatever is not read after a batch is read with a later one: batches, samples and waits are all there."""
+    monkeypatch.setattr(_fetches, "_FIRST_ONES", 0)
+    monkeypatch.setattr(_fetches, "_SLOW", math.inf)
+    monkeypatch.setattr(_fetches, "READ_AFTER_NS", math.inf)
+    monkeypatch.setattr(_fetches, "WAITS_NS", math.inf)
+    sums, asked = [], []
+
+    class Looks(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 3:
+                asked.append(callback.throughput.epoch_samples)
+
+        def on_epoch_end(self, epoch, logs=None):
+            sums.append(callback._timings[0]._fetches._dataset.fetched())
+
+    tmr = timer.Timer()
+    callback = timer.TimerCallback(tmr)
+    model = make_model()
+    model.fit(*data, batch_size=8, verbose=0)
+    model.fit(data[0][:37], data[1][:37], batch_size=8, epochs=2, callbacks=[callback, Looks()], verbose=0)
+    assert [4 * 8] * 2 == asked  # Who asks meanwhile is told of all that was.
+    assert 4 == counts(tmr)["IO"]
+    assert pytest.approx(sums[-1].wait_us / 1e6) == sum(tmr.get_time("IO"))
+    assert (10, 5, 37) == (callback.batches, callback.throughput.epoch_steps, callback.throughput.epoch_samples)
+    assert 37 == callback.throughput.samples
 
 
 def test_waits_inside_an_execution_come_from_the_stamps(data):

@@ -1,0 +1,286 @@
+"""What the data of a fit hands out: how many batches an execution had, how many samples, and the wait for them.
+
+Where Python asks for each batch, on JAX and torch, every wait is an interval. On TensorFlow the graph asks, and tf.data
+adds up the waits. To read the sums takes one operation, which beside a step of a millisecond can be seen. So where
+steps are that short and nothing is waited for, one reading serves for several executions, and their waits are one
+interval of IO: one measurement, not several.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from deep500_timing import TimeType
+from deep500_timing_tensorflow import _capabilities, _frames
+from deep500_timing_tensorflow._data import listeners_at
+
+if TYPE_CHECKING:
+    from deep500_timing import Timer
+    from deep500_timing_tensorflow._data_tensorflow import Fetched, TimedDataset
+    from deep500_timing_tensorflow._epoch_totals import EpochTotals
+    from deep500_timing_tensorflow._open_regions import OpenRegions
+
+IO = TimeType.IO
+
+READ_AFTER_NS = 10_000_000
+"""How long the sums may stay unread: a reading is below a hundredth of that."""
+WAITS_NS = 100_000
+"""Who waits that long for a batch waits longer than a reading takes, and loses nothing by it."""
+_FIRST_ONES = 16
+"""Executions of a fit whose sums are read one by one, whatever they take."""
+_SLOW = 2
+"""An execution that takes so many times what is usual is looked at by itself."""
+
+
+class FetchTimes(Protocol):
+    """Where the times go: a fit."""
+
+    timer: Timer
+    regions: OpenRegions
+    totals: EpochTotals | None
+
+
+class Fetches:
+    """Data that tells nothing: the batches of an execution are those that Keras announced.
+
+    Args:
+        times: Where the times go.
+        several: Batches of an execution that is not the last.
+    """
+
+    is_seen = False
+    """Whether the data tells what it hands out."""
+    uses_tensorflow = False
+    """Whether tf.data tells it."""
+
+    def __init__(self, times: FetchTimes, several: int = 1) -> None:
+        self.times_io = False
+        self.first_wait_ns: int | None = None
+        self.wait_ns = 0
+        self.steps_known: int | None = None
+        self._times = times
+        self.index = 0
+        """With which batch of the epoch the execution begins."""
+        self._several = several
+
+    def epoch_begins(self) -> None:
+        """No batch of the epoch was asked for."""
+        self.first_wait_ns = None
+
+    def execution_begins(self, is_new: bool) -> None:
+        """An execution is about to begin.
+
+        Args:
+            is_new: Whether it is going to be traced or compiled.
+        """
+
+    def size(self) -> Any:
+        """What tells the batches of the newest execution from those of another size; None if that is not known."""
+        return None
+
+    def execution_ended(self, began_ns: int, took_ns: int, steady: bool) -> int:
+        """An execution is over.
+
+        Args:
+            began_ns: When it began, on the timer's clock.
+            took_ns: How long it took.
+            steady: Whether it neither traced nor compiled.
+
+        Returns:
+            How many batches it had.
+        """
+        self._add_samples(None, steady)
+        return self._announced()
+
+    def settle(self) -> None:
+        """Tell what is not told yet."""
+
+    def _announced(self) -> int:
+        left = None if self.steps_known is None else self.steps_known - self.index
+        return max(min(self._several, left or self._several), 1)
+
+    def _add_samples(self, samples: int | None, steady: bool | None) -> None:
+        if self._times.totals is not None:
+            self._times.totals.add_samples(samples, steady)
+
+
+class ListenedFetches(Fetches):
+    """Data that Python asks for each batch; see ``DataListener``."""
+
+    is_seen = True
+
+    def __init__(self, times: FetchTimes, several: int, before_hooks: bool) -> None:
+        """Nothing was asked for.
+
+        Args:
+            times: Where the times go.
+            several: Batches of an execution that is not the last.
+            before_hooks: Whether Keras asks before it calls the hooks that precede an execution.
+        """
+        super().__init__(times, several)
+        self._before_hooks = before_hooks
+        self._batches = 0
+        self._samples: int | None = 0
+
+    def execution_begins(self, is_new: bool) -> None:
+        """What the execution is going to ask for is its own."""
+        if not self._before_hooks:
+            self._forget()
+
+    def execution_ended(self, began_ns: int, took_ns: int, steady: bool) -> int:
+        """See :meth:`Fetches.execution_ended`."""
+        batches = self._batches or self._announced()
+        self._add_samples(self._samples, steady)
+        self._forget()
+        return batches
+
+    def _forget(self) -> None:
+        self.wait_ns = self._batches = 0
+        self._samples = 0
+
+    def fetch_begins(self) -> None:
+        """Keras asks for a batch."""
+        if self.first_wait_ns is None:
+            self.first_wait_ns = self._times.timer.now_ns()
+        if self.times_io:
+            self._times.regions.start(IO)
+
+    def fetch_ends(self, samples: int | None) -> None:
+        """The batch is there."""
+        took_ns = self._times.regions.end(IO)
+        if took_ns is not None:
+            self.wait_ns += took_ns
+            if self._times.totals is not None:
+                self._times.totals.add(IO, took_ns)
+        self._batches += 1
+        self._samples = None if samples is None or self._samples is None else self._samples + samples
+
+    def fetch_finds_none(self) -> None:
+        """There is no further batch."""
+        self._times.regions.drop(IO)
+
+
+class SummedFetches(Fetches):
+    """Data of TensorFlow, whose sums are read when it is worth it.
+
+    Args:
+        times: Where the times go.
+        several: Batches of an execution that is not the last.
+        dataset: What adds up.
+    """
+
+    is_seen = uses_tensorflow = True
+
+    def __init__(self, times: FetchTimes, several: int, dataset: TimedDataset) -> None:
+        super().__init__(times, several)
+        self._dataset = dataset
+        self._before: Fetched | None = None
+        self._now: Fetched | None = None
+        self._read_one_by_one = _FIRST_ONES
+        self._waits = False
+        self._usual_ns = 0.0
+        self._begin_group(0)
+
+    def _begin_group(self, now_ns: int) -> None:
+        # The executions whose sums are not read yet.
+        self._since_ns = now_ns
+        self._executions = self._steady = 0
+        self._took_ns = self._longest_ns = 0
+        self._longest_began_ns = self._began_ns = 0
+
+    def execution_begins(self, is_new: bool) -> None:
+        """The sums have to be known when the first one begins, and when one begins that is not like the others."""
+        if self._before is None:
+            self._before = self._dataset.fetched()
+        elif is_new:
+            self.settle()
+
+    def size(self) -> Any:
+        """The batches and the bytes of an execution that :meth:`execution_ended` has not been told of."""
+        if self._before is None or not self._dataset.works:
+            return None
+        self._now = self._dataset.fetched()
+        return self._now.batches - self._before.batches, self._now.bytes - self._before.bytes
+
+    def execution_ended(self, began_ns: int, took_ns: int, steady: bool) -> int:
+        """See :meth:`Fetches.execution_ended`."""
+        if self._before is None or not self._dataset.works:
+            return super().execution_ended(began_ns, took_ns, steady)
+        ended_ns = began_ns + took_ns
+        if not self._executions:
+            self._began_ns = began_ns
+        self._executions += 1
+        self._took_ns += took_ns
+        self._steady += steady
+        if took_ns >= self._longest_ns:
+            self._longest_ns, self._longest_began_ns = took_ns, began_ns
+        if (
+            self._waits
+            or self._now is not None
+            or self._several > 1
+            or self._read_one_by_one
+            or not steady
+            or ended_ns - self._since_ns >= READ_AFTER_NS
+            or took_ns > _SLOW * self._usual_ns
+        ):
+            if self._read_one_by_one:
+                self._read_one_by_one -= 1
+            return self._read(ended_ns)
+        return 1
+
+    def settle(self) -> None:
+        """Read the sums of the executions since the last reading."""
+        if self._executions:
+            self._read(self._began_ns + self._took_ns)
+
+    def _read(self, now_ns: int) -> int:
+        # Returns how many batches the newest execution had.
+        before, now = self._before, self._now or self._dataset.fetched()
+        assert before is not None
+        self._before, self._now = now, None
+        batches, size = now.batches - before.batches, now.bytes - before.bytes
+        steady = self._steady == self._executions
+        # Samples of which a part was traced with cannot be told apart.
+        self._add_samples(self._dataset.samples_in(size), None if self._steady and not steady else steady)
+        wait_ns = round(1e3 * (now.wait_us - before.wait_us))
+        if self.times_io and batches:
+            # Only the length is known. The longest execution is where a long wait was, if there was one.
+            began_ns = self._longest_began_ns if wait_ns <= self._longest_ns else self._began_ns
+            self._times.timer.record(IO, began_ns, began_ns + wait_ns)
+            if self._times.totals is not None:
+                self._times.totals.add(IO, wait_ns, batches)
+        newest = max(batches - self._executions + 1, 1)  # Those that were not read had one each.
+        self._waits = wait_ns >= WAITS_NS * batches
+        self._usual_ns = self._took_ns / self._executions
+        self._begin_group(now_ns)
+        return newest
+
+
+def fetches_of(
+    times: FetchTimes, callbacks: Any, backend: str, *, several: int, wanted: bool | str, counts: bool, phases: bool
+) -> Fetches:
+    """What tells of the data of a fit.
+
+    Args:
+        times: Where the times go.
+        callbacks: The list of callbacks of the fit; None for a loop that calls the hooks itself.
+        backend: See ``backend_of``.
+        several: Batches between two calls of the batch hooks.
+        wanted: The callback's ``io``.
+        counts: Whether the sizes of the batches are needed if the waits are not.
+        phases: Whether stamps in the graph tell when each batch was there.
+    """
+    found = Fetches(times, several)
+    data = None if callbacks is None else _frames.data_of_loop(callbacks)
+    if data is not None and backend in _capabilities.ON_TENSORFLOW:
+        if wanted is not False or several > 1 or counts:
+            from deep500_timing_tensorflow._data_tensorflow import timed_dataset_at
+
+            dataset = timed_dataset_at(data)
+            if dataset is not None:
+                found = SummedFetches(times, several, dataset)
+    elif data is not None and (listeners := listeners_at(data)) is not None:
+        found = ListenedFetches(times, several, before_hooks=backend == "torch")
+        listeners.add(found)
+    found.times_io = _capabilities.can_time_io(wanted, backend, several, found.is_seen, phases)
+    return found

@@ -1,0 +1,166 @@
+"""When the sums that tf.data adds up are read, and what one reading says; with made sums and a clock that is moved."""
+
+from __future__ import annotations
+
+import pytest
+
+from deep500_timing import Timer
+from deep500_timing.testing import ManualClock
+from deep500_timing_tensorflow import _fetches
+from deep500_timing_tensorflow._data_tensorflow import Fetched
+from deep500_timing_tensorflow._epoch_totals import EpochTotals
+from deep500_timing_tensorflow._fetches import SummedFetches
+from deep500_timing_tensorflow._open_regions import OpenRegions
+
+MS = 1_000_000
+SAMPLES, BYTES = 8, 160
+
+
+class Sums:
+    """The sums of a pipeline, and how often they were read."""
+
+    works = True
+
+    def __init__(self):
+        self.now = Fetched(0, 0.0, 0)
+        self.readings = 0
+
+    def fetched(self):
+        """What was handed out."""
+        self.readings += 1
+        return self.now
+
+    def samples_in(self, size):
+        """As if a sample had twenty bytes."""
+        return size // (BYTES // SAMPLES)
+
+
+class Fit:
+    """A fit of executions whose lengths and waits are told, in milliseconds."""
+
+    def __init__(self, several=1):
+        self.clock = ManualClock()
+        self.timer = Timer(clock=self.clock)
+        self.regions = OpenRegions(self.timer)
+        self.totals = EpochTotals(0)
+        self.sums = Sums()
+        self.fetches = SummedFetches(self, several, self.sums)
+        self.fetches.times_io = True
+        self.several = several
+
+    def execute(self, times=1, *, took_ms=1.0, wait_ms=0.01, steady=True, size=BYTES):
+        """Run executions that take their data and so long; how many batches they counted."""
+        counted = 0
+        for _ in range(times):
+            self.fetches.execution_begins(not steady)
+            began_ns = self.timer.now_ns()
+            self.clock.advance(took_ms / 1e3)
+            batches, wait_us, total = self.sums.now
+            self.sums.now = Fetched(batches + self.several, wait_us + 1e3 * wait_ms, total + self.several * size)
+            counted += self.fetches.execution_ended(began_ns, self.timer.now_ns() - began_ns, steady)
+        return counted
+
+    def after_the_first(self):
+        """The executions at the begin of a fit are over, and their waits forgotten."""
+        self.execute(_fetches._FIRST_ONES)
+        self.timer.reset()
+        self.totals = EpochTotals(0)
+        self.sums.readings = 0
+        return self
+
+    def waits_ms(self):
+        """The intervals of IO."""
+        return [1e3 * seconds for seconds in self.timer.get_time("IO")] if self.timer.intervals("IO").size else []
+
+
+def test_first_executions_of_a_fit_are_read_one_by_one():
+    """As many readings as executions, and one before them: a short fit has a wait for each batch."""
+    fit = Fit()
+    fit.execute(_fetches._FIRST_ONES)
+    assert _fetches._FIRST_ONES + 1 == fit.sums.readings
+    assert pytest.approx([0.01] * _fetches._FIRST_ONES) == fit.waits_ms()
+
+
+def test_short_steps_share_a_reading():
+    """Of steps of a millisecond ten are read at once; their waits are one interval, inside one of the steps."""
+    fit = Fit().after_the_first()
+    began_ns = fit.timer.now_ns()
+    assert 30 == fit.execute(30)
+    assert 3 == fit.sums.readings
+    assert pytest.approx([0.1, 0.1, 0.1]) == fit.waits_ms()
+    for start_ns, end_ns in fit.timer.intervals("IO").tolist():
+        assert 0 <= (start_ns - began_ns) % MS <= (end_ns - began_ns) % MS
+
+
+def test_what_is_not_read_yet_is_settled():
+    """At the end of an epoch nothing is left out, and a second settling has nothing to do."""
+    fit = Fit().after_the_first()
+    fit.execute(25)
+    assert pytest.approx(0.2) == sum(fit.waits_ms())
+    fit.fetches.settle()
+    fit.fetches.settle()
+    assert pytest.approx([0.1, 0.1, 0.05]) == fit.waits_ms()
+    assert 3 == fit.sums.readings
+    throughput = fit.totals.throughput()
+    assert (25 * SAMPLES, 25 * SAMPLES) == (throughput.samples, throughput.epoch_samples)
+    assert pytest.approx(0.25e-3 / 25) == fit.totals.logs("")["IO"]
+
+
+def test_steps_of_ten_milliseconds_are_read_one_by_one():
+    """Beside longer steps a reading is nothing, so each has its own wait."""
+    fit = Fit().after_the_first()
+    fit.execute(5, took_ms=10.0)
+    assert pytest.approx([0.01] * 5) == fit.waits_ms()
+
+
+def test_stall_of_a_single_batch_is_read_at_once_and_lies_in_it():
+    """A batch that waits long among short ones is looked at by itself, and its wait is placed in it."""
+    fit = Fit().after_the_first()
+    fit.execute(5)
+    began_ns = fit.timer.now_ns()
+    fit.execute(took_ms=4.0, wait_ms=3.0)
+    assert 1 == fit.sums.readings
+    assert pytest.approx([3.05]) == fit.waits_ms()
+    assert began_ns == fit.timer.intervals("IO")[0][0]
+
+
+def test_who_waits_for_data_is_read_at_each_batch():
+    """Where a batch is waited for longer than a reading takes, each batch has its own wait, until that is over."""
+    fit = Fit().after_the_first()
+    fit.execute(took_ms=2.5, wait_ms=1.5)
+    fit.execute(3, took_ms=2.0, wait_ms=1.0)
+    assert pytest.approx([1.5, 1.0, 1.0, 1.0]) == fit.waits_ms()
+    fit.execute(took_ms=1.0, wait_ms=0.0)
+    fit.execute(6)
+    assert 5 == fit.sums.readings
+
+
+def test_several_steps_of_an_execution_are_counted_from_the_data():
+    """With several batches in an execution each is read, however short: only the data knows how many there were."""
+    fit = Fit(several=4).after_the_first()
+    assert 12 == fit.execute(3)
+    assert 3 == fit.sums.readings
+
+
+def test_executions_that_trace_are_read_by_themselves():
+    """Their samples are kept out of the steady state, those before and after them are not."""
+    fit = Fit().after_the_first()
+    fit.execute(3)
+    fit.execute(steady=False, took_ms=50.0)
+    fit.execute(4)
+    fit.fetches.settle()
+    throughput = fit.totals.throughput()
+    assert (7 * SAMPLES, 8 * SAMPLES) == (throughput.samples, throughput.epoch_samples)
+    assert pytest.approx([0.03, 0.01, 0.04]) == fit.waits_ms()
+
+
+def test_samples_of_a_trace_that_nobody_expected_are_of_no_state():
+    """What was read together with a trace that came unannounced is the epoch's, and whose else is not known."""
+    fit = Fit().after_the_first()
+    fit.execute(3)
+    began_ns = fit.timer.now_ns()
+    fit.sums.now = Fetched(fit.sums.now.batches + 1, fit.sums.now.wait_us, fit.sums.now.bytes + BYTES)
+    fit.fetches.execution_begins(False)
+    fit.fetches.execution_ended(began_ns, MS, False)
+    throughput = fit.totals.throughput()
+    assert (None, 4 * SAMPLES) == (throughput.samples, throughput.epoch_samples)
