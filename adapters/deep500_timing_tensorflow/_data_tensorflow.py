@@ -74,6 +74,11 @@ class TimedDataset:
         self._empty: bool | None = None
 
     @property
+    def is_untouched(self) -> bool:
+        """Whether nothing can have been handed out, as no iterator was made."""
+        return self._empty is None
+
+    @property
     def works(self) -> bool:
         """Whether the newest iterator adds up its waits."""
         return self._empty is False
@@ -121,11 +126,8 @@ class TimedDataset:
             if self._timed_variant is None:
                 # Once a fit and not once an epoch.
                 self._bytes_per_sample = _bytes_per_sample(tf, dataset.element_spec)
-                # What making an iterator does first: it applies the options, and so optimizes and prefetches.
-                variant = dataset._apply_debug_options()._variant_tensor
-                variant = tf.raw_ops.FinalizeDataset(input_dataset=variant, **flat)
-                put_on_top = _sums_on_top or functools.partial(_with_sums, tf)
-                self._timed_variant = put_on_top(variant, *self._sums)
+                put_on_top = _sums_on_top or functools.partial(_finalized_with_sums, tf)
+                self._timed_variant = put_on_top(dataset._apply_debug_options()._variant_tensor, *self._sums)
             resource = tf.raw_ops.AnonymousIteratorV3(**flat)
         except Exception as error:
             warn_fault("timing a data set", error)
@@ -206,7 +208,7 @@ def _bytes_per_sample(tf: Any, spec: Any) -> int | None:
 def prepare_for_more_fits() -> None:
     """Let go of the sums that are not used any more, and make the next fit quicker to begin with; after a fit.
 
-    TensorFlow makes anew what runs an operation on data sets each time that it is called by itself, and the four of
+    TensorFlow makes anew what runs an operation on data sets each time that it is called by itself, and the five of
     them take as long as a step of a small model; inside a function it keeps that.
     """
     global _sums_on_top
@@ -222,13 +224,24 @@ def prepare_for_more_fits() -> None:
             _prepared.append(_new_sums(tf))
         if _sums_on_top is None:  # Once in a process.
             signature = [tf.TensorSpec((), tf.variant), *[tf.TensorSpec((), tf.resource)] * 2]
-            function = tf.function(functools.partial(_with_sums, tf), input_signature=signature, autograph=False)
+            function = tf.function(
+                functools.partial(_finalized_with_sums, tf), input_signature=signature, autograph=False
+            )
             _sums_on_top = function.get_concrete_function()
 
 
-def _with_sums(tf: Any, variant: Any, on_top: Any, below: Any, tag: str = "0") -> Any:
+def _like(tf: Any) -> dict[str, Any]:
     # The operations hand on what their input is of, whatever they are told that this be.
-    like: dict[str, Any] = {"output_types": [tf.variant], "output_shapes": [None]}
+    return {"output_types": [tf.variant], "output_shapes": [None]}
+
+
+def _finalized_with_sums(tf: Any, variant: Any, on_top: Any, below: Any) -> Any:
+    # What making an iterator does first: it applies the options, and so optimizes and prefetches.
+    return _with_sums(tf, tf.raw_ops.FinalizeDataset(input_dataset=variant, **_like(tf)), on_top, below)
+
+
+def _with_sums(tf: Any, variant: Any, on_top: Any, below: Any, tag: str = "0") -> Any:
+    like = _like(tf)
     adding = functools.partial(tf.raw_ops.SetStatsAggregatorDataset, tag="", counter_prefix="", **like)
     variant = adding(input_dataset=variant, stats_aggregator=below)
     variant = tf.raw_ops.LatencyStatsDataset(input_dataset=variant, tag=_WAIT + tag, **like)

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 from deep500_timing import TimeType
 from deep500_timing_tensorflow import _capabilities, _frames
 from deep500_timing_tensorflow._data import listeners_at
+from deep500_timing_tensorflow._data_tensorflow import Fetched, timed_dataset_at
 
 if TYPE_CHECKING:
     from deep500_timing import Timer
-    from deep500_timing_tensorflow._data_tensorflow import Fetched, TimedDataset
+    from deep500_timing_tensorflow._data_tensorflow import TimedDataset
     from deep500_timing_tensorflow._epoch_totals import EpochTotals
     from deep500_timing_tensorflow._open_regions import OpenRegions
 
@@ -174,7 +175,8 @@ class SummedFetches(Fetches):
     def __init__(self, times: FetchTimes, several: int, dataset: TimedDataset) -> None:
         super().__init__(times, several)
         self._dataset = dataset
-        self._before: Fetched | None = None
+        # Of a new data set nothing need be read before its first batch.
+        self._before: Fetched | None = Fetched(0, 0.0, 0) if dataset.is_untouched else None
         self._now: Fetched | None = None
         self._read_one_by_one = _FIRST_ONES
         self._waits = False
@@ -274,8 +276,6 @@ def fetches_of(
     data = None if callbacks is None else _frames.data_of_loop(callbacks)
     if data is not None and backend in _capabilities.ON_TENSORFLOW:
         if wanted is not False or several > 1 or counts:
-            from deep500_timing_tensorflow._data_tensorflow import timed_dataset_at
-
             dataset = timed_dataset_at(data)
             if dataset is not None:
                 found = SummedFetches(times, several, dataset)

@@ -19,7 +19,7 @@ SAMPLES, BYTES = 8, 160
 class Sums:
     """The sums of a pipeline, and how often they were read."""
 
-    works = True
+    works = is_untouched = True
 
     def __init__(self):
         self.now = Fetched(0, 0.0, 0)
@@ -74,10 +74,10 @@ class Fit:
 
 
 def test_first_executions_of_a_fit_are_read_one_by_one():
-    """As many readings as executions, and one before them: a short fit has a wait for each batch."""
+    """As many readings as executions, and none before the first: a short fit has a wait for each batch."""
     fit = Fit()
     fit.execute(_fetches._FIRST_ONES)
-    assert _fetches._FIRST_ONES + 1 == fit.sums.readings
+    assert _fetches._FIRST_ONES == fit.sums.readings
     assert pytest.approx([0.01] * _fetches._FIRST_ONES) == fit.waits_ms()
 
 
@@ -164,3 +164,14 @@ def test_samples_of_a_trace_that_nobody_expected_are_of_no_state():
     fit.fetches.execution_ended(began_ns, MS, False)
     throughput = fit.totals.throughput()
     assert (None, 4 * SAMPLES) == (throughput.samples, throughput.epoch_samples)
+
+
+def test_sums_of_data_that_was_used_before_are_read_first():
+    """What was handed out before the first execution is none of the fit's."""
+    fit = Fit()
+    fit.sums.is_untouched = False
+    fit.fetches = SummedFetches(fit, 1, fit.sums)
+    fit.sums.now = Fetched(3, 1e6, 3 * BYTES)
+    fit.execute()
+    fit.fetches.settle()
+    assert (2, SAMPLES) == (fit.sums.readings, fit.totals.throughput().epoch_samples)

@@ -383,9 +383,9 @@ def test_one_reading_for_many_short_steps_loses_nothing(data, monkeypatch):
 
     tmr = timer.Timer()
     callback = timer.TimerCallback(tmr)
-    model = make_model()
+    model, data = make_model(), (data[0][:37], data[1][:37])
     model.fit(*data, batch_size=8, verbose=0)
-    model.fit(data[0][:37], data[1][:37], batch_size=8, epochs=2, callbacks=[callback, Looks()], verbose=0)
+    model.fit(*data, batch_size=8, epochs=2, callbacks=[callback, Looks()], verbose=0)
     assert [4 * 8] * 2 == asked  # Who asks meanwhile is told of all that was.
     assert 4 == counts(tmr)["IO"]
     assert pytest.approx(sums[-1].wait_us / 1e6) == sum(tmr.get_time("IO"))
