@@ -221,11 +221,10 @@ class Bench:
             self.results["missing"].update(found["missing"])
 
     def _keras(self, field: Field, step: Callable[[], None]) -> None:
-        from benchmarks._training import keras_first_batch, keras_fit
+        from benchmarks._keras_fits import keras_fits
 
-        rounds = self.effort.keras_rounds
-        self.results["keras"] = keras_fit(self.effort.keras_steps, rounds, step) | {"measured": _machine.now()}
-        self.results["keras"]["first_batch"] = keras_first_batch(rounds, step)
+        found = keras_fits(self.effort.keras_steps, self.effort.keras_rounds, step)
+        self.results["keras"] = found | {"measured": _machine.now()}
 
     def _comm(self, field: Field, step: Callable[[], None]) -> None:
         # Needs ranks of its own, so it brings its own measurement and its own lines for the report.

@@ -165,7 +165,8 @@ def keras_runs(results: dict[str, Any]) -> dict[str, dict[str, Any]]:
     found = results.get("keras", {})
     first = found.get("first_batch", {})
     named = {
-        "Keras `fit` of a tiny model with the callback": found.get("runs"),
+        "Keras: a step of a tiny model": found.get("runs"),
+        "Keras: a step of a larger model": found.get("longer"),
         "Keras: time to the first batch of a new model": first.get("new"),
         "Keras: time to the first batch of a model that was traced": first.get("warm"),
     }
@@ -179,3 +180,13 @@ def within_noise(runs: dict[str, Any]) -> bool | None:
     if not ours or not noise:
         return None
     return bool(ours["low"] <= max(0.0, noise["high"]))
+
+
+def seen_from(runs: dict[str, Any]) -> float | None:
+    """From how many percent on an overhead of the callback would have been seen; None if not measured."""
+    ours = runs.get("TimerCallback", {}).get("overhead_percent")
+    noise = runs.get("no timing, again", {}).get("overhead_percent")
+    if not ours or not noise:
+        return None
+    # What lies as far from nothing as its own interval is wide, and as what makes no difference may seem to.
+    return float(max(ours["high"] - ours["low"], abs(noise["low"]), abs(noise["high"])))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from benchmarks._contenders import CLOCK
-from benchmarks._reach import FORMS, GOALS, keras_runs, within_noise
+from benchmarks._reach import FORMS, GOALS, keras_runs, seen_from, within_noise
 
 _GROUPS = {
     "limit": "Bounds",
@@ -134,18 +134,44 @@ def training_lines(results: dict[str, Any]) -> list[str]:
     if found := results.get("processes"):
         lines += _process_table(found)
     if found := results.get("keras"):
-        title = f"Keras {found['keras']} `fit` on {found['backend']}, one epoch of {found['steps']} steps"
-        lines += _training_table(title, found)
-        for kind, runs in found.get("first_batch", {}).items():
-            title = f"Keras {found['keras']}, from the call of `fit` to the end of the first batch, {_MODELS[kind]}"
-            lines += _training_table(title, {"runs": runs})
+        lines += _keras_tables(found)
     return lines
 
 
+def _keras_tables(found: dict[str, Any]) -> Iterable[str]:
+    keras = f"Keras {found['keras']}"
+    yield from _keras_table(
+        f"{keras} `fit` on {found['backend']}, a tiny model, one epoch of {found['steps']} steps, each of them", found
+    )
+    if longer := found.get("longer"):
+        yield from _keras_table(f"{keras}, a larger model, each of its steps", {"runs": longer})
+    for kind, runs in found.get("first_batch", {}).items():
+        title = f"{keras}, from the call of `fit` to the end of the first batch, {_MODELS[kind]}"
+        yield from _keras_table(title, {"runs": runs})
+
+
+def _keras_table(title: str, found: dict[str, Any]) -> list[str]:
+    # With what the table says of the callback.
+    lines = _training_table(title, found)
+    least = seen_from(found["runs"])
+    if least is None:
+        return lines
+    ours, noise = (found["runs"][name]["overhead_percent"] for name in ("TimerCallback", "no timing, again"))
+    told = "cannot be told from" if within_noise(found["runs"]) else "is more than"
+    return [
+        *lines,
+        f"What the callback adds, {ours['median']:+.2f} % ({ours['low']:+.2f} … {ours['high']:+.2f}), {told} what a "
+        f"second fit without it differs by, {noise['median']:+.2f} % ({noise['low']:+.2f} … {noise['high']:+.2f}). "
+        f"More than {least:.1f} % would have been seen.",
+        "",
+    ]
+
+
 def _training_table(title: str, found: dict[str, Any]) -> list[str]:
-    header = ["", "ms per run", "overhead", "95 % interval", "rounds"]
+    took = "us" if all("us" in run for run in found["runs"].values()) else "ms"
+    header = ["", "µs" if took == "us" else "ms per run", "overhead", "95 % interval", "rounds"]
     measured = [f"Measured until {found['measured']}.", ""] if "measured" in found else []
-    return [f"### {title}", "", *measured, *table(header, _compared(found, "ms", "overhead_percent", " %"))]
+    return [f"### {title}", "", *measured, *table(header, _compared(found, took, "overhead_percent", " %"))]
 
 
 def _process_table(found: dict[str, Any]) -> list[str]:
@@ -245,8 +271,8 @@ def _how(results: dict[str, Any]) -> list[str]:
         "the machine does in the meantime: compare it with that of the bare clock.",
         "- **Decorator**: less the undecorated call. **iterate**: the loop over it, less the loop over the items.",
         "- **Training**: whole runs, in turns, in an order drawn anew each round; the overhead is that of each round "
-        "over the run without timing of the same round, and its interval a bootstrap of the median. *No timing, "
-        "again* is the same run once more: what the method makes of no difference.",
+        "over the mean of both runs without timing of the same round, and its interval a bootstrap of the median. *No "
+        "timing, again* is the second of them over the first: what the method makes of no difference.",
         "- Garbage collection is off, except in the measurement of the tail and in training.",
         "",
         "## How to read it",

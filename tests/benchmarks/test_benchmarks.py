@@ -19,6 +19,7 @@ from benchmarks._deep500 import Key, ListTimer
 from benchmarks._pairs import device_calls
 from benchmarks._plainform import load_plain, renamed
 from benchmarks._summary import Interval, Spread, ratio
+from benchmarks._training import overheads
 
 positive = st.floats(min_value=1e-3, max_value=1e9)
 
@@ -269,6 +270,27 @@ class TestReach:
         lines = [line for line in _report.reach_table(results) if "Keras" in line]
         assert ["**no**", "yes", "**no**"] == [line.split("|")[4].strip() for line in lines]
         assert [] == [line for line in _report.reach_table({"contenders": {}, "peer_ratios": {}}) if "Keras" in line]
+
+    @pytest.mark.parametrize(("low", "told"), [(-0.2, "cannot be told from"), (3.0, "is more than")])
+    def test_keras_table_says_what_would_have_been_seen(self, low, told):
+        """Beside the callback's overhead stand that of no change, and from where on it would have been told from it."""
+        ours, again = ({"median": at, "low": at, "high": at + 1.5, "rounds": 9} for at in (low, -0.5))
+        runs = {
+            "no timing": {},
+            "no timing, again": {"overhead_percent": again},
+            "TimerCallback": {"overhead_percent": ours},
+        }
+        for run in runs.values():
+            run["ms"] = {"median": 1.0, "low": 1.0, "high": 1.0, "rounds": 9}
+        results = {"keras": {"keras": "3", "backend": "tensorflow", "steps": 7, "runs": runs}}
+        said = "\n".join(_report.training_lines(results))
+        assert told in said
+        assert "More than 1.5 % would have been seen." in said
+
+    def test_overheads_are_over_the_mean_of_both_runs_without(self):
+        """Of two runs without timing either may be disturbed; the second is compared with the first alone."""
+        found = overheads({"no timing": [1.0, 1.0], "no timing, again": [3.0, 3.0], "timed": [3.0, 3.0]})
+        assert [200.0, 50.0] == [found[name]["overhead_percent"]["median"] for name in ("no timing, again", "timed")]
 
     @pytest.mark.parametrize(
         ("value", "expected"),

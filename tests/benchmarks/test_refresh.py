@@ -56,7 +56,7 @@ def test_one_loop_of_training(tmp_path):
     text = (tmp_path / "RESULTS.md").read_text()
     assert [
         "A PyTorch loop on the CPU, 5 steps, 4 regions each",
-        "Keras 3 `fit` on tensorflow, one epoch of 7 steps",
+        "Keras 3 `fit` on tensorflow, a tiny model, one epoch of 7 steps, each of them",
     ] == [line.removeprefix("### ") for line in text.splitlines() if line.startswith("### ")]
     assert "Measured until today." in text
     assert text.endswith(BEFORE.format(PIPELINES).removeprefix("# Results\n\n"))
