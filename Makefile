@@ -22,6 +22,9 @@ RECIPE := pyproject.toml constraints.txt hatch_build.py
 COMPILED := $(foreach pxd,$(shell find deep500_timing adapters -name "*.pxd"),$(pxd) $(pxd:.pxd=.py))
 SOURCES := $(shell find deep500_timing adapters -name '*.py' -o -name '*.pxd' -o -name py.typed)
 
+# What was compiled once is not compiled again.
+CC_ONCE := tests/support/suite_cc.py
+
 # The first interpreter of a version that runs and can make virtual environments: a pyenv shim on PATH may refuse,
 # so pyenv's and uv's own folders are looked into as well.
 find-python = $(shell for python in python$(1) \
@@ -36,6 +39,7 @@ ifndef TOGETHER
 .NOTPARALLEL:
 endif
 .DELETE_ON_ERROR:
+.PRECIOUS: .venvs/%/.stamp-tools
 # Packages are installed uncompiled: where this is set, each of the suite's processes would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help setup demo test test-quick test-core core-environments test-plain test-rest coverage test-gpu gpu-session test-oldest asan fuzz mutants \
@@ -80,7 +84,7 @@ $(VENV)/.stamp-build: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.stamp-package: $(VENV)/.stamp-build $(RECIPE) $(COMPILED)
 	@echo "setup: deep500-timing itself, editable, compiled where a C compiler is"
-	@$(PIP) install --quiet --constraint constraints.txt --no-build-isolation --editable .
+	@CC="`$(BIN)/python $(CC_ONCE)`" $(PIP) install --quiet --constraint constraints.txt --no-build-isolation --editable .
 	@cd / && $(CURDIR)/$(BIN)/python -c 'import deep500_timing as d; \
 		print("setup: the hot path is compiled" if d.compiled else \
 		"setup: the hot path is plain Python (no compiler? try `DEEP500_TIMING_BUILD=compiled $(MAKE) setup`)")'
@@ -119,13 +123,19 @@ $(VENV)/.stamp-system: system-packages.txt | $(BIN)/python
 	test -z "`absent`" || echo "setup: without these packages of the system, whose tests will be skipped:" `absent`
 	@touch $@
 
-# The wheel, not the tree, in an environment with the core's one dependency and no framework.
-.venvs/%/.stamp: $(RECIPE) $(SOURCES)
+# The wheel, not the tree, in an environment with the core's one dependency and no framework, nor what builds the wheel.
+# The tree's pip installs there: one of its own would cost five seconds of the processor.
+PIP_FOR = $(PIP) --python .venvs/$*/bin/python install --quiet --no-compile --constraint constraints.txt
+.venvs/%/.stamp-tools: $(VENV)/.stamp-build pyproject.toml constraints.txt
 	@echo "setup: .venvs/$* with $(call find-python,$*)"
-	@test -x .venvs/$*/bin/python || $(call find-python,$*) -m venv .venvs/$*
-	@PIP_DISABLE_PIP_VERSION_CHECK=1 .venvs/$*/bin/python -m pip install --quiet --constraint constraints.txt pip
-	@PIP_DISABLE_PIP_VERSION_CHECK=1 .venvs/$*/bin/python -m pip install --quiet --constraint constraints.txt \
-		--build-constraint constraints.txt --group core .
+	@test -x .venvs/$*/bin/python || $(call find-python,$*) -m venv --without-pip .venvs/$*
+	@rm -rf .venvs/$*/builds
+	@$(PIP_FOR) --group core
+	@$(PIP_FOR) --target .venvs/$*/builds --group build
+	@touch $@
+
+.venvs/%/.stamp: .venvs/%/.stamp-tools $(RECIPE) $(SOURCES)
+	@CC="`.venvs/$*/bin/python $(CC_ONCE)`" PYTHONPATH=.venvs/$*/builds $(PIP_FOR) --no-build-isolation .
 	@touch $@
 
 # The oldest of what pyproject.toml admits, with the newest test tools, and with what was current beside it: MLflow 2.16

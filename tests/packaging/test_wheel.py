@@ -16,6 +16,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import suite_cc
 
 pytest.importorskip("build", reason="builds the distribution; part of the group `test`")
 
@@ -38,8 +39,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def run(*command: str | Path, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run a command with the environment's variables that steer the build replaced by ``variables``."""
+    """Run a command with the environment's variables that steer the build replaced by ``variables``.
+
+    The system's compiler is not asked again for what it has made before.
+    """
     steering = {"DEEP500_TIMING_BUILD", "DEEP500_TIMING_PURE", "PYTHONPATH"}
+    variables = ({"CC": suite_cc.command()} if HAS_COMPILER else {}) | variables
     environment = {name: value for name, value in os.environ.items() if name not in steering}
     return subprocess.run(
         [str(part) for part in command],
@@ -154,19 +159,42 @@ def test_pure_wheel_serves_every_interpreter(dist: Path, tmp_path: Path) -> None
     assert sources() == contents(wheel)
 
 
+def copy_of_the_tree(tree: Path) -> Path:
+    """Copy what a build needs, and nothing compiled."""
+    unwanted = shutil.ignore_patterns("*.so", "*.pyd", "__pycache__")
+    for folder in PACKAGES.values():
+        shutil.copytree(folder, tree / folder.relative_to(ROOT), ignore=unwanted)
+    for name in ("pyproject.toml", "hatch_build.py", "LICENSE", "README.md"):
+        shutil.copy2(ROOT / name, tree / name)
+    return tree
+
+
+@pytest.fixture(scope="module")
+def little_to_compile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tree in which two modules are compiled: for builds that fail to compile whatever there is."""
+    tree = copy_of_the_tree(tmp_path_factory.mktemp("little") / "tree")
+    stay = {"_rows.pxd", "_queue.pxd"}
+    for path in tree.rglob("*.pxd"):
+        if path.name not in stay:
+            path.unlink()
+    assert stay == {path.name for path in tree.rglob("*.pxd")}
+    return tree
+
+
 @pytest.mark.skipif(not COMPILED, reason="nothing to compile")
-def test_broken_compiler_costs_a_warning(tmp_path: Path) -> None:
+def test_broken_compiler_costs_a_warning(little_to_compile: Path, tmp_path: Path) -> None:
     """Without a working compiler the build says so and leaves a plain wheel."""
-    result = build(tmp_path, "--wheel", CC=str(tmp_path / "no-such-compiler"))
+    result = build(tmp_path, "--wheel", source=little_to_compile, CC=str(tmp_path / "no-such-compiler"))
     assert 0 == result.returncode, result.stderr
     assert "deep500-timing: warning: could not compile deep500_timing/" in result.stderr + result.stdout
     assert only(tmp_path, "*.whl").name.endswith("-py3-none-any.whl")
 
 
 @pytest.mark.skipif(not COMPILED, reason="nothing to compile")
-def test_broken_compiler_ends_a_build_that_must_compile(tmp_path: Path) -> None:
+def test_broken_compiler_ends_a_build_that_must_compile(little_to_compile: Path, tmp_path: Path) -> None:
     """With ``DEEP500_TIMING_BUILD=compiled`` that is an error which names the remedy; no wheel is left."""
-    result = build(tmp_path, "--wheel", CC=str(tmp_path / "no-such-compiler"), DEEP500_TIMING_BUILD="compiled")
+    broken = {"CC": str(tmp_path / "no-such-compiler"), "DEEP500_TIMING_BUILD": "compiled"}
+    result = build(tmp_path, "--wheel", source=little_to_compile, **broken)
     assert 0 != result.returncode
     assert "install a C compiler" in result.stderr + result.stdout
     assert [] == list(tmp_path.glob("*.whl"))
@@ -183,13 +211,7 @@ def test_unknown_way_to_build_is_refused(tmp_path: Path) -> None:
 @pytest.mark.skipif(not COMPILED, reason="nothing to compile")
 def test_editable_build_compiles_in_place(tmp_path: Path) -> None:
     """An editable build puts the compiled modules beside their sources; a later plain one removes them."""
-    tree = tmp_path / "tree"
-    unwanted = shutil.ignore_patterns("*.so", "*.pyd", "__pycache__")
-    for folder in PACKAGES.values():
-        shutil.copytree(folder, tree / folder.relative_to(ROOT), ignore=unwanted)
-    for name in ("pyproject.toml", "hatch_build.py", "LICENSE", "README.md"):
-        if (ROOT / name).exists():
-            shutil.copy2(ROOT / name, tree / name)
+    tree = copy_of_the_tree(tmp_path / "tree")
     before = {path for path in tree.rglob("*") if path.is_file()}
     build_editable = f"import hatchling.build; hatchling.build.build_editable({str(tmp_path)!r})"
 
