@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +29,16 @@ def test_readme_has_blocks() -> None:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: imports(block)[0])
-def test_block_runs(block: str, forks, tmp_path: Path, monkeypatch) -> None:
+def test_block_runs(block: str, forks, request, tmp_path: Path, monkeypatch) -> None:
     """A Python block of the README runs as it stands, in an empty folder."""
     for module in imports(block):
         if importlib.util.find_spec(module) is None:
             pytest.skip(f"needs {module}")
     monkeypatch.chdir(tmp_path)
-    environment = {
-        **os.environ,
-        "TF_CPP_MIN_LOG_LEVEL": "3",
-        "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path / 'mlflow.db'}",
-    }
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    if "mlflow" in imports(block):
+        shutil.copy(request.getfixturevalue("mlflow_database"), tmp_path / "mlflow.db")
+        environment["MLFLOW_TRACKING_URI"] = f"sqlite:///{tmp_path / 'mlflow.db'}"
     start = forks.start if any("torch" in module for module in imports(block)) else suite_ranks.interpreter
     output = tmp_path / "output"
     program = start(["-c", block], environment, output)

@@ -30,18 +30,10 @@ def free_port():
 
 
 @pytest.fixture(scope="session")
-def empty_database(tmp_path_factory):
-    """A database without runs. Making its tables takes seconds; those who need one copy it."""
-    path = tmp_path_factory.mktemp("mlflow-empty") / "mlflow.db"
-    mlflow.MlflowClient(tracking_uri=f"sqlite:///{path}").search_experiments()
-    return path
-
-
-@pytest.fixture(scope="session")
-def server(tmp_path_factory, empty_database):
+def server(tmp_path_factory, mlflow_database):
     """A real tracking server on the loopback interface, over SQLite."""
     folder = tmp_path_factory.mktemp("mlflow-server")
-    shutil.copy(empty_database, folder)
+    shutil.copy(mlflow_database, folder / "mlflow.db")
     uri = f"http://127.0.0.1:{free_port()}"
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", uri.rpartition(":")[2]]
     command += ["--workers", "1", "--backend-store-uri", f"sqlite:///{folder}/mlflow.db"]
@@ -72,10 +64,10 @@ def answers(url):
 
 
 @pytest.fixture(scope="session")
-def database(tmp_path_factory, empty_database):
+def database(tmp_path_factory, mlflow_database):
     """A local store in SQLite, without a server."""
     folder = tmp_path_factory.mktemp("mlflow-local")
-    shutil.copy(empty_database, folder)
+    shutil.copy(mlflow_database, folder / "mlflow.db")
     return f"sqlite:///{folder}/mlflow.db"
 
 
