@@ -45,9 +45,9 @@ def compiled(compiler, folder, *flags, source="a.c"):
 
 
 def test_the_same_is_compiled_once(compiler, tmp_path):
-    """The second time the object is the first one's, and the compiler is not asked."""
-    assert ("object of\ntext\n", 1) == compiled(compiler, tmp_path)
-    assert ("object of\ntext\n", 1) == compiled(compiler, tmp_path)
+    """The second time the object is the first one's, and the compiler is not asked; so in another environment."""
+    for folder in ("-I/one/include", "-I/one/include", "-I/another/include"):
+        assert ("object of\ntext\n", 1) == compiled(compiler, tmp_path, folder)
 
 
 @pytest.mark.parametrize("changed", ["text", "flag", "version"])

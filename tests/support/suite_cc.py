@@ -6,7 +6,7 @@ what ``CC`` is to be for a build by the Python that runs it; the build itself, a
 
     CC="$(python tests/support/suite_cc.py)" python -m build
 
-An object is found again by the compiler's version, its arguments, and the text with all that it includes.
+An object is found again by the compiler's version, its options, and the text with all that it includes.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ def compile_once(asked: list[str]) -> int:
     if text.returncode:
         return subprocess.call(asked)
     version = subprocess.run([asked[0], "--version"], stdout=subprocess.PIPE, check=True).stdout
-    name = hashlib.sha256(b"\0".join([version, *map(os.fsencode, arguments), text.stdout])).hexdigest()
+    # Where included files lie is in the text, if it matters: each environment has a folder of its own for them.
+    options = [os.fsencode(part) for part in arguments if not part.startswith("-I")]
+    name = hashlib.sha256(b"\0".join([version, *options, text.stdout])).hexdigest()
     folder = Path(os.environ.get(FOLDER) or KEPT)
     kept = folder / name
     try:
