@@ -39,7 +39,11 @@ def test_block_runs(block: str, forks, request, tmp_path: Path, monkeypatch) -> 
     if "mlflow" in imports(block):
         shutil.copy(request.getfixturevalue("mlflow_database"), tmp_path / "mlflow.db")
         environment["MLFLOW_TRACKING_URI"] = f"sqlite:///{tmp_path / 'mlflow.db'}"
-    start = forks.start if any("torch" in module for module in imports(block)) else suite_ranks.interpreter
+    start = suite_ranks.interpreter
+    if any("torch" in module for module in imports(block)):
+        start = forks.start
+    elif "keras" in imports(block):
+        start = forks.start_tensorflow
     output = tmp_path / "output"
     program = start(["-c", block], environment, output)
     try:

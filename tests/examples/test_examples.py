@@ -1,6 +1,7 @@
 """Every example runs as a user would run it, in a process of its own, and shows what it promises.
 
-The demo and those without PyTorch are run by interpreters of their own; the others by forks that find PyTorch imported.
+The demo and those without a framework are run by interpreters of their own; the others by forks that find PyTorch or
+TensorFlow imported.
 """
 
 from __future__ import annotations
@@ -39,7 +40,29 @@ CASES = {
 }
 
 
-FORKED = ("pytorch_loop.py", "layers.py", "pipeline.py")
+FORKED = {"PyTorch": ("pytorch_loop.py", "layers.py", "pipeline.py")}
+FORKED["TensorFlow"] = ("keras_callback.py", "tensorflow_workers.py")
+STARTS_ITSELF = """
+import os, runpy, subprocess, sys
+
+class Fork:
+    def __init__(self, command, env):
+        interpreter, script = command
+        assert interpreter == sys.executable
+        self.pid = os.fork()
+        if not self.pid:
+            os.environ.clear()
+            os.environ.update(env)
+            runpy.run_path(script, run_name="__main__")
+            sys.exit()
+
+    def wait(self):
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+subprocess.Popen = Fork
+runpy.run_path(sys.argv[1], run_name="__main__")
+"""
+"""What runs an example whose processes are interpreters that it starts with itself, and makes forks of them."""
 LAUNCHERS = {"mpi_ranks.py": ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2"]}
 """What starts those that are more than one process and do not start each other; skipped where it is not there."""
 
@@ -53,9 +76,12 @@ def run(forks, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "WANDB_MODE": "offline", "COLUMNS": "160"}
 
-    def run_fork(command: list[str], folder: Path) -> tuple[int, str, str]:
+    def run_fork(name: str, command: list[str], folder: Path) -> tuple[int, str, str]:
         output = folder / "output"
-        program = forks.start(command, environment, output)
+        if name == "tensorflow_workers.py":
+            command = ["-c", STARTS_ITSELF, *command]
+        start = forks.start_tensorflow if name in FORKED["TensorFlow"] else forks.start
+        program = start(command, environment, output)
         try:
             status = program.wait(240)
         finally:
@@ -68,8 +94,8 @@ def run(forks, tmp_path, monkeypatch):
 
     def start(name: str, arguments: list[str], folder: Path) -> tuple[int, str, str]:
         command = [str(EXAMPLES / name), *arguments]
-        if name in FORKED:
-            return run_fork(command, folder)
+        if any(name in those for those in FORKED.values()):
+            return run_fork(name, command, folder)
         return run_interpreter([*LAUNCHERS.get(name, []), sys.executable, *command])
 
     return start

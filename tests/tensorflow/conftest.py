@@ -36,7 +36,7 @@ def assert_cases_pass(tmp_path, forks):
         files = [str(CASES / case) for case in cases.split()]
         command = ["-c", PYTEST, *files, "-q", "-p", "no:cacheprovider", "-p", "no:cov"]
         log = tmp_path / "log"
-        start = forks.start_tensorflow if backend == "tensorflow" else suite_ranks.interpreter
+        start = {"tensorflow": forks.start_tensorflow, "torch": forks.start}.get(backend, suite_ranks.interpreter)
         assert 0 == start(command, environment, log).wait(700), log.read_text()
 
     return run

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import warnings
 
 import pytest
 
 from deep500_timing._ground.warn import forget_warnings
+
+if os.environ["KERAS_BACKEND"] != "tensorflow":
+    # As where it is not installed: Keras seeds its generator too, on any backend, and would import it for that.
+    sys.modules["tensorflow"] = None
 
 
 def _freeze():
@@ -45,6 +50,25 @@ def data():
     from clocks import made_data
 
     return made_data()
+
+
+@pytest.fixture
+def fed(data, backend):
+    """What ``fit`` takes of the samples in batches of some size, for cases that are not about arrays.
+
+    Of arrays Keras makes a graph for each fit on TensorFlow, which takes longer than the fit itself.
+    """
+
+    def fed(size, *, validated=False):
+        given, held_out = {"x": data[0], "y": data[1], "batch_size": size}, data
+        if backend == "tensorflow":
+            import tensorflow as tf
+
+            held_out = tf.data.Dataset.from_tensor_slices(data).batch(size)
+            given = {"x": held_out, "shuffle": False}
+        return {**given, "validation_data": held_out} if validated else given
+
+    return fed
 
 
 @pytest.fixture

@@ -155,19 +155,19 @@ def test_data_of_unknown_length(data):
 
 @pytest.mark.parametrize(("error", "order"), [(ValueError("broken"), "before"), (KeyboardInterrupt(), "after")])
 @pytest.mark.parametrize("hook", HOOKS)
-def test_fit_broken_off_in_a_hook(data, hook, error, order):
+def test_fit_broken_off_in_a_hook(fed, hook, error, order):
     """Wherever a fit is broken off, the model is as it was and the next fit with the same callback is timed in full."""
     tmr = timer.Timer()
     model, callback = make_model(run_eagerly=True), timer.TimerCallback(tmr)
     raising = Raising(hook, error)
     both = [raising, callback] if order == "before" else [callback, raising]
     with pytest.raises(type(error)):
-        model.fit(*data, batch_size=20, validation_data=data, callbacks=both, verbose=0)
+        model.fit(**fed(20, validated=True), callbacks=both, verbose=0)
     broken = failed_after_attach(callback, model, tmr)
     if (order, hook) not in {("before", "on_train_begin"), ("after", "on_train_end")}:
         assert "FIT" in broken
     counted, trained = counts(tmr), batches(tmr)
-    model.fit(*data, batch_size=20, validation_data=data, callbacks=[callback], verbose=0)
+    model.fit(**fed(20, validated=True), callbacks=[callback], verbose=0)
     after = counts(tmr)
     assert 2 == batches(tmr) - trained
     for region, times in {"FIT": 1, "EPOCH": 1, "VALIDATION": 1, "IO": 2}.items():
@@ -184,7 +184,7 @@ def failed_after_attach(callback, model, tmr):
 
 @pytest.mark.parametrize("phases", [False, True])
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt], ids=["exception", "Ctrl-C"])
-def test_fit_broken_off_inside_a_batch(data, backend, error, phases):
+def test_fit_broken_off_inside_a_batch(fed, backend, error, phases):
     """What the model's own code raises passes through; when it is caught, all that was open has failed."""
 
     class Layer(keras.layers.Layer):
@@ -206,17 +206,17 @@ def test_fit_broken_off_inside_a_batch(data, backend, error, phases):
             Layer.armed = batch == 2
 
     with pytest.raises(error):
-        model.fit(*data, batch_size=8, callbacks=[callback, Arm()], verbose=0)
+        model.fit(**fed(8), callbacks=[callback, Arm()], verbose=0)
     gc.collect()  # A traceback refers to the fit, and now and then to itself.
     assert {"FIT", "EPOCH", "BATCH"} <= failed(tmr)
     assert 2 == batches(tmr)
     assert_untouched(model)
     Layer.armed = False
-    model.fit(*data, batch_size=8, callbacks=[callback], verbose=0)
+    model.fit(**fed(8), callbacks=[callback], verbose=0)
     assert 7 == batches(tmr)
 
 
-def test_stop_training_is_an_ordinary_end(data):
+def test_stop_training_is_an_ordinary_end(fed):
     """A callback that stops training leaves nothing open and nothing failed."""
 
     class Stop(keras.callbacks.Callback):
@@ -224,27 +224,27 @@ def test_stop_training_is_an_ordinary_end(data):
             self.model.stop_training = batch == 1
 
     tmr = timer.Timer()
-    trained_model().fit(*data, batch_size=8, epochs=3, callbacks=[Stop(), timer.TimerCallback(tmr)], verbose=0)
+    trained_model().fit(**fed(8), epochs=3, callbacks=[Stop(), timer.TimerCallback(tmr)], verbose=0)
     assert 2 == batches(tmr)
     assert set() == failed(tmr)
     assert 1 == counts(tmr)["EPOCH"]
 
 
-def test_position_in_the_list_does_not_matter(data):
+def test_position_in_the_list_does_not_matter(fed):
     """First or last in the list, the counts are the same, and Keras's own callbacks work beside it."""
     for place in (0, 1):
         tmr = timer.Timer()
         callbacks = [keras.callbacks.ReduceLROnPlateau(monitor="loss")]
         callbacks.insert(place, timer.TimerCallback(tmr))
-        trained_model().fit(*data, batch_size=8, callbacks=callbacks, verbose=0)
+        trained_model().fit(**fed(8), callbacks=callbacks, verbose=0)
         assert 5 == batches(tmr)
 
 
-def test_two_callbacks_in_one_fit(data):
+def test_two_callbacks_in_one_fit(fed):
     """Two timers see the same fit, each in full."""
     timers = [timer.Timer(), timer.Timer()]
     callbacks = [timer.TimerCallback(tmr) for tmr in timers]
-    trained_model().fit(*data, batch_size=8, callbacks=callbacks, verbose=0)
+    trained_model().fit(**fed(8), callbacks=callbacks, verbose=0)
     assert counts(timers[0]) == counts(timers[1])
     assert (5, 5) == (batches(timers[0]), counts(timers[0])["IO"])
 
@@ -308,18 +308,18 @@ def test_epoch_means_go_into_the_logs(data):
     assert pytest.approx(tmr.get_time(TimeType.EPOCH), rel=1e-4) == made.history["time/EPOCH"]
 
 
-def test_logs_are_left_alone_without_a_prefix(data):
+def test_logs_are_left_alone_without_a_prefix(fed):
     """Without a prefix the history holds what it holds without the callback."""
     callback = timer.TimerCallback(timer.Timer())
-    made = trained_model().fit(*data, batch_size=8, callbacks=[callback], verbose=0)
+    made = trained_model().fit(**fed(8), callbacks=[callback], verbose=0)
     assert {"loss"} == set(made.history)
 
 
-def test_throughput_counts_batches_and_samples(data):
+def test_throughput_counts_batches_and_samples(fed):
     """The newest epoch's steps and samples are those that ran, and the rates follow from them."""
     callback = timer.TimerCallback(timer.Timer())
     assert callback.throughput is None
-    trained_model().fit(*data, batch_size=8, epochs=2, callbacks=[callback], verbose=0)
+    trained_model().fit(**fed(8), epochs=2, callbacks=[callback], verbose=0)
     found = callback.throughput
     assert (5, 40) == (found.steps, found.samples)
     assert pytest.approx(8 * found.steps_per_s) == found.samples_per_s
@@ -361,38 +361,38 @@ def test_executions_of_several_steps_are_timed_on_the_device(data, backend):
     assert 10 == callback.batches
 
 
-def test_gpu_without_a_gpu_times_the_cpu(data):
+def test_gpu_without_a_gpu_times_the_cpu(fed):
     """The contract's callback works where there is no GPU: one message, CPU times."""
     tmr = timer.CPUGPUTimer()
     with pytest.warns(timer.TimingWarning, match="No GPU times, CPU times go on"):
-        trained_model().fit(*data, batch_size=8, callbacks=[timer.TimerCallback(tmr, gpu=True)], verbose=0)
+        trained_model().fit(**fed(8), callbacks=[timer.TimerCallback(tmr, gpu=True)], verbose=0)
     assert 5 == batches(tmr)
     assert [] == tmr.get_time(TimeType.BATCH, gpu=True)
 
 
-def test_events_that_keras_does_not_order_are_not_times(data, backend):
+def test_events_that_keras_does_not_order_are_not_times(fed, backend):
     """CuPy's events say nothing of what runs on torch or JAX: no GPU times, and the message says what to pass."""
     if backend == "tensorflow":
         pytest.skip("on TensorFlow they are ordered, by waiting for it")
     pytest.importorskip("cupy")
     tmr = timer.CPUGPUTimer(device_clock=timer.CupyEventClock())
     with pytest.warns(timer.TimingWarning, match=f"through {backend}, so no GPU times"):
-        trained_model().fit(*data, batch_size=8, callbacks=[timer.TimerCallback(tmr, gpu=True)], verbose=0)
+        trained_model().fit(**fed(8), callbacks=[timer.TimerCallback(tmr, gpu=True)], verbose=0)
     assert 5 == batches(tmr)
     assert [] == [region.name for region in tmr.snapshot() if region.device == "GPU"]
 
 
-def test_faulty_device_does_not_break_the_fit(data):
+def test_faulty_device_does_not_break_the_fit(fed):
     """A device that fails costs one warning and its times."""
     clock = ManualDeviceClock()
     clock.fail("record", RuntimeError("device lost"))
     tmr = timer.CPUGPUTimer(device_clock=clock)
     with pytest.warns(timer.TimingWarning, match="device lost"):
-        trained_model().fit(*data, batch_size=8, callbacks=[timer.TimerCallback(tmr, gpu=True)], verbose=0)
+        trained_model().fit(**fed(8), callbacks=[timer.TimerCallback(tmr, gpu=True)], verbose=0)
     assert 5 == batches(tmr)
 
 
-def test_fault_in_timing_does_not_break_the_fit(data):
+def test_fault_in_timing_does_not_break_the_fit(fed):
     """A timer that fails is said once, and the fit comes to its end."""
 
     class Faulty(timer.Timer):
@@ -400,42 +400,42 @@ def test_fault_in_timing_does_not_break_the_fit(data):
             raise RuntimeError("no room")
 
     with pytest.warns(timer.TimingWarning, match=r"TimerCallback failed in .* no room") as said:
-        made = trained_model().fit(*data, batch_size=8, epochs=2, callbacks=[timer.TimerCallback(Faulty())], verbose=0)
+        made = trained_model().fit(**fed(8), epochs=2, callbacks=[timer.TimerCallback(Faulty())], verbose=0)
     assert 1 == len([warning for warning in said if "on_train_batch_begin" in str(warning.message)])
     assert 2 == len(made.history["loss"])
 
 
-def test_region_that_the_user_holds_open(data):
+def test_region_that_the_user_holds_open(fed):
     """A region that is open already is no fault: the fit's are recorded inside it."""
     tmr = timer.Timer()
     with tmr.region(TimeType.EPOCH):
-        trained_model().fit(*data, batch_size=8, epochs=2, callbacks=[timer.TimerCallback(tmr)], verbose=0)
+        trained_model().fit(**fed(8), epochs=2, callbacks=[timer.TimerCallback(tmr)], verbose=0)
     assert (3, 1) == (counts(tmr)["EPOCH"], counts(tmr)["FIT"])
 
 
-def test_disabled_timer_records_nothing(data):
+def test_disabled_timer_records_nothing(fed):
     """A timer that is switched off leaves a fit alone."""
     tmr = timer.Timer(enabled=False)
-    trained_model().fit(*data, batch_size=8, callbacks=[timer.TimerCallback(tmr)], verbose=0)
+    trained_model().fit(**fed(8), callbacks=[timer.TimerCallback(tmr)], verbose=0)
     assert {} == counts(tmr)
 
 
-def test_copies_share_the_timer(data):
+def test_copies_share_the_timer(fed):
     """KerasTuner copies callbacks: each copy times its own fits into the one timer."""
     tmr = timer.Timer()
     original = timer.TimerCallback(tmr, log_prefix="t/")
     copied = copy.deepcopy(original)
     assert copied.timer is tmr
     for callback in (original, copied):
-        made = trained_model().fit(*data, batch_size=8, callbacks=[callback], verbose=0)
+        made = trained_model().fit(**fed(8), callbacks=[callback], verbose=0)
         assert "t/BATCH" in made.history
     assert 10 == batches(tmr)
 
 
-def test_pickled_callback_keeps_its_settings(data):
+def test_pickled_callback_keeps_its_settings(fed):
     """A callback that is sent to another process times there into an empty timer."""
     callback = pickle.loads(pickle.dumps(timer.TimerCallback(timer.Timer(), log_prefix="t/")))
-    assert "t/BATCH" in trained_model().fit(*data, batch_size=8, callbacks=[callback], verbose=0).history
+    assert "t/BATCH" in trained_model().fit(**fed(8), callbacks=[callback], verbose=0).history
 
 
 @pytest.mark.parametrize(
@@ -475,9 +475,9 @@ def test_phases(data, backend):
     assert_untouched(model)
 
 
-def test_no_io_when_it_is_not_wanted(data):
+def test_no_io_when_it_is_not_wanted(fed):
     """``io=False`` times no waits."""
     tmr = timer.Timer()
-    trained_model().fit(*data, batch_size=8, callbacks=[timer.TimerCallback(tmr, io=False)], verbose=0)
+    trained_model().fit(**fed(8), callbacks=[timer.TimerCallback(tmr, io=False)], verbose=0)
     assert "IO" not in counts(tmr)
     assert 5 == batches(tmr)
