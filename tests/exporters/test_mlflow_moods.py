@@ -211,8 +211,11 @@ def test_a_forked_process_reports(moody, snapshot):
     assert (0, [1], [0, 2]) == (status, moody.steps(B), sorted(moody.steps(A)))
 
 
+# MLflow does without data frames, whose import is a third of its own and has no part in this.
 PROGRAM = """
-import multiprocessing, sys, mlflow, deep500_timing
+import multiprocessing, sys
+sys.modules.update(dict.fromkeys(("pandas", "polars")))
+import mlflow, deep500_timing
 from deep500_timing.exporters import MlflowExporter
 def report():
     timer = deep500_timing.Timer()
