@@ -542,6 +542,17 @@ class Timer(Recorder):
     def _pair_of(self, region: Region) -> Any:
         return region._pair if region._open_pair is None else region._open_pair
 
+    def device_sink(self, key: TimeType | str) -> Any:
+        """Where the device times of the region ``key`` of the calling thread go; for adapters.
+
+        What times on a device what is no region, as a collective is not, gives it to
+        :meth:`deep500_timing.devices.EventPool.end` as the ``sink``.
+
+        Raises:
+            InvalidKeyError: The key is neither a ``TimeType`` nor a non-empty string.
+        """
+        return self._find(key)._device_store()
+
     @property
     def device(self) -> Device:
         """What times the device: a pool of events, or the null device (``is_null``). Asking searches for nothing."""

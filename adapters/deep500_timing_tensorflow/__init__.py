@@ -32,7 +32,7 @@ from deep500_timing import (
     TimingWarning,
     compiled,
 )
-from deep500_timing._ground.lazy import lazy_names as _lazy_names
+from deep500_timing.adapters import lazy_names as _lazy_names
 from deep500_timing_tensorflow._timer import CPUGPUTimer
 
 TYPE_CHECKING = False

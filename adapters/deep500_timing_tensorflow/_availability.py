@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from deep500_timing._ground.require import missing
+from deep500_timing.adapters import missing_package
 
 NO_DRIVER_OR_TOO_OLD = 35  # cudaErrorInsufficientDriver: the runtime says it of an absent driver as well.
 NO_DEVICE = 100  # cudaErrorNoDevice
@@ -24,7 +24,7 @@ def why_no_gpu_times() -> str | None:
     except ImportError as error:
         if error.name != "cupy":
             raise
-        return f"{missing('cupy', extra='cupy', caller='Timing a GPU')}."
+        return f"{missing_package('cupy', extra='cupy', caller='Timing a GPU')}."
     runtime: Any = cupy.cuda.runtime
     try:
         count = int(runtime.getDeviceCount())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._ground.warn import warn_once
+from deep500_timing.adapters import warn_once
 
 if TYPE_CHECKING:
     from deep500_timing import Timer

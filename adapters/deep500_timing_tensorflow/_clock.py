@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._ground.require import require
+from deep500_timing.adapters import require
 from deep500_timing_tensorflow._availability import why_no_gpu_times
 from deep500_timing_tensorflow._sync import synchronize_tensorflow
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deep500_timing._ground.warn import warn_once
+from deep500_timing.adapters import warn_once
 
 
 def warn_fault(where: str, error: Exception) -> None:

@@ -6,7 +6,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._ground.require import missing
+from deep500_timing.adapters import missing_package
 from deep500_timing_tensorflow._callback import TimerHooks
 
 if TYPE_CHECKING:
@@ -42,4 +42,4 @@ def _base() -> type[Any]:
                 raise
         else:
             return found
-    raise missing("Keras", extra="tensorflow", caller="TimerCallback")
+    raise missing_package("Keras", extra="tensorflow", caller="TimerCallback")

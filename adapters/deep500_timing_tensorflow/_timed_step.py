@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing import Timer, TimeType, TimingError
-from deep500_timing._ground.warn import warn_once
+from deep500_timing.adapters import warn_once
 from deep500_timing_tensorflow._capabilities import why_no_stamps
 from deep500_timing_tensorflow._faults import warn_fault
 from deep500_timing_tensorflow._graph_timestamps import StepStamps, stamping, watched_tapes

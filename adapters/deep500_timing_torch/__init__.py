@@ -20,7 +20,7 @@ try:
 except ModuleNotFoundError as _error:
     if _error.name != "torch":
         raise
-    from deep500_timing._ground.require import missing as _missing
+    from deep500_timing.adapters import missing_package as _missing
 
     raise _missing("torch", extra="torch", caller="import deep500_timing_torch") from _error
 

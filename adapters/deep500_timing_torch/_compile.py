@@ -23,7 +23,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from deep500_timing import Region, Timer, TimeType
-from deep500_timing._ground.warn import warn_once
+from deep500_timing.adapters import warn_once
 from deep500_timing.timer import DeviceRegion
 from deep500_timing_torch._timer import CPUGPUTimer
 

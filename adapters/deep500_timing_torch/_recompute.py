@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._recording.recorder import begin_recomputation, end_recomputation
+from deep500_timing.adapters import begin_recomputation, end_recomputation
 
 if TYPE_CHECKING:
     from collections.abc import Callable

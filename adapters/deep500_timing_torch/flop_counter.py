@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from deep500_timing._ground.warn import warn_once
+from deep500_timing.adapters import warn_once
 from deep500_timing.flops import ModelFlops, Peak, given_flops, peak_flops
 from deep500_timing_torch._clock import accelerator
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from deep500_timing import MissingPackageError
-from deep500_timing._ground.warn import warn_once
+from deep500_timing.adapters import warn_once
 from deep500_timing.memory import HostMemory, MemoryUsage
 from deep500_timing.memory import MemoryTimer as _CoreMemoryTimer
 from deep500_timing_torch._clock import started_accelerator

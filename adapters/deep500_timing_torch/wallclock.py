@@ -14,10 +14,10 @@ from functools import partial, wraps
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from deep500_timing import trim_mean
 from deep500_timing import wallclock as _core
-from deep500_timing._named.named_timer import NamedTimer
-from deep500_timing._named.named_timer import timer_for as _timer_for
-from deep500_timing._summary.stats import trim_mean
+from deep500_timing.adapters import NamedTimer
+from deep500_timing.adapters import timer_for as _timer_for
 from deep500_timing.throughput import ThroughputTimer as _CoreThroughputTimer
 from deep500_timing.wallclock import (
     BACKWARD_GLOBAL_TIMER,

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from deep500_timing._across.late import Steps
 
 
-def of_operations(ranks: tuple[int, ...], durations_s: NDArray[np.float64], *, met_at: str) -> Steps:
+def steps_of_operations(ranks: tuple[int, ...], durations_s: NDArray[np.float64], *, met_at: str) -> Steps:
     """Operations as steps without regions.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from deep500_timing._across.late import REST, Steps
-from deep500_timing._across.late_of_operations import of_operations
+from deep500_timing._across.late_of_operations import steps_of_operations
 from deep500_timing._ground.require import require
 from deep500_timing._summary.nesting import split_path
 
@@ -71,7 +71,7 @@ def steps_of_run(run: Run, *, session: int | None = None) -> Steps:
     except NoStepsError:
         if meetings is None:
             raise
-        return of_operations(tuple(ranks), meetings[1] / 1e9, met_at="collective operations")
+        return steps_of_operations(tuple(ranks), meetings[1] / 1e9, met_at="collective operations")
     waits, lateness, met_at = _meetings(run, ranks, session, phases, meetings)
     if met_at == "":
         waits, lateness, met_at = _implied(phases)

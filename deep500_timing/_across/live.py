@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from deep500_timing._across.gather import Gatherer, find_transport
 from deep500_timing._ground.warn import warn_once
 from deep500_timing._ranks.exchange import DEADLINE_S
-from deep500_timing._ranks.launchers import discover
+from deep500_timing._ranks.launchers import discover_launch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -133,7 +133,7 @@ def ranks_of_node() -> list[int]:
     Raises:
         ValueError: It does not tell how many they are.
     """
-    launch = discover()
+    launch = discover_launch()
     if launch.local_world_size is None:
         raise ValueError(
             f"Gathering by node: the launcher ({launch.launcher}) does not tell how many ranks this machine has; "

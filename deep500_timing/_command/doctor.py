@@ -38,11 +38,11 @@ def command(as_json: bool) -> None:
 def examine() -> dict[str, Any]:
     """What the command says, as plain data."""
     from deep500_timing import exporters
-    from deep500_timing._ranks.launchers import discover
+    from deep500_timing._ranks.launchers import discover_launch
     from deep500_timing._recording.recorder import COMPILED
     from deep500_timing.devices import clocks
 
-    launch = discover()
+    launch = discover_launch()
     usable = set(exporters.available())
     return {
         "versions": {

@@ -35,11 +35,11 @@ def require(package: str, *, extra: str, caller: str) -> Any:
         ImportError: It is installed and broken, as it says itself.
     """
     if not is_installed(package):
-        raise missing(package, extra=extra, caller=caller)
+        raise missing_package(package, extra=extra, caller=caller)
     return import_module(package)
 
 
-def missing(package: str, *, extra: str, caller: str) -> MissingPackageError:
+def missing_package(package: str, *, extra: str, caller: str) -> MissingPackageError:
     """The error for an optional package that is not installed, with the remedy.
 
     Args:

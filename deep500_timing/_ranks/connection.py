@@ -100,7 +100,7 @@ _lock = threading.Lock()
 _current: Connection | None = None
 
 
-def connection() -> Connection | None:
+def store_connection() -> Connection | None:
     """The connection to the store of the job's default process group, one for the process; None where there is none."""
     global _current
     dist = distributed()

@@ -99,7 +99,7 @@ class Exchange:
         self._excess: dict[int, int] = {}  # calls of each rank more than rank 0's, as of the latest round
 
     def _connect(self) -> Connection | None:
-        found = _connection.connection() if self._given is None else self._given[1]
+        found = _connection.store_connection() if self._given is None else self._given[1]
         if found is not None and found is not self._used:
             self._used = found
             self._begin_anew()

@@ -63,7 +63,7 @@ _LAUNCHERS = (
 )  # fmt: skip
 
 
-def discover(environ: Mapping[str, str] | None = None) -> Launch:
+def discover_launch(environ: Mapping[str, str] | None = None) -> Launch:
     """What the launcher says: torchrun, MPI, jsrun, Flux, Slurm, ``TF_CONFIG``; else one process, under ``"none"``.
 
     A launcher is believed if its rank and world size are whole numbers and the rank is below the size; else the next

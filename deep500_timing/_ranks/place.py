@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._ranks.launchers import discover
+from deep500_timing._ranks.launchers import discover_launch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -30,7 +30,7 @@ def rank_and_world() -> tuple[int, int]:
     dist = distributed()
     if dist is not None:
         return int(dist.get_rank()), int(dist.get_world_size())
-    found = discover()
+    found = discover_launch()
     return found.rank, found.world_size
 
 
@@ -40,7 +40,7 @@ def known_rank_and_world() -> tuple[int, int] | tuple[None, None]:
         dist = distributed()
         if dist is not None:
             return int(dist.get_rank()), int(dist.get_world_size())
-        found = discover()
+        found = discover_launch()
     except Exception:
         return None, None
     return (None, None) if found.launcher == "none" else (found.rank, found.world_size)

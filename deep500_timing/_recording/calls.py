@@ -43,7 +43,7 @@ COMPILED: bool = cython.compiled
 
 _FIRST_ROWS = 256
 
-Row = tuple[int, int, int, int, int]
+CallRow = tuple[int, int, int, int, int]
 """Code, label, start and end in ns, and an ordinal that the one who noted it down gave it, else -1."""
 
 _running: list[CallLog] = []
@@ -75,7 +75,7 @@ class CallLog:
             self.place: Any = row_of(self.block, 0)
             self.end_of_block: Any = row_of(self.block, _FIRST_ROWS)
         else:
-            self.rows: list[Row] = []
+            self.rows: list[CallRow] = []
 
     def begin(self) -> None:
         """Calls are noted from now on; those of functions that several instruments share, on this thread alone."""
@@ -100,7 +100,7 @@ class CallLog:
         else:
             self.rows.append((code, label, start_ns, end_ns, ordinal))
 
-    def raw(self) -> list[Row]:
+    def raw(self) -> list[CallRow]:
         """What was noted, as it was noted; the log is empty then."""
         if cython.compiled:
             rows = []
@@ -117,7 +117,7 @@ class CallLog:
         rows, self.rows = self.rows, []
         return rows
 
-    def take(self, going: Collection[int] = (), unknown: int = -1) -> list[Row]:
+    def take(self, going: Collection[int] = (), unknown: int = -1) -> list[CallRow]:
         """What was noted, in the order in which it ended; the log is empty then.
 
         Each thing that was made has a row for the call that sent it off, and each wait for a handle one. Several that
@@ -131,7 +131,7 @@ class CallLog:
         Returns:
             Rows whose codes are those that the stand-ins were given.
         """
-        found: list[Row] = []
+        found: list[CallRow] = []
         made: dict[int, tuple[int, int, int]] = {}
         handles: dict[int, list[tuple[int, int, int]]] = {}
         sent: list[tuple[int, int, int]] = []

@@ -447,6 +447,11 @@ class Recorder:
         self._enabled = bool(enabled)
 
     @property
+    def clock(self) -> Clock | None:
+        """The host clock of the user's own, which may raise; None for the system's."""
+        return self._clock
+
+    @property
     def keep_last(self) -> int | None:
         """How many intervals are kept one by one, for each region and thread; None for all."""
         return None if self._keep_last < 0 else self._keep_last

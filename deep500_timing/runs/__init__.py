@@ -1,7 +1,7 @@
 """Runs: what the processes of a training leave behind, and how it is read.
 
 **Writing.** ``Timer(run="folder")`` or ``DEEP500_TIMING_RUN=folder`` lets a timer write down every interval; ``RunLog``
-is the log itself, with its settings. Others write through the same door: ``timer._run`` is the log, or None::
+is the log itself, with its settings. Others write through the same door: ``timer.run`` is the log, or None::
 
     log = RunLog(folder, timer)                      # or Timer(run=log), for settings of your own
     timer.step(n)                                    # the step n begins here
@@ -12,7 +12,7 @@ is the log itself, with its settings. Others write through the same door: ``time
     log.add("layers", (start_ns, dur_ns, "conv1"))
 
 What is recorded by no timer finds the process's log by ``runs.current()``, and may hand over what it has queued when a
-flush is due: ``runs.feeders.append(callable)``. None of these waits: they
+flush is due: ``runs.feeders.append(callable)``; ``runs.logs`` is empty where there is no log. None of these waits: they
 queue, and the log's thread writes. Columns named ``time_ns`` or ``start_ns`` of type ``time`` get a ``unix_ns`` beside
 them in the reader; ``step`` of the smallest int64 is none.
 
@@ -36,14 +36,14 @@ from deep500_timing._ground.lazy import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
     from deep500_timing.runs._attach import attach
-    from deep500_timing.runs._current import current, feeders
+    from deep500_timing.runs._current import current, feeders, logs
     from deep500_timing.runs._engine import Relation
     from deep500_timing.runs._log import RunLog
     from deep500_timing.runs._read import NewerSchemaError
     from deep500_timing.runs._run import Run
     from deep500_timing.runs._why import Cause, Why
 
-__all__ = ["Cause", "NewerSchemaError", "Relation", "Run", "RunLog", "Why", "attach", "current", "feeders"]
+__all__ = ["Cause", "NewerSchemaError", "Relation", "Run", "RunLog", "Why", "attach", "current", "feeders", "logs"]
 
 # A timer that writes needs no reader, and a reader no writer.
 __getattr__, __dir__ = _lazy_names(
@@ -59,5 +59,6 @@ __getattr__, __dir__ = _lazy_names(
         "attach": "deep500_timing.runs._attach",
         "current": "deep500_timing.runs._current",
         "feeders": "deep500_timing.runs._current",
+        "logs": "deep500_timing.runs._current",
     },
 )

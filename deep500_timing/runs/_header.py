@@ -11,7 +11,7 @@ import sys
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from deep500_timing._ranks.launchers import discover
+from deep500_timing._ranks.launchers import discover_launch
 from deep500_timing._ranks.place import known_rank_and_world
 from deep500_timing.runs._kinds import SCHEMA, TABLES
 
@@ -35,7 +35,7 @@ class Place(NamedTuple):
 def find_place(rank: int | None) -> Place:
     """The rank of this process, as ``torch.distributed`` or the launcher say it, unless it is given."""
     found, world_size = known_rank_and_world()
-    launch = discover()
+    launch = discover_launch()
     local_rank = None if launch.launcher == "none" else launch.local_rank
     return Place((found or 0) if rank is None else rank, world_size, local_rank)
 

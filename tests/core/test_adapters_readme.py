@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from deep500_timing import DeviceClock, TimingWarning
+from deep500_timing import DeviceClock, TimingWarning, adapters
 
 PAGE = Path(__file__).parents[2] / "adapters" / "README.md"
 
@@ -47,7 +47,8 @@ def test_its_adapter_finds_the_device_late(blocks, monkeypatch):
     """The timer that it shows has found its worker by the first region on it, and not before."""
     tmr = blocks["tmr"]
     assert 1 == len(tmr.get_time("on the worker", gpu=True))
-    assert (blocks["worker_clock"], 2) == (tmr.device.clock, tmr.device.events)
+    # The first event stays where it is, to place the others by; two serve the exchange after the region.
+    assert (blocks["worker_clock"], 3) == (tmr.device.clock, tmr.device.events)
     fresh = blocks["CPUGPUTimer"]()
     with fresh.region("on the host"):
         pass
@@ -58,11 +59,27 @@ def test_its_adapter_finds_the_device_late(blocks, monkeypatch):
     assert ([], 1) == (fresh.get_time("on the worker", gpu=True), len(fresh.get_time("on the worker")))
 
 
+def test_its_exchange_is_timed_on_the_device(blocks):
+    """What it shows of a time that is no region's comes under the name that it gives."""
+    assert 1 == len(blocks["tmr"].get_time("exchange", gpu=True))
+    assert [] == blocks["tmr"].get_time("exchange")
+
+
+def test_it_names_all_that_adapters_share():
+    """Its table has every name of ``deep500_timing.adapters``, each once, and each is there."""
+    table = PAGE.read_text(encoding="utf-8").partition("## What else it may need")[2]
+    rows = [line.split("|")[2] for line in table.splitlines() if line.startswith("| ")][1:]
+    named = re.findall(r"`(\w+)`", "".join(rows))
+    assert sorted(adapters.__all__) == sorted(named)
+    assert all(getattr(adapters, name) is not None for name in named)
+    assert set(adapters.__all__) <= set(dir(adapters))
+
+
 def test_it_needs_public_names_only():
     """Nothing that it imports from this project is private."""
     imports = re.findall(
         r"^(?:from|import) (deep500_timing[\w.]*)(?: as \w+| import (.*))?$", PAGE.read_text("utf-8"), re.MULTILINE
     )
-    assert 3 == len(imports)
+    assert 5 == len(imports)
     names = [name for module, names in imports for name in (*module.split("."), *names.split(", "))]
     assert [] == [name for name in names if name.startswith("_")]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deep500_timing._ranks.launchers import Launch, discover, first_host
+from deep500_timing._ranks.launchers import Launch, discover_launch, first_host
 
 SLURM = {"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "1", "SLURM_STEP_NODELIST": "gpu[03-04]"}
 
@@ -55,7 +55,7 @@ SLURM = {"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "1",
 )  # fmt: skip
 def test_launchers(environ, expected):
     """Each launcher is known by its variables, the most trusted first."""
-    assert expected == discover(environ)
+    assert expected == discover_launch(environ)
 
 
 @pytest.mark.parametrize(

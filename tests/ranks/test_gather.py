@@ -17,7 +17,7 @@ import suite_coverage
 
 from deep500_timing import Timer
 from deep500_timing._across import gather as _gather
-from deep500_timing._ranks.launchers import discover
+from deep500_timing._ranks.launchers import discover_launch
 from deep500_timing._ranks.place import known_rank_and_world
 from deep500_timing.ranks import (
     AloneTransport,
@@ -323,12 +323,12 @@ class TestFindingATransport:
             monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}}))
             assert expected == known_rank_and_world()
         monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "worker", "index": "2"}}))
-        launch = discover()
+        launch = discover_launch()
         assert ("TF_CONFIG", 1, 2, "a") == (
             launch.launcher, launch.local_rank, launch.local_world_size, launch.master)  # fmt: skip
         for broken in ("{", "[]", "{}", '{"cluster": 1, "task": {"type": "worker", "index": 0}}', "null"):
             monkeypatch.setenv("TF_CONFIG", broken)
-            assert "none" == discover().launcher
+            assert "none" == discover_launch().launcher
 
     def test_a_job_of_torch(self, monkeypatch):
         """Its store serves, and is not kept alive by it."""

@@ -10,9 +10,9 @@ try:
 except ModuleNotFoundError as error:
     if error.name != "click":
         raise
-    from deep500_timing._ground.require import missing
+    from deep500_timing.adapters import missing_package
 
-    raise missing("click", extra="comm", caller="python -m deep500_timing_torch.comm") from error
+    raise missing_package("click", extra="comm", caller="python -m deep500_timing_torch.comm") from error
 
 import torch
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from deep500_timing._ground.warn import warn_once
+from deep500_timing.adapters import warn_once
 from deep500_timing_torch.comm import _public
 from deep500_timing_torch.comm._kernel import _build
 from deep500_timing_torch.comm._log import LOG

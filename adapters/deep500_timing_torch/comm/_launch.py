@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from deep500_timing._ranks.launchers import Launch, discover
+from deep500_timing.adapters import Launch, discover_launch
 from deep500_timing_torch.comm._settings import configure
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def init_distributed(
         configure(config)
     if dist.is_initialized() or dist_init_required is False:
         return
-    found = discover()
+    found = discover_launch()
     if found.launcher not in ("torchrun", "none") and not auto_mpi_discovery:
         found = Launch("none", 0, 1, 0, os.environ.get("MASTER_ADDR") or "127.0.0.1")
     rank = found.rank if rank < 0 else rank
@@ -108,7 +108,7 @@ def init_distributed(
 
 def get_local_rank() -> int:
     """The rank among the processes of this machine, as the launcher tells it; 0 without a launcher."""
-    return discover().local_rank
+    return discover_launch().local_rank
 
 
 def get_world_group() -> Any:

@@ -13,7 +13,7 @@ from _thread import allocate_lock
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
-from deep500_timing._ground.warn import warn_once
+from deep500_timing.adapters import warn_once
 from deep500_timing.runs import current, feeders
 from deep500_timing_torch.comm._records import DONE, WHOLE, Group, Record
 

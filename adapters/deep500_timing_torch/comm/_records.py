@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 
-from deep500_timing._recording.intervals import Intervals
+from deep500_timing._recording.intervals import Intervals  # whose C type the .pxd reads there
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

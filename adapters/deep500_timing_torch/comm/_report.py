@@ -10,11 +10,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from deep500_timing._ranks.exchange import DEADLINE_S, Exchange
-from deep500_timing._ranks.place import rank_and_world
-from deep500_timing._summary.reading import summarize
-from deep500_timing._summary.stats import TRIM
-from deep500_timing._summary.text import fit_encoding
+from deep500_timing.adapters import DEADLINE_S, TRIM, Exchange, fit_encoding, rank_and_world, summarize
 from deep500_timing_torch.comm import _device
 from deep500_timing_torch.comm._hints import hints
 from deep500_timing_torch.comm._log import LOG

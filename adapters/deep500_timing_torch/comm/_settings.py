@@ -73,7 +73,7 @@ class Settings:
     def device_store(self) -> Any:
         """Where the timer keeps the device times of communication, None if it has no device or there is no timer."""
         if isinstance(self.timer, CPUGPUTimer):
-            return self.timer._find(TimeType.COMM)._device_store()
+            return self.timer.device_sink(TimeType.COMM)
         return None
 
 

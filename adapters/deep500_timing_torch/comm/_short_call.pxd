@@ -2,6 +2,8 @@
 cimport cython
 from libc.stdint cimport int64_t
 
+# C types are where the core has them: a cimport goes to no other name, so that they have no public one. Such modules are
+# compiled with the core, in one build.
 from deep500_timing._recording.intervals cimport Intervals
 from deep500_timing._recording.recorder cimport thread_id
 from deep500_timing_torch.comm._records cimport Group, Record

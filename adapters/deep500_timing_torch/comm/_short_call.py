@@ -14,7 +14,7 @@ from time import perf_counter_ns
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from deep500_timing.runs._current import logs
+from deep500_timing.runs import logs
 from deep500_timing_torch.comm._log import BATCH, LOG, fault
 from deep500_timing_torch.comm._records import SYNC, Record
 from deep500_timing_torch.comm._short_way import Course

@@ -17,7 +17,7 @@ from weakref import ref
 
 import torch.distributed as dist
 
-from deep500_timing.runs._current import logs
+from deep500_timing.runs import logs
 from deep500_timing_torch.comm._log import BATCH, LOG, fault
 from deep500_timing_torch.comm._records import EXPOSED, FAILED, PAIR, UNTIMED, WHOLE, Record
 from deep500_timing_torch.comm._work import TimedWork

@@ -135,11 +135,11 @@ def compare(
 def _judged(ranks: tuple[int, ...], operations: list[dict[int, int]]) -> Stragglers:
     import numpy as np
 
-    from deep500_timing._across.late_of_operations import of_operations
-    from deep500_timing._across.stragglers import find_stragglers
+    from deep500_timing.adapters import steps_of_operations
+    from deep500_timing.ranks import find_stragglers
 
     times = np.array([[times[rank] for rank in ranks] for times in operations]) / 1e9
-    return find_stragglers(of_operations(ranks, times, met_at="collective operations"))
+    return find_stragglers(steps_of_operations(ranks, times, met_at="collective operations"))
 
 
 def _lateness(group: str, ranks: tuple[int, ...], operations: list[dict[int, int]]) -> Lateness:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from deep500_timing._summary.text import UNKNOWN, format_bytes, format_ms, format_number, format_share, lines_of
+from deep500_timing.adapters import UNKNOWN, format_bytes, format_ms, format_number, format_share, lines_of
 
 if TYPE_CHECKING:
     from deep500_timing_torch.comm._straggler import Lateness, Skew

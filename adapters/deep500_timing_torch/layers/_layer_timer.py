@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from deep500_timing._ground.warn import warn_once
+from deep500_timing.adapters import warn_once
 from deep500_timing_torch._timer import CPUGPUTimer
 from deep500_timing_torch.layers._backward import BackwardMarks
 from deep500_timing_torch.layers._call import BACKWARD, RECOMPUTED

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from deep500_timing._summary.stats import QUANTILES, TimeStats
+from deep500_timing import TimeStats
+from deep500_timing.adapters import QUANTILES
 from deep500_timing_torch.layers._call import PURPOSES
 from deep500_timing_torch.layers._memory import LayerMemory
 from deep500_timing_torch.layers._times import LayerTimes, ModelTimes, add_times

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._ground.require import require
+from deep500_timing.adapters import require
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

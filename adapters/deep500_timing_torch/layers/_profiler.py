@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from deep500_timing._ground.warn import warn_once
-from deep500_timing._ranks.place import rank_and_world
-from deep500_timing._summary.text import UNKNOWN, format_bytes, format_time, safe_name
+from deep500_timing.adapters import UNKNOWN, format_bytes, format_time, rank_and_world, safe_name, warn_once
 from deep500_timing_torch.layers._blocks import repeated_blocks
 from deep500_timing_torch.layers._plots import plot_memory, plot_times
 from deep500_timing_torch.layers._profile_data import MemorySample, RangeTime, ranges_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._summary.text import format_share, format_time, safe_name
+from deep500_timing.adapters import format_share, format_time, safe_name
 from deep500_timing_torch.layers._call import BACKWARD, FORWARD
 from deep500_timing_torch.layers._of_run import TABLE, layers_of_rows, models_of_rows
 from deep500_timing_torch.layers._table import cells_of, headline, notes_of, tree_of

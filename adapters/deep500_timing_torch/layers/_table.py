@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from deep500_timing._summary.text import (
+from deep500_timing.adapters import (
     UNKNOWN,
     format_bytes,
     format_number,

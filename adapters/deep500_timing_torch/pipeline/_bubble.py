@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from deep500_timing._summary.text import format_share, format_time
+from deep500_timing.adapters import format_share, format_time
 from deep500_timing_torch.pipeline._orders import NAMES, normal_name
 
 if TYPE_CHECKING:

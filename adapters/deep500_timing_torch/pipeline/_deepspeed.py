@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._ground.time_type import TimeType
-from deep500_timing._ranks.exchange import DEADLINE_S, Exchange
+from deep500_timing import TimeType
+from deep500_timing.adapters import DEADLINE_S, Exchange
 from deep500_timing_torch._timer import CPUGPUTimer
 from deep500_timing_torch.pipeline._actions import Kind
 from deep500_timing_torch.pipeline._guard import Member

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from deep500_timing._ground.time_type import TimeType
-from deep500_timing._ranks.exchange import Exchange
+from deep500_timing import TimeType
+from deep500_timing.adapters import Exchange
 from deep500_timing_torch.pipeline._actions import Kind
 from deep500_timing_torch.pipeline._errors import PipelineError
 from deep500_timing_torch.pipeline._faults import Faults

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from deep500_timing._ranks import connection as _connection
+from deep500_timing.adapters import store_connection
 from deep500_timing_torch.pipeline._errors import PipelineError
 
 __all__ = ["Faults"]
@@ -40,7 +40,7 @@ class Faults:
             root = root.__cause__
         word = f"{type(root).__name__}: {str(root).strip()}"[:600]
         here = f"{doing}: rank {self._rank} failed with {word}."
-        connection = _connection.connection()
+        connection = store_connection()
         if connection is None:
             return PipelineError(here)
         found: dict[int, str] = {}

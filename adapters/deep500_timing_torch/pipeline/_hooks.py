@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._recording.calls import NotedItems, TimedCall, TimedIssue, TimedWaits
+from deep500_timing.adapters import NotedItems, TimedCall, TimedIssue, TimedWaits
 from deep500_timing_torch.pipeline._actions import Kind
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from deep500_timing_torch.pipeline._actions import Kind
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from deep500_timing._recording.calls import Row
+    from deep500_timing.adapters import CallRow
 
 __all__ = ["REGIONS", "Codes", "Event", "events_of"]
 
@@ -64,7 +64,7 @@ class Codes:
         return frozenset(code for code, (kind, _) in enumerate(self.meanings) if kind is Kind.WAIT_SENT)
 
 
-def events_of(notes: Iterable[Row], codes: Codes) -> list[Event]:
+def events_of(notes: Iterable[CallRow], codes: Codes) -> list[Event]:
     """What notes say; those without a time are left out.
 
     A forward pass reaches to the end of its loss, which follows it.

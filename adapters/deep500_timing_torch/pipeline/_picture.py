@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._ground.require import require
+from deep500_timing.adapters import require
 from deep500_timing_torch.pipeline._actions import COMPUTE, Kind
 
 if TYPE_CHECKING:

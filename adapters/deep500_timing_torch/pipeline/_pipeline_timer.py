@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._ranks.exchange import DEADLINE_S, Exchange
-from deep500_timing._summary.anchor import take_anchor
+from deep500_timing.adapters import DEADLINE_S, Exchange, take_anchor
 from deep500_timing_torch._timer import CPUGPUTimer
 from deep500_timing_torch.pipeline._account import account, together
 from deep500_timing_torch.pipeline._actions import Action, Kind

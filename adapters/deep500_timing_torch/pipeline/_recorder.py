@@ -7,15 +7,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from deep500_timing import Timer
-from deep500_timing._ground.warn import warn_once
-from deep500_timing._recording.calls import CallLog
+from deep500_timing.adapters import CallLog, warn_once
 from deep500_timing_torch.pipeline._actions import Action, Kind
 from deep500_timing_torch.pipeline._notes import REGIONS, Codes, Event, events_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from deep500_timing._recording.calls import Row
+    from deep500_timing.adapters import CallRow
 
 __all__ = ["TABLE", "Batch", "Recorder"]
 
@@ -52,7 +51,7 @@ class Batch(NamedTuple):
     warm_up: bool
     rank: int
     peak_bytes: int | None
-    notes: tuple[Row, ...]
+    notes: tuple[CallRow, ...]
     codes: Codes
 
     @property
@@ -106,7 +105,7 @@ class Recorder:
         else stands between two actions; the rest is done once for a batch, when its code is warm."""
         self.codes = Codes(evaluation)
         """By what numbers they note it down."""
-        self._notes: list[Row] = []
+        self._notes: list[CallRow] = []
         self._warm_up = False
         self._open = False
         self._labels: dict[tuple[Kind, int], str] = {}
@@ -115,7 +114,7 @@ class Recorder:
     def _clock_of(self, timer: Timer) -> Callable[[], int]:
         read_ns = timer.now_ns
         kind: Any = type(timer)  # What stands in for a timer may have a clock of its own as well.
-        if issubclass(kind, Timer) and kind.now_ns is Timer.now_ns and timer._clock is None:
+        if issubclass(kind, Timer) and kind.now_ns is Timer.now_ns and timer.clock is None:
             return read_ns  # The system's clock, which does not fail.
 
         def now_ns() -> int:

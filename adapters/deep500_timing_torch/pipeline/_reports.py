@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from deep500_timing._ground.time_type import TimeType
-from deep500_timing._ranks.exchange import DEADLINE_S, Exchange
+from deep500_timing import TimeType
+from deep500_timing.adapters import DEADLINE_S, Exchange
 from deep500_timing_torch.pipeline._guard import Member
 from deep500_timing_torch.pipeline._names import DEEPSPEED_NAMES, NamedTimes
 from deep500_timing_torch.pipeline._notes import REGIONS

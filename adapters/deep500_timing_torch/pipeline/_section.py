@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._summary.text import format_share, format_time
+from deep500_timing.adapters import format_share, format_time
 from deep500_timing_torch.pipeline._actions import COMPUTE
 from deep500_timing_torch.pipeline._of_run import batches_of_rows
 from deep500_timing_torch.pipeline._picture import COLOURS, LAYER_OF

@@ -6,10 +6,8 @@ from copy import deepcopy
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._ranks.place import rank_and_world
-from deep500_timing._summary.reading import summarize
-from deep500_timing._summary.stats import trim_mean
-from deep500_timing._summary.text import format_bytes
+from deep500_timing import trim_mean
+from deep500_timing.adapters import format_bytes, rank_and_world, summarize
 from deep500_timing_torch.comm._log import LOG, CommLog
 from deep500_timing_torch.comm._ops import OPS, Op, bandwidths, unknown
 from deep500_timing_torch.comm._records import SYNC

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from deep500_timing._ranks.launchers import discover
+from deep500_timing.adapters import discover_launch
 from deep500_timing_torch.comm._deepspeed._logger import comms_logger, log_summary_as
 from deep500_timing_torch.comm._launch import DEFAULT_PORT, default_backend, init_distributed
 from deep500_timing_torch.comm._ops import OPS
@@ -136,7 +136,7 @@ def mpi_discovery(distributed_port: int = DEFAULT_PORT, verbose: bool = True) ->
     Raises:
         RuntimeError: No launcher says anything.
     """
-    found = discover()
+    found = discover_launch()
     if found.launcher == "none":
         raise RuntimeError("mpi_discovery: no launcher has told this process its rank; start it by mpirun or torchrun.")
     names = {"RANK": found.rank, "WORLD_SIZE": found.world_size, "LOCAL_RANK": found.local_rank}
@@ -189,17 +189,17 @@ def enable_symm_mem_for_group(group_name: str) -> None:
 
 def get_local_rank_from_launcher() -> int:
     """The local rank that the launcher tells; 0 without one."""
-    return discover().local_rank
+    return discover_launch().local_rank
 
 
 def get_world_rank_from_launcher() -> int:
     """The rank that the launcher tells; 0 without one."""
-    return discover().rank
+    return discover_launch().rank
 
 
 def get_world_size_from_launcher() -> int:
     """The number of ranks that the launcher tells; 1 without one."""
-    return discover().world_size
+    return discover_launch().world_size
 
 
 def get_caller_func(frame: int = 3) -> str:
@@ -287,7 +287,7 @@ NAMES: dict[str, Any] = {
     name: value
     for name, value in list(globals().items())
     if not name.startswith("_")
-    and name not in ("Any", "TYPE_CHECKING", "annotations", "Backend", "dist", "discover", "inspect",
+    and name not in ("Any", "TYPE_CHECKING", "annotations", "Backend", "dist", "discover_launch", "inspect",
         "os",
         "runpy", "runpy", "sys", "OPS", "cdb",
                      "configure", "init_distributed", "log_summary_as", "default_backend", "DEFAULT_PORT",

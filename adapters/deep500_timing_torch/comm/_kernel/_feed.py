@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from deep500_timing._ground.warn import warn_once
+from deep500_timing.adapters import warn_once
 from deep500_timing_torch.comm import _log, _records
 from deep500_timing_torch.comm._device import pool_for
 from deep500_timing_torch.comm._kernel._run import KernelRun

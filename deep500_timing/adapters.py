@@ -1,0 +1,129 @@
+"""What adapters of frameworks are made of, beside a timer and :mod:`deep500_timing.devices`.
+
+::
+
+    from deep500_timing.adapters import rank_and_world, warn_once
+
+    try:
+        names = framework.names_of_layers()
+    except Exception as error:
+        warn_once(f"Asking rank {rank_and_world()[0]} for its layers failed; they go by number: {error}")
+
+The adapters of this distribution take from the core what is public and nothing else. ``adapters/README.md`` says what
+is here for what. Each name is imported when it is first asked for.
+"""
+
+from __future__ import annotations
+
+from deep500_timing._ground.lazy import lazy_names
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from deep500_timing._across.late_of_operations import steps_of_operations
+    from deep500_timing._ground.require import missing_package, require
+    from deep500_timing._ground.warn import warn_once
+    from deep500_timing._named.named_timer import NamedTimer, timer_for
+    from deep500_timing._ranks.connection import store_connection
+    from deep500_timing._ranks.exchange import DEADLINE_S, Exchange
+    from deep500_timing._ranks.launchers import Launch, discover_launch
+    from deep500_timing._ranks.place import rank_and_world
+    from deep500_timing._recording.calls import CallLog, CallRow, NotedItems, TimedCall, TimedIssue, TimedWaits
+    from deep500_timing._recording.intervals import Intervals
+    from deep500_timing._recording.recorder import begin_recomputation, end_recomputation
+    from deep500_timing._summary.anchor import take_anchor
+    from deep500_timing._summary.reading import summarize
+    from deep500_timing._summary.stats import QUANTILES, TRIM
+    from deep500_timing._summary.text import (
+        UNKNOWN,
+        fit_encoding,
+        format_bytes,
+        format_ms,
+        format_number,
+        format_share,
+        format_time,
+        lines_of,
+        pad,
+        safe_name,
+        width_of,
+    )
+
+__all__ = [
+    "DEADLINE_S",
+    "QUANTILES",
+    "TRIM",
+    "UNKNOWN",
+    "CallLog",
+    "CallRow",
+    "Exchange",
+    "Intervals",
+    "Launch",
+    "NamedTimer",
+    "NotedItems",
+    "TimedCall",
+    "TimedIssue",
+    "TimedWaits",
+    "begin_recomputation",
+    "discover_launch",
+    "end_recomputation",
+    "fit_encoding",
+    "format_bytes",
+    "format_ms",
+    "format_number",
+    "format_share",
+    "format_time",
+    "lazy_names",
+    "lines_of",
+    "missing_package",
+    "pad",
+    "rank_and_world",
+    "require",
+    "safe_name",
+    "steps_of_operations",
+    "store_connection",
+    "summarize",
+    "take_anchor",
+    "timer_for",
+    "warn_once",
+    "width_of",
+]
+
+_LAZY = {
+    "CallLog": "deep500_timing._recording.calls",
+    "CallRow": "deep500_timing._recording.calls",
+    "DEADLINE_S": "deep500_timing._ranks.exchange",
+    "Exchange": "deep500_timing._ranks.exchange",
+    "Intervals": "deep500_timing._recording.intervals",
+    "Launch": "deep500_timing._ranks.launchers",
+    "NamedTimer": "deep500_timing._named.named_timer",
+    "NotedItems": "deep500_timing._recording.calls",
+    "QUANTILES": "deep500_timing._summary.stats",
+    "TRIM": "deep500_timing._summary.stats",
+    "TimedCall": "deep500_timing._recording.calls",
+    "TimedIssue": "deep500_timing._recording.calls",
+    "TimedWaits": "deep500_timing._recording.calls",
+    "UNKNOWN": "deep500_timing._summary.text",
+    "begin_recomputation": "deep500_timing._recording.recorder",
+    "discover_launch": "deep500_timing._ranks.launchers",
+    "end_recomputation": "deep500_timing._recording.recorder",
+    "fit_encoding": "deep500_timing._summary.text",
+    "format_bytes": "deep500_timing._summary.text",
+    "format_ms": "deep500_timing._summary.text",
+    "format_number": "deep500_timing._summary.text",
+    "format_share": "deep500_timing._summary.text",
+    "format_time": "deep500_timing._summary.text",
+    "lines_of": "deep500_timing._summary.text",
+    "missing_package": "deep500_timing._ground.require",
+    "pad": "deep500_timing._summary.text",
+    "rank_and_world": "deep500_timing._ranks.place",
+    "require": "deep500_timing._ground.require",
+    "safe_name": "deep500_timing._summary.text",
+    "steps_of_operations": "deep500_timing._across.late_of_operations",
+    "store_connection": "deep500_timing._ranks.connection",
+    "summarize": "deep500_timing._summary.reading",
+    "take_anchor": "deep500_timing._summary.anchor",
+    "timer_for": "deep500_timing._named.named_timer",
+    "warn_once": "deep500_timing._ground.warn",
+    "width_of": "deep500_timing._summary.text",
+}
+
+__getattr__, __dir__ = lazy_names(__name__, __all__, _LAZY)
