@@ -71,22 +71,15 @@ class TimedDataset:
             self._sums = _new_sums(tf)
         weakref.finalize(self, _unused.extend, self._sums).atexit = False
         self._read = functools.partial(tf.raw_ops.StatsAggregatorSummary, iterator=self._sums.on_top)
-        self._empty: bool | None = None
-
-    @property
-    def is_untouched(self) -> bool:
-        """Whether nothing can have been handed out, as no iterator was made."""
-        return self._empty is None
-
-    @property
-    def works(self) -> bool:
+        self.works = False
         """Whether the newest iterator adds up its waits."""
-        return self._empty is False
+        self.is_untouched = True
+        """Whether nothing can have been handed out, as no iterator was made."""
 
     def __iter__(self) -> Any:
         """An iterator as the data set itself makes it, with the sums on top."""
         tf = self._tf
-        self._empty = True
+        self.works = self.is_untouched = False
         if self._is_plain:
             with tf.init_scope(), tf.device("/CPU:0"):
                 iterator = self._iterator_of(self._dataset)
@@ -135,7 +128,7 @@ class TimedDataset:
         tf.raw_ops.MakeIterator(dataset=self._timed_variant, iterator=resource)
         iterator = OwnedIterator(components=[resource], element_spec=dataset.element_spec)
         iterator._dataset = dataset  # Keeps the Python functions of the pipeline, as in an iterator of its own.
-        self._empty = False
+        self.works = True
         return iterator
 
     def _time_replicas(self, iterator: Any) -> None:
@@ -154,7 +147,7 @@ class TimedDataset:
         except Exception as error:
             warn_fault("timing a distributed data set", error)
             return
-        self._empty = False
+        self.works = True
 
 
 def timed_dataset_at(data: Any) -> TimedDataset | None:

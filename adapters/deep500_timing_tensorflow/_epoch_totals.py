@@ -75,12 +75,16 @@ class EpochTotals:
 
     def add(self, key: TimeType | str, duration_ns: int, count: int = 1) -> None:
         """Add an interval of a region that holds ``count`` of what its mean is to be of."""
+        found = self.sum_of(key)
+        found[0] += duration_ns
+        found[1] += count
+
+    def sum_of(self, key: TimeType | str) -> list[int]:
+        """Nanoseconds and number of a region, for who adds to them at each batch."""
         found = self._sums.get(key)
         if found is None:
-            self._sums[key] = [duration_ns, count]
-        else:
-            found[0] += duration_ns
-            found[1] += count
+            found = self._sums[key] = [0, 0]
+        return found
 
     def add_execution(self, took_ns: int, steps: int, steady: bool) -> None:
         """Add an execution of the train function: ``steps`` batches, traced or compiled if not ``steady``."""

@@ -97,6 +97,8 @@ class FitTiming:
         self._idle_since_ns = 0
         self._began_ns = self._began_unix_ns = 0
         self._opened_as: TimeType | str = BATCH
+        # Nanoseconds and number of the epoch's, of regions that each batch adds to.
+        self._callbacks_sum, self._batch_sum = [0, 0], [0, 0]
         self._batches_in_epoch = 0
         self._evaluated = False
 
@@ -133,7 +135,10 @@ class FitTiming:
 
     def hooks_end(self) -> None:
         """The last callback has had its turn: what follows is Keras's."""
-        self._end_and_add(CALLBACKS)
+        took_ns = self.regions.end(CALLBACKS)
+        if took_ns is not None:
+            self._callbacks_sum[0] += took_ns
+            self._callbacks_sum[1] += 1
         self._idle_since_ns = self.regions.ended_ns
 
     def fit_hooks_end(self) -> None:
@@ -239,6 +244,7 @@ class FitTiming:
         """An epoch, whose first hooks begin."""
         self.regions.start(EPOCH)
         self.totals = self.wishes.totals = EpochTotals(self.timer.now_ns(), self._settle_fetches)
+        self._callbacks_sum, self._batch_sum = self.totals.sum_of(CALLBACKS), self.totals.sum_of(BATCH)
         self._batches_in_epoch = 0
         self._fetches.epoch_begins()
         self._evaluated = False
@@ -287,7 +293,7 @@ class FitTiming:
         """The train function is next."""
         if _to_be_left:
             leave_what_is_gone()
-        function = vars(self._model).get("train_function")
+        function = self._model.__dict__.get("train_function")
         if self._traces is None or self._traces.function is not function:
             self._traces = TraceCounts(function)
             self._fetches.settle()
@@ -311,7 +317,7 @@ class FitTiming:
             now_ns, now_unix_ns = self.timer.now_ns(), time.time_ns()
             self._phases.step_ends(self)
         opened_as = self._opened_as
-        if opened_as not in self.regions or self._traces is None:
+        if opened_as not in self.regions.open or self._traces is None:
             self.regions.start(CALLBACKS)
             return
         steady = not self._traces.grew(self._fetches.size() if self._traces.needs_sizes else None)
@@ -323,7 +329,11 @@ class FitTiming:
         self._batches_in_epoch += steps
         self.wishes.batches += steps
         if self.totals is not None:
-            self.totals.add(kept_as, took_ns, steps)
+            if steady:
+                self._batch_sum[0] += took_ns
+                self._batch_sum[1] += steps
+            else:
+                self.totals.add(kept_as, took_ns, steps)
             self.totals.add_execution(took_ns + wait_ns, steps, steady)
         if self._phases is not None:
             self.matcher.executed(

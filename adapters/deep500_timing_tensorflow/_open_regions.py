@@ -46,7 +46,8 @@ class OpenRegions:
         self.timer = timer
         self.ended_ns = 0
         """When the newest region ended."""
-        self._open: dict[Key, tuple[int, bool, bool]] = {}
+        self.open: dict[Key, tuple[int, bool, bool]] = {}
+        """When each open region began, whether it is timed on the GPU, and whether it is open on the timer."""
         self._now_ns = timer.now_ns
 
     def start(self, key: Key, gpu: bool = False) -> int:
@@ -61,7 +62,7 @@ class OpenRegions:
         except RegionOpenError:
             own = False
         began_ns = self._now_ns()
-        self._open[key] = began_ns, gpu, own
+        self.open[key] = began_ns, gpu, own
         return began_ns
 
     def end(self, key: Key, kept_as: Key | None = None) -> int | None:
@@ -74,7 +75,7 @@ class OpenRegions:
         Returns:
             How long it took on the host, in nanoseconds; None if it was not open.
         """
-        opened = self._open.pop(key, None)
+        opened = self.open.pop(key, None)
         if opened is None:
             return None
         now_ns = self.ended_ns = self._now_ns()
@@ -92,19 +93,19 @@ class OpenRegions:
 
     def drop(self, key: Key) -> None:
         """Cancel an open region that did not happen, such as a batch after the last; it is not counted."""
-        if self._open.pop(key, (0, False, False))[2]:
+        if self.open.pop(key, (0, False, False))[2]:
             self.timer.discard_quietly(key)
 
     def fail(self, key: Key) -> None:
         """Close a region, if it is open, and count it as failed."""
-        if self._open.pop(key, (0, False, False))[2]:
+        if self.open.pop(key, (0, False, False))[2]:
             self.timer.fail(key)
 
     def fail_all(self) -> None:
         """Close whatever is open, innermost first, and count it as failed."""
-        for key in reversed(list(self._open)):
+        for key in reversed(list(self.open)):
             self.fail(key)
 
     def __contains__(self, key: Key) -> bool:
         """Whether the region is open."""
-        return key in self._open
+        return key in self.open

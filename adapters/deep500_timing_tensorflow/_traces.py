@@ -29,22 +29,25 @@ class TraceCounts:
         self.function = function
         self._counters: list[Callable[[], int]] = []
         self._compiled_by_xla: list[Any] = []
-        for found in _functions_in(function):
+        found_ones = _functions_in(function)
+        # What a compiled function calls is traced as a part of it, and need not be counted by itself.
+        inner = {id(part) for found in found_ones for part in _functions_in(found) if part is not found}
+        if inner.issuperset(map(id, found_ones)):  # They refer to one another in a circle.
+            inner.clear()
+        for found in found_ones:
             counter = getattr(found, "experimental_get_tracing_count", None) or getattr(found, "_cache_size", None)
             if counter is not None:
-                self._counters.append(counter)
+                if id(found) not in inner:
+                    self._counters.append(counter)
                 if getattr(found, "_jit_compile", None):
                     self._compiled_by_xla.append(found)
             elif hasattr(found, "_torchdynamo_orig_callable"):
                 self._counters.append(_dynamo_compilations)
         self._before = [counter() for counter in self._counters]
+        self.needs_sizes = bool(self._compiled_by_xla)
+        """Whether XLA compiles parts of it, for each size of a batch."""
         # What its first execution is going to be; what it was is told afterwards.
         self.is_new = 0 in self._before and _dynamo_compilations not in self._counters
-
-    @property
-    def needs_sizes(self) -> bool:
-        """Whether XLA compiles parts of it, for each size of a batch."""
-        return bool(self._compiled_by_xla)
 
     def grew(self, size: Any = None) -> bool:
         """Whether it was traced or compiled since the last time that this was asked.
@@ -56,8 +59,6 @@ class TraceCounts:
         self.is_new = False
         traced = now != self._before
         self._before = now
-        if not self._compiled_by_xla:
-            return traced
         for compiled in self._compiled_by_xla:
             had = _sizes_had.setdefault(compiled, set())
             traced |= size is not None and size not in had

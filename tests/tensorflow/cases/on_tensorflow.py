@@ -560,6 +560,18 @@ def test_ring_gives_each_row_once_and_counts_those_it_loses():
     assert ([0, 1, 2, 3, 4, 5], 0) == ([row.data_s for row in rows], lost)
 
 
+def test_rows_have_the_number_of_their_execution():
+    """Numbers that follow one another, that come again as another callback says them, and those of another fit."""
+    ring = StampRing(tf, rows=9)
+    numbers = [1, 2, 2, 3, 20, 21, 4, 3]
+    step = tf.function(lambda: ring.put(_Row(0, 1, 2, 3)))
+    for number in numbers:
+        ring.set_number(number)
+        step()
+    rows, _ = ring.read()
+    assert numbers == [row.number for row in rows]
+
+
 class _Sink:
     """What a matcher needs of a fit: a timer and no totals."""
 
