@@ -245,6 +245,7 @@ json.dump({"compiled": deep500_timing.compiled, "told": [script(seed) for seed i
 """
 
 
+@pytest.mark.slow
 @pytest.mark.one_form
 def test_both_forms_do_the_same(python):
     """The same random calls get the same answers, errors and snapshots from the compiled and the plain form."""

@@ -19,6 +19,7 @@ def _python(code: str) -> str:
     ).stdout.strip()
 
 
+@pytest.mark.slow  # It imports TensorFlow into pytest's own process.
 def test_all_is_sorted_and_every_name_is_there():
     """``__all__`` is sorted, and each of its names can be imported."""
     assert sorted(timer.__all__) == timer.__all__
