@@ -139,12 +139,12 @@ class FitTiming:
         if took_ns is not None:
             self._callbacks_sum[0] += took_ns
             self._callbacks_sum[1] += 1
-        self._idle_since_ns = self.regions.ended_ns
+        self._idle_since_ns = self.timer.now_ns()
 
     def fit_hooks_end(self) -> None:
         """The same of the hooks at the begin and the end of a fit."""
         self.regions.end(FIT_CALLBACKS)
-        self._idle_since_ns = self.regions.ended_ns
+        self._idle_since_ns = self.timer.now_ns()
 
     def _end_and_add(self, key: TimeType | str) -> None:
         took_ns = self.regions.end(key)

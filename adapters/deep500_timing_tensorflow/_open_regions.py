@@ -44,8 +44,6 @@ class OpenRegions:
     def __init__(self, timer: Timer) -> None:
         """Nothing is open."""
         self.timer = timer
-        self.ended_ns = 0
-        """When the newest region ended."""
         self.open: dict[Key, tuple[int, bool, bool]] = {}
         """When each open region began, whether it is timed on the GPU, and whether it is open on the timer."""
         self._now_ns = timer.now_ns
@@ -78,7 +76,7 @@ class OpenRegions:
         opened = self.open.pop(key, None)
         if opened is None:
             return None
-        now_ns = self.ended_ns = self._now_ns()
+        now_ns = self._now_ns()
         began_ns, gpu, own = opened
         if kept_as is None or kept_as == key:
             if own:

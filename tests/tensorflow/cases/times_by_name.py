@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import warnings
 
 import keras
@@ -111,6 +112,16 @@ def test_epoch_adds_up_by_independent_clocks(data, backend):
     assert pytest.approx(true.pop("EPOCH")) == sum(true.values())
     assert pytest.approx(2 * 13) == true["EPOCH (start)"]
     assert pytest.approx(4 * 19 + 2 * 23) == true["CALLBACKS"]
+
+
+def test_parts_of_an_epoch_do_not_overlap(data):
+    """No part of an epoch begins before the one before it has ended, though the clock moves whenever it is read."""
+    tmr = timer.Timer(clock=TickingClock())
+    make_model().fit(*data, batch_size=20, epochs=2, callbacks=[timer.TimerCallback(tmr)], verbose=0)
+    names = ("EPOCH (start)", "CALLBACKS", FIRST, "BATCH", "EPOCH (end)")
+    parts = sorted((*span, name) for name in names for span in tmr.intervals(name).tolist())
+    for (_, ended_ns, before), (began_ns, _, after) in itertools.pairwise(parts):
+        assert ended_ns <= began_ns, (before, after)
 
 
 @pytest.mark.usefixtures("no_collector")
