@@ -37,7 +37,7 @@ _MARK_BYTES = 1000
 # What a busy machine may need to import the libraries from disk, and to fork.
 _ANSWER_S = 120.0
 # Read when libraries are imported: a process with a second thread cannot be forked safely. The last is for Apache
-# Arrow, which pandas imports, and so Keras and scikit-learn.
+# Arrow, which pandas imports, and so Keras.
 _ONE_THREAD = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",

@@ -18,13 +18,13 @@ import suite_coverage
 import suite_forks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from suite_forks import Program
 
-# What nearly every rank imports, or its first optimizer does, and nothing of this project. Several train the digits.
-LIBRARIES = ("numpy", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.optim", "sklearn.datasets")
+# What nearly every rank imports, or its first optimizer does, and nothing of this project.
+LIBRARIES = ("numpy", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.optim")
 # What programs of Keras on TensorFlow import, and the variables that are read meanwhile.
 TENSORFLOW = ("tensorflow", "tf_keras")
 ON_TENSORFLOW = {"KERAS_BACKEND": "tensorflow", "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
@@ -115,6 +115,14 @@ class Job:
             return (self.folder / f"{rank}.log").read_text(errors="replace")
         logs = sorted(self.folder.glob("*.log"))
         return "\n".join(f"--- {one.name}\n{one.read_text(errors='replace')[-4000:]}" for one in logs)
+
+    def wait_for(self, names: Iterable[str], timeout_s: float = 90) -> None:
+        """Wait until files of these names are in the folder; the test fails if they do not come in time."""
+        until = time.monotonic() + timeout_s
+        for path in [self.folder / name for name in names]:
+            while not path.exists():
+                assert time.monotonic() < until, f"waiting for {path}\n{self.text()}"
+                time.sleep(0.01)
 
     def wait(self, timeout_s: float = 200) -> list[int | None]:
         """The ranks' exit statuses, once all have ended or one has failed; the rest are then killed, as by torchrun.

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from suite_ranks import Job, free_port
-
-if TYPE_CHECKING:
-    from suite_ranks import Program
 
 WORKERS = Path(__file__).parent / "workers"
 SWITCH = "DEEP500_TIMING_COMM_KERNEL"
@@ -30,17 +26,18 @@ def torchrun(forks, tmp_path_factory):
     return run
 
 
-@pytest.fixture
-def processes(forks, tmp_path):
+@pytest.fixture(scope="session")
+def jobs(forks, tmp_path_factory):
     """Start a worker script as so many ranks, each a process of its own that may be killed."""
-    jobs: list[Job] = []
+    started: list[Job] = []
 
-    def start(script: str, ranks: int, *arguments: str) -> list[Program]:
-        jobs.append(Job(tmp_path, forks.start, [str(WORKERS / script), str(tmp_path), *arguments], ranks))
-        return jobs[-1].processes
+    def start(script: str, ranks: int, *arguments: str) -> Job:
+        folder = tmp_path_factory.mktemp(f"{Path(script).stem}-{ranks}")
+        started.append(Job(folder, forks.start, [str(WORKERS / script), str(folder), *arguments], ranks))
+        return started[-1]
 
     yield start
-    for job in jobs:
+    for job in started:
         job.kill()
 
 

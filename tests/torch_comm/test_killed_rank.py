@@ -4,40 +4,37 @@ from __future__ import annotations
 
 import json
 import signal
-import time
 
 import pytest
 
-
-def _wait_for(*paths, timeout_s=60):
-    until = time.monotonic() + timeout_s
-    while not all(path.exists() for path in paths):
-        assert time.monotonic() < until, f"waiting for {paths}"
-        time.sleep(0.05)
-
-
-DEADLINE_S = 4
+DEADLINE_S = 8
 BUSY_S = 20  # what a machine that does something else may add
+VICTIMS = {"killed": (1, signal.SIGKILL), "store killed": (0, signal.SIGKILL), "store stopped": (0, signal.SIGSTOP)}
 
 
-def _survivors(processes, tmp_path, victim, how=signal.SIGKILL):
-    """What the others report after one of three ranks was killed, or stopped."""
-    started = processes("killed.py", 3, str(victim))
-    _wait_for(*(tmp_path / f"ready-{rank}" for rank in range(3)))
-    started[victim].send_signal(how)
-    if how == signal.SIGKILL:
-        started[victim].wait()
-    (tmp_path / "go").touch()
-    others = [rank for rank in range(3) if rank != victim]
-    _wait_for(*(tmp_path / f"{rank}.json" for rank in others))
-    started[victim].kill()
-    started[victim].wait()
-    return [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in others]
+@pytest.fixture(scope="module")
+def survivors(jobs):
+    """What the others report after one of three ranks was killed, or stopped; all wait for it at the same time."""
+    started = {case: jobs("killed.py", 3, str(victim)) for case, (victim, _) in VICTIMS.items()}
+    for job in started.values():
+        job.wait_for(f"ready-{rank}" for rank in range(3))
+    for case, (victim, how) in VICTIMS.items():
+        process = started[case].processes[victim]
+        process.send_signal(how)
+        if how == signal.SIGKILL:
+            process.wait()
+        (started[case].folder / "go").touch()
+    found = {}
+    for case, (victim, _) in VICTIMS.items():
+        reports = [f"{rank}.json" for rank in range(3) if rank != victim]
+        started[case].wait_for(reports)
+        found[case] = [json.loads((started[case].folder / report).read_text()) for report in reports]
+    return found
 
 
-def test_killed_rank_is_named(processes, tmp_path):
+def test_killed_rank_is_named(survivors):
     """The others finish within the deadline, compare among themselves, and name the one that is gone."""
-    for found in _survivors(processes, tmp_path, victim=1):
+    for found in survivors["killed"]:
         assert [1] == found["missing_ranks"]
         assert found["took_s"] < DEADLINE_S + BUSY_S
         row = next(row for row in found["stragglers"] if row["op"] == "all_reduce")
@@ -46,10 +43,10 @@ def test_killed_rank_is_named(processes, tmp_path):
         assert "No report from rank 1 within the deadline" in found["text"]
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-def test_rank_that_held_the_store(processes, tmp_path, how):
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+def test_rank_that_held_the_store(survivors, how):
     """With rank 0 goes what the ranks exchange through: the others finish all the same, with what they know."""
-    for found in _survivors(processes, tmp_path, 0, how):
+    for found in survivors[f"store {how}"]:
         # Nobody could be asked, so nobody is called dead.
         assert [] == found["missing_ranks"]
         assert found["took_s"] < DEADLINE_S + BUSY_S

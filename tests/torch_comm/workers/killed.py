@@ -25,7 +25,7 @@ if rank == int(sys.argv[2]):
 while not (folder / "go").exists():
     time.sleep(0.01)
 before = time.monotonic()
-found = dist.log_summary(show_straggler=True, deadline_s=4, file=io.StringIO())
+found = dist.log_summary(show_straggler=True, deadline_s=8, file=io.StringIO())
 took_s = time.monotonic() - before
 (folder / f"{rank}.part").write_text(json.dumps({"took_s": took_s, "text": str(found), **found.to_dict()}))
 (folder / f"{rank}.part").replace(folder / f"{rank}.json")

@@ -6,8 +6,10 @@ import json
 import sys
 import time
 import warnings
+from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -373,10 +375,10 @@ def own_schedule(folder):
 
 def digits(_):
     """A small transformer on real images of digits: its loss falls."""
-    from sklearn.datasets import load_digits
-
-    images, labels = load_digits(return_X_y=True)
-    images = torch.tensor(images, dtype=torch.float32).reshape(-1, 8, 8) / 16
+    # The file alone, as importing scikit-learn takes a second.
+    path = Path(find_spec("sklearn").origin).parent / "datasets" / "data" / "digits.csv.gz"
+    numbers = torch.tensor(np.loadtxt(path, delimiter=","), dtype=torch.float32)
+    images, labels = numbers[:, :-1].reshape(-1, 8, 8) / 16, numbers[:, -1].long()
 
     class Embed(nn.Module):
         def __init__(self):
@@ -396,7 +398,7 @@ def digits(_):
             return self.linear(value.mean(1))
 
     block = LayerSpec(nn.TransformerEncoderLayer, 32, 4, 64, dropout=0.0, batch_first=True)
-    data = list(zip(images[:1536], torch.tensor(labels[:1536]), strict=True))
+    data = list(zip(images[:1536], labels[:1536], strict=True))
     engine = engine_of(
         [LayerSpec(Embed), block, block, LayerSpec(Head)], nn.CrossEntropyLoss(), size=16, steps=4,
         config={"optimizer": {"type": "AdamW", "params": {"lr": 3e-3}}}, training_data=data,
