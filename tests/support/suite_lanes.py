@@ -62,7 +62,6 @@ SLOW = (
     "torch_pipeline/test_deepspeed_pipeline.py",
     "torch_pipeline/test_engine_features.py",
     "torch_pipeline/test_engine_on_ranks.py",
-    "torch_pipeline/test_failing_ranks.py",
 )
 
 # Begun first, in this order, so that no worker ends with one of them alone; then the other files with slow tests.
