@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 GRACE_S = 5.0
 
 _kept = pytest.StashKey[object]()
+_begun = pytest.StashKey["Path"]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -49,6 +51,18 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[suite_processes.RUN] = run = f"{os.getpid()}-{time.monotonic_ns()}"
         guardian = suite_processes.set_guardian(run) if suite_processes.AVAILABLE else None
         config.stash[_kept] = guardian, suite_caches.use(suite_lanes.TESTS.parent / "build" / "caches")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> None:
+    """Let the collector, which many tests call, look only at what has come up since the file was begun.
+
+    Frameworks and the files' own modules make a million objects, through which each call would go.
+    """
+    if item.config.stash.get(_begun, None) != item.path:
+        item.config.stash[_begun] = item.path
+        gc.collect()
+        gc.freeze()
 
 
 # After the tests were shuffled, before those that are not wanted are left out.
