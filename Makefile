@@ -22,8 +22,11 @@ RECIPE := pyproject.toml constraints.txt hatch_build.py
 COMPILED := $(foreach pxd,$(shell find deep500_timing adapters -name "*.pxd"),$(pxd) $(pxd:.pxd=.py))
 SOURCES := $(shell find deep500_timing adapters -name '*.py' -o -name '*.pxd' -o -name py.typed)
 
-# What was compiled once is not compiled again.
-CC_ONCE := tests/support/suite_cc.py
+# What was compiled once is not compiled again, where ccache is: its folder's `cc` stands before the system's.
+export PATH := /usr/lib/ccache:$(PATH)
+export CCACHE_DIR := $(CURDIR)/build/caches/ccache
+export CCACHE_BASEDIR := /
+export CCACHE_NOHASHDIR := true
 
 # The first interpreter of a version that runs and can make virtual environments: a pyenv shim on PATH may refuse,
 # so pyenv's and uv's own folders are looked into as well.
@@ -84,7 +87,7 @@ $(VENV)/.stamp-build: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.stamp-package: $(VENV)/.stamp-build $(RECIPE) $(COMPILED)
 	@echo "setup: deep500-timing itself, editable, compiled where a C compiler is"
-	@CC="`$(BIN)/python $(CC_ONCE)`" $(PIP) install --quiet --constraint constraints.txt --no-build-isolation --editable .
+	@$(PIP) install --quiet --constraint constraints.txt --no-build-isolation --editable .
 	@cd / && $(CURDIR)/$(BIN)/python -c 'import deep500_timing as d; \
 		print("setup: the hot path is compiled" if d.compiled else \
 		"setup: the hot path is plain Python (no compiler? try `DEEP500_TIMING_BUILD=compiled $(MAKE) setup`)")'
@@ -135,7 +138,7 @@ PIP_FOR = $(PIP) --python .venvs/$*/bin/python install --quiet --no-compile --co
 	@touch $@
 
 .venvs/%/.stamp: .venvs/%/.stamp-tools $(RECIPE) $(SOURCES)
-	@CC="`.venvs/$*/bin/python $(CC_ONCE)`" PYTHONPATH=.venvs/$*/builds $(PIP_FOR) --no-build-isolation .
+	@PYTHONPATH=.venvs/$*/builds $(PIP_FOR) --no-build-isolation .
 	@touch $@
 
 # The oldest of what pyproject.toml admits, with the newest test tools, and with what was current beside it: MLflow 2.16

@@ -16,7 +16,6 @@ import zipfile
 from pathlib import Path
 
 import pytest
-import suite_cc
 
 pytest.importorskip("build", reason="builds the distribution; part of the group `test`")
 
@@ -39,12 +38,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def run(*command: str | Path, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run a command with the environment's variables that steer the build replaced by ``variables``.
-
-    The system's compiler is not asked again for what it has made before.
-    """
+    """Run a command with the environment's variables that steer the build replaced by ``variables``."""
     steering = {"DEEP500_TIMING_BUILD", "DEEP500_TIMING_PURE", "PYTHONPATH"}
-    variables = ({"CC": suite_cc.command()} if HAS_COMPILER else {}) | variables
     environment = {name: value for name, value in os.environ.items() if name not in steering}
     return subprocess.run(
         [str(part) for part in command],
