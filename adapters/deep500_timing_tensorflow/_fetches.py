@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 IO = TimeType.IO
 
-READ_AFTER_NS = 10_000_000
-"""How long the sums may stay unread: a reading is below a hundredth of that."""
+READ_AFTER_NS = 50_000_000
+"""How long the sums may stay unread: a reading takes far below a hundredth of that."""
 WAITS_NS = 100_000
 """Who waits that long for a batch waits longer than a reading takes, and loses nothing by it."""
 _FIRST_ONES = 16

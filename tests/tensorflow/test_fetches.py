@@ -82,12 +82,12 @@ def test_first_executions_of_a_fit_are_read_one_by_one():
 
 
 def test_short_steps_share_a_reading():
-    """Of steps of a millisecond ten are read at once; their waits are one interval, inside one of the steps."""
+    """Of steps of a millisecond fifty are read at once; their waits are one interval, inside one of the steps."""
     fit = Fit().after_the_first()
     began_ns = fit.timer.now_ns()
-    assert 30 == fit.execute(30)
+    assert 150 == fit.execute(150)
     assert 3 == fit.sums.readings
-    assert pytest.approx([0.1, 0.1, 0.1]) == fit.waits_ms()
+    assert pytest.approx([0.5, 0.5, 0.5]) == fit.waits_ms()
     for start_ns, end_ns in fit.timer.intervals("IO").tolist():
         assert 0 <= (start_ns - began_ns) % MS <= (end_ns - began_ns) % MS
 
@@ -95,21 +95,21 @@ def test_short_steps_share_a_reading():
 def test_what_is_not_read_yet_is_settled():
     """At the end of an epoch nothing is left out, and a second settling has nothing to do."""
     fit = Fit().after_the_first()
-    fit.execute(25)
-    assert pytest.approx(0.2) == sum(fit.waits_ms())
+    fit.execute(125)
+    assert pytest.approx(1.0) == sum(fit.waits_ms())
     fit.fetches.settle()
     fit.fetches.settle()
-    assert pytest.approx([0.1, 0.1, 0.05]) == fit.waits_ms()
+    assert pytest.approx([0.5, 0.5, 0.25]) == fit.waits_ms()
     assert 3 == fit.sums.readings
     throughput = fit.totals.throughput()
-    assert (25 * SAMPLES, 25 * SAMPLES) == (throughput.samples, throughput.epoch_samples)
-    assert pytest.approx(0.25e-3 / 25) == fit.totals.logs("")["IO"]
+    assert (125 * SAMPLES, 125 * SAMPLES) == (throughput.samples, throughput.epoch_samples)
+    assert pytest.approx(1.25e-3 / 125) == fit.totals.logs("")["IO"]
 
 
-def test_steps_of_ten_milliseconds_are_read_one_by_one():
+def test_long_steps_are_read_one_by_one():
     """Beside longer steps a reading is nothing, so each has its own wait."""
     fit = Fit().after_the_first()
-    fit.execute(5, took_ms=10.0)
+    fit.execute(5, took_ms=50.0)
     assert pytest.approx([0.01] * 5) == fit.waits_ms()
 
 
