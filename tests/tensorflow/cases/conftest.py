@@ -11,8 +11,9 @@ import pytest
 
 from deep500_timing._ground.warn import forget_warnings
 
-if os.environ["KERAS_BACKEND"] != "tensorflow":
-    # As where it is not installed: Keras seeds its generator too, on any backend, and would import it for that.
+if "KERAS_MODULE" in os.environ and os.environ["KERAS_BACKEND"] != "tensorflow":
+    # In a process of cases it is as where TensorFlow is not installed: Keras seeds its generator too, on any backend,
+    # and would import it for that. When pytest walks through all folders, this file is imported for nothing.
     sys.modules["tensorflow"] = None
 
 
