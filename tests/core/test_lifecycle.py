@@ -599,6 +599,7 @@ class TestGarbage:
         assert before == counts()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{"keep_last": 10}, {"keep_last": 0}, {"enabled": False}])
 def test_memory_is_flat(settings):
     """What is bounded or disabled allocates nothing that stays, however many regions there are."""

@@ -34,6 +34,8 @@ ONE_FORM = (
 
 # Not in `make test-quick`: each of their tests starts a server, ranks, a fit or a build, or takes more than 2 s.
 SLOW = (
+    "benchmarks/test_gpu_session.py",
+    "benchmarks/test_healthy_runs.py",
     "docs",
     "examples",
     "exporters/test_mlflow.py",
@@ -44,6 +46,10 @@ SLOW = (
     "peers/test_deepspeed_engine.py",
     "peers/test_examples_beside_originals.py",
     "peers/test_originals.py",
+    "ranks/test_gather.py",
+    "runs/test_commands_as_new_user.py",
+    "suite/test_forks.py",
+    "suite/test_processes_and_caches.py",
     "tensorflow/test_examples_of_keras.py",
     "tensorflow/test_keras.py",
     "tensorflow/test_keras_graphs.py",
@@ -62,6 +68,7 @@ SLOW = (
     "torch_pipeline/test_deepspeed_pipeline.py",
     "torch_pipeline/test_engine_features.py",
     "torch_pipeline/test_engine_on_ranks.py",
+    "torch_pipeline/test_pipeline_pictures.py",
 )
 
 # Begun first, in this order, so that no worker ends with one of them alone; then the other files with slow tests.
@@ -101,7 +108,7 @@ def turn(item: pytest.Item) -> int:
 def mark(item: pytest.Item) -> None:
     """Give a test the marks of its file."""
     is_slow, has_both_forms, _ = _lanes_of(item.path)
-    if is_slow:
+    if is_slow or "forks" in getattr(item, "fixturenames", ()):
         item.add_marker("slow")
     if has_both_forms and item.get_closest_marker("one_form") is None:
         item.add_marker("both_forms")
