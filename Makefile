@@ -217,12 +217,14 @@ OLDEST_TESTS := tests/core tests/named_timers tests/exporters tests/runs $(wildc
 test-oldest: .venvs/oldest/.stamp
 	@.venvs/oldest/bin/$(PYTEST) $(PYTEST_ARGS) $(OLDEST_TESTS)
 
-# Not in CI: three times as slow. What a test starts is sanitized as well.
+# Not in CI: three times as slow. What a test starts is sanitized as well. Left out is the one that forks while threads
+# allocate, as the child may find the sanitizer's own locks held.
 asan: setup
 	@echo "asan: the compiled core with AddressSanitizer and checked bounds"
 	@$(BIN)/python tests/support/suite_sanitized.py
 	@PYTHONPATH=$(CURDIR)/build/asan LD_PRELOAD=`$(or $(CC),cc) -print-file-name=libasan.so` PYTHONMALLOC=malloc \
-		ASAN_OPTIONS=detect_leaks=0 $(BIN)/pytest -p no:cacheprovider $(PYTEST_ARGS) tests/core
+		ASAN_OPTIONS=detect_leaks=0 $(BIN)/pytest -p no:cacheprovider \
+		--deselect tests/core/test_lifecycle.py::TestFork::test_forks_amid_everything $(PYTEST_ARGS) tests/core
 
 # Not in CI: the originals' own tests, which take minutes. DeepSpeed's are in its sources alone.
 test-peers: setup
