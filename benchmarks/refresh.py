@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.__main__ import Bench
-from benchmarks._report import training_lines
+from benchmarks._report import reach_table, short_of, training_lines
 
 TITLES = {"comm": "Communication", "pipeline": "Pipelines", "layers": "Layers"}
 """Sections whose lines come from ``benchmarks.bench_<name>``, and their headings."""
@@ -39,7 +39,7 @@ def put(folder: Path, name: str, lines: list[str]) -> None:
 
 
 def put_training(folder: Path, results: dict[str, Any]) -> None:
-    """Replace the tables of training loops that were measured; the others stay.
+    """Replace the tables of training loops that were measured, and what they reach; the others stay.
 
     Args:
         folder: Where ``RESULTS.md`` and ``results.json`` are.
@@ -49,8 +49,10 @@ def put_training(folder: Path, results: dict[str, Any]) -> None:
         ValueError: As by :func:`put`.
     """
     measured = {name: results[name] for name in ("pytorch", "processes", "keras") if name in results}
-    lines = training_lines(_read(folder) | measured)
-    _put_section(folder, "Training", lines)
+    found = _read(folder) | measured
+    _put_section(folder, "Training", training_lines(found))
+    if "## Reach\n" in (folder / "RESULTS.md").read_text(encoding="utf-8"):  # Some of its goals are of training.
+        _put_section(folder, "Reach", [*reach_table(found), *short_of(found)])
     _keep(folder, measured)
 
 

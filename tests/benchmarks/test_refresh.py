@@ -61,3 +61,20 @@ def test_one_loop_of_training(tmp_path):
     assert "Measured until today." in text
     assert text.endswith(BEFORE.format(PIPELINES).removeprefix("# Results\n\n"))
     assert {"keras": keras, "pytorch": pytorch} == json.loads((tmp_path / "results.json").read_text())
+
+
+def test_what_is_reached_follows(tmp_path):
+    """A goal of training that was reached once and is not any more is not said to be."""
+    (tmp_path / "RESULTS.md").write_text(BEFORE.format("## Reach\n\nyes\n\n" + PIPELINES))
+    (tmp_path / "results.json").write_text(json.dumps({"contenders": {}, "peer_ratios": {}}))
+    took = {"ms": {"median": 1.0, "rounds": 2}, "us": {"median": 1.0, "rounds": 2}}
+    runs = {
+        "no timing": took,
+        "no timing, again": {**took, "overhead_percent": {"median": 0.0, "low": -1.0, "high": 1.0, "rounds": 2}},
+        "TimerCallback": {**took, "overhead_percent": {"median": 9.0, "low": 0.5, "high": 10.0, "rounds": 2}},
+    }
+    keras = {"keras": "3", "backend": "tensorflow", "steps": 7, "runs": runs}
+    refresh.put_training(tmp_path, {"keras": keras, "missing": {}})
+    reach = (tmp_path / "RESULTS.md").read_text().partition("## Reach")[2].partition("## ")[0]
+    assert "yes" not in reach
+    assert "+9.0 % (+0.5…+10.0) | **no** |" in reach
