@@ -43,6 +43,14 @@ class _Rename(ast.NodeTransformer):
                 alias.name = renamed(alias.name)
         return node
 
+    def visit_Dict(self, node: ast.Dict) -> ast.Dict:
+        # The tables of `lazy_names`, of names and the modules that have them.
+        self.generic_visit(node)
+        for home in node.values:
+            if isinstance(home, ast.Constant) and isinstance(home.value, str):
+                home.value = renamed(home.value)
+        return node
+
     def visit_Call(self, node: ast.Call) -> ast.Call:
         self.generic_visit(node)
         called = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import sys
@@ -185,6 +186,8 @@ class TestPlainForm:
             pass
         assert type(timer.snapshot()).__module__.startswith("deep500_timing_plain.")
         assert type(timer.get_time_stats("IO")).__module__.startswith("deep500_timing_plain.")
+        adapters = importlib.import_module("deep500_timing_plain.adapters")
+        assert adapters.Intervals.__module__.startswith("deep500_timing_plain.")
 
     @pytest.mark.parametrize(
         ("module", "expected"),
