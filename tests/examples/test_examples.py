@@ -86,7 +86,8 @@ def run(forks, tmp_path, monkeypatch):
             status = program.wait(240)
         finally:
             program.kill()
-        return status, output.read_text(encoding="utf-8"), output.read_text(encoding="utf-8")
+        printed = output.read_text(encoding="utf-8")
+        return status, printed, printed
 
     def run_interpreter(command: list[str]) -> tuple[int, str, str]:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)

@@ -200,6 +200,23 @@ class Forks:
             server.close()
 
 
+@contextlib.contextmanager
+def jobs_of(workers: Path, forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Job]]:
+    """Start scripts of the folder ``workers`` as so many ranks, with arguments; what runs at the end is killed."""
+    started: list[Job] = []
+
+    def start(script: str, ranks: int, *arguments: str) -> Job:
+        folder = tmp_path_factory.mktemp(f"{script.removesuffix('.py')}-{ranks}")
+        started.append(Job(folder, forks.start, [str(workers / script), str(folder), *arguments], ranks))
+        return started[-1]
+
+    try:
+        yield start
+    finally:
+        for job in started:
+            job.kill()
+
+
 @pytest.fixture(scope="session")
 def forks() -> Iterator[Forks]:
     """Start programs in milliseconds: of PyTorch by ``forks.start``, of TensorFlow by ``forks.start_tensorflow``."""

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from suite_ranks import Job, free_port
+from suite_ranks import Job, free_port, jobs_of
 
 WORKERS = Path(__file__).parent / "workers"
 SWITCH = "DEEP500_TIMING_COMM_KERNEL"
@@ -29,16 +29,8 @@ def torchrun(forks, tmp_path_factory):
 @pytest.fixture(scope="session")
 def jobs(forks, tmp_path_factory):
     """Start a worker script as so many ranks, each a process of its own that may be killed."""
-    started: list[Job] = []
-
-    def start(script: str, ranks: int, *arguments: str) -> Job:
-        folder = tmp_path_factory.mktemp(f"{Path(script).stem}-{ranks}")
-        started.append(Job(folder, forks.start, [str(WORKERS / script), str(folder), *arguments], ranks))
-        return started[-1]
-
-    yield start
-    for job in started:
-        job.kill()
+    with jobs_of(WORKERS, forks, tmp_path_factory) as start:
+        yield start
 
 
 @pytest.fixture(name="free_port")

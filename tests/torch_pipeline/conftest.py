@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from suite_ranks import Job
+from suite_ranks import jobs_of
 
 WORKERS = Path(__file__).parent / "workers"
 
@@ -13,13 +13,5 @@ WORKERS = Path(__file__).parent / "workers"
 @pytest.fixture(scope="session")
 def ranks(forks, tmp_path_factory):
     """Start a worker script as so many ranks."""
-    started: list[Job] = []
-
-    def start(script: str, count: int, *arguments: str) -> Job:
-        folder = tmp_path_factory.mktemp(f"{Path(script).stem}-{count}")
-        started.append(Job(folder, forks.start, [str(WORKERS / script), str(folder), *arguments], count))
-        return started[-1]
-
-    yield start
-    for job in started:
-        job.kill()
+    with jobs_of(WORKERS, forks, tmp_path_factory) as start:
+        yield start
