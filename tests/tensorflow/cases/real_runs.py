@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
-from every_backend import batches, counts, make_model
+from every_backend import assert_same_weights, batches, counts, failed, make_model
 
 import deep500_timing_tensorflow as timer
 
@@ -64,18 +64,33 @@ def test_distribution_on_jax(data, backend):
     assert 40 == callback.throughput.epoch_samples
 
 
-def test_tuner(data, backend, tmp_path):
-    """KerasTuner copies the callback for each trial, and all trials are in the one timer."""
-    if backend != "torch":
-        pytest.skip("one backend is enough, and on TensorFlow a tuner needs TensorBoard")
+def test_tuner(fed, backend, tmp_path):
+    """KerasTuner copies the callback for each trial; all are in the one timer, and the search finds what it would."""
+    if backend == "jax":
+        pytest.skip("one backend beside TensorFlow, which most searches run on, is enough")
     tuner_of = pytest.importorskip("keras_tuner")
+    if backend == "tensorflow":
+        pytest.importorskip("tensorboard")
 
-    def build(choices):
-        return make_model(optimizer=keras.optimizers.SGD(choices.Choice("rate", [0.01, 0.1])))
+    def search(callbacks):
+        trained = []
 
-    tuner = tuner_of.GridSearch(build, objective="val_loss", directory=tmp_path, max_trials=2)
+        def build(choices):
+            trained.append(make_model(optimizer=keras.optimizers.SGD(choices.Choice("rate", [0.01, 0.1]))))
+            return trained[-1]
+
+        tuner = tuner_of.GridSearch(build, objective="val_loss", directory=tmp_path / str(len(callbacks)), max_trials=2)
+        tuner.search(**fed(20, validated=True), epochs=2, callbacks=callbacks, verbose=0)
+        scores = {trial.hyperparameters.get("rate"): trial.score for trial in tuner.oracle.trials.values()}
+        return scores, [weights for model in trained for weights in model.get_weights()]
+
     tmr = timer.Timer()
-    callbacks = [timer.TimerCallback(tmr)]
-    tuner.search(*data, batch_size=20, epochs=2, validation_data=data, callbacks=callbacks, verbose=0)
+    callback = timer.TimerCallback(tmr)
+    (expected, expected_weights), (actual, weights) = search([]), search([callback])
+    assert [0.01, 0.1] == sorted(expected)
+    assert expected == actual
+    assert_same_weights(expected_weights, weights)
     found = counts(tmr)
-    assert (2, 4, 4, 8) == (found["FIT"], found["EPOCH"], found["VALIDATION"], batches(tmr))
+    assert (2, 4, 4, 8, 8) == (found["FIT"], found["EPOCH"], found["VALIDATION"], found["IO"], batches(tmr))
+    assert set() == failed(tmr)
+    assert 0 == callback.batches, "The copies were to count."
