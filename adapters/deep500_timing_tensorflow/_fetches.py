@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from deep500_timing import TimeType
 from deep500_timing_tensorflow import _capabilities, _frames
+from deep500_timing_tensorflow._broken_off import tell_when_broken_off
 from deep500_timing_tensorflow._data import listeners_at
 from deep500_timing_tensorflow._data_tensorflow import Fetched, timed_dataset_at
 
@@ -235,6 +236,20 @@ class SummedFetches(Fetches):
         if self._executions:
             self._read(self._began_ns + self._took_ns)
 
+    def broken_off(self) -> None:
+        """An exception ends the fit: what was waited for is told, for the batch that failed too."""
+        before, now_ns = self._before, self._times.timer.now_ns()
+        if before is None or not self._dataset.works:
+            return
+        self._now = now = self._dataset.fetched()
+        if batches := now.batches - before.batches:
+            # On the one that failed nothing was trained; it is taken to be as large as the others.
+            size = (now.bytes - before.bytes) * self._executions // batches
+            self._now = now._replace(bytes=before.bytes + size)
+            if not self._executions:
+                self._began_ns = now_ns - round(1e3 * (now.wait_us - before.wait_us))
+            self._read(now_ns)
+
     def _read(self, now_ns: int) -> int:
         # Returns how many batches the newest execution had.
         before, now = self._before, self._now or self._dataset.fetched()
@@ -253,7 +268,7 @@ class SummedFetches(Fetches):
                 self._times.totals.add(IO, wait_ns, batches)
         newest = max(batches - self._executions + 1, 1)  # Those that were not read had one each.
         self._waits = wait_ns >= WAITS_NS * batches
-        self._usual_ns = self._took_ns / self._executions
+        self._usual_ns = self._took_ns / max(self._executions, 1)
         self._begin_group(now_ns)
         return newest
 
@@ -279,6 +294,7 @@ def fetches_of(
             dataset = timed_dataset_at(data)
             if dataset is not None:
                 found = SummedFetches(times, several, dataset)
+                tell_when_broken_off(data, found)
     elif data is not None and (listeners := listeners_at(data)) is not None:
         found = ListenedFetches(times, several, before_hooks=backend == "torch")
         listeners.add(found)

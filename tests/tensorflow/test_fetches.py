@@ -175,3 +175,37 @@ def test_sums_of_data_that_was_used_before_are_read_first():
     fit.execute()
     fit.fetches.settle()
     assert (2, SAMPLES) == (fit.sums.readings, fit.totals.throughput().epoch_samples)
+
+
+def test_exception_tells_what_was_not_read():
+    """A fit that is broken off between two executions has the waits and samples of those that are over."""
+    fit = Fit().after_the_first()
+    fit.execute(25)
+    fit.fetches.broken_off()
+    fit.fetches.settle()
+    assert pytest.approx([0.25]) == fit.waits_ms()
+    assert (25 * SAMPLES, 1) == (fit.totals.throughput().epoch_samples, fit.sums.readings)
+
+
+@pytest.mark.parametrize(("executions", "began_ms"), [(0, 1.0), (25, 0.0)])
+def test_exception_inside_an_execution_tells_its_wait(executions, began_ms):
+    """The batch that failed was waited for too, as on the other backends, but nothing was trained on it."""
+    fit = Fit().after_the_first()
+    since_ns = fit.timer.now_ns()
+    fit.execute(executions)
+    fit.fetches.execution_begins(False)
+    fit.clock.advance(0.033)
+    before = fit.sums.now
+    fit.sums.now = Fetched(before.batches + 1, before.wait_us + 32e3, before.bytes + BYTES)
+    fit.fetches.broken_off()
+    assert pytest.approx([32 + 0.01 * executions]) == fit.waits_ms()
+    assert since_ns + began_ms * MS == fit.timer.intervals("IO")[0][0]
+    assert executions * SAMPLES == fit.totals.throughput().epoch_samples
+
+
+def test_exception_before_any_batch_was_handed_out():
+    """What fails while the first step is traced was waited for nothing, and IO is not there."""
+    fit = Fit()
+    fit.fetches.execution_begins(True)
+    fit.fetches.broken_off()
+    assert [] == fit.waits_ms()

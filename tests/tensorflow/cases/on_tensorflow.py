@@ -406,6 +406,45 @@ def test_one_reading_for_many_short_steps_loses_nothing(data, monkeypatch):
     assert 37 == callback.throughput.samples
 
 
+@pytest.mark.usefixtures("collects_its_own")
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt], ids=["exception", "Ctrl-C"])
+def test_waits_before_an_exception_are_told_at_once(data, monkeypatch, error):
+    """Who looks at the times after an exception finds every wait, and no frame or reference of ours is left."""
+    monkeypatch.setattr(_fetches, "_FIRST_ONES", 0)
+    monkeypatch.setattr(_fetches, "_SLOW", math.inf)
+    monkeypatch.setattr(_fetches, "READ_AFTER_NS", math.inf)
+    monkeypatch.setattr(_fetches, "WAITS_NS", math.inf)
+    sums, iterators = [], []
+
+    class Breaks(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            if batch == 4:
+                sums.extend(timing._fetches._dataset.fetched() for timing in callback._timings)
+                frame = sys._getframe()
+                while frame.f_code.co_name != "fit":
+                    frame = frame.f_back
+                iterators.append(weakref.ref(frame.f_locals["epoch_iterator"]))
+                raise error("bad sample")
+
+    tmr, also = timer.Timer(), timer.TimerCallback(timer.Timer())
+    callback = timer.TimerCallback(tmr)
+    model = make_model()
+    model.fit(*data, batch_size=8, verbose=0)
+    with pytest.raises(error) as raised:
+        model.fit(*data, batch_size=8, callbacks=[callback, also, Breaks()], verbose=0)
+    assert not any("deep500_timing" in str(entry.path) for entry in raised.traceback)
+    waited_s = sums[0].wait_us / 1e6
+    assert 0 < waited_s
+    for told in (callback, also):
+        assert pytest.approx(waited_s) == sum(told.timer.get_time("IO"))
+        assert (4, 4 * 8) == (told.throughput.epoch_steps, told.throughput.epoch_samples)
+    del raised
+    gc.collect()  # Keras's own frame refers to itself after an exception.
+    assert iterators[0]() is None
+    model.fit(*data, batch_size=8, callbacks=[callback], verbose=0)
+    assert (9, 2) == (callback.batches, counts(tmr)["IO"])
+
+
 def test_waits_inside_an_execution_come_from_the_stamps(data):
     """With stamps the waits are known inside a compiled loop, but for the one before the first tracing."""
     tmr = timer.Timer()

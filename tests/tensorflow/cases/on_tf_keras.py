@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
 
 import deep500_timing_tensorflow as timer
+from deep500_timing_tensorflow import _fetches
 
 FIRST = "BATCH (first)"
 
@@ -92,18 +95,22 @@ def test_traces_are_those_of_a_fit_without_the_callback(data):
     assert found[0] == found[1] == found[2]
 
 
-def test_broken_off_fit_and_the_next(data):
-    """A fit that raises leaves the model as it was, and the next is timed in full."""
+def test_broken_off_fit_and_the_next(data, monkeypatch):
+    """A fit that raises has the batches until then, leaves the model as it was, and the next is timed in full."""
 
     class Raising(tf_keras.callbacks.Callback):
         def on_train_batch_begin(self, batch, logs=None):
             if batch == 2:
                 raise KeyboardInterrupt
 
+    monkeypatch.setattr(_fetches, "_FIRST_ONES", 1)
+    monkeypatch.setattr(_fetches, "READ_AFTER_NS", math.inf)
+    monkeypatch.setattr(_fetches, "WAITS_NS", math.inf)
     tmr = timer.Timer()
     model, callback = make_model(), timer.TimerCallback(tmr, phases=True)
     with pytest.raises(KeyboardInterrupt):
         model.fit(*data, batch_size=8, callbacks=[callback, Raising()], verbose=0)
+    assert (2, 2 * 8) == (callback.throughput.epoch_steps, callback.throughput.epoch_samples)
     model.fit(*data, batch_size=8, callbacks=[callback], verbose=0)
     found = counts(tmr)
     assert (1, 7) == (found["FIT"], found["BATCH"] + found[FIRST])
