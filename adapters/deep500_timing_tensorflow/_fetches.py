@@ -262,7 +262,7 @@ class SummedFetches(Fetches):
         wait_ns = round(1e3 * (now.wait_us - before.wait_us))
         if self.times_io and batches:
             # Only the length is known. The longest execution is where a long wait was, if there was one.
-            began_ns = self._longest_began_ns if wait_ns <= self._longest_ns else self._began_ns
+            began_ns = max(self._longest_began_ns + min(self._longest_ns - wait_ns, 0), self._began_ns)
             self._times.timer.record(IO, began_ns, began_ns + wait_ns)
             if self._times.totals is not None:
                 self._times.totals.add(IO, wait_ns, batches)

@@ -124,6 +124,15 @@ def test_stall_of_a_single_batch_is_read_at_once_and_lies_in_it():
     assert began_ns == fit.timer.intervals("IO")[0][0]
 
 
+def test_stall_that_is_read_with_many_short_waits_lies_over_its_batch():
+    """Where the waits before a stall do not fit into its batch, the interval ends with the batch, not before it."""
+    fit = Fit().after_the_first()
+    fit.execute(40, wait_ms=0.08)
+    fit.execute(took_ms=4.0, wait_ms=3.9)
+    assert pytest.approx([40 * 0.08 + 3.9]) == fit.waits_ms()
+    assert fit.timer.now_ns() == fit.timer.intervals("IO")[0][1]
+
+
 def test_who_waits_for_data_is_read_at_each_batch():
     """Where a batch is waited for longer than a reading takes, each batch has its own wait, until that is over."""
     fit = Fit().after_the_first()
