@@ -4,31 +4,24 @@ tf.data itself can tell how long each batch was waited for: a ``LatencyStatsData
 passed inside the pipeline below it. It is put on top of the pipeline as Keras made it, after tf.data has optimized
 that, so that nothing in it changes (its order, its seeds, its prefetching). The iterator has the type, and so the
 signature, of Keras's own: the train function does not trace once more. The sums are read after an execution.
-
-Parts of the pipeline below would add up what they do as well, such as how full a buffer is, and to read all of that
-takes several times as long as the wait alone. So they get an aggregator of their own, which nobody reads.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 import math
-import os
 import weakref
 from collections import deque
 from typing import Any, NamedTuple
 
 from deep500_timing_tensorflow._faults import warn_fault
+from deep500_timing_tensorflow._sums_on_top import WAIT, new_sums, with_sums
 
-_WAIT, _BYTES = "wait/", "bytes/"
-_numbers = itertools.count()
 # The sums of data sets that are gone. The collector may find that out anywhere, in the middle of the user's trace too,
 # where an operation would become part of the graph, or wait for the lock that the trace holds: nothing is run there.
 _unused: deque[Any] = deque()
 # Made after a fit for the next ones, whose first batch need not wait for it.
 _prepared: deque[Any] = deque()
-_sums_on_top: Any = None
 
 
 class Fetched(NamedTuple):
@@ -39,13 +32,6 @@ class Fetched(NamedTuple):
     """How long they were waited for, in microseconds; with replicas, by the one that waited longest."""
     bytes: int
     """The size of all tensors of all replicas."""
-
-
-class _Sums(NamedTuple):
-    """Two aggregators: what is added up on top of a pipeline, and what its own parts add up."""
-
-    on_top: Any
-    below: Any
 
 
 class TimedDataset:
@@ -68,9 +54,9 @@ class TimedDataset:
         try:
             self._sums = _prepared.pop()
         except IndexError:
-            self._sums = _new_sums(tf)
-        weakref.finalize(self, _unused.extend, self._sums).atexit = False
-        self._read = functools.partial(tf.raw_ops.StatsAggregatorSummary, iterator=self._sums.on_top)
+            self._sums = new_sums(tf)
+        weakref.finalize(self, _unused.append, self._sums).atexit = False
+        self._read = functools.partial(tf.raw_ops.StatsAggregatorSummary, iterator=self._sums)
         self.works = False
         """Whether the newest iterator adds up its waits."""
         self.is_untouched = True
@@ -98,7 +84,7 @@ class TimedDataset:
         batches, wait_us, size = 0, 0.0, 0
         for value in self._parse(self._read().numpy()).value:
             sums = value.histo
-            if value.tag.startswith(_WAIT):
+            if value.tag.startswith(WAIT):
                 batches, wait_us = max(batches, int(sums.num)), max(wait_us, sums.sum)
             else:
                 size += int(sums.sum)
@@ -119,8 +105,8 @@ class TimedDataset:
             if self._timed_variant is None:
                 # Once a fit and not once an epoch.
                 self._bytes_per_sample = _bytes_per_sample(tf, dataset.element_spec)
-                put_on_top = _sums_on_top or functools.partial(_finalized_with_sums, tf)
-                self._timed_variant = put_on_top(dataset._apply_debug_options()._variant_tensor, *self._sums)
+                variant = dataset._apply_debug_options()._variant_tensor
+                self._timed_variant = with_sums(tf, variant, self._sums, "0", finalizes=True)
             resource = tf.raw_ops.AnonymousIteratorV3(**flat)
         except Exception as error:
             warn_fault("timing a data set", error)
@@ -140,9 +126,8 @@ class TimedDataset:
                 resource = part._iterator_resource
                 with tf.init_scope(), tf.device(resource.device):
                     self._bytes_per_sample = _bytes_per_sample(tf, part.element_spec)
-                    timed = _with_sums(
-                        tf, part._dataset._variant_tensor, self._sums.on_top, self._sums.below, str(number)
-                    )
+                    variant = part._dataset._variant_tensor
+                    timed = with_sums(tf, variant, self._sums, str(number), finalizes=False)
                     tf.raw_ops.MakeIterator(dataset=timed, iterator=resource)
         except Exception as error:
             warn_fault("timing a distributed data set", error)
@@ -164,17 +149,6 @@ def timed_dataset_at(data: Any) -> TimedDataset | None:
             timed = vars(data)[name] = TimedDataset(dataset)
             return timed
     return None
-
-
-@functools.cache
-def _options(tf: Any) -> bytes:
-    # Else tf.data would prefetch above the sums, and they would be of a thread that nobody waits for.
-    options = tf.data.Options()
-    options.autotune.enabled = False
-    options.experimental_optimization.apply_default_optimizations = False
-    options.experimental_optimization.inject_prefetch = False
-    encoded: bytes = options._to_proto().SerializeToString()
-    return encoded
 
 
 def _flat(spec: Any) -> dict[str, Any]:
@@ -199,12 +173,7 @@ def _bytes_per_sample(tf: Any, spec: Any) -> int | None:
 
 
 def prepare_for_more_fits() -> None:
-    """Let go of the sums that are not used any more, and make the next fit quicker to begin with; after a fit.
-
-    TensorFlow makes anew what runs an operation on data sets each time that it is called by itself, and the five of
-    them take as long as a step of a small model; inside a function it keeps that.
-    """
-    global _sums_on_top
+    """Let go of the sums that are not used any more, and have some for the next fit; after a fit."""
     import tensorflow as tf
 
     with tf.init_scope(), tf.device("/CPU:0"):
@@ -213,40 +182,5 @@ def prepare_for_more_fits() -> None:
                 tf.raw_ops.DestroyResourceOp(resource=_unused.popleft())
             except Exception as error:
                 warn_fault("letting go of a data set's sums", error)
-        if not _prepared:
-            _prepared.append(_new_sums(tf))
-        if _sums_on_top is None:  # Once in a process.
-            signature = [tf.TensorSpec((), tf.variant), *[tf.TensorSpec((), tf.resource)] * 2]
-            function = tf.function(
-                functools.partial(_finalized_with_sums, tf), input_signature=signature, autograph=False
-            )
-            _sums_on_top = function.get_concrete_function()
-
-
-def _like(tf: Any) -> dict[str, Any]:
-    # The operations hand on what their input is of, whatever they are told that this be.
-    return {"output_types": [tf.variant], "output_shapes": [None]}
-
-
-def _finalized_with_sums(tf: Any, variant: Any, on_top: Any, below: Any) -> Any:
-    # What making an iterator does first: it applies the options, and so optimizes and prefetches.
-    return _with_sums(tf, tf.raw_ops.FinalizeDataset(input_dataset=variant, **_like(tf)), on_top, below)
-
-
-def _with_sums(tf: Any, variant: Any, on_top: Any, below: Any, tag: str = "0") -> Any:
-    like = _like(tf)
-    adding = functools.partial(tf.raw_ops.SetStatsAggregatorDataset, tag="", counter_prefix="", **like)
-    variant = adding(input_dataset=variant, stats_aggregator=below)
-    variant = tf.raw_ops.LatencyStatsDataset(input_dataset=variant, tag=_WAIT + tag, **like)
-    variant = tf.raw_ops.BytesProducedStatsDataset(input_dataset=variant, tag=_BYTES + tag, **like)
-    variant = adding(input_dataset=variant, stats_aggregator=on_top)
-    return tf.raw_ops.OptionsDataset(input_dataset=variant, serialized_options=_options(tf), **like)
-
-
-def _new_sums(tf: Any) -> _Sums:
-    # Named, as they are found by their names; per process, as names outlive a fork.
-    with tf.init_scope(), tf.device("/CPU:0"):
-        number = f"{os.getpid()}_{next(_numbers)}"
-        return _Sums(
-            *(tf.raw_ops.StatsAggregatorHandle(shared_name=f"deep500_timing_{number}_{part}") for part in "ab")
-        )
+    if not _prepared:
+        _prepared.append(new_sums(tf))

@@ -18,6 +18,7 @@ import tensorflow as tf
 from clocks import made_data
 from hypothesis import given
 from hypothesis import strategies as st
+from tensorflow.python.framework import op_callbacks
 
 import deep500_timing_tensorflow as timer
 from deep500_timing.testing import ManualClock
@@ -881,29 +882,53 @@ def test_what_parts_of_the_pipeline_add_up_is_not_read():
     assert (3, 9 * 8) == (timed.fetched().batches, timed.fetched().bytes)
 
 
-def test_second_fit_waits_for_no_operation_of_the_sums(data, monkeypatch):
-    """What puts the sums on top of the data is prepared after the first fit, so that later ones begin sooner."""
-    monkeypatch.setattr(_data_tensorflow, "_sums_on_top", None)
+def test_a_fit_begins_with_one_operation_more_than_without(data, monkeypatch):
+    """All sums are put on top of the data by one function, in the first fit too; only there they are made as well."""
     monkeypatch.setattr(_data_tensorflow, "_prepared", collections.deque())
-    made, made_before = [], []
-    for name in ("StatsAggregatorHandle", "LatencyStatsDataset", "SetStatsAggregatorDataset", "OptionsDataset"):
-        original = getattr(tf.raw_ops, name)
+    run, run_before = [], []
 
-        def noted(name=name, original=original, **given):
-            made.append(name)
-            return original(**given)
-
-        monkeypatch.setattr(tf.raw_ops, name, noted)
+    def note(op_type, inputs, attrs, outputs, op_name=None, graph=None):
+        if graph is None:
+            run.append(op_type.decode() if isinstance(op_type, bytes) else op_type)
 
     class Looks(keras.callbacks.Callback):
         def on_train_batch_begin(self, batch, logs=None):
             if batch == 0:
-                made_before.append(list(made))
+                run_before.append(collections.Counter(run))
 
-    callback = timer.TimerCallback(timer.Timer())
     model = make_model()
-    for _ in range(3):
-        model.fit(*data, batch_size=8, callbacks=[Looks(), callback], verbose=0)
-        made.clear()
-    assert [6, 0, 0] == [len(names) for names in made_before]
+    callback = timer.TimerCallback(timer.Timer())
+    op_callbacks.add_op_callback(note)
+    try:
+        for ours in ([], [], [callback], [callback], [callback]):
+            run.clear()
+            model.fit(*data, batch_size=8, callbacks=[Looks(), *ours], verbose=0)
+    finally:
+        op_callbacks.remove_op_callback(note)
+    of_keras = run_before[1]
+    assert {"AnonymousIteratorV3", "MakeIterator"} <= of_keras.keys()
+    function = {"deep500_timing_sums_on_top_1_0": 1}
+    more = [{"StatsAggregatorHandle": 1, **function}, function, function]
+    assert more == [dict(begun - of_keras) for begun in run_before[2:]]
     assert (15, 15) == (callback.batches, counts(callback.timer)["IO"])
+
+
+def test_sums_go_on_when_tensorflow_forgets_what_it_keeps():
+    """A seed empties TensorFlow's caches: an iterator adds up as before, and so does one that is made afterwards."""
+    timed = TimedDataset(tf.data.Dataset.range(9).batch(3))
+    begun = iter(timed)
+    next(begun)
+    keras.utils.set_random_seed(7)
+    assert 2 == len(list(begun))
+    assert (3, 9 * 8) == (timed.fetched().batches, timed.fetched().bytes)
+    assert 3 == len(list(timed))
+    assert (6, 2 * 9 * 8) == (timed.fetched().batches, timed.fetched().bytes)
+
+
+def test_a_pipeline_is_optimized_below_the_sums():
+    """What tf.data makes of the parts of a pipeline is as without sums: it takes one part for a map and a batch."""
+    timed = TimedDataset(tf.data.Dataset.range(9).map(lambda n: n + 1, num_parallel_calls=2).batch(3))
+    assert 3 == len(list(timed))
+    of_parts = tf.raw_ops.StatsAggregatorHandle(shared_name="deep500_timing_unread")
+    summary = timed._parse(tf.raw_ops.StatsAggregatorSummary(iterator=of_parts).numpy())
+    assert "MapAndBatchDataset::thread_utilization" in {value.tag for value in summary.value}
