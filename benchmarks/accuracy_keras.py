@@ -79,15 +79,7 @@ def compare(
         measured, true = measured[-count:], np.asarray(true)[-count:]
         # Nothing is said of waits for what was there already.
         measured, true = measured[true > 0.01], true[true > 0.01]
-        errors = 100 * (measured - true) / true
-        low, high = np.percentile(errors, (5, 95))
-        return {
-            "case": f"{case}: {key.name}",
-            "true_s": float(np.median(true)),
-            "measured_s": float(np.median(measured)),
-            "error_percent": float(np.median(errors)),
-            "spread": f"{low:+.3f} … {high:+.3f}",
-        }
+        return row_of(f"{case}: {key.name}", true, measured)
 
     def of_batches(values: list[float], pick: Any = np.mean) -> Any:
         return pick(np.asarray(values).reshape(-1, replicas), axis=1)
@@ -102,6 +94,21 @@ def compare(
         rows.append(row(TimeType.FORWARD, of_batches(truth.forward_s)))
         rows.append(row(TimeType.BACKWARD, of_batches(truth.backward_s)))
     return rows
+
+
+def row_of(case: str, true: Any, measured: Any) -> dict[str, Any]:
+    """One row of as many times as there are true ones; else it fails."""
+    import numpy as np
+
+    errors = 100 * (np.asarray(measured) / np.asarray(true) - 1)
+    low, high = np.percentile(errors, (5, 95))
+    return {
+        "case": case,
+        "true_s": float(np.median(true)),
+        "measured_s": float(np.median(measured)),
+        "error_percent": float(np.median(errors)),
+        "spread": f"{low:+.3f} … {high:+.3f}",
+    }
 
 
 # --- TensorFlow -----------------------------------------------------------------------------------------------------
@@ -266,20 +273,7 @@ def other_work_rows(keras: Any) -> list[dict[str, Any]]:
         "evaluate in a fit: TEST": (tested, tmr.get_time("TEST")),
         traced: ([took for new, took in executed if new], tmr.get_time("BATCH (first)")),
     }
-    rows = []
-    for case, (true, measured) in pairs.items():
-        errors = 100 * (np.asarray(measured) / np.asarray(true) - 1)  # As many of one as of the other, or it fails.
-        low, high = np.percentile(errors, (5, 95))
-        rows.append(
-            {
-                "case": f"Keras on TensorFlow, {case}",
-                "true_s": float(np.median(true)),
-                "measured_s": float(np.median(measured)),
-                "error_percent": float(np.median(errors)),
-                "spread": f"{low:+.3f} … {high:+.3f}",
-            }
-        )
-    return rows
+    return [row_of(f"Keras on TensorFlow, {case}", *compared) for case, compared in pairs.items()]
 
 
 def own_loop_rows() -> list[dict[str, Any]]:
@@ -304,6 +298,41 @@ def own_loop_rows() -> list[dict[str, Any]]:
     return compare("TensorFlow, own loop with timed_step", tmr, truth, batches=BATCHES)
 
 
+def stall_rows(keras: Any) -> list[dict[str, Any]]:
+    """Steps far below 50 ms, whose waits are read several at once, and a stall now and then among them."""
+    import numpy as np
+    import tensorflow as tf
+
+    import deep500_timing_tensorflow as timer
+
+    every = 100
+    slept: list[float] = []
+
+    def stall(number: Any) -> Any:
+        began = time.perf_counter()
+        time.sleep(BACKWARD_S)
+        slept.append(time.perf_counter() - began)
+        return number
+
+    def batch(number: Any) -> Any:
+        def stalls() -> Any:
+            return tf.ensure_shape(tf.numpy_function(stall, [number], tf.int64), ())
+
+        number = tf.cond(tf.equal(number % every, every - 1), stalls, lambda: number)
+        return tf.cast(tf.fill((8, 4), number % 2), tf.float32), tf.ones((8, 1))
+
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, keras.layers.Dense(1)(inputs))
+    model.compile("sgd", "mse")
+    options = tf.data.Options()
+    options.autotune.enabled = options.experimental_optimization.inject_prefetch = False  # Nothing runs ahead.
+    batches = tf.data.Dataset.range(BATCHES * every).map(batch).with_options(options)
+    tmr = timer.Timer()
+    model.fit(batches, callbacks=[timer.TimerCallback(tmr)], verbose=0)
+    waits = [took for took in tmr.get_time("IO") if took > BACKWARD_S / 2]
+    return [row_of("Keras on TensorFlow, a stall among short steps: IO", slept, np.asarray(waits))]
+
+
 def rows_on_tensorflow() -> list[dict[str, Any]]:
     """Keras 3 on TensorFlow."""
     import keras
@@ -321,7 +350,12 @@ def rows_on_tensorflow() -> list[dict[str, Any]]:
         "mixed precision": {"policy": "mixed_bfloat16"},
         "MirroredStrategy, two CPUs": {"mirrored": True},
     }
-    return tensorflow_rows(keras, "Keras on TensorFlow", cases) + other_work_rows(keras) + own_loop_rows()
+    return (
+        tensorflow_rows(keras, "Keras on TensorFlow", cases)
+        + other_work_rows(keras)
+        + stall_rows(keras)
+        + own_loop_rows()
+    )
 
 
 def rows_on_tf_keras() -> list[dict[str, Any]]:
