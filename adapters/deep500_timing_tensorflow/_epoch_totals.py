@@ -28,7 +28,7 @@ class Throughput(NamedTuple):
     epoch_samples: int | None
     """Samples in them."""
     epoch_seconds: float
-    """How long the epoch took until now, or to its end, its validation and all callbacks included."""
+    """How long the epoch took until now, to its end or until it was broken off, validation and callbacks included."""
 
     @property
     def steps_per_s(self) -> float | None:
@@ -59,7 +59,7 @@ class EpochTotals:
 
     Args:
         now_ns: When the epoch began, on the timer's clock.
-        settle: Adds what happened and is not added yet, while the epoch lasts.
+        settle: Adds what happened and is not added yet, and how long the epoch has lasted, while it lasts.
     """
 
     def __init__(self, now_ns: int, settle: Callable[[], None] | None = None) -> None:
@@ -103,6 +103,10 @@ class EpochTotals:
         self._epoch_samples = _sum(self._epoch_samples, samples)
         if steady is not False:
             self._samples = _sum(self._samples, samples if steady else None)
+
+    def lasts(self, now_ns: int) -> None:
+        """The epoch has lasted until now, and is not at its end."""
+        self._ended_ns = now_ns
 
     def ends(self, now_ns: int) -> None:
         """Keras is done with the epoch; the hooks at its end follow."""

@@ -113,7 +113,7 @@ class FitTiming:
         if self._phases is not None:
             self._phases.leave(self)
         self.matcher.forget()
-        self.regions.fail_all()
+        self._fail_all()
         self._settle_what_can_be_timed()
 
     def _list_is_gone(self) -> None:
@@ -125,8 +125,16 @@ class FitTiming:
         self.matcher.forget()
         self._model = None  # What waits to be left must not keep it.
         if self._thread == get_ident():  # Regions belong to their thread.
-            self.regions.fail_all()
+            self._fail_all()
             self._settle_what_can_be_timed()
+
+    def _fail_all(self) -> None:
+        self._epoch_lasts()
+        self.regions.fail_all()
+
+    def _epoch_lasts(self) -> None:
+        if EPOCH in self.regions and self.totals is not None:
+            self.totals.lasts(self.timer.now_ns())
 
     # --- the hooks of others ----------------------------------------------------------------------------------------
 
@@ -252,6 +260,7 @@ class FitTiming:
 
     def _settle_fetches(self) -> None:
         # For who asks for the throughput meanwhile. Inside a batch this may be anywhere, such as in a user's trace.
+        self._epoch_lasts()
         if self._thread == get_ident() and BATCH not in self.regions and BATCH_FIRST not in self.regions:
             self._fetches.settle()
 

@@ -286,6 +286,28 @@ def test_rates_are_those_of_the_steady_state(data, backend):
     assert found.epoch_steps_per_s < found.steps_per_s
 
 
+def test_epoch_lasts_until_it_is_asked_about_or_broken_off(data):
+    """Who asks inside an epoch is told how long it has lasted, and after an exception how long it lasted."""
+    clock = TickingClock()
+    callback = timer.TimerCallback(timer.Timer(clock=clock))
+    asked = []
+
+    class Asks(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            asked.append(callback.throughput.epoch_seconds)
+            clock.advance(HOUR_S)
+            if batch == 2:
+                raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        make_model().fit(*data, batch_size=8, callbacks=[callback, Asks()], verbose=0)
+    gc.collect()
+    clock.advance(HOUR_S)
+    asked.append(callback.throughput.epoch_seconds)
+    assert [0, 1, 2, 3] == [int(seconds // HOUR_S) for seconds in asked]
+    assert callback.throughput.epoch_steps_per_s == pytest.approx(1 / HOUR_S, rel=1e-2)
+
+
 def test_intervals_of_several_steps_are_moments_that_were(data, backend):
     """With several steps per execution BATCH has one interval for each, and none lies in another."""
     if backend == "torch":
