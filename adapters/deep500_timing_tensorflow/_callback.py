@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from deep500_timing import Timer
 from deep500_timing_tensorflow import _frames
 from deep500_timing_tensorflow._edges import FirstCallback, LastCallback, guarded
-from deep500_timing_tensorflow._fit import FitTiming, leave_what_is_gone
+from deep500_timing_tensorflow._fit import FitTiming
+from deep500_timing_tensorflow._left_behind import leave_what_is_gone
 from deep500_timing_tensorflow._wishes import Wishes
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from deep500_timing_tensorflow._batches import FirstOfBatch, LastOfBatch
 from deep500_timing_tensorflow._faults import warn_fault
 
 if TYPE_CHECKING:
@@ -40,9 +41,6 @@ class _Silent:
     _supports_tf_logs = True
     _chief_worker_only = None
 
-    def __init__(self, timing: FitTiming) -> None:
-        self.timing = timing
-
     def _nothing(self, *args: Any, **kwargs: Any) -> None:
         pass
 
@@ -62,8 +60,10 @@ class _Silent:
         return False
 
 
-class FirstCallback(_Silent):
+class FirstCallback(FirstOfBatch, _Silent):
     """Stands in front of all others: what Keras did ends, and their hooks begin."""
+
+    timing: FitTiming
 
     def set_params(self, params: dict[str, Any] | None) -> None:
         """How long the fit is, if Keras knows."""
@@ -78,22 +78,6 @@ class FirstCallback(_Silent):
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """An epoch begins."""
         self.timing.epoch_begins()
-
-    # The hooks of a batch are not `guarded`: what that costs is beside a short step not nothing.
-
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """The hooks before an execution begin."""
-        try:
-            self.timing.batch_is_next(batch)
-        except Exception as error:
-            warn_fault("on_train_batch_begin", error)
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """The train function returned, and its logs are there."""
-        try:
-            self.timing.batch_ends()
-        except Exception as error:
-            warn_fault("on_train_batch_end", error)
 
     @guarded
     def on_test_begin(self, logs: Any = None) -> None:
@@ -121,8 +105,10 @@ class FirstCallback(_Silent):
         self.timing.fit_is_done()
 
 
-class LastCallback(_Silent):
+class LastCallback(LastOfBatch, _Silent):
     """Stands behind all others: their hooks are over, and what Keras does begins."""
+
+    timing: FitTiming
 
     @guarded
     def on_train_begin(self, logs: Any = None) -> None:
@@ -133,20 +119,6 @@ class LastCallback(_Silent):
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Keras makes ready for the first batch."""
         self.timing.hooks_end()
-
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """The train function is next."""
-        try:
-            self.timing.batch_begins()
-        except Exception as error:
-            warn_fault("on_train_batch_begin", error)
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """The hooks after an execution are over."""
-        try:
-            self.timing.hooks_end()
-        except Exception as error:
-            warn_fault("on_train_batch_end", error)
 
     @guarded
     def on_test_begin(self, logs: Any = None) -> None:

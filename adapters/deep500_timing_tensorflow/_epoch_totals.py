@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+BATCH = TimeType.BATCH
+
+
 class Throughput(NamedTuple):
     """How fast an epoch went: in its steady state, and as a whole.
 
@@ -67,11 +70,11 @@ class EpochTotals:
         self._settle = settle
         self._began_ns = now_ns
         self._ended_ns = now_ns
-        self._steady_ns = 0
-        self._steps = self._epoch_steps = 0
+        self._waited_ns = self._epoch_steps = 0
         self._samples: int | None = 0
         self._epoch_samples: int | None = 0
-        self._sums: dict[TimeType | str, list[int]] = {}
+        self._batches = [0, 0]
+        self._sums: dict[TimeType | str, list[int]] = {BATCH: self._batches}
 
     def add(self, key: TimeType | str, duration_ns: int, count: int = 1) -> None:
         """Add an interval of a region that holds ``count`` of what its mean is to be of."""
@@ -86,12 +89,23 @@ class EpochTotals:
             found = self._sums[key] = [0, 0]
         return found
 
-    def add_execution(self, took_ns: int, steps: int, steady: bool) -> None:
-        """Add an execution of the train function: ``steps`` batches, traced or compiled if not ``steady``."""
+    def add_execution(self, kept_as: TimeType | str, took_ns: int, wait_ns: int, steps: int) -> None:
+        """Add an execution of the train function.
+
+        Args:
+            kept_as: BATCH in the steady state, another region if it was traced or compiled.
+            took_ns: How long it took.
+            wait_ns: How long its data were waited for before.
+            steps: How many batches it had.
+        """
         self._epoch_steps += steps
-        if steady:
-            self._steady_ns += took_ns
-            self._steps += steps
+        if kept_as is BATCH:
+            batches = self._batches
+            batches[0] += took_ns
+            batches[1] += steps
+            self._waited_ns += wait_ns
+        else:
+            self.add(kept_as, took_ns, steps)
 
     def add_samples(self, samples: int | None, steady: bool | None) -> None:
         """Add what one or several executions trained on.
@@ -118,10 +132,11 @@ class EpochTotals:
         """The epoch's throughput so far."""
         if self._settle is not None:
             self._settle()
+        took_ns, steps = self._batches
         return Throughput(
-            self._steps,
+            steps,
             self._samples,
-            self._steady_ns / 1e9,
+            (took_ns + self._waited_ns) / 1e9,
             self._epoch_steps,
             self._epoch_samples,
             (self._ended_ns - self._began_ns) / 1e9,

@@ -28,8 +28,8 @@ READ_AFTER_NS = 50_000_000
 """How long the sums may stay unread: a reading takes far below a hundredth of that."""
 WAITS_NS = 100_000
 """Who waits that long for a batch waits longer than a reading takes, and loses nothing by it."""
-_FIRST_ONES = 16
-"""Executions of a fit whose sums are read one by one, whatever they take."""
+_FIRST_ONES = 2
+"""Executions of a fit whose sums are read one by one: that which waits for the first batch, and one to compare with."""
 _SLOW = 2
 """An execution that takes so many times what is usual is looked at by itself."""
 
@@ -179,14 +179,13 @@ class SummedFetches(Fetches):
         # Of a new data set nothing need be read before its first batch.
         self._before: Fetched | None = Fetched(0, 0.0, 0) if dataset.is_untouched else None
         self._now: Fetched | None = None
-        self._read_one_by_one = _FIRST_ONES
-        self._waits = False
-        self._usual_ns = 0.0
-        self._begin_group(0)
+        self._reads_all = several > 1
+        self._readings = 0
+        self._read_at_ns = self._slow_ns = 0.0
+        self._begin_group()
 
-    def _begin_group(self, now_ns: int) -> None:
+    def _begin_group(self) -> None:
         # The executions whose sums are not read yet.
-        self._since_ns = now_ns
         self._executions = self._steady = 0
         self._took_ns = self._longest_ns = 0
         self._longest_began_ns = self._began_ns = 0
@@ -209,7 +208,6 @@ class SummedFetches(Fetches):
         """See :meth:`Fetches.execution_ended`."""
         if self._before is None or not self._dataset.works:
             return super().execution_ended(began_ns, took_ns, steady)
-        ended_ns = began_ns + took_ns
         if not self._executions:
             self._began_ns = began_ns
         self._executions += 1
@@ -217,17 +215,8 @@ class SummedFetches(Fetches):
         self._steady += steady
         if took_ns >= self._longest_ns:
             self._longest_ns, self._longest_began_ns = took_ns, began_ns
-        if (
-            self._waits
-            or self._now is not None
-            or self._several > 1
-            or self._read_one_by_one
-            or not steady
-            or ended_ns - self._since_ns >= READ_AFTER_NS
-            or took_ns > _SLOW * self._usual_ns
-        ):
-            if self._read_one_by_one:
-                self._read_one_by_one -= 1
+        ended_ns = began_ns + took_ns
+        if ended_ns >= self._read_at_ns or took_ns > self._slow_ns or not steady or self._now is not None:
             return self._read(ended_ns)
         return 1
 
@@ -267,9 +256,11 @@ class SummedFetches(Fetches):
             if self._times.totals is not None:
                 self._times.totals.add(IO, wait_ns, batches)
         newest = max(batches - self._executions + 1, 1)  # Those that were not read had one each.
-        self._waits = wait_ns >= WAITS_NS * batches
-        self._usual_ns = self._took_ns / max(self._executions, 1)
-        self._begin_group(now_ns)
+        self._readings += 1
+        one_by_one = self._reads_all or self._readings < _FIRST_ONES or wait_ns >= WAITS_NS * batches
+        self._read_at_ns = 0.0 if one_by_one else now_ns + READ_AFTER_NS
+        self._slow_ns = _SLOW * self._took_ns / max(self._executions, 1)
+        self._begin_group()
         return newest
 
 

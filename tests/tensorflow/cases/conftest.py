@@ -29,6 +29,14 @@ def pytest_collection_finish():
 
 
 @pytest.fixture(autouse=True)
+def _waits_are_read_one_by_one(monkeypatch):
+    """A case counts its waits by its batches. How short steps share a reading is shown by itself."""
+    from deep500_timing_tensorflow import _fetches
+
+    monkeypatch.setattr(_fetches, "_FIRST_ONES", 16)
+
+
+@pytest.fixture(autouse=True)
 def _nothing_said_yet():
     """Each case hears every message of its own, and one that it does not expect is a failure."""
     forget_warnings()
