@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 from collections.abc import Callable
 from time import perf_counter
@@ -35,6 +36,9 @@ def keras_fits(steps: int, rounds: int, step: Step) -> dict[str, Any]:
     import keras
 
     import deep500_timing_tensorflow as timer
+
+    gc.collect()
+    gc.freeze()  # As in `Bench`, which was made before Keras and TensorFlow were imported.
 
     class Nothing(keras.callbacks.Callback):
         """Asks for the end of each batch, which makes Keras wait for it, and does nothing with it."""
