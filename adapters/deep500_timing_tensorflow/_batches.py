@@ -9,7 +9,7 @@ of what it takes as Python, which is not worth a build.
 from __future__ import annotations
 
 import itertools
-from time import time_ns
+from time import perf_counter_ns, time_ns
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
 
@@ -72,7 +72,7 @@ class BatchTiming:
         self._traces: TraceCounts | None = None
         self._number = self._first_number
         self._idle_since_ns = 0
-        self._began_ns = self._began_unix_ns = self._ended_ns = 0
+        self._began_ns = self._began_unix_ns = self._back_ns = 0
         self._opened_as: TimeType | str = BATCH
         self._callbacks_sum = [0, 0]  # Of the epoch's totals.
         self._batches_in_epoch = 0
@@ -98,7 +98,7 @@ class BatchTiming:
         elif self._batches_in_epoch or not traces.is_new:
             # What others did to the function in their hooks is not this execution's.
             traces.is_new = False
-            if self.timer.now_ns() - self._ended_ns >= _TRACING_TAKES_NS:
+            if perf_counter_ns() - self._back_ns >= _TRACING_TAKES_NS:
                 traces.grew()
         self._fetches.execution_begins(traces.is_new)
         self._number += 1
@@ -124,7 +124,7 @@ class BatchTiming:
         steady = not traces.grew(fetches.size() if traces.needs_sizes else None)
         kept_as = BATCH if steady else BATCH_FIRST
         took_ns = self.regions.end(opened_as, kept_as) or 0
-        self._ended_ns = self._began_ns + took_ns
+        self._back_ns = perf_counter_ns()  # The timer's clock may be its user's, and stand still.
         self.regions.start(CALLBACKS)  # Ours among them.
         wait_ns = fetches.wait_ns if self._fetches_before_hooks else 0
         steps = fetches.execution_ended(self._began_ns, took_ns, steady)

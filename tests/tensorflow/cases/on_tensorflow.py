@@ -407,6 +407,22 @@ def test_one_reading_for_many_short_steps_loses_nothing(data, monkeypatch):
     assert 37 == callback.throughput.samples
 
 
+def test_trace_in_a_hook_is_none_of_a_batch_on_a_clock_that_stands_still(data):
+    """Whether there was time to trace is asked of the system's clock: a timer may be given any other."""
+
+    class TrainsOnLess(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 1:
+                others = tf.data.Dataset.from_tensors(tuple(array[:3] for array in data))
+                self.model.train_function(iter(others))
+
+    tmr, model = timer.Timer(clock=ManualClock()), make_model()
+    model.fit(*data, batch_size=8, verbose=0)
+    model.fit(*data, batch_size=8, callbacks=[timer.TimerCallback(tmr), TrainsOnLess()], verbose=0)
+    assert 5 == counts(tmr)["BATCH"]
+    assert "BATCH (first)" not in counts(tmr)
+
+
 @pytest.mark.usefixtures("collects_its_own")
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt], ids=["exception", "Ctrl-C"])
 def test_waits_before_an_exception_are_told_at_once(data, monkeypatch, error):
