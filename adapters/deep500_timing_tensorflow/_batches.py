@@ -1,9 +1,9 @@
 """What happens at each batch of a fit: the hooks before it, the train function, the hooks after it.
 
-All that is ours and that Keras runs at every batch is in this file and in what it calls: ``_open_regions.py``,
-``_fetches.py``, ``_traces.py`` and ``_epoch_totals.py``. After a step none of it is in a cache any more, so it takes
-four times what it takes in a loop, and what counts is how much code and data it touches. Compiled it takes four fifths
-of what it takes as Python, which is not worth a build.
+All that is ours and that Keras runs at every batch is in this file, in the hooks of ``_edges.py``, and in what they
+call: ``_open_regions.py``, ``_fetches.py``, ``_traces.py`` and ``_epoch_totals.py``. After a step none of it is in a
+cache any more, so it takes four times what it takes in a loop, and what counts is how much code and data it touches.
+Compiled it takes four fifths of what it takes as Python, which is not worth a build.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from weakref import WeakKeyDictionary, ref
 from deep500_timing import TimeType
 from deep500_timing_tensorflow import _frames
 from deep500_timing_tensorflow._capabilities import say_no_passes
-from deep500_timing_tensorflow._faults import warn_fault
 from deep500_timing_tensorflow._fetches import Fetches
 from deep500_timing_tensorflow._left_behind import leave_what_is_gone, to_be_left
 from deep500_timing_tensorflow._open_regions import CALLBACKS, EPOCH_START, OpenRegions, first
@@ -57,7 +56,6 @@ class BatchTiming:
         self.totals: EpochTotals | None = None
         self.matcher = PhaseMatcher(self, wishes)
         self._model = model
-        self._attributes: dict[str, Any] = vars(model)
         self._callbacks = ref(callbacks) if callbacks is not None else None
         self._first_number = _first_number_for(callbacks)
         self._fetches = Fetches(self)
@@ -90,7 +88,7 @@ class BatchTiming:
         """The train function is next."""
         if to_be_left:
             leave_what_is_gone()
-        function = self._attributes.get("train_function")
+        function = self._model.__dict__.get("train_function")
         traces = self._traces
         if traces is None or traces.function is not function:
             traces = self._traces = TraceCounts(function)
@@ -182,48 +180,3 @@ def _first_number_for(callbacks: Any) -> int:
     if callbacks is None:
         return next(_fits) << 32
     return _first_numbers.setdefault(callbacks, next(_fits) << 32)
-
-
-# The hooks of a batch are not `guarded`: what that costs is beside a short step not nothing.
-
-
-class FirstOfBatch:
-    """Keras's hooks at a batch of what stands in front of all other callbacks."""
-
-    def __init__(self, timing: BatchTiming) -> None:
-        self.timing = timing
-
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """The hooks before an execution begin."""
-        try:
-            self.timing.batch_is_next(batch)
-        except Exception as error:
-            warn_fault("on_train_batch_begin", error)
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """The train function returned, and its logs are there."""
-        try:
-            self.timing.batch_ends()
-        except Exception as error:
-            warn_fault("on_train_batch_end", error)
-
-
-class LastOfBatch:
-    """The same of what stands behind all others."""
-
-    def __init__(self, timing: BatchTiming) -> None:
-        self.timing = timing
-
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """The train function is next."""
-        try:
-            self.timing.batch_begins()
-        except Exception as error:
-            warn_fault("on_train_batch_begin", error)
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """The hooks after an execution are over."""
-        try:
-            self.timing.hooks_end()
-        except Exception as error:
-            warn_fault("on_train_batch_end", error)

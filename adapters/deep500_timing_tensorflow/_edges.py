@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from deep500_timing_tensorflow._batches import FirstOfBatch, LastOfBatch
 from deep500_timing_tensorflow._faults import warn_fault
 
 if TYPE_CHECKING:
@@ -41,6 +40,9 @@ class _Silent:
     _supports_tf_logs = True
     _chief_worker_only = None
 
+    def __init__(self, timing: FitTiming) -> None:
+        self.timing = timing
+
     def _nothing(self, *args: Any, **kwargs: Any) -> None:
         pass
 
@@ -60,10 +62,8 @@ class _Silent:
         return False
 
 
-class FirstCallback(FirstOfBatch, _Silent):
+class FirstCallback(_Silent):
     """Stands in front of all others: what Keras did ends, and their hooks begin."""
-
-    timing: FitTiming
 
     def set_params(self, params: dict[str, Any] | None) -> None:
         """How long the fit is, if Keras knows."""
@@ -78,6 +78,22 @@ class FirstCallback(FirstOfBatch, _Silent):
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """An epoch begins."""
         self.timing.epoch_begins()
+
+    # The hooks of a batch are not `guarded`: what that costs is beside a short step not nothing.
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """The hooks before an execution begin."""
+        try:
+            self.timing.batch_is_next(batch)
+        except Exception as error:
+            warn_fault("on_train_batch_begin", error)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """The train function returned, and its logs are there."""
+        try:
+            self.timing.batch_ends()
+        except Exception as error:
+            warn_fault("on_train_batch_end", error)
 
     @guarded
     def on_test_begin(self, logs: Any = None) -> None:
@@ -105,10 +121,8 @@ class FirstCallback(FirstOfBatch, _Silent):
         self.timing.fit_is_done()
 
 
-class LastCallback(LastOfBatch, _Silent):
+class LastCallback(_Silent):
     """Stands behind all others: their hooks are over, and what Keras does begins."""
-
-    timing: FitTiming
 
     @guarded
     def on_train_begin(self, logs: Any = None) -> None:
@@ -119,6 +133,20 @@ class LastCallback(LastOfBatch, _Silent):
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Keras makes ready for the first batch."""
         self.timing.hooks_end()
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """The train function is next."""
+        try:
+            self.timing.batch_begins()
+        except Exception as error:
+            warn_fault("on_train_batch_begin", error)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """The hooks after an execution are over."""
+        try:
+            self.timing.hooks_end()
+        except Exception as error:
+            warn_fault("on_train_batch_end", error)
 
     @guarded
     def on_test_begin(self, logs: Any = None) -> None:

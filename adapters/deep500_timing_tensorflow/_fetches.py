@@ -179,7 +179,6 @@ class SummedFetches(Fetches):
         # Of a new data set nothing need be read before its first batch.
         self._before: Fetched | None = Fetched(0, 0.0, 0) if dataset.is_untouched else None
         self._now: Fetched | None = None
-        self._reads_all = several > 1
         self._readings = 0
         self._read_at_ns = self._slow_ns = 0.0
         self._begin_group()
@@ -257,7 +256,7 @@ class SummedFetches(Fetches):
                 self._times.totals.add(IO, wait_ns, batches)
         newest = max(batches - self._executions + 1, 1)  # Those that were not read had one each.
         self._readings += 1
-        one_by_one = self._reads_all or self._readings < _FIRST_ONES or wait_ns >= WAITS_NS * batches
+        one_by_one = self._several > 1 or self._readings < _FIRST_ONES or wait_ns >= WAITS_NS * batches
         self._read_at_ns = 0.0 if one_by_one else now_ns + READ_AFTER_NS
         self._slow_ns = _SLOW * self._took_ns / max(self._executions, 1)
         self._begin_group()

@@ -77,7 +77,7 @@ class FitTiming(BatchTiming):
         if self._phases is not None:
             to_be_left.append((self._phases, self))
         self.matcher.forget()
-        self._model, self._attributes = None, {}  # What waits to be left must not keep it.
+        self._model = None  # What waits to be left must not keep it.
         if self._thread == get_ident():  # Regions belong to their thread.
             self._fail_all()
             self._forget_fit()

@@ -43,12 +43,11 @@ class TraceCounts:
                     self._compiled_by_xla.append(found)
             elif hasattr(found, "_torchdynamo_orig_callable"):
                 self._counters.append(_dynamo_compilations)
-        counts = [counter() for counter in self._counters]
-        self._counted = sum(counts)
+        self._before = [counter() for counter in self._counters]
         self.needs_sizes = bool(self._compiled_by_xla)
         """Whether XLA compiles parts of it, for each size of a batch."""
         # What its first execution is going to be; what it was is told afterwards.
-        self.is_new = 0 in counts and _dynamo_compilations not in self._counters
+        self.is_new = 0 in self._before and _dynamo_compilations not in self._counters
 
     def grew(self, size: Any = None) -> bool:
         """Whether it was traced or compiled since the last time that this was asked.
@@ -56,12 +55,10 @@ class TraceCounts:
         Args:
             size: What tells batches of one size from those of another; None if that is not known.
         """
-        counted = 0
-        for counter in self._counters:
-            counted += counter()
+        now = [counter() for counter in self._counters]
         self.is_new = False
-        traced = counted != self._counted
-        self._counted = counted
+        traced = now != self._before
+        self._before = now
         for compiled in self._compiled_by_xla:
             had = _sizes_had.setdefault(compiled, set())
             traced |= size is not None and size not in had

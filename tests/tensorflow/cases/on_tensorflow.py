@@ -379,12 +379,18 @@ def test_wait_for_data_is_io(data):
         assert slept_s - 1e-3 < wait_s < execution_s + 1e-3
 
 
-def test_one_reading_for_many_short_steps_loses_nothing(data, monkeypatch):
-    """Whatever is not read after a batch is read with a later one: batches, samples and waits are all there."""
+@pytest.fixture
+def _read_when_asked(monkeypatch):
+    """The sums are read after the first execution, and then when somebody asks or an epoch ends."""
     monkeypatch.setattr(_fetches, "_FIRST_ONES", 0)
     monkeypatch.setattr(_fetches, "_SLOW", math.inf)
     monkeypatch.setattr(_fetches, "READ_AFTER_NS", math.inf)
     monkeypatch.setattr(_fetches, "WAITS_NS", math.inf)
+
+
+@pytest.mark.usefixtures("_read_when_asked")
+def test_one_reading_for_many_short_steps_loses_nothing(data):
+    """Whatever is not read after a batch is read with a later one: batches, samples and waits are all there."""
     sums, asked = [], []
 
     class Looks(keras.callbacks.Callback):
@@ -423,14 +429,10 @@ def test_trace_in_a_hook_is_none_of_a_batch_on_a_clock_that_stands_still(data):
     assert "BATCH (first)" not in counts(tmr)
 
 
-@pytest.mark.usefixtures("collects_its_own")
+@pytest.mark.usefixtures("collects_its_own", "_read_when_asked")
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt], ids=["exception", "Ctrl-C"])
-def test_waits_before_an_exception_are_told_at_once(data, monkeypatch, error):
+def test_waits_before_an_exception_are_told_at_once(data, error):
     """Who looks at the times after an exception finds every wait, and no frame or reference of ours is left."""
-    monkeypatch.setattr(_fetches, "_FIRST_ONES", 0)
-    monkeypatch.setattr(_fetches, "_SLOW", math.inf)
-    monkeypatch.setattr(_fetches, "READ_AFTER_NS", math.inf)
-    monkeypatch.setattr(_fetches, "WAITS_NS", math.inf)
     sums, iterators = [], []
 
     class Breaks(keras.callbacks.Callback):
