@@ -11,7 +11,7 @@ import os
 import weakref
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
-from deep500_timing._ranks.store_keys import get_all, present
+from deep500_timing._ranks.store_keys import get_all, get_if_there, present
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -143,8 +143,9 @@ class FolderTransport:
                 with contextlib.suppress(FileNotFoundError):
                     path = os.path.join(mailbox, name)
                     with open(path, "rb") as file:
-                        found[wanted[name]] = file.read()
+                        message = file.read()
                     os.unlink(path)
+                    found[wanted[name]] = message
         if not set(names) - set(wanted):
             with contextlib.suppress(OSError):
                 os.rmdir(mailbox)
@@ -163,8 +164,9 @@ class StoreTransport:
     """Messages as keys in the store of a job, as ``torch.distributed`` has it.
 
     Args:
-        store: One with ``set``, ``get``, ``check`` and ``delete_key``; ``multi_get`` and ``append`` are used where it
-            has them: then who has arrived is one request, and so is all that has.
+        store: One with ``set``, ``get``, ``check`` and ``delete_key``. Where it has them, ``append`` tells who has
+            arrived by one request, ``multi_get`` reads many messages by one, and with ``compare_set`` no request waits
+            for what another rank has just deleted.
         rank: Of this process.
         world_size: How many ranks there are.
         keep: Keep the store alive. A job's own ends with its process group.
@@ -204,34 +206,30 @@ class StoreTransport:
                 self._appends = False
 
     def take(self, topic: str, to: int, senders: Sequence[int]) -> dict[int, bytes]:
-        """Get what has arrived by one request, and delete it."""
+        """Get what has arrived, and delete it."""
         keys = {sender: self._key(topic, to, sender) for sender in self._arrived(topic, to, senders)}
-        found = dict(zip(keys, get_all(self._store, list(keys.values())), strict=True)) if keys else {}
-        for key in keys.values():
-            self._store.delete_key(key)
-        return found
+        found = get_all(self._store, keys)
+        # Another one that was asked for the same messages may be faster, or the sender has withdrawn its own.
+        return {sender: message for sender, message in found.items() if self._store.delete_key(keys[sender])}
 
     def _arrived(self, topic: str, to: int, senders: Sequence[int]) -> list[int]:
         keys = {sender: self._key(topic, to, sender) for sender in senders}
         if keys and self._store.check(list(keys.values())):
             return list(keys)
         listed = self._key(topic, to, "arrived")
-        if self._appends and self._store.check([listed]):
-            said = {int(text) for text in bytes(self._store.get(listed)).split()}
+        if self._appends:
             # One that was taken is still in the list, and so is one that was taken back.
+            said = {int(text) for text in (get_if_there(self._store, listed) or b"").split()}
             keys = {sender: key for sender, key in keys.items() if sender in said}
-        elif self._appends:
-            return []
         return present(self._store, keys)
 
     def withdraw(self, topic: str, to: int) -> None:
         """Delete the key, and the list of arrivals if no other rank is in it."""
         store, listed = self._store, self._key(topic, to, "arrived")
         store.delete_key(self._key(topic, to, self.rank))
-        if self._appends and store.check([listed]):
-            others = {int(text) for text in bytes(store.get(listed)).split()} - {self.rank}
-            if to == self.rank or not others:
-                store.delete_key(listed)
+        found = get_if_there(store, listed) if self._appends else None
+        if found is not None and (to == self.rank or {int(text) for text in found.split()} <= {self.rank}):
+            store.delete_key(listed)
 
     def _key(self, *parts: object) -> str:
         from deep500_timing._ranks.exchange import PREFIX

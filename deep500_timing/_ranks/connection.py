@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 NO_ANSWER = "the store does not answer"
-_TIMEOUT_S = 60.0
-"""After so long a request gives up by itself. Callers have given up long before; this lets its thread end."""
+_TIMEOUT_S = 1.0
+"""So long a key is waited for that is not there: one that was deleted between a look and a get."""
 
 
 class Connection:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from deep500_timing._ranks import connection as _connection
 from deep500_timing._ranks.place import rank_and_world
-from deep500_timing._ranks.store_keys import get_all, present, present_by_chunks
+from deep500_timing._ranks.store_keys import get_all, get_if_there, present, present_by_chunks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -187,7 +187,11 @@ class Exchange:
         keys = {other: self._key("waiting", other, serial) for other, serial in serials.items()}
         packed: dict[int, bytes] = {}
         _collect(store, keys, packed, progress.until - (1 - _GATHER_SHARE) * progress.deadline_s)
-        for other, raw in sorted(packed.items()):
+        # A report is part of the round if it is rank 0 that deletes it. Else the rank has given up meanwhile, and will
+        # use this serial again.
+        packed = {other: raw for other, raw in sorted(packed.items()) if store.delete_key(keys[other])}
+        for other, raw in packed.items():
+            self._serials[other] = serials[other]
             progress.reports[other] = raw[_CALLS.size :]
         calls = {other: _CALLS.unpack_from(raw)[0] - self._calls for other, raw in packed.items()}
         progress.ahead = self._ahead({0: 0, **calls})
@@ -198,10 +202,6 @@ class Exchange:
         ).encode()
         store.set(self._key("result", number), _LENGTH.pack(len(head)) + head + progress.combined)
         store.set(self._key("latest"), str(number))
-        for other in packed:
-            # Not there any more: the rank has given up meanwhile and will use this serial again.
-            if store.delete_key(keys[other]):
-                self._serials[other] = serials[other]
         store.delete_key(self._key("result", number - 1))
         store.delete_key(self._key("taken", number - 1))
         # The store may live in this process, which may have nothing left to do after this.
@@ -243,14 +243,12 @@ class Exchange:
             self._serial = serial  # Rank 0 has taken it meanwhile.
 
     def _newest_result(self, store: Any) -> tuple[dict[str, Any] | None, bytes]:
-        latest = self._key("latest")
-        if not store.check([latest]):
+        latest = get_if_there(store, self._key("latest"))
+        number = 0 if latest is None else int(latest)
+        # The result of a round that this rank was not part of may be replaced by the next one at any moment.
+        raw = get_if_there(store, self._key("result", number)) if number > self._seen else None
+        if raw is None:
             return None, b""
-        number = int(bytes(store.get(latest)))
-        key = self._key("result", number)
-        if number <= self._seen or not store.check([key]):
-            return None, b""
-        raw = bytes(store.get(key))
         self._seen = number
         end = _LENGTH.size + _LENGTH.unpack_from(raw)[0]
         return json.loads(raw[_LENGTH.size : end]), raw[end:]
@@ -306,9 +304,9 @@ def _collect(store: Any, keys: dict[int, str], found: dict[int, bytes], until: f
     for pause_s in pauses(until):
         arrived = present_by_chunks(store, waiting) if pause_s > 0 else present(store, waiting)
         if arrived:
-            values = get_all(store, [waiting[rank] for rank in arrived])
-            found.update(zip(arrived, values, strict=True))
-            for rank in arrived:
+            values = get_all(store, {rank: waiting[rank] for rank in arrived})
+            found.update(values)
+            for rank in values:
                 del waiting[rank]
         if not waiting:
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -144,6 +145,20 @@ def test_every_transport_does_what_the_contract_says(transports):
 def test_a_world_of_one_does_so_too():
     """A single process is a world of one."""
     check_transport(AloneTransport())
+
+
+def test_each_of_many_takers_at_once_gets_its_own(transports, request):
+    """Ranks that take each other's messages at the same time have each message once between them."""
+    if "file" in request.node.callspec.id:
+        pytest.skip("a FileStore says that it has deleted whatever it was asked to")
+    for number in range(30):
+        for transport in transports:
+            transport.send(f"n{number}", 0, b"%d" % transport.rank)
+    topics = [f"n{number}" for number in range(30)]
+    found = at_once(
+        lambda one: [(topic, sender) for topic in topics for sender in one.take(topic, 0, range(4))], transports
+    )
+    assert sorted((topic, sender) for topic in topics for sender in range(4)) == sorted(itertools.chain(*found))
 
 
 def test_all_ranks_are_in_the_report(transports):

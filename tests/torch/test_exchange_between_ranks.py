@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 
 import pytest
 import torch.distributed as plain
@@ -93,7 +94,7 @@ def test_a_call_too_many_on_one_rank_spoils_nothing(store, eager):
     """Later rounds hold the reports of later rounds, and the next one says who has asked once more."""
     ranks = Ranks(store, 2)
     ranks.round(1)
-    alone = ranks.round("too many", present=[eager], deadline_s=0.5)[eager]
+    alone = ranks.round("too many", present=[eager], deadline_s=1.0)[eager]
     assert [1 - eager] == alone.missing
 
     for number, ahead in ((2, {eager: 1}), (3, {}), (4, {})):
@@ -106,9 +107,84 @@ def test_a_rank_that_missed_a_round_is_heard_in_the_next(store):
     """Who was late, stuck or not asked once is not left behind."""
     ranks = Ranks(store, 3)
     ranks.round(1)
-    assert [2] == ranks.round(2, present=[0, 1], deadline_s=0.5)[0].missing
+    assert [2] == ranks.round(2, present=[0, 1], deadline_s=1.0)[0].missing
     answers = ranks.round(3)
     assert {b"0.3 1.3 2.3"} == {answer.combined for answer in answers.values()}
+
+
+class Overtaken:
+    """A store as one rank sees it that is held up just before it reads a key, until another rank has deleted that."""
+
+    def __init__(self, store, ending):
+        self.store, self.ending = store, ending
+        self.held_up = 0
+
+    def __getattr__(self, name):
+        request = getattr(self.store, name)
+        return request if name not in ("get", "multi_get", "compare_set") else partial(self._read, request)
+
+    def _read(self, request, keys, *values):
+        for key in [keys] if isinstance(keys, str) else keys:
+            if key.endswith(self.ending):
+                self.held_up += 1
+                deadline = time.monotonic() + 30
+                while self.store.check([key]):
+                    assert time.monotonic() < deadline
+        return request(keys, *values)
+
+    def clone(self):
+        """Another connection, which is held up as well."""
+        return self
+
+
+def test_a_result_that_is_replaced_while_it_is_read_is_not_waited_for(store):
+    """Who missed a round finds its result, which rank 0 deletes for the next one before it is read."""
+    ranks = Ranks(store, 3)
+    slow = Overtaken(store, "result/2")
+    ranks.exchanges[2] = Exchange("trial", store=slow, rank=2, world_size=3)
+    ranks.round(1)
+    ranks.round(2, present=[0, 1], deadline_s=0.5)
+    answers = ranks.round(3)
+    assert {b"0.3 1.3 2.3"} == {answer.combined for answer in answers.values()}
+    assert 1 == slow.held_up
+
+
+def test_a_report_that_is_withdrawn_while_it_is_read_is_not_waited_for(store):
+    """Rank 0 goes on with those that are there, and the rank is heard in the next round."""
+    ranks = Ranks(store, 3)
+    slow = Overtaken(store, "waiting/1/2")
+    ranks.exchanges[0] = Exchange("trial", store=slow, rank=0, world_size=3)
+    ranks.round(1)
+    leader = threading.Thread(target=ranks.exchanges[0].round, args=(b"0.2", combine, 4.0))
+    leader.start()
+    given_up = ranks.round(2, present=[1], deadline_s=0.5)[1]
+    leader.join()
+    assert (None, None) == (given_up.combined, given_up.fault)
+    assert 1 <= slow.held_up
+    slow.ending = "nothing"
+    answers = ranks.round(3)
+    assert {b"0.3 1.3 2.3"} == {answer.combined for answer in answers.values()}
+    assert [(None, [])] * 3 == [(answer.fault, answer.missing) for answer in answers.values()]
+
+
+def test_a_result_that_comes_too_late_is_not_taken_for_the_next_one(store):
+    """A rank gives up while rank 0 still works on the reports, its own among them."""
+    ranks = Ranks(store, 2)
+    ranks.round(1)
+    given_up = threading.Event()
+
+    def combine_late(reports):
+        given_up.wait(30)
+        return combine(reports)
+
+    leader = threading.Thread(target=ranks.exchanges[0].round, args=(b"0.2", combine_late, 2.0))
+    leader.start()
+    assert ranks.round(2, present=[1], deadline_s=0.5)[1].combined is None
+    given_up.set()
+    leader.join()
+    for number in (3, 4):
+        answers = ranks.round(number)
+        assert {f"0.{number} 1.{number}".encode()} == {answer.combined for answer in answers.values()}
 
 
 def test_posted_reports_are_gathered_round_by_round(store):
