@@ -41,6 +41,20 @@ class TestTimeStats:
         deviation = statistics.stdev(durations) / 1e9 if len(durations) > 1 else 0.0
         assert pytest.approx(deviation, rel=1e-9, abs=1e-14 * stats.max) == stats.stdev
 
+    @pytest.mark.parametrize("n", [65_535, 65_536, 65_537, 200_000])
+    def test_of_many(self, n):
+        """Deviations, which are summed in parts, are those of all; a part's own mean is another one."""
+        durations = np.random.default_rng(n).integers(0, 10**6, n) + np.arange(n) * 100
+        stats = stats_of(durations)
+        expected = (durations.min(), durations.max(), durations.sum(), durations.std(ddof=1), np.median(durations))
+        assert pytest.approx([value / 1e9 for value in expected], rel=1e-12) == [
+            stats.min,
+            stats.max,
+            stats.total,
+            stats.stdev,
+            stats.median,
+        ]
+
     @given(DURATIONS)
     def test_percentiles_are_numpys(self, durations):
         """Percentiles are linear between order statistics."""
