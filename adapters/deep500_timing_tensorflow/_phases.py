@@ -105,30 +105,29 @@ class PhaseMatcher:
 
     def match(self, execution: Execution, batches: list[Stamps]) -> None:
         """Record the phases of the batches of one execution; an anchor that was not passed leaves them out."""
-        offset_ns = execution.began_ns - execution.began_unix_ns
-        before_s = execution.began_unix_ns / 1e9
+        free_ns = execution.began_ns
         for position, stamps in enumerate(batches):
             if math.isnan(stamps.loss_s) or math.isnan(stamps.gradients_s):
                 say_no_passes()
                 continue
-            if _contradicts(stamps, before_s, execution):
+            if _contradicts(stamps, execution):
                 self._withhold(1)
                 continue
-            self._keep(FORWARD, stamps.data_s, stamps.loss_s, offset_ns, execution.steady)
-            self._keep(BACKWARD, stamps.loss_s, stamps.gradients_s, offset_ns, execution.steady)
+            data_ns, loss_ns, gradients_ns = (
+                _place_ns(stamp_s, execution) for stamp_s in (stamps.data_s, stamps.loss_s, stamps.gradients_s)
+            )
+            self._keep(FORWARD, data_ns, loss_ns, execution.steady)
+            self._keep(BACKWARD, loss_ns, gradients_ns, execution.steady)
             if self.stamps_io and (position > 0 or execution.steady):
                 # What was fetched while the batch before it ran was not waited for.
-                self._keep(IO, min(before_s, stamps.data_s), stamps.data_s, offset_ns, True)
-            before_s = stamps.end_s
+                self._keep(IO, min(free_ns, data_ns), data_ns, True)
+            free_ns = _place_ns(stamps.end_s, execution)
 
-    def _keep(self, key: TimeType, began_s: float, ended_s: float, offset_ns: int, steady: bool) -> None:
-        # The length comes from the two stamps; only the place on the timer's clock from the offset.
-        took_ns = round((ended_s - began_s) * 1e9)
-        began_ns = round(began_s * 1e9) + offset_ns
+    def _keep(self, key: TimeType, began_ns: int, ended_ns: int, steady: bool) -> None:
         kept_as = key if steady else first(key)
-        self._times.timer.record(kept_as, began_ns, began_ns + took_ns)
+        self._times.timer.record(kept_as, began_ns, ended_ns)
         if self._times.totals is not None:
-            self._times.totals.add(kept_as, took_ns)
+            self._times.totals.add(kept_as, ended_ns - began_ns)
 
     def _withhold(self, batches: int) -> None:
         self.withheld += batches
@@ -139,7 +138,18 @@ class PhaseMatcher:
             self._times.timer.fail(key)
 
 
-def _contradicts(stamps: Stamps, earliest_s: float, execution: Execution) -> bool:
+def _place_ns(stamp_s: float, execution: Execution) -> int:
+    """Where a stamp lies on the timer's clock.
+
+    Seconds since 1970 tell moments 238 ns apart as a float, and a stamp is of whole microseconds: it is made one again,
+    so that all edges are told from one integer. What lies outside of the execution is not of it but of that rounding,
+    and of the time between the two readings of the host's clocks; the phases of a batch never lie outside of BATCH.
+    """
+    place_ns = round(stamp_s * 1e6) * 1_000 - execution.began_unix_ns + execution.began_ns
+    return min(max(place_ns, execution.began_ns), execution.ended_ns)
+
+
+def _contradicts(stamps: Stamps, execution: Execution) -> bool:
     slack_s = TOLERANCE_NS / 1e9
     inside = stamps.data_s >= execution.began_unix_ns / 1e9 - slack_s and (
         stamps.gradients_s <= execution.ended_unix_ns / 1e9 + slack_s

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 import gc
+import itertools
 import math
 import sys
 import threading
@@ -739,6 +740,35 @@ def test_matched_phases_never_exceed_their_execution(gaps_ns):
     found = [sum(sink.timer.get_time(key)) for key in (TimeType.FORWARD, TimeType.BACKWARD, TimeType.IO)]
     assert sum(found) <= took_ns / 1e9 + 2e-6 * len(batches)
     assert len(batches) == len(sink.timer.get_time(TimeType.IO))
+
+
+@given(st.lists(st.integers(0, 3_000), min_size=3, max_size=24), st.integers(0, 999))
+def test_matched_phases_lie_in_their_execution_and_side_by_side(gaps_us, before_ns):
+    """Stamps are whole microseconds, read as seconds since 1970: no phase begins before its batch or the last phase."""
+    sink = _Sink()
+    matcher = PhaseMatcher(sink)
+    matcher.stamps_io = True
+    # A stamp is cut to the microsecond, and the two clocks of the host are read one after the other.
+    edges_ns = NOW_NS + 1_000 * np.cumsum([0, *gaps_us])
+    batches = [
+        Stamps(1, *(int(edge) / 1e9 for edge in edges_ns[start : start + 4]))
+        for start in range(0, len(edges_ns) - 3, 3)
+    ]
+    took_ns = int(edges_ns[-1]) - NOW_NS
+    began_unix_ns = NOW_NS + before_ns
+    execution = Execution(1, 5_000, 5_000 + took_ns, began_unix_ns, began_unix_ns + took_ns, len(batches), steady=True)
+    matcher.match(execution, batches)
+    assert 0 == matcher.withheld
+    spans = sorted(
+        tuple(span)
+        for key in (TimeType.IO, TimeType.FORWARD, TimeType.BACKWARD)
+        for span in sink.timer.intervals(key).tolist()
+    )
+    assert 3 * len(batches) == len(spans)
+    assert 5_000 <= spans[0][0]
+    assert spans[-1][1] <= 5_000 + took_ns
+    for (_, ended_ns), (began_ns, _) in itertools.pairwise(spans):
+        assert ended_ns <= began_ns
 
 
 # --- a loop of one's own --------------------------------------------------------------------------------------------
