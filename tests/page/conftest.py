@@ -86,9 +86,12 @@ def run(trained):
         yield run
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser():
-    """Debian's Chromium without a screen, started once; skips where there is none."""
+    """Debian's Chromium without a screen, started once for a file; skips where there is none.
+
+    While it is there, this thread has a running event loop, in which no other file could run its coroutines.
+    """
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     if chromium is None:
         pytest.skip("no Chromium on this machine; system-packages.txt names its package")
