@@ -3,7 +3,9 @@
     python examples/pipeline.py
 
 Trains on the digits of scikit-learn under 1F1B, prints where the time of the batches went, and draws the schedule as it
-ran into `demo-output/pipeline.png`. The processes are started here; under `torchrun` or Slurm leave that out.
+ran into `demo-output/pipeline.png`. It starts its two processes itself, unless torchrun has:
+
+    torchrun --nproc-per-node 2 examples/pipeline.py
 """
 
 import os
@@ -43,10 +45,15 @@ class Head(nn.Module):
         return self.linear(tokens.mean(1))
 
 
-def train(rank, port):
+def start(rank, port):
     os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    train()
+
+
+def train():
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
+    rank = dist.get_rank()
     torch.manual_seed(rank)
     digits = load_digits()
     images = torch.tensor(digits.images, dtype=torch.float32) / 16
@@ -78,9 +85,12 @@ def train(rank, port):
 
 
 if __name__ == "__main__":
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        free_port = probe.getsockname()[1]
-    # What is forked has PyTorch imported; elsewhere than on Linux that is not safe.
-    how = "fork" if sys.platform == "linux" else "spawn"
-    torch.multiprocessing.start_processes(train, (free_port,), nprocs=2, start_method=how)
+    if dist.is_torchelastic_launched():
+        train()
+    else:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            free_port = probe.getsockname()[1]
+        # What is forked has PyTorch imported; elsewhere than on Linux that is not safe.
+        how = "fork" if sys.platform == "linux" else "spawn"
+        torch.multiprocessing.start_processes(start, (free_port,), nprocs=2, start_method=how)

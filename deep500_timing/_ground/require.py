@@ -43,11 +43,12 @@ def missing_package(package: str, *, extra: str, caller: str) -> MissingPackageE
     """The error for an optional package that is not installed, with the remedy.
 
     Args:
-        package: Its import name, or the name that it is known by.
+        package: Its import name or that of a module in it, or the name that it is known by.
         extra: The extra of this distribution that installs it.
         caller: What the user called.
     """
-    return MissingPackageError(f"{caller} requires {package}; {remedy(extra)}", name=package)
+    # Of a module inside a package the package is what one looks for.
+    return MissingPackageError(f"{caller} requires {package.partition('.')[0]}; {remedy(extra)}", name=package)
 
 
 def remedy(extra: str) -> str:

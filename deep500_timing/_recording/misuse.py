@@ -104,12 +104,19 @@ def as_code(key: TimeType | str) -> str:
     return str(key) if isinstance(key, TimeType) else repr(key)
 
 
+def _length(seconds: float) -> str:
+    if abs(seconds) >= 1e-3 or not seconds:
+        return f"{seconds:.6g} s"
+    return f"{seconds * 1e6:.3g} µs"
+
+
 def warn_of_open(name: str, key: TimeType | str, open_s: float) -> None:
     """Say once that a start found its region open and has discarded it."""
     warn_once(
-        f"Starting region {name!r}: it was still open, since {open_s:.6g} s. That stretch is counted as discarded, and "
-        f"the new one goes on. After an interrupt or an exception nothing need be done; else an end({as_code(key)}) is "
-        f"missing on some path, which `with timer.region({as_code(key)})` would supply. Said once.",
+        f"Starting region {name!r}: it was still open, since {_length(open_s)}. That stretch is counted as discarded, "
+        f"and the new one goes on. After an interrupt or an exception nothing need be done; else an "
+        f"end({as_code(key)}) is missing on some path, which `with timer.region({as_code(key)})` would supply. "
+        "Said once.",
         about=f"open {name}",
     )
 
@@ -118,9 +125,9 @@ def error_of_open(name: str, key: TimeType | str, ident: int, open_s: float) -> 
     """What starting an open region raises."""
     code = as_code(key)
     return RegionOpenError(
-        f"Starting region {name!r}: it is open already on {thread_name(ident)}, since {open_s:.6g} s. End it first, or "
-        f"forget it with discard({code}); `with timer.region({code})` ends it even after an exception, as does "
-        f"fail({code}) in the except clause."
+        f"Starting region {name!r}: it is open already on {thread_name(ident)}, since {_length(open_s)}. End it "
+        f"first, or forget it with discard({code}); `with timer.region({code})` ends it even after an exception, as "
+        f"does fail({code}) in the except clause."
     )
 
 
@@ -151,9 +158,14 @@ def error_of_mismatch(name: str, ident: int, gpu: bool) -> RegionMismatchError:
 
 def error_of_key(doing: str, key: object) -> InvalidKeyError:
     """What a key raises that is none."""
+    if isinstance(key, str):
+        return InvalidKeyError(f"{doing} {key!r}: an empty string names nothing. Give the region a name.")
+    remedy = ""
+    if hasattr(key, "__code__"):
+        remedy = ' To decorate a function, call timed with its region: @timer.timed("name").'
     return InvalidKeyError(
         f"{doing} {key!r}: a key is a TimeType, such as TimeType.BATCH, or a string that names a region of your own, "
-        f"not {type(key).__name__}."
+        f"not {type(key).__name__}.{remedy}"
     )
 
 

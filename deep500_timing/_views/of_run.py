@@ -9,7 +9,7 @@ from deep500_timing._summary.snapshot import COUNTERS
 from deep500_timing._summary.text import safe_name, shorten
 from deep500_timing._views.about import about_run
 from deep500_timing._views.columns import times
-from deep500_timing._views.findings import find, verdict_if_none
+from deep500_timing._views.findings import find, verdict_of_run
 from deep500_timing._views.first import first_note
 from deep500_timing._views.on_device import device_note
 from deep500_timing._views.table import LONGEST_NAME, Sheet
@@ -45,7 +45,7 @@ def sheet_of_run(run: Run, *, rank: int | None = None, session: int | None = Non
         raise LookupError(f"Showing session {session}: the run has sessions {ranges(range(about.sessions))}.")
     tree = tree_of_run(run, rank=shown, session=session)
     findings = tuple(find(run, rank=shown, session=session, off=off))
-    verdict = "" if findings or not tree.roots else verdict_if_none(tree)
+    verdict = "" if findings or not tree.roots else verdict_of_run(tree)
     return Sheet(title_of(about), " · ", tree, findings, verdict, tuple(_notes(about, tree, shown)))
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from deep500_timing._ground.require import require
 from deep500_timing.runs._compact import Compacted, compact, empty_file, find_logs
 from deep500_timing.runs._engine import Relation, engine_for
+from deep500_timing.runs._files import parse_name
 from deep500_timing.runs._kinds import TABLES
 from deep500_timing.runs._tables import COLUMNS
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from deep500_timing.runs._why import Why
 
 _NEIGHBOURS = 200
+_NAMED = 3
+"""Runs that an error names."""
 
 
 class Run:
@@ -55,7 +58,8 @@ class Run:
         folders = [match for match in found if find_logs(match)]
         if not folders:
             what = "holds no log (*.d5log)" if found else "is no folder"
-            raise FileNotFoundError(f"Opening the run {path!r}: it {what}. Timer(run={path!r}) writes one.")
+            remedy = (_runs_in(found[0]) if found else "") or f"Timer(run={path!r}) writes one."
+            raise FileNotFoundError(f"Opening the run {path!r}: it {what}. {remedy}")
         return cls(folders, engine, memory)
 
     def compact(self) -> None:
@@ -177,3 +181,20 @@ class Run:
     def __repr__(self) -> str:
         """Where it is, and what reads it."""
         return f"<Run {', '.join(self.folders)}, read by {self._engine.name}>"
+
+
+def _runs_in(folder: str) -> str:
+    # Whoever names the folder of several runs is told which there are, the newest first.
+    found = []
+    for name in os.listdir(folder):
+        inside = os.path.join(folder, name)
+        try:
+            if any(parse_name(log) for log in os.listdir(inside)):
+                found.append((-os.stat(inside).st_mtime, inside))
+        except OSError:  # a file, or a folder that may not be read
+            continue
+    if not found:
+        return ""
+    names = [repr(inside) for _, inside in sorted(found)]
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"Name one of the runs in it: {', '.join(names[:_NAMED])}{more}."

@@ -27,7 +27,7 @@ class Colour(Enum):
     RED = "BATCH"
 
 
-BAD_KEYS = [None, 1, 1.5, b"BATCH", "", (), ["a"], {"a": 1}, Colour.RED, object, TimeType]
+BAD_KEYS = [None, 1, 1.5, b"BATCH", (), ["a"], {"a": 1}, Colour.RED, object, TimeType]
 
 
 @pytest.fixture(params=[Timer, CPUGPUTimer])
@@ -147,6 +147,33 @@ def test_unknown_kinds_of_key(tmr, key):
             call(key)
         assert reading == str(caught.value)
     assert ["bystander"] == [region.name for region in tmr.snapshot()]
+
+
+def test_an_empty_name(tmr):
+    """It is a string, so the text says what is wrong with it."""
+    with pytest.raises(InvalidKeyError) as caught:
+        tmr.start("")
+    said = "Timing a region with the key '': an empty string names nothing. Give the region a name."
+    assert said == str(caught.value)
+
+
+def test_a_decorator_without_its_region(tmr):
+    """``@tmr.timed`` alone is an error that says how to write it."""
+    with pytest.raises(InvalidKeyError) as caught:
+        tmr.timed(lambda: None)
+    assert str(caught.value).endswith(
+        'not function. To decorate a function, call timed with its region: @timer.timed("name").'
+    )
+
+
+@pytest.mark.parametrize(("open_ns", "said"), [(64_846, "64.8 µs"), (2_500_000, "0.0025 s"), (90 * S, "90 s")])
+def test_how_long_a_region_has_been_open(tmr, clock, open_ns, said):
+    """A moment or a minute, without an exponent."""
+    tmr.start("a")
+    clock.advance_ns(open_ns)
+    with pytest.raises(RegionOpenError, match=f", since {said}. End it"):
+        tmr.start("a")
+    tmr.end("a")
 
 
 @pytest.mark.parametrize("kind", [Timer, CPUGPUTimer])

@@ -172,3 +172,10 @@ def test_a_broken_install_says_itself_what_is_wrong(tmp_path, monkeypatch):
         require("broken_tracker", extra="broken", caller="Broken")
 
     assert not isinstance(caught.value, MissingPackageError)
+
+
+def test_a_module_of_a_missing_package():
+    """What one looks for is the package, not the module in it that was wanted."""
+    with pytest.raises(MissingPackageError) as caught:
+        require("not_there.inside.it", extra="report", caller="Writing")
+    assert "Writing requires not_there; pip install 'deep500-timing[report]'" == str(caught.value)

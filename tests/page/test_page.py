@@ -177,6 +177,27 @@ def test_many_steps_are_drawn_together(tmp_path):
     assert 777 == next(row[4] for row in content.figures[0].rows if row[3] == "90.00 ms")
 
 
+@pytest.mark.parametrize("steps", [1, 2, 12])
+def test_axes_of_few_have_whole_numbers(tmp_path, steps):
+    """Nothing stands between two steps, and no bar holds half an interval."""
+
+    def train(tmr, clock):
+        for step in range(steps):
+            with tmr.region(TimeType.BATCH):
+                clock.advance_ns(10_000_000 * (1 + step))
+
+    with _run_of(tmp_path / "run", train) as run:
+        paths = write_plots(run, tmp_path, format="svg")
+    texts = {Path(path).name: re.findall(r"<text[^>]*>([^<]*)</text>", Path(path).read_text()) for path in paths}
+    of_steps = [int(text) for text in texts["over-the-run-1.svg"] if text.isdecimal()]
+    assert sorted(set(of_steps)) == of_steps
+    assert {0, steps} <= set(of_steps)
+    if steps == 12:  # fewer have no distribution
+        counts = [text for text in texts["distributions-1.svg"] if re.fullmatch(r"[\d.]+[a-z]?", text)]
+        assert sorted(set(counts)) == counts
+        assert all(map(str.isdecimal, counts))
+
+
 def test_a_typical_step_and_the_slowest(run, sections):
     """The typical one is as long as the median; the slowest is step 30; bars lie where the intervals do."""
     typical, slowest = sections["steps"].figures
@@ -347,7 +368,10 @@ def test_a_run_of_nearly_nothing(tmp_path, intervals):
     with _run_of(tmp_path / "run", train) as run:
         write_report(run, tmp_path / "r.html")
     expected = ["findings", "tree", "not-measured"] if intervals else ["findings", "not-measured"]
-    assert expected == Page(tmp_path / "r.html").sections
+    page = Page(tmp_path / "r.html")
+    assert expected == page.sections
+    said = "No rule speaks. Those about steps need regions named BATCH." if intervals else "Nothing is recorded yet."
+    assert said in page.text
 
 
 def test_a_log_that_was_cut(trained, tmp_path):

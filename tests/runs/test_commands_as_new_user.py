@@ -116,6 +116,20 @@ def test_a_wrong_path(call, folders, name, folder, said):
     assert "Timer(run=" in err
 
 
+def test_the_folder_of_several_runs(call, folders, tmp_path):
+    """Whoever names it is told which runs lie in it, the newest first, and not that a timer could write one."""
+    for age, name in enumerate(["e", "d", "c", "b", "größe 漢字"]):
+        shutil.copytree(folders / "one", tmp_path / name)
+        os.utime(tmp_path / name, (10**9 - age, 10**9 - age))
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "file").touch()
+    code, out, err = call("show", tmp_path)
+    assert (_app.WRONG_DATA, "") == (code, out)
+    names = ", ".join(repr(str(tmp_path / name)) for name in "edc")
+    assert f"Error: Opening the run {str(tmp_path)!r}: it holds no log (*.d5log). " in err
+    assert f"Name one of the runs in it: {names} and 2 more." in err
+
+
 @pytest.mark.parametrize("name", OF_A_RUN)
 @pytest.mark.parametrize("folder", ["empty", "one", "cut", "hostile"])
 def test_a_run_of_any_kind_is_shown(call, folders, name, folder):

@@ -10,7 +10,7 @@ import pytest
 from made_runs import made_rank
 
 from deep500_timing import Timer
-from deep500_timing._views.findings import find, verdict_if_none
+from deep500_timing._views.findings import find, verdict_if_none, verdict_of_run
 from deep500_timing._views.findings._find import ENVIRONMENT, RULES
 from deep500_timing._views.findings._statistics import trend_of
 from deep500_timing._views.of_run import sheet_of_run
@@ -510,6 +510,16 @@ def test_nothing_to_say_is_said(tmp_path):
         assert [] == find(run)
         said = verdict_if_none(tree_of_run(run))
     assert said.startswith("Nothing stands out: 95 % of BATCH are BACKWARD and FORWARD, 95 % of the steps are within ")
+
+
+@pytest.mark.parametrize(("steps", "said"), [(1, "1 step"), (19, "19 steps")])
+def test_too_few_steps_for_a_verdict_is_said(tmp_path, steps, said):
+    """A first trial of a few steps is told why no rule speaks."""
+    folder = tmp_path / "run"
+    train(folder, steps)
+    with Run.open(folder) as run:
+        assert [] == find(run)
+        assert f"No rule speaks: of {said}, where most need 20." == verdict_of_run(tree_of_run(run))
 
 
 def test_where_steps_are_far_apart_that_is_said(tmp_path):

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from deep500_timing._views.findings._evidence import Evidence, evidence_of
-from deep500_timing._views.findings._find import find, verdict_if_none
+from deep500_timing._views.findings._find import find, verdict_if_none, verdict_of_run
 from deep500_timing._views.findings._finding import Finding
 
-__all__ = ["Evidence", "Finding", "evidence_of", "find", "verdict_if_none"]
+__all__ = ["Evidence", "Finding", "evidence_of", "find", "verdict_if_none", "verdict_of_run"]

@@ -106,6 +106,19 @@ def verdict_if_none(tree: Tree) -> str:
     return f"Nothing stands out: {share} of BATCH {verb} {names}{f', {spread}' if spread else ''}."
 
 
+def verdict_of_run(tree: Tree) -> str:
+    """What to say of a run where nothing stands out, or why no rule can speak."""
+    said = verdict_if_none(tree)
+    if said:
+        return said
+    steps = sum(node.count for node in tree.named("BATCH"))
+    if not tree.roots:
+        return "Nothing is recorded yet."
+    if not steps:
+        return "No rule speaks. Those about steps need regions named BATCH."
+    return f"No rule speaks: of {steps} step{'s' if steps > 1 else ''}, where most need {at_least.LEAST_STEPS}."
+
+
 def _spread(over: float) -> str:
     if over < 0.005:
         return ""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from deep500_timing._summary.text import format_time
 from deep500_timing._views.page._colours import GREY
 from deep500_timing._views.page._context import literal, shown
-from deep500_timing._views.page._parts import ZOOM, colour_by_datum, data, rounded, time_axis, tooltip
+from deep500_timing._views.page._parts import ZOOM, colour_by_datum, data, rounded, step_axis, time_axis, tooltip
 from deep500_timing._views.page._section import Content, Figure, Panel
 from deep500_timing._views.tree import REST
 
@@ -137,7 +137,7 @@ def _bars(parts: list[dict[str, Any]], width: int, top: float) -> dict[str, Any]
                 "type": "quantitative",
                 "bin": {"binned": True},
                 "scale": {"nice": False, "zero": False},
-                "axis": {"title": "step", "format": "d", "grid": False, "tickMinStep": 1},
+                "axis": step_axis(),
             },
             "x2": {"field": "end"},
             "y": {"field": "s", "type": "quantitative", "stack": "zero", "axis": time_axis(None)}

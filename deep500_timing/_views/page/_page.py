@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from deep500_timing._ground.require import require
 from deep500_timing._ground.whole_file import whole_file
 from deep500_timing._summary.text import UNKNOWN, format_time, safe_name
-from deep500_timing._views.findings import verdict_if_none
+from deep500_timing._views.findings import verdict_of_run
 from deep500_timing._views.page._build import build
 from deep500_timing._views.page._style import styled
 
@@ -78,7 +78,7 @@ def write_report(
             about=context.about,
             head=_head(context.about),
             findings=findings,
-            verdict=None if findings else verdict_if_none(context.tree),
+            verdict=None if findings else verdict_of_run(context.tree),
             sections=built,
             main=body,
             data=_safe(data),

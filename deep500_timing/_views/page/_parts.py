@@ -15,6 +15,8 @@ BYTE_LABELS = (
     + "datum.value + ' B'"
 )
 """Bytes with their unit."""
+WHOLE_LABELS = "datum.value == floor(datum.value) ? format(datum.value, '{}') : ''"
+"""Whole numbers: Vega puts ticks between them where there are few, whatever ``tickMinStep`` says."""
 ZOOM = {
     "name": "zoom",
     "select": {"type": "interval", "encodings": ["x"], "zoom": "wheel![event.ctrlKey || event.metaKey]"},
@@ -42,6 +44,11 @@ def tooltip(**titles: str) -> list[dict[str, Any]]:
 def time_axis(title: str | None) -> dict[str, Any]:
     """An axis of seconds."""
     return {"title": title, "labelExpr": TIME_LABELS, "tickCount": 6}
+
+
+def step_axis() -> dict[str, Any]:
+    """An axis of steps."""
+    return {"title": "step", "labelExpr": WHOLE_LABELS.format("d"), "grid": False, "tickMinStep": 1}
 
 
 def data(rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from deep500_timing._summary.text import format_time
 from deep500_timing._views.page._context import literal
-from deep500_timing._views.page._parts import TIME_LABELS, data, rounded, tooltip
+from deep500_timing._views.page._parts import TIME_LABELS, data, rounded, step_axis, tooltip
 from deep500_timing._views.page._section import Content, Figure, Panel
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def _spec(late: dict[tuple[int, int], float], ranks: tuple[int, ...], share: int
                 "type": "quantitative",
                 "bin": {"binned": True},
                 "scale": {"nice": False, "zero": False},
-                "axis": {"title": "step", "format": "d", "grid": False, "tickMinStep": 1},
+                "axis": step_axis(),
             },
             "x2": {"field": "end"},
             "y": {

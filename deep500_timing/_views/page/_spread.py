@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from deep500_timing._summary.histogram import bin_bounds
 from deep500_timing._summary.text import format_time
 from deep500_timing._views.page._context import literal, path_text, shown
-from deep500_timing._views.page._parts import data, rounded, time_axis, tooltip
+from deep500_timing._views.page._parts import WHOLE_LABELS, data, rounded, time_axis, tooltip
 from deep500_timing._views.page._section import Content, Figure, Panel
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def _spec(context: Context, node: Node, bins: dict[int, int]) -> dict[str, Any]:
             "y": {
                 "field": "n",
                 "type": "quantitative",
-                "axis": {"title": None, "tickCount": 3, "tickMinStep": 1, "format": "~s"},
+                "axis": {"title": None, "tickCount": 3, "tickMinStep": 1, "labelExpr": WHOLE_LABELS.format("~s")},
             },
             "tooltip": tooltip(range="takes", n="intervals, about"),
         },
