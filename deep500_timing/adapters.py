@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from deep500_timing._ranks.place import rank_and_world
     from deep500_timing._recording.calls import CallLog, CallRow, NotedItems, TimedCall, TimedIssue, TimedWaits
     from deep500_timing._recording.intervals import Intervals
+    from deep500_timing._recording.left_open import ask_before_reading
     from deep500_timing._recording.recorder import begin_recomputation, end_recomputation
     from deep500_timing._summary.anchor import take_anchor
     from deep500_timing._summary.reading import summarize
@@ -62,6 +63,7 @@ __all__ = [
     "TimedCall",
     "TimedIssue",
     "TimedWaits",
+    "ask_before_reading",
     "begin_recomputation",
     "discover_launch",
     "end_recomputation",
@@ -102,6 +104,7 @@ _LAZY = {
     "TimedIssue": "deep500_timing._recording.calls",
     "TimedWaits": "deep500_timing._recording.calls",
     "UNKNOWN": "deep500_timing._summary.text",
+    "ask_before_reading": "deep500_timing._recording.left_open",
     "begin_recomputation": "deep500_timing._recording.recorder",
     "discover_launch": "deep500_timing._ranks.launchers",
     "end_recomputation": "deep500_timing._recording.recorder",

@@ -1,7 +1,8 @@
 """The batches of an epoch that an exception ends, Ctrl-C included: Keras calls no hook then.
 
 Keras goes through the batches inside a context of its data, which catches the end of the data. It belongs to one fit,
-as what makes the iterators does, see ``_data.py``; whatever passes through it ends the epoch before its end.
+as what makes the iterators does, see ``_data.py``; whatever passes through it ends the epoch before its end. On
+torch Keras enters a context for each batch instead, so nothing is told there: whoever looks sees that the fit is over.
 """
 
 from __future__ import annotations

@@ -44,8 +44,8 @@ class TimerHooks:
     An epoch is the sum of EPOCH (start), BATCH, BATCH (first), CALLBACKS, VALIDATION and EPOCH (end), and on torch IO.
 
     The place in the list of callbacks does not matter. A fit inside a fit, on another callback or this one, has its own
-    times. A region that an exception or Ctrl-C breaks off is counted as failed when Python lets go of the fit, at the
-    latest when the callback is used again. The callback may be used for any number of fits and models.
+    times. A region that an exception or Ctrl-C breaks off is counted as failed, and whoever looks at the times on the
+    fit's thread finds nothing of it running. The callback may be used for any number of fits and models.
 
     A callback that sees the end of each batch makes Keras 3 wait for the batch's logs, on every backend. That is
     Keras's doing, and it is what makes the end of BATCH true on a GPU. tf_keras does not wait.
@@ -93,6 +93,8 @@ class TimerHooks:
     @property
     def throughput(self) -> Throughput | None:
         """How fast the newest epoch went, in its steady state and as a whole; None before the first."""
+        for timing in self._timings:
+            timing.end_what_is_over()
         totals = self._wishes.totals
         return None if totals is None else totals.throughput()
 
@@ -127,8 +129,7 @@ class TimerHooks:
     def _attach(self, model: Any) -> None:
         leave_what_is_gone()
         for timing in self._timings:
-            if timing.is_broken_off():
-                timing.break_off()
+            timing.end_what_is_over()
         callbacks = _frames.calling_list()
         if self._own_place is not None:
             self._own_place[0].timing.break_off()

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from deep500_timing_tensorflow._phases_contract import Phases
 
 ON_TENSORFLOW = ("tensorflow", "tf_keras")
+ENTERS_ITS_DATA = (*ON_TENSORFLOW, "jax")
+"""Where Keras goes through the batches of an epoch inside a context of its data; on torch it enters one for each."""
 
 
 def can_time_gpu(backend: str, timer: Timer) -> bool:

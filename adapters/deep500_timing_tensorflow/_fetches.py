@@ -11,8 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 from deep500_timing import TimeType
-from deep500_timing_tensorflow import _capabilities, _frames
-from deep500_timing_tensorflow._broken_off import tell_when_broken_off
+from deep500_timing_tensorflow import _capabilities
 from deep500_timing_tensorflow._data import listeners_at
 from deep500_timing_tensorflow._data_tensorflow import Fetched, timed_dataset_at
 
@@ -96,6 +95,9 @@ class Fetches:
 
     def settle(self) -> None:
         """Tell what is not told yet."""
+
+    def broken_off(self) -> None:
+        """An exception ends the batches."""
 
     def _announced(self) -> int:
         left = None if self.steps_known is None else self.steps_known - self.index
@@ -264,13 +266,13 @@ class SummedFetches(Fetches):
 
 
 def fetches_of(
-    times: FetchTimes, callbacks: Any, backend: str, *, several: int, wanted: bool | str, counts: bool, phases: bool
+    times: FetchTimes, data: Any, backend: str, *, several: int, wanted: bool | str, counts: bool, phases: bool
 ) -> Fetches:
     """What tells of the data of a fit.
 
     Args:
         times: Where the times go.
-        callbacks: The list of callbacks of the fit; None for a loop that calls the hooks itself.
+        data: What hands its batches to the fit; None if it is not found, as in a loop that calls the hooks itself.
         backend: See ``backend_of``.
         several: Batches between two calls of the batch hooks.
         wanted: The callback's ``io``.
@@ -278,13 +280,11 @@ def fetches_of(
         phases: Whether stamps in the graph tell when each batch was there.
     """
     found = Fetches(times, several)
-    data = None if callbacks is None else _frames.data_of_loop(callbacks)
     if data is not None and backend in _capabilities.ON_TENSORFLOW:
         if wanted is not False or several > 1 or counts:
             dataset = timed_dataset_at(data)
             if dataset is not None:
                 found = SummedFetches(times, several, dataset)
-                tell_when_broken_off(data, found)
     elif data is not None and (listeners := listeners_at(data)) is not None:
         found = ListenedFetches(times, several, before_hooks=backend == "torch")
         listeners.add(found)

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 from weakref import finalize
 
 from deep500_timing import TimeType
-from deep500_timing_tensorflow import _capabilities
+from deep500_timing.adapters import ask_before_reading
+from deep500_timing_tensorflow import _capabilities, _frames
 from deep500_timing_tensorflow._batches import BATCH, BATCH_FIRST, BatchTiming
+from deep500_timing_tensorflow._broken_off import tell_when_broken_off
 from deep500_timing_tensorflow._epoch_totals import EpochTotals
 from deep500_timing_tensorflow._fetches import fetches_of
 from deep500_timing_tensorflow._keras_facts import backend_of, steps_per_execution
@@ -53,14 +55,26 @@ class FitTiming(BatchTiming):
         self.steps_known: int | None = None
         self._evaluated = False
         self._thread = get_ident()
+        self._in_a_loop = False
         if callbacks is not None:
             finalize(callbacks, self._list_is_gone).atexit = False
 
     # --- what was broken off ----------------------------------------------------------------------------------------
 
-    def is_broken_off(self) -> bool:
-        """Whether what this times has ended without a hook, as far as this thread can tell."""
-        return self._thread == get_ident() and not self.is_running()
+    def _begins(self) -> None:
+        self._thread = get_ident()
+        self._in_a_loop = self.is_running()  # Not in one of the user's own, of which nothing can be seen.
+        ask_before_reading(self.timer, self)
+
+    def end_what_is_over(self) -> None:
+        """Break off what has ended without a hook, as far as this thread can tell."""
+        if self.regions.open and self._in_a_loop and self._thread == get_ident() and not self.is_running():
+            self.break_off()
+
+    def broken_off(self) -> None:
+        """An exception ends the batches, and with them the fit."""
+        self._fetches.broken_off()
+        self.break_off()
 
     def break_off(self) -> None:
         """Count what is open as failed."""
@@ -106,7 +120,7 @@ class FitTiming(BatchTiming):
         """A fit."""
         leave_what_is_gone()
         self.break_off()  # The list may be its user's, and have had another fit.
-        self._thread = get_ident()
+        self._begins()
         wishes, model = self.wishes, self._model
         backend = backend_of(model)
         self.regions.start(FIT)
@@ -118,9 +132,11 @@ class FitTiming(BatchTiming):
             self._phases = _capabilities.phases_for(model, backend)
             if self._phases is not None:
                 self._phases.join(self)
+        callbacks = None if self._callbacks is None else self._callbacks()
+        data = None if callbacks is None else _frames.data_of_loop(callbacks)
         self._fetches = fetches_of(
             self,
-            None if self._callbacks is None else self._callbacks(),
+            data,
             backend,
             several=steps_per_execution(model),
             wanted=wishes.io,
@@ -128,6 +144,8 @@ class FitTiming(BatchTiming):
             phases=self._phases is not None,
         )
         self._fetches.steps_known = self.steps_known
+        if data is not None and backend in _capabilities.ENTERS_ITS_DATA:
+            tell_when_broken_off(data, self)
         self.matcher.stamps_io = backend != "torch" and wishes.io is not False and not self._fetches.times_io
 
     def fit_is_done(self) -> None:
@@ -160,6 +178,7 @@ class FitTiming(BatchTiming):
             self.hooks_end()
             self.regions.start(VALIDATION)
         else:
+            self._begins()
             self.regions.start(TEST)
 
     def test_ends(self) -> None:
@@ -176,6 +195,7 @@ class FitTiming(BatchTiming):
 
     def predict_begins(self) -> None:
         """A prediction."""
+        self._begins()
         self.regions.start(PREDICT)
 
     def predict_ends(self) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from deep500_timing._ground.time_type import TimeType
 from deep500_timing._ranks.place import known_rank_and_world
+from deep500_timing._recording.left_open import end_what_is_over
 from deep500_timing._summary.anchor import take_anchor
 from deep500_timing._summary.histogram import Histogram
 from deep500_timing._summary.snapshot import CPU, GPU, STORED_COUNTERS, RegionTimes, Snapshot
@@ -39,6 +40,7 @@ def take_snapshot(recorder: Recorder, pending: dict[int, int], *, places: bool =
         pending: For the ``id`` of a region's device intervals, how many are on their way.
         places: Find out where the regions lie, from every interval that is kept.
     """
+    end_what_is_over(recorder)
     by_name: dict[str, list[Region]] = {}
     for region in recorder._regions():
         by_name.setdefault(region.name, []).append(region)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import functools
-import gc
 import pickle
+import threading
 
 import keras
 import numpy as np
@@ -161,12 +161,14 @@ def test_fit_broken_off_in_a_hook(fed, hook, error, order):
     model, callback = make_model(run_eagerly=True), timer.TimerCallback(tmr)
     raising = Raising(hook, error)
     both = [raising, callback] if order == "before" else [callback, raising]
-    with pytest.raises(type(error)):
+    with pytest.raises(type(error)) as raised:
         model.fit(**fed(20, validated=True), callbacks=both, verbose=0)
-    broken = failed_after_attach(callback, model, tmr)
+    broken = failed(tmr)  # Whoever looks finds nothing running, though the traceback keeps the frame of the fit.
+    counted, trained = counts(tmr), batches(tmr)
+    del raised
+    assert broken == failed_after_attach(callback, model, tmr)
     if (order, hook) not in {("before", "on_train_begin"), ("after", "on_train_end")}:
         assert "FIT" in broken
-    counted, trained = counts(tmr), batches(tmr)
     model.fit(**fed(20, validated=True), callbacks=[callback], verbose=0)
     after = counts(tmr)
     assert 2 == batches(tmr) - trained
@@ -205,15 +207,50 @@ def test_fit_broken_off_inside_a_batch(fed, backend, error, phases):
         def on_train_batch_begin(self, batch, logs=None):
             Layer.armed = batch == 2
 
-    with pytest.raises(error):
+    with pytest.raises(error) as raised:
         model.fit(**fed(8), callbacks=[callback, Arm()], verbose=0)
-    gc.collect()  # A traceback refers to the fit, and now and then to itself.
-    assert {"FIT", "EPOCH", "BATCH"} <= failed(tmr)
+    assert {"FIT", "EPOCH", "BATCH"} <= failed(tmr)  # At once, though the traceback keeps the frame of the fit.
+    assert error is raised.type
     assert (2, 3) == (batches(tmr), counts(tmr)["IO"])  # The batch that failed was waited for.
     assert_untouched(model)
     Layer.armed = False
     model.fit(**fed(8), callbacks=[callback], verbose=0)
     assert 7 == batches(tmr)
+
+
+@pytest.mark.parametrize("call", ["evaluate", "predict"])
+def test_evaluation_that_raises_is_not_running(data, call):
+    """Of an evaluation or a prediction that an exception ends nothing is left open either."""
+    tmr = timer.Timer()
+    model, callback = make_model(), timer.TimerCallback(tmr)  # Keras leaves one without its variables on JAX.
+    raising = Raising({"evaluate": "on_test_batch_end", "predict": "on_predict_batch_end"}[call], ValueError("broken"))
+    given = {"evaluate": data, "predict": data[:1]}[call]
+    with pytest.raises(ValueError, match="broken") as raised:
+        getattr(model, call)(*given, callbacks=[callback, raising], verbose=0)
+    assert {} == counts(tmr)
+    assert {{"evaluate": "TEST", "predict": "PREDICT"}[call]} == failed(tmr)
+    assert raised.tb is not None
+
+
+def test_looking_at_the_times_in_a_fit_ends_nothing(fed):
+    """Who looks in a hook, in a fit inside a fit or on another thread finds what is open running, and it goes on."""
+    running = []
+
+    def look():
+        running.append({region.name for region in tmr.snapshot() if region.running})
+
+    class Looks(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            thread = threading.Thread(target=look)
+            thread.start()
+            thread.join()
+            look()
+
+    tmr = timer.Timer()
+    trained_model().fit(**fed(20), callbacks=[timer.TimerCallback(tmr), Looks()], verbose=0)
+    assert [{"FIT", "EPOCH", "CALLBACKS"}] * 4 == running
+    assert (1, 1, 2) == (counts(tmr)["FIT"], counts(tmr)["EPOCH"], batches(tmr))
+    assert set() == failed(tmr)
 
 
 def test_stop_training_is_an_ordinary_end(fed):

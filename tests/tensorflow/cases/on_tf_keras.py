@@ -108,8 +108,10 @@ def test_broken_off_fit_and_the_next(data, monkeypatch):
     monkeypatch.setattr(_fetches, "WAITS_NS", math.inf)
     tmr = timer.Timer()
     model, callback = make_model(), timer.TimerCallback(tmr, phases=True)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as raised:
         model.fit(*data, batch_size=8, callbacks=[callback, Raising()], verbose=0)
+    assert (1, 0) == (tmr.snapshot().get("FIT").failed, tmr.snapshot().get("FIT").running)
+    assert raised.tb is not None  # It keeps the frame of the fit.
     assert (2, 2 * 8) == (callback.throughput.epoch_steps, callback.throughput.epoch_samples)
     model.fit(*data, batch_size=8, callbacks=[callback], verbose=0)
     found = counts(tmr)
