@@ -187,6 +187,11 @@ class StoreTransport:
             raise RuntimeError("the process group has been destroyed")
         return store
 
+    @property
+    def underlying_store(self) -> Any:
+        """What carries the messages."""
+        return self._store
+
     def clone(self) -> StoreTransport:
         """The same over a connection of its own, which nobody else waits on."""
         return StoreTransport(self._store.clone(), self.rank, self.world_size)

@@ -37,6 +37,8 @@ class Connection:
         self._own: Any = None
         self._free = threading.Lock()
         self._stuck = False
+        self.kept: dict[Any, Any] = {}
+        """What its users know of the store, to be forgotten with the connection."""
 
     def is_to(self, store: Any) -> bool:
         """Whether it is to this store."""
@@ -88,12 +90,20 @@ class Connection:
             if shared is None:
                 raise RuntimeError("the process group has been destroyed")
             try:
-                self._own = shared.clone()
-                self._own.set_timeout(timedelta(seconds=_TIMEOUT_S))
+                self._own = own = shared.clone()
+                # That of a HashStore is the store itself, whose time-out is the user's.
+                if _innermost(own) is not _innermost(shared):
+                    own.set_timeout(timedelta(seconds=_TIMEOUT_S))
             except Exception:
                 # A store that cannot be cloned, such as one of the user's own, is used as it is.
                 return shared
         return self._own
+
+
+def _innermost(store: Any) -> Any:
+    while (underlying := getattr(store, "underlying_store", None)) is not None:
+        store = underlying
+    return store
 
 
 _lock = threading.Lock()

@@ -9,7 +9,7 @@ are two ways to take part, and an exchange may be used in both:
 
 A round is known by what it holds and not by how often a rank has asked: rank 0 takes the reports of ranks that wait
 now, and a rank that has given up takes its report back. So a call too many on one rank costs that rank its deadline,
-is told in the next round (``Answers.ahead``), and spoils nothing.
+is told in the next round (``Answers.ahead``), and spoils nothing. Exchanges of one name are one on each connection.
 """
 
 from __future__ import annotations
@@ -80,30 +80,15 @@ class Exchange:
         self._name = name
         self._given = None if store is None else (store, _connection.Connection(store))
         self._rank, self._world_size = rank, world_size
-        self._used: Connection | None = None
-        self._begin_anew()
 
     def __reduce__(self) -> Any:
         """A copy takes part in the job that it is in, over its default process group."""
         return Exchange, (self._name,)
 
-    def _begin_anew(self) -> None:
-        # A store that has seen nothing of this exchange yet.
-        self._posted = 0
-        self._calls = 0
-        self._serial = 0  # of this rank's report in the latest round that held it
-        self._seen = 0  # the latest result that was looked at
-        # On rank 0:
-        self._results = 0
-        self._serials: dict[int, int] = {}
-        self._excess: dict[int, int] = {}  # calls of each rank more than rank 0's, as of the latest round
-
-    def _connect(self) -> Connection | None:
+    def _connect(self) -> tuple[Connection, _Past] | None:
         found = _connection.store_connection() if self._given is None else self._given[1]
-        if found is not None and found is not self._used:
-            self._used = found
-            self._begin_anew()
-        return found
+        # Another exchange of this name goes on where this one is; over another connection each begins anew.
+        return None if found is None else (found, found.kept.setdefault((self._name, self._place()[0]), _Past()))
 
     def _place(self) -> tuple[int, int]:
         rank, world_size = rank_and_world() if None in (self._rank, self._world_size) else (0, 1)
@@ -112,8 +97,15 @@ class Exchange:
             world_size if self._world_size is None else self._world_size,
         )
 
-    def _key(self, *parts: object) -> str:
-        return "/".join(map(str, (PREFIX, self._name, *parts)))
+    def _begin(self, store: Any, past: _Past) -> Callable[..., str]:
+        # Gives the names of keys: of their own for each beginning, since the store may have been that of an earlier
+        # process group, whose reports are still in it. All ranks have begun equally often.
+        def key(*parts: object) -> str:
+            return "/".join(map(str, (PREFIX, self._name, past.beginning, *parts)))
+
+        if not past.beginning:
+            past.beginning = int(store.add(key("begun", self._place()[0]), 1))
+        return key
 
     # --- posted reports -----------------------------------------------------------------------------------------------
 
@@ -125,16 +117,18 @@ class Exchange:
         Returns:
             What went wrong with the store, if anything did.
         """
-        connection = self._connect()
-        if connection is None:
+        connected = self._connect()
+        if connected is None:
             return None
-        self._posted += 1
-        number, rank = self._posted, self._place()[0]
+        connection, past = connected
+        past.posted += 1
+        number, rank = past.posted, self._place()[0]
 
         def put(store: Any) -> None:
-            store.set(self._key("posted", number, rank), report)
+            key = self._begin(store, past)
+            store.set(key("posted", number, rank), report)
             if number > _KEPT_ROUNDS:
-                store.delete_key(self._key("posted", number - _KEPT_ROUNDS, rank))
+                store.delete_key(key("posted", number - _KEPT_ROUNDS, rank))
 
         return connection.run(put, deadline_s)
 
@@ -146,13 +140,20 @@ class Exchange:
             deadline_s: Seconds that it may take.
         """
         rank, world_size = self._place()
-        number, connection = self._posted, self._connect()
+        connected = self._connect()
         found = {rank: own}
-        keys = {other: self._key("posted", number, other) for other in range(world_size) if other != rank}
         fault = None
-        if connection is not None and keys:
+        if connected is not None and world_size > 1:
+            connection, past = connected
+            number = past.posted
             until = time.monotonic() + (1 - SLACK) * deadline_s
-            fault = connection.run(lambda store: _collect(store, keys, found, until), deadline_s)
+
+            def read(store: Any) -> None:
+                key = self._begin(store, past)
+                others = (other for other in range(world_size) if other != rank)
+                _collect(store, {other: key("posted", number, other) for other in others}, found, until)
+
+            fault = connection.run(read, deadline_s)
         return _answers(dict(found), None, world_size, (), {}, fault)
 
     # --- rounds -------------------------------------------------------------------------------------------------------
@@ -169,87 +170,115 @@ class Exchange:
             deadline_s: Seconds that it may take.
         """
         rank, world_size = self._place()
-        connection = self._connect()
-        self._calls += 1
-        progress = _Round(rank, world_size, report, combine, time.monotonic() + (1 - SLACK) * deadline_s, deadline_s)
-        if connection is None or world_size == 1:
-            progress.combined = combine(dict(progress.reports))
-            return _answers(progress.reports, progress.combined, world_size, (), {}, None)
+        connected = self._connect()
+        if connected is None or world_size == 1:
+            return _answers({rank: report}, combine({rank: report}), world_size, (), {}, None)
+        connection, past = connected
+        past.calls += 1
+        until = time.monotonic() + (1 - SLACK) * deadline_s
+        progress = _Round(rank, world_size, report, combine, past.calls, until, deadline_s)
         work = self._lead if rank == 0 else self._follow
-        fault = connection.run(lambda store: work(store, progress), deadline_s)
+        fault = connection.run(lambda store: work(store, past, progress), deadline_s)
         return _answers(
             dict(progress.reports), progress.combined, world_size, progress.held, dict(progress.ahead), fault
         )
 
-    def _lead(self, store: Any, progress: _Round) -> None:
+    def _lead(self, store: Any, past: _Past, progress: _Round) -> None:
         # Rank 0: take the reports of those that wait, and leave what is made of them.
-        serials = {other: self._serials.get(other, 0) + 1 for other in range(1, progress.world_size)}
-        keys = {other: self._key("waiting", other, serial) for other, serial in serials.items()}
+        key = self._begin(store, past)
+        serials = {other: past.serials.get(other, 0) + 1 for other in range(1, progress.world_size)}
+        keys = {other: key("waiting", other, serial) for other, serial in serials.items()}
         packed: dict[int, bytes] = {}
         _collect(store, keys, packed, progress.until - (1 - _GATHER_SHARE) * progress.deadline_s)
         # A report is part of the round if it is rank 0 that deletes it. Else the rank has given up meanwhile, and will
         # use this serial again.
-        packed = {other: raw for other, raw in sorted(packed.items()) if store.delete_key(keys[other])}
-        for other, raw in packed.items():
-            self._serials[other] = serials[other]
-            progress.reports[other] = raw[_CALLS.size :]
-        calls = {other: _CALLS.unpack_from(raw)[0] - self._calls for other, raw in packed.items()}
-        progress.ahead = self._ahead({0: 0, **calls})
+        calls = {other: int(_CALLS.unpack_from(raw)[0]) for other, raw in sorted(packed.items())}
+        calls = {other: number for other, number in calls.items() if past.delete(store, keys[other], number)}
+        for other in calls:
+            past.serials[other] = serials[other]
+            progress.reports[other] = packed[other][_CALLS.size :]
+        progress.ahead = past.ahead({0: 0, **{other: number - progress.calls for other, number in calls.items()}})
         progress.combined = progress.combine(dict(progress.reports))
-        self._results = number = self._results + 1
-        head = json.dumps(
-            {"serials": {str(other): serials[other] for other in packed}, "ahead": progress.ahead}
-        ).encode()
-        store.set(self._key("result", number), _LENGTH.pack(len(head)) + head + progress.combined)
-        store.set(self._key("latest"), str(number))
-        store.delete_key(self._key("result", number - 1))
-        store.delete_key(self._key("taken", number - 1))
+        past.results = number = past.results + 1
+        head = json.dumps({"calls": calls, "ahead": progress.ahead}).encode()
+        store.set(key("result", number), _LENGTH.pack(len(head)) + head + progress.combined)
+        store.set(key("latest"), str(number))
+        store.delete_key(key("result", number - 1))
+        store.delete_key(key("taken", number - 1))
         # The store may live in this process, which may have nothing left to do after this.
         for pause_s in pauses(progress.until):
-            if store.add(self._key("taken", number), 0) >= len(packed):
+            if store.add(key("taken", number), 0) >= len(calls):
                 break
             time.sleep(pause_s)
 
-    def _ahead(self, excess: dict[int, int]) -> dict[int, int]:
-        # Who has called more often than most since the round before; of two ranks, the one that has.
-        gained = {rank: calls - self._excess.get(rank, 0) for rank, calls in excess.items()}
-        self._excess.update(excess)
-        usual = min(gained.values(), key=lambda gain: (-list(gained.values()).count(gain), gain))
-        return {rank: gain - usual for rank, gain in sorted(gained.items()) if gain > usual}
-
-    def _follow(self, store: Any, progress: _Round) -> None:
+    def _follow(self, store: Any, past: _Past, progress: _Round) -> None:
         # Any other rank: wait for a result that holds this report.
-        rank, serial = progress.rank, self._serial + 1
-        key = self._key("waiting", rank, serial)
-        store.set(key, _CALLS.pack(self._calls) + progress.reports[rank])
+        key = self._begin(store, past)
+        rank, serial = progress.rank, past.serial + 1
+        own = key("waiting", rank, serial)
+        store.set(own, _CALLS.pack(progress.calls) + progress.reports[rank])
         # Leave time to look for the others' reports, should rank 0 be the one that is dead.
         for pause_s in pauses(progress.until - (1 - _GATHER_SHARE) / 2 * progress.deadline_s):
-            head, combined = self._newest_result(store)
-            if head is not None and head["serials"].get(str(rank)) == serial:
-                self._serial = serial
-                progress.held = {0, *map(int, head["serials"])}
+            head, combined = past.newest_result(store, key)
+            # By the call, since rank 0 may have read what was here under this serial before, and was taken back.
+            if head is not None and head["calls"].get(str(rank)) == progress.calls:
+                past.serial = serial
+                progress.held = {0, *map(int, head["calls"])}
                 progress.ahead = {int(other): calls for other, calls in head["ahead"].items()}
                 progress.combined = combined
-                store.add(self._key("taken", self._seen), 1)
+                store.add(key("taken", past.seen), 1)
                 return
             time.sleep(pause_s)
         others = (other for other in range(1, progress.world_size) if other != rank)
         packed: dict[int, bytes] = {}
-        _collect(store, {other: self._key("waiting", other, serial) for other in others}, packed, 0.0)
+        _collect(store, {other: key("waiting", other, serial) for other in others}, packed, 0.0)
         progress.reports.update((other, raw[_CALLS.size :]) for other, raw in packed.items())
         # The others look for a moment longer; then nobody may take this report for one of a later round.
         time.sleep(max(progress.until - time.monotonic(), 0.0))
-        if not store.delete_key(key):
-            self._serial = serial  # Rank 0 has taken it meanwhile.
+        if not past.delete(store, own, progress.calls):
+            past.serial = serial  # Rank 0 has taken it meanwhile.
 
-    def _newest_result(self, store: Any) -> tuple[dict[str, Any] | None, bytes]:
-        latest = get_if_there(store, self._key("latest"))
+
+@dataclass(slots=True)
+class _Past:
+    # What a rank has done in an exchange over one connection, with which it ends: a request that goes on for ever, on
+    # the connection of an earlier process group, changes nothing of a later one.
+    posted: int = 0
+    calls: int = 0
+    # What follows belongs to the thread that has the connection.
+    beginning: int = 0
+    deleting_tells: bool | None = None  # which of two that delete a key has deleted it; None if not known yet
+    serial: int = 0  # of this rank's report in the latest round that held it
+    seen: int = 0  # the latest result that was looked at
+    # On rank 0:
+    results: int = 0
+    serials: dict[int, int] = field(default_factory=dict)
+    excess: dict[int, int] = field(default_factory=dict)  # calls of each more than rank 0's, as of the latest round
+
+    def delete(self, store: Any, key: str, call: int) -> bool:
+        # Delete the report of a call, unless another rank has; of two that do so at once one is told that it has.
+        if self.deleting_tells is None:
+            self.deleting_tells = not store.delete_key(f"{key}/nothing")
+        if self.deleting_tells:
+            return bool(store.delete_key(key))
+        # A FileStore says so to both, but it counts them.
+        return store.add(f"{key}/{call}", 1) == 1 and bool(store.delete_key(key))
+
+    def ahead(self, excess: dict[int, int]) -> dict[int, int]:
+        # Who has called more often than most since the round before; of two ranks, the one that has.
+        gained = {rank: calls - self.excess.get(rank, 0) for rank, calls in excess.items()}
+        self.excess.update(excess)
+        usual = min(gained.values(), key=lambda gain: (-list(gained.values()).count(gain), gain))
+        return {rank: gain - usual for rank, gain in sorted(gained.items()) if gain > usual}
+
+    def newest_result(self, store: Any, key: Callable[..., str]) -> tuple[dict[str, Any] | None, bytes]:
+        latest = get_if_there(store, key("latest"))
         number = 0 if latest is None else int(latest)
         # The result of a round that this rank was not part of may be replaced by the next one at any moment.
-        raw = get_if_there(store, self._key("result", number)) if number > self._seen else None
+        raw = get_if_there(store, key("result", number)) if number > self.seen else None
         if raw is None:
             return None, b""
-        self._seen = number
+        self.seen = number
         end = _LENGTH.size + _LENGTH.unpack_from(raw)[0]
         return json.loads(raw[_LENGTH.size : end]), raw[end:]
 
@@ -261,6 +290,7 @@ class _Round:
     world_size: int
     report: bytes
     combine: Callable[[dict[int, bytes]], bytes]
+    calls: int
     until: float
     deadline_s: float
     reports: dict[int, bytes] = field(default_factory=dict)

@@ -100,6 +100,13 @@ class Store:
             self.on_look(keys)
         return all(key in self.values for key in keys)
 
+    def add(self, key, amount):
+        """Count."""
+        if self.fault:
+            raise self.fault
+        self.values[key] = self.values.get(key, 0) + amount
+        return self.values[key]
+
     def delete_key(self, key):
         """Remove one."""
         return self.values.pop(key, None) is not None
@@ -201,7 +208,7 @@ class TestInAJob:
         def look(key):
             if next(looks) == 20:
                 for rank in (1, 2):
-                    store.set(f"deep500_timing/x/posted/1/{rank}", b"report %d" % rank)
+                    store.set(f"deep500_timing/x/1/posted/1/{rank}", b"report %d" % rank)
 
         store.on_look = look
         assert {0: b"own", 1: b"report 1", 2: b"report 2"} == exchange.gather(b"own").reports
@@ -211,8 +218,9 @@ class TestInAJob:
         exchange = Exchange("x")
         for number in range(100):
             exchange.post(b"%d" % number)
-        assert len(store.values) == 16
-        assert store.values["deep500_timing/x/posted/100/0"] == b"99"
+        assert len([key for key in store.values if "/posted/" in key]) == 16
+        assert len(store.values) == 17  # That it has begun.
+        assert store.values["deep500_timing/x/1/posted/100/0"] == b"99"
 
     def test_with_a_fault_nobody_is_missing(self, job, store):
         """Who could not be asked is not said to be silent, in either way to take part."""
@@ -229,7 +237,7 @@ class TestInAJob:
         other = Store()
         job.distributed_c10d = types.SimpleNamespace(_get_default_store=lambda: other)
         exchange.post(b"in the second")
-        assert {"deep500_timing/x/posted/1/0": b"in the second"} == other.values
+        assert {"deep500_timing/x/0/begun/0": 1, "deep500_timing/x/1/posted/1/0": b"in the second"} == other.values
 
     def test_a_job_without_a_store_costs_a_warning(self, job):
         """As on a release of PyTorch that has another name for it."""

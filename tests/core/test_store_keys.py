@@ -38,6 +38,11 @@ class Counting:
         """Put one."""
         self.values[key] = value
 
+    def add(self, key, amount):
+        """Count."""
+        self.values[key] = self.values.get(key, 0) + amount
+        return self.values[key]
+
     def delete_key(self, key):
         """Remove one."""
         return self.values.pop(key, None) is not None
@@ -107,7 +112,7 @@ def test_thousands_of_reports_cost_few_requests(absent):
     """Reports of 5 000 ranks are read in chunks, and the silent ones found by halves: not a request for each."""
     ranks = 5000
     silent = [1000 * (n + 1) for n in range(absent)]
-    values = {f"deep500_timing/x/posted/1/{rank}": b"%d" % rank for rank in range(ranks) if rank not in silent}
+    values = {f"deep500_timing/x/1/posted/1/{rank}": b"%d" % rank for rank in range(ranks) if rank not in silent}
     store = Comparing(values)
     exchange = Exchange("x", store=store, rank=0, world_size=ranks)
     exchange.post(b"own")

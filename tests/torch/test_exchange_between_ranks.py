@@ -13,6 +13,8 @@ from functools import partial
 import pytest
 import torch.distributed as plain
 
+from deep500_timing._ranks import connection
+from deep500_timing._ranks.connection import Connection
 from deep500_timing._ranks.exchange import Exchange
 
 
@@ -46,11 +48,13 @@ class Ranks:
         return answers
 
 
-@pytest.fixture(params=["hash", "tcp"])
-def store(request):
+@pytest.fixture(params=["hash", "tcp", "file"])
+def store(request, tmp_path):
     """A store as a process group has it."""
     if request.param == "hash":
         yield plain.HashStore()
+    elif request.param == "file":
+        yield plain.PrefixStore("default", plain.FileStore(str(tmp_path / "store"), -1))
     else:
         server = plain.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         yield plain.PrefixStore("default", server)
@@ -65,13 +69,14 @@ def test_everybody_gets_the_same(store):
         assert [(None, [], {})] * 4 == [(a.fault, a.missing, a.ahead) for a in answers.values()]
 
 
+@pytest.mark.parametrize("store", ["hash", "tcp"], indirect=True)  # The file of a FileStore only ever grows.
 def test_rounds_leave_nothing_but_the_last_result(store):
-    """However many rounds there were, the store holds a handful of keys."""
+    """However many rounds there were, the store holds a handful of keys, and one for each rank that has begun."""
     ranks = Ranks(store, 3)
     before = store.num_keys()
     for number in range(5):
         ranks.round(number)
-    assert 3 >= store.num_keys() - before
+    assert 3 + 3 >= store.num_keys() - before
 
 
 def test_absent_ranks_are_missing(store):
@@ -187,6 +192,122 @@ def test_a_result_that_comes_too_late_is_not_taken_for_the_next_one(store):
         assert {f"0.{number} 1.{number}".encode()} == {answer.combined for answer in answers.values()}
 
 
+class Watched:
+    """A store as one rank sees it that says when a report is left in it."""
+
+    def __init__(self, store, left):
+        self.store, self.left = store, left
+
+    def __getattr__(self, name):
+        return getattr(self.store, name)
+
+    def set(self, key, value):
+        """Leave it, then say so."""
+        self.store.set(key, value)
+        if "/waiting/" in key:
+            self.left.set()
+
+    def clone(self):
+        """Another connection, which is watched as well."""
+        return self
+
+
+@pytest.mark.parametrize("store", ["tcp"], indirect=True)
+def test_a_report_that_rank_0_has_read_before_is_not_taken_for_the_next_one(store):
+    """A rank gives up and asks again before rank 0, which has read its first report, deletes that."""
+    ranks = Ranks(store, 2)
+    left, read, again = threading.Event(), threading.Event(), threading.Event()
+
+    class Slow(Watched):
+        def compare_set(self, key, *values):
+            found = self.store.compare_set(key, *values)
+            if key.endswith("waiting/1/2"):
+                read.set()
+                assert again.wait(30)
+            return found
+
+    ranks.exchanges[0] = Exchange("trial", store=(slow := Slow(store, left)), rank=0, world_size=2)
+    ranks.exchanges[1] = Exchange("trial", store=(watched := Watched(store, left)), rank=1, world_size=2)
+    ranks.round(1)
+    left.clear()
+    first = threading.Thread(target=ranks.round, args=("old", [1], 1.0))
+    first.start()
+    assert left.wait(30)
+    leader = threading.Thread(target=ranks.exchanges[0].round, args=(b"0", combine, 1.0))
+    leader.start()
+    first.join()
+    assert read.is_set()
+    watched.left = again
+    assert ranks.round("new", present=[1], deadline_s=0.5)[1].combined is None
+    leader.join()
+    slow.store = watched.store = store
+    assert [b"0.3 1.3"] * 2 == [answer.combined for answer in ranks.round(3).values()]
+
+
+def test_ranks_that_begin_anew_in_a_used_store_meet_nothing_old(store):
+    """As under torchrun, where the store outlives the process group: neither a result nor a posted report is old."""
+    for beginning in ("first", "second"):
+        ranks = Ranks(store, 2)
+        for number in range(2):
+            answers = ranks.round(f"{beginning}{number}")
+            expected = f"0.{beginning}{number} 1.{beginning}{number}".encode()
+            assert [(expected, [], None)] * 2 == [(a.combined, a.missing, a.fault) for a in answers.values()]
+        first, second = ranks.exchanges
+        first.post(b"0")
+        assert {0: b"0"} == first.gather(b"0", deadline_s=0.2).reports
+        second.post(f"1 {beginning}".encode())
+        assert {0: b"0", 1: f"1 {beginning}".encode()} == first.gather(b"0").reports
+
+
+@pytest.mark.parametrize("renewed", [0, 1])
+def test_another_exchange_of_the_same_name_goes_on_with_the_rounds(store, renewed, monkeypatch):
+    """Such as that of a second pipeline timer in one job: each rank has both on one connection."""
+    job = Connection(store)
+    monkeypatch.setattr(connection, "store_connection", lambda: job)
+    ranks = Ranks(store, 2)
+    for number in range(3):
+        ranks.exchanges[renewed] = Exchange("trial", rank=renewed, world_size=2)
+        answers = ranks.round(number)
+        expected = f"0.{number} 1.{number}".encode()
+        assert [(expected, [], {})] * 2 == [(a.combined, a.missing, a.ahead) for a in answers.values()]
+
+
+def test_a_request_to_an_earlier_process_group_changes_nothing_of_the_next(monkeypatch):
+    """A thread that waits for an answer of the old store wakes when rounds in the new one have begun."""
+    stores = [plain.HashStore(), plain.HashStore()]
+    asked, answers = threading.Event(), threading.Event()
+
+    class Stuck(Watched):
+        def delete_key(self, key):
+            if "/waiting/" in key:
+                asked.set()
+                assert answers.wait(30)
+            return False
+
+    old, new = Stuck(stores[0], threading.Event()), stores[1]
+    jobs = [Connection(old), Connection(new)]
+    monkeypatch.setattr(connection, "store_connection", lambda: jobs[0])
+    ranks = Ranks(new, 2)
+    ranks.exchanges[1] = Exchange("trial", rank=1, world_size=2)
+    assert connection.NO_ANSWER == ranks.round(0, present=[1], deadline_s=0.2)[1].fault
+    assert asked.wait(30)
+    monkeypatch.setattr(connection, "store_connection", lambda: jobs[1])
+    ranks.round(1)
+    ranks.round(2)
+    answers.set()
+    deadline = time.monotonic() + 30
+    while jobs[0].run(lambda store: None, 30.0) is not None:
+        assert time.monotonic() < deadline
+    assert [b"0.3 1.3"] * 2 == [answer.combined for answer in ranks.round(3).values()]
+
+
+def test_the_time_out_of_a_store_is_the_users(store):
+    """Our requests give up sooner on a connection of their own, which a store in memory does not have."""
+    before = store.timeout
+    Ranks(store, 2).round(0)
+    assert before == store.timeout
+
+
 def test_posted_reports_are_gathered_round_by_round(store):
     """Ranks that go on at once are read in the round of the rank that gathers, not in the one that they are in."""
     exchanges = [Exchange("trial", store=store, rank=rank, world_size=3) for rank in range(3)]
@@ -240,6 +361,11 @@ class Memory:
     def check(self, keys):
         """Whether all are there."""
         return all(key in self.values for key in keys)
+
+    def add(self, key, amount):
+        """Count."""
+        self.values[key] = self.values.get(key, 0) + amount
+        return self.values[key]
 
     def delete_key(self, key):
         """Remove one, if it is there."""
