@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from deep500_timing._summary.text import safe_name
+
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from deep500_timing.runs import Run
 
+COMPLETE = "complete"
+
 _FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "cupy", "lightning", "transformers", "deepspeed")
+_IN_ORDER = ("closed", "exit", "rotated")
+"""Reasons for an end of which nothing need be said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +47,11 @@ class About:
     wall_s: float | None
     """From the first interval's start to the last one's end."""
     ended: bool
-    """Whether every rank has ended its log."""
+    """Whether every rank has ended its log; of a rank that was started anew its newest start decides."""
     ends: tuple[str, ...]
-    """The reasons for which logs were ended, each once: ``"closed"``, ``"KeyboardInterrupt"``."""
+    """The reasons for which these logs were ended, each once: ``"closed"``, ``"KeyboardInterrupt"``."""
+    earlier_ends: tuple[str, ...]
+    """The same of the starts before; ``"killed"`` where a log was not ended."""
     versions: dict[str, str]
     """Versions of Python and of frameworks, by name, of the lowest rank."""
     devices: tuple[str, ...]
@@ -72,6 +83,14 @@ class About:
         return ", ".join(named)
 
     @property
+    def state(self) -> str:
+        """Whether the run has ended, and what by if not by itself."""
+        if not self.ended:
+            return "not ended: killed, or running"
+        broken = [end for end in self.ends if end not in _IN_ORDER]
+        return f"ended by {', '.join(map(safe_name, broken))}" if broken else COMPLETE
+
+    @property
     def missing_ranks(self) -> tuple[int, ...]:
         """The ranks that should be there and have written nothing."""
         return tuple(rank for rank in range(self.world_size or 0) if rank not in set(self.ranks))
@@ -99,7 +118,9 @@ def about_run(run: Run) -> About:
         known = last_files.get((log["rank"], log["session"]))
         if known is None or (log["segment"] or 0) >= (known["segment"] or 0):
             last_files[log["rank"], log["session"]] = log
-    ends = [log["end"] for log in last_files.values()]
+    replaced = _replaced(logs)
+    ends = [log["end"] for start, log in last_files.items() if start not in replaced]
+    earlier = [log["end"] or "killed" for start, log in last_files.items() if start in replaced]
     steps_of_clock = [log["clock_step_ns"] for log in logs if log["clock_step_ns"] is not None]
     folder = run.folders[0]
     return About(
@@ -114,7 +135,8 @@ def about_run(run: Run) -> About:
         first_unix_s=min(firsts) / 1e9 if firsts else None,
         wall_s=(max(lasts) - min(firsts)) / 1e9 if firsts and lasts else None,
         ended=all(ends),
-        ends=tuple(dict.fromkeys(sorted(str(end) for end in ends if end))),
+        ends=_each_once(end for end in ends if end),
+        earlier_ends=_each_once(earlier),
         versions={str(name): str(version) for name, version in header.get("versions", {}).items()},
         devices=tuple(str(name) for name in header.get("devices", ())),
         has_device_times=bool(counts["on_device"]),
@@ -125,6 +147,31 @@ def about_run(run: Run) -> About:
         missing_frames=sum(log["missing_frames"] or 0 for log in logs),
         clock_step_s=max(steps_of_clock, key=abs, default=0) / 1e9,
     )
+
+
+def _replaced(logs: list[dict[str, Any]]) -> set[tuple[int, int]]:
+    # The starts of a rank after which it was started anew. Two that ran at the same time are both there.
+    spans: dict[int, dict[int, tuple[float, float]]] = {}
+    for log in logs:
+        of_rank = spans.setdefault(log["rank"], {})
+        first, last = of_rank.get(log["session"], (math.inf, -math.inf))
+        if log["first_unix_ns"] is not None and log["last_unix_ns"] is not None:
+            first, last = min(first, log["first_unix_ns"]), max(last, log["last_unix_ns"])
+        of_rank[log["session"]] = first, last
+    found = set()
+    for rank, of_rank in spans.items():
+        newest = -math.inf
+        for session in sorted(of_rank, reverse=True):
+            first, last = of_rank[session]
+            if last < newest:
+                found.add((rank, session))
+            if first < math.inf:
+                newest = max(newest, first)
+    return found
+
+
+def _each_once(ends: Iterable[object]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(sorted(map(str, ends))))
 
 
 def _header(log: dict[str, Any]) -> dict[str, Any]:

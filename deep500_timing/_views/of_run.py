@@ -75,14 +75,7 @@ def title_of(about: About) -> tuple[str, ...]:
     if about.sessions > 1:
         parts.append(f"{about.sessions} sessions")
     parts += [safe_name(about.frameworks)] if about.frameworks else []
-    return (*parts, _state(about))
-
-
-def _state(about: About) -> str:
-    if not about.ended:
-        return "not ended: killed, or running"
-    broken = [end for end in about.ends if end not in ("closed", "exit", "rotated")]
-    return f"ended by {', '.join(map(safe_name, broken))}" if broken else "complete"
+    return (*parts, about.state)
 
 
 def _notes(about: About, tree: Tree, rank: int) -> list[tuple[str, str]]:

@@ -385,7 +385,7 @@ def test_a_log_that_was_cut(trained, tmp_path):
     with Run.open(folder) as run:
         write_report(run, tmp_path / "r.html")
     page = Page(tmp_path / "r.html")
-    assert "not ended: killed, or still running" in page.text
+    assert "not ended: killed, or running" in page.text
     assert re.search(r"bytes of logs damaged\s*[1-9]", page.text)
 
 

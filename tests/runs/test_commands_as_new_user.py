@@ -14,13 +14,15 @@ from pathlib import Path
 import pytest
 from made_runs import made_rank
 
+from deep500_timing import Timer
 from deep500_timing._command import _app, doctor
 from deep500_timing._command._app import main
 from deep500_timing._command._table import COMMANDS
 from deep500_timing._summary.text import width_of
 from deep500_timing._views.drawing import render
 from deep500_timing._views.of_run import sheet_of_run
-from deep500_timing.runs import Run
+from deep500_timing.runs import Run, RunLog
+from deep500_timing.testing import ManualClock
 
 HOSTILE = "\x1b]0;owned\x07\x1b[31mred\u202e\n<script>[bold]"
 ESCAPE = "\x1b"
@@ -215,6 +217,51 @@ def test_one_interval(call, folders):
     _, out, _ = call("show", folders / "one")
     assert "BATCH   250 ms      1" in out
     assert "median" not in out
+
+
+@pytest.mark.parametrize(
+    ("ends", "state"),
+    [
+        (("RuntimeError", "closed"), "complete"),
+        ((None, "exit"), "complete"),
+        (("closed", "RuntimeError"), "ended by RuntimeError"),
+        (("closed", None), "not ended: killed, or running"),
+        ((None, None, "closed"), "complete"),
+    ],
+)
+def test_a_run_that_was_started_anew(call, tmp_path, ends, state):
+    """How its newest start ended is how it ended, on the terminal and on the page; what was before is not forgotten."""
+    for end in ends:
+        timer = Timer(clock=ManualClock())
+        log = RunLog(tmp_path / "run", timer, rank=0, flush_s=None)
+        timer.record("BATCH", 0, 1)
+        log.flush()
+        written = {path: path.stat().st_size for path in (tmp_path / "run").glob("*.d5log")}
+        log.close(reason=end or "")
+        if end is None:  # What a kill leaves has no end.
+            for path, size in written.items():
+                os.truncate(path, size)
+    _, out, _ = call("show", tmp_path / "run")
+    title = out.splitlines()[0].split(" · ")
+    assert (state, True) == (title[-1], f"{len(ends)} sessions" in title)
+    call("report", tmp_path / "run", tmp_path / "r.html")
+    source = (tmp_path / "r.html").read_text()
+    assert state in source[source.index("<header") : source.index("</header>")]
+    earlier = ", ".join(sorted({end or "killed" for end in ends[:-1]}))
+    assert re.search(rf"<td>earlier starts ended</td>\s*<td>{earlier}</td>", source)
+
+
+def test_two_starts_at_the_same_time(call, tmp_path):
+    """Neither takes the other's place: while one of them runs, or was killed, the run has not ended."""
+    timers = [Timer(clock=ManualClock()) for _ in range(2)]
+    logs = [RunLog(tmp_path / "run", timer, rank=0, flush_s=None) for timer in timers]
+    for timer in timers:
+        timer.record("BATCH", 0, 3600 * 10**9)
+    logs[0].flush()
+    logs[1].close()
+    _, out, _ = call("show", tmp_path / "run")
+    assert "not ended: killed, or running" in out
+    logs[0].close()
 
 
 def test_a_log_that_ends_in_the_middle_says_so(call, folders):

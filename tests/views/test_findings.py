@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import numpy as np
 import pytest
@@ -282,6 +282,32 @@ def test_a_rule_is_silent(findings, rule):
 def test_what_is_said(findings, rule, text):
     """The fact with its number, then where, then why."""
     assert [text] == [finding.text for finding in findings(CASES[rule][0]) if finding.rule == rule]
+
+
+def breaking(*names):
+    """One exception, through regions that lie in each other."""
+
+    def fail(made, step):
+        if step == 7:
+            with suppress(OSError), ExitStack() as stack:
+                for name in names:
+                    stack.enter_context(made.region(name))
+                raise OSError
+
+    return lambda folder: train(folder, after=fail)
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        (["EPOCH", "BATCH"], "2 regions failed (BATCH and EPOCH)."),
+        (["FIT", "EPOCH", "BATCH"], "3 regions failed (BATCH and 2 others)."),
+        (["load", "EPOCH", "BATCH", "read"], "4 regions failed (BATCH and 3 others)."),
+    ],
+)
+def test_what_failed_once_each_is_not_mostly_in_one(findings, names, text):
+    """An exception goes through all regions that are open: none of them is where most of it is."""
+    assert [f"Not in the numbers: {text}"] == said(findings, breaking(*names), "lost")
 
 
 def said(findings, make, rule):

@@ -45,9 +45,14 @@ def lost(evidence: Evidence) -> Iterator[Finding]:
                 of_counter = counts.setdefault(counter, {})
                 of_counter[name] = of_counter.get(name, 0) + counted[counter]
     for counter, by_name in counts.items():
-        most = max(by_name, key=lambda name: (by_name[name], name))
+        most = sorted(by_name, key=lambda name: (-by_name[name], name))
         total = sum(by_name.values())
-        of = name_of(most) if len(by_name) == 1 else f"most in {name_of(most)}"
+        if len(most) < 3:
+            of = " and ".join(map(name_of, most))
+        elif by_name[most[0]] > by_name[most[1]]:
+            of = f"most in {name_of(most[0])}"
+        else:
+            of = f"{name_of(most[0])} and {len(most) - 1} others"
         parts.append(f"{total} {'region' if total == 1 else 'regions'} {counter} ({of})")
     if parts:
         yield Finding(

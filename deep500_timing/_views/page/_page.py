@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from deep500_timing._ground.require import require
 from deep500_timing._ground.whole_file import whole_file
 from deep500_timing._summary.text import UNKNOWN, format_time, safe_name
+from deep500_timing._views.about import COMPLETE
 from deep500_timing._views.findings import verdict_of_run
 from deep500_timing._views.page._build import build
 from deep500_timing._views.page._style import styled
@@ -104,7 +105,7 @@ def _head(about: About) -> list[str]:
     if about.frameworks:
         head.append(safe_name(about.frameworks))
     lost = about.dropped or about.damaged_bytes or about.missing_frames or about.missing_ranks
-    head.append("not ended: killed, or still running" if not about.ended else "ended" if lost else "complete")
+    head.append("ended" if lost and about.state == COMPLETE else about.state)
     return head
 
 
