@@ -10,7 +10,7 @@ from deep500_timing._command._app import click
 @click.argument("file", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as plain data.")
 def command(folder: str, file: str | None, as_json: bool) -> None:
-    """Write a run as one HTML page that works offline; FILE is RUN.html if not given."""
+    """Write a run as one HTML page that works offline; FILE is FOLDER.html if not given."""
     from deep500_timing._command._choices import beside, progress_of
     from deep500_timing._command._output import say_written
     from deep500_timing.report import write_report

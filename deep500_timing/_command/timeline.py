@@ -24,7 +24,7 @@ def command(
 ) -> None:
     """Write a run as a timeline for https://ui.perfetto.dev: threads, devices, steps, launches, memory.
 
-    FILE is RUN.pftrace if not given; with the ending .json it has Chrome's trace format.
+    FILE is FOLDER.pftrace if not given; with the ending .json it has Chrome's trace format.
     """
     from deep500_timing._command._choices import beside, numbers_of, progress_of, steps_of
     from deep500_timing._command._output import say_written
