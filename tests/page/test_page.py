@@ -318,6 +318,34 @@ def test_samples_and_collectives(sections):
     ]
 
 
+def test_samples_that_are_no_numbers(tmp_path):
+    """A loss that has become NaN is counted and named, beside a line of what is finite; so is one that never was."""
+
+    def train(tmr, clock):
+        for value in (2.5, 1.5, float("nan"), float("inf")):
+            tmr.run.sample("loss", value)
+            tmr.run.sample("scale", float("nan"))
+            clock.advance_ns(10**9)
+
+    with _run_of(tmp_path / "run", train) as run:
+        [figure] = {section.name: section.content for section in build(run)[1]}["memory"].figures
+        assert [str(tmp_path / "memory-1.svg")] == write_plots(run, tmp_path, format="svg")
+    assert "NaN or infinite" == figure.columns[-1]
+    assert [("loss", "", 2, "1.5", "2", "2.5", 2), ("scale", "", 0, "–", "–", "–", 4)] == figure.rows
+    assert [2.5, 1.5] == [point["mean"] for point in figure.panels[0].spec["data"]["values"]]
+    assert 1 == len(figure.panels)
+    assert "NaN or infinite, and not drawn: 2 of loss, 4 of scale." in figure.note
+
+
+def test_nothing_but_nan_is_no_picture(tmp_path):
+    """It has its row in the page's table; a plot would be empty."""
+    with _run_of(tmp_path / "run", lambda tmr, clock: tmr.run.sample("loss", float("nan"))) as run:
+        assert [] == write_plots(run, tmp_path / "plots")
+        write_report(run, tmp_path / "r.html")
+    assert not (tmp_path / "plots").exists()
+    assert "NaN or infinite, and not drawn: 1 of loss." in Page(tmp_path / "r.html").text
+
+
 def test_what_is_left_out_is_named(tmp_path):
     """A run of one rank without anything but steps: the sections that it has no data for are said at the end."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._summary.text import format_bytes
+from deep500_timing._summary.text import UNKNOWN, format_bytes
 from deep500_timing._views.page._colours import ACCENT
 from deep500_timing._views.page._context import literal, shown
 from deep500_timing._views.page._parts import BYTE_LABELS, data, rounded, tooltip
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from deep500_timing._views.page._context import Context
 
 _POINTS = 150
+_FINITE = "value is not null and isfinite(value)"
 _MOST = 9
 """Charts of a family."""
 _FAMILIES = (
@@ -33,9 +34,10 @@ class Samples:
     def build(self, context: Context) -> Content | None:
         """See :class:`Section`."""
         metrics = context.rows(
-            "select metric, count(*) as n, min(value) as low, avg(value) as mean, max(value) as high, "
-            "min(unix_ns) as first, max(unix_ns) as last from samples "
-            "where value is not null and isfinite(value) group by metric order by metric"
+            f"select metric, count(*) filter ({_FINITE}) as n, count(*) filter (not ({_FINITE})) as unreal, "
+            f"min(value) filter ({_FINITE}) as low, avg(value) filter ({_FINITE}) as mean, "
+            f"max(value) filter ({_FINITE}) as high, min(unix_ns) as first, max(unix_ns) as last "
+            "from samples group by metric order by metric"
         )
         if not metrics:
             return None
@@ -56,27 +58,33 @@ def _family(metric: str) -> str:
 def _figure(context: Context, name: str, metrics: list[dict[str, Any]]) -> Figure:
     begin = min((row["first"] for row in metrics if row["first"] is not None), default=0)
     # What a device has is one number: a line says no more than the table.
-    drawn = [row for row in metrics if not (row["metric"] or "").endswith("_total_bytes")][:_MOST]
+    lines = [row for row in metrics if row["n"]]
+    drawn = [row for row in lines if not (row["metric"] or "").endswith("_total_bytes")][:_MOST]
     panels = tuple(Panel(_spec(context, row, begin), shown(row["metric"] or "")) for row in drawn)
     said = "; ".join(f"{shown(row['metric'] or '')} {_value(row, 'low')} to {_value(row, 'high')}" for row in drawn)
-    return Figure(
-        name,
-        f"{said}.",
-        panels,
-        ("metric", "unit", "samples", "lowest", "mean", "highest"),
-        [_row(row) for row in metrics],
-        note="The line is the mean of all ranks, the band from the lowest to the highest."
-        + (f" {len(drawn)} of {len(metrics)} are drawn; all are in the table." if len(metrics) > len(drawn) else ""),
-    )
+    heads = ["metric", "unit", "samples", "lowest", "mean", "highest"]
+    note = "The line is the mean of all ranks, the band from the lowest to the highest."
+    if len(metrics) > len(drawn):
+        note += f" {len(drawn)} of {len(metrics)} are drawn; all are in the table."
+    has_unreal = any(row["unreal"] for row in metrics)
+    if has_unreal:
+        heads.append("NaN or infinite")
+        named = ", ".join(f"{row['unreal']} of {shown(row['metric'] or '')}" for row in metrics if row["unreal"])
+        note += f" NaN or infinite, and not drawn: {named}."
+    rows = [_row(row, has_unreal) for row in metrics]
+    return Figure(name, f"{said}." if said else "No value is finite.", panels, tuple(heads), rows, note=note)
 
 
-def _row(row: dict[str, Any]) -> tuple[object, ...]:
+def _row(row: dict[str, Any], has_unreal: bool) -> tuple[object, ...]:
     metric = row["metric"] or ""
-    return shown(metric), unit_of(metric), row["n"], *(_value(row, what) for what in ("low", "mean", "high"))
+    values = (_value(row, what) for what in ("low", "mean", "high"))
+    return shown(metric), unit_of(metric), row["n"], *values, *([row["unreal"]] if has_unreal else [])
 
 
 def _value(row: dict[str, Any], what: str) -> str:
     value = row[what]
+    if value is None:
+        return UNKNOWN
     return format_bytes(value) if unit_of(row["metric"] or "") == "bytes" else f"{value:.4g}"
 
 
@@ -84,8 +92,8 @@ def _spec(context: Context, metric: dict[str, Any], begin: int) -> dict[str, Any
     width = max(((metric["last"] or 0) - (metric["first"] or 0)) // _POINTS + 1, 1)
     rows = context.rows(
         f"select (coalesce(unix_ns, time_ns) - {begin}) // {width} as part, avg(value) as mean, min(value) as low, "
-        f"max(value) as high from samples where metric = {literal(metric['metric'] or '')} and value is not null "
-        "and isfinite(value) group by 1 order by 1"
+        f"max(value) as high from samples where metric = {literal(metric['metric'] or '')} and {_FINITE} "
+        "group by 1 order by 1"
     )
     in_bytes = unit_of(metric["metric"] or "") == "bytes"
     values = [

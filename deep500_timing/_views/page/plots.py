@@ -56,7 +56,7 @@ def write_plots(
         raise ValueError(f"Drawing plots as {format!r}: use 'png' or 'svg'.")
     convert: Any = require("vl_convert", extra="report", caller="Drawing plots")
     _, built = build(run, sections, on_progress)
-    with_charts = [section for section in built if section.content.figures]
+    with_charts = [section for section in built if any(figure.panels for figure in section.content.figures)]
     wanted = None if only is None else set(only)
     for name in sorted(wanted or ()):
         if name not in {section.name for section in with_charts}:
@@ -69,6 +69,8 @@ def write_plots(
         if wanted is not None and section.name not in wanted:
             continue
         for number, figure in enumerate(section.content.figures, 1):
+            if not figure.panels:  # Of numbers that cannot be drawn there is a table on the page.
+                continue
             spec = _spec_of(figure)
             path = os.path.join(os.fspath(folder), f"{section.name}-{number}.{format}")
             drawn: bytes = (
