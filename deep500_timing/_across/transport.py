@@ -222,11 +222,17 @@ class StoreTransport:
         if keys and self._store.check(list(keys.values())):
             return list(keys)
         listed = self._key(topic, to, "arrived")
-        if self._appends:
-            # One that was taken is still in the list, and so is one that was taken back.
-            said = {int(text) for text in (get_if_there(self._store, listed) or b"").split()}
-            keys = {sender: key for sender, key in keys.items() if sender in said}
-        return present(self._store, keys)
+        if not self._appends:
+            return present(self._store, keys)
+        # One that was taken is still in the list, and so is one that was taken back.
+        text = get_if_there(self._store, listed) or b""
+        said = set(map(int, text.split()))
+        arrived = present(self._store, {sender: key for sender, key in keys.items() if sender in said})
+        if text and said <= keys.keys():
+            # Who has come is known now. Where a topic is used again and again the list would grow for ever.
+            with contextlib.suppress(AttributeError, NotImplementedError, RuntimeError):
+                self._store.compare_set(listed, text.decode(), "")
+        return arrived
 
     def withdraw(self, topic: str, to: int) -> None:
         """Delete the key, and the list of arrivals if no other rank is in it."""

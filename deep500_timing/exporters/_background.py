@@ -342,4 +342,9 @@ def _error_of(call: Callable[..., object], *arguments: Any) -> Exception | None:
         return error
     except SystemExit as error:
         return ExportError(f"it would end the program: {error!r}")
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        # Such as asyncio.CancelledError. The thread goes on, or nothing would be sent any more.
+        return ExportError(f"it was cancelled: {error!r}")
     return None

@@ -102,6 +102,7 @@ class RunLog:
         self._now: Any = time.perf_counter_ns
         self._flushing = threading.Lock()
         self._flusher = 0
+        self._ended = False
         self._pid = os.getpid()
         self.closed = False
         for timer in timers:
@@ -199,7 +200,7 @@ class RunLog:
     # --- flushing --------------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Write what has been finished up to now. Called by the log's own thread; allowed from any other."""
+        """Write what has been finished up to now; nothing once it is closed. Allowed from any thread."""
         self._flush(final=False)
 
     def close(self, *, reason: str = "closed", wait: bool = True) -> None:
@@ -265,9 +266,15 @@ class RunLog:
         # A signal handler may come between the lines of a flush on its own thread, which will never finish while it
         # is waited for.
         if self._flusher == get_ident() or not self._flushing.acquire(timeout=_LOCK_S):
+            if final:
+                self._warn_of_loss("another flush is under way and does not end")
             return 0
         self._flusher = get_ident()
         try:
+            # The end is written once: anything after it would begin another file.
+            if self._ended:
+                return 0
+            self._ended = final
             return self._flush_now(final, reason)
         except Exception as error:
             warn_once(
@@ -348,9 +355,10 @@ class RunLog:
         counts = {"written": self._harvest.written + waiting, "dropped": self._harvest.dropped}
         return self._encoder.document(END, {"reason": reason, **counts})
 
-    def _warn_of_loss(self) -> None:
+    def _warn_of_loss(self, why: str | None = None) -> None:
+        why = why or "; ".join(self._writer.take_faults()[-1:])
         warn_once(
-            f"The end of the run could not be written to {self.folder}: {'; '.join(self._writer.take_faults()[-1:])}. "
+            f"The end of the run could not be written to {self.folder}: {why}. "
             "What was recorded since the last flush is in the timers alone.",
             about=f"run log lost {self.folder}",
         )

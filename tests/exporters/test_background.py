@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import os
 import threading
@@ -575,6 +576,17 @@ def test_a_call_that_would_end_the_program_is_refused(caller_of, account):
     caller._deliver = leave
     with pytest.raises(ExportError, match=r"it would end the program: SystemExit\(3\)"):
         caller.send(0, account, wait_s=WAIT_S)
+
+
+def test_a_call_that_is_cancelled_costs_its_report_alone(caller_of, service, account):
+    """What a client's own loop of events may raise is no Exception; those that come after are sent all the same."""
+    caller = caller_of()
+    service.error = asyncio.CancelledError()
+    with pytest.raises(ExportError, match="CancelledError"):
+        caller.send("lost", account, wait_s=2.0)
+    service.error = None
+    caller.send("arrives", account, wait_s=WAIT_S)
+    assert ["arrives"] == service.taken
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

@@ -161,6 +161,20 @@ def test_each_of_many_takers_at_once_gets_its_own(transports, request):
     assert sorted((topic, sender) for topic in topics for sender in range(4)) == sorted(itertools.chain(*found))
 
 
+@pytest.mark.parametrize("transports", ["hash", "tcp"], indirect=True)
+def test_a_topic_that_is_used_again_and_again_stays_small(transports):
+    """What a store keeps of it, and what each look reads, does not grow with the number of messages."""
+    store = transports[0]._store
+    for number in range(50):
+        for senders in ([1], [1, 2, 3]):
+            for sender in senders:
+                transports[sender].send("ask", 0, b"%d" % number)
+            found = transports[0].take("ask", 0, [1, 2, 3])
+            assert dict.fromkeys(senders, b"%d" % number) == found
+        assert {} == transports[0].take("ask", 0, [1, 2, 3])
+    assert b"" == bytes(store.get("deep500_timing/gather/ask/0/arrived"))
+
+
 def test_all_ranks_are_in_the_report(transports):
     """Rank 0 has the report, round after round, and the others go on with nothing."""
     gatherers = [Gatherer(transport) for transport in transports]

@@ -11,7 +11,7 @@ import warnings
 import pytest
 
 from deep500_timing import Timer, TimingWarning
-from deep500_timing.runs import RunLog
+from deep500_timing.runs import RunLog, _log
 
 RANK_0 = "rank-00000.d5log"
 
@@ -88,6 +88,23 @@ def test_a_folder_that_may_not_be_written(clock, timed, rows, tmp_path):
         log.flush()
     log.close()
     assert [1, 2] == [row["dur_ns"] for row in rows(tmp_path / "run" / RANK_0)]
+
+
+def test_a_flush_after_the_end_begins_no_other_file(tmr, log, timed, tmp_path):
+    """Such as that of a signal's handler, or of a thread that was on its way while the log was closed."""
+    timed(tmr, "a", 1)
+    log.close()
+    log.flush()
+    assert [RANK_0] == [path.name for path in (tmp_path / "run").iterdir()]
+
+
+def test_an_end_that_cannot_be_written_because_a_flush_never_ends_is_told(tmr, log, timed, monkeypatch):
+    """A disk that hangs costs what came since, and says so."""
+    timed(tmr, "a", 1)
+    log.flush()
+    monkeypatch.setattr(_log, "_LOCK_S", 0.01)
+    with log._flushing, pytest.warns(TimingWarning, match="another flush is under way"):
+        log.close()
 
 
 def test_permission_lost_at_a_rotation(clock, timed, rows, tmp_path):
