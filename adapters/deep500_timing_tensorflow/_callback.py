@@ -34,7 +34,7 @@ class TimerHooks:
       smaller last batch. They are kept out of BATCH.
     - IO: the wait for the next batch, those of first batches included. On torch Keras waits before it calls the hooks,
       so IO lies before BATCH. On TensorFlow only its length is known, and it is put where BATCH begins; where steps
-      are far below 50 ms and wait for no data, one interval holds the waits of several.
+      are far below 50 ms and wait for no data, several are read as one sum, and each has an equal share.
     - CALLBACKS: the hooks of all callbacks inside an epoch. CALLBACKS (fit): those at the begin and the end of a fit.
     - EPOCH (start) and EPOCH (end): what Keras does before the first and after the last batch of an epoch.
     - VALIDATION: the evaluation inside an epoch. TEST and PREDICT: a call of ``evaluate`` or ``predict``.

@@ -2,8 +2,9 @@
 
 Where Python asks for each batch, on JAX and torch, every wait is an interval. On TensorFlow the graph asks, and tf.data
 adds up the waits. To read the sums takes one operation, which beside a step of a millisecond can be seen. So where
-steps are that short and nothing is waited for, one reading serves for several executions, and their waits are one
-interval of IO: one measurement, not several.
+steps are that short and nothing is waited for, one reading serves for several executions. IO has an interval for each
+of them all the same, with an equal share: their number, their sum and their mean are exact, and a sum of several waits
+never stands beside single ones.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from deep500_timing_tensorflow._data import listeners_at
 from deep500_timing_tensorflow._data_tensorflow import Fetched, timed_dataset_at
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from deep500_timing import Timer
     from deep500_timing_tensorflow._data_tensorflow import TimedDataset
     from deep500_timing_tensorflow._epoch_totals import EpochTotals
@@ -183,13 +186,13 @@ class SummedFetches(Fetches):
         self._now: Fetched | None = None
         self._readings = 0
         self._read_at_ns = self._slow_ns = 0.0
+        self._usual_wait_ns = 0
         self._begin_group()
 
     def _begin_group(self) -> None:
         # The executions whose sums are not read yet.
-        self._executions = self._steady = 0
-        self._took_ns = self._longest_ns = 0
-        self._longest_began_ns = self._began_ns = 0
+        self._spans: list[tuple[int, int]] = []
+        self._steady = 0
 
     def execution_begins(self, is_new: bool) -> None:
         """The sums have to be known when the first one begins, and when one begins that is not like the others."""
@@ -209,13 +212,8 @@ class SummedFetches(Fetches):
         """See :meth:`Fetches.execution_ended`."""
         if self._before is None or not self._dataset.works:
             return super().execution_ended(began_ns, took_ns, steady)
-        if not self._executions:
-            self._began_ns = began_ns
-        self._executions += 1
-        self._took_ns += took_ns
+        self._spans.append((began_ns, took_ns))
         self._steady += steady
-        if took_ns >= self._longest_ns:
-            self._longest_ns, self._longest_began_ns = took_ns, began_ns
         ended_ns = began_ns + took_ns
         if ended_ns >= self._read_at_ns or took_ns > self._slow_ns or not steady or self._now is not None:
             return self._read(ended_ns)
@@ -223,8 +221,8 @@ class SummedFetches(Fetches):
 
     def settle(self) -> None:
         """Read the sums of the executions since the last reading."""
-        if self._executions:
-            self._read(self._began_ns + self._took_ns)
+        if self._spans:
+            self._read(sum(self._spans[-1]))
 
     def broken_off(self) -> None:
         """An exception ends the fit: what was waited for is told, for the batch that failed too."""
@@ -234,35 +232,62 @@ class SummedFetches(Fetches):
         self._now = now = self._dataset.fetched()
         if batches := now.batches - before.batches:
             # On the one that failed nothing was trained; it is taken to be as large as the others.
-            size = (now.bytes - before.bytes) * self._executions // batches
+            size = (now.bytes - before.bytes) * len(self._spans) // batches
             self._now = now._replace(bytes=before.bytes + size)
-            if not self._executions:
-                self._began_ns = now_ns - round(1e3 * (now.wait_us - before.wait_us))
-            self._read(now_ns)
+            failed = []
+            if batches > len(self._spans):
+                since_ns = sum(self._spans[-1]) if self._spans else now_ns - _waited_ns(before, now)
+                failed = [(since_ns, now_ns - since_ns)]
+            self._read(now_ns, failed)
 
-    def _read(self, now_ns: int) -> int:
+    def _read(self, now_ns: int, failed: Sequence[tuple[int, int]] = ()) -> int:
         # Returns how many batches the newest execution had.
-        before, now = self._before, self._now or self._dataset.fetched()
+        executions, before, now = len(self._spans), self._before, self._now or self._dataset.fetched()
         assert before is not None
         self._before, self._now = now, None
         batches, size = now.batches - before.batches, now.bytes - before.bytes
-        steady = self._steady == self._executions
+        steady = self._steady == executions
         # Samples of which a part was traced with cannot be told apart.
         self._add_samples(self._dataset.samples_in(size), None if self._steady and not steady else steady)
-        wait_ns = round(1e3 * (now.wait_us - before.wait_us))
+        wait_ns = _waited_ns(before, now)
         if self.times_io and batches:
-            # Only the length is known. The longest execution is where a long wait was, if there was one.
-            began_ns = max(self._longest_began_ns + min(self._longest_ns - wait_ns, 0), self._began_ns)
-            self._times.timer.record(IO, began_ns, began_ns + wait_ns)
+            # Only the length is known, not the place in the execution.
+            spans = [*self._spans, *failed]
+            for (began_ns, _), share_ns in zip(spans, self._shares(wait_ns, spans), strict=True):
+                self._times.timer.record(IO, began_ns, began_ns + share_ns)
             if self._times.totals is not None:
                 self._times.totals.add(IO, wait_ns, batches)
-        newest = max(batches - self._executions + 1, 1)  # Those that were not read had one each.
+        newest = max(batches - executions + 1, 1)  # Those that were not read had one each.
         self._readings += 1
         one_by_one = self._several > 1 or self._readings < _FIRST_ONES or wait_ns >= WAITS_NS * batches
         self._read_at_ns = 0.0 if one_by_one else now_ns + READ_AFTER_NS
-        self._slow_ns = _SLOW * self._took_ns / max(self._executions, 1)
+        self._slow_ns = _SLOW * sum(took_ns for _, took_ns in self._spans) / max(executions, 1)
         self._begin_group()
         return newest
+
+    def _shares(self, wait_ns: int, spans: list[tuple[int, int]]) -> list[int]:
+        # Of the waits of some executions, in order, as much as each is taken to have had of it.
+        others, last_ns = len(spans) - 1, spans[-1][1]
+        each_ns = wait_ns // len(spans)
+        if others and last_ns > self._slow_ns:
+            # What is waited for beyond what is usual was in the one that took so long, as far as it fits there.
+            each_ns = max(min(each_ns, self._usual_wait_ns), -((last_ns - wait_ns) // others))
+        else:
+            self._usual_wait_ns = each_ns
+        shares = [each_ns] * others + [wait_ns - each_ns * others]
+        if any(share_ns > took_ns for share_ns, (_, took_ns) in zip(shares, spans, strict=True)):
+            # None waits longer than it takes: the rest is the longer ones'.
+            left_ns, by_length = 0, sorted(range(len(spans)), key=lambda place: spans[place][1])
+            for place in by_length:
+                left_ns += shares[place]
+                shares[place] = min(left_ns, spans[place][1])
+                left_ns -= shares[place]
+            shares[by_length[-1]] += left_ns
+        return shares
+
+
+def _waited_ns(before: Fetched, now: Fetched) -> int:
+    return round(1e3 * (now.wait_us - before.wait_us))
 
 
 def fetches_of(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from deep500_timing import Timer
 from deep500_timing.testing import ManualClock
@@ -82,14 +84,17 @@ def test_first_executions_of_a_fit_are_read_one_by_one():
 
 
 def test_short_steps_share_a_reading():
-    """Of steps of a millisecond fifty are read at once; their waits are one interval, inside one of the steps."""
-    fit = Fit().after_the_first()
+    """Of steps of a millisecond fifty are read at once; IO has an interval in each of the steps, of its own length."""
+    fit = Fit()
     began_ns = fit.timer.now_ns()
-    assert 150 == fit.execute(150)
-    assert 3 == fit.sums.readings
-    assert pytest.approx([0.5, 0.5, 0.5]) == fit.waits_ms()
-    for start_ns, end_ns in fit.timer.intervals("IO").tolist():
-        assert 0 <= (start_ns - began_ns) % MS <= (end_ns - began_ns) % MS
+    steps = _fetches._FIRST_ONES + 150
+    assert steps == fit.execute(steps)
+    assert _fetches._FIRST_ONES + 3 == fit.sums.readings
+    assert pytest.approx([0.01] * steps) == fit.waits_ms()
+    for step, (start_ns, end_ns) in enumerate(fit.timer.intervals("IO").tolist()):
+        assert began_ns + step * MS <= start_ns <= end_ns <= began_ns + (step + 1) * MS
+    stats = fit.timer.get_time_stats("IO")
+    assert (steps, pytest.approx(1e-5), pytest.approx(1e-5)) == (stats.count, stats.median, stats.mean)
 
 
 def test_what_is_not_read_yet_is_settled():
@@ -99,7 +104,7 @@ def test_what_is_not_read_yet_is_settled():
     assert pytest.approx(1.0) == sum(fit.waits_ms())
     fit.fetches.settle()
     fit.fetches.settle()
-    assert pytest.approx([0.5, 0.5, 0.25]) == fit.waits_ms()
+    assert pytest.approx([0.01] * 125) == fit.waits_ms()
     assert 3 == fit.sums.readings
     throughput = fit.totals.throughput()
     assert (125 * SAMPLES, 125 * SAMPLES) == (throughput.samples, throughput.epoch_samples)
@@ -120,17 +125,38 @@ def test_stall_of_a_single_batch_is_read_at_once_and_lies_in_it():
     began_ns = fit.timer.now_ns()
     fit.execute(took_ms=4.0, wait_ms=3.0)
     assert 1 == fit.sums.readings
-    assert pytest.approx([3.05]) == fit.waits_ms()
-    assert began_ns == fit.timer.intervals("IO")[0][0]
+    assert pytest.approx([0.01] * 5 + [3.0]) == fit.waits_ms()
+    assert began_ns == fit.timer.intervals("IO")[-1][0]
 
 
-def test_stall_that_is_read_with_many_short_waits_lies_over_its_batch():
-    """Where the waits before a stall do not fit into its batch, the interval ends with the batch, not before it."""
+def test_stall_that_is_read_with_many_short_waits_fills_its_batch_alone():
+    """Waits before a stall that are longer than usual and do not fit into its batch are those of the batches before."""
     fit = Fit().after_the_first()
     fit.execute(40, wait_ms=0.08)
     fit.execute(took_ms=4.0, wait_ms=3.9)
-    assert pytest.approx([40 * 0.08 + 3.9]) == fit.waits_ms()
-    assert fit.timer.now_ns() == fit.timer.intervals("IO")[0][1]
+    waits_ms = fit.waits_ms()
+    assert pytest.approx([(40 * 0.08 + 3.9 - 4.0) / 40] * 40 + [4.0], abs=1e-4) == waits_ms
+    assert pytest.approx(40 * 0.08 + 3.9) == sum(waits_ms)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 40), st.floats(0, 1)), min_size=1, max_size=12),
+    st.integers(1, 3),
+)
+def test_waits_lie_in_their_executions_and_add_up(executions, several):
+    """Whatever the lengths and waits, IO has an interval in each execution, none is longer, and the sum is true."""
+    fit, spans = Fit(several), []
+    for tenths, share in executions:
+        began_ns = fit.timer.now_ns()
+        fit.execute(took_ms=tenths / 10, wait_ms=share * tenths / 10)
+        spans.append((began_ns, fit.timer.now_ns()))
+    fit.fetches.settle()
+    found = fit.timer.intervals("IO").tolist()
+    assert len(spans) == len(found)
+    for (began_ns, ended_ns), (start_ns, end_ns) in zip(spans, found, strict=True):
+        assert began_ns == start_ns
+        assert end_ns <= ended_ns + len(spans)  # The sums are rounded to the nanosecond at each reading.
+    assert pytest.approx(fit.sums.now.wait_us / 1e3, abs=1e-6 * len(spans)) == sum(fit.waits_ms())
 
 
 def test_who_waits_for_data_is_read_at_each_batch():
@@ -160,7 +186,7 @@ def test_executions_that_trace_are_read_by_themselves():
     fit.fetches.settle()
     throughput = fit.totals.throughput()
     assert (7 * SAMPLES, 8 * SAMPLES) == (throughput.samples, throughput.epoch_samples)
-    assert pytest.approx([0.03, 0.01, 0.04]) == fit.waits_ms()
+    assert pytest.approx([0.01] * 8) == fit.waits_ms()
 
 
 def test_samples_of_a_trace_that_nobody_expected_are_of_no_state():
@@ -192,7 +218,7 @@ def test_exception_tells_what_was_not_read():
     fit.execute(25)
     fit.fetches.broken_off()
     fit.fetches.settle()
-    assert pytest.approx([0.25]) == fit.waits_ms()
+    assert pytest.approx([0.01] * 25) == fit.waits_ms()
     assert (25 * SAMPLES, 1) == (fit.totals.throughput().epoch_samples, fit.sums.readings)
 
 
@@ -207,7 +233,7 @@ def test_exception_inside_an_execution_tells_its_wait(executions, began_ms):
     before = fit.sums.now
     fit.sums.now = Fetched(before.batches + 1, before.wait_us + 32e3, before.bytes + BYTES)
     fit.fetches.broken_off()
-    assert pytest.approx([32 + 0.01 * executions]) == fit.waits_ms()
+    assert pytest.approx([0.01] * executions + [32]) == fit.waits_ms()
     assert since_ns + began_ms * MS == fit.timer.intervals("IO")[0][0]
     assert executions * SAMPLES == fit.totals.throughput().epoch_samples
 
