@@ -19,7 +19,7 @@ from deep500_timing._across.transport import AloneTransport, FolderTransport, St
 from deep500_timing._ground.fork import after_fork
 from deep500_timing._ground.warn import warn_once
 from deep500_timing._ranks.connection import Connection
-from deep500_timing._ranks.exchange import DEADLINE_S, SLACK, pauses
+from deep500_timing._ranks.exchange import DEADLINE_S, pauses, time_to_ask
 from deep500_timing._ranks.place import distributed, known_rank_and_world
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class Gatherer:
         found: dict[int, bytes] = {}
         fault = None
         if len(self.ranks) > 1:
-            own = max((1 - SLACK) * deadline_s - _MERGE_S * min(len(self.ranks), TREE_FROM), deadline_s / 2)
+            own = max(time_to_ask(deadline_s) - _MERGE_S * min(len(self.ranks), TREE_FROM), deadline_s / 2)
             fault = self._line.run(lambda line: self._take(line, topic, found, begun, own, old), deadline_s)
         # What the thread may still add, after the deadline, is not looked at.
         merger.add(dict(found))

@@ -42,8 +42,8 @@ _SEARCH_S = 1e-4
 """What looking for one rank among many may take: two requests."""
 _GATHER_SHARE = 0.7
 """How much of the deadline rank 0 gives the others, so that what it makes of their reports reaches them within it."""
-SLACK = 0.05
-"""Share of a deadline that is kept for ending in time: a store that answers must not pass for one that does not."""
+_SLACK, _SLACK_S = 0.05, 0.5
+"""Share of a deadline, and seconds, of which the longer is kept for ending in time; of a short deadline a quarter."""
 _CALLS = struct.Struct("<q")
 _LENGTH = struct.Struct("<q")
 
@@ -146,7 +146,7 @@ class Exchange:
         if connected is not None and world_size > 1:
             connection, past = connected
             number = past.posted
-            until = time.monotonic() + (1 - SLACK) * deadline_s
+            until = time.monotonic() + time_to_ask(deadline_s)
 
             def read(store: Any) -> None:
                 key = self._begin(store, past)
@@ -175,7 +175,7 @@ class Exchange:
             return _answers({rank: report}, combine({rank: report}), world_size, (), {}, None)
         connection, past = connected
         past.calls += 1
-        until = time.monotonic() + (1 - SLACK) * deadline_s
+        until = time.monotonic() + time_to_ask(deadline_s)
         progress = _Round(rank, world_size, report, combine, past.calls, until, deadline_s)
         work = self._lead if rank == 0 else self._follow
         fault = connection.run(lambda store: work(store, past, progress), deadline_s)
@@ -313,6 +313,14 @@ def _answers(
     known = {*reports, *held}
     missing = [] if fault else [rank for rank in range(world_size) if rank not in known]
     return Answers(reports, combined, missing, ahead, fault)
+
+
+def time_to_ask(deadline_s: float) -> float:
+    """How much of a deadline may be spent on asking, in seconds.
+
+    A store that answers must not pass for one that does not, because a busy machine runs the thread late that asks.
+    """
+    return deadline_s - max(_SLACK * deadline_s, min(_SLACK_S, deadline_s / 4))
 
 
 def pauses(until: float) -> Iterable[float]:

@@ -162,7 +162,7 @@ def test_a_report_that_is_withdrawn_while_it_is_read_is_not_waited_for(store):
     ranks.round(1)
     leader = threading.Thread(target=ranks.exchanges[0].round, args=(b"0.2", combine, 4.0))
     leader.start()
-    given_up = ranks.round(2, present=[1], deadline_s=0.5)[1]
+    given_up = ranks.round(2, present=[1], deadline_s=1.0)[1]
     leader.join()
     assert (None, None) == (given_up.combined, given_up.fault)
     assert 1 <= slow.held_up
