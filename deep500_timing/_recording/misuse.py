@@ -107,7 +107,7 @@ def as_code(key: TimeType | str) -> str:
 def _length(seconds: float) -> str:
     if abs(seconds) >= 1e-3 or not seconds:
         return f"{seconds:.6g} s"
-    return f"{seconds * 1e6:.3g} µs"
+    return f"{seconds * 1e3:.3g} ms"
 
 
 def warn_of_open(name: str, key: TimeType | str, open_s: float) -> None:
