@@ -10,13 +10,14 @@ import sys
 import threading
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from deep500_timing import Timer
 
 
-def _process_state() -> dict[str, object]:
+def _process_state() -> dict[str, Any]:
     return {
         "threads": {thread for thread in threading.enumerate() if thread.is_alive()},
         # Hypothesis keeps one of its own.
@@ -37,6 +38,7 @@ def _leave_nothing_behind():
     before = _process_state()
     yield
     after = _process_state()
+    after["threads"] |= before["threads"]  # One of an earlier test may end meanwhile.
     left = {name: (before[name], after[name]) for name in before if before[name] != after[name]}
     assert left == {}, f"the test left this behind: {left}"
 

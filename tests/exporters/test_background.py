@@ -578,12 +578,12 @@ def test_a_call_that_would_end_the_program_is_refused(caller_of, account):
         caller.send(0, account, wait_s=WAIT_S)
 
 
-def test_a_call_that_is_cancelled_costs_its_report_alone(caller_of, service, account):
+def test_a_call_that_is_cancelled_costs_its_report_alone(service, account):
     """What a client's own loop of events may raise is no Exception; those that come after are sent all the same."""
-    caller = caller_of()
+    caller = BackgroundCaller("the service", service)
     service.error = asyncio.CancelledError()
     with pytest.raises(ExportError, match="CancelledError"):
-        caller.send("lost", account, wait_s=2.0)
+        caller.send("lost", account, wait_s=WAIT_S / 3)
     service.error = None
     caller.send("arrives", account, wait_s=WAIT_S)
     assert ["arrives"] == service.taken
