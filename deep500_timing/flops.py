@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from deep500_timing._ground.warn import warn_once
 from deep500_timing._peaks import PEAKS, dtype_name, row_of
+from deep500_timing._summary.text import format_utilization
 
 __all__ = ["ModelFlops", "Peak", "Utilization", "given_flops", "peak_flops", "transformer_flops", "utilization"]
 
@@ -83,8 +84,8 @@ class Utilization:
         """One line with everything that the number stands on."""
         flag = " IMPOSSIBLE: above the peak" if self.above_peak else ""
         return (
-            f"{self.kind} {self.ratio * 100:.1f} %{flag} ({self.achieved_flops_per_s:.4g} FLOP/s of {self.devices} × "
-            f"{self.device} {self.dtype}, peak {self.peak_flops_per_s:.4g} FLOP/s; {self.formula})"
+            f"{self.kind} {format_utilization(self.ratio)}{flag} ({self.achieved_flops_per_s:.4g} FLOP/s of "
+            f"{self.devices} × {self.device} {self.dtype}, peak {self.peak_flops_per_s:.4g} FLOP/s; {self.formula})"
         )
 
 

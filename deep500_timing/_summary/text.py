@@ -84,6 +84,11 @@ def format_share(share: float | None) -> str:
     return "<1 %" if 0 < share < 0.005 else f"{100 * share:.0f} %"
 
 
+def format_utilization(ratio: float) -> str:
+    """A share of a peak, with a decimal, as ``"38.2 %"``; what is there and rounds to nothing is ``"<0.1 %"``."""
+    return "<0.1 %" if 0 < ratio < 0.0005 else f"{100 * ratio:.1f} %"
+
+
 def _unit_of(seconds: float) -> tuple[float, str]:
     size = abs(seconds)
     if size == 0:

@@ -7,7 +7,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from deep500_timing._ground.memory_usage import SHOWN
-from deep500_timing._summary.snapshot import COUNTERS
+from deep500_timing._summary.snapshot import COUNTERS, CPU
 from deep500_timing._summary.text import GAP, format_bytes, safe_name, shorten
 from deep500_timing._views.findings import find, verdict_if_none
 from deep500_timing._views.first import first_note
@@ -18,6 +18,7 @@ from deep500_timing._views.tree_of_snapshot import tree_of_snapshot
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from deep500_timing._summary.place import Place
     from deep500_timing._summary.snapshot import RegionTimes, Snapshot
 
 
@@ -96,10 +97,27 @@ def _notes(snapshot: Snapshot) -> list[tuple[str, str]]:
 
 
 def _of_tree(snapshot: Snapshot) -> list[tuple[str, str]]:
-    estimated = [place for place in snapshot.places or () if place.is_estimate]
-    if not estimated:
-        return []
-    return [("places", "what lies in what is known of the newest intervals alone, the times are of all")]
+    places = snapshot.places or ()
+    by_path = {place.path: place for place in places if place.device == CPU}
+    # What lies in a region's warm-up is no warm-up by that: a total is then more than the share says of the parent's.
+    partly = [
+        f"{shorten(safe_name(place.path[-1]), LONGEST_NAME)} (CPU)"
+        for place in by_path.values()
+        if (parent := by_path.get(place.path[:-1])) is not None and _exceeds_its_share(place, parent)
+    ]
+    notes = []
+    if partly:
+        named = ", ".join(dict.fromkeys(partly))
+        notes.append(("shares", f"{named}: what lies in the warm-up of another region is in the total, in no share"))
+    if any(place.is_estimate for place in places):
+        notes.append(("places", "what lies in what is known of the newest intervals alone, the times are of all"))
+    return notes
+
+
+def _exceeds_its_share(place: Place, parent: Place) -> bool:
+    if place.is_estimate or not parent.warm_up or place.stats is None or parent.stats is None or place.share is None:
+        return False
+    return place.stats.total > 1.005 * place.share * parent.stats.total
 
 
 def _memory(region: RegionTimes) -> str:

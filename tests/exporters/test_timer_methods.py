@@ -135,6 +135,25 @@ def test_warm_up_is_told(machine, capsys):
     ] == lines[-2:]
 
 
+def test_what_lies_in_a_warm_up_is_told(machine, capsys):
+    """A batch inside an epoch that is left out counts: its total may be above the epochs', and a line says why."""
+    clock = ManualClock()
+    timer = Timer(clock=clock, skip_first=1)
+    for _ in range(2):
+        with timer.region(TimeType.EPOCH):
+            clock.advance(1.0)
+            for _ in range(2):
+                with timer.region(TimeType.BATCH):
+                    clock.advance(10.0)
+    timer.print_all_time_stats()
+    lines = capsys.readouterr().out.splitlines()
+    assert "├─ BATCH            30.0 s   95 %      3  10.0 s  ▃▃▃" in lines
+    assert [
+        "warm-up  1 × EPOCH (CPU), 1 × BATCH (CPU): left out by skip_first",
+        "shares   BATCH (CPU): what lies in the warm-up of another region is in the total, in no share",
+    ] == lines[-2:]
+
+
 def test_quantiles_from_a_histogram_are_told(machine, capsys):
     """A timer that keeps a few times only says that its percentiles are rounded."""
     clock = ManualClock()

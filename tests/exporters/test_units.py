@@ -20,6 +20,7 @@ from deep500_timing._summary.text import (
     format_number,
     format_share,
     format_time,
+    format_utilization,
     lines_of,
     pad,
     safe_name,
@@ -196,6 +197,9 @@ def test_what_is_unknown_is_one_sign_in_tables_and_one_word_in_logs():
         (lambda: format_number(123.456), "123"),
         (lambda: format_share(0.456), "46 %"),
         (lambda: format_share(0.0049), "<1 %"),
+        (lambda: format_utilization(0.3816), "38.2 %"),
+        (lambda: format_utilization(0.00049), "<0.1 %"),
+        (lambda: format_utilization(0.0), "0.0 %"),
         (lambda: format_share(0.0), "0 %"),
     ],
 )

@@ -11,6 +11,7 @@ from deep500_timing.adapters import (
     format_number,
     format_share,
     format_time,
+    format_utilization,
     pad,
     safe_name,
     width_of,
@@ -122,7 +123,7 @@ def _extra_cells(times: ModelTimes, row: Row) -> list[str]:
                 cells.append(format_number(None if rate is None else rate / 1e9))
             else:
                 peak = times.peak_flops_per_s
-                cells.append(UNKNOWN if rate is None or peak is None else f"{100 * rate / peak:.1f} %")
+                cells.append(UNKNOWN if rate is None or peak is None else format_utilization(rate / peak))
             continue
         read = [layer.memory for layer in row.layers if layer.memory is not None]
         kept = [memory.kept_bytes for memory in read if memory.kept_bytes is not None]
