@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing import Timer
@@ -110,13 +111,17 @@ class TimerHooks:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """A callback for other fits that shares this one's timer: KerasTuner copies callbacks for each trial."""
-        copied = type(self)(self.timer, **self._settings)
-        memo[id(self)] = copied
+        copied = memo[id(self)] = _rebuild(type(self), self.timer, self._settings)
+        vars(copied).update(copy.deepcopy(self._attributes_of_a_subclass(), memo))
         return copied
 
     def __reduce__(self) -> Any:
-        """Pickle the settings and the timer's, see ``Timer``."""
-        return _rebuild, (type(self), self.timer, self._settings)
+        """Pickle the settings and the timer's, see ``Timer``, and what a subclass has put beside them."""
+        return _rebuild, (type(self), self.timer, self._settings), self._attributes_of_a_subclass()
+
+    def _attributes_of_a_subclass(self) -> dict[str, Any]:
+        ours = vars(_rebuild(type(self), self.timer, self._settings))
+        return {name: value for name, value in vars(self).items() if name not in ours}
 
     # --- Keras's hooks ------------------------------------------------------------------------------------------------
 
@@ -211,5 +216,8 @@ class TimerHooks:
         return False
 
 
-def _rebuild(kind: type[Any], timer: Timer, settings: dict[str, Any]) -> Any:
-    return kind(timer, **settings)
+def _rebuild(kind: Any, timer: Timer, settings: dict[str, Any]) -> Any:
+    # The arguments of a subclass may be others.
+    made = kind.__new__(kind)
+    TimerHooks.__init__(made, timer, **settings)
+    return made

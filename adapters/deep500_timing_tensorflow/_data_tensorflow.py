@@ -32,6 +32,8 @@ class Fetched(NamedTuple):
     """How long they were waited for, in microseconds; with replicas, by the one that waited longest."""
     bytes: int
     """The size of all tensors of all replicas."""
+    whole: int
+    """Batches without those that were waited for in vain, as the data raised."""
 
 
 class TimedDataset:
@@ -81,14 +83,14 @@ class TimedDataset:
     def fetched(self) -> Fetched:
         """What was handed out until now."""
         # Called at each batch. No device is named: an operation runs where the resource is that it is given first.
-        batches, wait_us, size = 0, 0.0, 0
+        batches, wait_us, size, whole = 0, 0.0, 0, 0
         for value in self._parse(self._read().numpy()).value:
             sums = value.histo
             if value.tag.startswith(WAIT):
                 batches, wait_us = max(batches, int(sums.num)), max(wait_us, sums.sum)
             else:
-                size += int(sums.sum)
-        return Fetched(batches, wait_us, size)
+                size, whole = size + int(sums.sum), max(whole, int(sums.num))
+        return Fetched(batches, wait_us, size, whole)
 
     def samples_in(self, size: int) -> int | None:
         """How many samples batches of ``size`` bytes in all hold; None if samples may differ in size."""

@@ -182,7 +182,7 @@ class SummedFetches(Fetches):
         super().__init__(times, several)
         self._dataset = dataset
         # Of a new data set nothing need be read before its first batch.
-        self._before: Fetched | None = Fetched(0, 0.0, 0) if dataset.is_untouched else None
+        self._before: Fetched | None = Fetched(0, 0.0, 0, 0) if dataset.is_untouched else None
         self._now: Fetched | None = None
         self._readings = 0
         self._read_at_ns = self._slow_ns = 0.0
@@ -231,8 +231,8 @@ class SummedFetches(Fetches):
             return
         self._now = now = self._dataset.fetched()
         if batches := now.batches - before.batches:
-            # On the one that failed nothing was trained; it is taken to be as large as the others.
-            size = (now.bytes - before.bytes) * len(self._spans) // batches
+            # On the one that failed nothing was trained; if it was there, it is taken to be as large as the others.
+            size = (now.bytes - before.bytes) * len(self._spans) // max(now.whole - before.whole, len(self._spans), 1)
             self._now = now._replace(bytes=before.bytes + size)
             failed = []
             if batches > len(self._spans):

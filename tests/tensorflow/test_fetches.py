@@ -24,7 +24,7 @@ class Sums:
     works = is_untouched = True
 
     def __init__(self):
-        self.now = Fetched(0, 0.0, 0)
+        self.now = Fetched(0, 0.0, 0, 0)
         self.readings = 0
 
     def fetched(self):
@@ -57,8 +57,9 @@ class Fit:
             self.fetches.execution_begins(not steady)
             began_ns = self.timer.now_ns()
             self.clock.advance(took_ms / 1e3)
-            batches, wait_us, total = self.sums.now
-            self.sums.now = Fetched(batches + self.several, wait_us + 1e3 * wait_ms, total + self.several * size)
+            batches, wait_us, total, whole = self.sums.now
+            several = self.several
+            self.sums.now = Fetched(batches + several, wait_us + 1e3 * wait_ms, total + several * size, whole + several)
             counted += self.fetches.execution_ended(began_ns, self.timer.now_ns() - began_ns, steady)
         return counted
 
@@ -194,7 +195,9 @@ def test_samples_of_a_trace_that_nobody_expected_are_of_no_state():
     fit = Fit().after_the_first()
     fit.execute(3)
     began_ns = fit.timer.now_ns()
-    fit.sums.now = Fetched(fit.sums.now.batches + 1, fit.sums.now.wait_us, fit.sums.now.bytes + BYTES)
+    fit.sums.now = Fetched(
+        fit.sums.now.batches + 1, fit.sums.now.wait_us, fit.sums.now.bytes + BYTES, fit.sums.now.whole + 1
+    )
     fit.fetches.execution_begins(False)
     fit.fetches.execution_ended(began_ns, MS, False)
     throughput = fit.totals.throughput()
@@ -206,7 +209,7 @@ def test_sums_of_data_that_was_used_before_are_read_first():
     fit = Fit()
     fit.sums.is_untouched = False
     fit.fetches = SummedFetches(fit, 1, fit.sums)
-    fit.sums.now = Fetched(3, 1e6, 3 * BYTES)
+    fit.sums.now = Fetched(3, 1e6, 3 * BYTES, 3)
     fit.execute()
     fit.fetches.settle()
     assert (2, SAMPLES) == (fit.sums.readings, fit.totals.throughput().epoch_samples)
@@ -231,7 +234,7 @@ def test_exception_inside_an_execution_tells_its_wait(executions, began_ms):
     fit.fetches.execution_begins(False)
     fit.clock.advance(0.033)
     before = fit.sums.now
-    fit.sums.now = Fetched(before.batches + 1, before.wait_us + 32e3, before.bytes + BYTES)
+    fit.sums.now = Fetched(before.batches + 1, before.wait_us + 32e3, before.bytes + BYTES, before.whole + 1)
     fit.fetches.broken_off()
     assert pytest.approx([0.01] * executions + [32]) == fit.waits_ms()
     assert since_ns + began_ms * MS == fit.timer.intervals("IO")[0][0]

@@ -469,6 +469,30 @@ def test_copies_share_the_timer(fed):
     assert 10 == batches(tmr)
 
 
+class Labelled(timer.TimerCallback):
+    """One with arguments and attributes of its own."""
+
+    def __init__(self, label, tmr):
+        super().__init__(tmr, io=False)
+        self.seen = [label]
+
+    def on_epoch_end(self, epoch, logs=None):
+        """One more."""
+        self.seen.append(epoch)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda callback: pickle.loads(pickle.dumps(callback))])
+def test_subclass_is_copied_with_what_is_its_own(fed, copied):
+    """A copy of a user's own kind needs none of its arguments, has its attributes, and leaves the original alone."""
+    original = Labelled("mine", timer.Timer())
+    trained_model().fit(**fed(20), callbacks=[original], verbose=0)
+    callback = copied(original)
+    trained_model().fit(**fed(20), callbacks=[callback], verbose=0)
+    assert (["mine", 0], ["mine", 0, 0]) == (original.seen, callback.seen)
+    assert (2, 2) == (original.batches, callback.batches)
+    assert "IO" not in counts(callback.timer)
+
+
 def test_pickled_callback_keeps_its_settings(fed):
     """A callback that is sent to another process times there into an empty timer."""
     callback = pickle.loads(pickle.dumps(timer.TimerCallback(timer.Timer(), log_prefix="t/")))

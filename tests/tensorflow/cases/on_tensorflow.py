@@ -468,6 +468,21 @@ def test_waits_before_an_exception_are_told_at_once(data, error):
     assert (9, 9) == (callback.batches, counts(tmr)["IO"])
 
 
+@pytest.mark.usefixtures("_read_when_asked")
+def test_data_that_raises_costs_no_samples():
+    """tf.data counts the wait for what was not handed out, and no bytes: nothing is taken off those trained on."""
+
+    def generate():
+        for _ in range(3):
+            yield data[0][:8], data[1][:8]
+        raise OSError("disk")
+
+    data, callback = made_data(), timer.TimerCallback(timer.Timer())
+    with pytest.raises(tf.errors.UnknownError, match="disk"):
+        make_model().fit(generate(), steps_per_epoch=5, callbacks=[callback], verbose=0)
+    assert (3, 3 * 8) == (callback.throughput.epoch_steps, callback.throughput.epoch_samples)
+
+
 def test_waits_inside_an_execution_come_from_the_stamps(data):
     """With stamps the waits are known inside a compiled loop, but for the one before the first tracing."""
     tmr = timer.Timer()
