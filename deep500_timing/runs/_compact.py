@@ -18,6 +18,7 @@ from deep500_timing._ground.warn import warn_once
 from deep500_timing.runs._files import SUFFIX
 from deep500_timing.runs._history import summarized_files
 from deep500_timing.runs._read import NewerSchemaError
+from deep500_timing.runs._readers import Reading, alone, parts_in_use
 from deep500_timing.runs._tables import CHUNK_ROWS, COLUMNS, LogTables, columns_of, peek, schema_of
 
 if TYPE_CHECKING:
@@ -66,11 +67,13 @@ def find_logs(folder: str) -> list[LogFile]:
     return sorted(log for log in found if os.path.basename(log.path) not in summarized)
 
 
-def compact(folder: str) -> Compacted:
+def compact(folder: str, reading: Reading | None = None) -> Compacted:
     """Make or renew the Parquet of a run.
 
     Args:
         folder: The run's folder. Where it cannot be written to, the Parquet lies in a temporary one.
+        reading: Keeps the Parquet from being removed by others that find the logs grown, until it is closed; nothing
+            does if None.
 
     Raises:
         FileNotFoundError: There is no such folder.
@@ -85,16 +88,32 @@ def compact(folder: str) -> Compacted:
     except OSError:
         target = tempfile.mkdtemp(prefix="deep500-timing-run-")
         _temporary.append(target)
+    held = Reading() if reading is None else reading
     manifest = _read_manifest(target)
     known = {_identity(part["logs"]): part for part in manifest["parts"]}
+    groups = list(_groups(logs, manifest))
+    with alone(target):
+        held.say(target, [_name_of(group) for group in groups])
+    # From here on nobody removes them, but somebody may have since the manifest was read.
     parts = []
-    for group in _groups(logs, manifest):
+    for group in groups:
         part = known.get(_identity(log.key for log in group))
-        parts.append(part if part is not None else _make_part(folder, group, target))
+        parts.append(part if part is not None and _is_there(target, part) else _make_part(folder, group, target))
     manifest = {"version": VERSION, "parts": parts}
     _replace(os.path.join(target, MANIFEST), json.dumps(manifest).encode())
-    _remove_others(target, parts)
+    with alone(target):
+        _remove_others(target, parts_in_use(target))
+    if reading is None:
+        held.close()
     return _found(target, parts)
+
+
+def _name_of(group: list[LogFile]) -> str:
+    return hashlib.sha256(json.dumps([log.key for log in group]).encode()).hexdigest()[:16]
+
+
+def _is_there(target: str, part: dict[str, Any]) -> bool:
+    return all(os.path.exists(os.path.join(target, name)) for names in part["files"].values() for name in names)
 
 
 def _read_manifest(target: str) -> dict[str, Any]:
@@ -144,7 +163,7 @@ def _identity(keys: Iterable[Iterable[Any]]) -> tuple[tuple[Any, ...], ...]:
 
 def _make_part(folder: str, group: list[LogFile], target: str) -> dict[str, Any]:
     wanted = [log.key for log in group]
-    name = hashlib.sha256(json.dumps(wanted).encode()).hexdigest()[:16]
+    name = _name_of(group)
     schemas: dict[str, dict[str, str]] = {}
     tables: dict[str, _TableWriter] = {}
     scratch = tempfile.mkdtemp(prefix=".new-", dir=target)
@@ -239,11 +258,11 @@ def _replace(path: str, data: bytes) -> None:
     os.replace(scratch, path)
 
 
-def _remove_others(target: str, parts: list[dict[str, Any]]) -> None:
-    wanted = {name for part in parts for names in part["files"].values() for name in names}
+def _remove_others(target: str, used: set[str]) -> None:
     with os.scandir(target) as entries:
         for entry in list(entries):
-            if entry.name.endswith(".parquet") and entry.name not in wanted:
+            # As _make_part names them: a table, the part, how many columns.
+            if entry.name.endswith(".parquet") and not used.intersection(entry.name.split("-")):
                 os.unlink(entry.path)
 
 

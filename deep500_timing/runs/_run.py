@@ -11,6 +11,7 @@ from deep500_timing.runs._compact import Compacted, compact, empty_file, find_lo
 from deep500_timing.runs._engine import Relation, engine_for
 from deep500_timing.runs._files import parse_name
 from deep500_timing.runs._kinds import TABLES
+from deep500_timing.runs._readers import Reading
 from deep500_timing.runs._tables import COLUMNS
 
 if TYPE_CHECKING:
@@ -33,7 +34,8 @@ class Run:
         """Use :meth:`open`."""
         self.folders = folders
         self._engine = engine_for(engine, memory)
-        self._compacted = [compact(folder) for folder in folders]
+        self._reading = [Reading() for _ in folders]
+        self.compact()
 
     @classmethod
     def open(cls, folder: str | PathLike[str], *, engine: Any = "duckdb", memory: str | None = None) -> Run:
@@ -64,7 +66,7 @@ class Run:
 
     def compact(self) -> None:
         """Read what the logs have got since the run was opened."""
-        self._compacted = [compact(folder) for folder in self.folders]
+        self._compacted = [compact(folder, held) for folder, held in zip(self.folders, self._reading, strict=True)]
 
     @property
     def tables(self) -> dict[str, list[str]]:
@@ -167,8 +169,10 @@ class Run:
         return why(self, step, session, neighbours)
 
     def close(self) -> None:
-        """Let go of the engine."""
+        """Let go of the engine, and of the files."""
         self._engine.close()
+        for held in self._reading:
+            held.close()
 
     def __enter__(self) -> Run:
         """Serve a ``with`` statement."""

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from deep500_timing._ground import lock as _lock
 from deep500_timing.exceptions import ExportError, TimingWarning
-from deep500_timing.exporters import CsvExporter, JsonLinesExporter, TextExporter, _files, _lock
+from deep500_timing.exporters import CsvExporter, JsonLinesExporter, TextExporter, _files
 
 KINDS = [TextExporter, JsonLinesExporter, CsvExporter]
 LOGS = [JsonLinesExporter, CsvExporter]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 from pathlib import Path
@@ -293,6 +294,39 @@ def test_a_run_that_grows_is_read_anew(tmp_path):
     with Run.open(tmp_path) as run:
         assert 2 == count(run)
         assert {"closed"} == {row["end"] for row in run.table("logs").rows()}
+
+
+def test_readers_of_a_run_that_grows_leave_each_other_their_files(tmp_path):
+    """Such as a notebook and a command: what one has opened stays until it is closed, and no longer."""
+    tmr = Timer(clock=ManualClock())
+    log = RunLog(tmp_path, tmr, rank=0, flush_s=None)
+
+    def grow():
+        with tmr.region("a"):
+            pass
+        log.flush()
+
+    def files():
+        return len(list((tmp_path / "compacted").glob("intervals-*.parquet")))
+
+    grow()
+    first, second = Run.open(tmp_path), Run.open(tmp_path)
+    grow()
+    second.compact()
+    grow()
+    _compact.compact(str(tmp_path))
+    assert [1, 2, 3] == [len(first.table("intervals").rows()), len(second.table("intervals").rows()), files()]
+    first.compact()
+    assert [3, 2] == [len(first.table("intervals").rows()), files()]
+    first.close()
+    second.close()
+    # One that was killed.
+    (tmp_path / "compacted" / ".reading-killed").write_text(json.dumps(["any"]))
+    grow()
+    log.close()
+    _compact.compact(str(tmp_path))
+    assert 1 == files()
+    assert [] == list((tmp_path / "compacted").glob(".reading-*"))
 
 
 def test_a_region_that_never_ended(tmp_path):

@@ -26,13 +26,17 @@ else:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def lock(descriptor: int) -> bool:
+def lock(descriptor: int, wait_s: float | None = None) -> bool:
     """Lock an open file against other processes and threads that lock it.
 
+    Args:
+        descriptor: Of the file.
+        wait_s: How long another one that holds it is waited for, in seconds; a second if None.
+
     Returns:
-        Whether it is locked: not where the file system has no locks, or another holds it for longer than a second.
+        Whether it is locked: not where the file system has no locks, or another holds it for longer.
     """
-    end = time.monotonic() + LONGEST_WAIT_S
+    end = time.monotonic() + (LONGEST_WAIT_S if wait_s is None else wait_s)
     while True:
         try:
             _try(descriptor)
