@@ -318,6 +318,15 @@ def test_samples_and_collectives(sections):
     ]
 
 
+def test_rates_stand_at_round_sizes(run, tmp_path):
+    """Both axes count in powers of two, as their units do: no label reads 9.766 KiB."""
+    write_plots(run, tmp_path, format="svg", only=["communication"])
+    texts = re.findall(r"<text[^>]*>([^<]*)</text>", (tmp_path / "communication-2.svg").read_text())
+    sizes = [text.split()[0] for text in texts if re.fullmatch(r"[\d.]+ [KMG]?i?B", text)]
+    assert sizes
+    assert all(map(str.isdecimal, sizes))
+
+
 def test_samples_that_are_no_numbers(tmp_path):
     """A loss that has become NaN is counted and named, beside a line of what is finite; so is one that never was."""
 

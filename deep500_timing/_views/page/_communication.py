@@ -122,10 +122,11 @@ def _rates(sized: list[dict[str, Any]], colours: Colours) -> Figure:
             "y": {
                 "field": "rate",
                 "type": "quantitative",
-                "scale": {"type": "log"},
+                "scale": {"type": "log", "base": 2},
                 "axis": {
                     "title": "size over median time, /s",
                     "labelExpr": BYTE_LABELS,
+                    "tickCount": 6,
                     "labelOverlap": "greedy",
                 },
             },
