@@ -170,7 +170,6 @@ def break_off_a_fit(data, tmr):
         make_model().fit(*data, batch_size=8, callbacks=callbacks, verbose=0)
     except RuntimeError as error:
         error.itself = error
-    assert "FIT" not in failed(tmr)
 
 
 class _NotedLock:
