@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from deep500_timing._summary.text import format_time, safe_name
+from deep500_timing._summary.text import format_share, format_time, safe_name
 
 if TYPE_CHECKING:
     from deep500_timing._ranks.stragglers import Verdict
@@ -108,7 +108,9 @@ def sentences(found: Stragglers) -> list[str]:
 def _share(seconds: float, found: Stragglers) -> str:
     if found.operations is not None:
         return f"{format_time(seconds)} an operation"
-    return f"{format_time(seconds)} a step ({seconds / found.step_s:.1%})" if found.step_s > 0 else format_time(seconds)
+    if found.step_s <= 0:
+        return format_time(seconds)
+    return f"{format_time(seconds)} a step ({format_share(seconds / found.step_s)})"
 
 
 def _verdict(found: Stragglers) -> str:
@@ -147,7 +149,9 @@ def _what_if(found: Stragglers) -> list[str]:
     lines = []
     if found.ranks:
         saved = found.what_if.without_rank_s
-        what, share = ("operation", "") if found.operations is not None else ("step", f" ({saved / found.step_s:.1%})")
+        what, share = "operation", ""
+        if found.operations is None:
+            what, share = "step", f" ({format_share(saved / found.step_s)})"
         shorter = f"{format_time(saved)}{share}"
         lines.append(f"Were it as the others are, {_a(what)} would be {shorter} shorter, if nothing else changed.")
     lines.append(f"All that ranks wait for each other costs {_share(found.what_if.all_alike_s, found)}.")

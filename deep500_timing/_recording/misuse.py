@@ -124,11 +124,22 @@ def warn_of_open(name: str, key: TimeType | str, open_s: float) -> None:
 def error_of_open(name: str, key: TimeType | str, ident: int, open_s: float) -> RegionOpenError:
     """What starting an open region raises."""
     code = as_code(key)
+    apart = ""
+    if _in_coroutine():
+        apart = f" Coroutines share a thread: give them a key each, or decorate them with `@timer.timed({code})`."
     return RegionOpenError(
         f"Starting region {name!r}: it is open already on {thread_name(ident)}, since {_length(open_s)}. End it "
         f"first, or forget it with discard({code}); `with timer.region({code})` ends it even after an exception, as "
-        f"does fail({code}) in the except clause."
+        f"does fail({code}) in the except clause.{apart}"
     )
+
+
+def _in_coroutine() -> bool:
+    asyncio = sys.modules.get("asyncio")  # Who has not imported it runs none.
+    try:
+        return asyncio is not None and asyncio.get_running_loop() is not None
+    except RuntimeError:
+        return False
 
 
 def error_of_closed(name: str, key: TimeType | str, ident: int, open_on: list[int]) -> RegionNotOpenError:

@@ -71,6 +71,7 @@ def take_snapshot(recorder: Recorder, pending: dict[int, int], *, places: bool =
         world_size=world_size,
         anchor=take_anchor(recorder.now_ns),
         places=places_of(recorder, regions) if places else None,
+        enabled=recorder.enabled,
     )
 
 

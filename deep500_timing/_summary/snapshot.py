@@ -109,6 +109,8 @@ class Snapshot:
     """When the earlier snapshot was taken, where this is a difference (:meth:`since`); None where it holds all."""
     places: tuple[Place, ...] | None = None
     """Where the regions lie, see :meth:`Timer.snapshot`; None where it was not asked for."""
+    enabled: bool = True
+    """Whether the timer recorded when the snapshot was taken."""
 
     def __iter__(self) -> Iterator[RegionTimes]:
         """Go through the regions."""
@@ -148,7 +150,7 @@ class Snapshot:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data for JSON; places are for tables and are left out."""
+        """As plain data for JSON; places and whether the timer records are for tables and are left out."""
         data = asdict(replace(self, places=None))
-        del data["places"]
+        del data["places"], data["enabled"]
         return data

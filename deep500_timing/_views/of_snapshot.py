@@ -59,7 +59,8 @@ def _title(snapshot: Snapshot, step: int | None) -> tuple[str, ...]:
 def _notes(snapshot: Snapshot) -> list[tuple[str, str]]:
     notes = []
     if not any(region.stats is not None for region in snapshot):
-        notes.append(("no times", "nothing has been recorded yet"))
+        disabled = "the timer is disabled; Timer(enabled=True), or timer.enabled = True, lets it record"
+        notes.append(("no times", "nothing has been recorded yet" if snapshot.enabled else disabled))
     told: set[tuple[str, str]] = set()
 
     def note(label: str, text: str, count: Callable[[RegionTimes], int], *, show_count: bool = True) -> None:

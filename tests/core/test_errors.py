@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from enum import Enum
 
@@ -55,6 +56,27 @@ def test_start_of_an_open_region(tmr, clock):
     clock.advance(1)
     tmr.end(TimeType.BATCH)
     assert [2.5] == tmr.get_time(TimeType.BATCH)
+
+
+def test_two_coroutines_with_one_key(tmr):
+    """Where coroutines run, the remedy names what keeps them apart; it works, and elsewhere nothing is said of it."""
+
+    async def enter():
+        with tmr.region("load"):
+            await asyncio.sleep(0)
+
+    @tmr.timed("load")
+    async def timed():
+        await asyncio.sleep(0)
+
+    async def both(one):
+        await asyncio.gather(one(), one())
+
+    with pytest.raises(RegionOpenError, match=r"a key each, or decorate them with `@timer\.timed\('load'\)`\.$"):
+        asyncio.run(both(enter))
+    before = len(tmr.get_time("load"))
+    asyncio.run(both(timed))
+    assert 2 == len(tmr.get_time("load")) - before
 
 
 def test_the_remedy_can_be_pasted(tmr):

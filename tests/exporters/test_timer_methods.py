@@ -116,6 +116,22 @@ def test_a_report_before_anything_is_timed(machine, capsys):
     assert REPORT.partition("\n")[0] + "\n\nno times  nothing has been recorded yet\n" == capsys.readouterr().out
 
 
+def test_a_report_of_a_disabled_timer(machine, capsys):
+    """That nothing was recorded is put down to the timer that is off, with what turns it on; what it has is shown."""
+    tmr = Timer(enabled=False)
+    with tmr.region("load"):
+        pass
+    tmr.print_all_time_stats()
+    said = "no times  the timer is disabled; Timer(enabled=True), or timer.enabled = True, lets it record\n"
+    assert capsys.readouterr().out.endswith(f"\n\n{said}")
+    tmr.enabled = True
+    with tmr.region("load"):
+        pass
+    tmr.enabled = False
+    tmr.print_all_time_stats()
+    assert "disabled" not in capsys.readouterr().out
+
+
 def test_warm_up_is_told(machine, capsys):
     """How many times were left out as warm-up stands below the table."""
     clock = ManualClock()

@@ -18,6 +18,7 @@ from deep500_timing._across.late import REST, judge
 from deep500_timing._across.late_of_run import steps_of_run
 from deep500_timing._across.merge import Merger
 from deep500_timing._across.packed import pack_snapshot
+from deep500_timing._across.verdict import WhatIf
 from deep500_timing._command._app import app
 from deep500_timing.ranks import Stragglers, find_stragglers
 from deep500_timing.runs import Run, RunLog
@@ -297,6 +298,15 @@ def test_a_run_with_operations_alone(tmp_path, late):
         assert ("nobody", ()) == (found.kind, found.ranks)
         assert "No rank is late: chance or jitter explains who came last.\n" in str(found)
     assert "Judged from 120 operations, by who waited least in collective operations." in str(found)
+
+
+def test_shares_are_written_as_everywhere():
+    """A share of a step reads as in a table, with a blank and without a decimal, and a little is not none."""
+    found = Stragglers("rank", (1,), lateness_s=0.827, step_s=1.0, steps=9, what_if=WhatIf(0.57, 0.001))
+    text = str(found)
+    assert "late by 827.0 ms a step (83 %)." in text
+    assert "a step would be 570.0 ms (57 %) shorter" in text
+    assert "costs 1.000 ms a step (<1 %)." in text
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

@@ -100,9 +100,9 @@ def _lateness_line(found: Lateness, *, several: bool) -> str:
     if found.late_rank is not None:
         which = "" if found.judged == found.count else " that were waited for longest"
         return (
-            f"Rank {found.late_rank} is late{among}: it came last in {found.last_share:.0%} of {found.judged} "
-            f"operations{which} (chance: {1 / len(found.ranks):.0%}), typically by {format_ms(found.lateness_s)} ms, "
-            f"and cost {format_ms(found.cost_s)} ms an operation."
+            f"Rank {found.late_rank} is late{among}: it came last in {format_share(found.last_share)} of "
+            f"{found.judged} operations{which} (chance: {format_share(1 / len(found.ranks))}), typically by "
+            f"{format_ms(found.lateness_s)} ms, and cost {format_ms(found.cost_s)} ms an operation."
         )
     if not found.enough:
         return (
