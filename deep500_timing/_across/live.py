@@ -8,6 +8,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing._across.gather import Gatherer, find_transport
+from deep500_timing._across.transport import AloneTransport
 from deep500_timing._ground.warn import warn_once
 from deep500_timing._ranks.exchange import DEADLINE_S
 from deep500_timing._ranks.launchers import discover_launch
@@ -34,7 +35,7 @@ class LiveReport:
         every: Steps between reports; the same on all ranks.
         folder: Where ``gathered-RANK.jsonl`` is appended to, a line for each report; nowhere if None.
         on_report: Called with each report, on the thread of the reports.
-        transport: What connects the ranks; found at the first report if None.
+        transport: What connects the ranks; found at each report if None.
         ranks: Which ranks are in the report: all if None, ``"node"`` for those of each machine, or some.
         deadline_s: How long a report waits for ranks that do not answer.
 
@@ -101,22 +102,28 @@ class LiveReport:
     def _report(self, number: int) -> None:
         now = self._snapshot()
         window, self._earlier = now.since(self._earlier), now
-        if self._gatherer is None:
-            transport = self._transport or find_transport()
-            if transport is None:
-                raise RuntimeError("nothing connects the ranks; pass transport=")
-            self._gatherer = Gatherer(transport, "live", ranks=self._ranks)
-        report = self._gatherer.gather(window, deadline_s=self._deadline_s, step=number)
+        gatherer = self._gatherer = self._find_gatherer()
+        report = gatherer.gather(window, deadline_s=self._deadline_s, step=number)
         if report is None:
             return
         if self._folder is not None:
             os.makedirs(self._folder, exist_ok=True)
             line = json.dumps(plain_line(report), separators=(",", ":"))
-            path = os.path.join(self._folder, FILE.format(self._gatherer.root))
+            path = os.path.join(self._folder, FILE.format(gatherer.root))
             with open(path, "a", encoding="utf-8") as file:
                 file.write(line + "\n")
         if self._on_report is not None:
             self._on_report(report)
+
+    def _find_gatherer(self) -> Gatherer:
+        # Over what connects the ranks now: a process group that was begun anew may have another store.
+        known, transport = self._gatherer, self._transport or find_transport()
+        # Between two process groups nothing is found, or a world of one. The store that is gone is then the fault.
+        if known is not None and (transport in (None, known.transport) or isinstance(transport, AloneTransport)):
+            return known
+        if transport is None:
+            raise RuntimeError("nothing connects the ranks; pass transport=")
+        return Gatherer(transport, "live", ranks=self._ranks)
 
 
 def plain_line(report: Gathered) -> dict[str, Any]:

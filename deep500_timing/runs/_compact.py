@@ -6,6 +6,7 @@ it can be deleted at any time.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -60,9 +61,11 @@ def find_logs(folder: str) -> list[LogFile]:
     found = []
     with os.scandir(folder) as entries:
         for entry in entries:
-            if entry.name.endswith(SUFFIX) and entry.is_file():
-                status = entry.stat()
-                found.append(LogFile(entry.path, status.st_size, status.st_mtime_ns))
+            # A rank that keeps to `keep_bytes` may remove its oldest one while the folder is looked through.
+            with contextlib.suppress(FileNotFoundError):
+                if entry.name.endswith(SUFFIX) and entry.is_file():
+                    status = entry.stat()
+                    found.append(LogFile(entry.path, status.st_size, status.st_mtime_ns))
     summarized = summarized_files([log.path for log in found])
     return sorted(log for log in found if os.path.basename(log.path) not in summarized)
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from dataclasses import replace
 from pathlib import Path
 
@@ -361,8 +362,6 @@ class TestFindingATransport:
 
     def test_a_job_of_torch(self, monkeypatch):
         """Its store serves, and is not kept alive by it."""
-        import types
-
         stores = [Able()]
         job = types.SimpleNamespace(
             is_available=lambda: True, is_initialized=lambda: True, get_rank=lambda: 1, get_world_size=lambda: 2,
@@ -402,6 +401,31 @@ class TestLive:
         lines = [json.loads(line) for line in (tmp_path / "gathered-0.jsonl").read_text().splitlines()]
         assert [(10, [0, 1]), (20, [0, 1]), (30, [0, 1])] == [(line["step"], line["ranks"]) for line in lines]
         assert [tmp_path / "gathered-0.jsonl"] == list(tmp_path.iterdir())
+
+    def test_a_report_after_the_process_group_has_begun_anew(self, monkeypatch):
+        """Over the store that the job has then; between the two, a report costs a warning."""
+        _gather._forget()
+        monkeypatch.delenv("DEEP500_TIMING_GATHER", raising=False)
+        stores, reports = [Able()], []
+        job = types.SimpleNamespace(
+            is_available=lambda: True, is_initialized=lambda: bool(stores),
+            get_rank=lambda: 0, get_world_size=lambda: 2,
+            distributed_c10d=types.SimpleNamespace(_get_default_store=lambda: stores[0]),
+        )  # fmt: skip
+        monkeypatch.setitem(sys.modules, "torch.distributed", job)
+        live = LiveReport(lambda: snapshot(0), every=1, on_report=reports.append, deadline_s=5.0)
+        for number in (1, 2, 3):
+            if stores:
+                other = LiveReport(lambda: snapshot(1), every=1, transport=StoreTransport(stores[0], 1, 2))
+                other.step(number)
+                assert other.wait(30)
+                del other
+            live.step(number)
+            assert live.wait(30)
+            stores[:] = [] if number == 1 else [Able()]
+        everybody, destroyed = ((0, 1), (), None), "RuntimeError: the process group has been destroyed"
+        found = [(report.ranks, report.missing, report.fault) for report in reports]
+        assert [everybody, ((0,), (), destroyed), everybody] == found
 
     def test_a_report_that_fails_costs_a_warning(self):
         """Whatever the fault, the loop goes on, and the next report is made."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import random
 import shutil
 from pathlib import Path
@@ -463,6 +465,24 @@ def test_pandas_and_arrow(run):
     assert frame["total_ns"].tolist() == table["total_ns"].to_pylist()
     assert "intervals" in repr(run.intervals())
     assert str(run.folders[0]) in repr(run)
+
+
+def test_a_log_that_is_removed_while_its_folder_is_listed(tmp_path, monkeypatch):
+    """As by a rank that keeps to ``keep_bytes``: the others are found."""
+    for rank in (0, 1, 2):
+        (tmp_path / f"rank-{rank:05}.d5log").touch()
+    scandir = os.scandir
+
+    @contextlib.contextmanager
+    def scan(folder):
+        with scandir(folder) as entries:
+            listed = list(entries)
+        (tmp_path / "rank-00001.d5log").unlink(missing_ok=True)
+        yield listed
+
+    monkeypatch.setattr(os, "scandir", scan)
+    found = [Path(log.path).name for log in _compact.find_logs(str(tmp_path))]
+    assert ["rank-00000.d5log", "rank-00002.d5log"] == found
 
 
 def test_a_run_that_keeps_what_it_can_afford(tmp_path):
