@@ -100,8 +100,13 @@ def read_stats(stores: Iterable[Intervals]) -> tuple[TimeStats | None, int]:
 
     The statistics are None where there is no other time.
     """
-    stats, _, skipped = _statistics_of([store.copy() for store in stores])
-    return stats, skipped
+    copies = [store.copy() for store in stores]
+    few = _few_durations(copies)
+    if few is not None:
+        durations, skipped = few
+        return of_few(durations, skipped=skipped)[0], skipped
+    summary = _summary_of(copies)
+    return summary.stats(), summary.skipped
 
 
 def _statistics_of(copies: list[dict[str, Any]]) -> tuple[TimeStats | None, Distribution, int]:

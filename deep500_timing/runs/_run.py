@@ -51,10 +51,11 @@ class Run:
 
         Raises:
             FileNotFoundError: There is no such folder, or no log in it.
-            ValueError: The engine is unknown.
+            ValueError: The engine is unknown, or the folder's name is no Unicode, as the locale has it.
             MissingPackageError: A package is not installed that the engine needs.
         """
         path = os.fspath(folder)
+        _check_name(path)
         found = sorted(match for match in [path, *_glob.glob(path)] if os.path.isdir(match))
         found = list(dict.fromkeys(found))
         folders = [match for match in found if find_logs(match)]
@@ -185,6 +186,16 @@ class Run:
     def __repr__(self) -> str:
         """Where it is, and what reads it."""
         return f"<Run {', '.join(self.folders)}, read by {self._engine.name}>"
+
+
+def _check_name(path: str) -> None:
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise ValueError(
+            f"Opening the run {path!r}: the name is no Unicode as the locale has it, and what reads the tables takes "
+            "no other. Set PYTHONUTF8=1 or LC_ALL=C.UTF-8, or rename the folder."
+        ) from None
 
 
 def _runs_in(folder: str) -> str:

@@ -348,6 +348,31 @@ def test_samples_that_are_no_numbers(tmp_path):
     assert "NaN or infinite, and not drawn: 2 of loss, 4 of scale." in figure.note
 
 
+@pytest.mark.parametrize(
+    ("length_s", "unit", "plural", "last"),
+    [
+        (179, "s", "seconds", 179),
+        (180, "min", "minutes", 3),
+        (10_799, "min", "minutes", 179.98),
+        (14_400, "h", "hours", 4),
+    ],
+)
+def test_samples_have_an_axis_in_units_of_their_span(tmp_path, length_s, unit, plural, last):
+    """A day of training is not told in ten thousands of seconds."""
+
+    def train(tmr, clock):
+        tmr.run.sample("loss", 1.0)
+        clock.advance_ns(length_s * 10**9)
+        tmr.run.sample("loss", 0.5)
+
+    with _run_of(tmp_path / "run", train) as run:
+        [figure] = {section.name: section.content for section in build(run)[1]}["memory"].figures
+    spec = figure.panels[0].spec
+    assert f"datum.value + ' {unit}'" == spec["layer"][0]["encoding"]["x"]["axis"]["labelExpr"]
+    assert plural in str(spec["layer"][1]["encoding"]["tooltip"])
+    assert pytest.approx(last, rel=0.01) == spec["data"]["values"][-1]["t"]
+
+
 def test_nothing_but_nan_is_no_picture(tmp_path):
     """It has its row in the page's table; a plot would be empty."""
     with _run_of(tmp_path / "run", lambda tmr, clock: tmr.run.sample("loss", float("nan"))) as run:

@@ -132,6 +132,16 @@ def test_the_folder_of_several_runs(call, folders, tmp_path):
     assert f"Name one of the runs in it: {names} and 2 more." in err
 
 
+def test_a_folder_whose_name_the_locale_cannot_read(call, folders, tmp_path):
+    """As Python has it where the locale is POSIX: one line with the remedy."""
+    folder = tmp_path / "l\udcc3\udca4uf"
+    shutil.copytree(folders / "one", folder)
+    code, out, err = call("show", folder)
+    assert (_app.WRONG_DATA, "") == (code, out)
+    assert "no Unicode as the locale has it" in err
+    assert "PYTHONUTF8=1" in err
+
+
 @pytest.mark.parametrize("name", OF_A_RUN)
 @pytest.mark.parametrize("folder", ["empty", "one", "cut", "hostile"])
 def test_a_run_of_any_kind_is_shown(call, folders, name, folder):

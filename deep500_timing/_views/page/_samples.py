@@ -18,6 +18,8 @@ _POINTS = 150
 _FINITE = "value is not null and isfinite(value)"
 _MOST = 9
 """Charts of a family."""
+_TIMES = (("h", "hours", 3600), ("min", "minutes", 60), ("s", "seconds", 1))
+"""Units of the axis of time; the first of which three fit."""
 _FAMILIES = (
     ("Memory", ("_bytes",)),
     ("Throughput and MFU", ("throughput.", "mfu", "flops")),
@@ -60,7 +62,9 @@ def _figure(context: Context, name: str, metrics: list[dict[str, Any]]) -> Figur
     # What a device has is one number: a line says no more than the table.
     lines = [row for row in metrics if row["n"]]
     drawn = [row for row in lines if not (row["metric"] or "").endswith("_total_bytes")][:_MOST]
-    panels = tuple(Panel(_spec(context, row, begin), shown(row["metric"] or "")) for row in drawn)
+    span_s = (max((row["last"] for row in metrics if row["last"] is not None), default=0) - begin) / 1e9
+    time = next((unit for unit in _TIMES if span_s >= 3 * unit[2]), _TIMES[-1])
+    panels = tuple(Panel(_spec(context, row, begin, time), shown(row["metric"] or "")) for row in drawn)
     said = "; ".join(f"{shown(row['metric'] or '')} {_value(row, 'low')} to {_value(row, 'high')}" for row in drawn)
     heads = ["metric", "unit", "samples", "lowest", "mean", "highest"]
     note = "The line is the mean of all ranks, the band from the lowest to the highest."
@@ -88,7 +92,8 @@ def _value(row: dict[str, Any], what: str) -> str:
     return format_bytes(value) if unit_of(row["metric"] or "") == "bytes" else f"{value:.4g}"
 
 
-def _spec(context: Context, metric: dict[str, Any], begin: int) -> dict[str, Any]:
+def _spec(context: Context, metric: dict[str, Any], begin: int, time: tuple[str, str, int]) -> dict[str, Any]:
+    abbreviation, plural, length_s = time
     width = max(((metric["last"] or 0) - (metric["first"] or 0)) // _POINTS + 1, 1)
     rows = context.rows(
         f"select (coalesce(unix_ns, time_ns) - {begin}) // {width} as part, avg(value) as mean, min(value) as low, "
@@ -97,7 +102,7 @@ def _spec(context: Context, metric: dict[str, Any], begin: int) -> dict[str, Any
     )
     in_bytes = unit_of(metric["metric"] or "") == "bytes"
     values = [
-        {"t": rounded(row["part"] * width / 1e9, 5), "mean": rounded(row["mean"], 6)}
+        {"t": rounded(row["part"] * width / (length_s * 1e9), 5), "mean": rounded(row["mean"], 6)}
         | {"low": rounded(row["low"], 6), "high": rounded(row["high"], 6)}
         | {"said": format_bytes(row["mean"]) if in_bytes else f"{row['mean']:.4g}"}
         for row in rows
@@ -105,7 +110,8 @@ def _spec(context: Context, metric: dict[str, Any], begin: int) -> dict[str, Any
     labels = {"labelExpr": BYTE_LABELS} if in_bytes else {"format": "~s"}
     unit = unit_of(metric["metric"] or "")
     x = {"field": "t", "type": "quantitative", "scale": {"nice": False, "zero": False}}
-    axis = {"title": None, "labelExpr": "datum.value + ' s'", "grid": False, "tickCount": 4, "labelOverlap": True}
+    axis = {"title": None, "labelExpr": f"datum.value + ' {abbreviation}'", "grid": False, "tickCount": 4}
+    axis["labelOverlap"] = True
     y = {"type": "quantitative", "scale": {"zero": False}}
     y_axis = {"title": None if in_bytes or not unit else unit, "tickCount": 4, **labels}
     return {
@@ -125,7 +131,7 @@ def _spec(context: Context, metric: dict[str, Any], begin: int) -> dict[str, Any
                 "encoding": {
                     "x": x,
                     "y": y | {"field": "mean"},
-                    "tooltip": tooltip(t="seconds", said="mean"),
+                    "tooltip": tooltip(t=plural, said="mean"),
                 },
             },
         ],
