@@ -82,12 +82,13 @@ def stats_of(durations_ns: Int64Array, *, skipped: int = 0) -> TimeStats:
         places.update(rank - 1 for rank in ranks)
     ordered = np.partition(durations_ns, sorted(places))
     total_ns = int(durations_ns.sum())
-    stdev_ns = math.sqrt(_squares(durations_ns, total_ns / n) / (n - 1)) if n > 1 else 0.0
+    stdev_ns = math.sqrt(squared_deviations(durations_ns, total_ns / n) / (n - 1)) if n > 1 else 0.0
     return _stats(ordered, int(durations_ns.min()), int(durations_ns.max()), total_ns, stdev_ns, skipped)
 
 
-def _squares(values: Int64Array, mean: float) -> float:
-    # The sum of squared deviations, a part at a time: a second array of this size costs more than its arithmetic.
+def squared_deviations(values: Int64Array, mean: float) -> float:
+    """The sum of squared deviations from the mean, in the unit of the values squared."""
+    # A part at a time: a second array of this size costs more than its arithmetic.
     parts = []
     for first in range(0, len(values), _PART):
         deviations = values[first : first + _PART] - mean

@@ -11,7 +11,7 @@ import numpy as np
 
 from deep500_timing._summary.distribution import EMPTY, Distribution
 from deep500_timing._summary.histogram import Histogram, bin_of_one, pack, pack_one
-from deep500_timing._summary.stats import TimeStats, stats_of, stats_of_few, trim_mean
+from deep500_timing._summary.stats import TimeStats, squared_deviations, stats_of, stats_of_few, trim_mean
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -97,7 +97,7 @@ class Summary:
         )
         kept = _joined(self.durations_ns)
         mean = float(kept.mean())
-        m2 = float(((kept - mean) ** 2).sum())
+        m2 = squared_deviations(kept, mean)
         total_ns, least, most = int(kept.sum()), int(kept.min()), int(kept.max())
         whole.add_aggregates(len(kept), total_ns, least, most, mean, m2, Histogram.of(kept))
         return whole
@@ -112,10 +112,8 @@ class Summary:
     def stats_and_distribution(self) -> tuple[TimeStats | None, Distribution]:
         """Both, at little more than the cost of one."""
         distribution = self.distribution()
-        if distribution.count == 0:
-            return None, distribution
         if self.aggregated_count == 0:
-            return stats_of(_joined(self.durations_ns), skipped=self.skipped), distribution
+            return self.stats(), distribution
         return distribution.stats(skipped=self.skipped), distribution
 
     def trimmed_mean(self, trim: float) -> float | None:

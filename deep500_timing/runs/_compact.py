@@ -19,11 +19,13 @@ from deep500_timing._ground.warn import warn_once
 from deep500_timing.runs._files import SUFFIX
 from deep500_timing.runs._history import summarized_files
 from deep500_timing.runs._read import NewerSchemaError
-from deep500_timing.runs._readers import Reading, alone, parts_in_use
+from deep500_timing.runs._readers import alone, parts_in_use
 from deep500_timing.runs._tables import CHUNK_ROWS, COLUMNS, LogTables, columns_of, peek, schema_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+
+    from deep500_timing.runs._readers import Reading
 
 FOLDER = "compacted"
 MANIFEST = "manifest.json"
@@ -70,13 +72,12 @@ def find_logs(folder: str) -> list[LogFile]:
     return sorted(log for log in found if os.path.basename(log.path) not in summarized)
 
 
-def compact(folder: str, reading: Reading | None = None) -> Compacted:
+def compact(folder: str, reading: Reading) -> Compacted:
     """Make or renew the Parquet of a run.
 
     Args:
         folder: The run's folder. Where it cannot be written to, the Parquet lies in a temporary one.
-        reading: Keeps the Parquet from being removed by others that find the logs grown, until it is closed; nothing
-            does if None.
+        reading: Keeps the Parquet from being removed by others that find the logs grown, until it is closed.
 
     Raises:
         FileNotFoundError: There is no such folder.
@@ -91,12 +92,11 @@ def compact(folder: str, reading: Reading | None = None) -> Compacted:
     except OSError:
         target = tempfile.mkdtemp(prefix="deep500-timing-run-")
         _temporary.append(target)
-    held = Reading() if reading is None else reading
     manifest = _read_manifest(target)
     known = {_identity(part["logs"]): part for part in manifest["parts"]}
     groups = list(_groups(logs, manifest))
     with alone(target):
-        held.say(target, [_name_of(group) for group in groups])
+        reading.say(target, [_name_of(group) for group in groups])
     # From here on nobody removes them, but somebody may have since the manifest was read.
     parts = []
     for group in groups:
@@ -106,8 +106,6 @@ def compact(folder: str, reading: Reading | None = None) -> Compacted:
     _replace(os.path.join(target, MANIFEST), json.dumps(manifest).encode())
     with alone(target):
         _remove_others(target, parts_in_use(target))
-    if reading is None:
-        held.close()
     return _found(target, parts)
 
 

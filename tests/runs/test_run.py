@@ -316,7 +316,7 @@ def test_readers_of_a_run_that_grows_leave_each_other_their_files(tmp_path):
     grow()
     second.compact()
     grow()
-    _compact.compact(str(tmp_path))
+    Run.open(tmp_path).close()
     assert [1, 2, 3] == [len(first.table("intervals").rows()), len(second.table("intervals").rows()), files()]
     first.compact()
     assert [3, 2] == [len(first.table("intervals").rows()), files()]
@@ -326,7 +326,7 @@ def test_readers_of_a_run_that_grows_leave_each_other_their_files(tmp_path):
     (tmp_path / "compacted" / ".reading-killed").write_text(json.dumps(["any"]))
     grow()
     log.close()
-    _compact.compact(str(tmp_path))
+    Run.open(tmp_path).close()
     assert 1 == files()
     assert [] == list((tmp_path / "compacted").glob(".reading-*"))
 

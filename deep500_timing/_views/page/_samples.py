@@ -110,8 +110,8 @@ def _spec(context: Context, metric: dict[str, Any], begin: int, time: tuple[str,
     labels = {"labelExpr": BYTE_LABELS} if in_bytes else {"format": "~s"}
     unit = unit_of(metric["metric"] or "")
     x = {"field": "t", "type": "quantitative", "scale": {"nice": False, "zero": False}}
-    axis = {"title": None, "labelExpr": f"datum.value + ' {abbreviation}'", "grid": False, "tickCount": 4}
-    axis["labelOverlap"] = True
+    time_labels = f"datum.value + ' {abbreviation}'"
+    axis = {"title": None, "labelExpr": time_labels, "grid": False, "tickCount": 4, "labelOverlap": True}
     y = {"type": "quantitative", "scale": {"zero": False}}
     y_axis = {"title": None if in_bytes or not unit else unit, "tickCount": 4, **labels}
     return {
