@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from deep500_timing._across.merge import Merger
-from deep500_timing._across.packed import pack_snapshot
-from deep500_timing._across.transport import StoreTransport
+from deep500_timing._distributed.merge import Merger
+from deep500_timing._distributed.packed import pack_snapshot
+from deep500_timing._distributed.transport import StoreTransport
 from deep500_timing._summary.snapshot import RegionTimes, Snapshot
 from deep500_timing._summary.summary import Summary
 

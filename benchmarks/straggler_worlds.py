@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from deep500_timing._across.late import REST, Steps
+from deep500_timing._distributed.late import REST, Steps
 
 STEPS = 200
 PLACES = ("IO", "FORWARD", "BACKWARD", "COMM", REST)

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks import straggler_worlds
-from deep500_timing._across.late import LEAST_SHARE, judge
-from deep500_timing._ranks.stragglers import LEAST_OPERATIONS, LEVEL, find_late_rank
+from deep500_timing._distributed.late import LEAST_SHARE, judge
+from deep500_timing._distributed.operation_stragglers import LEAST_OPERATIONS, LEVEL, find_late_rank
 
 OPERATIONS = 1000
 RANKS = (2, 4, 8, 16, 64)

@@ -17,11 +17,11 @@ from __future__ import annotations
 import os as _os
 
 if _os.environ.get("DEEP500_TIMING_PURE"):
-    from deep500_timing._ground import plain as plain  # before any module that has a compiled form
+    from deep500_timing._base import plain as plain  # before any module that has a compiled form
 
-from deep500_timing._ground.clock import HostClock
-from deep500_timing._ground.lazy import lazy_names as _lazy_names
-from deep500_timing._ground.time_type import TimeType
+from deep500_timing._base.clock import HostClock
+from deep500_timing._base.lazy import lazy_names as _lazy_names
+from deep500_timing._base.time_type import TimeType
 from deep500_timing._recording.recorder import COMPILED as compiled  # noqa: N811 (part of the public face, where it reads as an adjective)
 from deep500_timing._recording.recorder import Region
 from deep500_timing.exceptions import (
@@ -41,7 +41,7 @@ from deep500_timing.timer import CPUGPUTimer, Timer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from deep500_timing._ground.protocols import Clock, DeviceClock
+    from deep500_timing._base.protocols import Clock, DeviceClock
     from deep500_timing._summary.snapshot import RegionTimes, Snapshot
     from deep500_timing._summary.stats import TimeStats, trim_mean
     from deep500_timing.ranklog import global_timer, read_rank_logs
@@ -76,8 +76,8 @@ __all__ = [
 
 # What needs numpy or typing is imported when it is asked for, so that importing the package costs next to nothing.
 _LAZY = {
-    "Clock": "deep500_timing._ground.protocols",
-    "DeviceClock": "deep500_timing._ground.protocols",
+    "Clock": "deep500_timing._base.protocols",
+    "DeviceClock": "deep500_timing._base.protocols",
     "RegionTimes": "deep500_timing._summary.snapshot",
     "Snapshot": "deep500_timing._summary.snapshot",
     "TimeStats": "deep500_timing._summary.stats",

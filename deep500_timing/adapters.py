@@ -15,18 +15,18 @@ is here for what. Each name is imported when it is first asked for.
 
 from __future__ import annotations
 
-from deep500_timing._ground.lazy import lazy_names
+from deep500_timing._base.lazy import lazy_names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from deep500_timing._across.late_of_operations import steps_of_operations
-    from deep500_timing._ground.require import missing_package, require
-    from deep500_timing._ground.warn import warn_once
+    from deep500_timing._base.require import missing_package, require
+    from deep500_timing._base.warn import warn_once
+    from deep500_timing._distributed.connection import store_connection
+    from deep500_timing._distributed.exchange import DEADLINE_S, Exchange
+    from deep500_timing._distributed.identity import rank_and_world
+    from deep500_timing._distributed.late_of_operations import steps_of_operations
+    from deep500_timing._distributed.launchers import Launch, discover_launch
     from deep500_timing._named.named_timer import NamedTimer, timer_for
-    from deep500_timing._ranks.connection import store_connection
-    from deep500_timing._ranks.exchange import DEADLINE_S, Exchange
-    from deep500_timing._ranks.launchers import Launch, discover_launch
-    from deep500_timing._ranks.place import rank_and_world
     from deep500_timing._recording.calls import CallLog, CallRow, NotedItems, TimedCall, TimedIssue, TimedWaits
     from deep500_timing._recording.intervals import Intervals
     from deep500_timing._recording.left_open import ask_before_reading
@@ -94,10 +94,10 @@ __all__ = [
 _LAZY = {
     "CallLog": "deep500_timing._recording.calls",
     "CallRow": "deep500_timing._recording.calls",
-    "DEADLINE_S": "deep500_timing._ranks.exchange",
-    "Exchange": "deep500_timing._ranks.exchange",
+    "DEADLINE_S": "deep500_timing._distributed.exchange",
+    "Exchange": "deep500_timing._distributed.exchange",
     "Intervals": "deep500_timing._recording.intervals",
-    "Launch": "deep500_timing._ranks.launchers",
+    "Launch": "deep500_timing._distributed.launchers",
     "NamedTimer": "deep500_timing._named.named_timer",
     "NotedItems": "deep500_timing._recording.calls",
     "QUANTILES": "deep500_timing._summary.stats",
@@ -108,7 +108,7 @@ _LAZY = {
     "UNKNOWN": "deep500_timing._summary.text",
     "ask_before_reading": "deep500_timing._recording.left_open",
     "begin_recomputation": "deep500_timing._recording.recorder",
-    "discover_launch": "deep500_timing._ranks.launchers",
+    "discover_launch": "deep500_timing._distributed.launchers",
     "end_recomputation": "deep500_timing._recording.recorder",
     "fit_encoding": "deep500_timing._summary.text",
     "format_bytes": "deep500_timing._summary.text",
@@ -118,17 +118,17 @@ _LAZY = {
     "format_time": "deep500_timing._summary.text",
     "format_utilization": "deep500_timing._summary.text",
     "lines_of": "deep500_timing._summary.text",
-    "missing_package": "deep500_timing._ground.require",
+    "missing_package": "deep500_timing._base.require",
     "pad": "deep500_timing._summary.text",
-    "rank_and_world": "deep500_timing._ranks.place",
-    "require": "deep500_timing._ground.require",
+    "rank_and_world": "deep500_timing._distributed.identity",
+    "require": "deep500_timing._base.require",
     "safe_name": "deep500_timing._summary.text",
-    "steps_of_operations": "deep500_timing._across.late_of_operations",
-    "store_connection": "deep500_timing._ranks.connection",
+    "steps_of_operations": "deep500_timing._distributed.late_of_operations",
+    "store_connection": "deep500_timing._distributed.connection",
     "summarize": "deep500_timing._summary.reading",
     "take_anchor": "deep500_timing._summary.anchor",
     "timer_for": "deep500_timing._named.named_timer",
-    "warn_once": "deep500_timing._ground.warn",
+    "warn_once": "deep500_timing._base.warn",
     "width_of": "deep500_timing._summary.text",
 }
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from deep500_timing._ground.warn import warn_once
+from deep500_timing._base.warn import warn_once
 from deep500_timing._peaks import PEAKS, dtype_name, row_of
 from deep500_timing._summary.text import format_utilization
 

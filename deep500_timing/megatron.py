@@ -20,19 +20,19 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._ground.warn import warn_once
+from deep500_timing._base.warn import warn_once
+from deep500_timing._distributed.exchange import DEADLINE_S, Exchange
+from deep500_timing._distributed.identity import rank_and_world, wait_for_ranks
 from deep500_timing._named.across_ranks import OPTIONS, by_name, join, pack, read, text_of
 from deep500_timing._named.named_timer import NamedTimer, check_normalizer, timer_for
-from deep500_timing._ranks.exchange import DEADLINE_S, Exchange
-from deep500_timing._ranks.place import rank_and_world, wait_for_ranks
 from deep500_timing.exceptions import NoTimesError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from deep500_timing._ground.protocols import Clock, DeviceClock
+    from deep500_timing._base.protocols import Clock, DeviceClock
+    from deep500_timing._distributed.exchange import Answers
     from deep500_timing._named.across_ranks import TimesByName
-    from deep500_timing._ranks.exchange import Answers
     from deep500_timing.timer import Timer as Engine
 
 __all__ = ["DummyTimer", "Timer", "TimerBase", "Timers"]

@@ -17,9 +17,9 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from deep500_timing._ground.memory_usage import MemorySamples, MemoryUsage, RegionMemory
-from deep500_timing._ground.require import require
-from deep500_timing._ground.warn import warn_once
+from deep500_timing._base.memory_usage import MemorySamples, MemoryUsage, RegionMemory
+from deep500_timing._base.require import require
+from deep500_timing._base.warn import warn_once
 from deep500_timing._recording.recorder import name_of
 from deep500_timing._summary.text import UNKNOWN_IN_LOG, deepspeed_gb
 from deep500_timing.timer import CPUGPUTimer
@@ -27,7 +27,7 @@ from deep500_timing.timer import CPUGPUTimer
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from deep500_timing._ground.time_type import TimeType
+    from deep500_timing._base.time_type import TimeType
     from deep500_timing._recording.recorder import Recorder
 
 __all__ = ["HostMemory", "MemoryReader", "MemoryTimer", "MemoryUsage", "RegionMemory", "format_usage"]

@@ -25,8 +25,8 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._ground.fork import after_fork
-from deep500_timing._ground.warn import warn_once
+from deep500_timing._base.fork import after_fork
+from deep500_timing._base.warn import warn_once
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -200,7 +200,7 @@ class GlobalTimer:
             self.dropped += 1
 
     def _rank(self) -> int:
-        from deep500_timing._ranks.place import known_rank_and_world
+        from deep500_timing._distributed.identity import known_rank_and_world
 
         return (known_rank_and_world()[0] or 0) if self.rank is None else self.rank
 

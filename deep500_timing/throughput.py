@@ -20,7 +20,7 @@ from deep500_timing.memory import HostMemory, MemoryReader, read_or_none
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from deep500_timing._ground.protocols import Clock, DeviceClock
+    from deep500_timing._base.protocols import Clock, DeviceClock
     from deep500_timing._named.totals import Totals
     from deep500_timing.timer import Timer
 

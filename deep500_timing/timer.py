@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from deep500_timing._ground.protocols import DeviceClock, Writable
-    from deep500_timing._ground.time_type import TimeType
+    from deep500_timing._base.protocols import DeviceClock, Writable
+    from deep500_timing._base.time_type import TimeType
     from deep500_timing._recording.decorators import TimedIterable
     from deep500_timing._recording.intervals import Intervals
     from deep500_timing._summary.device_use import DeviceUse
@@ -45,10 +45,10 @@ if TYPE_CHECKING:
     F = TypeVar("F", bound=Callable[..., Any])
     K = TypeVar("K", bound="Timer")
 else:
-    from deep500_timing._ground import cython_stub as cython
+    from deep500_timing._base import cython_stub as cython
 
 if not cython.compiled:
-    from deep500_timing._ground.cython_stub import in_c
+    from deep500_timing._base.cython_stub import in_c
     from deep500_timing._recording.recorder import look_up
 
     keep = keep_methods = method_of = shorten_methods = in_c
@@ -421,7 +421,7 @@ class Timer(Recorder):
         Raises:
             TypeError: One of them is no exporter.
         """
-        from deep500_timing._ground.at_exit import report_at_exit
+        from deep500_timing._base.at_exit import report_at_exit
         from deep500_timing.exporters import BaseExporter, TerminalExporter
         from deep500_timing.exporters._base import check_exporter
 

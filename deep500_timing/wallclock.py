@@ -19,11 +19,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._ground.lazy import lazy_names as _lazy_names
-from deep500_timing._ground.warn import warn_once
+from deep500_timing._base.lazy import lazy_names as _lazy_names
+from deep500_timing._base.warn import warn_once
+from deep500_timing._distributed.identity import rank_and_world, wants
 from deep500_timing._named.deepspeed_attributes import DeepSpeedAttributes
 from deep500_timing._named.named_timer import check_normalizer, timer_for
-from deep500_timing._ranks.place import rank_and_world, wants
 from deep500_timing.exceptions import MissingPackageError
 from deep500_timing.memory import HostMemory, MemoryReader, format_usage, read_or_none
 from deep500_timing.throughput import ThroughputTimer
@@ -31,7 +31,7 @@ from deep500_timing.throughput import ThroughputTimer
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from deep500_timing._ground.protocols import Clock, DeviceClock
+    from deep500_timing._base.protocols import Clock, DeviceClock
     from deep500_timing._summary.stats import trim_mean as trim_mean
     from deep500_timing.memory import MemoryUsage
     from deep500_timing.timer import Timer as Engine

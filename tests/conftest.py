@@ -7,7 +7,7 @@ import importlib.util
 
 import pytest
 
-from deep500_timing._ground.warn import forget_warnings
+from deep500_timing._base.warn import forget_warnings
 from deep500_timing.devices import _pool
 from deep500_timing.testing import ManualClock, ManualDeviceClock
 

@@ -7,8 +7,8 @@ import sys
 from importlib import import_module
 from typing import Any
 
+from deep500_timing._base.require import require
 from deep500_timing._command._table import COMMANDS
-from deep500_timing._ground.require import require
 from deep500_timing._summary.text import fit_encoding
 
 TYPE_CHECKING = False

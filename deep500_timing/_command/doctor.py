@@ -38,7 +38,7 @@ def command(as_json: bool) -> None:
 def examine() -> dict[str, Any]:
     """What the command says, as plain data."""
     from deep500_timing import exporters
-    from deep500_timing._ranks.launchers import discover_launch
+    from deep500_timing._distributed.launchers import discover_launch
     from deep500_timing._recording.recorder import COMPILED
     from deep500_timing.devices import clocks
 
@@ -118,7 +118,7 @@ def _version_of_other(package: str) -> str | None:
 
 
 def _lines(found: dict[str, Any]) -> list[str]:
-    from deep500_timing._ground.require import remedy
+    from deep500_timing._base.require import remedy
     from deep500_timing._summary.text import fit_encoding, format_time, lines_of, safe_name
 
     versions, clock = found["versions"], found["clock"]

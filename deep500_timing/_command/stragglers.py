@@ -14,8 +14,8 @@ from deep500_timing._command._app import click
 @click.option("--json", "as_json", is_flag=True, help="Print plain data instead.")
 def command(folder: str, session: int | None, scores: bool, as_json: bool) -> None:
     """Say which rank the others wait for, and why: a rank, a machine, or nobody."""
-    from deep500_timing._across.stragglers import find_stragglers
     from deep500_timing._command._output import busy, print_json
+    from deep500_timing._distributed.stragglers import find_stragglers
     from deep500_timing._summary.text import fit_encoding
     from deep500_timing.runs import Run
 

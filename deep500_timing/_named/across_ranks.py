@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from deep500_timing._ranks.exchange import Answers
+    from deep500_timing._distributed.exchange import Answers
 
 TimesByRank: TypeAlias = "dict[int, dict[str, float]]"
 """Seconds by rank and name."""

@@ -20,7 +20,7 @@ from deep500_timing.timer import CPUGPUTimer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from deep500_timing._ground.protocols import Clock, DeviceClock
+    from deep500_timing._base.protocols import Clock, DeviceClock
     from deep500_timing._named.totals import Totals
     from deep500_timing._recording.recorder import Region
     from deep500_timing.memory import MemoryReader

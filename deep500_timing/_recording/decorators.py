@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sized
     from typing import Protocol
 
-    from deep500_timing._ground.time_type import TimeType
+    from deep500_timing._base.time_type import TimeType
 
     class Timer(Protocol):
         """What of a timer is used here."""

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
     import cython
 else:
-    from deep500_timing._ground import cython_stub as cython
+    from deep500_timing._base import cython_stub as cython
 
 if not cython.compiled:
-    from deep500_timing._ground.cython_stub import in_c
+    from deep500_timing._base.cython_stub import in_c
 
     bit_length = int.bit_length
     add_to_total = copied_block = copy_last = ints_in = ints_of = keep = new_block = total_of = zeroed_block = in_c

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
-from deep500_timing._ground.warn import warn_once
+from deep500_timing._base.warn import warn_once
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

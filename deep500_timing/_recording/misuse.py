@@ -23,8 +23,8 @@ import threading
 import weakref
 from types import MethodType
 
-from deep500_timing._ground.time_type import TimeType
-from deep500_timing._ground.warn import warn_once
+from deep500_timing._base.time_type import TimeType
+from deep500_timing._base.warn import warn_once
 from deep500_timing._recording.threads import thread_name
 from deep500_timing.exceptions import InvalidKeyError, RegionMismatchError, RegionNotOpenError, RegionOpenError
 

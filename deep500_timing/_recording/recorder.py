@@ -20,7 +20,7 @@ from _thread import get_ident
 from operator import index
 from time import perf_counter_ns
 
-from deep500_timing._ground.time_type import TimeType
+from deep500_timing._base.time_type import TimeType
 from deep500_timing._recording import threads as _life
 from deep500_timing._recording.intervals import Intervals
 from deep500_timing.exceptions import RegionOpenError
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
     import cython
 
-    from deep500_timing._ground.memory_usage import MemorySamples
-    from deep500_timing._ground.protocols import Clock
+    from deep500_timing._base.memory_usage import MemorySamples
+    from deep500_timing._base.protocols import Clock
 else:
-    from deep500_timing._ground import cython_stub as cython
+    from deep500_timing._base import cython_stub as cython
 
 if not cython.compiled:
-    from deep500_timing._ground.cython_stub import in_c
+    from deep500_timing._base.cython_stub import in_c
 
     forget_regions = keep = known_regions_of = remember_regions = in_c
     clock_ns = perf_counter_ns

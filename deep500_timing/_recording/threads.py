@@ -6,7 +6,7 @@ import sys
 from _thread import RLock, _local, get_ident, get_native_id
 from weakref import WeakSet, ref
 
-from deep500_timing._ground.fork import after_fork
+from deep500_timing._base.fork import after_fork
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from deep500_timing._ground.time_type import TimeType
-from deep500_timing._ranks.place import known_rank_and_world
+from deep500_timing._base.time_type import TimeType
+from deep500_timing._distributed.identity import known_rank_and_world
 from deep500_timing._recording.left_open import end_what_is_over
 from deep500_timing._summary.anchor import take_anchor
 from deep500_timing._summary.histogram import Histogram

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._ground.time_type import TimeType
+from deep500_timing._base.time_type import TimeType
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from deep500_timing._ground.memory_usage import RegionMemory
+    from deep500_timing._base.memory_usage import RegionMemory
     from deep500_timing._summary.anchor import ClockAnchor
     from deep500_timing._summary.distribution import Distribution
     from deep500_timing._summary.place import Place

@@ -6,7 +6,7 @@ from datetime import datetime
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from deep500_timing._ground.memory_usage import SHOWN
+from deep500_timing._base.memory_usage import SHOWN
 from deep500_timing._summary.snapshot import COUNTERS, CPU
 from deep500_timing._summary.text import GAP, format_bytes, safe_name, shorten
 from deep500_timing._views.findings import find, verdict_if_none

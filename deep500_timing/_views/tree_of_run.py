@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._ground.require import require
+from deep500_timing._base.require import require
 from deep500_timing._summary.nesting import split_path
 from deep500_timing._views.tree import BUCKETS, Node, OnDevice, Tree, rest_of
 

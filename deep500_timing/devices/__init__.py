@@ -13,7 +13,7 @@ See ``adapters/README.md`` for an adapter made of nothing else.
 
 from __future__ import annotations
 
-from deep500_timing._ground.lazy import lazy_names as _lazy_names
+from deep500_timing._base.lazy import lazy_names as _lazy_names
 from deep500_timing.devices._null import NULL_DEVICE, Device, NullDevice
 from deep500_timing.devices._queue import EventPair, captures
 
@@ -21,8 +21,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from deep500_timing._ground.protocols import DeviceClock
-    from deep500_timing._ground.warn import warn_once
+    from deep500_timing._base.protocols import DeviceClock
+    from deep500_timing._base.warn import warn_once
     from deep500_timing.devices import clocks
     from deep500_timing.devices._contract import DeviceClockContract, DeviceRig
     from deep500_timing.devices._late import LateDevice, find_late
@@ -57,7 +57,7 @@ __getattr__, __dir__ = _lazy_names(
     __name__,
     __all__,
     {
-        "DeviceClock": "deep500_timing._ground.protocols",
+        "DeviceClock": "deep500_timing._base.protocols",
         "DeviceClockContract": "deep500_timing.devices._contract",
         "DeviceRig": "deep500_timing.devices._contract",
         "EventPool": "deep500_timing.devices._pool",
@@ -65,6 +65,6 @@ __getattr__, __dir__ = _lazy_names(
         "clocks": _clocks,
         "find_late": "deep500_timing.devices._late",
         "pool_of": "deep500_timing.devices._pool",
-        "warn_once": "deep500_timing._ground.warn",
+        "warn_once": "deep500_timing._base.warn",
     },
 )

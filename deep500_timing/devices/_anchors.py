@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from deep500_timing._ground.protocols import DeviceClock
+    from deep500_timing._base.protocols import DeviceClock
     from deep500_timing.devices._queue import StreamQueue
 
 _ANCHOR_NS = 2_000_000_000

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from _thread import allocate_lock, get_ident
 
-from deep500_timing._ground.warn import warn_once
+from deep500_timing._base.warn import warn_once
 from deep500_timing.devices._queue import captures
 
 TYPE_CHECKING = False
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
     import cython
 
-    from deep500_timing._ground.protocols import DeviceClock
+    from deep500_timing._base.protocols import DeviceClock
     from deep500_timing.devices._anchors import Anchors
     from deep500_timing.devices._queue import StreamQueue
 
     Queues = dict[Hashable, StreamQueue]
 else:
-    from deep500_timing._ground import cython_stub as cython
+    from deep500_timing._base import cython_stub as cython
 
 if not cython.compiled:
     from deep500_timing._recording.intervals import Intervals

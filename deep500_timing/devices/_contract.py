@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from deep500_timing._ground.protocols import DeviceClock
+from deep500_timing._base.protocols import DeviceClock
 from deep500_timing.timer import CPUGPUTimer
 
 if TYPE_CHECKING:

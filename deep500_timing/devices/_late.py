@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._ground.warn import warn_once
+from deep500_timing._base.warn import warn_once
 from deep500_timing.devices._null import NULL_DEVICE, Device
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from deep500_timing._ground.protocols import DeviceClock
+    from deep500_timing._base.protocols import DeviceClock
     from deep500_timing.devices._queue import EventPair
 
 

@@ -6,7 +6,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from deep500_timing._ground.protocols import DeviceClock
+    from deep500_timing._base.protocols import DeviceClock
     from deep500_timing.devices._queue import EventPair
 
 

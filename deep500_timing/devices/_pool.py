@@ -10,8 +10,8 @@ This file runs as plain Python and, with the C types of ``_pool.pxd``, compiled.
 
 from __future__ import annotations
 
-from deep500_timing._ground.fork import after_fork
-from deep500_timing._ground.warn import warn_once
+from deep500_timing._base.fork import after_fork
+from deep500_timing._base.warn import warn_once
 from deep500_timing.devices._anchors import Anchors
 from deep500_timing.devices._collecting import Collector
 from deep500_timing.devices._null import Device
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
     import cython
 
-    from deep500_timing._ground.protocols import DeviceClock
+    from deep500_timing._base.protocols import DeviceClock
     from deep500_timing.devices._queue import EventPair
 else:
-    from deep500_timing._ground import cython_stub as cython
+    from deep500_timing._base import cython_stub as cython
 
 if not cython.compiled:
     import ctypes

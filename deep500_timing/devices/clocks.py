@@ -25,7 +25,7 @@ GROUP = "deep500_timing.clocks"
 
 def all() -> tuple[str, ...]:  # noqa: A001 (read as `clocks.all()`, beside `clocks.available()`)
     """The names of every registered device clock, sorted; none is imported."""
-    from deep500_timing._ground.plugins import names
+    from deep500_timing._base.plugins import names
 
     return names(GROUP)
 
@@ -47,13 +47,13 @@ def get(name: str) -> Any:
         LookupError: No clock of that name is registered.
         Exception: What importing it raises.
     """
-    from deep500_timing._ground.plugins import load
+    from deep500_timing._base.plugins import load
 
     return load(GROUP, name)
 
 
 def _has_device(name: str) -> bool:
-    from deep500_timing._ground.warn import warn_once
+    from deep500_timing._base.warn import warn_once
     from deep500_timing.exceptions import MissingPackageError
 
     try:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._ground.lazy import lazy_names as _lazy_names
+from deep500_timing._base.lazy import lazy_names as _lazy_names
 from deep500_timing.exporters._base import BaseExporter, Exporter, export_to, report
 from deep500_timing.exporters._since import kept_exporter
 
@@ -61,7 +61,7 @@ _LAZY = {
 
 def all() -> tuple[str, ...]:  # noqa: A001 (read as `exporters.all()`, beside `exporters.available()`)
     """The names of every registered exporter, sorted; none is imported."""
-    from deep500_timing._ground.plugins import names
+    from deep500_timing._base.plugins import names
 
     return names(GROUP)
 
@@ -72,8 +72,8 @@ def available() -> tuple[str, ...]:
     Left out are those whose package is not installed (an exporter names it in its attribute ``package``) and, with
     one warning each, those that cannot be imported.
     """
-    from deep500_timing._ground.plugins import loadable
-    from deep500_timing._ground.require import is_installed
+    from deep500_timing._base.plugins import loadable
+    from deep500_timing._base.require import is_installed
 
     return tuple(
         name
@@ -89,7 +89,7 @@ def get(name: str) -> Any:
         LookupError: No exporter of that name is registered.
         Exception: What importing it raises.
     """
-    from deep500_timing._ground.plugins import load
+    from deep500_timing._base.plugins import load
 
     return load(GROUP, name)
 

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from operator import index
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from deep500_timing._ground.warn import warn_once
+from deep500_timing._base.warn import warn_once
 from deep500_timing.exceptions import ExportError
 from deep500_timing.exporters._since import take
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._ground.memory_usage import MAXIMA
+from deep500_timing._base.memory_usage import MAXIMA
 from deep500_timing._summary.snapshot import COUNTERS
 from deep500_timing._summary.stats import QUANTILES
 from deep500_timing.exporters._base import BaseExporter

@@ -9,8 +9,8 @@ import warnings
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
-from deep500_timing._ground.at_exit import do_after_reports
-from deep500_timing._ground.fork import after_fork
+from deep500_timing._base.at_exit import do_after_reports
+from deep500_timing._base.fork import after_fork
 from deep500_timing.exceptions import TimingWarning
 
 if TYPE_CHECKING:

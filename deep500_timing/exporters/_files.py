@@ -8,8 +8,8 @@ import stat
 from contextlib import suppress
 from typing import Any
 
-from deep500_timing._ground.lock import lock
-from deep500_timing._ground.warn import warn_once
+from deep500_timing._base.lock import lock
+from deep500_timing._base.warn import warn_once
 
 _BINARY = getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
 _APPEND = os.O_APPEND | os.O_CREAT | _BINARY

@@ -12,7 +12,7 @@ from deep500_timing.exporters._files import SharedFile, encode, path_of
 if TYPE_CHECKING:
     import os
 
-    from deep500_timing._ground.protocols import Writable
+    from deep500_timing._base.protocols import Writable
     from deep500_timing._summary.snapshot import Snapshot
 
 SCHEMA = "deep500-timing/snapshot"

@@ -9,8 +9,8 @@ import warnings
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from deep500_timing._ground.memory_usage import MemoryUsage, RegionMemory
-from deep500_timing._ground.warn import stacklevel_of_user
+from deep500_timing._base.memory_usage import MemoryUsage, RegionMemory
+from deep500_timing._base.warn import stacklevel_of_user
 from deep500_timing._summary.anchor import ClockAnchor
 from deep500_timing._summary.distribution import Distribution
 from deep500_timing._summary.snapshot import RegionTimes, Snapshot

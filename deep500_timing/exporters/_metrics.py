@@ -8,7 +8,7 @@ from dataclasses import fields
 from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
-from deep500_timing._ground.memory_usage import MAXIMA
+from deep500_timing._base.memory_usage import MAXIMA
 from deep500_timing._summary.stats import TimeStats
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import os
 import re
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._ground.require import require
+from deep500_timing._base.require import require
 from deep500_timing.exceptions import ExportError
 from deep500_timing.exporters._metrics import check_prefix, check_stats, distinct
 from deep500_timing.exporters._mlflow_server import caller_of

@@ -6,7 +6,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary
 
-from deep500_timing._ground.fork import after_fork
+from deep500_timing._base.fork import after_fork
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence

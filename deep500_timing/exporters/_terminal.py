@@ -11,7 +11,7 @@ from deep500_timing._views.terminal import put, width_for
 from deep500_timing.exporters._base import BaseExporter
 
 if TYPE_CHECKING:
-    from deep500_timing._ground.protocols import Writable
+    from deep500_timing._base.protocols import Writable
     from deep500_timing._summary.snapshot import Snapshot
 
 

@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from deep500_timing._ground.warn import warn_once
+from deep500_timing._base.warn import warn_once
 from deep500_timing._views.drawing import render
 from deep500_timing._views.of_snapshot import sheet_of
 from deep500_timing.exporters._base import BaseExporter

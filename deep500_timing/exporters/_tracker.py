@@ -7,7 +7,7 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from deep500_timing._ground.warn import warn_once
+from deep500_timing._base.warn import warn_once
 from deep500_timing.exporters._base import BaseExporter
 from deep500_timing.exporters._metrics import metrics_of
 from deep500_timing.exporters._reports import Account

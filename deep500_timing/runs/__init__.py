@@ -32,7 +32,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from deep500_timing._ground.lazy import lazy_names as _lazy_names
+from deep500_timing._base.lazy import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
     from deep500_timing.runs._attach import attach

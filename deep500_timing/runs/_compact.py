@@ -14,8 +14,8 @@ import shutil
 import tempfile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from deep500_timing._ground.require import require
-from deep500_timing._ground.warn import warn_once
+from deep500_timing._base.require import require
+from deep500_timing._base.warn import warn_once
 from deep500_timing.runs._files import SUFFIX
 from deep500_timing.runs._history import summarized_files
 from deep500_timing.runs._read import NewerSchemaError

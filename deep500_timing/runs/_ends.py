@@ -6,8 +6,8 @@ import atexit
 import sys
 from typing import Any
 
-from deep500_timing._ground.at_exit import do_last, do_not_do_last
-from deep500_timing._ground.fork import after_fork
+from deep500_timing._base.at_exit import do_last, do_not_do_last
+from deep500_timing._base.fork import after_fork
 
 _open: dict[int, Any] = {}
 """Every open :class:`RunLog`; this stands below it."""

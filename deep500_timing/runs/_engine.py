@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from deep500_timing._ground.require import require
+from deep500_timing._base.require import require
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,8 +11,8 @@ import sys
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from deep500_timing._ranks.launchers import discover_launch
-from deep500_timing._ranks.place import known_rank_and_world
+from deep500_timing._distributed.identity import known_rank_and_world
+from deep500_timing._distributed.launchers import discover_launch
 from deep500_timing.runs._kinds import SCHEMA, TABLES
 
 if TYPE_CHECKING:

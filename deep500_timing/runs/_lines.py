@@ -6,7 +6,7 @@ import os
 import re
 from typing import NamedTuple
 
-from deep500_timing._ground.warn import warn_once
+from deep500_timing._base.warn import warn_once
 
 _LINE = re.compile(
     r"\[RANK (\d+)\] (.*), start=(\d+)\.(\d+), end=(\d+)\.(\d+), cpu_dur=(\d+)\.(\d+)s, "

@@ -9,7 +9,7 @@ from _thread import get_ident
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._ground.warn import warn_once
+from deep500_timing._base.warn import warn_once
 from deep500_timing._summary.anchor import take_anchor
 from deep500_timing.runs._current import feeders
 from deep500_timing.runs._encoder import Encoder

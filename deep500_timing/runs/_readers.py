@@ -9,7 +9,7 @@ import weakref
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from deep500_timing._ground.lock import lock
+from deep500_timing._base.lock import lock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from deep500_timing._ground.require import require
+from deep500_timing._base.require import require
 from deep500_timing._summary.histogram import bin_bounds
 from deep500_timing._summary.nesting import path_text, split_path
 from deep500_timing.runs._tables import schema_of

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
     Int64Array = NDArray[np.int64]
 else:
-    from deep500_timing._ground import cython_stub as cython
+    from deep500_timing._base import cython_stub as cython
 
 if not cython.compiled:
-    from deep500_timing._ground.cython_stub import in_c
+    from deep500_timing._base.cython_stub import in_c
 
     first_late_in_c = payloads_in_c = in_c
 

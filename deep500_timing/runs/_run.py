@@ -6,7 +6,7 @@ import glob as _glob
 import os
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._ground.require import require
+from deep500_timing._base.require import require
 from deep500_timing.runs._compact import Compacted, compact, empty_file, find_logs
 from deep500_timing.runs._engine import Relation, engine_for
 from deep500_timing.runs._files import parse_name

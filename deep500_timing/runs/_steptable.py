@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from deep500_timing._ground.require import require
+from deep500_timing._base.require import require
 from deep500_timing.runs._tables import schema_of
 
 COLUMNS = {

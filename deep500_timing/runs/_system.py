@@ -6,7 +6,7 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._ground.require import is_installed, require
+from deep500_timing._base.require import is_installed, require
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

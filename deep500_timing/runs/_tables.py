@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from deep500_timing._ground.require import require
+from deep500_timing._base.require import require
 from deep500_timing._summary.histogram import bin_of
 from deep500_timing._summary.nesting import ENDLESS, ROOT, Paths
 from deep500_timing.runs._columns import unpack

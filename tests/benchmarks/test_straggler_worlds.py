@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.gather_ranks import measure
 from benchmarks.stragglers import training_lines, training_row, world
-from deep500_timing._ranks.stragglers import find_late_rank
+from deep500_timing._distributed.operation_stragglers import find_late_rank
 
 
 @pytest.mark.parametrize("kind", ["uniform", "exponential", "spikes", "autocorrelated"])

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from deep500_timing import Timer
-from deep500_timing._ground import at_exit
+from deep500_timing._base import at_exit
 from deep500_timing.testing import InMemoryExporter
 
 PROGRAM = """
@@ -75,7 +75,7 @@ def test_reports_on_their_way_are_waited_for_at_sigterm():
 INTERRUPTED_EXPORT = """
 import atexit, os, signal, sys, threading, time
 from deep500_timing import Timer
-from deep500_timing._ground import at_exit
+from deep500_timing._base import at_exit
 at_exit._PAUSE_S = 0.01
 class Exporter:
     lock, ended = threading.Lock(), threading.Event()

@@ -11,8 +11,8 @@ import warnings
 import pytest
 
 from deep500_timing import CPUGPUTimer, DeviceUnavailableError, Timer, TimingWarning, devices
-from deep500_timing._ground import plugins
-from deep500_timing._ground.warn import forget_warnings
+from deep500_timing._base import plugins
+from deep500_timing._base.warn import forget_warnings
 from deep500_timing.devices import NULL_DEVICE, EventPair, EventPool, clocks, find_late, pool_of
 from deep500_timing.devices._late import device_of
 from deep500_timing.devices._null import NullDevice

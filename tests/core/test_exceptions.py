@@ -9,7 +9,7 @@ import pytest
 
 import deep500_timing
 from deep500_timing import TimingError, TimingWarning, exceptions
-from deep500_timing._ground.warn import forget_warnings, warn_once
+from deep500_timing._base.warn import forget_warnings, warn_once
 
 TREE = {
     "RegionError": (RuntimeError, "TimingError"),

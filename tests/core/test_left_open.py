@@ -7,7 +7,7 @@ import gc
 import pytest
 
 from deep500_timing import Timer, TimingWarning
-from deep500_timing._ground.warn import forget_warnings
+from deep500_timing._base.warn import forget_warnings
 from deep500_timing.adapters import ask_before_reading
 
 

@@ -12,7 +12,7 @@ import warnings
 import pytest
 
 from deep500_timing import InvalidKeyError, MissingPackageError, RegionNotOpenError, Timer, TimingWarning
-from deep500_timing._ground.memory_usage import MemorySamples, RegionMemory
+from deep500_timing._base.memory_usage import MemorySamples, RegionMemory
 from deep500_timing.memory import HostMemory, MemoryReader, MemoryTimer, MemoryUsage, format_usage
 from deep500_timing.wallclock import SynchronizedWallClockTimer
 

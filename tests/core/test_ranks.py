@@ -9,9 +9,9 @@ import types
 import pytest
 
 from deep500_timing import Timer, TimingWarning
-from deep500_timing._ranks import launchers
-from deep500_timing._ranks import place as _ranks
-from deep500_timing._ranks.exchange import Exchange
+from deep500_timing._distributed import identity as _ranks
+from deep500_timing._distributed import launchers
+from deep500_timing._distributed.exchange import Exchange
 
 LAUNCHERS = [name for row in launchers._LAUNCHERS for name in (row.rank, row.world_size)]
 

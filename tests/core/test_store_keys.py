@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deep500_timing._ranks.exchange import Exchange
-from deep500_timing._ranks.store_keys import get_all, present, present_by_chunks
+from deep500_timing._distributed.exchange import Exchange
+from deep500_timing._distributed.store_keys import get_all, present, present_by_chunks
 
 
 class Counting:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from deep500_timing._ranks import stragglers
-from deep500_timing._ranks.stragglers import autocorrelation_time, binomial_tail, find_late_rank
+from deep500_timing._distributed import operation_stragglers as stragglers
+from deep500_timing._distributed.operation_stragglers import autocorrelation_time, binomial_tail, find_late_rank
 
 
 def _durations(arrivals_ms, transfer_ms=1.0):

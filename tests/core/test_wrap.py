@@ -9,7 +9,7 @@ import inspect
 import pytest
 
 from deep500_timing import CPUGPUTimer, RegionOpenError, Timer, TimeType, TimingWarning
-from deep500_timing._ground.warn import forget_warnings
+from deep500_timing._base.warn import forget_warnings
 from deep500_timing.testing import ManualClock, ManualDeviceClock
 
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from deep500_timing import CPUGPUTimer, TimeType
-from deep500_timing._ground.warn import forget_warnings
+from deep500_timing._base.warn import forget_warnings
 from deep500_timing._summary import anchor as _anchor
 from deep500_timing._summary import reading as _reading
 from deep500_timing._summary.snapshot import RegionTimes, Snapshot

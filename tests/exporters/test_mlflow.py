@@ -14,7 +14,7 @@ import urllib.request
 import pytest
 
 from deep500_timing import Timer, TimeType
-from deep500_timing._ground import at_exit
+from deep500_timing._base import at_exit
 from deep500_timing._summary.snapshot import RegionTimes
 from deep500_timing.exceptions import ExportError, TimingWarning
 from deep500_timing.exporters import MlflowExporter, _mlflow_server

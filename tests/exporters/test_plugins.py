@@ -9,8 +9,8 @@ import types
 import pytest
 
 from deep500_timing import exporters
-from deep500_timing._ground import plugins as _plugins
-from deep500_timing._ground.require import is_installed, require
+from deep500_timing._base import plugins as _plugins
+from deep500_timing._base.require import is_installed, require
 from deep500_timing.exceptions import MissingPackageError, TimingWarning
 
 BUILT_IN = ("csv", "jsonl", "mlflow", "terminal", "text", "wandb")

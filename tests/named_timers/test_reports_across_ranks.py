@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from deep500_timing._distributed.exchange import Answers
 from deep500_timing._named.across_ranks import by_name, join, pack, read, text_of
-from deep500_timing._ranks.exchange import Answers
 
 REPORTS = {1: pack({"forward": 0.004, "optimizer": 0.002}), 0: pack({"forward": 0.001}), 10: pack({"forward": 0.0025})}
 

@@ -18,9 +18,9 @@ import pytest
 import suite_coverage
 
 from deep500_timing import Timer
-from deep500_timing._across import gather as _gather
-from deep500_timing._ranks.launchers import discover_launch
-from deep500_timing._ranks.place import known_rank_and_world
+from deep500_timing._distributed import gather as _gather
+from deep500_timing._distributed.identity import known_rank_and_world
+from deep500_timing._distributed.launchers import discover_launch
 from deep500_timing.ranks import (
     AloneTransport,
     FolderTransport,

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from benchmarks.straggler_worlds import PLACES, SHARES, own_times, seen, world
 from deep500_timing import Timer
-from deep500_timing._across import late_of_run
-from deep500_timing._across.late import REST, judge
-from deep500_timing._across.late_of_run import steps_of_run
-from deep500_timing._across.merge import Merger
-from deep500_timing._across.packed import pack_snapshot
-from deep500_timing._across.verdict import WhatIf
 from deep500_timing._command._app import app
+from deep500_timing._distributed import late_of_run
+from deep500_timing._distributed.late import REST, judge
+from deep500_timing._distributed.late_of_run import steps_of_run
+from deep500_timing._distributed.merge import Merger
+from deep500_timing._distributed.packed import pack_snapshot
+from deep500_timing._distributed.verdict import WhatIf
 from deep500_timing.ranks import Stragglers, find_stragglers
 from deep500_timing.runs import Run, RunLog
 from deep500_timing.testing import ManualClock

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deep500_timing._across.merge import Merger
-from deep500_timing._across.packed import COARSEST, LIMIT_BYTES, bin_error, decode, open_message, pack_snapshot
+from deep500_timing._distributed.merge import Merger
+from deep500_timing._distributed.packed import COARSEST, LIMIT_BYTES, bin_error, decode, open_message, pack_snapshot
 from deep500_timing._recording.intervals import BIN_COUNT
 from deep500_timing._summary.anchor import ClockAnchor
 from deep500_timing._summary.distribution import merge

@@ -15,9 +15,9 @@ TAKEN = {
     # Modules that are compiled with the core, in one build: the C types, what stands for C in their plain form, and
     # what loads that. Cython knows a type by the module that defines it.
     f"{COMM}/_records.py": {"deep500_timing._recording.intervals.Intervals"},
-    f"{COMM}/_short_way.py": {"deep500_timing._ground.cython_stub", "deep500_timing._ground.cython_stub.in_c"},
-    f"{COMM}/_short_call.py": {"deep500_timing._ground.cython_stub", "deep500_timing._ground.cython_stub.in_c"},
-    f"{COMM}/_plain.py": {"deep500_timing._ground.plain.load_plain"},
+    f"{COMM}/_short_way.py": {"deep500_timing._base.cython_stub", "deep500_timing._base.cython_stub.in_c"},
+    f"{COMM}/_short_call.py": {"deep500_timing._base.cython_stub", "deep500_timing._base.cython_stub.in_c"},
+    f"{COMM}/_plain.py": {"deep500_timing._base.plain.load_plain"},
     # What a decorated function calls, in whose place a compiler is to read something else.
     "deep500_timing_torch/_compile.py": {"Timer._find"},
 }
@@ -74,7 +74,7 @@ def test_adapters_take_public_names_alone():
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("from deep500_timing._ground.warn import warn_once", "deep500_timing._ground.warn.warn_once"),
+        ("from deep500_timing._base.warn import warn_once", "deep500_timing._base.warn.warn_once"),
         ("    from deep500_timing.runs._log import RunLog as log", "deep500_timing.runs._log.RunLog"),
         ("from deep500_timing._summary import text", "deep500_timing._summary.text"),
         ("import deep500_timing._summary.text", "deep500_timing._summary.text"),

@@ -42,8 +42,8 @@ def _files_that_name(name: str) -> list[str]:
 @pytest.mark.parametrize(
     ("text", "home"),
     [
-        ("pip install 'deep500-timing[", "deep500_timing/_ground/require.py"),
-        ("allocated on", "deep500_timing/_ground/memory_usage.py"),
+        ("pip install 'deep500-timing[", "deep500_timing/_base/require.py"),
+        ("allocated on", "deep500_timing/_base/memory_usage.py"),
         ("KiB", "deep500_timing/_summary/text.py"),
         ("n/a", "deep500_timing/_summary/text.py"),
         ("µs", "deep500_timing/_summary/text.py"),
@@ -60,9 +60,9 @@ def test_a_text_is_written_in_one_file(text, home):
     [
         ("p90", "deep500_timing/_summary/stats.py"),
         ("p99", "deep500_timing/_summary/stats.py"),
-        ("max_device_reserved_bytes", "deep500_timing/_ground/memory_usage.py"),
-        ("PMI_RANK", "deep500_timing/_ranks/launchers.py"),
-        ("SLURM_PROCID", "deep500_timing/_ranks/launchers.py"),
+        ("max_device_reserved_bytes", "deep500_timing/_base/memory_usage.py"),
+        ("PMI_RANK", "deep500_timing/_distributed/launchers.py"),
+        ("SLURM_PROCID", "deep500_timing/_distributed/launchers.py"),
     ],
 )
 def test_a_name_is_known_to_one_file(name, home):

@@ -10,7 +10,7 @@ import warnings
 import pytest
 
 import deep500_timing_tensorflow as timer
-from deep500_timing._ground.warn import forget_warnings
+from deep500_timing._base.warn import forget_warnings
 from deep500_timing.testing import ManualDeviceClock
 from deep500_timing.wallclock import SynchronizedWallClockTimer
 from deep500_timing_tensorflow import _availability, _sync, _timer

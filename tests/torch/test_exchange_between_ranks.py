@@ -13,9 +13,9 @@ from functools import partial
 import pytest
 import torch.distributed as plain
 
-from deep500_timing._ranks import connection
-from deep500_timing._ranks.connection import Connection
-from deep500_timing._ranks.exchange import Exchange
+from deep500_timing._distributed import connection
+from deep500_timing._distributed.connection import Connection
+from deep500_timing._distributed.exchange import Exchange
 
 
 def combine(reports):

@@ -53,7 +53,7 @@ def world():
 @pytest.fixture
 def clean():
     """Nothing recorded, configured, said or in force, before and after."""
-    from deep500_timing._ground.warn import forget_warnings
+    from deep500_timing._base.warn import forget_warnings
     from deep500_timing_torch import comm
     from deep500_timing_torch.comm import _instrument
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as plain
 
-from deep500_timing._ground.warn import forget_warnings
+from deep500_timing._base.warn import forget_warnings
 from deep500_timing.devices import EventPool
 from deep500_timing.testing import ManualDeviceClock
 from deep500_timing_torch import comm

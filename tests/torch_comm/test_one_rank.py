@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import deep500_timing_torch as timer
-from deep500_timing._ground.warn import forget_warnings
+from deep500_timing._base.warn import forget_warnings
 from deep500_timing.testing import ManualClock
 from deep500_timing_torch import comm
 from deep500_timing_torch.comm import _log, _records, _settings

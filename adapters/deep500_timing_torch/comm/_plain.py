@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from deep500_timing._ground.plain import load_plain
+from deep500_timing._base.plain import load_plain
 
 load_plain("deep500_timing_torch.comm", Path(__file__).parent, ("_records", "_short_way", "_short_call"))

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
     import cython
 else:
-    from deep500_timing._ground import cython_stub as cython
+    from deep500_timing._base import cython_stub as cython
 
 if not cython.compiled:
-    from deep500_timing._ground.cython_stub import in_c
+    from deep500_timing._base.cython_stub import in_c
 
     clock_ns = weak = in_c
 

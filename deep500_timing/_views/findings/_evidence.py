@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from deep500_timing._ground.require import require
+from deep500_timing._base.require import require
 from deep500_timing._summary.text import safe_name, shorten
 from deep500_timing._views.columns import times
 from deep500_timing._views.tree_of_run import tree_of_run
@@ -16,7 +16,7 @@ from deep500_timing._views.tree_of_run import tree_of_run
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from deep500_timing._across.verdict import Stragglers
+    from deep500_timing._distributed.verdict import Stragglers
     from deep500_timing._views.about import About
     from deep500_timing._views.tree import Node, Tree
     from deep500_timing.runs import Run
@@ -117,7 +117,7 @@ class Evidence:
     @cached_property
     def stragglers(self) -> Stragglers | None:
         """Which rank the others wait for, and why; None without a run."""
-        from deep500_timing._across.stragglers import find_stragglers
+        from deep500_timing._distributed.stragglers import find_stragglers
 
         return None if self.run is None else find_stragglers(self.run, session=self.session)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from deep500_timing._ground.require import require
+from deep500_timing._base.require import require
 from deep500_timing._summary.nesting import path_text, split_path
 from deep500_timing._views.findings import _thresholds as at_least
 from deep500_timing._views.findings._evidence import COMMUNICATION, STEP, name_of, percent, took
@@ -16,7 +16,7 @@ from deep500_timing._views.tree import REST
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from deep500_timing._across.verdict import Stragglers
+    from deep500_timing._distributed.verdict import Stragglers
     from deep500_timing._views.findings._evidence import Evidence
 
 

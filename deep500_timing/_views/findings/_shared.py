@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from deep500_timing._ground.require import require
+from deep500_timing._base.require import require
 from deep500_timing._summary.nesting import split_path
 from deep500_timing._views.findings._evidence import STEP, name_of
 

@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._ground import plugins
-from deep500_timing._ground.warn import warn_once
+from deep500_timing._base import plugins
+from deep500_timing._base.warn import warn_once
 from deep500_timing._views.page._communication import Communication
 from deep500_timing._views.page._context import Context
 from deep500_timing._views.page._not_measured import NotMeasured

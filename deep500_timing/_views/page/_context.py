@@ -12,7 +12,7 @@ from deep500_timing._views.page._colours import Colours
 from deep500_timing._views.tree_of_run import tree_of_run
 
 if TYPE_CHECKING:
-    from deep500_timing._across.verdict import Stragglers
+    from deep500_timing._distributed.verdict import Stragglers
     from deep500_timing._views.findings import Evidence
     from deep500_timing._views.tree import Tree
     from deep500_timing.runs import Run

@@ -12,8 +12,8 @@ from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._ground.require import require
-from deep500_timing._ground.whole_file import whole_file
+from deep500_timing._base.require import require
+from deep500_timing._base.whole_file import whole_file
 from deep500_timing._summary.text import UNKNOWN, format_time, safe_name
 from deep500_timing._views.about import COMPLETE
 from deep500_timing._views.findings import verdict_of_run

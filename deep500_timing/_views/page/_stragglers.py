@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._across.late import FEW_RANKS
-from deep500_timing._across.verdict import sentences
+from deep500_timing._distributed.late import FEW_RANKS
+from deep500_timing._distributed.verdict import sentences
 from deep500_timing._summary.text import format_time
 from deep500_timing._views.page._context import shown
 from deep500_timing._views.page._parts import data, rounded, time_axis, tooltip
 from deep500_timing._views.page._section import Content, Figure, Panel
 
 if TYPE_CHECKING:
-    from deep500_timing._across.verdict import Stragglers as Verdict
+    from deep500_timing._distributed.verdict import Stragglers as Verdict
     from deep500_timing._views.page._context import Context
 
 _ROWS = 32

@@ -5,14 +5,14 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._across.clocks_of_run import clocks_of
-from deep500_timing._ground.warn import warn_once
+from deep500_timing._base.warn import warn_once
+from deep500_timing._distributed.clocks_of_run import clocks_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from deep500_timing._across.clocks import ClockFit
-    from deep500_timing._across.clocks_of_run import Clocks
+    from deep500_timing._distributed.clocks import ClockFit
+    from deep500_timing._distributed.clocks_of_run import Clocks
     from deep500_timing.runs import Run
 
 NOT_COMPARED = "clock not compared"

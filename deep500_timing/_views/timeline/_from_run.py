@@ -10,7 +10,7 @@ from collections import defaultdict
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._ground.require import require
+from deep500_timing._base.require import require
 from deep500_timing._summary.text import safe_name
 from deep500_timing._views.timeline._clocks import Place, Places, say_what_is_not_compared
 from deep500_timing._views.timeline._tracks import Lanes, Writer, unit_of

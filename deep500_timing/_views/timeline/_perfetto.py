@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import IO, TYPE_CHECKING, Any
 
-from deep500_timing._ground.require import require
+from deep500_timing._base.require import require
 from deep500_timing._views.timeline._tracks import NO_FLOW, NOTHING
 
 if TYPE_CHECKING:

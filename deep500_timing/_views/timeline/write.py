@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Literal
 
-from deep500_timing._ground.whole_file import whole_file
+from deep500_timing._base.whole_file import whole_file
 from deep500_timing._views.timeline._chrome import ChromeWriter
 from deep500_timing._views.timeline._from_run import add_run, first_time_ns
 from deep500_timing._views.timeline._kineto import Trace

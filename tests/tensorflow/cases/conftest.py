@@ -9,7 +9,7 @@ import warnings
 
 import pytest
 
-from deep500_timing._ground.warn import forget_warnings
+from deep500_timing._base.warn import forget_warnings
 
 if "KERAS_MODULE" in os.environ and os.environ["KERAS_BACKEND"] != "tensorflow":
     # In a process of cases it is as where TensorFlow is not installed: Keras seeds its generator too, on any backend,

@@ -13,20 +13,20 @@ import time
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
-from deep500_timing._across.merge import Merger
-from deep500_timing._across.packed import pack_snapshot
-from deep500_timing._across.transport import AloneTransport, FolderTransport, StoreTransport
-from deep500_timing._ground.fork import after_fork
-from deep500_timing._ground.warn import warn_once
-from deep500_timing._ranks.connection import Connection
-from deep500_timing._ranks.exchange import DEADLINE_S, pauses, time_to_ask
-from deep500_timing._ranks.place import distributed, known_rank_and_world
+from deep500_timing._base.fork import after_fork
+from deep500_timing._base.warn import warn_once
+from deep500_timing._distributed.connection import Connection
+from deep500_timing._distributed.exchange import DEADLINE_S, pauses, time_to_ask
+from deep500_timing._distributed.identity import distributed, known_rank_and_world
+from deep500_timing._distributed.merge import Merger
+from deep500_timing._distributed.packed import pack_snapshot
+from deep500_timing._distributed.transport import AloneTransport, FolderTransport, StoreTransport
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from deep500_timing._across.gathered import Gathered
-    from deep500_timing._across.transport import Transport
+    from deep500_timing._distributed.gathered import Gathered
+    from deep500_timing._distributed.transport import Transport
     from deep500_timing._summary.snapshot import Snapshot
 
 FOLDER_VARIABLE = "DEEP500_TIMING_GATHER"

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from deep500_timing._across.gathered import OF_EACH_RANK, Gathered, GatheredRegion, over_ranks
-from deep500_timing._across.packed import bin_error, decode, open_message, spread_to_finest
-from deep500_timing._ground.time_type import TimeType
+from deep500_timing._base.time_type import TimeType
+from deep500_timing._distributed.gathered import OF_EACH_RANK, Gathered, GatheredRegion, over_ranks
+from deep500_timing._distributed.packed import bin_error, decode, open_message, spread_to_finest
 from deep500_timing._recording.intervals import BIN_COUNT
 from deep500_timing._summary.distribution import Distribution
 from deep500_timing._summary.histogram import pack
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from deep500_timing._across.packed import Decoded, Opened
+    from deep500_timing._distributed.packed import Decoded, Opened
 
 MAGIC = b"D5PM"
 """What a message of several ranks begins with."""

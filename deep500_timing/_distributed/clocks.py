@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from deep500_timing._ground.warn import warn_once
-from deep500_timing._ranks.exchange import DEADLINE_S, pauses
+from deep500_timing._base.warn import warn_once
+from deep500_timing._distributed.exchange import DEADLINE_S, pauses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import ArrayLike, NDArray
 
-    from deep500_timing._across.transport import Transport
+    from deep500_timing._distributed.transport import Transport
 
 TABLE = "clock_readings"
 """The table of a run that has the round trips: ``time_ns`` (of the first reading), ``received_ns``, ``reference_ns``,

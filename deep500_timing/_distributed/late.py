@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._across.late_by_region import regions_of_ranks
-from deep500_timing._across.verdict import SLOW_STEP, Stragglers, WhatIf
-from deep500_timing._ranks.stragglers import LEAST_OPERATIONS, autocorrelation_time, find_late_rank
+from deep500_timing._distributed.late_by_region import regions_of_ranks
+from deep500_timing._distributed.operation_stragglers import LEAST_OPERATIONS, autocorrelation_time, find_late_rank
+from deep500_timing._distributed.verdict import SLOW_STEP, Stragglers, WhatIf
 
 if TYPE_CHECKING:
     import numpy as np

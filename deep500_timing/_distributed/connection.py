@@ -12,9 +12,9 @@ import weakref
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._ground.fork import after_fork
-from deep500_timing._ground.warn import warn_once
-from deep500_timing._ranks.place import distributed
+from deep500_timing._base.fork import after_fork
+from deep500_timing._base.warn import warn_once
+from deep500_timing._distributed.identity import distributed
 
 if TYPE_CHECKING:
     from collections.abc import Callable

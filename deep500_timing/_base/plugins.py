@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._ground.warn import warn_once
+from deep500_timing._base.warn import warn_once
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from deep500_timing._across.late import REST, Steps
+from deep500_timing._distributed.late import REST, Steps
 from deep500_timing._summary.snapshot import CPU
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from deep500_timing._across.gathered import Gathered
+    from deep500_timing._distributed.gathered import Gathered
 
     Floats = NDArray[np.float64]
 

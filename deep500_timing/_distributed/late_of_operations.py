@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from deep500_timing._across.verdict import Stragglers, WhatIf
-from deep500_timing._ranks.stragglers import LEAST_OPERATIONS, find_late_rank
+from deep500_timing._distributed.operation_stragglers import LEAST_OPERATIONS, find_late_rank
+from deep500_timing._distributed.verdict import Stragglers, WhatIf
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from deep500_timing._across.late import Steps
+    from deep500_timing._distributed.late import Steps
 
 
 def steps_of_operations(ranks: tuple[int, ...], durations_s: NDArray[np.float64], *, met_at: str) -> Steps:
@@ -24,7 +24,7 @@ def steps_of_operations(ranks: tuple[int, ...], durations_s: NDArray[np.float64]
     """
     import numpy as np
 
-    from deep500_timing._across.late import Steps
+    from deep500_timing._distributed.late import Steps
 
     return Steps(
         ranks=ranks,
@@ -39,7 +39,7 @@ def steps_of_operations(ranks: tuple[int, ...], durations_s: NDArray[np.float64]
 
 
 def judge_operations(operations: Steps) -> Stragglers:
-    """Who is late in them; why cannot be told. See :func:`deep500_timing._ranks.stragglers.find_late_rank`."""
+    """Who is late in them; why cannot be told. See ``operation_stragglers.find_late_rank``."""
     import numpy as np
 
     durations = -operations.lateness

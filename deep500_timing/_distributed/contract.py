@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from deep500_timing._ranks.exchange import pauses
+from deep500_timing._distributed.exchange import pauses
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from deep500_timing._across.transport import Transport
+    from deep500_timing._distributed.transport import Transport
 
 _PATIENCE_S = 30.0
 

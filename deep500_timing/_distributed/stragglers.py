@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._across.late import Steps, judge
-from deep500_timing._across.verdict import Stragglers
+from deep500_timing._distributed.late import Steps, judge
+from deep500_timing._distributed.verdict import Stragglers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from deep500_timing._across.gathered import Gathered
+    from deep500_timing._distributed.gathered import Gathered
     from deep500_timing.runs import Run
 
 
@@ -23,9 +23,9 @@ def find_stragglers(source: Run | Sequence[Gathered] | Steps, *, session: int | 
             which nothing else is known.
         session: Of a run, which start of its ranks; the last that all have if None.
     """
-    from deep500_timing._across.late_of_operations import judge_operations
-    from deep500_timing._across.late_of_reports import NoWindowsError, windows_of
-    from deep500_timing._across.late_of_run import NoStepsError, steps_of_run
+    from deep500_timing._distributed.late_of_operations import judge_operations
+    from deep500_timing._distributed.late_of_reports import NoWindowsError, windows_of
+    from deep500_timing._distributed.late_of_run import NoStepsError, steps_of_run
 
     try:
         if isinstance(source, Steps):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._ground.require import require
+from deep500_timing._base.require import require
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

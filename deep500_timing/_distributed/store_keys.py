@@ -56,7 +56,7 @@ def get_all(store: Any, keys: dict[int, str]) -> dict[int, bytes]:
     """What keys hold that were there a moment ago, by rank; one that has been deleted meanwhile is left out.
 
     Few are asked for one by one. Many are by one request where the store has it: that waits for what is not there any
-    more, until the store's timeout, which :class:`~deep500_timing._ranks.connection.Connection` makes short.
+    more, until the store's timeout, which :class:`~deep500_timing._distributed.connection.Connection` makes short.
     """
     if len(keys) > _CHUNK:
         try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._ranks.launchers import discover_launch
+from deep500_timing._distributed.launchers import discover_launch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -7,18 +7,18 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._across.gather import Gatherer, find_transport
-from deep500_timing._across.transport import AloneTransport
-from deep500_timing._ground.warn import warn_once
-from deep500_timing._ranks.exchange import DEADLINE_S
-from deep500_timing._ranks.launchers import discover_launch
+from deep500_timing._base.warn import warn_once
+from deep500_timing._distributed.exchange import DEADLINE_S
+from deep500_timing._distributed.gather import Gatherer, find_transport
+from deep500_timing._distributed.launchers import discover_launch
+from deep500_timing._distributed.transport import AloneTransport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from os import PathLike
 
-    from deep500_timing._across.gathered import Gathered
-    from deep500_timing._across.transport import Transport
+    from deep500_timing._distributed.gathered import Gathered
+    from deep500_timing._distributed.transport import Transport
     from deep500_timing._summary.snapshot import Snapshot
 
 FILE = "gathered-{}.jsonl"

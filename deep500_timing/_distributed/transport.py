@@ -11,7 +11,7 @@ import os
 import weakref
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
-from deep500_timing._ranks.store_keys import get_all, get_if_there, present
+from deep500_timing._distributed.store_keys import get_all, get_if_there, present
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -102,7 +102,7 @@ class FolderTransport:
     overhears = True
 
     def __init__(self, folder: str | PathLike[str], *, rank: int | None = None, world_size: int | None = None) -> None:
-        from deep500_timing._ranks.place import rank_and_world
+        from deep500_timing._distributed.identity import rank_and_world
 
         found = rank_and_world() if rank is None or world_size is None else (rank, world_size)
         self.rank = found[0] if rank is None else rank
@@ -243,6 +243,6 @@ class StoreTransport:
             store.delete_key(listed)
 
     def _key(self, *parts: object) -> str:
-        from deep500_timing._ranks.exchange import PREFIX
+        from deep500_timing._distributed.exchange import PREFIX
 
         return "/".join(map(str, (PREFIX, "gather", *parts)))

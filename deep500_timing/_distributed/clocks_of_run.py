@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._across.clocks import (
+from deep500_timing._distributed.clocks import (
     IDENTICAL,
     TABLE,
     ClockExchange,
@@ -14,10 +14,10 @@ from deep500_timing._across.clocks import (
     UncalibratedError,
     fit_clock,
 )
-from deep500_timing._across.gather import find_transport
+from deep500_timing._distributed.gather import find_transport
 
 if TYPE_CHECKING:
-    from deep500_timing._across.transport import Transport
+    from deep500_timing._distributed.transport import Transport
     from deep500_timing.runs import Run
 
 _APART_NS = 1_000_000_000

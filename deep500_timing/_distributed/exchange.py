@@ -20,14 +20,14 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._ranks import connection as _connection
-from deep500_timing._ranks.place import rank_and_world
-from deep500_timing._ranks.store_keys import get_all, get_if_there, present, present_by_chunks
+from deep500_timing._distributed import connection as _connection
+from deep500_timing._distributed.identity import rank_and_world
+from deep500_timing._distributed.store_keys import get_all, get_if_there, present, present_by_chunks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from deep500_timing._ranks.connection import Connection
+    from deep500_timing._distributed.connection import Connection
 
 DEADLINE_S = 10.0
 """How long a report waits for ranks that do not answer, in seconds. Every such deadline has this default."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from deep500_timing._across.late import REST, Steps
-from deep500_timing._across.late_of_operations import steps_of_operations
-from deep500_timing._ground.require import require
+from deep500_timing._base.require import require
+from deep500_timing._distributed.late import REST, Steps
+from deep500_timing._distributed.late_of_operations import steps_of_operations
 from deep500_timing._summary.nesting import split_path
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from deep500_timing._summary.text import format_share, format_time, safe_name
 
 if TYPE_CHECKING:
-    from deep500_timing._ranks.stragglers import Verdict
+    from deep500_timing._distributed.operation_stragglers import Verdict
 
 SLOW_STEP = 1.5
 """A step so many times as long as the median is a slow one."""

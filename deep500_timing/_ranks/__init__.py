@@ -1,1 +1,0 @@
-"""Which process of the job this is, and what the processes tell one another."""
