@@ -83,13 +83,13 @@ class _Schedule:
 def measure(microbatches: int) -> dict[str, Any]:
     """Nanoseconds of each of so many micro-batches, bare and timed in turns."""
     from deep500_timing import Timer
-    from deep500_timing._recording.calls import TimedIssue, TimedWaits
+    from deep500_timing_torch.pipeline._calls import time_issues, time_waits
     from deep500_timing_torch.pipeline._hooks import Hooks
     from deep500_timing_torch.pipeline._recorder import Recorder
 
     evict, _ = evictor(READS_MIB << 20)
     bare = _Schedule(_issue, _wait, evict)
-    timed = _Schedule(TimedIssue(_issue, True), TimedWaits(_wait, True), evict)
+    timed = _Schedule(time_issues(_issue), time_waits(_wait, True), evict)
     hooks = Hooks(timed, Recorder(Timer(), None, 0))
     hooks.attach()
     order = random.Random(0)

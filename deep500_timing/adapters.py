@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from deep500_timing._distributed.late_of_operations import steps_of_operations
     from deep500_timing._distributed.launchers import Launch, discover_launch
     from deep500_timing._named.named_timer import NamedTimer, timer_for
-    from deep500_timing._recording.calls import CallLog, CallRow, NotedItems, TimedCall, TimedIssue, TimedWaits
     from deep500_timing._recording.intervals import Intervals
     from deep500_timing._recording.left_open import ask_before_reading
     from deep500_timing._recording.recorder import begin_recomputation, end_recomputation
@@ -54,16 +53,10 @@ __all__ = [
     "QUANTILES",
     "TRIM",
     "UNKNOWN",
-    "CallLog",
-    "CallRow",
     "Exchange",
     "Intervals",
     "Launch",
     "NamedTimer",
-    "NotedItems",
-    "TimedCall",
-    "TimedIssue",
-    "TimedWaits",
     "ask_before_reading",
     "begin_recomputation",
     "discover_launch",
@@ -92,19 +85,13 @@ __all__ = [
 ]
 
 _LAZY = {
-    "CallLog": "deep500_timing._recording.calls",
-    "CallRow": "deep500_timing._recording.calls",
     "DEADLINE_S": "deep500_timing._distributed.exchange",
     "Exchange": "deep500_timing._distributed.exchange",
     "Intervals": "deep500_timing._recording.intervals",
     "Launch": "deep500_timing._distributed.launchers",
     "NamedTimer": "deep500_timing._named.named_timer",
-    "NotedItems": "deep500_timing._recording.calls",
     "QUANTILES": "deep500_timing._summary.stats",
     "TRIM": "deep500_timing._summary.stats",
-    "TimedCall": "deep500_timing._recording.calls",
-    "TimedIssue": "deep500_timing._recording.calls",
-    "TimedWaits": "deep500_timing._recording.calls",
     "UNKNOWN": "deep500_timing._summary.text",
     "ask_before_reading": "deep500_timing._recording.left_open",
     "begin_recomputation": "deep500_timing._recording.recorder",

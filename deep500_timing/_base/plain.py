@@ -40,7 +40,6 @@ load_plain(
     (
         "_recording/intervals",
         "_recording/recorder",
-        "_recording/calls",
         "devices/_queue",
         "devices/_null",
         "timer",

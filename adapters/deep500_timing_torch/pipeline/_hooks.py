@@ -10,10 +10,12 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing.adapters import NotedItems, TimedCall, TimedIssue, TimedWaits
 from deep500_timing_torch.pipeline._actions import Kind
+from deep500_timing_torch.pipeline._calls import tag_messages, time_calls, time_issues, time_waits
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from deep500_timing_torch.pipeline._recorder import Recorder
 
 __all__ = ["Hooks", "stages_of"]
@@ -27,7 +29,7 @@ _MESSAGES = {
     "get_bwd_recv_ops": (Kind.RECEIVE_GRADIENT, Kind.WAIT_GRADIENT, "is_last"),
     "get_bwd_send_ops": (Kind.SEND_GRADIENT, Kind.WAIT_SENT, "is_first"),
 }
-"""What their issue and the wait for them is, and which stage has none."""
+"""Per method of a stage: the kind of the issue, the kind of the wait, and which stage has no such message."""
 
 
 def stages_of(schedule: Any) -> list[Any]:
@@ -73,7 +75,7 @@ class Hooks:
             if stage.is_last:
                 # Of the micro-batch whose forward pass was the last one.
                 code = self._recorder.codes.of(None, stage.stage_index)
-                loss = TimedCall(schedule._compute_loss, self._recorder.calls, code)
+                loss = time_calls(schedule._compute_loss, self._recorder.calls, _always(code))
                 self._replace(schedule, "_compute_loss", loss)
         if hasattr(schedule, "_initialize_pp_stages"):
             self._replace(schedule, "_initialize_pp_stages", self._setup(schedule._initialize_pp_stages))
@@ -105,15 +107,15 @@ class Hooks:
             if own:
                 recorder.begin()
             try:
-                recorder.calls.begin()
+                recorder.calls.active = True
                 result = original(*args, **kwargs)
             except BaseException:
-                recorder.calls.end()
+                recorder.calls.active = False
                 recorder.settle()
                 if own:
                     recorder.drop()
                 raise
-            recorder.calls.end()
+            recorder.calls.active = False
             recorder.settle(self._skipped())
             if own:
                 recorder.commit()
@@ -136,7 +138,7 @@ class Hooks:
             self._recorder.codes.of(kind, stage.stage_index),
         )
         if not recorder.gpu:
-            return TimedCall(original, recorder.calls, code)
+            return time_calls(original, recorder.calls, _always(code))
 
         def one_chunk_on_device(chunk_id: int, *args: Any, **kwargs: Any) -> Any:
             if not recorder.calls.active:
@@ -148,20 +150,24 @@ class Hooks:
     def _backward(self, stage: Any) -> Any:
         recorder, original, index = self._recorder, stage.backward_one_chunk, stage.stage_index
         whole, part = recorder.codes.of(Kind.BACKWARD, index), recorder.codes.of(Kind.BACKWARD_INPUT, index)
+
+        def code_of(kwargs: dict[str, Any]) -> int:
+            return whole if kwargs.get("full_backward", True) else part
+
         if not recorder.gpu:
-            return TimedCall(original, recorder.calls, whole, "full_backward", part)
+            return time_calls(original, recorder.calls, code_of)
 
         def backward_on_device(chunk_id: int, *args: Any, **kwargs: Any) -> Any:
             if not (recorder.calls.active and stage.has_backward):
                 return original(chunk_id, *args, **kwargs)
-            code = whole if kwargs.get("full_backward", True) else part
-            return recorder.run_on_device(code, chunk_id, lambda: original(chunk_id, *args, **kwargs))
+            return recorder.run_on_device(code_of(kwargs), chunk_id, lambda: original(chunk_id, *args, **kwargs))
 
         return backward_on_device
 
     def _messages(self, stage: Any, name: str, issue: Kind, wait: Kind) -> Any:
         of, index = self._recorder.codes.of, stage.stage_index
-        return NotedItems(getattr(stage, name), self._recorder.calls, of(issue, index), of(wait, index))
+        incoming = wait is not Kind.WAIT_SENT
+        return tag_messages(getattr(stage, name), self._recorder.calls, of(issue, index), of(wait, index), incoming)
 
     def _setup(self, original: Any) -> Any:
         recorder, schedule = self._recorder, self._schedule
@@ -180,6 +186,10 @@ class Hooks:
         return initialize_pp_stages
 
 
+def _always(code: int) -> Callable[[dict[str, Any]], int]:
+    return lambda _: code
+
+
 class _Module:
     """The functions of ``torch.distributed.pipelining.schedules`` that issue messages and wait for them."""
 
@@ -195,12 +205,13 @@ class _Module:
         with self._lock:
             self._users += 1
             if self._users == 1:
-                for name, kind in (("_batch_p2p", TimedIssue), ("_wait_batch_p2p", TimedWaits)):
-                    original = getattr(schedules, name)
-                    # What somebody else has put in its place may do more.
-                    of_pytorch = getattr(original, "__module__", "") == schedules.__name__
-                    ours = kind(original, of_pytorch)
-                    self._replaced.append((name, original, ours))
+                # Another tool's replacement may do more than wait for each handle.
+                each = getattr(schedules._wait_batch_p2p, "__module__", "") == schedules.__name__
+                for name, ours in (
+                    ("_batch_p2p", time_issues(schedules._batch_p2p)),
+                    ("_wait_batch_p2p", time_waits(schedules._wait_batch_p2p, each)),
+                ):
+                    self._replaced.append((name, getattr(schedules, name), ours))
                     setattr(schedules, name, ours)
 
     def release(self) -> None:

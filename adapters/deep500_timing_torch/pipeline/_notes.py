@@ -9,7 +9,7 @@ from deep500_timing_torch.pipeline._actions import Kind
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from deep500_timing.adapters import CallRow
+    from deep500_timing_torch.pipeline._calls import CallRow
 
 __all__ = ["REGIONS", "Codes", "Event", "events_of"]
 
@@ -57,11 +57,6 @@ class Codes:
     def region_of(self, kind: Kind, stage: int) -> str:
         """The region of a kind of action on a stage."""
         return self.regions[self.of(kind, stage)]
-
-    @property
-    def going(self) -> frozenset[int]:
-        """Those of waits for messages of one's own."""
-        return frozenset(code for code, (kind, _) in enumerate(self.meanings) if kind is Kind.WAIT_SENT)
 
 
 def events_of(notes: Iterable[CallRow], codes: Codes) -> list[Event]:

@@ -7,14 +7,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from deep500_timing import Timer
-from deep500_timing.adapters import CallLog, warn_once
+from deep500_timing.adapters import warn_once
 from deep500_timing_torch.pipeline._actions import Action, Kind
+from deep500_timing_torch.pipeline._calls import CallLog, CallRow
 from deep500_timing_torch.pipeline._notes import REGIONS, Codes, Event, events_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
-
-    from deep500_timing.adapters import CallRow
 
 __all__ = ["TABLE", "Batch", "Recorder"]
 
@@ -100,7 +99,7 @@ class Recorder:
         self.begun = 0
         self.now_ns = self._clock_of(timer)
         """The timer's clock; -1, and a warning, if it fails. What has such a time is not kept."""
-        self.calls = CallLog(None if self.now_ns == timer.now_ns else self.now_ns)
+        self.calls = CallLog(self.now_ns)
         """What hooks have noted down in the batch under way and :meth:`settle` makes regions and events of. Nothing
         else stands between two actions; the rest is done once for a batch, when its code is warm."""
         self.codes = Codes(evaluation)
@@ -145,7 +144,7 @@ class Recorder:
             skipped: The codes of what did nothing.
         """
         codes = self.codes
-        rows = self.calls.take(codes.going, codes.of(Kind.WAIT_SENT, -1))
+        rows = self.calls.take()
         if skipped:
             rows = [row for row in rows if row[0] not in skipped]
         record, regions = self.timer.record, codes.regions
@@ -170,7 +169,7 @@ class Recorder:
     def begin(self) -> None:
         """A batch begins."""
         self._notes = []
-        self.calls.raw()
+        self.calls.take()
         self._warm_up = False
         self._open = True
 
