@@ -182,14 +182,14 @@ def peak_flops(device: str, dtype: object = "bfloat16", *, given: float | None =
         warn_once(
             f"The peak FLOP/s of {device!r} is not known here, so there is no MFU. Pass it: peak_flops({device!r}, "
             f"{name!r}, given=...). Known are: {', '.join(known.device for known in PEAKS)}.",
-            about=f"peak {device}",
+            key=f"peak {device}",
         )
         return None
     if name not in row.dtypes:
         warn_once(
             f"The peak FLOP/s of {row.device} for {name} is not known here, so there is no MFU. Pass it as "
             f"given=..., or one of these data types: {', '.join(row.dtypes)}.",
-            about=f"peak {device} {name}",
+            key=f"peak {device} {name}",
         )
         return None
     return Peak(row.dtypes[name], row.device, name, row.source)
@@ -232,6 +232,6 @@ def utilization(
         warn_once(
             f"{result}. Check the rate (of the whole job, in {model.unit}s per second), the formula, the number of "
             "devices and the data type.",
-            about=f"above peak {peak.device} {peak.dtype} {model.formula}",
+            key=f"above peak {peak.device} {peak.dtype} {model.formula}",
         )
     return result

@@ -287,7 +287,7 @@ class Timers:
         if fault is not None:
             warn_once(
                 f"Handing times to the other ranks failed; their reports lack this rank's: {fault}",
-                about="exchange post",
+                key="exchange post",
             )
 
     def _text(self, times: TimesByName, answers: Answers, normalizer: float) -> str | None:
@@ -395,7 +395,7 @@ class Timers:
         except Exception as error:
             warn_once(
                 f"Writing times to {type(writer).__name__} failed; the run goes on, the times are lost: {error}",
-                about=f"write {type(writer)} {error!r}",
+                key=f"write {type(writer)} {error!r}",
             )
 
 

@@ -81,7 +81,7 @@ def read_or_none(reader: MemoryReader) -> MemoryUsage | None:
     except Exception as error:
         warn_once(
             f"Reading memory with {type(reader).__name__} failed; it is left out of the reports: {error}",
-            about=f"memory {type(reader)}",
+            key=f"memory {type(reader)}",
         )
         return None
 

@@ -161,7 +161,7 @@ class GlobalTimer:
                 warn_once(
                     f"Writing times to {self.folder} failed and is tried again: {type(error).__name__}: {error}. The "
                     "program goes on.",
-                    about=f"rank log {self.folder}",
+                    key=f"rank log {self.folder}",
                 )
 
     def _take(self) -> None:

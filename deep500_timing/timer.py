@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from deep500_timing._summary.device_use import DeviceUse
     from deep500_timing._summary.snapshot import Snapshot
     from deep500_timing._summary.stats import TimeStats
-    from deep500_timing.devices._late import LateDevice
+    from deep500_timing.devices._lazy import LazyDevice
     from deep500_timing.devices._null import Device
     from deep500_timing.exporters import Exporter
     from deep500_timing.runs import RunLog
@@ -62,9 +62,8 @@ class Timer(Recorder):
     """Times regions on the host and, where ``gpu=True`` asks for it, on a device, from any number of threads.
 
     Args:
-        device_clock: What marks the device's streams, or what :func:`~deep500_timing.devices.find_late` gives. None if
-            there is no device: ``gpu=True`` is accepted all the same and gives CPU times only. The adapters'
-            ``CPUGPUTimer`` finds its clock by itself.
+        device_clock: The device clock, or a :func:`~deep500_timing.devices.lazy_device`. With None, ``gpu=True`` is
+            accepted and records CPU times only. The adapters' ``CPUGPUTimer`` finds its clock itself.
         run: A folder in which every interval is written down, from a thread of its own, or a
             :class:`deep500_timing.runs.RunLog`. None asks ``DEEP500_TIMING_RUN`` in the environment.
         clock: A host clock of your own, with ``now_ns()``; the system's monotonic clock if None.
@@ -93,7 +92,7 @@ class Timer(Recorder):
 
     def __init__(
         self,
-        device_clock: DeviceClock | LateDevice | None = None,
+        device_clock: DeviceClock | LazyDevice | None = None,
         *,
         run: RunLog | str | PathLike[str] | None = None,
         **settings: Any,
@@ -101,7 +100,7 @@ class Timer(Recorder):
         super().__init__(**settings)
         self._device_clock = device_clock
         if device_clock is not None:
-            from deep500_timing.devices._late import device_of
+            from deep500_timing.devices._lazy import device_of
 
             self._device = device_of(device_clock)
         run = run or environ.get("DEEP500_TIMING_RUN")
@@ -211,7 +210,7 @@ class Timer(Recorder):
     def _start_on_device(self, region: Region) -> None:
         # The region is opened last, so that a second entry meanwhile finds it closed; and its pair is taken away, so
         # that the second entry makes one of its own.
-        if self._device.is_late:
+        if self._device.is_lazy:
             self._device = self._device.find_for_regions()
         pair, region._pair = region._pair, None
         if pair is None:

@@ -18,7 +18,7 @@ ENTERS_ITS_DATA = (*ON_TENSORFLOW, "jax")
 
 def can_time_gpu(backend: str, timer: Timer) -> bool:
     """Whether the timer's device clock tells true times of what runs on this backend."""
-    if timer.device.is_late:
+    if timer.device.is_lazy:
         clock: Any = timer.device.find_for_regions().clock  # says why, if there is none
     else:
         clock = timer.device.clock
@@ -39,7 +39,7 @@ def can_time_gpu(backend: str, timer: Timer) -> bool:
     warn_once(
         f"TimerCallback(gpu=True): CuPy's events are not ordered with the kernels that Keras launches through "
         f"{backend}, so no GPU times are taken; CPU times go on. {remedy}",
-        about=f"callback gpu {backend}",
+        key=f"callback gpu {backend}",
     )
     return False
 
@@ -72,7 +72,7 @@ def can_time_io(wanted: bool | str, backend: str, several: int, seen: bool, phas
         remedy = "time your own iterator with timer.iterate, or say io=False"
     warn_once(
         f"TimerCallback: the wait for data (IO) is not timed: {reason}. Remedy: {remedy}.",
-        about=f"callback io {backend} {several > 1} {seen}",
+        key=f"callback io {backend} {several > 1} {seen}",
     )
     return False
 
@@ -83,7 +83,7 @@ def phases_for(model: Any, backend: str) -> Phases | None:
     if reason is not None:
         warn_once(
             f"TimerCallback(phases=True): FORWARD and BACKWARD are not timed, the rest is. {reason}",
-            about=f"callback phases {reason}",
+            key=f"callback phases {reason}",
         )
         return None
     if backend == "torch":
@@ -101,7 +101,7 @@ def say_no_passes() -> None:
         "TimerCallback(phases=True): the model's train_step does not take exactly one gradient, with a tf.GradientTape "
         "or by backward(), so FORWARD and BACKWARD cannot be told apart and are left out; the rest is timed. Let the "
         "step do so, or time its parts yourself with timer.region.",
-        about="callback no passes",
+        key="callback no passes",
     )
 
 
@@ -111,7 +111,7 @@ def say_traced_before() -> None:
         "TimerCallback(phases=True): the model was traced before without phases, so FORWARD and BACKWARD are left out "
         "where that graph runs; the rest is timed. To trace it again would cost what its first batch did: compile the "
         "model anew, or train with phases from its first fit on.",
-        about="callback traced before",
+        key="callback traced before",
     )
 
 

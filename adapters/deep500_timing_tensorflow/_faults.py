@@ -10,5 +10,5 @@ def warn_fault(where: str, error: Exception) -> None:
     warn_once(
         f"TimerCallback failed in {where} and goes on with what it can time; the fit is not affected: "
         f"{type(error).__name__}: {error}",
-        about=f"callback {where} {type(error).__name__}",
+        key=f"callback {where} {type(error).__name__}",
     )

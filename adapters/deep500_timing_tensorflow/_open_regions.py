@@ -85,14 +85,14 @@ class OpenRegions:
                 self.timer.record(key, began_ns, now_ns)
         else:
             if own:
-                self.timer.discard_quietly(key)
+                self.timer.cancel(key)
             self.timer.record(kept_as, began_ns, now_ns)
         return now_ns - began_ns
 
     def drop(self, key: Key) -> None:
         """Cancel an open region that did not happen, such as a batch after the last; it is not counted."""
         if self.open.pop(key, (0, False, False))[2]:
-            self.timer.discard_quietly(key)
+            self.timer.cancel(key)
 
     def fail(self, key: Key) -> None:
         """Close a region, if it is open, and count it as failed."""

@@ -81,9 +81,7 @@ class _TimedStep:
         self._stamps = True
         reason = _why_no_phases(step)
         if reason is not None:
-            warn_once(
-                f"timed_step: FORWARD and BACKWARD are not timed, BATCH is. {reason}", about=f"timed_step {reason}"
-            )
+            warn_once(f"timed_step: FORWARD and BACKWARD are not timed, BATCH is. {reason}", key=f"timed_step {reason}")
             self._stamps = False
         self._step = self._stamped(step) if self._stamps else step
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import deep500_timing as _core
-from deep500_timing.devices import clocks, find_late
+from deep500_timing.devices import clocks, lazy_device
 from deep500_timing.timer import call_directly
 
 TYPE_CHECKING = False
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from deep500_timing import DeviceClock
-    from deep500_timing.devices import LateDevice
+    from deep500_timing.devices import LazyDevice
 
 _clocks: list[DeviceClock] = []
 
@@ -42,7 +42,7 @@ class CPUGPUTimer(_core.CPUGPUTimer):
         self,
         *,
         device: str | None = None,
-        device_clock: DeviceClock | LateDevice | None = None,
+        device_clock: DeviceClock | LazyDevice | None = None,
         **settings: Any,
     ) -> None:
         if device not in (None, "cuda", "gpu"):
@@ -54,7 +54,7 @@ class CPUGPUTimer(_core.CPUGPUTimer):
             device_clock = found
         if device_clock is None:
             # Two waits for TensorFlow are a cost that nobody pays without having written `gpu=True`.
-            device_clock = find_late(_search, for_named_timers=False)
+            device_clock = lazy_device(_search, for_named_timers=False)
         super().__init__(device_clock=device_clock, **settings)
 
 

@@ -131,7 +131,7 @@ _SUBSTITUTES: Sequence[tuple[Any, Callable[..., object]]] = (
     (Timer._find, _find),
     (Timer.discard, _discard),
     (Timer.fail, _fail),
-    (Timer.discard_quietly, _discard_quietly),
+    (Timer.cancel, _discard_quietly),
     (Timer.record, _record),
     (Region.start, _of_handle),
     (Region.end, _of_handle),

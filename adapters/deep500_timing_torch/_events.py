@@ -85,7 +85,7 @@ def functions_of_others(kind: str, index: int | None) -> Functions:
         warn_once(
             "Timing on Apple's GPU: reading a time stops the whole device, so times are read only when you ask for "
             "them, and they are those at which a thread of the host was told, some microseconds off.",
-            about="mps",
+            key="mps",
         )
         found["wait"] = _wait_at_most
     return found

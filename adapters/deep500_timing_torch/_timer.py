@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from deep500_timing import CPUGPUTimer as _CoreTimer
 from deep500_timing import DeviceUnavailableError
-from deep500_timing.devices import clocks, find_late, warn_once
+from deep500_timing.devices import clocks, lazy_device, warn_once
 from deep500_timing.timer import call_directly
 from deep500_timing_torch._clock import CudaEventClock, check_name
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
 
     from deep500_timing import DeviceClock
-    from deep500_timing.devices import LateDevice
+    from deep500_timing.devices import LazyDevice
 
 
 @call_directly
@@ -51,11 +51,11 @@ class CPUGPUTimer(_CoreTimer):
         self,
         device: torch.device | str | None = None,
         *,
-        device_clock: DeviceClock | LateDevice | None = None,
+        device_clock: DeviceClock | LazyDevice | None = None,
         **settings: Any,
     ) -> None:
         if device_clock is None:
-            device_clock = find_late(Search(None if device is None else str(device)))
+            device_clock = lazy_device(Search(None if device is None else str(device)))
         super().__init__(device_clock=device_clock, **settings)
 
 

@@ -36,7 +36,7 @@ class TorchMemory:
         try:
             self._host = HostMemory()
         except MissingPackageError as error:
-            warn_once(f"Reading memory: the host's is left out. {error}", about="no psutil")
+            warn_once(f"Reading memory: the host's is left out. {error}", key="no psutil")
 
     def __reduce__(self) -> tuple[type[TorchMemory], tuple[torch.device | None]]:
         """A copy reads the memory of the process that it is in."""

@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 _said: set[str] = set()
 
 
-def warn_once(message: str, *, about: str | None = None) -> None:
-    """Warn with a ``TimingWarning``, once in the life of the process.
+def warn_once(message: str, *, key: str | None = None) -> None:
+    """Warn with a ``TimingWarning``, once per process.
 
     Args:
         message: What was done, what is wrong, what happens now.
-        about: What counts as the same warning; the message itself if None.
+        key: Warnings with the same key count as one; None takes the message.
     """
-    key = about or message
+    key = key or message
     if key not in _said:
         _said.add(key)
         warnings.warn(message, TimingWarning, stacklevel=stacklevel_of_user())

@@ -197,7 +197,7 @@ class ClockExchange:
                 warn_once(
                     f"Comparing the clocks of hosts failed and is tried again in {pause_s:g} s, later each time: "
                     f"{type(error).__name__}: {error}. The training goes on.",
-                    about="clock exchange",
+                    key="clock exchange",
                 )
                 self._stop.wait(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

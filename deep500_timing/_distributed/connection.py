@@ -119,7 +119,7 @@ def store_connection() -> Connection | None:
     try:
         store = dist.distributed_c10d._get_default_store()
     except Exception as error:
-        warn_once(f"The job's store cannot be had; reports show this rank only: {error}", about="exchange store")
+        warn_once(f"The job's store cannot be had; reports show this rank only: {error}", key="exchange store")
         return None
     with _lock:
         if _current is None or not _current.is_to(store):

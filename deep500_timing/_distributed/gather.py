@@ -117,7 +117,7 @@ class Gatherer:
         if fault is not None:
             warn_once(
                 f"This rank's times are not in the report of all ranks: {fault}. The training goes on.",
-                about="gather fault",
+                key="gather fault",
             )
         return None
 
@@ -163,7 +163,7 @@ class Gatherer:
 
         fault = self._aside.run(work, deadline_s)
         if fault is not None:
-            warn_once(f"A group of ranks is not in the report of all: {fault}.", about="gather fault")
+            warn_once(f"A group of ranks is not in the report of all: {fault}.", key="gather fault")
 
 
 def _part(topic: str) -> str:
@@ -207,7 +207,7 @@ def find_transport() -> Transport | None:
             store = dist.distributed_c10d._get_default_store()
             place = int(dist.get_rank()), int(dist.get_world_size())
         except Exception as error:
-            warn_once(f"The job's store cannot be had; reports show this rank only: {error}", about="gather store")
+            warn_once(f"The job's store cannot be had; reports show this rank only: {error}", key="gather store")
         else:
             with _lock:
                 if _of_store is None or _of_store[0]() is not store:

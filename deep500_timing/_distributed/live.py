@@ -94,7 +94,7 @@ class LiveReport:
         except Exception as error:
             warn_once(
                 f"A report of all ranks was not made: {type(error).__name__}: {error}. The training goes on.",
-                about=f"live report {type(error).__name__}",
+                key=f"live report {type(error).__name__}",
             )
         finally:
             self._busy.release()

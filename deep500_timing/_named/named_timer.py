@@ -106,7 +106,7 @@ class NamedTimer:
         self._memory = memory
         self._depth = 0
         # A device that is looked for when it is first used is looked for at the first start.
-        self._find_device = timer.device.is_late and timer.device.for_named_timers
+        self._find_device = timer.device.is_lazy and timer.device.for_named_timers
         self._on_host = HostTimes()
         self._on_device = (
             None if timer.device.is_null or self._find_device else DeviceTimes(name, timer.device, self._now)

@@ -117,7 +117,7 @@ def warn_of_open(name: str, key: TimeType | str, open_s: float) -> None:
         f"and the new one goes on. After an interrupt or an exception nothing need be done; else an "
         f"end({as_code(key)}) is missing on some path, which `with timer.region({as_code(key)})` would supply. "
         "Said once.",
-        about=f"open {name}",
+        key=f"open {name}",
     )
 
 

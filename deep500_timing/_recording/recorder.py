@@ -565,7 +565,7 @@ class Recorder:
         """
         return self._find(key)._fail()
 
-    def discard_quietly(self, key: TimeType | str) -> None:
+    def cancel(self, key: TimeType | str) -> None:
         """Forget the open region ``key`` without counting it: what was to be timed turned out not to exist."""
         self._forget_open(self._find(key), _NOT_COUNTED)
 

@@ -4,7 +4,7 @@ A device is timed by events in its streams. An adapter brings a :class:`DeviceCl
 pool of events over it, their collecting, forks and faults are here and are the same for every device:
 
 * :func:`pool_of` gives the :class:`EventPool` of a clock, which all timers of the process share.
-* :func:`find_late` makes what a timer takes in the place of a clock that is to be looked for at the first ``gpu=True``.
+* :func:`lazy_device` defers the search for a clock to the first ``gpu=True``.
 * :mod:`~deep500_timing.devices.clocks` finds the clocks of every distribution by name.
 * :class:`DeviceClockContract` is the suite of tests that a clock must pass.
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from deep500_timing._base.warn import warn_once
     from deep500_timing.devices import clocks
     from deep500_timing.devices._contract import DeviceClockContract, DeviceRig
-    from deep500_timing.devices._late import LateDevice, find_late
+    from deep500_timing.devices._lazy import LazyDevice, lazy_device
     from deep500_timing.devices._pool import EventPool, pool_of
 
 __all__ = [
@@ -36,11 +36,11 @@ __all__ = [
     "DeviceRig",
     "EventPair",
     "EventPool",
-    "LateDevice",
+    "LazyDevice",
     "NullDevice",
     "captures",
     "clocks",
-    "find_late",
+    "lazy_device",
     "pool_of",
     "warn_once",
 ]
@@ -61,9 +61,9 @@ __getattr__, __dir__ = _lazy_names(
         "DeviceClockContract": "deep500_timing.devices._contract",
         "DeviceRig": "deep500_timing.devices._contract",
         "EventPool": "deep500_timing.devices._pool",
-        "LateDevice": "deep500_timing.devices._late",
+        "LazyDevice": "deep500_timing.devices._lazy",
         "clocks": _clocks,
-        "find_late": "deep500_timing.devices._late",
+        "lazy_device": "deep500_timing.devices._lazy",
         "pool_of": "deep500_timing.devices._pool",
         "warn_once": "deep500_timing._base.warn",
     },

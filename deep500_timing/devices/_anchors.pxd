@@ -2,7 +2,7 @@
 cimport cython
 from libc.stdint cimport int64_t
 
-from deep500_timing.devices._queue cimport Anchor, Captures, StreamQueue
+from deep500_timing.devices._queue cimport EventAnchor, Captures, StreamQueue
 
 cdef Captures captures
 
@@ -13,11 +13,11 @@ cdef class Anchors:
     cdef object _elapsed_ms
 
     cdef prepare(self)
-    @cython.locals(anchor=Anchor, low_ns=int64_t)
-    cdef Anchor take(self, StreamQueue queue, object now_ns, object event)
+    @cython.locals(anchor=EventAnchor, low_ns=int64_t)
+    cdef EventAnchor take(self, StreamQueue queue, object now_ns, object event)
     @cython.locals(low_ns=int64_t, done=bint)
-    cdef bint ask(self, Anchor anchor) except -1
-    @cython.locals(previous=Anchor)
-    cdef place(self, StreamQueue queue, Anchor anchor)
+    cdef bint ask(self, EventAnchor anchor) except -1
+    @cython.locals(previous=EventAnchor)
+    cdef place(self, StreamQueue queue, EventAnchor anchor)
     @cython.locals(elapsed_ms=double)
     cdef int64_t elapsed_ns(self, object start, object end) except? -1

@@ -8,7 +8,7 @@ This file runs as plain Python and, with the C types of ``_anchors.pxd``, compil
 
 from __future__ import annotations
 
-from deep500_timing.devices._queue import Anchor, captures
+from deep500_timing.devices._queue import EventAnchor, captures
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Anchors:
         """Look up what is called for each pair; the clock may have bound it anew at its first use."""
         self._elapsed_ms = getattr(self._clock, "elapsed_ms", None)
 
-    def take(self, queue: StreamQueue, now_ns: Any, event: Any) -> Anchor:
+    def take(self, queue: StreamQueue, now_ns: Any, event: Any) -> EventAnchor:
         """The anchor for a pair on this queue, with one user more: the one that is there, or a new one.
 
         A new one is recorded, and its event is the start of the pair.
@@ -51,7 +51,7 @@ class Anchors:
                 self.ask(anchor)
             return anchor
         low_ns = now_ns()
-        anchor = Anchor(event, now_ns, low_ns, low_ns + _ANCHOR_NS, anchor)
+        anchor = EventAnchor(event, now_ns, low_ns, low_ns + _ANCHOR_NS, anchor)
         self._clock.record(event, queue.handle)
         anchor.users = 1
         queue.anchors[now_ns] = queue.latest = anchor
@@ -60,9 +60,9 @@ class Anchors:
                 break
         return anchor
 
-    def ask(self, anchor: Anchor) -> bool:
+    def ask(self, anchor: EventAnchor) -> bool:
         """Whether the device has reached it; either answer narrows the time at which it did."""
-        with captures.asking:
+        with captures.query_lock:
             if captures.under_way:
                 return False
             try:
@@ -76,7 +76,7 @@ class Anchors:
                 return False  # Who reads the pair will say what is wrong.
             return done
 
-    def place(self, queue: StreamQueue, anchor: Anchor) -> None:
+    def place(self, queue: StreamQueue, anchor: EventAnchor) -> None:
         """The device has passed a pair behind this anchor: settle where it stands on the host's clock."""
         if not anchor.is_done:
             anchor.done_before(anchor.now_ns())

@@ -3,7 +3,7 @@ cimport cython
 from libc.stdint cimport int64_t
 
 from deep500_timing.devices._anchors cimport Anchors
-from deep500_timing.devices._queue cimport Anchor, Captures, EventPair, StreamQueue
+from deep500_timing.devices._queue cimport EventAnchor, Captures, EventPair, StreamQueue
 
 cdef Captures captures
 
@@ -25,7 +25,7 @@ cdef class Collector:
     @cython.locals(entry=tuple, free=list, start_queue=StreamQueue)
     cdef _collect(self, StreamQueue queue, Py_ssize_t count)
     @cython.locals(
-        start_queue=StreamQueue, pair=EventPair, anchor=Anchor, start_ns=int64_t, end_ns=int64_t, duration_ns=int64_t,
+        start_queue=StreamQueue, pair=EventPair, anchor=EventAnchor, start_ns=int64_t, end_ns=int64_t, duration_ns=int64_t,
         since_ns=int64_t, placed_ns=int64_t, lead_ns=int64_t, done=bint
     )
     cdef _settle(self, StreamQueue queue, tuple entry, object device)

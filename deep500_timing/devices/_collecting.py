@@ -96,7 +96,7 @@ class Collector:
             if not got:
                 return
             self._thread = get_ident()
-            with captures.asking:
+            with captures.query_lock:
                 count = len(queue.pending)
                 if captures.under_way or count == 0:  # A signal handler may have collected meanwhile.
                     return
@@ -121,7 +121,7 @@ class Collector:
         # stay pending. Returns whether it has failed so often that it will never answer better.
         warn_once(
             f"Asking the device {self._clock.name!r} how far it is failed; its times stay pending: {error}",
-            about=f"query {self._clock.name}",
+            key=f"query {self._clock.name}",
         )
         queue.faults += 1
         return queue.faults >= _DOUBTS
@@ -181,7 +181,7 @@ class Collector:
             queue.settled = entry
             warn_once(
                 f"Reading a time on the device {clock.name!r} failed and is counted as failed: {error}",
-                about=f"elapsed {clock.name}",
+                key=f"elapsed {clock.name}",
             )
             return
         if duration_ns < 0:
@@ -192,7 +192,7 @@ class Collector:
                 f"A region on the device {clock.name!r} ended before it began, since it ended on another "
                 "stream than it began on; it is counted as failed. End it on the same stream, or let that "
                 "stream wait for the first.",
-                about=f"negative {clock.name}",
+                key=f"negative {clock.name}",
             )
         elif not cython.compiled and isinstance(sink, Intervals):
             # Intervals.append, without a call between keeping the time and knowing so.
@@ -232,7 +232,7 @@ class Collector:
                     continue
                 if wait:
                     self._wait_for(queue, count)
-                with captures.asking:
+                with captures.query_lock:
                     if captures.under_way:
                         return
                     done = self._count_done(queue, len(queue.pending))
@@ -273,7 +273,7 @@ class Collector:
         except Exception as error:
             warn_once(
                 f"Waiting for the device {self._clock.name!r} failed; times that it has reached are reported: {error}",
-                about=f"wait {self._clock.name}",
+                key=f"wait {self._clock.name}",
             )
 
     def _count_done(self, queue: StreamQueue, count: int) -> int:

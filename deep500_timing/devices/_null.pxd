@@ -7,7 +7,7 @@ from deep500_timing.devices._queue cimport EventPair
 
 cdef class Device:
     cdef public bint is_null
-    cdef public bint is_late
+    cdef public bint is_lazy
     cdef public bint for_named_timers
 
     cpdef begin(self, EventPair pair)

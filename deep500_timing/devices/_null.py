@@ -15,16 +15,16 @@ class Device:
 
     Attributes:
         is_null: Whether there is no device behind this.
-        is_late: Whether this only stands in for a device that :meth:`find` gives, see :class:`LateDevice`.
+        is_lazy: Whether this only stands in for a device that :meth:`find` gives, see :class:`LazyDevice`.
         for_named_timers: Whether named timers are to look for it.
     """
 
-    __slots__ = ("for_named_timers", "is_late", "is_null")
+    __slots__ = ("for_named_timers", "is_lazy", "is_null")
 
     def __init__(self) -> None:
         """No device."""
         self.is_null = True
-        self.is_late = False
+        self.is_lazy = False
         self.for_named_timers = False
 
     @property

@@ -6,7 +6,7 @@ from libc.stdint cimport int64_t
 from deep500_timing.devices._anchors cimport Anchors
 from deep500_timing.devices._collecting cimport Collector
 from deep500_timing.devices._null cimport Device
-from deep500_timing.devices._queue cimport Anchor, Captures, EventPair, StreamQueue
+from deep500_timing.devices._queue cimport EventAnchor, Captures, EventPair, StreamQueue
 
 cdef Captures captures
 
@@ -31,9 +31,9 @@ cdef class EventPool(Device):
     cdef _prepare(self)
     @cython.locals(queue=StreamQueue)
     cdef StreamQueue _current_queue(self)
-    @cython.locals(queue=StreamQueue, anchor=Anchor)
+    @cython.locals(queue=StreamQueue, anchor=EventAnchor)
     cpdef begin(self, EventPair pair)
-    @cython.locals(queue=StreamQueue, start_queue=StreamQueue, anchor=Anchor)
+    @cython.locals(queue=StreamQueue, start_queue=StreamQueue, anchor=EventAnchor)
     cpdef end(self, EventPair pair, object sink, int64_t start_ns, int64_t end_ns)
     cpdef drop(self, EventPair pair)
     cdef _new_event(self, StreamQueue queue)

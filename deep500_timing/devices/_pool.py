@@ -56,7 +56,7 @@ class EventPool(Device):
     def __init__(self, clock: DeviceClock) -> None:
         """Start with no events; use :func:`pool_of`."""
         self.is_null = False
-        self.is_late = False
+        self.is_lazy = False
         self.for_named_timers = True
         self._clock = clock
         self._anchors = Anchors(clock)
@@ -240,7 +240,7 @@ class EventPool(Device):
         warn_once(
             f"{doing.capitalize()} region {pair.name!r} on the device {self._clock.name!r} failed; device times that "
             f"cannot be had are counted as failed, CPU times go on: {error}",
-            about=f"record {self._clock.name}",
+            key=f"record {self._clock.name}",
         )
 
     def __repr__(self) -> str:

@@ -4,7 +4,7 @@ from libc.stdint cimport int64_t
 
 
 @cython.final
-cdef class Anchor:
+cdef class EventAnchor:
     cdef public object event
     cdef public object now_ns
     cdef public int64_t low_ns
@@ -15,12 +15,12 @@ cdef class Anchor:
     cdef public int64_t place_ns
     cdef public bint placed
     cdef public bint retired
-    cdef public Anchor previous
+    cdef public EventAnchor previous
     cdef public Py_ssize_t users
 
     cpdef done_before(self, int64_t high_ns)
     @cython.locals(drift_ns=int64_t, low_ns=int64_t, high_ns=int64_t)
-    cpdef narrow(self, Anchor earlier, int64_t elapsed_ns)
+    cpdef narrow(self, EventAnchor earlier, int64_t elapsed_ns)
     cpdef raise_low(self, int64_t low_ns)
     cpdef place(self)
     cpdef int64_t uncertainty_ns(self)
@@ -38,10 +38,10 @@ cdef class StreamQueue:
     cdef public Py_ssize_t created
     cdef public Py_ssize_t faults
     cdef public dict anchors
-    cdef public Anchor latest
+    cdef public EventAnchor latest
     cdef public int64_t uncertainty_ns
 
-    cpdef give_back(self, object start, Anchor anchor)
+    cpdef give_back(self, object start, EventAnchor anchor)
 
 
 @cython.final
@@ -50,7 +50,7 @@ cdef class EventPair:
     cdef public object now_ns
     cdef public object start
     cdef public StreamQueue queue
-    cdef public Anchor anchor
+    cdef public EventAnchor anchor
     cdef public bint captured
     cdef public int64_t lead_count
     cdef public int64_t lead_total_ns
@@ -62,7 +62,7 @@ cdef class EventPair:
 @cython.final
 cdef class Captures:
     cdef public Py_ssize_t under_way
-    cdef public object asking
+    cdef public object query_lock
     cdef dict _graphs
     cdef object __weakref__
 

@@ -46,7 +46,7 @@ class EventPair:
         self.lead_max_ns = 0
 
 
-class Anchor:
+class EventAnchor:
     """An event whose time on the host is known to lie between two bounds; pairs behind it are placed by it.
 
     The device reaches the event after it was recorded and before a query says that it has. Each query that says no,
@@ -70,7 +70,7 @@ class Anchor:
     )
 
     def __init__(
-        self, event: Any, now_ns: Callable[[], int], low_ns: int, due_ns: int, previous: Anchor | None
+        self, event: Any, now_ns: Callable[[], int], low_ns: int, due_ns: int, previous: EventAnchor | None
     ) -> None:
         """Start with what is known when the event is recorded: it is not reached before ``low_ns``."""
         self.event = event
@@ -96,7 +96,7 @@ class Anchor:
             self.high_ns = high_ns
         self.is_done = True
 
-    def narrow(self, earlier: Anchor, elapsed_ns: int) -> None:
+    def narrow(self, earlier: EventAnchor, elapsed_ns: int) -> None:
         """Take over what an anchor knows that lies ``elapsed_ns`` before."""
         drift_ns = int(elapsed_ns * DRIFT)
         low_ns = max(self.low_ns, earlier.low_ns + elapsed_ns - drift_ns)
@@ -149,7 +149,7 @@ class StreamQueue:
         self.handle = handle
         self.device = device
         self.free: list[Any] = []
-        self.pending: deque[tuple[Any, Any, Any, int, int, StreamQueue, EventPair, Anchor | None]] = deque()
+        self.pending: deque[tuple[Any, Any, Any, int, int, StreamQueue, EventPair, EventAnchor | None]] = deque()
         self.settled: Any = None
         """The pair whose time was kept, or counted as failed, last: not once more if an interrupt left it pending."""
         self.known_done = 0
@@ -157,14 +157,14 @@ class StreamQueue:
         self.created = 0
         self.faults = 0
         """How many times in a row asking for the pairs has failed."""
-        self.anchors: dict[Callable[[], int], Anchor] = {}
+        self.anchors: dict[Callable[[], int], EventAnchor] = {}
         """The latest anchor for each host clock."""
-        self.latest: Anchor | None = None
+        self.latest: EventAnchor | None = None
         """That of them which was used last."""
         self.uncertainty_ns = 0
         """Of the place of the time that was read last."""
 
-    def give_back(self, start: Any, anchor: Anchor | None) -> None:
+    def give_back(self, start: Any, anchor: EventAnchor | None) -> None:
         """A start event serves again, unless it is the anchor's; that does when no pair needs the anchor."""
         if anchor is None:
             self.free.append(start)
@@ -184,19 +184,19 @@ class Captures:
     waits for it or records: on CUDA a query from any thread ends the capture.
     """
 
-    __slots__ = ("__weakref__", "_graphs", "asking", "under_way")
+    __slots__ = ("__weakref__", "_graphs", "query_lock", "under_way")
 
     def __init__(self) -> None:
         """None are."""
         self.under_way = 0
         """How many."""
-        self.asking = RLock()
+        self.query_lock = RLock()
         """Held by who asks the device, so that no capture begins between the look at ``under_way`` and the query."""
         self._graphs: dict[int, Any] = {}
 
     def begin(self, graph: object) -> None:
         """A capture into this graph is about to begin."""
-        with self.asking:
+        with self.query_lock:
             # One that is dropped in the middle of its capture will never end it.
             key = id(graph)
             try:
@@ -215,7 +215,7 @@ class Captures:
 
     def after_fork(self) -> None:
         """Forget the parent's."""
-        self.asking = RLock()
+        self.query_lock = RLock()
         self._graphs = {}
         self.under_way = 0
 

@@ -131,7 +131,7 @@ class BaseExporter(ABC):
         kind = (type(error).__qualname__, getattr(error, "errno", None))
         warn_once(
             f"{message}. The run goes on without this report. Said once.",
-            about=f"{type(self).__qualname__} {self._where()} {doing} {kind}",
+            key=f"{type(self).__qualname__} {self._where()} {doing} {kind}",
         )
 
 
@@ -228,7 +228,7 @@ def _hand_out(parts: Iterable[tuple[Exporter, Snapshot, Callable[[], None] | Non
             else:
                 warn_once(
                     f"{_describe(exporter, 'exporting', error)}. The run goes on without this report. Said once.",
-                    about=f"{type(exporter)} {type(error)}",
+                    key=f"{type(exporter)} {type(error)}",
                 )
         finally:
             if failed and take_back is not None:

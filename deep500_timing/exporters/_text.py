@@ -74,7 +74,7 @@ class TextExporter(BaseExporter):
                 warn_once(
                     f"Writing times to {asked!r}: the file exists and is left as it is. They are written to "
                     f"{self.path!r}; overwrite=True replaces a file.",
-                    about=self.path,
+                    key=self.path,
                 )
 
     def _export(self, snapshot: Snapshot, step: int | None) -> None:

@@ -118,7 +118,7 @@ class TrackerExporter(BaseExporter):
         if self._strict:
             return  # It has raised its errors where they came up.
         for kind, sentence in caller.take_news():
-            warn_once(f"{sentence}.", about=f"{caller.service} {kind}")
+            warn_once(f"{sentence}.", key=f"{caller.service} {kind}")
         for error in self._account(caller).take_errors():
             self._say_once("exporting", error)
 

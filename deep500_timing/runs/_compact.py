@@ -247,7 +247,7 @@ def _tables_of(group: list[LogFile], schemas: dict[str, dict[str, str]]) -> Iter
                     schemas[table] = columns_of(table, tables.log.tables.get(table, (0, None))[1])
                     yield table, batch
             except NewerSchemaError as error:
-                warn_once(f"{error} The other logs of the run are read.", about=f"newer schema {log.path}")
+                warn_once(f"{error} The other logs of the run are read.", key=f"newer schema {log.path}")
             except OSError as error:
                 warn_once(f"Reading {log.path}: {error}. The other logs of the run are read.")
 

@@ -280,7 +280,7 @@ class RunLog:
             warn_once(
                 f"Writing the run to {self.folder} failed and is tried again: {type(error).__name__}: {error}. The "
                 "training goes on.",
-                about=f"run log {self.folder} {type(error).__name__}",
+                key=f"run log {self.folder} {type(error).__name__}",
             )
             return 0
         finally:
@@ -331,7 +331,7 @@ class RunLog:
             try:
                 feeder()
             except Exception as error:
-                warn_once(f"Asking {feeder} for what belongs into the run failed: {error}.", about=f"feeder {feeder}")
+                warn_once(f"Asking {feeder} for what belongs into the run failed: {error}.", key=f"feeder {feeder}")
 
     def _frames(self, final: bool, reason: str) -> bytes:
         harvest, encoder, steps = self._harvest, self._encoder, self._steps
@@ -360,7 +360,7 @@ class RunLog:
         warn_once(
             f"The end of the run could not be written to {self.folder}: {why}. "
             "What was recorded since the last flush is in the timers alone.",
-            about=f"run log lost {self.folder}",
+            key=f"run log lost {self.folder}",
         )
 
     def _header(self) -> dict[str, Any]:

@@ -135,5 +135,5 @@ class Writer:
         warn_once(
             f"The log of the run has a fault: {text}. What the timers record waits in memory meanwhile, and the "
             "training goes on.",
-            about=f"run log {self.folder}",
+            key=f"run log {self.folder}",
         )

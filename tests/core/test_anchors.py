@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from deep500_timing import Timer
-from deep500_timing.devices._queue import Anchor, Captures
+from deep500_timing.devices._queue import Captures, EventAnchor
 from deep500_timing.testing import ManualDeviceClock
 
 S = 10**9
@@ -13,7 +13,7 @@ S = 10**9
 
 def anchor(low_ns, high_ns=None):
     """An anchor that the device reached between these moments; without the second, one that it has not reached."""
-    made = Anchor(None, int, low_ns, low_ns + 2 * S, None)
+    made = EventAnchor(None, int, low_ns, low_ns + 2 * S, None)
     if high_ns is not None:
         made.done_before(high_ns)
     return made
@@ -177,10 +177,10 @@ class TestCaptures:
     def test_a_forked_child_has_none(self):
         """The parent's captures are not its own, and neither is a lock that another thread of the parent held."""
         graph, found = Graph(), Captures()
-        before = found.asking
+        before = found.query_lock
         found.begin(graph)
         found.after_fork()
-        assert (0, True) == (found.under_way, found.asking is not before)
+        assert (0, True) == (found.under_way, found.query_lock is not before)
         found.begin(other := Graph())
         assert 1 == found.under_way
         found.end(other)

@@ -16,7 +16,7 @@ from deep500_timing._base.warn import forget_warnings
 from deep500_timing._recording.intervals import Intervals
 from deep500_timing._summary.device_use import device_use
 from deep500_timing.devices import EventPair, EventPool, captures, pool_of
-from deep500_timing.devices._queue import Anchor
+from deep500_timing.devices._queue import EventAnchor
 from deep500_timing.testing import ManualClock, ManualDeviceClock
 
 ASKS = ("record", "is_done", "wait", "elapsed_ns", "new_event")
@@ -644,7 +644,7 @@ class TestPlaces:
         """Each knows the one before it until it is placed, and no longer."""
 
         def anchors():
-            return sum(type(thing) is Anchor for thing in gc.get_objects())
+            return sum(type(thing) is EventAnchor for thing in gc.get_objects())
 
         before = anchors()  # of other tests' devices, whose pools live as long as the process
         tmr = Timer(device, clock=Together(device))

@@ -13,8 +13,8 @@ import pytest
 from deep500_timing import CPUGPUTimer, DeviceUnavailableError, Timer, TimingWarning, devices
 from deep500_timing._base import plugins
 from deep500_timing._base.warn import forget_warnings
-from deep500_timing.devices import NULL_DEVICE, EventPair, EventPool, clocks, find_late, pool_of
-from deep500_timing.devices._late import device_of
+from deep500_timing.devices import NULL_DEVICE, EventPair, EventPool, clocks, lazy_device, pool_of
+from deep500_timing.devices._lazy import device_of
 from deep500_timing.devices._null import NullDevice
 from deep500_timing.exceptions import MissingPackageError
 from deep500_timing.testing import ManualClock, ManualDeviceClock
@@ -42,7 +42,7 @@ class TestNullDevice:
         tmr = Timer()
         assert tmr.device is NULL_DEVICE
         for null in (tmr.device, NullDevice()):
-            assert (True, False, False) == (null.is_null, null.is_late, null.for_named_timers)
+            assert (True, False, False) == (null.is_null, null.is_lazy, null.for_named_timers)
             assert (None, 0, 0) == (null.clock, null.events, null.uncertainty_ns)
             assert null is null.find() is null.find_for_regions()
 
@@ -51,7 +51,7 @@ class TestNullDevice:
         device = ManualDeviceClock()
         pool = device_of(device)
         assert (NULL_DEVICE, pool_of(device)) == (device_of(None), pool)
-        assert (False, False, True) == (pool.is_null, pool.is_late, pool.for_named_timers)
+        assert (False, False, True) == (pool.is_null, pool.is_lazy, pool.for_named_timers)
 
     def test_takes_whatever_a_pool_does(self):
         """It has every public method of a pool, and does nothing in each."""
@@ -70,7 +70,7 @@ class TestFindLate:
     def test_only_a_region_on_the_device_searches(self):
         """Making, reading, snapshots and host regions look for nothing; the first ``gpu=True`` looks, once."""
         device, looked = ManualDeviceClock(), []
-        tmr = Timer(device_clock=find_late(lambda: looked.append(1) or device))
+        tmr = Timer(device_clock=lazy_device(lambda: looked.append(1) or device))
         with tmr.region("a"):
             pass
         tmr.snapshot()
@@ -85,7 +85,7 @@ class TestFindLate:
     def test_timers_that_share_one_search_share_the_device(self):
         """What one timer found, another with the same search does not look for again."""
         device, looked = ManualDeviceClock(), []
-        late = find_late(lambda: looked.append(1) or device)
+        late = lazy_device(lambda: looked.append(1) or device)
         one, two = Timer(device_clock=late), Timer(device_clock=late)
         for tmr in (one, two):
             with tmr.region("a", gpu=True):
@@ -96,7 +96,7 @@ class TestFindLate:
     def test_none_there_is_said_once(self):
         """A reason instead of a clock is one warning; CPU times go on, and nothing looks again."""
         looked = []
-        tmr = Timer(clock=ManualClock(), device_clock=find_late(lambda: looked.append(1) or "No GPU is plugged in."))
+        tmr = Timer(clock=ManualClock(), device_clock=lazy_device(lambda: looked.append(1) or "No GPU is plugged in."))
         with pytest.warns(TimingWarning) as said:
             for _ in range(3):
                 with tmr.region("a", gpu=True):
@@ -111,7 +111,7 @@ class TestFindLate:
         def search():
             raise DeviceUnavailableError("GPU 7 is not there")
 
-        tmr = Timer(device_clock=find_late(search))
+        tmr = Timer(device_clock=lazy_device(search))
         for _ in range(2):
             with pytest.raises(DeviceUnavailableError, match="GPU 7"):
                 tmr.start("a", gpu=True)
@@ -122,7 +122,7 @@ class TestFindLate:
     def test_used_directly(self):
         """Without a timer that replaces it, it hands on to the device that it found."""
         device = ManualDeviceClock()
-        late, pair, sink = find_late(lambda: device), EventPair("a"), Sink()
+        late, pair, sink = lazy_device(lambda: device), EventPair("a"), Sink()
         late.end(pair, sink, 0, 0)
         late.drop(pair)
         assert (True, {}, 0) == (late.is_null, late.pending(), late.events)
@@ -145,7 +145,7 @@ class TestFindLate:
         """Before the search it has no reason and no uncertainty; a device that was found gives its own, no warning."""
         host = ManualClock()
         device = ManualDeviceClock()
-        late = find_late(lambda: device)
+        late = lazy_device(lambda: device)
         assert ("", 0) == (late.reason, late.uncertainty_ns)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -159,7 +159,7 @@ class TestFindLate:
 
     def test_equal_ones_make_the_same_search(self):
         """Two timers that were asked for the same are settings for the same."""
-        one, same, other = find_late(_nothing), find_late(_nothing), find_late(lambda: "no")
+        one, same, other = lazy_device(_nothing), lazy_device(_nothing), lazy_device(lambda: "no")
         assert one == same
         assert one != other
         assert one != _nothing
@@ -168,7 +168,7 @@ class TestFindLate:
     def test_a_copy_is_for_the_same_timers(self):
         """Whether named timers are to look for it is copied and pickled with the search."""
         for wanted in (True, False):
-            late = find_late(_nothing, for_named_timers=wanted)
+            late = lazy_device(_nothing, for_named_timers=wanted)
             assert [wanted] * 2 == [
                 made.for_named_timers for made in (copy.copy(late), pickle.loads(pickle.dumps(late)))
             ]
@@ -177,7 +177,7 @@ class TestFindLate:
     def test_a_copy_looks_anew(self, make):
         """A copied timer was asked for the same, and finds the device that is there then."""
         device = ManualDeviceClock()
-        tmr = Timer(device_clock=find_late(_Search(device)))
+        tmr = Timer(device_clock=lazy_device(_Search(device)))
         with tmr.region("a", gpu=True):
             pass
         made = make(tmr)
@@ -188,7 +188,7 @@ class TestFindLate:
 
     def test_a_pickle_holds_the_search(self):
         """What is pickled is what was asked for."""
-        tmr = pickle.loads(pickle.dumps(Timer(device_clock=find_late(_nothing))))
+        tmr = pickle.loads(pickle.dumps(Timer(device_clock=lazy_device(_nothing))))
         with pytest.warns(TimingWarning, match="nothing here"), tmr.region("a", gpu=True):
             pass
 
@@ -197,7 +197,7 @@ class TestFindLate:
         """Named timers look at their first start, or never where that would cost what nobody asked for."""
         device, looked = ManualDeviceClock(), []
         tmr = Timer(
-            device_clock=find_late(lambda: looked.append(1) or device, for_named_timers=for_named_timers),
+            device_clock=lazy_device(lambda: looked.append(1) or device, for_named_timers=for_named_timers),
             clock=ManualClock(),
         )
         named = SynchronizedWallClockTimer(tmr)("forward")
@@ -212,7 +212,7 @@ class TestFindLate:
     def test_named_timers_say_nothing_where_there_is_none(self):
         """Named timers have the host's times then, without a warning: they never asked for others."""
         clock = ManualClock()
-        named = SynchronizedWallClockTimer(Timer(device_clock=find_late(_nothing), clock=clock))("forward")
+        named = SynchronizedWallClockTimer(Timer(device_clock=lazy_device(_nothing), clock=clock))("forward")
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             named.start()

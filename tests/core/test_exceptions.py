@@ -65,7 +65,7 @@ class TestWarnOnce:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             for i in range(5):
-                warn_once(f"failed at {i}", about="failing")
+                warn_once(f"failed at {i}", key="failing")
         assert ["failed at 0"] == [str(w.message) for w in caught]
 
     def test_forgotten(self):

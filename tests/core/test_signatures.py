@@ -41,7 +41,7 @@ for module_name in MODULES:
 json.dump({"compiled": importlib.import_module("deep500_timing").compiled, "listed": listed}, sys.stdout)
 """
 OFTEN_CALLED = {
-    *(f"Timer.{name}" for name in ("discard", "discard_quietly", "end", "fail", "iterate", "now_ns", "record")),
+    *(f"Timer.{name}" for name in ("discard", "cancel", "end", "fail", "iterate", "now_ns", "record")),
     *(f"Timer.{name}" for name in ("region", "reset", "start", "timed")),
     *(f"{kind}.{name}" for kind in ("Region", "DeviceRegion") for name in ("start", "end")),
 }

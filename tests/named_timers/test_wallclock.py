@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deep500_timing import CPUGPUTimer, RegionNotOpenError, RegionOpenError, Timer, TimeType, TimingWarning
-from deep500_timing.devices import find_late
+from deep500_timing.devices import lazy_device
 from deep500_timing.memory import MemoryUsage
 from deep500_timing.testing import InMemoryExporter, ManualClock, ManualDeviceClock
 from deep500_timing.wallclock import (
@@ -829,7 +829,7 @@ class TestOnADeviceThatIsLookedForLate:
         """Makes a group over such a device; a text stands for none."""
 
         def make(found=device, **settings):
-            late = find_late(lambda: searches.append(1) or found, **settings)
+            late = lazy_device(lambda: searches.append(1) or found, **settings)
             return SynchronizedWallClockTimer(CPUGPUTimer(clock=clock, device_clock=late))
 
         return make

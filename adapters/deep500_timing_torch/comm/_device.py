@@ -39,7 +39,7 @@ def pool_for(tensor: torch.Tensor) -> EventPool | None:
             warn_once(
                 f"Timing communication on {kind!r}: it has no events that can be timed, so times are the host's, "
                 f"which end when the operation is queued: {error}",
-                about=f"comm on {kind}",
+                key=f"comm on {kind}",
             )
     _pools[device] = found
     return found

@@ -27,7 +27,7 @@ def fault(name: str, error: Exception) -> None:
     """Say that an operation could not be timed, once; it has run or will run all the same."""
     warn_once(
         f"Timing {name} failed; it runs all the same, untimed: {type(error).__name__}: {error}",
-        about=f"comm {name} {type(error).__name__}",
+        key=f"comm {name} {type(error).__name__}",
     )
 
 
@@ -116,7 +116,7 @@ class CommLog:
                 f"Printing each operation (verbose=True) failed at {record.label} and is off from now on: "
                 f"{type(error).__name__}: {error}. Operations are timed as before; comm.configure(verbose=True) "
                 "switches it on again.",
-                about="comm verbose",
+                key="comm verbose",
             )
 
     def group_of(self, process_group: Any) -> Group | None:

@@ -88,7 +88,7 @@ def collect(most: int | None = None, *, wait: bool = False) -> None:
         except IndexError:  # another thread was faster
             return
         try:
-            with captures.asking:
+            with captures.query_lock:
                 if captures.under_way:
                     return
                 done = work.is_completed()

@@ -235,7 +235,7 @@ class LayerTimer:
         warn_once(
             f"Timing the {doing} of layer {layer.path!r} failed; training goes on, its time is missing: "
             f"{type(error).__name__}: {error}",
-            about=f"layer hook {doing}",
+            key=f"layer hook {doing}",
         )
 
     def _say_what_is_hidden(self) -> None:
@@ -244,7 +244,7 @@ class LayerTimer:
             warn_once(
                 f"Timing layers: {', '.join(compiled[:3])} is compiled by torch.compile, so it is timed from outside "
                 "and what is within it is not visible. Time the layers of the model before it is compiled.",
-                about="layers of a compiled model",
+                key="layers of a compiled model",
             )
 
 

@@ -179,7 +179,7 @@ class ProfilerWrapper:
         try:
             usage = self._reader.read()
         except Exception as error:
-            warn_once(f"Reading the memory after {name!r} failed; it is left out: {error}", about="profile memory")
+            warn_once(f"Reading the memory after {name!r} failed; it is left out: {error}", key="profile memory")
             return
         self.memory.append(
             MemorySample(name, usage.device_allocated_bytes, usage.device_reserved_bytes, usage.host_rss_bytes)

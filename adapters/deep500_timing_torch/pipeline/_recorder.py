@@ -229,7 +229,7 @@ class Recorder:
         warn_once(
             f"Timing the pipeline: {doing} failed; training goes on, its time is missing: "
             f"{type(error).__name__}: {error}",
-            about=f"pipeline {doing}",
+            key=f"pipeline {doing}",
         )
 
     def _rows(self, number: int, events: Sequence[Event]) -> list[tuple[Any, ...]]:

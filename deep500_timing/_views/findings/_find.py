@@ -83,7 +83,7 @@ def _off_by_environment() -> set[str]:
             warn_once(
                 f"{ENVIRONMENT} names {word!r}, which switches off nothing: write -RULE, with one of "
                 f"{', '.join(RULES)}.",
-                about=f"{ENVIRONMENT} {word}",
+                key=f"{ENVIRONMENT} {word}",
             )
     return known
 

@@ -82,7 +82,7 @@ def say_what_is_not_compared(run: Run, places: Places, sessions: list[dict[str, 
             f"The clock of rank {shown} was not compared with the first rank's, which is on another host: in the "
             "timeline it lies by its own host's Unix time, and may be off by what the hosts disagree. Call "
             "deep500_timing.ranks.keep_clocks on every rank of the next run.",
-            about=f"clocks {run.folders[0]} {shown}",
+            key=f"clocks {run.folders[0]} {shown}",
         )
 
 

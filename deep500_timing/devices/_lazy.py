@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from deep500_timing.devices._queue import EventPair
 
 
-class LateDevice(Device):
+class LazyDevice(Device):
     """Stands in for a device until the first region on it begins; only that starts the search.
 
     Until then it reads as no device (``is_null`` is True, ``clock`` is None, nothing is pending), and asking for any
@@ -25,9 +25,9 @@ class LateDevice(Device):
     __slots__ = ("_found", "reason", "search")
 
     def __init__(self, search: Callable[[], DeviceClock | str], *, for_named_timers: bool = True) -> None:
-        """Use :func:`find_late`."""
+        """Use :func:`lazy_device`."""
         super().__init__()
-        self.is_late = True
+        self.is_lazy = True
         self.for_named_timers = for_named_timers
         self.search = search
         self.reason = ""
@@ -70,7 +70,7 @@ class LateDevice(Device):
         """As :meth:`find`, with one warning that gives the reason if there is no device."""
         found = self.find()
         if found.is_null:
-            warn_once(f"Timing a region with gpu=True: {self.reason}", about=f"no device {self.reason}")
+            warn_once(f"Timing a region with gpu=True: {self.reason}", key=f"no device {self.reason}")
         return found
 
     def begin(self, pair: EventPair) -> None:
@@ -103,11 +103,11 @@ class LateDevice(Device):
 
     def __repr__(self) -> str:
         """Show what was found, if anybody looked."""
-        return f"<LateDevice: {self._found or 'not looked for yet'}>"
+        return f"<LazyDevice: {self._found or 'not looked for yet'}>"
 
     def __eq__(self, other: object) -> bool:
         """Equal ones make the same search."""
-        return isinstance(other, LateDevice) and self.search == other.search
+        return isinstance(other, LazyDevice) and self.search == other.search
 
     def __hash__(self) -> int:
         """As equality has it."""
@@ -118,16 +118,16 @@ class LateDevice(Device):
         return _rebuild, (self.search, self.for_named_timers)
 
 
-def _rebuild(search: Callable[[], DeviceClock | str], for_named_timers: bool) -> LateDevice:
-    return LateDevice(search, for_named_timers=for_named_timers)
+def _rebuild(search: Callable[[], DeviceClock | str], for_named_timers: bool) -> LazyDevice:
+    return LazyDevice(search, for_named_timers=for_named_timers)
 
 
-def find_late(search: Callable[[], DeviceClock | str], *, for_named_timers: bool = True) -> LateDevice:
+def lazy_device(search: Callable[[], DeviceClock | str], *, for_named_timers: bool = True) -> LazyDevice:
     """What to pass as ``device_clock`` of a timer whose device is to be looked for at the first ``gpu=True``.
 
     ::
 
-        Timer(device_clock=find_late(lambda: clocks.get("worker")()))
+        Timer(device_clock=lazy_device(lambda: clocks.get("worker")()))
 
     Args:
         search: Returns the clock, or the reason why there is none as one or two sentences; the first ``gpu=True`` says
@@ -136,14 +136,14 @@ def find_late(search: Callable[[], DeviceClock | str], *, for_named_timers: bool
         for_named_timers: Whether named timers, which have no ``gpu=True``, look for the device at their first start.
             False where a time on the device costs more than two events.
     """
-    return LateDevice(search, for_named_timers=for_named_timers)
+    return LazyDevice(search, for_named_timers=for_named_timers)
 
 
-def device_of(device_clock: DeviceClock | LateDevice | None) -> Device:
+def device_of(device_clock: DeviceClock | LazyDevice | None) -> Device:
     """What times the regions of a timer that was given this as its ``device_clock``."""
     if device_clock is None:
         return NULL_DEVICE
-    if isinstance(device_clock, LateDevice):
+    if isinstance(device_clock, LazyDevice):
         return device_clock
     from deep500_timing.devices._pool import pool_of
 
