@@ -4,18 +4,20 @@
 PYTHON ?= python3
 GPU_PYTHON ?= python3
 PYTEST_ARGS ?=
-MUTANTS_ARGS ?=
+MUTATE ?= deep500_timing/_summary/text.py
 # Processes that share the files of tests; 0 runs all in one.
 WORKERS ?= 2
 
 VENV := .venv
 BIN := $(VENV)/bin
-# Slow files are begun first (tests/support), which xdist would undo.
+# Slow files start first (tests/support), which xdist would undo.
 PYTEST := pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip
 CORE_VERSIONS := 3.11 3.12 3.13
 # What needs the core and its test tools alone.
 CORE_TESTS := tests/core tests/named_timers
+# What depends on the form of the hot path, compiled or plain.
+BOTH_FORMS := tests/core tests/named_timers tests/torch tests/runs/test_log.py tests/torch_comm/test_one_rank.py
 
 # What an installation depends on, and what is compiled into it.
 RECIPE := pyproject.toml constraints.txt hatch_build.py
@@ -60,7 +62,7 @@ help:
 	@echo "make asan         the core's tests on a core compiled with AddressSanitizer and checked bounds"
 	@echo "make test-peers   PyTorch's own tests, and DeepSpeed's (DEEPSPEED_SOURCE=its sources), against ours"
 	@echo "make fuzz         the properties with a thousand new examples each, and 200 programs at random"
-	@echo "make mutants      break one place at a time and say which breaks no test notices (MUTANTS_ARGS, see tests/README.md)"
+	@echo "make mutants      mutation testing of MUTATE=FILE with TESTS=FOLDER, by cosmic-ray"
 	@echo "make lint         ruff, mypy --strict, pyright"
 	@echo "make format       let ruff rewrite the tree"
 	@echo "make bench        speed and memory against the peers, into benchmarks/RESULTS.md"
@@ -141,18 +143,13 @@ PIP_FOR = $(PIP) --python .venvs/$*/bin/python install --quiet --no-compile --co
 	@PYTHONPATH=.venvs/$*/builds $(PIP_FOR) --no-build-isolation .
 	@touch $@
 
-# The oldest of what pyproject.toml admits, with the newest test tools, and with what was current beside it: MLflow 2.16
-# does not bound SQLAlchemy, and cannot be imported with 2.1.
-OLDEST_COMPANY := "sqlalchemy<2.1"
-.venvs/oldest/.stamp: $(RECIPE) $(SOURCES) tests/support/suite_oldest.py
+# The oldest versions that pyproject.toml admits, with the newest test tools. MLflow 2.16 does not bound SQLAlchemy.
+.venvs/oldest/.stamp: $(RECIPE) $(SOURCES) | $(VENV)/.stamp-build
 	@test -x .venvs/oldest/bin/python || $(call find-python,3.11) -m venv .venvs/oldest
-	@python=.venvs/oldest/bin/python; $$python tests/support/suite_oldest.py > .venvs/oldest/constraints.txt && \
-		echo "setup: .venvs/oldest with" `cat .venvs/oldest/constraints.txt` && \
-		export PIP_DISABLE_PIP_VERSION_CHECK=1 && \
-		$$python -m pip install --quiet --constraint constraints.txt pip && \
-		$$python -m pip install --quiet --build-constraint constraints.txt \
-			--constraint .venvs/oldest/constraints.txt --requirement .venvs/oldest/constraints.txt \
-			--group core --group build . $(OLDEST_COMPANY)
+	@$(PIP) install --quiet uv
+	@$(BIN)/uv pip install --quiet --python .venvs/oldest/bin/python --resolution lowest-direct \
+		--override tests/oldest.txt ".[report,system,mlflow,wandb,plots]" keras tensorflow-cpu
+	@$(BIN)/uv pip install --quiet --python .venvs/oldest/bin/python --group core --group build
 	@touch $@
 
 # --- Use -----------------------------------------------------------------------------------------------------------
@@ -184,12 +181,12 @@ test-core-%:
 		echo "test: the core on Python $* from the wheel" && \
 		.venvs/$*/bin/$(PYTEST) $(PYTEST_ARGS) $(CORE_TESTS) && \
 		if test $* != $(TREE_VERSION); then echo "test: the same in plain Python" && \
-		DEEP500_TIMING_PURE=1 .venvs/$*/bin/$(PYTEST) -m both_forms $(PYTEST_ARGS) $(CORE_TESTS); fi, \
+		DEEP500_TIMING_PURE=1 .venvs/$*/bin/$(PYTEST) -m "not one_form" $(PYTEST_ARGS) $(CORE_TESTS); fi, \
 		echo "test: Python $* is not on this machine; the core's tests are not run on it")
 
 test-plain: setup
 	@echo "test: what depends on the form of the hot path, in plain Python"
-	@DEEP500_TIMING_PURE=1 $(BIN)/$(PYTEST) -m both_forms $(PYTEST_ARGS)
+	@DEEP500_TIMING_PURE=1 $(BIN)/$(PYTEST) -m "not one_form" $(PYTEST_ARGS) $(BOTH_FORMS)
 
 # The core's tests have run compiled already, from the wheel of the tree's own Python.
 test-rest: setup
@@ -212,7 +209,7 @@ test-gpu:
 gpu-session:
 	@PYTHONPATH=.:adapters $(GPU_PYTHON) -m benchmarks.gpu $(SECTIONS)
 
-# Not in CI, as it installs TensorFlow once more. What needs PyTorch or CuPy is skipped: see suite_oldest.py.
+# Not in CI, as it installs TensorFlow once more. What needs PyTorch or CuPy is skipped.
 OLDEST_TESTS := tests/core tests/named_timers tests/exporters tests/runs $(wildcard tests/tensorflow/test_keras*.py)
 test-oldest: .venvs/oldest/.stamp
 	@.venvs/oldest/bin/$(PYTEST) $(PYTEST_ARGS) $(OLDEST_TESTS)
@@ -235,9 +232,15 @@ fuzz: setup
 	@$(BIN)/$(PYTEST) -m hypothesis --hypothesis-profile fuzz $(PYTEST_ARGS)
 	@$(BIN)/$(PYTEST) --fuzz-seeds 200 $(PYTEST_ARGS) tests/core/test_fuzz.py
 
-# Not in CI: a module's score needs minutes. 1 if one is below 95 %.
+# Not in CI: a module takes minutes. Plain form, one module at a time; the tree must be committed, since files are edited.
 mutants: setup
-	@$(BIN)/python tests/mutants $(MUTANTS_ARGS)
+	@git diff --quiet || { echo "make mutants edits files in place: commit or stash first"; exit 1; }
+	@$(PIP) install --quiet --constraint constraints.txt --group mutants
+	@mkdir -p build/mutants && rm -f build/mutants/session.sqlite
+	@sed 's#MODULE#$(MUTATE)#; s#TESTS#$(or $(TESTS),tests/core)#' tests/mutants.toml > build/mutants/config.toml
+	@$(BIN)/cosmic-ray init build/mutants/config.toml build/mutants/session.sqlite
+	@$(BIN)/cosmic-ray exec build/mutants/config.toml build/mutants/session.sqlite
+	@$(BIN)/cr-report build/mutants/session.sqlite | tail -n 3; git diff --stat
 
 lint: setup
 	@$(BIN)/ruff check .

@@ -14,6 +14,8 @@ import pytest
 from benchmarks.gpu import __main__ as session
 from benchmarks.gpu import _sections
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -6,6 +6,8 @@ import pytest
 
 from benchmarks.healthy_runs import KINDS, count
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("duckdb", reason="reads runs; part of the group `test`")
 
 

@@ -10,6 +10,8 @@ import pytest
 
 from deep500_timing import DeviceClock, TimingWarning, adapters
 
+pytestmark = pytest.mark.one_form
+
 PAGE = Path(__file__).parents[2] / "adapters" / "README.md"
 
 

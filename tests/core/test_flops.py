@@ -12,6 +12,8 @@ from deep500_timing import TimingWarning
 from deep500_timing._peaks import PEAKS, dtype_name
 from deep500_timing.flops import given_flops, peak_flops, transformer_flops, utilization
 
+pytestmark = pytest.mark.one_form
+
 PALM = {"layers": 118, "heads": 48, "head_dim": 256, "sequence_length": 2048}
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES += [ROOT / folder / "README.md" for folder in ("adapters", "tests")] + sorted((ROOT / "benchmarks").glob("*.md"))

@@ -19,6 +19,8 @@ from deep500_timing._summary.snapshot import RegionTimes
 from deep500_timing.exceptions import ExportError, TimingWarning
 from deep500_timing.exporters import MlflowExporter, _mlflow_server
 
+pytestmark = pytest.mark.slow
+
 mlflow = pytest.importorskip("mlflow")
 
 

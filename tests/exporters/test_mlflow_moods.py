@@ -13,6 +13,8 @@ from deep500_timing import Timer
 from deep500_timing.exceptions import ExportError, TimingWarning
 from deep500_timing.exporters import MlflowExporter, _mlflow_server, _outage
 
+pytestmark = pytest.mark.slow
+
 mlflow = pytest.importorskip("mlflow")
 
 A, B = "a" * 32, "b" * 32

@@ -14,6 +14,8 @@ from deep500_timing._summary.snapshot import RegionTimes
 from deep500_timing.exceptions import ExportError, TimingWarning
 from deep500_timing.exporters import WandbExporter
 
+pytestmark = pytest.mark.slow
+
 wandb = pytest.importorskip("wandb")
 
 

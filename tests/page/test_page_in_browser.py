@@ -6,6 +6,8 @@ import pytest
 
 from deep500_timing.report import write_report
 
+pytestmark = pytest.mark.slow
+
 WIDE, NARROW = {"width": 1200, "height": 900}, {"width": 390, "height": 800}
 TIMEOUT_MS = 20_000
 

@@ -34,6 +34,8 @@ from deep500_timing.ranks import (
 )
 from deep500_timing.testing import ManualClock
 
+pytestmark = pytest.mark.slow
+
 WORKERS = Path(__file__).parent / "workers"
 
 

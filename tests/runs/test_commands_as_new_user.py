@@ -24,6 +24,8 @@ from deep500_timing._views.of_run import sheet_of_run
 from deep500_timing.runs import Run, RunLog
 from deep500_timing.testing import ManualClock
 
+pytestmark = pytest.mark.slow
+
 HOSTILE = "\x1b]0;owned\x07\x1b[31mred\u202e\n<script>[bold]"
 ESCAPE = "\x1b"
 OF_A_RUN = ("show", "top", "compact")

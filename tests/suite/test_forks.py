@@ -7,14 +7,15 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 import suite_forks
-import suite_processes
 import suite_ranks
 
-pytestmark = pytest.mark.skipif(not suite_forks.AVAILABLE, reason="a process cannot be forked and watched here")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not suite_forks.AVAILABLE, reason="a process cannot be forked and watched here"),
+]
 
 # What a program can tell of itself.
 SELF = """
@@ -86,19 +87,6 @@ def test_forks_run_beside_each_other(server, tmp_path):
     waiting.kill()
     assert -signal.SIGKILL == waiting.wait(20)
     waiting.kill()  # The dead are left alone: their number may be another's.
-
-
-def test_a_fork_bears_its_tests_mark(server, tmp_path):
-    """It is found as any program that a test has started, and the server is not, whose life is longer."""
-    mark = (suite_processes.TEST, os.environ[suite_processes.TEST])
-    program = ["-c", "import threading; threading.Event().wait()"]
-    fork = server.start(program, {**os.environ}, tmp_path / "output")
-    until = time.monotonic() + 20
-    while not (found := suite_processes.bearers(*mark)) and time.monotonic() < until:
-        time.sleep(0.01)
-    assert [fork.pid] == [*found]
-    suite_processes.kill(*mark)
-    assert -signal.SIGKILL == fork.wait(20)
 
 
 def test_forks_end_with_their_server(tmp_path):

@@ -8,16 +8,14 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import suite_caches
-import suite_processes
 
 SUPPORT = Path(__file__).parents[1] / "support"
 
-pytestmark = pytest.mark.skipif(not suite_processes.AVAILABLE, reason="processes are found by Linux's /proc")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]
 
 # Starts a child that starts a grandchild in a session of its own; both wait for ever.
 FAMILY = """
@@ -42,7 +40,7 @@ def project(tmp_path):
     def start(tests: str) -> subprocess.Popen[str]:
         (tmp_path / "tests" / "test_it.py").write_text(FAMILY + tests, encoding="utf-8")
         environment = {**os.environ, "PROJECT": str(tmp_path)}
-        for name in (suite_processes.RUN, "PYTEST_XDIST_WORKER", "PYTEST_ADDOPTS"):
+        for name in ("PYTEST_XDIST_WORKER", "PYTEST_ADDOPTS"):
             environment.pop(name, None)
         options = ["-p", "no:randomly", "-p", "no:cacheprovider", "-p", "no:cov", "-p", "no:xdist", "-q"]
         return subprocess.Popen(
@@ -57,27 +55,18 @@ def project(tmp_path):
     return start
 
 
-def wait_for(condition) -> bool:
-    """Wait for what another process does, twenty seconds at most."""
-    deadline = time.monotonic() + 20
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return condition()
-
-
 def test_children_die_with_a_test_that_fails(project, tmp_path):
     """What a failing test has started is gone before the next test runs, grandchildren included."""
     run = project("""
 import os
-import suite_processes
+import suite_plugin
 
 def test_fails(tmp_path):
     family(tmp_path / "started")
     raise ValueError("as intended")
 
 def test_next():
-    started_before = "tests/test_it.py::test_fails (call)"
-    assert {} == suite_processes.bearers("PYTEST_CURRENT_TEST", started_before)
+    assert {} == suite_plugin._descendants()
 """)
     output, _ = run.communicate(timeout=60)
     assert "ValueError: as intended" in output
@@ -112,31 +101,6 @@ def test_ends_soon():
 """)
     output, _ = run.communicate(timeout=60)
     assert "2 passed" in output
-
-
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
-def test_children_die_with_a_run_that_is_killed(project, tmp_path, end):
-    """A run that is ended from outside, amid a test, takes a server of its fixtures and its test's children along."""
-    run = project("""
-import os, pathlib, pytest, time
-
-@pytest.fixture(scope="session")
-def server(tmp_path_factory):
-    return family(tmp_path_factory.mktemp("server") / "started")
-
-def test_waits(server, tmp_path):
-    family(tmp_path / "started")
-    pathlib.Path(os.environ["PROJECT"], "ready").write_text("")
-    time.sleep(1000)
-""")
-    project_of = ("PROJECT", str(tmp_path))
-    ready = tmp_path / "ready"
-    assert wait_for(ready.exists)
-    # The run, its guardian, and twice a child and a grandchild.
-    assert wait_for(lambda: len(suite_processes.bearers(*project_of)) == 6)
-    os.kill(run.pid, end)
-    run.communicate(timeout=60)
-    assert wait_for(lambda: suite_processes.bearers(*project_of) == {})
 
 
 def test_a_run_in_the_background_hears_ctrl_c(project):

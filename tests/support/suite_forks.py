@@ -1,19 +1,17 @@
-"""Programs that are forked off a process which has imported their libraries: a rank of a job begins in milliseconds.
+"""Start test programs by forking a process that has already imported PyTorch or TensorFlow.
 
-A process that imports PyTorch needs two seconds of the processor before its program begins, and a job has up to eight.
-So a process of the suite's own, the server, imports the libraries once, and is forked for each program. What is
-forked differs in little from an interpreter of its own: the program is ``__main__``, with its own environment,
-arguments, folder and output; it ends as an interpreter does; it bears the marks of ``suite_processes``.
+Importing PyTorch takes two seconds of CPU, and a job has up to eight ranks. A server process imports the libraries
+once and forks for each program. The program runs as ``__main__`` with its own environment, arguments, folder, output
+and exit status, and its ``atexit`` callbacks run. ``multiprocessing``'s forkserver does not serve here: it skips
+``atexit`` and keeps one set of preloaded modules per process, and PyTorch and TensorFlow programs need different ones.
 
-Nothing of this project is imported by the server, so that a program imports it itself, as a user's does. All that is
-forked has the server's seed of hashes. Where a process cannot be forked and watched so (elsewhere than on Linux), or
-where the environment has ``DEEP500_TIMING_TEST_FORKS=0``, programs are interpreters of their own.
+The server imports nothing of this project. All forks share its hash seed. Where forking is not possible (not Linux), or
+with ``DEEP500_TIMING_TEST_FORKS=0``, each program gets a fresh interpreter.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import importlib
 import json
@@ -31,9 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 AVAILABLE = hasattr(os, "pidfd_open") and os.environ.get("DEEP500_TIMING_TEST_FORKS") != "0"
-MARK = "PYTEST_CURRENT_TEST"
-# Room for the name of a test.
-_MARK_BYTES = 1000
 # What a busy machine may need to import the libraries from disk, and to fork.
 _ANSWER_S = 120.0
 # Read when libraries are imported: a process with a second thread cannot be forked safely. The last is for Apache
@@ -105,10 +100,9 @@ class Server:
 
     def __init__(self, modules: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
-        mark = {MARK: " " * _MARK_BYTES}  # No test's: several share the server.
         self._process = subprocess.Popen(
             [sys.executable, __file__, *modules],
-            env={**kept, **_ONE_THREAD, **(environment or {}), **mark},
+            env={**kept, **_ONE_THREAD, **(environment or {})},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
@@ -196,9 +190,6 @@ def _serve() -> dict[str, Any] | None:
     assert not ours, f"a program would find {ours} imported"
     threads = len([*Path("/proc/self/task").iterdir()])
     assert threads == 1, f"a process of {threads} threads cannot be forked safely"
-    getenv = ctypes.CDLL(None).getenv
-    getenv.restype = ctypes.c_void_p
-    mark = getenv(MARK.encode())
     gc.collect()
     gc.freeze()
     children: dict[int, int] = {}
@@ -226,9 +217,6 @@ def _serve() -> dict[str, Any] | None:
                         for descriptor in (sends, *children):
                             os.close(descriptor)
                         asked: dict[str, Any] = json.loads(line)
-                        shown = asked["environment"].get(MARK, "").encode()[: _MARK_BYTES - 1]
-                        # Where /proc shows it, which is where a program that is executed has its environment.
-                        ctypes.memmove(mark, shown.ljust(_MARK_BYTES, b"\0"), _MARK_BYTES)
                         return asked
                     watched = os.pidfd_open(pid)
                     children[watched] = pid

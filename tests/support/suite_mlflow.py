@@ -1,4 +1,4 @@
-"""A database for MLflow to track to, whose tables are there: to make them takes seconds, most of them of the disk."""
+"""An MLflow database with its tables, made once per MLflow version, since that takes seconds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-import suite_lanes
+import suite_plugin
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,8 +19,8 @@ _MAKE = "import sys, mlflow; mlflow.MlflowClient(tracking_uri=sys.argv[1]).searc
 
 @pytest.fixture(scope="session")
 def mlflow_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database without runs, to be copied: MLflow makes it once for each of its versions, in the tree's caches."""
-    folder = suite_lanes.TESTS.parent / "build" / "caches" / "mlflow"
+    """A database without runs, to be copied."""
+    folder = suite_plugin.ROOT / "build" / "caches" / "mlflow"
     kept = folder / f"{importlib.metadata.version('mlflow')}.db"
     if not kept.exists():
         made = tmp_path_factory.mktemp("mlflow-empty") / "mlflow.db"

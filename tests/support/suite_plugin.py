@@ -1,99 +1,115 @@
-"""What holds for the whole suite: which tests run in which lane, and that a run leaves nothing running or locked.
-
-``tests/README.md`` says how to write a test that fits in; the lanes are those of the Makefile.
-"""
+"""What holds for every test: no process outlives the test that started it, and caches stay in the tree."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import gc
 import os
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 import suite_caches
-import suite_lanes
-import suite_processes
 
 if TYPE_CHECKING:
     from collections.abc import Generator
-    from pathlib import Path
 
-# What was asked to end, or ends because its parent did, may take that long.
+ROOT = Path(__file__).parents[2]
+# A process that was told to end, or whose parent has ended, gets this long.
 GRACE_S = 5.0
+# These live as long as the process that first used them.
+SERVICES = ("wandb-core", "multiprocessing.resource_tracker", "multiprocessing.forkserver", "torch/_inductor")
+_PR_SET_CHILD_SUBREAPER = 36
 
-_kept = pytest.StashKey[object]()
-_begun = pytest.StashKey["Path"]()
+_caches = pytest.StashKey[object]()
+_current_file = pytest.StashKey[Path]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """How many programs at random to try."""
-    parser.addoption("--fuzz-seeds", type=int, default=6, help="programs at random to try in test_fuzz.py (default: 6)")
+    """Add the option for the number of random programs."""
+    parser.addoption("--fuzz-seeds", type=int, default=6, help="random programs to run in test_fuzz.py (default: 6)")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Give a test that takes a ``seed`` as many as were asked for."""
+    """Parametrize a test that takes a ``seed``."""
     if "seed" in metafunc.fixturenames:
         metafunc.parametrize("seed", range(metafunc.config.getoption("--fuzz-seeds")))
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Prepare the run; a worker, and a pytest that a test runs, belong to the run that started them."""
+    """Restore Ctrl-C, keep seeding cheap, adopt orphans, and redirect caches."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-        # A shell starts what it runs in the background so, and all that is started from there would be deaf to Ctrl-C.
+        # A shell ignores SIGINT for background jobs, and every child would inherit that.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if (randomly := config.pluginmanager.getplugin("randomly")) is not None:
-        # DeepSpeed offers itself to be seeded, which would import it and PyTorch in every run, whatever is tested.
+        # DeepSpeed registers a seeding hook, which would import PyTorch in every run.
         randomly.entrypoint_reseeds = []
-    if suite_processes.RUN not in os.environ:
-        os.environ[suite_processes.RUN] = run = f"{os.getpid()}-{time.monotonic_ns()}"
-        guardian = suite_processes.set_guardian(run) if suite_processes.AVAILABLE else None
-        config.stash[_kept] = guardian, suite_caches.use(suite_lanes.TESTS.parent / "build" / "caches")
+    if sys.platform == "linux":
+        # Orphaned grandchildren become children of this process, so that the check below finds them.
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    config.stash[_caches] = suite_caches.use(ROOT / "build" / "caches")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests that fork programs as slow, and start slow files first, so that no worker ends with one alone."""
+    for item in items:
+        if "forks" in getattr(item, "fixturenames", ()):
+            item.add_marker("slow")
+    slow = {item.path for item in items if item.get_closest_marker("slow") is not None}
+    items.sort(key=lambda item: item.path not in slow)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> None:
-    """Let the collector, which many tests call, look only at what has come up since the file was begun.
-
-    Frameworks and the files' own modules make a million objects, through which each call would go.
-    """
-    if item.config.stash.get(_begun, None) != item.path:
-        item.config.stash[_begun] = item.path
+    """Freeze the objects of earlier files: many tests call the garbage collector."""
+    if item.config.stash.get(_current_file, None) != item.path:
+        item.config.stash[_current_file] = item.path
         gc.collect()
         gc.freeze()
 
 
-# After the tests were shuffled, before those that are not wanted are left out.
-@pytest.hookimpl(wrapper=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None, None, None]:
-    """Mark what runs in which lane; put the files that take long first, so that no worker ends with one alone."""
-    for item in items:
-        suite_lanes.mark(item)
-    yield
-    turns: dict[Path, int] = {}
-    for item in items:
-        turns[item.path] = min(suite_lanes.turn(item), turns.get(item.path, sys.maxsize))
-    items.sort(key=lambda item: turns[item.path])
+def _descendants(pid: int | str = "self") -> dict[int, str]:
+    """The running processes below a process and their commands, without those that serve a whole run."""
+    found = {}
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in _read(children).split():
+            state = _read(Path(f"/proc/{child}/stat")).rpartition(")")[2].split()[:1]
+            command = _read(Path(f"/proc/{child}/cmdline")).replace("\0", " ").strip()
+            is_fork_server = pid == "self" and "suite_forks" in command
+            if state and state != ["Z"] and not is_fork_server and not any(name in command for name in SERVICES):
+                found[int(child)] = command
+            found.update(_descendants(child))
+    return found
+
+
+def _read(path: Path) -> str:
+    """A file of ``/proc``, empty once its process has ended."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Kill what a test's call has left running; for that, a test that has passed otherwise fails."""
-    if not suite_processes.AVAILABLE:
-        return (yield)
-    mark = suite_processes.TEST, f"{item.nodeid} (call)", suite_processes.SERVICES
-    before = suite_processes.last_started()
+def pytest_runtest_call() -> Generator[None, object, object]:
+    """Kill the processes that the test left running; fail a test that passed but left one."""
+    before = _descendants()
+
+    def left() -> dict[int, str]:
+        return {pid: command for pid, command in _descendants().items() if pid not in before}
+
     try:
         result = yield
-    except BaseException:
-        suite_processes.kill(*mark)
-        raise
-    if suite_processes.last_started() != before:
         deadline = time.monotonic() + GRACE_S
-        while (left := suite_processes.bearers(*mark)) and time.monotonic() < deadline:
+        while (running := left()) and time.monotonic() < deadline:
             time.sleep(0.02)
-        suite_processes.kill(*mark)
-        assert not left, f"the test left these running: {', '.join(left.values())}"
+        assert not running, f"the test left these running: {', '.join(running.values())}"
+    finally:
+        for pid in left():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
     return result

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import suite_ranks
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 EVERY_BACKEND = "every_backend.py model_unnoticed.py times_by_name.py real_runs.py"
 
 # What runs, and on which backend.

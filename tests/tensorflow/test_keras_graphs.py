@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 # What runs, and the package that it needs.
 RUNS = [
     pytest.param("kinds_of_fit.py on_tensorflow.py", "tensorflow", id="Keras 3"),

@@ -17,6 +17,8 @@ from deep500_timing._distributed import connection
 from deep500_timing._distributed.connection import Connection
 from deep500_timing._distributed.exchange import Exchange
 
+pytestmark = [pytest.mark.slow, pytest.mark.one_form]
+
 
 def combine(reports):
     """What rank 0 makes of them: every report, in the order of ranks."""

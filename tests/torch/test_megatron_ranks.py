@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from suite_ranks import Job
 
+pytestmark = [pytest.mark.slow, pytest.mark.one_form]
+
 PREAMBLE = """
 import json, os, sys, time
 import torch.distributed as dist

@@ -12,6 +12,8 @@ import torch
 
 import deep500_timing_torch as timer
 
+pytestmark = [pytest.mark.slow, pytest.mark.one_form]
+
 
 def run_epoch(loader, net, criterion, optimizer, tmr):
     """One pass, every part of it timed: batches include the wait for their data."""

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-pytestmark = pytest.mark.torch_device
+pytestmark = [pytest.mark.one_form, pytest.mark.torch_device]
 
 PACKAGE = Path(__file__).parents[1] / "torch_device" / "__init__.py"
 LOAD = f"""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 K = 4000  # bytes of the tensors that most operations move: 1000 float32
 
 

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 
 from deep500_timing_torch.comm import _bench
 
+pytestmark = pytest.mark.slow
+
 LINE = re.compile(r" +(\d+) +(\d+) +(\w+) +(\w+) +(-?\d+) +([\d.]+) +([\d.]+) +([\d.]+) +(\d+)")
 
 

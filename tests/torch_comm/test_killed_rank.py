@@ -7,6 +7,8 @@ import signal
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 DEADLINE_S = 8
 BUSY_S = 20  # what a machine that does something else may add
 VICTIMS = {"killed": (1, signal.SIGKILL), "store killed": (0, signal.SIGKILL), "store stopped": (0, signal.SIGSTOP)}

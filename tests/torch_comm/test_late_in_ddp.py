@@ -7,6 +7,8 @@ import pytest
 from deep500_timing.ranks import find_stragglers
 from deep500_timing.runs import Run
 
+pytestmark = pytest.mark.slow
+
 PLACES = ["IO", "FORWARD", "BACKWARD", "optimizer"]
 
 

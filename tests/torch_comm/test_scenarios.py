@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from suite_ranks import Job
 
+pytestmark = pytest.mark.slow
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "ddp_comm.py"
 
 

@@ -6,6 +6,8 @@ from collections import Counter
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 PROGRAMS = [
     "ddp", "ddp_hook", "ddp_no_sync", "ddp_fp16", "fsdp1", "fsdp2", "zero", "tensor_parallel", "functional", "compiled",
     "point_to_point", "pipeline", "objects", "subgroups", "mixture", "coalescing_block", "coalesced", "checkpoint",

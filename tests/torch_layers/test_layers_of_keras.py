@@ -8,6 +8,8 @@ import json
 import pytest
 import suite_ranks
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("torch")
 # Not imported here: that would take the suite's process seconds, on another backend.
 if importlib.util.find_spec("keras") is None:

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from suite_ranks import Job
 
+pytestmark = pytest.mark.slow
+
 torch = pytest.importorskip("torch")
 if not torch.distributed.is_available():
     pytest.skip("PyTorch has no distributed package here", allow_module_level=True)

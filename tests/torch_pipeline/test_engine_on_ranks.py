@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch")
 # Of ranks that two busy cores share; alone they take a tenth of it.
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 SINGLE = ["GPipe", "1F1B"]
 SEVERAL = ["Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"]

@@ -10,6 +10,8 @@ pytest.importorskip("torch")
 
 from deep500_timing_torch.pipeline import Action, Kind, draw_schedule, order_of, read_batches, simulate
 
+pytestmark = pytest.mark.slow
+
 TIMES = {Kind.FORWARD: 10**6, Kind.BACKWARD: 2 * 10**6, Kind.BACKWARD_INPUT: 10**6, Kind.BACKWARD_WEIGHT: 10**6}
 
 
