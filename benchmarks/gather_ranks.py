@@ -17,8 +17,8 @@ import numpy as np
 from deep500_timing._distributed.merge import Merger
 from deep500_timing._distributed.packed import pack_snapshot
 from deep500_timing._distributed.transport import StoreTransport
+from deep500_timing._summary.distribution import RecordedTimes
 from deep500_timing._summary.snapshot import RegionTimes, Snapshot
-from deep500_timing._summary.summary import Summary
 
 REGIONS = 30
 DIFFERENT = 50
@@ -59,10 +59,9 @@ def snapshot(rank: int, steps: int, spread: float) -> Snapshot:
         times = base * np.exp(rng.normal(0, spread, steps) + rng.normal(0, 0.01))
         if place % 5 == 0:
             times[::17] *= 3
-        summary = Summary()
-        summary.add_durations(times.astype(np.int64))
-        stats, distribution = summary.stats_and_distribution()
-        regions.append(RegionTimes(f"region_{place:02}", "CPU", stats, distribution=distribution))
+        recorded = RecordedTimes(times.astype(np.int64))
+        found = RegionTimes(f"region_{place:02}", "CPU", recorded.stats(), distribution=recorded.distribution())
+        regions.append(found)
     return Snapshot(tuple(regions), 1.7e9, f"host-{rank // 8:04}", 1000 + rank, rank=rank)
 
 

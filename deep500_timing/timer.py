@@ -677,9 +677,10 @@ class DeviceRegion:
 
 
 def _stats_or_error(stores: list[Intervals], key: TimeType | str, where: str) -> TimeStats:
-    from deep500_timing._summary.reading import read_stats
+    from deep500_timing._summary.reading import summarize
 
-    stats, warm_up = read_stats(stores)
+    times, _ = summarize(stores)
+    stats, warm_up = times.stats(), times.skipped
     if stats is None:
         name = name_of("Asking for the times of", key)
         skipped = f" ({warm_up} are warm-up that skip_first leaves out)" if warm_up else ""

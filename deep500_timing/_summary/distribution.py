@@ -1,68 +1,145 @@
-"""What is known of the times of a region once they are forgotten one by one: it merges and subtracts."""
+"""Moments and histogram of times: what remains when single times are not kept. It merges and subtracts."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from deep500_timing._summary import histogram as _histogram
-from deep500_timing._summary.histogram import HISTOGRAM_ERROR, Histogram
-from deep500_timing._summary.stats import QUANTILES, TimeStats, median_confidence_ranks
+from deep500_timing._recording.intervals import BIN_COUNT
+from deep500_timing._summary.histogram import HISTOGRAM_ERROR, bin_bounds, bin_of, middle_of, pack, unpack
+from deep500_timing._summary.stats import (
+    QUANTILES,
+    TimeStats,
+    median_confidence_ranks,
+    squared_deviations,
+    stats_of,
+    trim_mean,
+)
+from deep500_timing.exceptions import NoTimesError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
+
+    Int64Array = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Moments and histogram of times, as plain data that JSON can hold and another rank can add to its own."""
+    """Count, sum, extremes, spread and histogram of times. Plain data: JSON can hold it, another rank can add it."""
 
     count: int
     """Times."""
     total_ns: int
     """Their sum, exact."""
     min_ns: int
-    """The shortest, exact; of a difference (:meth:`since`) as exact as :meth:`since` says."""
+    """The shortest: exact, except after :meth:`since`."""
     max_ns: int
-    """The longest, likewise."""
+    """The longest: exact, except after :meth:`since`."""
     m2_ns2: float
     """Sum of squared deviations from the mean, in ns squared."""
     bins: str
-    """The histogram, packed, see :func:`deep500_timing._summary.histogram.pack`; exact."""
+    """The histogram, see :func:`deep500_timing._summary.histogram.pack`; exact."""
 
-    def histogram(self) -> Histogram:
-        """How many times fell into each bin."""
-        return Histogram.unpack(self.bins)
+    @classmethod
+    def of(cls, durations_ns: Int64Array) -> Distribution:
+        """The distribution of durations in ns, shape ``(n,)``; negative ones are invalid."""
+        if not len(durations_ns):
+            return EMPTY
+        total_ns = int(durations_ns.sum())
+        m2 = squared_deviations(durations_ns, total_ns / len(durations_ns))
+        bins, counts = np.unique(bin_of(durations_ns), return_counts=True)
+        extremes = int(durations_ns.min()), int(durations_ns.max())
+        return cls.of_bins(len(durations_ns), total_ns, *extremes, m2, bins, counts)
 
-    def used_bins(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The bins that are not empty, ascending, and how many times fell into each; shapes ``(bins,)``."""
-        return _histogram.unpack(self.bins)
+    @classmethod
+    def of_bins(
+        cls, count: int, total_ns: int, min_ns: int, max_ns: int, m2_ns2: float, bins: Int64Array, counts: Int64Array
+    ) -> Distribution:
+        """The distribution with these moments and these used bins, ascending."""
+        return cls(count, total_ns, min_ns, max_ns, m2_ns2, pack(bins.tolist(), counts.tolist()))
+
+    @classmethod
+    def of_aggregates(cls, copied: Mapping[str, Any]) -> Distribution:
+        """The distribution of the times that a timer has aggregated, from ``Intervals.copy()``."""
+        count = copied["aggregated"] - copied["skip_first"]
+        if count <= 0:
+            return EMPTY
+        moments = (copied[name] for name in ("total_ns", "min_ns", "max_ns", "m2"))
+        counts = np.frombuffer(copied["bins"], dtype=np.int64)
+        used = np.flatnonzero(counts)
+        return cls.of_bins(count, *moments, used, counts[used])
+
+    def used_bins(self) -> tuple[Int64Array, Int64Array]:
+        """The bins that are not empty, ascending, and the times in each; shapes ``(bins,)``."""
+        return unpack(self.bins)
+
+    def order_statistics(self, ranks: Sequence[int]) -> list[float]:
+        """The ``rank``-th smallest times in ns (from 1), each within 0.8 %."""
+        bins, counts = self.used_bins()
+        found = np.searchsorted(np.cumsum(counts), ranks)
+        # No order statistic lies outside the extremes.
+        return [min(max(middle_of(int(bins[place])), self.min_ns), self.max_ns) for place in found]
+
+    def quantiles(self, shares: Iterable[float]) -> list[float]:
+        """The quantiles in ns at these shares (0 to 1), linear between order statistics, within 1 %.
+
+        Raises:
+            NoTimesError: The distribution is empty.
+        """
+        n = self.count
+        if n == 0:
+            raise NoTimesError("A quantile of an empty distribution does not exist; record a time first.")
+        positions = [share * (n - 1) for share in shares]
+        lows = [int(position) for position in positions]
+        around = self.order_statistics([rank for low in lows for rank in (low + 1, min(low + 2, n))])
+        return [
+            first + (position - low) * (second - first)
+            for position, low, first, second in zip(positions, lows, around[::2], around[1::2], strict=True)
+        ]
+
+    def quantile(self, share: float) -> float:
+        """The quantile in ns at one share (0 to 1).
+
+        Raises:
+            NoTimesError: The distribution is empty.
+        """
+        return self.quantiles([share])[0]
+
+    def trimmed_mean_ns(self, trim: float) -> float:
+        """The mean in ns without ``round(n * trim)`` times at each end, within 1 %.
+
+        Raises:
+            NoTimesError: The distribution is empty.
+        """
+        n = self.count
+        if n == 0:
+            raise NoTimesError("The mean of an empty distribution does not exist; record a time first.")
+        bins, counts = self.used_bins()
+        cut = round(n * trim)
+        ends = np.cumsum(counts)
+        left = np.maximum(np.minimum(ends, n - cut) - np.maximum(ends - counts, cut), 0)
+        return float((left * [middle_of(int(index)) for index in bins]).sum() / (n - 2 * cut))
 
     def stats(self, *, skipped: int = 0) -> TimeStats | None:
-        """The statistics in seconds, quantiles within 1 %; None if there is no time.
+        """The statistics in seconds, quantiles within 1 %; None without times.
 
         Args:
             skipped: Warm-up times left out, to be passed on.
         """
-        if self.count == 0:
+        n = self.count
+        if n == 0:
             return None
-        histogram, n = self.histogram(), self.count
-
-        def seconds(nanoseconds: float) -> float:
-            # No quantile lies beyond the extremes.
-            return min(max(nanoseconds, self.min_ns), self.max_ns) / 1e9
-
         ranks = median_confidence_ranks(n)
         interval = None
         if ranks is not None:
-            low_ns, high_ns = histogram.order_statistics(ranks)
-            interval = (seconds(low_ns), seconds(high_ns))
-        quantiles_ns = histogram.quantiles(QUANTILES.values())
+            low_ns, high_ns = self.order_statistics(ranks)
+            interval = (low_ns / 1e9, high_ns / 1e9)
+        quantiles = zip(QUANTILES, self.quantiles(QUANTILES.values()), strict=True)
         return TimeStats(
             min=self.min_ns / 1e9,
             mean=self.total_ns / n / 1e9,
@@ -73,19 +150,19 @@ class Distribution:
             median_ci=interval,
             skipped=skipped,
             quantile_error=HISTOGRAM_ERROR,
-            **{name: seconds(value) for name, value in zip(QUANTILES, quantiles_ns, strict=True)},
+            **{name: value / 1e9 for name, value in quantiles},
         )
 
     def since(self, earlier: Distribution) -> Distribution:
-        """What came after an earlier moment of the same region.
+        """The times that came after an earlier moment of the same region.
 
-        Count, total and histogram are exact. The shortest and longest time are exact where they are new, and within
-        1 % where an earlier time was shorter or longer. If ``earlier`` is not of the same times, as after a
-        ``reset()``, everything counts as later.
+        Count, total and histogram are exact. An extreme is exact if it is new, and within 1 % if an earlier time was
+        shorter or longer. If ``earlier`` cannot be part of this distribution, as after ``reset()``, all times count
+        as later.
         """
         if earlier.count == 0 or earlier.count > self.count or earlier.total_ns > self.total_ns:
             return self
-        counts = self.histogram().counts - earlier.histogram().counts
+        counts = _dense([self]) - _dense([earlier])
         if (counts < 0).any():
             return self
         used = np.flatnonzero(counts)
@@ -93,35 +170,42 @@ class Distribution:
         if n == 0 or len(used) == 0:
             return EMPTY
         total_ns = self.total_ns - earlier.total_ns
-        # Chan, Golub, LeVeque (1979), the update solved for the second part.
+        # Chan, Golub, LeVeque (1979), solved for the second part.
         delta = total_ns / n - earlier.total_ns / earlier.count
         m2 = self.m2_ns2 - earlier.m2_ns2 - delta * delta * earlier.count * n / self.count
-        return Distribution(
-            n,
-            total_ns,
-            self._extreme(int(used[0]), self.min_ns, earlier.min_ns),
-            self._extreme(int(used[-1]), self.max_ns, earlier.max_ns),
-            max(m2, 0.0),
-            _histogram.pack(used.tolist(), counts[used].tolist()),
-        )
+        low = self._extreme(int(used[0]), self.min_ns, earlier.min_ns)
+        high = self._extreme(int(used[-1]), self.max_ns, earlier.max_ns)
+        return Distribution.of_bins(n, total_ns, low, high, max(m2, 0.0), used, counts[used])
 
     def _extreme(self, index: int, whole_ns: int, earlier_ns: int) -> int:
         if whole_ns != earlier_ns:
             return whole_ns
-        low, width = _histogram.bin_bounds(index)
+        low, width = bin_bounds(index)
         return min(max(low + (width - 1) // 2, self.min_ns), self.max_ns)
 
+    def coarsened(self, level: int) -> Distribution:
+        """The same with ``2 ** level`` neighbouring bins merged into one, for a shorter text.
 
-EMPTY = Distribution(0, 0, 0, 0, 0.0, _histogram.pack((), ()))
-"""Of no times."""
+        A merged bin is stored as the bin in its middle. The error of a quantile is then at most
+        ``(2 ** level + 1) / 128``.
+        """
+        bins, counts = self.used_bins()
+        merged, first = np.unique(bins >> level, return_index=True)
+        sums = np.add.reduceat(counts, first) if len(first) else counts
+        middles = (merged << level) + ((1 << level) >> 1)
+        moments = self.count, self.total_ns, self.min_ns, self.max_ns, self.m2_ns2
+        return Distribution.of_bins(*moments, middles, sums)
+
+
+EMPTY = Distribution(0, 0, 0, 0, 0.0, pack((), ()))
+"""The distribution of no times."""
 
 
 def merge(parts: Iterable[Distribution]) -> Distribution:
-    """The distribution of all the times of several, such as those of one region on many ranks.
+    """The distribution of all times of several, such as those of one region on many ranks.
 
-    Count, total, extremes and histogram are exact and depend on no order; moments by the pairwise update of Chan,
-    Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979, in its form for
-    many parts: squared deviations of the parts, and of their means from the common one.
+    Count, total, extremes and histogram are exact and do not depend on the order. The spread follows Chan, Golub,
+    LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979, for many parts.
     """
     found = [part for part in parts if part.count]
     if len(found) < 2:
@@ -130,11 +214,61 @@ def merge(parts: Iterable[Distribution]) -> Distribution:
     total_ns = sum(part.total_ns for part in found)
     mean_ns = total_ns / count
     between = math.fsum(part.count * (part.total_ns / part.count - mean_ns) ** 2 for part in found)
-    return Distribution(
+    counts = _dense(found)
+    used = np.flatnonzero(counts)
+    return Distribution.of_bins(
         count,
         total_ns,
         min(part.min_ns for part in found),
         max(part.max_ns for part in found),
         math.fsum(part.m2_ns2 for part in found) + between,
-        _histogram.merged(part.bins for part in found).pack(),
+        used,
+        counts[used],
     )
+
+
+def _dense(parts: Sequence[Distribution]) -> Int64Array:
+    # The sum of the histograms, shape (BIN_COUNT,), by one scatter-add.
+    unpacked = [part.used_bins() for part in parts]
+    counts = np.zeros(BIN_COUNT, dtype=np.int64)
+    np.add.at(counts, np.concatenate([bins for bins, _ in unpacked]), np.concatenate([some for _, some in unpacked]))
+    return counts
+
+
+_NO_DURATIONS = np.zeros(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedTimes:
+    """The times of one region from several threads: single times where they are kept, a distribution of the others."""
+
+    kept_ns: Int64Array = field(default_factory=lambda: _NO_DURATIONS)
+    """Durations in ns, warm-up excluded, shape ``(n,)``."""
+    aggregated: Distribution = EMPTY
+    """The times that are not kept."""
+    skipped: int = 0
+    """Warm-up times left out."""
+
+    @property
+    def count(self) -> int:
+        """All times."""
+        return self.aggregated.count + len(self.kept_ns)
+
+    def distribution(self) -> Distribution:
+        """The distribution of all times."""
+        return merge([self.aggregated, Distribution.of(self.kept_ns)])
+
+    def stats(self) -> TimeStats | None:
+        """The statistics; exact if all times are kept, None without times."""
+        if self.aggregated.count:
+            return self.distribution().stats(skipped=self.skipped)
+        return stats_of(self.kept_ns, skipped=self.skipped) if len(self.kept_ns) else None
+
+    def trimmed_mean(self, trim: float) -> float | None:
+        """The mean in seconds without ``round(n * trim)`` of ``n`` times at each end; None without times.
+
+        Exact if all times are kept, else within 1 %.
+        """
+        if self.aggregated.count:
+            return self.distribution().trimmed_mean_ns(trim) / 1e9
+        return trim_mean(self.kept_ns.astype(float), trim) / 1e9 if len(self.kept_ns) else None

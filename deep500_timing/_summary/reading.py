@@ -13,9 +13,8 @@ from deep500_timing._base.time_type import TimeType
 from deep500_timing._distributed.identity import known_rank_and_world
 from deep500_timing._recording.left_open import end_what_is_over
 from deep500_timing._summary.anchor import take_anchor
-from deep500_timing._summary.histogram import Histogram
+from deep500_timing._summary.distribution import Distribution, RecordedTimes, merge
 from deep500_timing._summary.snapshot import CPU, GPU, STORED_COUNTERS, RegionTimes, Snapshot
-from deep500_timing._summary.summary import Summary, durations_of, of_few
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,12 +23,8 @@ if TYPE_CHECKING:
 
     from deep500_timing._recording.intervals import Intervals
     from deep500_timing._recording.recorder import Recorder, Region
-    from deep500_timing._summary.distribution import Distribution
-    from deep500_timing._summary.stats import TimeStats
 
 _ORDER = {member.name: position for position, member in enumerate(TimeType)}
-_FEW = 40
-"""Times up to which the arrays of numpy cost more than they save."""
 
 
 def take_snapshot(recorder: Recorder, pending: dict[int, int], *, places: bool = False) -> Snapshot:
@@ -78,10 +73,9 @@ def take_snapshot(recorder: Recorder, pending: dict[int, int], *, places: bool =
 def _read(
     name: str, device: str, stores: Iterable[Intervals], *, running: int = 0, pending: int = 0, memory: Any = None
 ) -> RegionTimes | None:
-    copies = [store.copy() for store in stores]
-    counters = _counters_of(copies)
-    stats, distribution, skipped = _statistics_of(copies)
-    if stats is None and not (running or pending or skipped or any(counters.values())):
+    times, counters = summarize(stores)
+    stats = times.stats()
+    if stats is None and not (running or pending or times.skipped or any(counters.values())):
         return None
     return RegionTimes(
         name,
@@ -90,80 +84,36 @@ def _read(
         running=running,
         pending=pending,
         memory=memory,
-        distribution=None if stats is None else distribution,
+        distribution=None if stats is None else times.distribution(),
         **counters,
     )
 
 
-def read_stats(stores: Iterable[Intervals]) -> tuple[TimeStats | None, int]:
-    """The statistics of several threads' intervals, those that a snapshot gives; and how many were left out as warm-up.
-
-    The statistics are None where there is no other time.
-    """
+def summarize(stores: Iterable[Intervals]) -> tuple[RecordedTimes, dict[str, int]]:
+    """The times of several threads without warm-up, and the sums of their counters."""
     copies = [store.copy() for store in stores]
-    few = _few_durations(copies)
-    if few is not None:
-        durations, skipped = few
-        return of_few(durations, skipped=skipped)[0], skipped
-    summary = _summary_of(copies)
-    return summary.stats(), summary.skipped
-
-
-def _statistics_of(copies: list[dict[str, Any]]) -> tuple[TimeStats | None, Distribution, int]:
-    few = _few_durations(copies)
-    if few is not None:
-        durations, skipped = few
-        return *of_few(durations, skipped=skipped), skipped
-    summary = _summary_of(copies)
-    return *summary.stats_and_distribution(), summary.skipped
-
-
-def summarize(stores: Iterable[Intervals]) -> tuple[Summary, dict[str, int]]:
-    """Gather the intervals of several threads, warm-up left out, and add up their counters."""
-    copies = [store.copy() for store in stores]
-    return _summary_of(copies), _counters_of(copies)
-
-
-def _counters_of(copies: list[dict[str, Any]]) -> dict[str, int]:
-    if len(copies) == 1:
-        return {counter: copies[0][counter] for counter in STORED_COUNTERS}
-    return {counter: sum(copied[counter] for copied in copies) for counter in STORED_COUNTERS}
-
-
-def _few_durations(copies: list[dict[str, Any]]) -> tuple[list[int], int] | None:
-    # The durations in ns without warm-up, and how many are warm-up, if they are few and all of them are kept.
-    durations: list[int] = []
-    skipped = number = 0
-    for copied in copies:
-        number += sum(map(len, copied["pairs"])) // 2
-        if copied["aggregated"] or number > _FEW:
-            return None
-        own = [
-            max(end - start, 0) for part in copied["pairs"] for start, end in zip(part[::2], part[1::2], strict=True)
-        ]
-        skipped += min(copied["skip_first"], len(own))
-        durations += own[copied["skip_first"] :]
-    return durations, skipped
-
-
-def _summary_of(copies: list[dict[str, Any]]) -> Summary:
-    summary = Summary()
+    counters = {counter: sum(copied[counter] for copied in copies) for counter in STORED_COUNTERS}
+    durations, skipped = [], 0
     for copied in copies:
         aggregated, skip = copied["aggregated"], copied["skip_first"]
-        durations = np.maximum(durations_of(copied["pairs"]), 0)
-        summary.skipped += min(skip, aggregated + len(durations))
-        summary.add_durations(durations[max(skip - aggregated, 0) :])
-        if aggregated > skip:
-            summary.add_aggregates(
-                aggregated - skip,
-                copied["total_ns"],
-                copied["min_ns"],
-                copied["max_ns"],
-                copied["mean_ns"],
-                copied["m2"],
-                Histogram(np.frombuffer(copied["bins"], dtype=np.int64)),
-            )
-    return summary
+        kept = durations_of(copied["pairs"])
+        skipped += min(skip, aggregated + len(kept))
+        durations.append(kept[max(skip - aggregated, 0) :])
+    together = np.concatenate(durations) if durations else durations_of(())
+    return RecordedTimes(together, merge(map(Distribution.of_aggregates, copies)), skipped), counters
+
+
+def durations_of(parts: Iterable[Any]) -> NDArray[np.int64]:
+    """The durations in ns, shape ``(n,)``, from arrays in which start and end alternate. Negative ones become 0."""
+    pairs = pairs_of(parts)
+    return np.maximum(pairs[:, 1] - pairs[:, 0], 0)
+
+
+def pairs_of(parts: Iterable[Any]) -> NDArray[np.int64]:
+    """Start and end in ns, shape ``(n, 2)``, from arrays in which they alternate."""
+    found = [np.frombuffer(part, dtype=np.int64) for part in parts if len(part)]
+    joined = found[0] if len(found) == 1 else np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
+    return joined.reshape(-1, 2)
 
 
 def kept_intervals(stores: Iterable[Intervals]) -> NDArray[np.int64]:
@@ -175,8 +125,7 @@ def kept_intervals(stores: Iterable[Intervals]) -> NDArray[np.int64]:
     parts = []
     for store in stores:
         copied = store.copy()
-        pairs = [np.frombuffer(part, dtype=np.int64).reshape(-1, 2) for part in copied["pairs"] if len(part)]
-        joined = np.concatenate(pairs) if pairs else np.zeros((0, 2), dtype=np.int64)
+        joined = pairs_of(copied["pairs"])
         if copied["keep_last"] >= 0:
             joined = joined[max(len(joined) - copied["keep_last"], 0) :]
         parts.append(joined)

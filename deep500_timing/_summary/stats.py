@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -76,14 +76,25 @@ def stats_of(durations_ns: Int64Array, *, skipped: int = 0) -> TimeStats:
         raise NoTimesError("Statistics of no times do not exist; record a time first.")
     positions = [q * (n - 1) for q in QUANTILES.values()]
     ranks = median_confidence_ranks(n)
-    # Only the order statistics that are asked for are put into place, which takes a quarter of the time of sorting.
-    places = {*map(math.floor, positions), *map(math.ceil, positions)}
+    # Only the order statistics that are used are put in order, which takes a quarter of the time of sorting.
+    needed = {*map(math.floor, positions), *map(math.ceil, positions)}
     if ranks is not None:
-        places.update(rank - 1 for rank in ranks)
-    ordered = np.partition(durations_ns, sorted(places))
+        needed.update(rank - 1 for rank in ranks)
+    ordered = np.partition(durations_ns, sorted(needed))
     total_ns = int(durations_ns.sum())
     stdev_ns = math.sqrt(squared_deviations(durations_ns, total_ns / n) / (n - 1)) if n > 1 else 0.0
-    return _stats(ordered, int(durations_ns.min()), int(durations_ns.max()), total_ns, stdev_ns, skipped)
+    return TimeStats(
+        min=int(durations_ns.min()) / 1e9,
+        mean=total_ns / n / 1e9,
+        max=int(durations_ns.max()) / 1e9,
+        stdev=stdev_ns / 1e9,
+        count=n,
+        total=total_ns / 1e9,
+        median_ci=None if ranks is None else (int(ordered[ranks[0] - 1]) / 1e9, int(ordered[ranks[1] - 1]) / 1e9),
+        skipped=skipped,
+        quantile_error=0.0,
+        **{name: _between(ordered, position) / 1e9 for name, position in zip(QUANTILES, positions, strict=True)},
+    )
 
 
 def squared_deviations(values: Int64Array, mean: float) -> float:
@@ -96,59 +107,13 @@ def squared_deviations(values: Int64Array, mean: float) -> float:
     return math.fsum(parts)
 
 
-def stats_of_few(durations_ns: list[int], *, skipped: int = 0) -> TimeStats:
-    """As :func:`stats_of` without numpy, whose arrays cost more than the sums of some tens of numbers.
-
-    Args:
-        durations_ns: One at least, in nanoseconds.
-        skipped: Warm-up times left out, to be passed on.
-    """
-    ordered = sorted(durations_ns)
-    n, total_ns = len(ordered), sum(ordered)
-    if n == 1:
-        only = total_ns / 1e9
-        return TimeStats(
-            min=only,
-            mean=only,
-            max=only,
-            stdev=0.0,
-            count=1,
-            total=only,
-            median_ci=None,
-            skipped=skipped,
-            quantile_error=0.0,
-            **dict.fromkeys(QUANTILES, only),
-        )
-    mean_ns = total_ns / n
-    stdev_ns = math.sqrt(math.fsum((value - mean_ns) ** 2 for value in ordered) / (n - 1)) if n > 1 else 0.0
-    return _stats(ordered, ordered[0], ordered[-1], total_ns, stdev_ns, skipped)
-
-
-def _stats(ordered: Any, shortest_ns: int, longest_ns: int, total_ns: int, stdev_ns: float, skipped: int) -> TimeStats:
-    # From durations of which those that the quantiles and the interval look at are in their place.
-    n = len(ordered)
-    ranks = median_confidence_ranks(n)
-    return TimeStats(
-        min=shortest_ns / 1e9,
-        mean=total_ns / n / 1e9,
-        max=longest_ns / 1e9,
-        stdev=stdev_ns / 1e9,
-        count=n,
-        total=total_ns / 1e9,
-        median_ci=None if ranks is None else (int(ordered[ranks[0] - 1]) / 1e9, int(ordered[ranks[1] - 1]) / 1e9),
-        skipped=skipped,
-        quantile_error=0.0,
-        **{name: _between(ordered, q * (n - 1)) / 1e9 for name, q in QUANTILES.items()},
-    )
-
-
-def _between(ordered: Any, position: float) -> float:
+def _between(ordered: Int64Array, position: float) -> float:
     # Linear between the two order statistics around a position, rounded as numpy.percentile rounds.
-    place = int(position)
-    share = position - place
+    index = int(position)
+    share = position - index
     if not share:
-        return float(ordered[place])
-    low, high = int(ordered[place]), int(ordered[place + 1])
+        return float(ordered[index])
+    low, high = int(ordered[index]), int(ordered[index + 1])
     return low + (high - low) * share if share < 0.5 else high - (high - low) * (1 - share)
 
 

@@ -14,9 +14,7 @@ from hypothesis import strategies as st
 from deep500_timing import NoTimesError, Timer
 from deep500_timing._recording.intervals import BIN_COUNT
 from deep500_timing._summary import histogram as _histogram
-from deep500_timing._summary.distribution import EMPTY, merge
-from deep500_timing._summary.histogram import Histogram
-from deep500_timing._summary.summary import Summary, of_few
+from deep500_timing._summary.distribution import EMPTY, Distribution, RecordedTimes, merge
 from deep500_timing.exporters import JsonLinesExporter, read_json_lines
 
 MS = 1_000_000
@@ -24,10 +22,8 @@ durations = st.lists(st.integers(0, 2**40), max_size=60)
 
 
 def distribution_of(values):
-    """By numpy, as for a region with many times."""
-    summary = Summary()
-    summary.add_durations(np.array(values, dtype=np.int64))
-    return summary.distribution()
+    """The distribution of durations in ns."""
+    return Distribution.of(np.array(values, dtype=np.int64))
 
 
 def exact(distribution):
@@ -37,43 +33,38 @@ def exact(distribution):
 
 @given(st.dictionaries(st.integers(0, BIN_COUNT - 1), st.integers(1, 2**62), max_size=200))
 def test_a_packed_histogram_is_the_histogram(counts):
-    """Whatever the bins and counts, what is unpacked is what was packed."""
-    histogram = Histogram()
-    histogram.counts[list(counts)] = list(counts.values())
-
-    text = histogram.pack()
+    """Unpacking gives the bins and counts that were packed."""
+    bins = sorted(counts)
+    text = _histogram.pack(bins, [counts[bin_] for bin_ in bins])
     assert text.isascii()
-    assert histogram.counts.tolist() == Histogram.unpack(text).counts.tolist()
+    found, numbers = _histogram.unpack(text)
+    assert (bins, [counts[bin_] for bin_ in bins]) == (found.tolist(), numbers.tolist())
 
 
 def test_a_packed_histogram_is_short():
-    """A thousand times with a spread of 5 % take some hundred characters."""
+    """A thousand times with a spread of 5 % need fewer than 200 characters."""
     times_ns = np.random.default_rng(1).lognormal(np.log(2e6), 0.05, 1000).astype(np.int64)
-    assert len(Histogram.of(times_ns).pack()) < 200
+    assert len(Distribution.of(times_ns).bins) < 200
 
 
 @pytest.mark.parametrize("text", ["", "?", "AA==x", "AQAB", "BAAAAA==", "gAAA", "AP//AQ=="])
 def test_what_is_no_packed_histogram_is_refused(text):
-    """A text that is cut off or of another kind is an error that shows it."""
+    """The error for an invalid text shows the text."""
     with pytest.raises(ValueError, match="Reading a packed histogram from"):
-        Histogram.unpack(text)
+        _histogram.unpack(text)
 
 
-@given(durations.filter(len))
-def test_few_times_give_what_many_do(values):
-    """The short way for few times and the way by numpy agree in every field."""
-    summary = Summary(skipped=3)
-    summary.add_durations(np.array(values, dtype=np.int64))
-    stats, distribution = summary.stats_and_distribution()
-    few_stats, few_distribution = of_few(values, skipped=3)
-
-    assert exact(distribution) == exact(few_distribution)
-    assert (distribution.min_ns, distribution.max_ns) == (few_distribution.min_ns, few_distribution.max_ns)
-    assert distribution.m2_ns2 == pytest.approx(few_distribution.m2_ns2, rel=1e-9, abs=1e-3)
-    for name in stats.__dataclass_fields__:
-        if name != "median_ci":
-            assert getattr(stats, name) == pytest.approx(getattr(few_stats, name), rel=1e-9, abs=1e-15), name
-    assert stats.median_ci == few_stats.median_ci
+@given(durations.filter(len), st.integers(1, 6))
+def test_coarser_bins_keep_the_moments_and_bound_the_error(values, level):
+    """Merged neighbours change neither count nor sum, and each quantile stays within the stated error."""
+    fine = distribution_of(values)
+    coarse = fine.coarsened(level)
+    assert (fine.count, fine.total_ns, fine.min_ns, fine.max_ns) == (
+        *(coarse.count, coarse.total_ns, coarse.min_ns, coarse.max_ns),
+    )
+    assert fine.count == coarse.used_bins()[1].sum()
+    exact_ns = np.quantile(np.array(values, dtype=float), 0.5)
+    assert coarse.quantile(0.5) == pytest.approx(exact_ns, rel=((1 << level) + 1) / 128, abs=1 << level)
 
 
 @given(st.lists(durations, max_size=6))
@@ -104,12 +95,12 @@ def test_what_came_since_is_exact(before, after):
 
 
 def test_one_cumulative_sum_serves_all_quantiles(monkeypatch):
-    """Statistics of a distribution go through its bins once."""
-    sums = []
-    monkeypatch.setattr(_histogram.np, "cumsum", lambda *a, _of=np.cumsum, **k: sums.append(1) or _of(*a, **k))
-    histogram = Histogram.of(np.arange(1000, dtype=np.int64))
-    assert 3 == len(histogram.quantiles([0.5, 0.9, 0.99]))
-    assert [1] == sums
+    """Several quantiles unpack the bins once and sum them once."""
+    one = distribution_of(range(1000))
+    calls = []
+    monkeypatch.setattr(Distribution, "used_bins", lambda own: calls.append(1) or _histogram.unpack(own.bins))
+    assert 3 == len(one.quantiles([0.5, 0.9, 0.99]))
+    assert [1] == calls
 
 
 class TestSnapshots:
@@ -345,9 +336,8 @@ def test_a_distribution_tells_its_bins():
 
 
 def test_nothing_merged_is_nothing():
-    """Of no ranks there is an empty histogram, and the distribution of no times."""
-    assert 0 == _histogram.merged([]).counts.sum()
-    assert EMPTY == merge([]) == Summary().distribution()
+    """Merging no parts, or parts without times, gives the empty distribution."""
+    assert EMPTY == merge([]) == merge([EMPTY, EMPTY]) == RecordedTimes().distribution() == distribution_of([])
 
 
 def test_a_new_extreme_is_exact_and_an_old_one_is_the_middle_of_its_bin():
@@ -361,17 +351,9 @@ def test_a_new_extreme_is_exact_and_an_old_one_is_the_middle_of_its_bin():
     assert (low + 8191, high + 8191) == (within.min_ns, within.max_ns)
 
 
-def test_warm_up_is_passed_on_when_nothing_is_kept():
-    """What was left out is told of times that live on in aggregates."""
-    summary = Summary(skipped=3)
-    summary.add_durations(np.array([1, 2], dtype=np.int64))
-    assert 3 == summary.aggregated().stats().skipped
-
-
-def test_an_empty_histogram_has_no_quantile_and_no_mean():
-    """Neither is zero: both say that there is no time."""
-    empty = Histogram()
-    with pytest.raises(NoTimesError, match="quantile of an empty"):
-        empty.quantile(0.5)
+def test_an_empty_distribution_has_no_quantile_and_no_mean():
+    """Both raise an error; neither is zero."""
+    with pytest.raises(NoTimesError, match="quantile of an empty distribution does not exist; record a time first"):
+        EMPTY.quantile(0.5)
     with pytest.raises(NoTimesError, match="mean of an empty"):
-        empty.trimmed_mean_ns(0.1)
+        EMPTY.trimmed_mean_ns(0.1)

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deep500_timing import NoTimesError, TimeStats, trim_mean
-from deep500_timing._summary.histogram import Histogram
+from deep500_timing._summary.distribution import EMPTY, Distribution, RecordedTimes, merge
+from deep500_timing._summary.reading import durations_of
 from deep500_timing._summary.stats import median_confidence_ranks, stats_of
-from deep500_timing._summary.summary import Summary, durations_of
 
 DURATIONS = st.lists(st.integers(0, 10**13), min_size=1, max_size=300)
 WIDE = st.lists(st.one_of(st.integers(0, 200), st.integers(0, 2**62)), min_size=1, max_size=200)
@@ -164,80 +164,32 @@ class TestMedianInterval:
         assert (2e-9, 9e-9) == stats_of(array(range(1, 11))).median_ci
 
 
-class TestHistogram:
+class TestDistribution:
     @given(WIDE, st.floats(0, 1))
     def test_every_quantile_is_within_one_percent(self, durations, q):
-        """Whatever the quantile, the histogram is within 1 % of the times themselves."""
+        """A quantile from bins is within 1 % of the exact one."""
         exact = np.quantile(np.sort(np.array(durations, dtype=np.float64)), q)
-        assert pytest.approx(exact, rel=0.01) == Histogram.of(array(durations)).quantile(q)
+        assert pytest.approx(exact, rel=0.01) == Distribution.of(array(durations)).quantile(q)
 
     @given(WIDE)
     def test_every_order_statistic_is_within_one_percent(self, durations):
         """The same for each rank, and exactly below 128 ns."""
-        histogram = Histogram.of(array(durations))
-        for rank, exact in enumerate(sorted(durations), start=1):
-            assert pytest.approx(exact, rel=0.01 if exact >= 128 else 0) == histogram.order_statistic(rank)
-
-    @given(WIDE, WIDE, WIDE)
-    def test_merging_is_exact_in_any_order(self, a, b, c):
-        """Merging is commutative and associative, and gives what one histogram of all would."""
-
-        def merged(*parts):
-            histogram = Histogram()
-            for part in parts:
-                histogram.merge(part)
-            return histogram.pack()
-
-        x, y, z = (Histogram.of(array(part)) for part in (a, b, c))
-        yz = Histogram.unpack(merged(y, z))
-        expected = Histogram.of(array(a + b + c)).pack()
-        assert expected == merged(x, y, z) == merged(z, x, y) == merged(x, yz) == merged(yz, x)
-
-    @given(WIDE)
-    def test_packed_form_and_back(self, durations):
-        """The packed form holds everything."""
-        histogram = Histogram.of(array(durations))
-        assert histogram.counts.tolist() == Histogram.unpack(histogram.pack()).counts.tolist()
-
-    def test_negative_counts_as_zero(self):
-        """A negative duration falls into the first bin."""
-        assert Histogram.of(array([0, 0])).pack() == Histogram.of(array([-5, 0])).pack()
-
-    def test_of_nothing(self):
-        """An empty histogram has no quantile."""
-        assert Histogram().pack() == Histogram.of(array([])).pack()
-        with pytest.raises(NoTimesError, match="A quantile of an empty histogram does not exist; record a time first"):
-            Histogram().quantile(0.5)
+        ranks = range(1, len(durations) + 1)
+        found = Distribution.of(array(durations)).order_statistics(ranks)
+        for value, exact in zip(found, sorted(durations), strict=True):
+            assert pytest.approx(exact, rel=0.01 if exact >= 128 else 0) == value
 
 
-class TestSummary:
-    @staticmethod
-    def aggregates(durations):
-        """What a timer knows of times that it did not keep."""
-        values = array(durations)
-        mean = float(values.mean())
-        return (
-            len(durations),
-            sum(durations),
-            min(durations),
-            max(durations),
-            mean,
-            float(((values - mean) ** 2).sum()),
-            Histogram.of(values),
-        )
-
+class TestRecordedTimes:
     @given(st.lists(st.tuples(DURATIONS, st.booleans()), min_size=1, max_size=6))
     def test_parts_merge_to_the_whole(self, parts):
-        """However times are split among threads and ranks, kept or folded, the statistics are those of all."""
-        summary, everything = Summary(), []
-        for durations, folded in parts:
-            everything += durations
-            if folded:
-                summary.add_aggregates(*self.aggregates(durations))
-            else:
-                summary.add_durations(array(durations))
-        whole, stats = stats_of(array(everything)), summary.stats()
-        assert len(everything) == summary.count == stats.count
+        """However times are split among threads and ranks, kept or aggregated, the statistics are those of all."""
+        kept = [value for durations, folded in parts if not folded for value in durations]
+        aggregated = merge(Distribution.of(array(durations)) for durations, folded in parts if folded)
+        times = RecordedTimes(array(kept), aggregated)
+        everything = [value for durations, _ in parts for value in durations]
+        whole, stats = stats_of(array(everything)), times.stats()
+        assert len(everything) == times.count == stats.count
         assert (whole.min, whole.max, whole.total, whole.mean) == (stats.min, stats.max, stats.total, stats.mean)
         assert pytest.approx(whole.stdev, rel=1e-9, abs=1e-12 * whole.max) == stats.stdev
         error = stats.quantile_error
@@ -248,21 +200,17 @@ class TestSummary:
             assert stats.median_ci is None
         else:
             assert pytest.approx(whole.median_ci, rel=error or 1e-12) == stats.median_ci
-        assert Histogram.of(array(everything)).pack() == summary.whole_histogram().pack()
+        assert Distribution.of(array(everything)).bins == times.distribution().bins
 
     def test_of_nothing(self):
         """No times, no statistics."""
-        summary = Summary()
-        summary.add_durations(array([]))
-        summary.add_aggregates(0, 0, 0, 0, 0.0, 0.0, Histogram())
-        assert (0, None, Histogram().pack()) == (summary.count, summary.stats(), summary.whole_histogram().pack())
+        assert (0, None, EMPTY) == (RecordedTimes().count, RecordedTimes().stats(), RecordedTimes().distribution())
 
     def test_skipped_is_passed_on(self):
-        """How many were left out is shown with either kind of statistics."""
-        kept, folded = Summary(skipped=3), Summary(skipped=4)
-        kept.add_durations(array([1]))
-        folded.add_aggregates(*self.aggregates([1]))
-        assert (3, 4) == (kept.stats().skipped, folded.stats().skipped)
+        """Both kinds of statistics say how many times were left out."""
+        kept = RecordedTimes(array([1]), skipped=3)
+        aggregated = RecordedTimes(aggregated=Distribution.of(array([1])), skipped=4)
+        assert (3, 4) == (kept.stats().skipped, aggregated.stats().skipped)
 
 
 class TestTrimMean:
@@ -295,20 +243,17 @@ class TestTrimMean:
     @given(st.lists(st.integers(1, 10**12), min_size=1, max_size=60), st.sampled_from([0.0, 0.05, 0.1, 0.25]))
     def test_it_cuts_alike_whether_times_are_kept_or_not(self, values, share):
         """From the histogram as many times are cut as from the times themselves, so that both agree within 1 %."""
-        kept = Summary()
-        kept.add_durations(array(values))
+        kept = RecordedTimes(array(values))
+        aggregated = RecordedTimes(aggregated=Distribution.of(array(values)))
         assert kept.trimmed_mean(share) == pytest.approx(trim_mean(values, share) / 1e9)
-        assert kept.aggregated().trimmed_mean(share) == pytest.approx(kept.trimmed_mean(share), rel=0.01, abs=2e-9)
+        assert aggregated.trimmed_mean(share) == pytest.approx(kept.trimmed_mean(share), rel=0.01, abs=2e-9)
 
     def test_two_outliers_of_fifteen_are_cut_from_both(self):
         """A tenth of 15 is rounded to 2, not down to 1."""
-        kept = Summary()
-        kept.add_durations(array([100] * 13 + [10**8] * 2))
-        assert (pytest.approx(1e-7), pytest.approx(1e-7)) == (
-            kept.trimmed_mean(0.1),
-            kept.aggregated().trimmed_mean(0.1),
-        )
-        assert None is Summary().trimmed_mean(0.1)
+        values = array([100] * 13 + [10**8] * 2)
+        kept, aggregated = RecordedTimes(values), RecordedTimes(aggregated=Distribution.of(values))
+        assert (pytest.approx(1e-7), pytest.approx(1e-7)) == (kept.trimmed_mean(0.1), aggregated.trimmed_mean(0.1))
+        assert None is RecordedTimes().trimmed_mean(0.1)
 
     @pytest.mark.parametrize("share", [-0.1, 0.5, 1, math.nan])
     def test_a_share_that_leaves_nothing(self, share):

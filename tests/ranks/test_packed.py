@@ -13,9 +13,9 @@ from deep500_timing._distributed.merge import Merger
 from deep500_timing._distributed.packed import COARSEST, LIMIT_BYTES, bin_error, decode, open_message, pack_snapshot
 from deep500_timing._recording.intervals import BIN_COUNT
 from deep500_timing._summary.anchor import ClockAnchor
-from deep500_timing._summary.distribution import merge
+from deep500_timing._summary.distribution import RecordedTimes, merge
+from deep500_timing._summary.histogram import pack
 from deep500_timing._summary.snapshot import COUNTERS, RegionTimes, Snapshot
-from deep500_timing._summary.summary import Summary
 
 MS = 1_000_000
 times = st.lists(st.integers(0, 2**50), max_size=40)
@@ -26,10 +26,8 @@ worlds = st.lists(
 
 def region(name, durations, **more):
     """A region with these durations in ns."""
-    summary = Summary()
-    summary.add_durations(np.array(durations, dtype=np.int64))
-    stats, distribution = summary.stats_and_distribution()
-    return RegionTimes(name, "CPU", stats, distribution=None if stats is None else distribution, **more)
+    times = RecordedTimes(np.array(durations, dtype=np.int64))
+    return RegionTimes(name, "CPU", times.stats(), distribution=times.distribution() if times.count else None, **more)
 
 
 def snapshot(regions, rank=0, **more):
@@ -99,12 +97,8 @@ def test_parts_of_the_ranks_merge_to_the_same(world, cut):
 @given(st.dictionaries(st.integers(0, BIN_COUNT - 1), st.integers(1, 2**40), min_size=1, max_size=80))
 def test_bins_arrive_as_they_were_sent(counts):
     """Whatever the bins and counts, those that are read are those that were packed."""
-    from deep500_timing._summary.histogram import Histogram
-
-    histogram = Histogram()
-    histogram.counts[list(counts)] = list(counts.values())
     one = region("IO", [1])
-    own = replace(one.distribution, bins=histogram.pack())
+    own = replace(one.distribution, bins=pack(sorted(counts), [counts[bin_] for bin_ in sorted(counts)]))
     message = pack_snapshot(Snapshot((replace(one, distribution=own),), 0.0, "h", 1), limit_bytes=10**6)
     decoded = decode([open_message(message)])
     assert sorted(counts) == decoded.bins.tolist()
@@ -138,8 +132,7 @@ def test_coarser_bins_merge_with_finer_ones():
         both = merge([fine.get(one.name).distribution, coarse.get(one.name).distribution])
         assert bin_error(COARSEST) == one.stats.quantile_error
         assert both.count == one.distribution.count
-        expected = both.histogram().counts.reshape(-1, 1 << COARSEST).sum(axis=1)
-        assert expected.tolist() == one.distribution.histogram().counts.reshape(-1, 1 << COARSEST).sum(axis=1).tolist()
+        assert both.coarsened(COARSEST).bins == one.distribution.coarsened(COARSEST).bins
 
 
 def test_over_ranks_names_the_extremes():
