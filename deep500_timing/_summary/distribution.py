@@ -69,7 +69,7 @@ class Distribution:
         count = copied["aggregated"] - copied["skip_first"]
         if count <= 0:
             return EMPTY
-        moments = (copied[name] for name in ("total_ns", "min_ns", "max_ns", "m2"))
+        moments = copied["total_ns"], copied["min_ns"], copied["max_ns"], copied["m2"]
         counts = np.frombuffer(copied["bins"], dtype=np.int64)
         used = np.flatnonzero(counts)
         return cls.of_bins(count, *moments, used, counts[used])

@@ -106,7 +106,8 @@ def summarize(stores: Iterable[Intervals]) -> tuple[RecordedTimes, dict[str, int
 def durations_of(parts: Iterable[Any]) -> NDArray[np.int64]:
     """The durations in ns, shape ``(n,)``, from arrays in which start and end alternate. Negative ones become 0."""
     pairs = pairs_of(parts)
-    return np.maximum(pairs[:, 1] - pairs[:, 0], 0)
+    durations: NDArray[np.int64] = np.maximum(pairs[:, 1] - pairs[:, 0], 0)
+    return durations
 
 
 def pairs_of(parts: Iterable[Any]) -> NDArray[np.int64]:
