@@ -17,7 +17,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 
 SUFFIX = "_plain"
-PACKAGES = ("deep500_timing", "deep500_timing_torch", "deep500_timing_tensorflow")
+PACKAGES = ("deep500_timing", "deep500_timing_torch", "deep500_timing_tensorflow", "deep500_timing_deepspeed")
 
 
 def renamed(module: str) -> str:

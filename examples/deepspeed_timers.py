@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import torch
 
-from deep500_timing_torch.wallclock import (
+from deep500_timing_deepspeed.wallclock import (
     BACKWARD_GLOBAL_TIMER,
     BACKWARD_MICRO_TIMER,
     FORWARD_GLOBAL_TIMER,

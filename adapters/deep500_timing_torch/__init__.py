@@ -15,6 +15,9 @@ The names are those of ``deep500_timing``, with a :class:`CPUGPUTimer` that find
 
 from __future__ import annotations
 
+from importlib import import_module as _import_module
+from typing import Any as _Any
+
 try:
     import torch as _torch  # noqa: F401 (found missing here, with a remedy, rather than in a module below)
 except ModuleNotFoundError as _error:
@@ -55,7 +58,6 @@ from deep500_timing_torch._ranklog import global_timer
 from deep500_timing_torch._recompute import prepare as _prepare_recomputation
 from deep500_timing_torch._timer import CPUGPUTimer
 from deep500_timing_torch.event_timer import CudaEventTimer
-from deep500_timing_torch.wallclock import NoopTimer, SynchronizedWallClockTimer, ThroughputTimer
 
 __all__ = [
     "CPUGPUTimer",
@@ -69,7 +71,7 @@ __all__ = [
     "InvalidKeyError",
     "MissingPackageError",
     "NoTimesError",
-    "NoopTimer",
+    "NoopTimer",  # pyright: ignore[reportUnsupportedDunderAll]
     "Region",
     "RegionError",
     "RegionMismatchError",
@@ -77,8 +79,8 @@ __all__ = [
     "RegionOpenError",
     "RegionTimes",
     "Snapshot",
-    "SynchronizedWallClockTimer",
-    "ThroughputTimer",
+    "SynchronizedWallClockTimer",  # pyright: ignore[reportUnsupportedDunderAll]
+    "ThroughputTimer",  # pyright: ignore[reportUnsupportedDunderAll]
     "TimeStats",
     "TimeType",
     "Timer",
@@ -92,3 +94,10 @@ __all__ = [
 
 _prepare()
 _prepare_recomputation()
+
+
+def __getattr__(name: str) -> _Any:
+    """Import DeepSpeed's timers when they are first asked for."""
+    if name in __all__:
+        return getattr(_import_module("deep500_timing_deepspeed.wallclock"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

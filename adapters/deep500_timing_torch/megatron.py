@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from deep500_timing import megatron as _core
 from deep500_timing.megatron import DummyTimer, Timer, TimerBase
-from deep500_timing_torch.wallclock import timer_for
+from deep500_timing_torch._timer import timer_for
 
 if TYPE_CHECKING:
     import torch

@@ -23,6 +23,7 @@ ABSENT = [
     "psutil",
     "deep500_timing_torch",
     "deep500_timing_tensorflow",
+    "deep500_timing_deepspeed",
     "typing",
     "dataclasses",
     "inspect",

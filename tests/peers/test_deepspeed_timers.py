@@ -293,7 +293,7 @@ class TestThroughput:
 
     def test_a_config_first_works_as_there(self, their, clock):
         """The class of the torch adapter takes a config before the batch size, and a config that is off."""
-        from deep500_timing_torch.wallclock import ThroughputTimer
+        from deep500_timing_deepspeed.wallclock import ThroughputTimer
 
         on = ThroughputTimer(CONFIG, batch_size=10, start_step=0, clock=clock)
         off = ThroughputTimer(types.SimpleNamespace(enabled=False, synchronized=True), 10, 0, clock=clock)
@@ -376,7 +376,7 @@ def test_the_no_op_timers_answer_alike(deepspeed):
 
 def test_every_attribute_of_theirs_is_ours(their):
     """What their timers have, attributes and methods, ours have; what may be set there may be set here."""
-    from deep500_timing_torch import wallclock
+    from deep500_timing_deepspeed import wallclock
 
     config = types.SimpleNamespace(enabled=True, synchronized=False)
     pairs = [

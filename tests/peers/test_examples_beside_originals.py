@@ -64,7 +64,7 @@ def test_a_script_for_deepspeeds_timers(run, tmp_path):
     theirs = tmp_path / "theirs.py"
     # Its tuner would import MLflow, and with that pandas and polars: three seconds that have no part in this.
     without = "import sys\n\nsys.modules['mlflow'] = None\n"
-    ours_is = "from deep500_timing_torch.wallclock import"
+    ours_is = "from deep500_timing_deepspeed.wallclock import"
     assert ours_is in source
     theirs.write_text(source.replace(ours_is, f"{without}from deepspeed.utils.timer import"), encoding="utf-8")
     assert shape(run(theirs)) == shape(ours)

@@ -183,7 +183,7 @@ class TestForks:
         """Making timers, host regions and reading memory ask the driver nothing: forked children may use the device."""
         import pickle
 
-        from deep500_timing_torch.wallclock import SynchronizedWallClockTimer
+        from deep500_timing_deepspeed.wallclock import SynchronizedWallClockTimer
 
         do = {
             "timer": timer.CPUGPUTimer,

@@ -18,8 +18,8 @@ def work(size=4096, times=8):
 
 def test_named_timers_agree_with_events():
     """A timer around work reads what a pair of events around it reads, within a tenth."""
+    from deep500_timing_deepspeed.wallclock import SynchronizedWallClockTimer
     from deep500_timing_torch.event_timer import CudaEventTimer
-    from deep500_timing_torch.wallclock import SynchronizedWallClockTimer
 
     work()
     timers = SynchronizedWallClockTimer()
@@ -34,8 +34,8 @@ def test_named_timers_agree_with_events():
 
 def test_memory_is_the_allocators_and_peaks_stay():
     """The numbers are PyTorch's own, and the peak that the program counts is not reset."""
+    from deep500_timing_deepspeed.wallclock import SynchronizedWallClockTimer
     from deep500_timing_torch.memory import MemoryTimer
-    from deep500_timing_torch.wallclock import SynchronizedWallClockTimer
 
     torch.cuda.reset_peak_memory_stats()
     tmr = MemoryTimer()
@@ -54,8 +54,8 @@ def test_memory_is_the_allocators_and_peaks_stay():
 def test_a_matrix_product_is_not_above_the_peak():
     """If the table knows this GPU, bfloat16 products reach a plausible share of its peak."""
     from deep500_timing.flops import utilization
+    from deep500_timing_deepspeed.wallclock import ThroughputTimer
     from deep500_timing_torch.flop_counter import count_flops, device_peak_flops
-    from deep500_timing_torch.wallclock import ThroughputTimer
 
     peak = device_peak_flops(dtype=torch.bfloat16)
     if peak is None:

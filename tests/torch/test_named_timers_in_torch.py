@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from deep500_timing import TimingWarning, memory
+from deep500_timing_deepspeed.wallclock import SynchronizedWallClockTimer, ThroughputTimer
 from deep500_timing_torch import CPUGPUTimer
 from deep500_timing_torch import memory as torch_memory
 from deep500_timing_torch.event_timer import CudaEventTimer
 from deep500_timing_torch.flop_counter import count_flops, device_peak_flops
 from deep500_timing_torch.megatron import Timers
 from deep500_timing_torch.memory import MemoryTimer, TorchMemory
-from deep500_timing_torch.wallclock import SynchronizedWallClockTimer, ThroughputTimer
 
 MS = 1_000_000
 
@@ -291,7 +291,7 @@ class TestWithoutADevice:
         """No accelerator, no warning: host times, as the original on a CPU."""
         printed = run_forked(
             "import warnings; warnings.simplefilter('error')\n"
-            "from deep500_timing_torch.wallclock import SynchronizedWallClockTimer, ThroughputTimer\n"
+            "from deep500_timing_deepspeed.wallclock import SynchronizedWallClockTimer, ThroughputTimer\n"
             "from deep500_timing_torch.megatron import Timers\n"
             "timers = SynchronizedWallClockTimer()\n"
             "timers('x').start(); timers('x').stop()\n"

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as plain
 
-from deep500_timing_torch import comm
+from deep500_timing_deepspeed import comm
 from deep500_timing_torch.comm._settings import SETTINGS
 
 # The names of DeepSpeed's comm and of the outline that the project started from.
@@ -397,7 +397,7 @@ def test_helpers():
 
 def test_names_of_its_timers():
     """The lists and constants of DeepSpeed's timers, and a timer that does nothing with any argument."""
-    from deep500_timing_torch import wallclock
+    from deep500_timing_deepspeed import wallclock
 
     every = [*wallclock.FORWARD_TIMERS, *wallclock.BACKWARD_TIMERS, *wallclock.STEP_TIMERS]
     assert 10 == len(set(every))

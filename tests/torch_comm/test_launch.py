@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch.distributed as plain
 
-from deep500_timing_torch import comm
+from deep500_timing_deepspeed import comm
 
 
 def test_init_distributed_names_the_remedy(monkeypatch):

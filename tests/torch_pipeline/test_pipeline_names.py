@@ -8,9 +8,9 @@ import pytest
 
 pytest.importorskip("torch")
 
+from deep500_timing_deepspeed.pipe._config import read_config
 from deep500_timing_torch import pipeline
 from deep500_timing_torch.pipeline import Kind, PipelineEngine, PipelineModule
-from deep500_timing_torch.pipeline._config import read_config
 from deep500_timing_torch.pipeline._errors import PipelineError
 
 SAME = [
@@ -81,7 +81,7 @@ def test_calls_take_the_same_arguments():
 @pytest.mark.parametrize("instruction", ACTIONS)
 def test_an_instruction_is_a_kind_of_action(instruction):
     """And DeepSpeed's own instructions are recorded as the same kinds."""
-    from deep500_timing_torch.pipeline._deepspeed import _KINDS
+    from deep500_timing_deepspeed.pipe._instrument import _KINDS
 
     assert ACTIONS[instruction] in set(_KINDS.values())
 
@@ -169,7 +169,7 @@ def test_optimizers_and_schedules_go_by_deepspeed_s_names():
     """Adam decays as AdamW there; rates of a warm-up are those that are set, not multiples of the optimizer's."""
     import torch
 
-    from deep500_timing_torch.pipeline._optimizers import make_optimizer, make_scheduler
+    from deep500_timing_deepspeed.pipe._optimizers import make_optimizer, make_scheduler
 
     weight = [torch.nn.Parameter(torch.ones(1))]
     assert isinstance(make_optimizer({"type": "Adam", "params": {"lr": 0.1}}, weight), torch.optim.AdamW)

@@ -21,6 +21,7 @@ long the caller waited for it (*exposed*).
 from __future__ import annotations
 
 import os as _os
+from importlib import import_module as _import_module
 from typing import Any
 
 import torch.distributed as _dist
@@ -35,27 +36,11 @@ if _os.environ.get("DEEP500_TIMING_PURE"):
     from deep500_timing_torch.comm import _plain as _plain  # before any module that has a compiled form
 
 from deep500_timing_torch.comm._ddp import instrument_ddp
-from deep500_timing_torch.comm._deepspeed._forms import accepting as _accepting
-from deep500_timing_torch.comm._deepspeed._logger import CommsLogger, comms_logger
-from deep500_timing_torch.comm._deepspeed._logger import log_summary_as as log_summary
-from deep500_timing_torch.comm._deepspeed._names import NAMES as _NAMES
-from deep500_timing_torch.comm._deepspeed._names import current_backend as _current_backend
 from deep500_timing_torch.comm._instrument import Instrument, instrument
-from deep500_timing_torch.comm._launch import (
-    get_all_ranks_from_group,
-    get_global_rank,
-    get_local_rank,
-    get_world_group,
-    has_all_gather_into_tensor,
-    has_all_reduce_coalesced,
-    has_coalescing_manager,
-    has_reduce_scatter_tensor,
-    init_distributed,
-)
 from deep500_timing_torch.comm._log import LOG as _LOG
 from deep500_timing_torch.comm._public import OPERATIONS as _OPERATIONS
 from deep500_timing_torch.comm._public import P2POp
-from deep500_timing_torch.comm._report import CommSummary, summary
+from deep500_timing_torch.comm._report import CommSummary, log_summary, summary
 from deep500_timing_torch.comm._settings import configure
 from deep500_timing_torch.comm._straggler import Skew
 from deep500_timing_torch.comm._summary import OpTimes
@@ -64,23 +49,12 @@ from deep500_timing_torch.comm._work import TimedWork
 
 __all__ = [
     "CommSummary",
-    "CommsLogger",
     "Instrument",
     "OpTimes",
     "P2POp",
     "Skew",
     "TimedWork",
-    "comms_logger",
     "configure",
-    "get_all_ranks_from_group",
-    "get_global_rank",
-    "get_local_rank",
-    "get_world_group",
-    "has_all_gather_into_tensor",
-    "has_all_reduce_coalesced",
-    "has_coalescing_manager",
-    "has_reduce_scatter_tensor",
-    "init_distributed",
     "instrument",
     "instrument_ddp",
     "log_summary",
@@ -89,12 +63,11 @@ __all__ = [
     "timed_op",
 ]
 
-globals().update({name: _accepting(name, operation) for name, operation in _OPERATIONS.items()})
-globals().update(_NAMES)
+globals().update(_OPERATIONS)
 _LOG.watch()
 
-# What depends on the PyTorch that is there: its public names, timed where they are operations.
-__all__ += sorted({*_OPERATIONS, *_NAMES, *(name for name in vars(_dist) if not name.startswith("_"))} - set(__all__))  # pyright: ignore[reportUnsupportedDunderAll]
+# What depends on the PyTorch that is installed: its public names, timed where they are operations.
+__all__ += sorted({*_OPERATIONS, *(name for name in vars(_dist) if not name.startswith("_"))} - set(__all__))  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def reset_log() -> None:
@@ -103,15 +76,14 @@ def reset_log() -> None:
 
 
 def __getattr__(name: str) -> Any:
-    """Pass on whatever ``torch.distributed`` has."""
-    if name in ("cdb", "global_comm_backend"):
-        return _current_backend()
-    try:
+    """Pass on whatever ``torch.distributed`` has, and DeepSpeed's names from the adapter that has them."""
+    if hasattr(_dist, name):
         return getattr(_dist, name)
-    except AttributeError:
-        raise AttributeError(
-            f"module {__name__!r} has no attribute {name!r}, and neither has torch.distributed"
-        ) from None
+    if not name.startswith("_"):
+        deepspeed = _import_module("deep500_timing_deepspeed.comm")
+        if name in ("cdb", "global_comm_backend", *deepspeed.__all__):
+            return getattr(deepspeed, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}, and neither has torch.distributed")
 
 
 def __dir__() -> list[str]:

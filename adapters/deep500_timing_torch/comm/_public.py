@@ -1,10 +1,9 @@
-"""The operations of ``torch.distributed``, timed, and those that DeepSpeed adds."""
+"""The operations of ``torch.distributed``, timed."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
@@ -16,40 +15,12 @@ _init_p2p_op: Any = c10d.P2POp.__init__
 
 
 # PyTorch 2.13 renamed all_gather_into_tensor and reduce_scatter_tensor to *_single; older ones have the old names
-# only, and newer ones may drop them. Both are there in either case.
+# only, and newer ones may drop them. Both are here in either case.
 _gather_single: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _scatter_single: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
-def _inference_all_reduce(
-    tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False
-) -> Any:
-    """All-reduce for inference; here an ordinary one."""
-    return original_of(dist.all_reduce)(tensor, op=op, group=group, async_op=async_op)
-
-
-def _reduce_scatter_fn(
-    output_tensor: torch.Tensor,
-    tensor: torch.Tensor,
-    op: Any = dist.ReduceOp.SUM,
-    group: Any = None,
-    async_op: bool = False,
-) -> Any:
-    """Reduce-scatter from one tensor into another, by whichever name this PyTorch has for it."""
-    return _scatter_single(output_tensor, tensor, op=op, group=group, async_op=async_op)
-
-
-def _allgather_fn(
-    output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any = None, async_op: bool = False
-) -> Any:
-    """All-gather from one tensor into another, by whichever name this PyTorch has for it."""
-    return _gather_single(output_tensor, input_tensor, group=group, async_op=async_op)
-
-
-_OWN: dict[str, Any] = {
-    "inference_all_reduce": _inference_all_reduce,
-    "reduce_scatter_fn": _reduce_scatter_fn,
-    "allgather_fn": _allgather_fn,
+_RENAMED: dict[str, Any] = {
     "all_gather_single": _gather_single,
     "all_gather_into_tensor": _gather_single,
     "reduce_scatter_single": _scatter_single,
@@ -60,7 +31,7 @@ _OWN: dict[str, Any] = {
 def _timed_operations() -> dict[str, Any]:
     operations = {}
     for name in OPS:
-        function = getattr(dist, name, None) or _OWN.get(name)
+        function = getattr(dist, name, None) or _RENAMED.get(name)
         if function is not None:
             operations[name] = timed_operation(name, function)
     return operations

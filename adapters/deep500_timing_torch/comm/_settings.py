@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
@@ -82,20 +81,17 @@ _UNSET: Any = object()
 
 
 def configure(
-    deepspeed_config: Any = None,
+    *,
     enabled: bool | None = None,
     prof_all: bool | None = None,
     prof_ops: Iterable[str] | None = None,
     verbose: bool | None = None,
     debug: bool | None = None,
-    *,
     timer: Timer | None = _UNSET,
 ) -> None:
     """Choose what is timed; what is not given stays as it is.
 
     Args:
-        deepspeed_config: A config of DeepSpeed's, of which ``comms_logger`` is taken over; one that is not enabled
-            changes nothing, as there. Or that part of its JSON as a dictionary: ``{"comms_logger": {...}}``.
         enabled: Whether anything is timed (it is, to begin with). Off costs each call one test.
         prof_all: Whether every operation is timed, or only those of ``prof_ops``.
         prof_ops: Names of the operations to time if ``prof_all`` is false, such as ``["all_reduce"]``.
@@ -106,10 +102,8 @@ def configure(
             ``CPUGPUTimer`` the device's times as well. None for no timer. Its clock times everything from now on.
 
     Raises:
-        TypeError: ``prof_ops`` is one string instead of several, or the first argument is no config.
+        TypeError: ``prof_ops`` is one string instead of several.
     """
-    if deepspeed_config is not None:
-        _take_over(deepspeed_config)
     if enabled is not None:
         SETTINGS.enabled = bool(enabled)
     if prof_all is not None:
@@ -129,32 +123,6 @@ def configure(
         SETTINGS.timer = timer
         SETTINGS.now_ns = perf_counter_ns if timer is None else timer.now_ns
     SETTINGS.changed()
-
-
-def _take_over(config: Any) -> None:
-    if isinstance(config, Mapping):
-        found = config.get("comms_logger", config)
-        known = {"enabled", "prof_all", "prof_ops", "verbose", "debug"}
-        if not isinstance(found, Mapping) or not known.issuperset(found):
-            raise TypeError(f"configure({config!r}): of a config's comms_logger {', '.join(sorted(known))} are known.")
-        # As in DeepSpeed's JSON: off unless it says otherwise.
-        configure(**{"enabled": False, **found})
-        return
-    found = getattr(config, "comms_config", config)
-    if not hasattr(found, "comms_logger_enabled"):
-        raise TypeError(
-            f"configure({config!r}): the first argument is a config of DeepSpeed's; say which setting is meant, "
-            f"as configure(enabled={bool(config)})."
-        )
-    if found.comms_logger_enabled:
-        chosen = found.comms_logger
-        configure(
-            enabled=True,
-            prof_all=chosen.prof_all,
-            prof_ops=chosen.prof_ops,
-            verbose=chosen.verbose,
-            debug=chosen.debug,
-        )
 
 
 def _say(record: Record, kind: int, start_ns: int, end_ns: int) -> None:

@@ -5,7 +5,7 @@ import types
 
 import deepspeed.utils as utils
 
-from deep500_timing_torch import comm, wallclock
+from deep500_timing_deepspeed import comm, wallclock
 
 comms_logging = types.ModuleType("deepspeed.utils.comms_logging")
 comms_logging.CommsLogger = comm.CommsLogger

@@ -17,7 +17,7 @@ import deepspeed
 import torch
 
 from deep500_timing.testing import ManualClock
-from deep500_timing_torch.wallclock import SynchronizedWallClockTimer, ThroughputTimer, time_engine
+from deep500_timing_deepspeed.wallclock import SynchronizedWallClockTimer, ThroughputTimer, time_engine
 
 FORWARD_S, BACKWARD_S, STEP_S = 0.010, 0.020, 0.040
 clock = ManualClock()

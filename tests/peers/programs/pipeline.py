@@ -19,7 +19,7 @@ import torch.distributed as dist
 from deepspeed.pipe import PipelineModule
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
-from deep500_timing_torch.wallclock import time_engine
+from deep500_timing_deepspeed.wallclock import time_engine
 
 # Else it compiles an operator for inference, which takes two minutes and has no part in this.
 sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None

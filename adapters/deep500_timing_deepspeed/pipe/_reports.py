@@ -8,19 +8,19 @@ import torch
 
 from deep500_timing import TimeType
 from deep500_timing.adapters import DEADLINE_S, Exchange
-from deep500_timing_torch.pipeline._guard import Member
-from deep500_timing_torch.pipeline._names import DEEPSPEED_NAMES, NamedTimes
+from deep500_timing_deepspeed.pipe._guard import Member
+from deep500_timing_deepspeed.pipe._names import DEEPSPEED_NAMES, NamedTimes
 from deep500_timing_torch.pipeline._notes import REGIONS
 from deep500_timing_torch.pipeline._pipeline_timer import batches_of, bubble_of, gather, gather_of_ranks
 
 if TYPE_CHECKING:
     from array import array
 
+    from deep500_timing_deepspeed.pipe._config import PipelineConfig
+    from deep500_timing_deepspeed.pipe._grid import Grid
+    from deep500_timing_deepspeed.pipe._module import PipelineModule
     from deep500_timing_torch.pipeline._actions import Action
     from deep500_timing_torch.pipeline._bubble import Bubble
-    from deep500_timing_torch.pipeline._config import PipelineConfig
-    from deep500_timing_torch.pipeline._grid import Grid
-    from deep500_timing_torch.pipeline._module import PipelineModule
     from deep500_timing_torch.pipeline._recorder import Recorder
 
 __all__ = ["Reports"]

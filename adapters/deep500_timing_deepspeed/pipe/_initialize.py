@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from deep500_timing_deepspeed.pipe._config import read_config
+from deep500_timing_deepspeed.pipe._data import RepeatingLoader
+from deep500_timing_deepspeed.pipe._engine import PipelineEngine
+from deep500_timing_deepspeed.pipe._module import PipelineModule
+from deep500_timing_deepspeed.pipe._optimizers import make_optimizer, make_scheduler
 from deep500_timing_torch._timer import CPUGPUTimer
-from deep500_timing_torch.pipeline._config import read_config
-from deep500_timing_torch.pipeline._data import RepeatingLoader
-from deep500_timing_torch.pipeline._engine import PipelineEngine
 from deep500_timing_torch.pipeline._errors import PipelineError
-from deep500_timing_torch.pipeline._module import PipelineModule
-from deep500_timing_torch.pipeline._optimizers import make_optimizer, make_scheduler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -9,10 +9,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from deep500_timing_deepspeed.pipe._partition import measured_weights, partition
+from deep500_timing_deepspeed.pipe._specs import LayerSpec, TiedLayerSpec
 from deep500_timing_torch.pipeline._errors import PipelineError
 from deep500_timing_torch.pipeline._orders import NAMES, SINGLE, check_stages, normal_name, rank_of_stage
-from deep500_timing_torch.pipeline._partition import measured_weights, partition
-from deep500_timing_torch.pipeline._specs import LayerSpec, TiedLayerSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

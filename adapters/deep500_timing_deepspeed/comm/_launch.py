@@ -10,13 +10,13 @@ import torch
 import torch.distributed as dist
 
 from deep500_timing.adapters import Launch, discover_launch
-from deep500_timing_torch.comm._settings import configure
+from deep500_timing_deepspeed.comm._configure import configure
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import timedelta
 
-_logger = logging.getLogger("deep500_timing_torch.comm")
+_logger = logging.getLogger("deep500_timing_deepspeed.comm")
 DEFAULT_PORT = 29500
 """The port of rank 0 where the launcher names none, as in PyTorch and DeepSpeed."""
 
@@ -60,7 +60,7 @@ def init_distributed(
         dist_backend: The backend, such as ``"nccl"``; the one of the accelerator that is there if None, else gloo.
         auto_mpi_discovery: Look for other launchers than torchrun: Open MPI, MVAPICH2, jsrun, Flux, PMI, Slurm.
         distributed_port: Port of rank 0, if ``MASTER_PORT`` is not set.
-        verbose: Log what is initialised, by the logger ``deep500_timing_torch.comm``.
+        verbose: Log what is initialised, with the logger ``deep500_timing_deepspeed.comm``.
         timeout: Of the operations; the backend's own if None.
         init_method: URL of the rendezvous; ``env://`` if None.
         dist_init_required: False for a process group that somebody else makes: none is made here.

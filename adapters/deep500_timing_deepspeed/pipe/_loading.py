@@ -5,20 +5,25 @@ from __future__ import annotations
 import zlib
 from typing import TYPE_CHECKING, Any
 
+from deep500_timing_deepspeed.pipe._data import shape_of, split_batch, to_device
+from deep500_timing_deepspeed.pipe._guard import Guard
 from deep500_timing_torch.pipeline._actions import Kind
-from deep500_timing_torch.pipeline._data import shape_of, split_batch, to_device
-from deep500_timing_torch.pipeline._errors import DataEndedError, PipelineError
-from deep500_timing_torch.pipeline._guard import Guard
+from deep500_timing_torch.pipeline._errors import PipelineError
 from deep500_timing_torch.pipeline._orders import rank_of_stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from deep500_timing_torch.pipeline._grid import Grid
-    from deep500_timing_torch.pipeline._module import PipelineModule
+    from deep500_timing_deepspeed.pipe._grid import Grid
+    from deep500_timing_deepspeed.pipe._module import PipelineModule
     from deep500_timing_torch.pipeline._recorder import Recorder
 
-__all__ = ["Loading"]
+__all__ = ["DataEndedError", "Loading"]
+
+
+class DataEndedError(PipelineError, StopIteration):
+    """An iterator had fewer micro-batches left than a batch needs. Every rank raises it, and nothing was trained."""
+
 
 _OK, _ENDED, _FAILED, _UNEVEN = range(4)
 

@@ -14,7 +14,7 @@ from deep500_timing_torch.pipeline._orders import NAMES, SINGLE, order_of, rank_
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from deep500_timing_torch.pipeline._module import PipelineModule
+    from deep500_timing_deepspeed.pipe._module import PipelineModule
     from deep500_timing_torch.pipeline._recorder import Recorder
 
 __all__ = ["Runner", "check_order"]

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from deep500_timing_torch.pipeline import _checkpoint
+from deep500_timing_deepspeed.pipe import _checkpoint
+from deep500_timing_deepspeed.pipe._guard import Guard
 from deep500_timing_torch.pipeline._errors import PipelineError
-from deep500_timing_torch.pipeline._guard import Guard
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from os import PathLike
 
-    from deep500_timing_torch.pipeline._grid import Grid
-    from deep500_timing_torch.pipeline._module import PipelineModule
+    from deep500_timing_deepspeed.pipe._grid import Grid
+    from deep500_timing_deepspeed.pipe._module import PipelineModule
 
 __all__ = ["Saving"]
 

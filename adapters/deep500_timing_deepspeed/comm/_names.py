@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from deep500_timing.adapters import discover_launch
-from deep500_timing_torch.comm._deepspeed._logger import comms_logger, log_summary_as
-from deep500_timing_torch.comm._launch import DEFAULT_PORT, default_backend, init_distributed
+from deep500_timing_deepspeed.comm._configure import configure
+from deep500_timing_deepspeed.comm._launch import DEFAULT_PORT, default_backend, init_distributed
+from deep500_timing_deepspeed.comm._logger import comms_logger, log_summary_as
+from deep500_timing_deepspeed.wallclock import SynchronizedWallClockTimer
 from deep500_timing_torch.comm._ops import OPS
-from deep500_timing_torch.comm._settings import configure
-from deep500_timing_torch.wallclock import SynchronizedWallClockTimer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_COMM = "deep500_timing_torch.comm"
+_COMM = "deep500_timing_deepspeed.comm"
 NCCL_BACKEND, GLOO_BACKEND, MPI_BACKEND = "nccl", "gloo", "mpi"
 CCL_BACKEND, HCCL_BACKEND, SCCL_BACKEND = "ccl", "hccl", "sccl"
 TORCH_DISTRIBUTED_DEFAULT_PORT = DEFAULT_PORT
@@ -77,7 +77,7 @@ class Backend:
         return bool(dist.is_initialized())
 
     def __getattr__(self, name: str) -> Any:
-        """Every operation of :mod:`deep500_timing_torch.comm`."""
+        """Every operation of :mod:`deep500_timing_deepspeed.comm`."""
         return getattr(sys.modules[_COMM], name)
 
 
@@ -280,7 +280,7 @@ _configure_using_config_file = configure_logging
 
 def main() -> None:
     """The command line: ``python -m deep500_timing_torch.comm``."""
-    runpy.run_module(_COMM, run_name="__main__")
+    runpy.run_module("deep500_timing_torch.comm", run_name="__main__")
 
 
 NAMES: dict[str, Any] = {
@@ -293,4 +293,4 @@ NAMES: dict[str, Any] = {
                      "configure", "init_distributed", "log_summary_as", "default_backend", "DEFAULT_PORT",
                      "SynchronizedWallClockTimer", "current_backend")
 }  # fmt: skip
-"""What :mod:`deep500_timing_torch.comm` has of these, under DeepSpeed's names."""
+"""What :mod:`deep500_timing_deepspeed.comm` has of these, under DeepSpeed's names."""

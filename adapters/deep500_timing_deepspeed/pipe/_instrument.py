@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from deep500_timing import TimeType
 from deep500_timing.adapters import DEADLINE_S, Exchange
+from deep500_timing_deepspeed.pipe._guard import Member
+from deep500_timing_deepspeed.wallclock import SynchronizedWallClockTimer
 from deep500_timing_torch._timer import CPUGPUTimer
 from deep500_timing_torch.pipeline._actions import Kind
-from deep500_timing_torch.pipeline._guard import Member
 from deep500_timing_torch.pipeline._pipeline_timer import batches_of, bubble_of, gather
 from deep500_timing_torch.pipeline._recorder import Batch, Recorder
-from deep500_timing_torch.wallclock import SynchronizedWallClockTimer
 
 if TYPE_CHECKING:
     from collections.abc import Callable

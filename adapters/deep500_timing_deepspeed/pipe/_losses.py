@@ -12,9 +12,9 @@ from deep500_timing_torch.pipeline._orders import rank_of_stage
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from deep500_timing_torch.pipeline._grid import Grid
-    from deep500_timing_torch.pipeline._module import PipelineModule
-    from deep500_timing_torch.pipeline._runner import Runner
+    from deep500_timing_deepspeed.pipe._grid import Grid
+    from deep500_timing_deepspeed.pipe._module import PipelineModule
+    from deep500_timing_deepspeed.pipe._runner import Runner
 
 __all__ = ["Losses", "joined"]
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 if TYPE_CHECKING:
-    from deep500_timing_torch.pipeline._module import PipelineModule
+    from deep500_timing_deepspeed.pipe._module import PipelineModule
 
 __all__ = ["Grid"]
 

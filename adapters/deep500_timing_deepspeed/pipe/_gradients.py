@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 
 if TYPE_CHECKING:
-    from deep500_timing_torch.pipeline._grid import Grid
-    from deep500_timing_torch.pipeline._module import PipelineModule
+    from deep500_timing_deepspeed.pipe._grid import Grid
+    from deep500_timing_deepspeed.pipe._module import PipelineModule
 
 __all__ = ["clip", "reduce_gradients", "synchronise"]
 

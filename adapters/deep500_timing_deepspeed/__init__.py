@@ -1,0 +1,59 @@
+"""DeepSpeed's names over this project's timing: timers, ``comm``, and a pipeline engine for a subset of its features.
+
+::
+
+    import deep500_timing_deepspeed as deepspeed     # was: import deepspeed
+    from deep500_timing_deepspeed.pipe import PipelineModule
+
+DeepSpeed need not be installed. :mod:`~deep500_timing_deepspeed.wallclock` has the names of ``deepspeed.utils.timer``,
+:mod:`~deep500_timing_deepspeed.comm` those of ``deepspeed.comm``, and :mod:`~deep500_timing_deepspeed.pipe` those of
+pipelines; ``instrument_deepspeed`` and ``time_engine`` time the engine of an installed DeepSpeed.
+"""
+
+from __future__ import annotations
+
+from deep500_timing.adapters import lazy_names
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from deep500_timing_deepspeed import comm
+    from deep500_timing_deepspeed.comm import init_distributed
+    from deep500_timing_deepspeed.pipe import PipelineEngine, PipelineModule, initialize, instrument_deepspeed
+    from deep500_timing_deepspeed.wallclock import SynchronizedWallClockTimer, ThroughputTimer, time_engine
+
+__all__ = [
+    "PipelineEngine",
+    "PipelineModule",
+    "SynchronizedWallClockTimer",
+    "ThroughputTimer",
+    "comm",
+    "init_distributed",
+    "initialize",
+    "instrument_deepspeed",
+    "time_engine",
+]
+
+_PIPE, _WALLCLOCK = "deep500_timing_deepspeed.pipe", "deep500_timing_deepspeed.wallclock"
+
+
+def _comm() -> object:
+    from importlib import import_module
+
+    return import_module("deep500_timing_deepspeed.comm")
+
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    __all__,
+    {
+        "PipelineEngine": _PIPE,
+        "PipelineModule": _PIPE,
+        "SynchronizedWallClockTimer": _WALLCLOCK,
+        "ThroughputTimer": _WALLCLOCK,
+        "comm": _comm,
+        "init_distributed": "deep500_timing_deepspeed.comm",
+        "initialize": _PIPE,
+        "instrument_deepspeed": _PIPE,
+        "time_engine": _WALLCLOCK,
+    },
+)

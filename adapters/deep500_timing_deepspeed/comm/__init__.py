@@ -1,0 +1,74 @@
+"""DeepSpeed's ``comm`` in the place of DeepSpeed's: every operation timed, sized and rated.
+
+::
+
+    from deep500_timing_deepspeed import comm as dist    # instead of: from deepspeed import comm as dist
+
+    dist.init_distributed()
+    ...
+    dist.log_summary(show_straggler=True)
+
+Everything that :mod:`deep500_timing_torch.comm` has is here. Operations also take DeepSpeed's arguments ``prof``,
+``log_name`` and ``debug``, and DeepSpeed's parameter names. ``comms_logger`` shows what was timed in DeepSpeed's form.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as _dist
+
+from deep500_timing_deepspeed.comm._configure import configure
+from deep500_timing_deepspeed.comm._launch import (
+    get_all_ranks_from_group,
+    get_global_rank,
+    get_local_rank,
+    get_world_group,
+    has_all_gather_into_tensor,
+    has_all_reduce_coalesced,
+    has_coalescing_manager,
+    has_reduce_scatter_tensor,
+    init_distributed,
+)
+from deep500_timing_deepspeed.comm._logger import CommsLogger, comms_logger
+from deep500_timing_deepspeed.comm._logger import log_summary_as as log_summary
+from deep500_timing_deepspeed.comm._names import NAMES as _NAMES
+from deep500_timing_deepspeed.comm._names import current_backend as _current_backend
+from deep500_timing_deepspeed.comm._operations import OPERATIONS as _OPERATIONS
+from deep500_timing_torch import comm as _torch_comm
+
+__all__ = [
+    "CommsLogger",
+    "comms_logger",
+    "configure",
+    "get_all_ranks_from_group",
+    "get_global_rank",
+    "get_local_rank",
+    "get_world_group",
+    "has_all_gather_into_tensor",
+    "has_all_reduce_coalesced",
+    "has_coalescing_manager",
+    "has_reduce_scatter_tensor",
+    "init_distributed",
+    "log_summary",
+]
+
+_OWN = {*__all__}
+globals().update({name: getattr(_torch_comm, name) for name in _torch_comm.__all__ if name not in _OWN})
+globals().update(_OPERATIONS)
+globals().update(_NAMES)
+__all__ += sorted({*_OPERATIONS, *_NAMES, *_torch_comm.__all__} - _OWN)  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> Any:
+    """The current backend under DeepSpeed's two names for it, and whatever ``torch.distributed`` has."""
+    if name in ("cdb", "global_comm_backend"):
+        return _current_backend()
+    if hasattr(_dist, name):
+        return getattr(_dist, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}, and neither has torch.distributed")
+
+
+def __dir__() -> list[str]:
+    """The names of this module and of ``torch.distributed``."""
+    return sorted({*globals(), *dir(_torch_comm)})

@@ -1,0 +1,27 @@
+"""DeepSpeed's pipeline engine in its names, on ``torch.distributed.pipelining``; and DeepSpeed's own engine, timed."""
+
+from deep500_timing_deepspeed.pipe._config import PipelineConfig
+from deep500_timing_deepspeed.pipe._data import RepeatingLoader
+from deep500_timing_deepspeed.pipe._engine import PipelineEngine
+from deep500_timing_deepspeed.pipe._initialize import initialize
+from deep500_timing_deepspeed.pipe._instrument import DeepSpeedPipelineTimer, instrument_deepspeed
+from deep500_timing_deepspeed.pipe._loading import DataEndedError
+from deep500_timing_deepspeed.pipe._module import PipelineModule
+from deep500_timing_deepspeed.pipe._names import DEEPSPEED_NAMES
+from deep500_timing_deepspeed.pipe._specs import LayerSpec, TiedLayerSpec
+from deep500_timing_torch.pipeline import PipelineError
+
+__all__ = [
+    "DEEPSPEED_NAMES",
+    "DataEndedError",
+    "DeepSpeedPipelineTimer",
+    "LayerSpec",
+    "PipelineConfig",
+    "PipelineEngine",
+    "PipelineError",
+    "PipelineModule",
+    "RepeatingLoader",
+    "TiedLayerSpec",
+    "initialize",
+    "instrument_deepspeed",
+]

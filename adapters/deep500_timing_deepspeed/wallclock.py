@@ -1,0 +1,226 @@
+"""DeepSpeed's named timers for PyTorch programs: the names of ``deepspeed.utils.timer``, over the device's events.
+
+::
+
+    from deep500_timing_deepspeed.wallclock import SynchronizedWallClockTimer   # was: from deepspeed.utils.timer
+
+Where PyTorch sees an accelerator, times are between events on its current stream; else on the host's clock. See
+:mod:`deep500_timing.wallclock`.
+"""
+
+from __future__ import annotations
+
+from functools import wraps
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from deep500_timing import trim_mean
+from deep500_timing import wallclock as _core
+from deep500_timing.adapters import NamedTimer
+from deep500_timing.throughput import ThroughputTimer as _CoreThroughputTimer
+from deep500_timing.wallclock import (
+    BACKWARD_GLOBAL_TIMER,
+    BACKWARD_INNER_GLOBAL_TIMER,
+    BACKWARD_INNER_MICRO_TIMER,
+    BACKWARD_MICRO_TIMER,
+    BACKWARD_REDUCE_GLOBAL_TIMER,
+    BACKWARD_REDUCE_MICRO_TIMER,
+    FORWARD_GLOBAL_TIMER,
+    FORWARD_MICRO_TIMER,
+    STEP_GLOBAL_TIMER,
+    STEP_MICRO_TIMER,
+    NoopTimer,
+)
+from deep500_timing_torch._timer import timer_for
+from deep500_timing_torch.event_timer import CudaEventTimer
+from deep500_timing_torch.memory import TorchMemory
+
+if TYPE_CHECKING:
+    import torch
+
+    from deep500_timing import Clock, DeviceClock, Timer
+    from deep500_timing.memory import MemoryReader, MemoryUsage
+
+__all__ = [
+    "BACKWARD_GLOBAL_TIMER",
+    "BACKWARD_INNER_GLOBAL_TIMER",
+    "BACKWARD_INNER_MICRO_TIMER",
+    "BACKWARD_MICRO_TIMER",
+    "BACKWARD_REDUCE_GLOBAL_TIMER",
+    "BACKWARD_REDUCE_MICRO_TIMER",
+    "BACKWARD_TIMERS",
+    "FORWARD_GLOBAL_TIMER",
+    "FORWARD_MICRO_TIMER",
+    "FORWARD_TIMERS",
+    "PSUTILS_INSTALLED",
+    "STEP_GLOBAL_TIMER",
+    "STEP_MICRO_TIMER",
+    "STEP_TIMERS",
+    "TIME_EPSILON",
+    "CudaEventTimer",
+    "NoopTimer",
+    "SynchronizedWallClockTimer",
+    "ThroughputTimer",
+    "time_engine",
+    "trim_mean",
+]
+
+FORWARD_TIMERS = [FORWARD_MICRO_TIMER, FORWARD_GLOBAL_TIMER]
+BACKWARD_TIMERS = [
+    BACKWARD_MICRO_TIMER,
+    BACKWARD_GLOBAL_TIMER,
+    BACKWARD_INNER_MICRO_TIMER,
+    BACKWARD_INNER_GLOBAL_TIMER,
+    BACKWARD_REDUCE_MICRO_TIMER,
+    BACKWARD_REDUCE_GLOBAL_TIMER,
+]
+STEP_TIMERS = [STEP_MICRO_TIMER, STEP_GLOBAL_TIMER]
+TIME_EPSILON = 1e-6
+"""Seconds that DeepSpeed adds to a time before it divides by it; nothing here needs it."""
+PSUTILS_INSTALLED = find_spec("psutil") is not None
+
+
+class _CurrentMemory:
+    """Reads host and device; made at the first reading, since making it looks for psutil and the accelerator."""
+
+    _reader: TorchMemory | None = None
+
+    def read(self) -> MemoryUsage:
+        if self._reader is None:
+            self._reader = TorchMemory()
+        return self._reader.read()
+
+
+class SynchronizedWallClockTimer(_core.SynchronizedWallClockTimer):
+    """A group of named timers, on the accelerator where there is one.
+
+    Args:
+        timer: A timer of yours in which the times are to stand as regions; one of its own if None.
+        device: Which device; None for the accelerator that is there, ``"cpu"`` for the host's clock.
+        clock: The host clock of the group's own timer; the system's monotonic clock if None.
+        device_clock: A device clock of your own, instead of ``device``.
+        **settings: As for :class:`deep500_timing.wallclock.SynchronizedWallClockTimer`: ``reentrant``, ``memory``,
+            ``logging_fn``.
+
+    Raises:
+        DeviceUnavailableError: The device that was named is not there.
+    """
+
+    memory_reader: MemoryReader | None = _CurrentMemory()
+
+    def __init__(
+        self,
+        timer: Timer | None = None,
+        *,
+        device: torch.device | str | None = None,
+        clock: Clock | None = None,
+        device_clock: DeviceClock | None = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__(timer_for(timer, device, clock, device_clock), **settings)
+
+
+class ThroughputTimer(_CoreThroughputTimer):
+    """Throughput, timed on the accelerator where there is one.
+
+    ``ThroughputTimer(config, batch_size=...)`` of DeepSpeed's later releases works too: ``config.enabled`` False makes
+    it a no-op, and ``config.synchronized`` False takes the host's clock. No setting synchronizes at each step: events
+    tell as much.
+
+    Args:
+        *args: As for :class:`deep500_timing.throughput.ThroughputTimer`, ``batch_size`` first; or a config before.
+        device: Which device; None for the accelerator that is there, ``"cpu"`` for the host's clock.
+        timer: A timer of yours in which the times are to stand as a region; one of its own if None.
+        clock: The host clock of its own timer; the system's monotonic clock if None.
+        device_clock: A device clock of your own, instead of ``device``.
+        **settings: As for :class:`deep500_timing.throughput.ThroughputTimer`.
+    """
+
+    memory_reader: MemoryReader | None = _CurrentMemory()
+
+    def __init__(
+        self,
+        *args: Any,
+        device: torch.device | str | None = None,
+        timer: Timer | None = None,
+        clock: Clock | None = None,
+        device_clock: DeviceClock | None = None,
+        **settings: Any,
+    ) -> None:
+        config = settings.pop("config", None)
+        if args and hasattr(args[0], "enabled"):
+            config, *args = args  # type: ignore[assignment]
+        if config is not None and not getattr(config, "synchronized", True) and timer is None and device is None:
+            device = "cpu"
+        self._enabled = config is None or bool(config.enabled)
+        super().__init__(*args, timer=timer_for(timer, device, clock, device_clock), **settings)
+        self.config = config
+
+    def start(self) -> None:
+        """As :meth:`deep500_timing.throughput.ThroughputTimer.start`."""
+        if self._enabled:
+            super().start()
+
+
+def _start_nothing(self: object) -> None:
+    """What a start is in a compiled function: a clock there would break the graph."""
+
+
+def _stop_nothing(self: object, reset: bool = False, record: bool = False) -> None:
+    """What a stop is in a compiled function."""
+
+
+NamedTimer.start._torchdynamo_inline = _start_nothing  # type: ignore[attr-defined]
+NamedTimer.stop._torchdynamo_inline = _stop_nothing  # type: ignore[attr-defined]
+
+
+def time_engine(engine: Any, timers: _core.SynchronizedWallClockTimer | None = None) -> Any:
+    """Put these timers in the place of a DeepSpeed engine's own.
+
+    The engine logs its ``wall_clock_breakdown`` through them from then on. Nested starts of one name, as
+    ``PipelineEngine`` makes them, time the outermost pair; its gradient reduction, which it does not time itself, is
+    timed as ``bwd_allreduce``.
+
+    Args:
+        engine: What ``deepspeed.initialize`` returned, a ``PipelineEngine`` too.
+        timers: The timers to put in; reentrant ones are made if None.
+
+    Returns:
+        The timers.
+    """
+    own = engine.timers
+    timers = SynchronizedWallClockTimer(reentrant=True) if timers is None else timers
+    engine.timers = timers
+    # Optimizers were handed the engine's timers when they were made.
+    optimizer: Any = getattr(engine, "optimizer", None)
+    for holder in (optimizer, getattr(optimizer, "parameter_offload", None)):
+        if holder is not None and getattr(holder, "timers", None) is own:
+            holder.timers = timers
+    if hasattr(engine, "_exec_reduce_grads"):
+        _time_reduction(engine, timers)
+    return timers
+
+
+def _time_reduction(engine: Any, timers: _core.SynchronizedWallClockTimer) -> None:
+    # A pipeline's schedule looks its instructions up in a table of the class's functions.
+    table = dict(engine._INSTRUCTION_MAP)
+    names = (BACKWARD_REDUCE_MICRO_TIMER, BACKWARD_REDUCE_GLOBAL_TIMER)
+    for instruction, function in table.items():
+        if getattr(function, "__name__", "") == "_exec_reduce_grads":
+            table[instruction] = _timed_instruction(function, timers, names)
+    engine._INSTRUCTION_MAP = table
+
+
+def _timed_instruction(function: Any, timers: _core.SynchronizedWallClockTimer, names: tuple[str, ...]) -> Any:
+    @wraps(function)
+    def timed(engine: Any, *args: Any, **kwargs: Any) -> Any:
+        on = engine.wall_clock_breakdown()
+        for name in names if on else ():
+            timers(name).start()
+        try:
+            return function(engine, *args, **kwargs)
+        finally:
+            for name in names if on else ():
+                timers(name).stop()
+
+    return timed
