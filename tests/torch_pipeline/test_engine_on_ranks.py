@@ -161,7 +161,7 @@ class _SlowStore:
 def test_a_store_that_is_slow_is_waited_for(monkeypatch):
     """It has the word of the rank at fault, so it does not pass for one that is gone."""
     from deep500_timing._distributed.connection import Connection
-    from deep500_timing_torch.pipeline import _faults
+    from deep500_timing_deepspeed.pipe import _faults
 
     store = _SlowStore({"1": b"own ArithmeticError: the layer has failed"})
     connection = Connection(store)
