@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from deep500_timing._base.warn import warn_once
 from deep500_timing.exceptions import ExportError
+from deep500_timing.exporters._errors import without_passwords
 from deep500_timing.exporters._since import take
 
 if TYPE_CHECKING:
@@ -240,4 +241,4 @@ def _hand_out(parts: Iterable[tuple[Exporter, Snapshot, Callable[[], None] | Non
 def _describe(exporter: object, doing: str, error: Exception) -> str:
     # An ExportError was written for the user; other errors need their type to be understood.
     reason = str(error) if isinstance(error, ExportError) else f"{type(error).__name__}: {error}"
-    return f"{doing.capitalize()} times with {type(exporter).__name__} failed: {reason}".rstrip(".")
+    return without_passwords(f"{doing.capitalize()} times with {type(exporter).__name__} failed: {reason}".rstrip("."))

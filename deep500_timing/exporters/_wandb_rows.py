@@ -1,27 +1,41 @@
-"""The rows of a W&B run, which are the user's: where a report of ours can go without ending or moving one."""
+"""Put reports into the rows of a W&B run without ending or moving a row of the user's."""
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
-from deep500_timing.exporters import _exit
-from deep500_timing.exporters._background import BackgroundCaller
-from deep500_timing.exporters._trouble import BusyError
+from deep500_timing._base.at_exit import do_after_reports
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-UNITS = {"deep500_timing": {"unit": "times in seconds, keys that end in _bytes in bytes"}}
-"""What a run's config gets with the first report. W&B's metrics have no unit."""
+    from deep500_timing.exporters._delivery import Account
 
-# A run is told once which axis its times have, and has one place for them, however many exporters there are.
+CAPACITY = 256
+"""Reports that may wait for the user's next row."""
+UNITS = {"deep500_timing": {"unit": "times in seconds, keys that end in _bytes in bytes"}}
+"""Added to a run's config with the first report: W&B's metrics have no unit."""
+
 _rows: WeakKeyDictionary[Any, Rows] = WeakKeyDictionary()
 
 
+@dataclass(eq=False)
+class Row:
+    """A report: its values, the x-axis of each glob of keys, and whose it is."""
+
+    data: Mapping[str, Any]
+    axes: Mapping[str, str]
+    account: Account
+    is_own_row: bool
+
+
 def rows_of(run: Any) -> Rows:
-    """What places reports in the rows of a run."""
+    """The rows of a run, shared by its exporters."""
     rows = _rows.get(run)
     if rows is None:
         rows = _rows.setdefault(run, Rows(run))
@@ -29,85 +43,113 @@ def rows_of(run: Any) -> Rows:
 
 
 class Rows:
-    """Places reports in the rows of one W&B run.
+    """Put reports into the rows of one W&B run.
 
-    W&B writes a row when ``log`` begins the next one, and takes nothing for a row that is past: ending a row of the
-    user's, or moving W&B's step, would lose what the user logs with ``step=``. So a report joins the row that is being
-    filled, by ``log(..., commit=False)``. A row holds one value of a key: where a report of the same keys is in it
-    already, the next one waits until the user has begun another, or the run is finished, when nobody logs any more.
+    W&B writes a row when ``log`` begins the next one and ignores values for a past row. Ending a row of the user's, or
+    advancing W&B's step, would lose what the user logs with ``step=``. So a report joins the row that is being filled,
+    by ``log(..., commit=False)``. A report whose keys are in that row already waits for the next row, or for the end
+    of the run.
     """
 
     def __init__(self, run: Any) -> None:
-        """Nothing of ours is in the run yet.
+        """Write nothing yet.
 
         Args:
             run: A W&B run.
         """
         name = getattr(run, "name", None) or getattr(run, "id", None)
-        self.caller = BackgroundCaller(f"W&B run {name}" if name else "the W&B run", self._deliver)
-        self._told_units = False
+        self.service = f"W&B run {name}" if name else "the W&B run"
+        self._run = ref(run)
+        # Reentrant: a signal handler may export during an export.
+        self._lock = threading.RLock()
+        self._waiting: deque[Row] = deque()
+        self._news: list[tuple[str, str]] = []
+        self._has_units = False
         self._axes: set[str] = set()
         self._step: int | None = None
         self._keys: set[str] = set()
-        self._finishing = False
-        self._be_told_of_the_end(run)
-
-    def _be_told_of_the_end(self, run: Any) -> None:
-        # What W&B's own parts are told of the end by. Where it is missing, what still waits then is lost and counted.
+        self._is_finishing = False
+        # W&B's own parts learn of the end of a run by these hooks.
         hooks = getattr(run, "_teardown_hooks", None)
         if isinstance(hooks, list):
             from wandb.sdk.wandb_run import TeardownHook, TeardownStage
 
             hooks.append(TeardownHook(self._finish, TeardownStage.EARLY))
+        do_after_reports(self._finish)
+
+    def add(self, row: Row) -> Exception | None:
+        """Write a report, or let it wait for its turn; return why W&B refused it."""
+        with self._lock:
+            if len(self._waiting) >= CAPACITY:
+                self._lose(self._waiting.popleft())
+                self._news.append(("full", f"{CAPACITY} reports wait for rows of {self.service}; the oldest are lost"))
+            row.account.pending += 1
+            self._waiting.append(row)
+            return self.write()
+
+    def write(self) -> Exception | None:
+        """Write the reports that wait, until one must wait on; return why W&B refused one."""
+        error: Exception | None = None
+        with self._lock:
+            run = self._run()
+            while self._waiting and run is not None:
+                row = self._waiting[0]
+                try:
+                    if not self._place(run, row):
+                        break
+                    row.account.delivered += 1
+                    row.account.pending -= 1
+                except Exception as refusal:
+                    error = refusal
+                    self._lose(row)
+                self._waiting.popleft()
+        return error
+
+    def take_news(self) -> list[tuple[str, str]]:
+        """Pairs of a kind of trouble and a sentence, each returned once."""
+        news, self._news = self._news, []
+        return news
+
+    def _lose(self, row: Row) -> None:
+        row.account.pending -= 1
+        row.account.lost += 1
 
     def _finish(self) -> None:
-        self._finishing = True
-        self.caller.wait_until_empty(self.caller.hurry())
+        self._is_finishing = True
+        self.write()
 
-    def _deliver(self, _: Any, reports: list[tuple[Any, Mapping[str, Any], Mapping[str, str], bool]]) -> None:
-        for run, data, axes, own_row in reports:
-            self._set_units(run)
-            self._set_axes(run, axes)
-            self._place(run, data, own_row)
-
-    def _place(self, run: Any, data: Mapping[str, Any], own_row: bool) -> None:
-        step = None if own_row else _step_of(run)
-        if step is None:
-            run.log(data)
-            return
-        if step != self._step:
-            self._step, self._keys = step, set()
-        if not self._keys.isdisjoint(data):
-            if not (self._finishing or _exit.has_begun()):
-                raise BusyError("the row that is being filled has these times already")
-            run.log({}, commit=True)
-            self._keys = set()
-        run.log(data, commit=False)
-        self._keys |= data.keys()
-        # Whether the row is this one or the next, if the user has logged meanwhile, is not known: it is in either.
-        self._step = _step_of(run)
-
-    def _set_units(self, run: Any) -> None:
-        if self._told_units:
-            return
-        self._told_units = True
-        # A key of the user's by that name stays as it is, and no report is lost for the sake of a description.
-        with suppress(Exception):
-            run.config.setdefaults(UNITS)
-
-    def _set_axes(self, run: Any, axes: Mapping[str, str]) -> None:
-        for keys, axis in axes.items():
-            if keys in self._axes:
-                continue
+    def _place(self, run: Any, row: Row) -> bool:
+        """Write one report; return False if it must wait for the user's next row."""
+        if not self._has_units:
+            self._has_units = True
+            with suppress(Exception):  # A description must not cost a report.
+                run.config.setdefaults(UNITS)
+        for keys, axis in row.axes.items():
             if axis not in self._axes:
                 run.define_metric(axis, hidden=True)
-                self._axes.add(axis)
-            run.define_metric(keys, step_metric=axis)
-            self._axes.add(keys)
+            if keys not in self._axes:
+                run.define_metric(keys, step_metric=axis)
+            self._axes |= {keys, axis}
+        step = None if row.is_own_row else _step_of(run)
+        if step is None:
+            run.log(row.data)
+            return True
+        if step != self._step:
+            self._step, self._keys = step, set()
+        if not self._keys.isdisjoint(row.data):
+            if not self._is_finishing:
+                return False
+            run.log({}, commit=True)
+            self._keys = set()
+        run.log(row.data, commit=False)
+        self._keys |= row.data.keys()
+        # The user may have logged on another thread meanwhile: the report is in that row or in the next.
+        self._step = _step_of(run)
+        return True
 
 
 def _step_of(run: Any) -> int | None:
-    # None where rows have no order of one writer: a run that several processes write, and one that is switched off.
+    # Rows have no order in a run that several processes write, or that is disabled.
     if getattr(run, "disabled", False) or getattr(getattr(run, "settings", None), "mode", None) == "shared":
         return None
     return int(run.step)

@@ -1,4 +1,4 @@
-"""What an error of a service is taken for."""
+"""Outages and refusals are told apart."""
 
 from __future__ import annotations
 
@@ -7,15 +7,7 @@ import http.client
 
 import pytest
 
-from deep500_timing.exporters._trouble import UnavailableError, is_outage, reason_of, status_of
-
-
-class AnswerError(Exception):
-    """As the package requests raises for a status."""
-
-    def __init__(self, status):
-        super().__init__(status)
-        self.response = type("Response", (), {"status_code": status})
+from deep500_timing.exporters._errors import UnavailableError, is_outage, reason_of
 
 
 class MlflowsError(Exception):
@@ -40,7 +32,7 @@ OUTAGES = [
     OSError("connection pool"),
     OSError(errno.ENOSPC, "no space"),
     http.client.BadStatusLine("x"),
-    *(kind(status) for kind in (AnswerError, MlflowsError) for status in (408, 425, 429, 500, 502, 503, 504, 599)),
+    *(MlflowsError(status) for status in (408, 425, 429, 500, 502, 503, 504, 599)),
     UnavailableError("busy", 503),
 ]
 REFUSALS = [
@@ -50,7 +42,7 @@ REFUSALS = [
     InvalidAddressError("not an address"),
     NotADirectoryError(errno.ENOTDIR, "a file lies there"),
     PermissionError(errno.EACCES, "no"),
-    *(kind(status) for kind in (AnswerError, MlflowsError) for status in (400, 401, 403, 404, 409, 413, 422)),
+    *(MlflowsError(status) for status in (400, 401, 403, 404, 409, 413, 422)),
 ]
 
 
@@ -64,29 +56,13 @@ def test_outages(error):
 def test_refusals(error):
     """What is said of a report, and what only a program can raise, costs the report."""
     assert not is_outage(error)
-    assert not is_outage(error, answered=True)
-
-
-@pytest.mark.parametrize(
-    ("error", "blamed"),
-    [
-        *((AnswerError(status), status in (500, 501, 507)) for status in (429, 500, 501, 502, 503, 504, 507)),
-        (ConnectionError("refused"), False),
-    ],
-    ids=repr,
-)
-def test_what_a_report_may_be_the_cause_of(error, blamed):
-    """An answer of 500 may be the report's fault; overload, a gateway and silence are not."""
-    assert blamed == is_outage(error, answered=True)
 
 
 def test_a_status_that_is_none_is_not_taken_for_one():
     """Whatever else an error carries under those names is left alone."""
     error = OSError("x")
     error.status = "gone"
-    error.response = None
 
-    assert status_of(error) is None
     assert is_outage(error)
 
 

@@ -1,0 +1,334 @@
+"""Deliver reports to a server in the background: bounded queue, retries, bounded exit, every loss counted."""
+
+from __future__ import annotations
+
+import atexit
+import random
+import sys
+import threading
+import time
+import warnings
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+from deep500_timing._base.at_exit import do_after_reports
+from deep500_timing._base.fork import after_fork
+from deep500_timing.exceptions import ExportError, TimingWarning
+from deep500_timing.exporters._errors import is_outage, reason_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+CAPACITY = 256
+"""Reports that may wait for one server."""
+MAX_TRIES = 5
+"""Answers with status 500 after which the report, not the server, is at fault."""
+FIRST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 30.0
+EXIT_PAUSE_S = 0.2
+"""Longest pause between retries while the program waits to exit."""
+
+# The functions of `random` would advance the state of the user's generator.
+_random = random.Random()
+
+
+@dataclass(eq=False)
+class Account:
+    """The reports of one exporter in this process, by outcome."""
+
+    name: str
+    delivered: int = 0
+    pending: int = 0
+    lost: int = 0
+    errors: deque[Exception] = field(default_factory=lambda: deque(maxlen=4))
+    """Why reports were refused, until a warning has said so."""
+
+
+@dataclass(eq=False)
+class Report:
+    """A report in the queue."""
+
+    payload: Any
+    account: Account
+    exit_s: float
+    tries: int = 0
+    is_settled: bool = False
+
+
+class Delivery:
+    """Deliver reports to one server on a daemon thread, in order.
+
+    ``send`` never waits. A report that the server refuses is lost alone. While the server is down (no connection,
+    time-out, 408, 425, 429, 5xx), reports wait and are retried with growing pauses. When the queue is full, the oldest
+    report is lost. The thread ends when the queue is empty. A forked child starts with an empty queue.
+
+    Args:
+        service: The server's name in messages.
+        deliver: Sends a payload: ``deliver(payload, timeout_s)``, where None is the usual time-out. It raises on
+            failure; ``is_outage`` classifies the error.
+        clock: Monotonic time in seconds.
+    """
+
+    def __init__(
+        self,
+        service: str,
+        deliver: Callable[[Any, float | None], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.service = service
+        self._deliver = deliver
+        self._clock = clock
+        self._reset()
+        _register(self)
+
+    def _reset(self) -> None:
+        # A condition is reentrant: a signal handler may export during a send.
+        self._changed = threading.Condition()
+        self._queue: deque[Report] = deque()
+        self._in_flight: Report | None = None
+        self._thread: threading.Thread | None = None
+        self._failures = 0
+        self._attempts = 0
+        self._retry_at = 0.0
+        self._is_exiting = self._is_closed = self._flush_failed = False
+        self._accounts: set[Account] = set()
+        self._news: deque[tuple[str, str]] = deque(maxlen=16)
+
+    def _unsettled(self) -> list[Report]:
+        return [*([self._in_flight] if self._in_flight else []), *self._queue]
+
+    def send(self, payload: Any, account: Account, exit_s: float) -> None:
+        """Queue a report; the end of the program may wait ``exit_s`` seconds for it."""
+        _register_in_multiprocessing_child()
+        if self._is_closed:
+            self.send_now(payload, account, exit_s)
+            return
+        with self._changed:
+            if len(self._queue) >= CAPACITY:
+                self._lose(self._queue.popleft(), None)
+                self._say("full", f"the queue of reports for {self.service} is full; the oldest are lost and counted")
+            account.pending += 1
+            self._accounts.add(account)
+            self._queue.append(Report(payload, account, exit_s))
+            self._wake()
+
+    def send_now(self, payload: Any, account: Account, timeout_s: float) -> None:
+        """Deliver a report on this thread.
+
+        Raises:
+            Exception: It did not arrive.
+        """
+        error = _error_of(self._deliver, payload, timeout_s)
+        with self._changed:
+            account.delivered += error is None
+            account.lost += error is not None
+        if error is not None:
+            raise error
+
+    def flush(self, account: Account, timeout_s: float) -> None:
+        """Retry now and wait until the reports of one exporter have arrived.
+
+        After a flush has failed, the next ones do not wait until the server has answered.
+
+        Raises:
+            ExportError: Some have not arrived.
+        """
+        with self._changed:
+            attempts = self._attempts
+            if account.pending and self._failures:
+                self._retry_at = 0.0
+                self._wake()
+            self._changed.wait_for(
+                lambda: not account.pending or (self._failures and self._attempts != attempts),
+                0.0 if self._flush_failed else timeout_s,
+            )
+            pending = account.pending
+            self._flush_failed = pending > 0
+            why = "does not answer" if self._failures else f"has not answered within {timeout_s:g} s"
+        if pending:
+            raise ExportError(f"{self.service} {why}; {pending} report(s) wait and are retried in the background")
+
+    def take_news(self) -> list[tuple[str, str]]:
+        """Pairs of a kind of trouble and a sentence, each returned once."""
+        news, self._news = [*self._news], deque(maxlen=16)
+        return news
+
+    def hurry(self) -> float:
+        """Retry without long pauses from now on.
+
+        Returns:
+            Seconds that the queued reports allow the end of the program to wait.
+        """
+        with self._changed:
+            self._is_exiting = True
+            self._retry_at = 0.0
+            waiting = self._unsettled()
+            if waiting:
+                self._wake()
+            return max((report.exit_s for report in waiting), default=0.0)
+
+    def wait_until_empty(self, timeout_s: float) -> bool:
+        """Wait until no report is queued or in flight, and tell whether that is so."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._queue and self._in_flight is None, max(timeout_s, 0.0))
+
+    def close(self) -> list[str]:
+        """Count what has not arrived as lost; send later reports on the thread that exports.
+
+        Returns:
+            A sentence for each exporter that has lost reports.
+        """
+        with self._changed:
+            for report in self._unsettled():
+                self._lose(report, None)
+            self._queue.clear()
+            self._is_closed = True
+            accounts, self._accounts = self._accounts, set()
+            self._changed.notify_all()
+        return [
+            f"{account.lost} report(s) of {account.name} were lost: {self.service} did not take them"
+            + (f" (last error: {reason_of(account.errors[-1])})." if account.errors else ".")
+            for account in sorted(accounts, key=lambda account: account.name)
+            if account.lost
+        ]
+
+    def after_fork_in_child(self) -> None:
+        """Forget the parent's thread, lock and reports."""
+        for report in self._unsettled():
+            report.account.pending = 0
+        self._reset()
+
+    def _wake(self) -> None:
+        self._changed.notify_all()
+        if self._thread is not None:
+            return
+        self._thread = threading.Thread(target=self._work, name="deep500-timing export", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError:  # The interpreter is shutting down.
+            self._work()
+
+    def _work(self) -> None:
+        while (report := self._next()) is not None:
+            error = _error_of(self._deliver, report.payload, None)
+            with self._changed:
+                self._settle(report, error)
+                self._changed.notify_all()
+
+    def _next(self) -> Report | None:
+        with self._changed:
+            while self._queue:
+                left_s = self._retry_at - self._clock()
+                if left_s <= 0:
+                    self._in_flight = self._queue.popleft()
+                    return self._in_flight
+                self._changed.wait(left_s)
+            self._thread = None
+            return None
+
+    def _settle(self, report: Report, error: Exception | None) -> None:
+        self._in_flight = None
+        self._attempts += 1
+        if error is not None and is_outage(error):
+            self._note_outage(error)
+            report.tries += getattr(error, "status", None) == 500
+            if report.tries < MAX_TRIES and not report.is_settled:
+                self._queue.appendleft(report)
+                return
+        else:
+            self._failures = 0
+            self._retry_at = 0.0
+            self._flush_failed = False
+        if report.is_settled:  # `close` has counted it as lost.
+            return
+        if error is not None:
+            self._lose(report, error)
+            return
+        report.is_settled = True
+        report.account.pending -= 1
+        report.account.delivered += 1
+
+    def _note_outage(self, error: Exception) -> None:
+        self._failures += 1
+        longest_s = EXIT_PAUSE_S if self._is_exiting else LONGEST_PAUSE_S
+        pause_s = min(FIRST_PAUSE_S * 2 ** min(self._failures - 1, 20), longest_s)
+        # Spread, so that a thousand ranks do not retry at once.
+        self._retry_at = self._clock() + pause_s * _random.uniform(0.75, 1.0)
+        self._say(
+            "down",
+            f"{self.service} does not answer ({reason_of(error)}); up to {CAPACITY} reports of times wait in a queue "
+            f"and are retried in the background",
+        )
+
+    def _lose(self, report: Report, error: Exception | None) -> None:
+        if report.is_settled:
+            return
+        report.is_settled = True
+        report.account.pending -= 1
+        report.account.lost += 1
+        if error is not None:
+            report.account.errors.append(error)
+
+    def _say(self, kind: str, sentence: str) -> None:
+        self._news.append((kind, sentence))
+
+
+def _error_of(call: Callable[..., object], *arguments: Any) -> Exception | None:
+    try:
+        call(*arguments)
+    except Exception as error:
+        return error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        # SystemExit or asyncio.CancelledError from a client library must not end the thread.
+        return ExportError(f"the call was cancelled: {error!r}")
+    return None
+
+
+_deliveries: WeakSet[Delivery] = WeakSet()
+
+
+class _State:
+    is_registered = False
+    is_registered_in_child = False
+
+
+def _register(delivery: Delivery) -> None:
+    _deliveries.add(delivery)
+    if not _State.is_registered:
+        _State.is_registered = True
+        atexit.register(_drain_all)
+        do_after_reports(_drain_all)
+        after_fork(_after_fork_in_child)
+
+
+def _register_in_multiprocessing_child() -> None:
+    # Children of multiprocessing exit without `atexit`.
+    if _State.is_registered_in_child or "multiprocessing.process" not in sys.modules:
+        return
+    from multiprocessing import parent_process
+    from multiprocessing.util import Finalize
+
+    if parent_process() is not None:
+        _State.is_registered_in_child = True
+        Finalize(None, _drain_all, exitpriority=0)
+
+
+def _drain_all() -> None:
+    deliveries = sorted(_deliveries, key=lambda delivery: delivery.service)
+    begin = time.monotonic()
+    allowed_s = [delivery.hurry() for delivery in deliveries]
+    for delivery, seconds in zip(deliveries, allowed_s, strict=True):
+        delivery.wait_until_empty(begin + seconds - time.monotonic())
+    for delivery in deliveries:
+        for sentence in delivery.close():
+            warnings.warn(sentence, TimingWarning, stacklevel=2)
+
+
+def _after_fork_in_child() -> None:
+    _State.is_registered_in_child = False
+    for delivery in list(_deliveries):
+        delivery.after_fork_in_child()
