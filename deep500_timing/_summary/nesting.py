@@ -223,14 +223,17 @@ class Paths:
             for region in np.flatnonzero(newest >= 0).tolist():
                 self._last[thread, region] = int(newest[region])
 
-    def text_of(self, number: int, names: list[str]) -> str:
-        """A path as a text: names joined by slashes; a slash or a backslash in a name has a backslash before it."""
-        parts = []
+    def regions_of(self, number: int) -> list[int]:
+        """The regions of a path, outermost first."""
+        found: list[int] = []
         while number != ROOT:
-            name = names[self.regions[number]]
-            parts.append(name.replace("\\", "\\\\").replace("/", "\\/"))
+            found.append(self.regions[number])
             number = self.parents[number]
-        return "/".join(reversed(parts))
+        return found[::-1]
+
+    def text_of(self, number: int, names: list[str]) -> str:
+        """A path as text, see :func:`path_text`."""
+        return path_text([names[region] for region in self.regions_of(number)])
 
 
 def distinct(numbers: Int64Array) -> list[int]:

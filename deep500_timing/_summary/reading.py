@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import socket
 import time
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -14,10 +16,10 @@ from deep500_timing._distributed.identity import known_rank_and_world
 from deep500_timing._recording.left_open import end_what_is_over
 from deep500_timing._summary.anchor import take_anchor
 from deep500_timing._summary.distribution import Distribution, RecordedTimes, merge
-from deep500_timing._summary.snapshot import CPU, GPU, STORED_COUNTERS, RegionTimes, Snapshot
+from deep500_timing._summary.snapshot import CPU, GPU, STORED_COUNTERS, RegionTimes, Snapshot, counters_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -27,71 +29,100 @@ if TYPE_CHECKING:
 _ORDER = {member.name: position for position, member in enumerate(TimeType)}
 
 
+class Store(NamedTuple):
+    """The intervals of one region on one thread and device, read once."""
+
+    name: str
+    device: str
+    thread: int
+    copied: dict[str, Any]
+    """From ``Intervals.copy()``."""
+    pairs: NDArray[np.int64]
+    """Start and end in ns, shape ``(n, 2)``."""
+    open_ns: int | None = None
+    """The start of the region if it is open."""
+
+    @property
+    def counted(self) -> NDArray[np.bool_]:
+        """Which intervals are not warm-up."""
+        warm_up: int = self.copied["skip_first"] - self.copied["aggregated"]
+        return np.arange(len(self.pairs), dtype=np.int64) >= warm_up
+
+
 def take_snapshot(recorder: Recorder, pending: dict[int, int], *, places: bool = False) -> Snapshot:
-    """Read every region of a timer, while its threads go on.
+    """Read every region of a timer once, while its threads go on.
 
     Args:
         recorder: The timer.
-        pending: For the ``id`` of a region's device intervals, how many are on their way.
-        places: Find out where the regions lie, from every interval that is kept.
+        pending: Device times still to come, by the ``id`` of a region's device intervals.
+        places: Build the tree of regions from the intervals that are kept.
     """
     end_what_is_over(recorder)
-    by_name: dict[str, list[Region]] = {}
+    stores, running, waiting = [], Counter[str](), Counter[str]()
     for region in recorder._regions():
-        by_name.setdefault(region.name, []).append(region)
-    regions = []
-    for name in sorted(by_name, key=lambda name: (_ORDER.get(name, len(_ORDER)), name)):
-        threads = by_name[name]
-        running = sum(region.is_open for region in threads)
-        samples = recorder._memory_at_ends.get(name)
-        memory = None if samples is None else samples.total()
-        found = _read(name, CPU, [region._intervals for region in threads], running=running, memory=memory)
-        if found is not None:
-            regions.append(found)
-        on_device = [region._device_intervals for region in threads if region._device_intervals is not None]
-        if on_device:
-            waiting = sum(pending.get(id(intervals), 0) for intervals in on_device)
-            found = _read(name, GPU, on_device, pending=waiting)
-            if found is not None:
-                regions.append(found)
+        # Read before the intervals: a region that ends in between is then among them.
+        open_ns = int(region._start_ns) if region.is_open else None
+        running[region.name] += open_ns is not None
+        stores.append(_store(region, CPU, region._intervals, open_ns))
+        if region._device_intervals is not None:
+            waiting[region.name] += pending.get(id(region._device_intervals), 0)
+            stores.append(_store(region, GPU, region._device_intervals))
+    by_region: dict[tuple[str, str], list[Store]] = {}
+    for store in stores:
+        by_region.setdefault((store.name, store.device), []).append(store)
+    found = []
+    for name, device in sorted(by_region, key=lambda key: (_ORDER.get(key[0], len(_ORDER)), key)):
+        samples = recorder._memory_at_ends.get(name) if device == CPU else None
+        times = _region_times(
+            name,
+            device,
+            by_region[name, device],
+            running=running[name] if device == CPU else 0,
+            pending=waiting[name] if device == GPU else 0,
+            memory=None if samples is None else samples.total(),
+        )
+        if times is not None:
+            found.append(times)
     rank, world_size = known_rank_and_world()
-    if places:
-        from deep500_timing._summary.places import places_of
-    return Snapshot(
-        tuple(regions),
+    snapshot = Snapshot(
+        tuple(found),
         time.time(),
         socket.gethostname(),
         os.getpid(),
         rank=rank,
         world_size=world_size,
         anchor=take_anchor(recorder.now_ns),
-        places=places_of(recorder, regions) if places else None,
         enabled=recorder.enabled,
     )
+    if not places:
+        return snapshot
+    from deep500_timing._summary.kept_tree import tree_of_kept
+
+    whole = {(times.name, times.device): times.stats for times in found}
+    return replace(snapshot, tree=tree_of_kept(stores, whole, counters_of(snapshot), rank))
 
 
-def _read(
-    name: str, device: str, stores: Iterable[Intervals], *, running: int = 0, pending: int = 0, memory: Any = None
-) -> RegionTimes | None:
-    times, counters = summarize(stores)
+def _store(region: Region, device: str, intervals: Intervals, open_ns: int | None = None) -> Store:
+    copied = intervals.copy()
+    return Store(region.name, device, id(region._thread), copied, pairs_of(copied["pairs"]), open_ns)
+
+
+def _region_times(name: str, device: str, stores: list[Store], **more: Any) -> RegionTimes | None:
+    counters: dict[str, Any]
+    times, counters = _together([store.copied for store in stores])
     stats = times.stats()
-    if stats is None and not (running or pending or times.skipped or any(counters.values())):
+    if stats is None and not (more["running"] or more["pending"] or times.skipped or any(counters.values())):
         return None
-    return RegionTimes(
-        name,
-        device,
-        stats,
-        running=running,
-        pending=pending,
-        memory=memory,
-        distribution=None if stats is None else times.distribution(),
-        **counters,
-    )
+    distribution = None if stats is None else times.distribution()
+    return RegionTimes(name, device, stats, distribution=distribution, **(counters | more))
 
 
 def summarize(stores: Iterable[Intervals]) -> tuple[RecordedTimes, dict[str, int]]:
     """The times of several threads without warm-up, and the sums of their counters."""
-    copies = [store.copy() for store in stores]
+    return _together([store.copy() for store in stores])
+
+
+def _together(copies: Sequence[dict[str, Any]]) -> tuple[RecordedTimes, dict[str, int]]:
     counters = {counter: sum(copied[counter] for copied in copies) for counter in STORED_COUNTERS}
     durations, skipped = [], 0
     for copied in copies:

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from deep500_timing._base.memory_usage import RegionMemory
     from deep500_timing._summary.anchor import ClockAnchor
     from deep500_timing._summary.distribution import Distribution
-    from deep500_timing._summary.place import Place
     from deep500_timing._summary.stats import TimeStats
+    from deep500_timing._summary.tree import Tree
 
 CPU = "CPU"
 GPU = "GPU"
@@ -107,8 +107,8 @@ class Snapshot:
     written by an earlier version."""
     since_unix_time_s: float | None = None
     """When the earlier snapshot was taken, where this is a difference (:meth:`since`); None where it holds all."""
-    places: tuple[Place, ...] | None = None
-    """Where the regions lie, see :meth:`Timer.snapshot`; None where it was not asked for."""
+    tree: Tree | None = None
+    """The tree of regions; None unless :meth:`Timer.snapshot` was asked for it."""
     enabled: bool = True
     """Whether the timer recorded when the snapshot was taken."""
 
@@ -146,11 +146,20 @@ class Snapshot:
             self,
             regions=tuple(region for region in regions if region is not None),
             since_unix_time_s=earlier.unix_time_s,
-            places=None,
+            tree=None,
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data for JSON; places and whether the timer records are for tables and are left out."""
-        data = asdict(replace(self, places=None))
-        del data["places"], data["enabled"]
+        """As plain data for JSON, without ``tree`` and ``enabled``, which serve tables."""
+        data = asdict(replace(self, tree=None))
+        del data["tree"], data["enabled"]
         return data
+
+
+def counters_of(snapshot: Snapshot) -> dict[tuple[str, str], dict[str, int]]:
+    """For region and device the counters that are not zero."""
+    return {
+        (region.name, region.device): counts
+        for region in snapshot
+        if (counts := {name: getattr(region, name) for name in COUNTERS if getattr(region, name)})
+    }

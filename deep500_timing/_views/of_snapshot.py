@@ -7,7 +7,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from deep500_timing._base.memory_usage import SHOWN
-from deep500_timing._summary.snapshot import COUNTERS, CPU
+from deep500_timing._summary.snapshot import COUNTERS
 from deep500_timing._summary.text import GAP, format_bytes, safe_name, shorten
 from deep500_timing._views.findings import find, verdict_if_none
 from deep500_timing._views.first import first_note
@@ -18,8 +18,8 @@ from deep500_timing._views.tree_of_snapshot import tree_of_snapshot
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from deep500_timing._summary.place import Place
     from deep500_timing._summary.snapshot import RegionTimes, Snapshot
+    from deep500_timing._summary.tree import Node, Tree
 
 
 def sheet_of(snapshot: Snapshot, step: int | None = None) -> Sheet:
@@ -38,7 +38,7 @@ def sheet_of(snapshot: Snapshot, step: int | None = None) -> Sheet:
         tree,
         findings,
         verdict_if_none(tree) if knows and not findings else "",
-        (*_notes(snapshot), *first_note(tree), *device_note(tree), *_of_tree(snapshot)),
+        (*_notes(snapshot), *first_note(tree), *device_note(tree), *_of_tree(tree)),
     )
 
 
@@ -97,28 +97,29 @@ def _notes(snapshot: Snapshot) -> list[tuple[str, str]]:
     return notes
 
 
-def _of_tree(snapshot: Snapshot) -> list[tuple[str, str]]:
-    places = snapshot.places or ()
-    by_path = {place.path: place for place in places if place.device == CPU}
-    # What lies in a region's warm-up is no warm-up by that: a total is then more than the share says of the parent's.
+def _of_tree(tree: Tree) -> list[tuple[str, str]]:
+    # The intervals inside a region's warm-up are not warm-up themselves: the total exceeds the parent's share.
     partly = [
-        f"{shorten(safe_name(place.path[-1]), LONGEST_NAME)} (CPU)"
-        for place in by_path.values()
-        if (parent := by_path.get(place.path[:-1])) is not None and _exceeds_its_share(place, parent)
+        f"{shorten(safe_name(child.name), LONGEST_NAME)} (CPU)"
+        for parent in tree.walk()
+        for child in parent.children
+        if parent.warm_up and not child.is_rest and _exceeds_its_share(child, parent)
     ]
     notes = []
     if partly:
         named = ", ".join(dict.fromkeys(partly))
-        notes.append(("shares", f"{named}: what lies in the warm-up of another region is in the total, in no share"))
-    if any(place.is_estimate for place in places):
-        notes.append(("places", "what lies in what is known of the newest intervals alone, the times are of all"))
+        notes.append(
+            ("shares", f"{named}: the total includes intervals in the warm-up of the parent, the share does not")
+        )
+    if tree.kept_only:
+        notes.append(("nesting", "from the newest intervals; the times are of the whole run"))
     return notes
 
 
-def _exceeds_its_share(place: Place, parent: Place) -> bool:
-    if place.is_estimate or not parent.warm_up or place.stats is None or parent.stats is None or place.share is None:
+def _exceeds_its_share(node: Node, parent: Node) -> bool:
+    if node.total_s is None or parent.total_s is None or node.share is None:
         return False
-    return place.stats.total > 1.005 * place.share * parent.stats.total
+    return node.total_s > 1.005 * node.share * parent.total_s
 
 
 def _memory(region: RegionTimes) -> str:

@@ -1,6 +1,6 @@
-"""What computes over a run's Parquet: DuckDB where nothing is said, Polars, or Spark where one machine is outgrown.
+"""The engine that queries a run's Parquet: DuckDB, or Spark for runs that one machine cannot hold.
 
-Every query is written once, for Narwhals, which hands it to the engine in the engine's own terms.
+Both take the same SQL: ANSI, with ``cast(sum(x) as bigint)`` for sums of integers.
 """
 
 from __future__ import annotations
@@ -10,83 +10,54 @@ from typing import TYPE_CHECKING, Any, Protocol
 from deep500_timing._base.require import require
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 _CALLER = "Reading a run"
 
 
 class Engine(Protocol):
-    """Reads Parquet and answers SQL, without computing before it is asked for the result."""
+    """Answers SQL over Parquet files. Results are computed when they are read."""
 
     name: str
 
-    def scan(self, files: Sequence[str]) -> Any:
-        """A table of several files, in the engine's own terms."""
-        ...
-
-    def sql(self, query: str, tables: dict[str, list[str]]) -> Any:
-        """The result of a query over tables, in the engine's own terms."""
+    def sql(self, query: str, tables: Mapping[str, Sequence[str]]) -> Any:
+        """The result of a query over tables, given with their files, as the engine's own object."""
         ...
 
     def close(self) -> None:
-        """Let go of what it holds."""
+        """Release the engine."""
         ...
 
 
 class DuckDB:
-    """An embedded engine: no server, no set-up, larger data than memory."""
+    """In this process. Data may be larger than memory."""
 
     name = "duckdb"
 
     def __init__(self, memory: str | None, connection: Any = None) -> None:
         duckdb = require("duckdb", extra="runs", caller=_CALLER)
         self._is_own = connection is None
+        self._views: dict[str, list[str]] = {}
         self.connection = duckdb.connect() if connection is None else connection
         if self._is_own:
-            # A progress bar in somebody's notebook or log is no part of an answer.
+            # It would print into notebooks and logs.
             self.connection.execute("set enable_progress_bar = false")
             if memory is not None:
                 self.connection.execute(f"set memory_limit = '{memory}'")
 
-    def scan(self, files: Sequence[str]) -> Any:
-        """A relation over the files."""
-        return self.connection.read_parquet(list(files), union_by_name=True)
-
-    def sql(self, query: str, tables: dict[str, list[str]]) -> Any:
+    def sql(self, query: str, tables: Mapping[str, Sequence[str]]) -> Any:
         """The relation of a query."""
         for name, files in tables.items():
-            self.scan(files).create_view(name, replace=True)
+            # Another run may have replaced the views of the user's connection.
+            if not self._is_own or self._views.get(name) != list(files):
+                self._views[name] = list(files)
+                self.connection.read_parquet(list(files), union_by_name=True).create_view(name, replace=True)
         return self.connection.sql(query)
 
     def close(self) -> None:
-        """Close the connection, unless it was handed in."""
+        """Close the connection, unless the user passed it."""
         if self._is_own:
             self.connection.close()
-
-
-class Polars:
-    """In this process, lazily."""
-
-    name = "polars"
-
-    def __init__(self) -> None:
-        require("polars", extra="runs", caller=_CALLER)
-
-    def scan(self, files: Sequence[str]) -> Any:
-        """A lazy frame over the files."""
-        import polars as pl
-
-        return pl.concat([pl.scan_parquet(file) for file in files], how="diagonal")
-
-    def sql(self, query: str, tables: dict[str, list[str]]) -> Any:
-        """The lazy frame of a query."""
-        import polars as pl
-
-        frames: Any = {name: self.scan(files) for name, files in tables.items()}
-        return pl.SQLContext(frames).execute(query)
-
-    def close(self) -> None:
-        """Nothing is held."""
 
 
 class Spark:
@@ -99,24 +70,20 @@ class Spark:
         self._is_own = session is None and sql.SparkSession.getActiveSession() is None
         self.session = session if session is not None else sql.SparkSession.builder.getOrCreate()
 
-    def scan(self, files: Sequence[str]) -> Any:
-        """A frame over the files."""
-        return self.session.read.option("mergeSchema", "true").parquet(*files)
-
-    def sql(self, query: str, tables: dict[str, list[str]]) -> Any:
+    def sql(self, query: str, tables: Mapping[str, Sequence[str]]) -> Any:
         """The frame of a query."""
         for name, files in tables.items():
-            self.scan(files).createOrReplaceTempView(name)
+            self.session.read.option("mergeSchema", "true").parquet(*files).createOrReplaceTempView(name)
         return self.session.sql(query)
 
     def close(self) -> None:
-        """Stop the session, if it was begun here."""
+        """Stop the session if this object started it."""
         if self._is_own:
             self.session.stop()
 
 
 def engine_for(engine: str | Any, memory: str | None) -> Engine:
-    """The engine of a name, or around a connection or session that is there already.
+    """The engine of a name, or around the user's connection or session.
 
     Raises:
         ValueError: The name is unknown.
@@ -124,8 +91,6 @@ def engine_for(engine: str | Any, memory: str | None) -> Engine:
     """
     if engine == "duckdb":
         return DuckDB(memory)
-    if engine == "polars":
-        return Polars()
     if engine == "spark":
         return Spark()
     kind = type(engine).__module__.partition(".")[0]
@@ -134,15 +99,14 @@ def engine_for(engine: str | Any, memory: str | None) -> Engine:
     if kind == "pyspark":
         return Spark(engine)
     raise ValueError(
-        f"Run.open(engine={engine!r}): use 'duckdb', 'polars' or 'spark', or hand in a connection of DuckDB or a "
-        "session of Spark."
+        f"Run.open(engine={engine!r}): use 'duckdb' or 'spark', or pass a DuckDB connection or a Spark session."
     )
 
 
 class Relation:
-    """A table that is computed when it is asked for: as pandas, as Arrow, or as rows.
+    """A table that is computed when it is read: as pandas, Arrow, or rows.
 
-    ``native`` is the engine's own object, for whoever wants to go on with it; ``frame`` the same in Narwhals' terms.
+    ``native`` is the engine's own object, for further queries.
     """
 
     def __init__(self, native: Any, what: str) -> None:
@@ -159,19 +123,23 @@ class Relation:
     @property
     def columns(self) -> list[str]:
         """The names of the columns, in order."""
-        return list(self.frame.collect_schema().names())
+        return list(getattr(self.native, "column_names", None) or self.native.columns)
 
     def arrow(self) -> Any:
-        """As a ``pyarrow.Table``, its texts as plain strings whatever the engine."""
+        """As a ``pyarrow.Table`` with the same types for every engine."""
         pa = require("pyarrow", extra="runs", caller=_CALLER)
-        table = self.native if isinstance(self.native, pa.Table) else self.frame.collect("pyarrow").to_native()
-        fields = [
-            field.with_type(pa.string())
-            if pa.types.is_large_string(field.type) or pa.types.is_dictionary(field.type) or _is_view(field.type)
-            else field
-            for field in table.schema
+        table = self.native
+        if not isinstance(table, pa.Table):
+            table = table.to_arrow_table() if hasattr(table, "to_arrow_table") else table.toArrow()
+        is_text = [
+            pa.types.is_large_string(kind) or pa.types.is_dictionary(kind) or str(kind) == "string_view"
+            for kind in table.schema.types
         ]
-        return table.cast(pa.schema([pa.field(field.name, field.type) for field in fields]))
+        fields = [
+            pa.field(field.name, pa.string() if text else field.type)
+            for field, text in zip(table.schema, is_text, strict=True)
+        ]
+        return table.cast(pa.schema(fields))
 
     def df(self) -> Any:
         """As a ``pandas.DataFrame``."""
@@ -179,14 +147,10 @@ class Relation:
         return self.arrow().to_pandas()
 
     def rows(self) -> list[dict[str, Any]]:
-        """As dictionaries, a row each."""
+        """As one dictionary for each row."""
         rows: list[dict[str, Any]] = self.arrow().to_pylist()
         return rows
 
     def __repr__(self) -> str:
-        """What it is, and its columns; nothing is computed."""
+        """The table's name and columns, without computing it."""
         return f"<{self._what}: {', '.join(self.columns)}>"
-
-
-def _is_view(kind: Any) -> bool:
-    return str(kind) == "string_view"

@@ -1,20 +1,21 @@
-"""The table of regions: a tree, with what is left over at each of its nodes."""
+"""The tree of a run's regions, and the table of it."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from deep500_timing._base.require import require
-from deep500_timing._summary.histogram import bin_bounds
 from deep500_timing._summary.nesting import path_text, split_path
+from deep500_timing._summary.tree import Node, OnDevice, build_tree
 from deep500_timing.runs._tables import schema_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
+
+    from deep500_timing._summary.tree import Tree
+    from deep500_timing.runs._run import Run
 
 COLUMNS = {
     "rank": "int32",
@@ -35,153 +36,126 @@ COLUMNS = {
     "p99_ns": "float64",
     "max_ns": "int64",
 }
+_QUANTILES = {"median_ns": 0.5, "p95_ns": 0.95, "p99_ns": 0.99}
+
+_SUMS = """
+    cast(sum({count}) as bigint) as count, cast(sum({total}) as bigint) as total_ns,
+    min({low}) as min_ns, max({high}) as max_ns, cast(sum({overlap}) as bigint) as overlap_ns"""
+_ROWS = """
+with parts as (
+    select {keys}, bin, {of_intervals} from intervals{where} group by {keys}, bin
+    union all
+    select {keys}, bin, {of_windows} from windows{where} group by {keys}, bin),
+bins as (select {keys}, bin, {of_parts} from parts group by {keys}, bin),
+reached as (
+    select *,
+        sum(count) over (partition by {keys} order by bin) as upto,
+        sum(count) over (partition by {keys}) as whole,
+        case when bin < 128 then cast(bin as double)
+            else (bin - 64 * (floor(bin / 64) - 1)) * power(2, floor(bin / 64) - 1)
+                + (power(2, floor(bin / 64) - 1) - 1) / 2 end as middle
+    from bins)
+select {keys}, {of_parts}, {quantiles} from reached group by {keys}"""
 
 
-@dataclass
-class _Node:
-    count: int = 0
-    total_ns: int = 0
-    overlap_ns: int = 0
-    min_ns: int = 0
-    max_ns: int = 0
-    bins: dict[int, int] = field(default_factory=dict)
-
-    def add(self, bin_: int, count: int, total: int, low: int, high: int, overlap: int) -> None:
-        self.min_ns = low if not self.count else min(self.min_ns, low)
-        self.max_ns = high if not self.count else max(self.max_ns, high)
-        self.count += count
-        self.total_ns += total
-        self.overlap_ns += overlap
-        self.bins[bin_] = self.bins.get(bin_, 0) + count
+def where(**wanted: int | None) -> str:
+    """The SQL condition that columns have these values; None does not restrict."""
+    conditions = [f"{name} = {int(value)}" for name, value in wanted.items() if value is not None]
+    return f" where {' and '.join(conditions)}" if conditions else ""
 
 
-def regions_of(frame: Any, windows: Any, rank: int | None, session: int | None, by_rank: bool) -> Any:
-    """Summarize intervals by their place in the tree.
+def region_rows(
+    run: Run, *, rank: int | None = None, session: int | None = None, by_rank: bool = False
+) -> list[dict[str, Any]]:
+    """Sums and quantiles for each path and device, computed by the engine from histograms.
 
-    Args:
-        frame: Intervals, as a lazy frame of Narwhals.
-        windows: Histograms of intervals that are not kept, likewise; None if there are none.
-        rank: Of which rank the windows are wanted.
-        session: Of which session.
-        by_rank: Keep ranks apart.
-
-    Returns:
-        A ``pyarrow.Table``, depth first, siblings by falling total, CPU before GPU.
+    A quantile is linear between the two order statistics around it, which are middles of bins.
     """
-    pa = require("pyarrow", extra="runs", caller="Reading a run")
-    nodes: dict[int | None, dict[tuple[str, str], _Node]] = defaultdict(lambda: defaultdict(_Node))
-    for row in _grouped(frame, by_rank):
-        found = nodes[row["rank"] if by_rank else None]
-        node = found[row["path"], row["device"]]
-        node.add(row["bin"], row["n"], row["total"], row["low"], row["high"], row["overlap"])
-    if windows is not None:
-        for row in _of_windows(windows, rank, session):
-            found = nodes[row["rank"] if by_rank else None]
-            node = found[row["path"], row["device"]]
-            node.add(row["bin"], row["count"], row["total_ns"], row["min_ns"], row["max_ns"], 0)
-    rows = [
-        row for of_rank in sorted(nodes, key=lambda r: -1 if r is None else r) for row in _tree(nodes[of_rank], of_rank)
+
+    def sums(count: str, total: str, low: str, high: str, overlap: str) -> str:
+        return _SUMS.format(count=count, total=total, low=low, high=high, overlap=overlap)
+
+    below = {name: f"floor(cast({share} as double) * (whole - 1))" for name, share in _QUANTILES.items()}
+    statistics = [
+        f"min(case when upto >= least({below[name]} + {number}, whole) then middle end) as {name}_{number}"
+        for name in _QUANTILES
+        for number in (1, 2)
     ]
-    schema = schema_of(COLUMNS if by_rank else {name: kind for name, kind in COLUMNS.items() if name != "rank"})
-    return pa.Table.from_pylist([{name: row[name] for name in schema.names} for row in rows], schema=schema)
-
-
-def _grouped(frame: Any, by_rank: bool) -> list[dict[str, Any]]:
-    nw = require("narwhals", extra="runs", caller="Reading a run")
-    keys = ["path", "device", "bin", *(["rank"] if by_rank else [])]
-    duration = nw.col("dur_ns")
-    grouped = frame.group_by(*keys).agg(
-        nw.len().cast(nw.Int64).alias("n"),
-        duration.sum().cast(nw.Int64).alias("total"),
-        duration.min().alias("low"),
-        duration.max().alias("high"),
-        nw.col("overlap_ns").sum().cast(nw.Int64).alias("overlap"),
+    query = _ROWS.format(
+        keys="path, device, rank" if by_rank else "path, device",
+        where=where(rank=rank, session=session),
+        of_intervals=sums("1", "dur_ns", "dur_ns", "dur_ns", "overlap_ns"),
+        of_windows=sums("count", "total_ns", "min_ns", "max_ns", "0"),
+        of_parts=sums("count", "total_ns", "min_ns", "max_ns", "overlap_ns"),
+        quantiles=", ".join(statistics),
     )
-    rows: list[dict[str, Any]] = grouped.collect("pyarrow").to_native().to_pylist()
+    rows = run.sql(query).rows()
+    for row in rows:
+        for name, share in _QUANTILES.items():
+            low, high = row.pop(f"{name}_1"), row.pop(f"{name}_2")
+            position = share * (row["count"] - 1)
+            value = low + (position - int(position)) * (high - low)
+            row[name] = min(max(value, row["min_ns"]), row["max_ns"])
     return rows
 
 
-def _of_windows(windows: Any, rank: int | None, session: int | None) -> list[dict[str, Any]]:
-    rows = windows.collect("pyarrow").to_native().to_pylist()
-    return [
-        row for row in rows if (rank is None or row["rank"] == rank) and (session is None or row["session"] == session)
-    ]
+def tree_of_rows(rows: Iterable[dict[str, Any]], more: dict[str, dict[str, Any]], **facts: Any) -> Tree:
+    """The tree of :func:`region_rows` of one rank, or of all ranks together.
+
+    Args:
+        rows: The rows.
+        more: Further fields of nodes, by path.
+        **facts: Further arguments of :func:`build_tree`.
+    """
+    nodes: dict[str, Node] = {}
+    for row in sorted(rows, key=lambda row: (row["device"], row["path"])):
+        text, seconds = row["path"], {name[:-3]: row[name] / 1e9 for name in row if name.endswith("_ns")}
+        path = tuple(split_path(text))
+        if row["device"] == "CPU":
+            overlap_s = seconds.pop("overlap")
+            times = {f"{name}_s": value for name, value in seconds.items()}
+            nodes[text] = Node(path[-1], path, count=row["count"], overlap_s=overlap_s, **times, **more.get(text, {}))
+        else:
+            gpu = OnDevice(seconds["total"], None, row["count"], seconds["median"], seconds["p95"])
+            nodes[text] = replace(nodes.get(text) or Node(path[-1], path), gpu=gpu)
+    return build_tree(nodes.values(), **facts)
 
 
-def _tree(nodes: dict[tuple[str, str], _Node], rank: int | None) -> Iterator[dict[str, Any]]:
-    devices = sorted({device for _, device in nodes}, key=lambda name: (name != "CPU", name))
-    children: dict[str, list[str]] = defaultdict(list)
-    known: set[str] = set()
-    for path in sorted({path for path, _ in nodes}):
-        # A region that has not ended yet has no interval, and what is in it has a place all the same.
-        names = split_path(path)
-        for depth in range(len(names)):
-            part = path_text(names[: depth + 1])
-            if part not in known:
-                known.add(part)
-                children[path_text(names[:depth])].append(part)
+def regions_table(run: Run, rank: int | None, session: int | None, by_rank: bool) -> Any:
+    """The regions as a ``pyarrow.Table``, depth first, siblings by falling total, CPU before GPU.
 
-    def total(path: str) -> int:
-        own = nodes.get((path, devices[0]))
-        if own is not None and own.count:
-            return own.total_ns
-        return sum(total(child) for child in children[path])
-
-    def walk(parent: str, depth: int) -> Iterator[dict[str, Any]]:
-        for path in sorted(children[parent], key=lambda child: (-total(child), child)):
-            present = [device for device in devices if (path, device) in nodes] or [devices[0]]
-            for device in present:
-                yield _row(nodes, children, path, parent, depth, device, rank)
-            yield from walk(path, depth + 1)
-
-    yield from walk("", 0)
+    Args:
+        run: The run.
+        rank: Of this rank only.
+        session: Of this session only.
+        by_rank: Keep ranks apart.
+    """
+    pa = require("pyarrow", extra="runs", caller="Reading a run")
+    of_rank: dict[int | None, list[dict[str, Any]]] = defaultdict(list)
+    for row in region_rows(run, rank=rank, session=session, by_rank=by_rank):
+        of_rank[row.get("rank")].append(row)
+    schema = schema_of(COLUMNS if by_rank else {name: kind for name, kind in COLUMNS.items() if name != "rank"})
+    columns: dict[str, list[Any]] = {name: [] for name in schema.names}
+    for number in sorted(of_rank, key=lambda number: -1 if number is None else number):
+        for line in _lines(of_rank[number]):
+            for name in schema.names:
+                columns[name].append(number if name == "rank" else line.get(name))
+    return pa.table(columns, schema=schema)
 
 
-def _row(
-    nodes: dict[tuple[str, str], _Node],
-    children: dict[str, list[str]],
-    path: str,
-    parent: str,
-    depth: int,
-    device: str,
-    rank: int | None,
-) -> dict[str, Any]:
-    node = nodes.get((path, device), _Node())
-    above = nodes.get((parent, device))
-    inside = [nodes[child, device] for child in children[path] if (child, device) in nodes]
-    row: dict[str, Any] = dict.fromkeys(COLUMNS)
-    row |= {"rank": rank, "path": path, "parent": parent or None, "region": split_path(path)[-1]}
-    row |= {"depth": depth, "device": device, "count": node.count}
-    if not node.count:
-        return row
-    rest = node.total_ns - sum(child.total_ns - child.overlap_ns for child in inside)
-    quantiles = [quantile(node.bins, q) for q in (0.5, 0.95, 0.99)]
-    clamped = [min(max(value, node.min_ns), node.max_ns) for value in quantiles]
-    row |= {
-        "total_ns": node.total_ns,
-        "share": node.total_ns / above.total_ns if above is not None and above.total_ns else None,
-        "rest_ns": rest if inside and device == "CPU" else None,
-        "overlap_ns": node.overlap_ns,
-        "min_ns": node.min_ns,
-        "mean_ns": node.total_ns / node.count,
-        "median_ns": clamped[0],
-        "p95_ns": clamped[1],
-        "p99_ns": clamped[2],
-        "max_ns": node.max_ns,
-    }
-    return row
-
-
-def quantile(bins: dict[int, int], q: float) -> float:
-    """The ``q``-quantile in ns of a histogram by bins, linear between order statistics, within 1 %."""
-    numbers = sorted(bins)
-    reached = np.cumsum([bins[number] for number in numbers])
-    position = q * (int(reached[-1]) - 1)
-    low = int(position)
-
-    def statistic(rank: int) -> float:
-        first, width = bin_bounds(numbers[int(np.searchsorted(reached, rank))])
-        return first + (width - 1) / 2
-
-    first = statistic(low + 1)
-    return first if position == low else first + (position - low) * (statistic(low + 2) - first)
+def _lines(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    known = {(row["path"], row["device"]): row for row in rows}
+    for node in tree_of_rows(rows, {}).walk():
+        if node.is_rest:
+            continue
+        path = path_text(node.path)
+        line: dict[str, Any] = {"path": path, "parent": path_text(node.parent) or None, "region": node.name}
+        line |= {"depth": len(node.path) - 1, "device": "CPU", "count": 0}
+        on_host = {"share": node.share, "rest_ns": None if node.rest_s is None else round(node.rest_s * 1e9)}
+        on_device = {"share": None if node.gpu is None else node.gpu.share}
+        found = [(device, known[path, device]) for device in ("CPU", "GPU") if (path, device) in known]
+        if not found:
+            yield line
+        for device, row in found:
+            own = on_host if device == "CPU" else on_device
+            yield line | row | own | {"mean_ns": row["total_ns"] / row["count"]}

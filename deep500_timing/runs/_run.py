@@ -6,12 +6,13 @@ import glob as _glob
 import os
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._base.require import require
 from deep500_timing.runs._compact import Compacted, compact, empty_file, find_logs
 from deep500_timing.runs._engine import Relation, engine_for
 from deep500_timing.runs._files import parse_name
 from deep500_timing.runs._kinds import TABLES
 from deep500_timing.runs._readers import Reading
+from deep500_timing.runs._regions import regions_table, where
+from deep500_timing.runs._steptable import steps_of
 from deep500_timing.runs._tables import COLUMNS
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class Run:
 
         Args:
             folder: The run's folder, or a pattern for several (``"nodes/*/run"``) whose ranks are of one run.
-            engine: ``"duckdb"``, ``"polars"``, ``"spark"``, a connection of DuckDB or a session of Spark.
+            engine: ``"duckdb"``, ``"spark"``, a DuckDB connection or a Spark session.
             memory: What DuckDB may use, such as ``"2GB"``.
 
         Raises:
@@ -91,17 +92,18 @@ class Run:
         Raises:
             LookupError: No log has such a table.
         """
-        files = self.tables.get(name)
-        if files is None:
+        if name not in self.tables:
             raise LookupError(f"The run has no table {name!r}; it has {', '.join(sorted(self.tables))}.")
-        return Relation(self._engine.scan(files), f"table {name}")
+        return Relation(self._query(f"select * from {name}"), f"table {name}")
 
     def sql(self, query: str) -> Relation:
-        """The result of a query; the run's tables are there under their names."""
-        # Each table that is offered has its files' heads read, so only those whose names are in the text.
-        said = query.lower()
-        tables = {name: files for name, files in self.tables.items() if name.lower() in said}
-        return Relation(self._engine.sql(query, tables), "query")
+        """The result of an SQL query over the run's tables."""
+        return Relation(self._query(query), "query")
+
+    def _query(self, query: str) -> Any:
+        # The engine opens the files of each table it is given, so it gets only those that the text names.
+        text = query.lower()
+        return self._engine.sql(query, {name: files for name, files in self.tables.items() if name.lower() in text})
 
     def intervals(
         self,
@@ -117,15 +119,10 @@ class Run:
             session: Of this session only: 0 is a rank's first start into the folder.
             steps: Of these steps only, the first and the last.
         """
-        narwhals = require("narwhals", extra="runs", caller="Reading a run")
-        frame = self.table("intervals").frame
-        if rank is not None:
-            frame = frame.filter(narwhals.col("rank") == rank)
-        if session is not None:
-            frame = frame.filter(narwhals.col("session") == session)
-        if steps is not None:
-            frame = frame.filter((narwhals.col("step") >= steps[0]) & (narwhals.col("step") <= steps[1]))
-        return Relation(frame.to_native(), "intervals")
+        first, last = steps or (None, None)
+        query = "select * from intervals" + (where(rank=rank, session=session) or " where true")
+        query += "" if first is None or last is None else f" and step between {int(first)} and {int(last)}"
+        return Relation(self._query(query), "intervals")
 
     def regions(self, *, rank: int | None = None, session: int | None = None, by_rank: bool = False) -> Relation:
         """The tree of regions: how often, how long, which share of what they are in.
@@ -137,11 +134,7 @@ class Run:
             session: Of this session only.
             by_rank: A row for each rank, instead of one for all together.
         """
-        from deep500_timing.runs._regions import regions_of
-
-        windows = self.table("windows").frame if any("windows" in found.files for found in self._compacted) else None
-        table = regions_of(self.intervals(rank=rank, session=session).frame, windows, rank, session, by_rank)
-        return Relation(table, "regions")
+        return Relation(regions_table(self, rank, session, by_rank), "regions")
 
     def steps(self, *, rank: int | None = None, session: int | None = None) -> Relation:
         """The steps of every rank in order: when they began and how long they took.
@@ -149,10 +142,7 @@ class Run:
         A step is its BATCH, or from its first to its last where it has several. Without any BATCH a step is what lies
         between its mark and the next, and the last one's length is not known.
         """
-        from deep500_timing.runs._steptable import steps_of
-
-        frame = self.intervals(rank=rank, session=session).frame
-        return Relation(steps_of(frame, self.table("marks").frame, rank, session), "steps")
+        return steps_of(self, rank, session)
 
     def why(self, step: int, *, session: int | None = None, neighbours: int = _NEIGHBOURS) -> Why:
         """Why a step took as long as it did, beside those around it.

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
-from deep500_timing._base.require import require
-from deep500_timing.runs._tables import schema_of
+from deep500_timing.runs._regions import where
+
+if TYPE_CHECKING:
+    from deep500_timing.runs._engine import Relation
+    from deep500_timing.runs._run import Run
 
 COLUMNS = {
     "rank": "int32",
@@ -16,58 +19,26 @@ COLUMNS = {
     "dur_ns": "int64",
     "batches": "int64",
 }
+# A step is its BATCHes. For ranks and sessions without any BATCH it lasts from its mark to the next one.
+_STEPS = """
+with batches as (
+    select rank, session, step, min(start_ns) as start_ns, min(unix_ns) as unix_ns,
+        max(start_ns + dur_ns) - min(start_ns) as dur_ns, cast(count(*) as bigint) as batches
+    from intervals{where} and region = 'BATCH' and device = 'CPU' and step is not null
+    group by rank, session, step),
+marked as (
+    select rank, session, step, time_ns as start_ns, unix_ns,
+        lead(time_ns) over (partition by rank, session order by time_ns, step) - time_ns as dur_ns,
+        cast(0 as bigint) as batches
+    from marks{where})
+select * from batches
+union all
+select m.* from marked m left join (select distinct rank, session from batches) b
+    on m.rank = b.rank and m.session = b.session where b.rank is null
+order by rank, session, start_ns, step"""
 
 
-def steps_of(intervals: Any, marks: Any, rank: int | None, session: int | None) -> Any:
-    """Steps out of BATCHes, or out of marks for ranks and sessions that have no BATCH.
-
-    Args:
-        intervals: As a lazy frame of Narwhals.
-        marks: Likewise.
-        rank: Of which rank, None for all.
-        session: Of which session, None for all.
-
-    Returns:
-        A ``pyarrow.Table``, by rank, session and start.
-    """
-    pa = require("pyarrow", extra="runs", caller="Reading a run")
-    nw = require("narwhals", extra="runs", caller="Reading a run")
-    start, duration = nw.col("start_ns"), nw.col("dur_ns")
-    batches = (
-        intervals.filter((nw.col("region") == "BATCH") & (nw.col("device") == "CPU") & ~nw.col("step").is_null())
-        .with_columns(end_ns=start + duration)
-        .group_by("rank", "session", "step")
-        .agg(
-            start.min().alias("start_ns"),
-            nw.col("end_ns").max().alias("end_ns"),
-            nw.col("unix_ns").min().alias("unix_ns"),
-            nw.len().cast(nw.Int64).alias("batches"),
-        )
-    )
-    rows = batches.collect("pyarrow").to_native().to_pylist()
-    for row in rows:
-        row["dur_ns"] = row.pop("end_ns") - row["start_ns"]
-    counted = {(row["rank"], row["session"]) for row in rows}
-    rows += _of_marks(marks, counted, rank, session)
-    rows.sort(key=lambda row: (row["rank"], row["session"], row["start_ns"], row["step"]))
-    return pa.Table.from_pylist(rows, schema=schema_of(COLUMNS))
-
-
-def _of_marks(marks: Any, counted: set[tuple[int, int]], rank: int | None, session: int | None) -> list[dict[str, Any]]:
-    found = sorted(
-        (row["rank"], row["session"], row["time_ns"], row["step"], row["unix_ns"])
-        for row in marks.collect("pyarrow").to_native().to_pylist()
-        if (row["rank"], row["session"]) not in counted
-        and (rank is None or row["rank"] == rank)
-        and (session is None or row["session"] == session)
-    )
-    rows = []
-    for place, (of_rank, of_session, time, step, unix) in enumerate(found):
-        following = found[place + 1] if place + 1 < len(found) else None
-        same = following is not None and following[:2] == (of_rank, of_session)
-        length = following[2] - time if following is not None and same else None
-        rows.append(
-            {"rank": of_rank, "session": of_session, "step": step, "start_ns": time, "unix_ns": unix}
-            | {"dur_ns": length, "batches": 0}
-        )
-    return rows
+def steps_of(run: Run, rank: int | None, session: int | None) -> Relation:
+    """The steps by rank, session and start."""
+    condition = where(rank=rank, session=session) or " where true"
+    return run.sql(_STEPS.format(where=condition))

@@ -142,7 +142,7 @@ def test_as_json(tmr):
     assert ("a", 1.0, None, 1) == (a["name"], a["stats"]["mean"], a["stats"]["median_ci"], a["stats"]["count"])
     assert ("b", None, 1) == (b["name"], b["stats"], b["running"])
     assert a == json.loads(json.dumps(snapshot.regions[0].to_dict()))
-    assert {field.name for field in dataclasses.fields(Snapshot)} - {"places", "enabled"} == set(data)
+    assert {field.name for field in dataclasses.fields(Snapshot)} - {"tree", "enabled"} == set(data)
     assert {field.name for field in dataclasses.fields(RegionTimes)} == set(a)
 
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deep500_timing._summary.place import Place
 from deep500_timing._summary.snapshot import RegionTimes, Snapshot
 from deep500_timing._summary.text import width_of
+from deep500_timing._summary.tree import build_tree, node_of
 from deep500_timing._views.drawing import render
 from deep500_timing._views.of_snapshot import sheet_of
 from deep500_timing._views.table import lay_out
@@ -128,15 +128,13 @@ def test_a_table_is_no_wider_than_the_terminal(snapshot_of, stats_of, width):
     assert len(names) == len({row.name for row in table.rows})
 
 
-def _places(stats_of, depth):
-    # A chain of regions, each inside the one before, and a course for each.
-    names = tuple(f"region {level}" for level in range(depth))
-    return tuple(
-        Place(
-            names[: level + 1], "CPU", stats_of(0.0123, count=200), share=0.9 if level else None, trend=(0.0123,) * 15
-        )
-        for level in range(depth)
-    )
+def _chain(stats_of, depth):
+    # A chain of regions, each inside the one before, with a trend each.
+    names = [f"region {level}" for level in range(depth)]
+    stats = stats_of(0.0123, count=200)
+    nodes = [node_of(tuple(names[: level + 1]), stats, trend=(0.0123,) * 15) for level in range(depth)]
+    regions = tuple(RegionTimes(name, "CPU", stats) for name in names)
+    return Snapshot(regions, 0.0, "node01", 1, tree=build_tree(nodes))
 
 
 @pytest.mark.parametrize(
@@ -151,8 +149,7 @@ def _places(stats_of, depth):
 )
 def test_a_narrow_terminal_loses_columns_by_name(machine, stats_of, width, left_out):
     """The course over the run goes first, then the percentile, then the count; total, share and median stay."""
-    regions = tuple(RegionTimes(place.path[-1], "CPU", place.stats) for place in _places(stats_of, 5))
-    snapshot = Snapshot(regions, 0.0, "node01", 1, places=_places(stats_of, 5))
+    snapshot = _chain(stats_of, 5)
     table = table_of(snapshot, width=width)
 
     assert table.width <= width
@@ -165,8 +162,7 @@ def test_a_narrow_terminal_loses_columns_by_name(machine, stats_of, width, left_
 
 def test_below_sixty_columns_a_level_is_one_column(stats_of):
     """A deep tree leaves room for names."""
-    regions = tuple(RegionTimes(place.path[-1], "CPU", place.stats) for place in _places(stats_of, 5))
-    snapshot = Snapshot(regions, 0.0, "node01", 1, places=_places(stats_of, 5))
+    snapshot = _chain(stats_of, 5)
 
     assert ["", " ", "  ", "   ", "    "] == [row.indent for row in table_of(snapshot, width=59).rows]
     assert "         └─ " == table_of(snapshot, width=60).rows[-1].indent

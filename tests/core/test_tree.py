@@ -1,4 +1,4 @@
-"""Where the regions of one process lie, from the intervals that its timer keeps."""
+"""The tree of regions of one process, from the intervals that its timer keeps."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 
 from deep500_timing import Timer
 from deep500_timing._recording.intervals import Intervals
+from deep500_timing._summary.kept_tree import _nest
 from deep500_timing._summary.nesting import ENDLESS, Paths
-from deep500_timing._summary.places import _read
+from deep500_timing._summary.reading import _store
+from deep500_timing._summary.snapshot import CPU
 from deep500_timing.testing import ManualClock
 
 NAMES = "abc"
@@ -25,14 +27,19 @@ SPANS = st.lists(
     ),
     max_size=9,
 )
-STRETCHES = 15
+BUCKETS = 15
 
 
-def place(tmr, *path, device="CPU"):
-    """One place of a timer, which must be there."""
-    found = [place for place in tmr.snapshot(places=True).places if (place.path, place.device) == (path, device)]
-    assert 1 == len(found)
-    return found[0]
+def nodes_of(tmr):
+    """All nodes of a timer's tree but the rests."""
+    return [node for node in tmr.snapshot(places=True).tree.walk() if not node.is_rest]
+
+
+def node(tmr, *path):
+    """One node of a timer's tree. It must exist."""
+    found = tmr.snapshot(places=True).tree.at(path)
+    assert found is not None
+    return found
 
 
 def train(tmr, clock, epochs=2, steps=10):
@@ -51,15 +58,15 @@ def train(tmr, clock, epochs=2, steps=10):
 def test_a_snapshot_does_not_look_for_places_unasked(tmr, clock):
     """It costs nothing where nobody draws a tree."""
     train(tmr, clock)
-    assert tmr.snapshot().places is None
+    assert tmr.snapshot().tree is None
 
 
 def test_one_name_at_two_places(tmr, clock):
     """Each place has its own statistics, share of its parent and rest."""
     train(tmr, clock)
-    inside, beside = place(tmr, "EPOCH", "BATCH", "IO"), place(tmr, "EPOCH", "IO")
-    batch, epoch = place(tmr, "EPOCH", "BATCH"), place(tmr, "EPOCH")
-    assert (20, 2) == (inside.stats.count, beside.stats.count)
+    inside, beside = node(tmr, "EPOCH", "BATCH", "IO"), node(tmr, "EPOCH", "IO")
+    batch, epoch = node(tmr, "EPOCH", "BATCH"), node(tmr, "EPOCH")
+    assert (20, 2) == (inside.count, beside.count)
     assert pytest.approx(0.4 / 2.9) == inside.share
     assert pytest.approx(2.5) == batch.rest_s
     assert pytest.approx(0.0) == epoch.rest_s
@@ -72,17 +79,17 @@ def test_what_is_open_holds_what_has_ended_in_it(tmr, clock):
     with tmr.region("EPOCH"):
         with tmr.region("BATCH"):
             clock.advance(1.0)
-        assert place(tmr, "EPOCH").stats is None
-        assert (1.0, None) == (place(tmr, "EPOCH", "BATCH").stats.total, place(tmr, "EPOCH", "BATCH").share)
+        assert node(tmr, "EPOCH").total_s is None
+        assert (1.0, None) == (node(tmr, "EPOCH", "BATCH").total_s, node(tmr, "EPOCH", "BATCH").share)
 
 
 def test_warm_up_is_apart_and_the_rest_adds_up(clock):
     """What ``skip_first`` leaves out is in no statistic, and not in the rest of what holds it either."""
     tmr = Timer(clock=clock, skip_first=1)
     train(tmr, clock, epochs=3)
-    batch, epoch = place(tmr, "EPOCH", "BATCH"), place(tmr, "EPOCH")
-    assert (29, 1, 1.0) == (batch.stats.count, batch.warm_up, batch.warm_up_s)
-    assert (2, 1) == (epoch.stats.count, epoch.warm_up)
+    batch, epoch = node(tmr, "EPOCH", "BATCH"), node(tmr, "EPOCH")
+    assert (29, 1, 1.0) == (batch.count, batch.warm_up, batch.warm_up_s)
+    assert (2, 1) == (epoch.count, epoch.warm_up)
     assert pytest.approx(2.0 / 2.1) == batch.share
     assert pytest.approx(0.0) == epoch.rest_s
 
@@ -91,11 +98,11 @@ def test_what_is_forgotten_stands_where_the_newest_lie(clock):
     """With ``keep_last`` the times are of the whole run and the place of the newest; it is said to be an estimate."""
     tmr = Timer(clock=clock, keep_last=100)
     train(tmr, clock, epochs=1, steps=20_000)
-    batch, inside = place(tmr, "EPOCH", "BATCH"), place(tmr, "EPOCH", "BATCH", "IO")
-    assert (20_000, True) == (batch.stats.count, batch.is_estimate)
-    assert (20_001, True) == (inside.stats.count, inside.is_estimate)
+    batch, inside = node(tmr, "EPOCH", "BATCH"), node(tmr, "EPOCH", "BATCH", "IO")
+    assert (20_000, 20_001) == (batch.count, inside.count)
+    assert tmr.snapshot(places=True).tree.kept_only
     assert pytest.approx(0.2, rel=0.01) == inside.share
-    assert pytest.approx(batch.stats.total - inside.stats.total) == batch.rest_s
+    assert pytest.approx(batch.total_s - inside.total_s) == batch.rest_s
     assert pytest.approx(1.0, rel=0.01) == batch.share
     assert inside.rest_s is None
 
@@ -109,10 +116,10 @@ def test_what_is_forgotten_and_all_warm_up_has_a_place(clock):
             if number >= 1400:  # so that more of them are forgotten than are kept, and fewer than are warm-up
                 with tmr.region("IO"):
                     clock.advance(0.01)
-    batch, inside = place(tmr, "BATCH"), place(tmr, "BATCH", "IO")
-    assert (1000, 1000, True) == (batch.stats.count, batch.warm_up, batch.is_estimate)
-    assert (None, None, None, True) == (inside.stats, inside.share, inside.rest_s, inside.is_estimate)
-    assert pytest.approx(batch.stats.total) == batch.rest_s
+    batch, inside = node(tmr, "BATCH"), node(tmr, "BATCH", "IO")
+    assert (1000, 1000) == (batch.count, batch.warm_up)
+    assert (None, None, None) == (inside.total_s, inside.share, inside.rest_s)
+    assert pytest.approx(batch.total_s) == batch.rest_s
 
 
 def test_what_ends_while_it_is_read_is_there_once():
@@ -122,8 +129,8 @@ def test_what_ends_while_it_is_read_is_there_once():
         intervals = Intervals(-1, 0)
         for pair in pairs:
             intervals.append(*pair)
-        region = SimpleNamespace(name="a", is_open=True, _start_ns=open_ns, _intervals=intervals, _thread=object())
-        kept, _ = _read([region], ["a"], Paths())
+        store = _store(SimpleNamespace(name="a", _thread=object()), CPU, intervals, open_ns)
+        kept = _nest([store], ["a"], Paths())
         return list(zip(kept.starts.tolist(), kept.ends.tolist(), strict=True))
 
     assert [(5, 9)] == rows(5, (5, 9))
@@ -139,7 +146,7 @@ def test_threads_do_not_nest_in_each_other(tmr, clock):
         thread.start()
         thread.join()
         clock.advance(1.0)
-    assert {("BATCH",), ("load",)} == {found.path for found in tmr.snapshot(places=True).places}
+    assert {("BATCH",), ("load",)} == {found.path for found in nodes_of(tmr)}
 
 
 def test_device_times_have_the_place_of_their_region(clock, device):
@@ -153,9 +160,9 @@ def test_device_times_have_the_place_of_their_region(clock, device):
                 clock.advance(0.001)
     device.finish()
     tmr.complete_all()
-    assert (2, 4.0) == _count_and_total(place(tmr, "TRAIN", "FORWARD", device="GPU"))
-    assert (1, 3.0) == _count_and_total(place(tmr, "EVAL", "FORWARD", device="GPU"))
-    assert pytest.approx(1.0) == place(tmr, "EVAL", "FORWARD", device="GPU").share
+    assert (2, 4.0) == _count_and_total(node(tmr, "TRAIN", "FORWARD").gpu)
+    assert (1, 3.0) == _count_and_total(node(tmr, "EVAL", "FORWARD").gpu)
+    assert pytest.approx(1.0) == node(tmr, "EVAL", "FORWARD").gpu.share
 
 
 def test_device_times_lie_in_each_other(clock, device):
@@ -173,9 +180,9 @@ def test_device_times_lie_in_each_other(clock, device):
     device.finish()
     tmr.complete_all()
     paths = [("EPOCH",), ("EPOCH", "BATCH"), ("EPOCH", "BATCH", "FORWARD")]
-    found = [place(tmr, *path, device="GPU") for path in paths]
+    found = [node(tmr, *path).gpu for path in paths]
     assert [None, 4 / 6, 1 / 4] == [one.share for one in found]
-    assert [False] * 3 == [one.is_estimate for one in found]
+    assert not tmr.snapshot(places=True).tree.kept_only
 
 
 def test_a_device_time_in_what_is_not_timed_there_has_no_share(clock, device):
@@ -189,7 +196,7 @@ def test_a_device_time_in_what_is_not_timed_there_has_no_share(clock, device):
     device.finish()
     tmr.complete_all()
     assert (1.0, None) == (
-        (inner := place(tmr, "EPOCH", "BATCH", "FORWARD", device="GPU")).stats.total,
+        (inner := node(tmr, "EPOCH", "BATCH", "FORWARD").gpu).total_s,
         inner.share,
     )
 
@@ -203,9 +210,9 @@ def test_a_device_time_that_is_on_its_way_moves_no_other(clock, device):
             clock.advance(1.0)
         if outer == "TRAIN":
             device.finish()
-    found = [one for one in tmr.snapshot(places=True).places if one.device == "GPU"]
+    found = [one for one in nodes_of(tmr) if one.gpu is not None]
     assert [("TRAIN", "FORWARD")] == [one.path for one in found]
-    assert (3, 3.0) == _count_and_total(found[0])
+    assert (3, 3.0) == _count_and_total(found[0].gpu)
 
 
 def test_device_times_that_are_forgotten_are_those_of_the_whole_run(clock, device):
@@ -217,17 +224,17 @@ def test_device_times_that_are_forgotten_are_those_of_the_whole_run(clock, devic
             clock.advance(0.001)
         device.finish()
     tmr.complete_all()
-    found = place(tmr, "FORWARD", device="GPU")
-    assert (600, pytest.approx(0.6), True) == (*_count_and_total(found), found.is_estimate)
+    assert (600, pytest.approx(0.6)) == _count_and_total(node(tmr, "FORWARD").gpu)
+    assert tmr.snapshot(places=True).tree.kept_only
 
 
 def _count_and_total(found):
-    return found.stats.count, found.stats.total
+    return found.count, found.total_s
 
 
 def test_nothing_recorded_has_no_place(tmr):
     """An unused timer has a tree with nothing in it."""
-    assert () == tmr.snapshot(places=True).places
+    assert () == tmr.snapshot(places=True).tree.roots
 
 
 def rows_of(spans, skip_first):
@@ -258,7 +265,7 @@ def by_hand(rows):
     """What each place has, worked out from the rows one by one."""
     counted = [row for row in rows if row["counted"]]
     begin = min((row["start"] for row in counted), default=0)
-    width = -(-(max((row["end"] for row in counted), default=0) - begin + 1) // STRETCHES)
+    width = -(-(max((row["end"] for row in counted), default=0) - begin + 1) // BUCKETS)
     found = {}
     for path in {row["path"] for row in rows}:
         here = [row for row in rows if row["path"] == path]
@@ -268,7 +275,7 @@ def by_hand(rows):
         above = length([row for row in counted if row["path"] == path[:-1]])
         inside = [row for row in rows if row["parent"] is not None and row["parent"]["path"] == path]
         taken = [row for row in inside if row["parent"]["counted"]]
-        trend = [[row for row in own if (row["start"] - begin) // width == part] for part in range(STRETCHES)]
+        trend = [[row for row in own if (row["start"] - begin) // width == part] for part in range(BUCKETS)]
         found[path] = {
             "count": len(own) or None,
             "total": length(own) / 1e9 if own else None,
@@ -308,17 +315,17 @@ def test_any_intervals_lie_where_a_look_at_every_pair_puts_them(spans, elsewhere
     thread.start()
     thread.join()
     with np.errstate(all="raise"):
-        places = tmr.snapshot(places=True).places
+        nodes = nodes_of(tmr)
     expected = by_hand([*rows_of(spans, skip_first), *rows_of(elsewhere, skip_first)])
     actual = {
         found.path: {
-            "count": found.stats and found.stats.count,
-            "total": found.stats and found.stats.total,
+            "count": found.count or None,
+            "total": found.total_s,
             **{name: getattr(found, name) for name in ("share", "rest_s", "overlap_s", "first_s", "warm_up")},
             "warm_up_s": found.warm_up_s,
             "trend": list(found.trend),
         }
-        for found in places
+        for found in nodes
     }
     assert expected.keys() == actual.keys()
     for path, values in expected.items():
