@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -22,12 +22,31 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from deep500_timing._summary.reading import Store
     from deep500_timing._summary.stats import TimeStats
 
     Int64Array = NDArray[np.int64]
     BoolArray = NDArray[np.bool_]
     Path = tuple[str, ...]
+
+
+class Store(NamedTuple):
+    """The intervals of one region on one thread and device, read once."""
+
+    name: str
+    device: str
+    thread: int
+    copied: dict[str, Any]
+    """From ``Intervals.copy()``."""
+    pairs: NDArray[np.int64]
+    """Start and end in ns, shape ``(n, 2)``."""
+    open_ns: int | None = None
+    """The start of the region if it is open."""
+
+    @property
+    def counted(self) -> NDArray[np.bool_]:
+        """Which intervals are not warm-up."""
+        warm_up: int = self.copied["skip_first"] - self.copied["aggregated"]
+        return np.arange(len(self.pairs), dtype=np.int64) >= warm_up
 
 
 @dataclass

@@ -7,7 +7,7 @@ import socket
 import time
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from deep500_timing._distributed.identity import known_rank_and_world
 from deep500_timing._recording.left_open import end_what_is_over
 from deep500_timing._summary.anchor import take_anchor
 from deep500_timing._summary.distribution import Distribution, RecordedTimes, merge
+from deep500_timing._summary.kept_tree import Store, tree_of_kept
 from deep500_timing._summary.snapshot import CPU, GPU, STORED_COUNTERS, RegionTimes, Snapshot, counters_of
 
 if TYPE_CHECKING:
@@ -27,26 +28,6 @@ if TYPE_CHECKING:
     from deep500_timing._recording.recorder import Recorder, Region
 
 _ORDER = {member.name: position for position, member in enumerate(TimeType)}
-
-
-class Store(NamedTuple):
-    """The intervals of one region on one thread and device, read once."""
-
-    name: str
-    device: str
-    thread: int
-    copied: dict[str, Any]
-    """From ``Intervals.copy()``."""
-    pairs: NDArray[np.int64]
-    """Start and end in ns, shape ``(n, 2)``."""
-    open_ns: int | None = None
-    """The start of the region if it is open."""
-
-    @property
-    def counted(self) -> NDArray[np.bool_]:
-        """Which intervals are not warm-up."""
-        warm_up: int = self.copied["skip_first"] - self.copied["aggregated"]
-        return np.arange(len(self.pairs), dtype=np.int64) >= warm_up
 
 
 def take_snapshot(recorder: Recorder, pending: dict[int, int], *, places: bool = False) -> Snapshot:
@@ -96,8 +77,6 @@ def take_snapshot(recorder: Recorder, pending: dict[int, int], *, places: bool =
     )
     if not places:
         return snapshot
-    from deep500_timing._summary.kept_tree import tree_of_kept
-
     whole = {(times.name, times.device): times.stats for times in found}
     return replace(snapshot, tree=tree_of_kept(stores, whole, counters_of(snapshot), rank))
 
