@@ -103,6 +103,12 @@ def engine_for(engine: str | Any, memory: str | None) -> Engine:
     )
 
 
+def where(**wanted: int | None) -> str:
+    """The SQL condition that columns have these values; None does not restrict."""
+    conditions = [f"{name} = {int(value)}" for name, value in wanted.items() if value is not None]
+    return f" where {' and '.join(conditions)}" if conditions else ""
+
+
 class Relation:
     """A table that is computed when it is read: as pandas, Arrow, or rows.
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from deep500_timing._base.require import require
 from deep500_timing._summary.nesting import path_text, split_path
 from deep500_timing._summary.tree import Node, OnDevice, build_tree
+from deep500_timing.runs._engine import where
 from deep500_timing.runs._tables import schema_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from deep500_timing._summary.tree import Tree
-    from deep500_timing.runs._run import Run
 
 COLUMNS = {
     "rank": "int32",
@@ -58,14 +58,8 @@ reached as (
 select {keys}, {of_parts}, {quantiles} from reached group by {keys}"""
 
 
-def where(**wanted: int | None) -> str:
-    """The SQL condition that columns have these values; None does not restrict."""
-    conditions = [f"{name} = {int(value)}" for name, value in wanted.items() if value is not None]
-    return f" where {' and '.join(conditions)}" if conditions else ""
-
-
 def region_rows(
-    run: Run, *, rank: int | None = None, session: int | None = None, by_rank: bool = False
+    run: Any, *, rank: int | None = None, session: int | None = None, by_rank: bool = False
 ) -> list[dict[str, Any]]:
     """Sums and quantiles for each path and device, computed by the engine from histograms.
 
@@ -121,7 +115,7 @@ def tree_of_rows(rows: Iterable[dict[str, Any]], more: dict[str, dict[str, Any]]
     return build_tree(nodes.values(), **facts)
 
 
-def regions_table(run: Run, rank: int | None, session: int | None, by_rank: bool) -> Any:
+def regions_table(run: Any, rank: int | None, session: int | None, by_rank: bool) -> Any:
     """The regions as a ``pyarrow.Table``, depth first, siblings by falling total, CPU before GPU.
 
     Args:

@@ -7,11 +7,11 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing.runs._compact import Compacted, compact, empty_file, find_logs
-from deep500_timing.runs._engine import Relation, engine_for
+from deep500_timing.runs._engine import Relation, engine_for, where
 from deep500_timing.runs._files import parse_name
 from deep500_timing.runs._kinds import TABLES
 from deep500_timing.runs._readers import Reading
-from deep500_timing.runs._regions import regions_table, where
+from deep500_timing.runs._regions import regions_table
 from deep500_timing.runs._steptable import steps_of
 from deep500_timing.runs._tables import COLUMNS
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from deep500_timing.runs._regions import where
+from deep500_timing.runs._engine import where
 
 if TYPE_CHECKING:
     from deep500_timing.runs._engine import Relation
-    from deep500_timing.runs._run import Run
 
 COLUMNS = {
     "rank": "int32",
@@ -38,7 +37,7 @@ select m.* from marked m left join (select distinct rank, session from batches) 
 order by rank, session, start_ns, step"""
 
 
-def steps_of(run: Run, rank: int | None, session: int | None) -> Relation:
+def steps_of(run: Any, rank: int | None, session: int | None) -> Relation:
     """The steps by rank, session and start."""
     condition = where(rank=rank, session=session) or " where true"
     return run.sql(_STEPS.format(where=condition))
