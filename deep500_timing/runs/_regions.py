@@ -83,7 +83,7 @@ def region_rows(
         of_parts=sums("count", "total_ns", "min_ns", "max_ns", "overlap_ns"),
         quantiles=", ".join(statistics),
     )
-    rows = run.sql(query).rows()
+    rows: list[dict[str, Any]] = run.sql(query).rows()
     for row in rows:
         for name, share in _QUANTILES.items():
             low, high = row.pop(f"{name}_1"), row.pop(f"{name}_2")

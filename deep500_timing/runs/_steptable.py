@@ -40,4 +40,5 @@ order by rank, session, start_ns, step"""
 def steps_of(run: Any, rank: int | None, session: int | None) -> Relation:
     """The steps by rank, session and start."""
     condition = where(rank=rank, session=session) or " where true"
-    return run.sql(_STEPS.format(where=condition))
+    found: Relation = run.sql(_STEPS.format(where=condition))
+    return found
