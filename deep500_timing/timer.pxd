@@ -4,7 +4,7 @@ from libc.stdint cimport int64_t
 
 from deep500_timing._recording.intervals cimport Intervals, keep
 from deep500_timing._recording.recorder cimport (
-    Recorder, Region, ThreadRegions, clock_ns, keep_methods, look_up, shorten_methods, thread_id
+    Recorder, Region, ThreadRegions, add_fast_paths, cache_methods, clock_ns, look_up, thread_id
 )
 from deep500_timing.devices._null cimport Device
 from deep500_timing.devices._queue cimport EventPair
@@ -12,7 +12,7 @@ from deep500_timing.devices._queue cimport EventPair
 
 cdef extern from *:
     """
-    /* The method behind a descriptor once more, as a method of a subclass. */
+    /* The method behind a descriptor, as a method of a subclass. */
     static inline PyObject *d5_method_of(PyObject *kind, PyObject *descriptor) {
         return PyDescr_NewMethod((PyTypeObject *)kind, ((PyMethodDescrObject *)descriptor)->d_method);
     }

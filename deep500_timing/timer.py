@@ -1,10 +1,10 @@
-"""The timers: what a training script calls.
+"""The timer that a training script calls.
 
-``start`` and ``end`` are the hot path, see ``_recording/recorder.py``. Everything else is a thin method over a
-snapshot, whose parts are imported when they are asked for.
+``start`` and ``end`` are the hot path, see ``_recording/recorder.py``. Every other method is a thin layer over a
+snapshot, and imports what it needs when it is called.
 
-It is one long class because the interpreter calls the methods of C of a timer's own class faster than inherited ones,
-and because these methods are what a user reads and completes in an editor.
+It is one class because the interpreter calls a class's own C methods faster than inherited ones, and because an editor
+shows its methods to users.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from time import perf_counter_ns
 from deep500_timing._recording.recorder import Recorder, Region, name_of
 from deep500_timing.devices._null import NULL_DEVICE
 from deep500_timing.devices._queue import EventPair
-from deep500_timing.exceptions import NoTimesError, RegionOpenError
+from deep500_timing.exceptions import NoTimesError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,12 +51,12 @@ if not cython.compiled:
     from deep500_timing._base.cython_stub import in_c
     from deep500_timing._recording.recorder import look_up
 
-    keep = keep_methods = method_of = shorten_methods = in_c
+    add_fast_paths = cache_methods = keep = method_of = in_c
     clock_ns = perf_counter_ns
     thread_id = get_ident
 
 
-# Its methods know their annotations and defaults, but for those that are called too often to pay for it.
+# Methods keep their annotations and defaults, except the frequent ones, which would be slower.
 @cython.binding(True)  # type: ignore[untyped-decorator, unused-ignore]
 class Timer(Recorder):
     """Times regions on the host and, where ``gpu=True`` asks for it, on a device, from any number of threads.
@@ -64,13 +64,14 @@ class Timer(Recorder):
     Args:
         device_clock: The device clock, or a :func:`~deep500_timing.devices.lazy_device`. With None, ``gpu=True`` is
             accepted and records CPU times only. The adapters' ``CPUGPUTimer`` finds its clock itself.
-        run: A folder in which every interval is written down, from a thread of its own, or a
-            :class:`deep500_timing.runs.RunLog`. None asks ``DEEP500_TIMING_RUN`` in the environment.
-        clock: A host clock of your own, with ``now_ns()``; the system's monotonic clock if None.
-        enabled: False makes every call return at once; may be changed later.
-        keep_last: How many intervals to keep one by one, for each region and thread; None keeps all. Count, total,
+        run: A folder into which a background thread writes every interval, or a
+            :class:`deep500_timing.runs.RunLog`. None takes ``DEEP500_TIMING_RUN`` from the environment.
+        clock: Your own host clock, with ``now_ns()``; None takes the system's monotonic clock.
+        enabled: False makes every call return at once. May be changed later.
+        keep_last: How many intervals to keep one by one, per region and thread; None keeps all. Count, total,
             minimum, maximum, mean and standard deviation stay exact for the whole run, percentiles within 1 %.
-        skip_first: How many intervals of each region, on each thread, are warm-up and left out of the statistics.
+        skip_first: How many first intervals of each region, per thread, are warm-up and left out of the statistics.
+            A thread that follows another one has its own warm-up, and keeps about 2 kB per region when it ends.
 
     Raises:
         ValueError: ``keep_last`` or ``skip_first`` is negative.
@@ -111,14 +112,14 @@ class Timer(Recorder):
 
     @property
     def run(self) -> RunLog | None:
-        """The log of the run that the timer writes into, None without one."""
+        """The run log that the timer writes to, or None."""
         attached: RunLog | None = self._run
         return attached
 
     def step(self, number: int) -> None:
-        """Say that the training step of that number begins, to the run if there is one.
+        """Note in the run, if there is one, that the training step of this number begins.
 
-        Without it the steps of a run are counted by BATCH. Say it where a run that is resumed must not begin at 0.
+        Without it, a run counts steps by BATCH from 0. Call it, or pass ``start`` to :meth:`steps`, in a resumed run.
         """
         if self._run is not None and self._enabled:
             self._run.step(number)
@@ -127,10 +128,9 @@ class Timer(Recorder):
     def start(self, key: TimeType | str, gpu: bool = False) -> None:
         """Open the region ``key`` on the calling thread, and on the device if ``gpu`` is true.
 
-        A region that an exception has left open is discarded, with a warning, where the exception can be known: it is
-        being handled, it has ended a notebook's cell or a block of the timer's around the start, or came out of the
-        timer. Of one that was caught otherwise nothing remains to tell it from a missing end; use a ``with`` block, or
-        call :meth:`fail` where it is caught.
+        A ``with`` block closes its region even after an exception; ``start`` and ``end`` do not. A region that an
+        exception left open is discarded with a warning while the exception is handled, and in the next cell of a
+        notebook. Elsewhere the start raises ``RegionOpenError``: call :meth:`fail` in the ``except`` clause.
 
         Raises:
             RegionOpenError: The thread has it open already.
@@ -151,12 +151,12 @@ class Timer(Recorder):
             except (KeyError, TypeError):
                 region = self._new_region(key, regions)
         if region._is_open:
-            self._start_of_open(region, False)
+            self._start_of_open(region)
         if gpu:
             self._start_on_device(region)
             return
-        # The clock is read last here and first in the end, so that an empty region reads as little as can be; and the
-        # region is opened after it, since a clock of the user's own may raise.
+        # The clock is read last here and first in the end, so that an empty region reads as short as possible. The
+        # region is opened after it, since the user's own clock may raise.
         region._start_ns, region._is_open = clock_ns() if self._native else self._read_clock(), True
 
     @cython.binding(False)  # type: ignore[untyped-decorator, unused-ignore]
@@ -175,7 +175,7 @@ class Timer(Recorder):
         """
         if not self._enabled:
             return
-        now_ns = clock_ns() if self._native else self._read_clock_at_end(key)
+        now_ns = clock_ns() if self._native else self._read_clock()
         regions = self._current
         if thread_id() != regions.ident:
             regions = self._enter_thread()
@@ -188,28 +188,27 @@ class Timer(Recorder):
                 region = regions.by_key[key]
             except (KeyError, TypeError):
                 region = self._new_region(key, regions)
-        if not region._is_open and not self._resume(region):
+        if not region._is_open:
             self._end_of_closed(region)
             return
         if gpu or region._open_pair is not None:
             self._end_on_device(region, gpu, now_ns)
             return
         start_ns, region._is_open = region._start_ns, False
-        # Intervals.append, written out: the call would cost plain Python as much as a reading of the clock.
+        # Intervals.append, inlined: in plain Python the call would cost as much as a reading of the clock.
         if cython.compiled:
             keep(region._intervals, start_ns, now_ns)
         else:
             intervals = region._intervals
             buffer = intervals.buffer
             buffer += (start_ns, now_ns)
-            if len(buffer) > intervals.limit:
+            if len(buffer) >= intervals.limit:
                 intervals.flush_block()
-        if region._suspended is not None:
+        if region._end_has_more:
             self._after_end(region)
 
     def _start_on_device(self, region: Region) -> None:
-        # The region is opened last, so that a second entry meanwhile finds it closed; and its pair is taken away, so
-        # that the second entry makes one of its own.
+        # The pair is taken away first, so that a second entry meanwhile makes its own.
         if self._device.is_lazy:
             self._device = self._device.find_for_regions()
         pair, region._pair = region._pair, None
@@ -225,35 +224,26 @@ class Timer(Recorder):
             raise
 
     def _end_on_device(self, region: Region, gpu: bool, now_ns: int) -> None:
-        # Closed first, then the host's interval, then the device: whatever its clock raises, the rest is done.
+        # The region is closed and the host's interval kept before the device's clock is called, which may raise.
         pair = region._open_pair
         if pair is None or not gpu:
             self._mismatch(region, bool(gpu))
-        intervals = region._intervals
+        start_ns, region._is_open, region._open_pair = region._start_ns, False, None
         try:
-            if cython.compiled:
-                start_ns, region._is_open, region._open_pair = region._start_ns, False, None
-                intervals.append(start_ns, now_ns)
-            else:
-                # As in end: no call between the two, since an interrupt comes where something is called.
-                buffer = intervals.buffer
-                start_ns, region._is_open, region._open_pair = region._start_ns, False, None
-                buffer += (start_ns, now_ns)
-                if len(buffer) > intervals.limit:
-                    intervals.flush_block()
-            if region._suspended is not None:
-                self._resume(region)
+            intervals = region._intervals
+            intervals.append(start_ns, now_ns)
+            self._resume(region)
             self._end_pair(region, pair, start_ns, now_ns)
         except BaseException:
-            if pair.start is not None:  # The pool counts by itself what it has taken over, and gives it back.
+            if pair.start is not None:  # Else the pool has counted it, and takes its events back.
                 store = region._device_store()
                 store.failed += 1
                 self._device.drop(pair)
             if region._pair is None:
                 region._pair = pair
             raise
-        if region._suspended is not None:
-            self._tell_end(region)
+        if region._end_has_more:
+            self._call_watcher(region)
 
     def _end_pair(self, region: Region, pair: Any, start_ns: int, end_ns: int) -> None:
         if not self._device.is_null:
@@ -267,11 +257,11 @@ class Timer(Recorder):
 
     @cython.binding(False)  # type: ignore[untyped-decorator, unused-ignore]
     def region(self, key: TimeType | str, gpu: bool = False) -> Region | DeviceRegion:
-        """The region ``key`` of the calling thread, for ``with timer.region(key): ...``.
+        """Return the calling thread's region ``key``, for ``with timer.region(key): ...``.
 
         It is the same object each time and may be kept: ``r = timer.region(key)``, then ``r.start()``, ``r.end()``.
-        If the block raises, the interval is counted as failed and not kept. With ``gpu=True`` it is timed on the
-        device as well.
+        If the block raises, the interval is counted as failed and not kept. With ``gpu=True`` the device times it as
+        well.
 
         Raises:
             InvalidKeyError: The key is neither a ``TimeType`` nor a non-empty string.
@@ -279,7 +269,7 @@ class Timer(Recorder):
         if cython.compiled:
             region = self._find(key)
         else:
-            # The same, written out: the call would cost as much as a reading of the clock.
+            # The same, inlined: the call would cost as much as a reading of the clock.
             regions = self._current
             if thread_id() != regions.ident:
                 regions = self._enter_thread()
@@ -298,16 +288,16 @@ class Timer(Recorder):
     def timed(self, key: TimeType | str, gpu: bool = False) -> Callable[[F], F]:
         """A decorator that times each call of a function, each resumption of a generator, each run of a coroutine.
 
-        A function that calls itself is timed from the outermost call to its return. A coroutine is timed from its
-        first step to its end, the time it waits included, and any number may run at once.
+        A call while the thread has ``key`` open is part of that stretch, as in a recursion. A coroutine is timed from
+        its first step to its end, waiting included, and any number may run at once.
 
         Args:
             key: The region.
             gpu: Time it on the device as well; not for coroutines.
 
         Raises:
-            TypeError: What is decorated is not callable, or is a coroutine function and ``gpu`` is true: which work on
-                the stream is its own cannot be told.
+            TypeError: The decorated object is not callable, or is a coroutine function and ``gpu`` is true: its work
+                on the stream cannot be told from that of others.
             InvalidKeyError: The key is neither a ``TimeType`` nor a non-empty string.
         """
         from deep500_timing._recording.decorators import timed
@@ -316,15 +306,17 @@ class Timer(Recorder):
 
     @cython.binding(False)  # type: ignore[untyped-decorator, unused-ignore]
     def iterate(self, iterable: Iterable[T], key: TimeType | str = "IO", gpu: bool = False) -> TimedIterable[T]:
-        """Go through an iterable and time each wait for its next item.
+        """Iterate and time each wait for the next item.
+
+        A wait while the thread has ``key`` open is part of that stretch.
 
         Args:
-            iterable: What yields the items, such as a data loader.
-            key: The region; ``TimeType.IO`` unless said otherwise.
+            iterable: Yields the items, such as a data loader.
+            key: The region.
             gpu: Time it on the device as well.
 
         Returns:
-            An iterable over the same items that can be gone through as often as the original, with its ``len``.
+            An iterable over the same items, with the original's ``len``, that may be iterated as often as the original.
         """
         from deep500_timing._recording.decorators import iterate
 
@@ -332,7 +324,7 @@ class Timer(Recorder):
 
     @cython.locals(region=Region)  # type: ignore[untyped-decorator, unused-ignore]
     def _stores(self, key: TimeType | str, gpu: bool) -> list[Intervals]:
-        # The intervals of a region on every thread, none if it was never used.
+        # The intervals of a region on every thread.
         name = name_of("Asking for the times of", key)
         if gpu:
             self.complete_all()
@@ -346,8 +338,8 @@ class Timer(Recorder):
     def intervals(self, key: TimeType | str, gpu: bool = False) -> NDArray[np.int64]:
         """When each kept interval of a region began and ended.
 
-        With ``gpu=True`` the device's times, waiting for those on their way; each stands where the device ran it, to
-        within ``timer.device.uncertainty_ns``.
+        With ``gpu=True``, waits for pending device times and returns when the device ran them, to within
+        ``timer.device.uncertainty_ns``.
 
         Returns:
             Shape ``(n, 2)``, in nanoseconds of :meth:`now_ns`, in the order in which they ended.
@@ -359,7 +351,7 @@ class Timer(Recorder):
     def get_time(self, key: TimeType | str, gpu: bool = False) -> list[float]:
         """The times of a region in seconds, in the order in which they ended: a copy, empty for an unused region.
 
-        With ``gpu=True`` the device's times, waiting for those on their way.
+        With ``gpu=True``, waits for pending device times and returns the device's times.
         """
         pairs = self.intervals(key, gpu)
         times: list[float] = ((pairs[:, 1] - pairs[:, 0]) / 1e9).tolist()
@@ -368,7 +360,7 @@ class Timer(Recorder):
     def get_time_stats(self, key: TimeType | str, gpu: bool = False) -> TimeStats:
         """Summary statistics of the times of a region, in seconds.
 
-        With ``gpu=True`` of the device's times, waiting for those on their way.
+        With ``gpu=True``, waits for pending device times and summarizes the device's times.
 
         Raises:
             NoTimesError: No time is recorded for it.
@@ -377,13 +369,13 @@ class Timer(Recorder):
         return _stats_or_error(self._stores(key, gpu), key, " on the device" if gpu else "")
 
     def snapshot(self, *, places: bool = False) -> Snapshot:
-        """The times of every region at this moment, as plain frozen data.
+        """The times of every region now, as plain frozen data.
 
-        Open regions are counted as running. Never waits: device times that are on their way are counted as pending.
+        Open regions are counted as running. Never waits: pending device times are counted as pending.
 
         Args:
-            places: Also find out what lies in what, from every interval that is kept, which takes about a third of a
-                second for a million. Tables ask for it.
+            places: Also determine the nesting of regions from all kept intervals, in about 0.3 s per million. Tables
+                need it.
         """
         from deep500_timing._summary.reading import take_snapshot
 
@@ -391,34 +383,33 @@ class Timer(Recorder):
         return take_snapshot(self, self._device.pending(), places=places)
 
     def export(self, *exporters: Exporter, step: int | None = None) -> None:
-        """Report to each exporter; one that fails costs a warning and none of the others.
+        """Report to each exporter. An exporter that fails costs a warning; the others still report.
 
-        A report holds what was recorded since that exporter's last one of this timer, or the whole run where the
-        exporter says so (``whole_run``, as tables do).
+        A report covers the time since the exporter's last report of this timer, or the whole run if the exporter has
+        ``whole_run``, as tables do.
 
         Args:
             *exporters: The destinations.
-            step: The training step that the report belongs to, an integer, if there is one.
+            step: The training step of the report.
 
         Raises:
-            TypeError: One of them is no exporter, or the step no integer.
+            TypeError: An argument is not an exporter, or the step not an integer.
         """
         from deep500_timing.exporters import report
 
         report(self, exporters, step=step)
 
     def report_at_exit(self, *exporters: Exporter) -> None:
-        """Leave one report when the program ends, whatever ends it.
+        """Report once when the program ends: normally, by an exception, by Ctrl-C or by SIGTERM.
 
-        That is its end, an uncaught exception, Ctrl-C, or SIGTERM where the program does not handle it itself; the exit
-        status stays what it was. Times that are on their way from a device are waited for. Only the process that calls
-        this reports, and none that it forks. The timer lives until then.
+        SIGTERM counts if the program has no handler for it. The exit status does not change. Pending device times are
+        waited for. Only this process reports, not its forked children. The timer lives until then.
 
         Args:
-            *exporters: The destinations; the terminal if there is none.
+            *exporters: The destinations; the terminal by default.
 
         Raises:
-            TypeError: One of them is no exporter.
+            TypeError: An argument is not an exporter.
         """
         from deep500_timing._base.at_exit import report_at_exit
         from deep500_timing.exporters import BaseExporter, TerminalExporter
@@ -448,36 +439,36 @@ class Timer(Recorder):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close what the calling thread has open: discarded, or failed if an exception ends the block."""
+        """Close the calling thread's open regions: as discarded, or as failed if an exception ends the block."""
         mine = [region for region in self._regions() if region.is_open and region._thread.ident == get_ident()]
         for region in sorted(mine, key=lambda region: -region._start_ns):  # the innermost first
-            while region.is_open:  # A second entry may have interrupted a first.
+            while region.is_open:  # A second entry may have interrupted another stretch.
                 if kind is None:
                     self.discard(region.key)
                 else:
                     self.fail(region.key)
 
     def print_all_time_stats(self, file: Writable | None = None) -> None:
-        """Print a table of every region that was used, to ``file``, or to the standard output of rank 0."""
+        """Print a table of all regions to ``file``, or to the standard output of rank 0."""
         from deep500_timing.exporters import TerminalExporter
 
         self.complete_all()
         TerminalExporter(file).export(self.snapshot(places=True))
 
     def save_all_time_stats(self, filename: str | PathLike[str], *, overwrite: bool = False) -> str:
-        """Write the table of :meth:`print_all_time_stats` to a new file; missing folders are made.
+        """Write the table of :meth:`print_all_time_stats` to a new file, and create missing folders.
 
         Args:
-            filename: The file. If it exists, it is left as it is and the next free one of ``times-2.txt`` ... is taken.
-            overwrite: Replace it instead.
+            filename: The file. If it exists, the next free name of ``times-2.txt``, ``times-3.txt`` ... is taken.
+            overwrite: Replace an existing file instead.
 
         Returns:
-            The path that was written.
+            The written path.
 
         Raises:
-            TypeError: It is no path.
+            TypeError: ``filename`` is not a path.
             ValueError: The path is empty, or holds a NUL.
-            OSError: The file cannot be made, for the reason that the system gives.
+            OSError: The file cannot be created.
         """
         from deep500_timing.exporters import TextExporter
 
@@ -489,12 +480,12 @@ class Timer(Recorder):
     def log_wb_all(
         self, prefix: str = "", *, step: int | None = None, stats: Sequence[str] = ("mean",), **settings: Any
     ) -> None:
-        """Log what came since the last call with the same prefix to Weights & Biases, to the run that is active.
+        """Log the times since the last call with the same prefix to the active run of Weights & Biases.
 
         Args:
-            prefix: Put before the keys: ``prefix/CPU/BATCH``.
-            step: The training step of this report, if there is one.
-            stats: Which fields of ``TimeStats`` to log; others than the mean are ``prefix/CPU/BATCH/p95``.
+            prefix: Begins the keys: ``prefix/CPU/BATCH``.
+            step: The training step of this report.
+            stats: The fields of ``TimeStats`` to log. Fields other than the mean are ``prefix/CPU/BATCH/p95``.
             **settings: As for ``WandbExporter``: ``whole_run``, ``by_rank``, ``strict``, ``timeout_s`` and so on.
         """
         from deep500_timing.exporters import WandbExporter, kept_exporter, report
@@ -504,10 +495,10 @@ class Timer(Recorder):
     def log_mlflow_all(
         self, prefix: str = "", *, step: int | None = None, stats: Sequence[str] = ("mean",), **settings: Any
     ) -> None:
-        """Log what came since the last call with the same prefix to MLflow, to the run that is active.
+        """Log the times since the last call with the same prefix to the active run of MLflow.
 
-        Arguments as for :meth:`log_wb_all`; statistics other than the mean are ``prefix/CPU/BATCH.p95``, since MLflow's
-        file store cannot hold a metric below another.
+        Arguments as for :meth:`log_wb_all`. Fields other than the mean are ``prefix/CPU/BATCH.p95``, since MLflow's
+        file store cannot nest metrics.
         """
         from deep500_timing.exporters import MlflowExporter, kept_exporter, report
 
@@ -516,16 +507,15 @@ class Timer(Recorder):
     def complete_all(self) -> None:
         """Wait until the device has passed every region that has ended. Allowed, never needed.
 
-        The methods that print, save or return times do so by themselves; ``snapshot`` and the ``log`` methods, which
-        a training loop may call at any time, do not wait.
+        The methods that print, save or return times call it. ``snapshot`` and the ``log`` methods do not wait.
         """
         self._device.collect(wait=True)
 
     def gpu_busy(self) -> DeviceUse:
-        """The share of the wall time in which a timed region ran on the device, and how far the host ran ahead.
+        """The share of wall time in which a timed region ran on the device, and how far the host ran ahead.
 
-        Regions that overlap, on several streams or one within another, count once. Never waits: what the device has
-        not passed yet is left out. Work outside of regions with ``gpu=True`` is not seen.
+        Overlapping and nested regions count once. Never waits: pending times are left out, as is work outside regions
+        with ``gpu=True``.
         """
         from deep500_timing._summary.device_use import device_use
 
@@ -542,10 +532,10 @@ class Timer(Recorder):
         return region._pair if region._open_pair is None else region._open_pair
 
     def device_sink(self, key: TimeType | str) -> Any:
-        """Where the device times of the region ``key`` of the calling thread go; for adapters.
+        """The store of the device times of the calling thread's region ``key``; for adapters.
 
-        What times on a device what is no region, as a collective is not, gives it to
-        :meth:`deep500_timing.devices.EventPool.end` as the ``sink``.
+        An adapter that times something else than a region, such as a collective, passes it as the ``sink`` of
+        :meth:`deep500_timing.devices.EventPool.end`.
 
         Raises:
             InvalidKeyError: The key is neither a ``TimeType`` nor a non-empty string.
@@ -554,7 +544,7 @@ class Timer(Recorder):
 
     @property
     def device(self) -> Device:
-        """What times the device: a pool of events, or the null device (``is_null``). Asking searches for nothing."""
+        """The event pool of the device, or the null device (``is_null``). Reading it does not search for a device."""
         return self._device
 
     def _settings(self) -> dict[str, Any]:
@@ -564,7 +554,7 @@ class Timer(Recorder):
 
     @cython.locals(region=Region)  # type: ignore[untyped-decorator, unused-ignore]
     def __repr__(self) -> str:
-        """Show what was recorded."""
+        """Show the number of intervals."""
         count = 0
         for region in self._regions():
             count += region._intervals.count
@@ -572,20 +562,19 @@ class Timer(Recorder):
 
 
 if cython.compiled:
-    # From this module, so that all of them lie together in it.
-    shorten_methods(Timer, Region)
-    keep_methods(Region)
+    add_fast_paths(Timer)
+    cache_methods(Region)
 
 CPUGPUTimer = Timer
-"""The name that users of the adapters know: one class, since the interpreter calls the methods of a subclass slower."""
+"""The adapters' name for it: the same class, since the interpreter calls methods of a subclass slower."""
 
 
 def call_directly(kind: type[K]) -> type[K]:
-    """Let the frequent methods of a timer's subclass cost what they cost :class:`Timer` itself; for adapters.
+    """Make the frequent methods of a timer's subclass as cheap as those of :class:`Timer`; for adapters.
 
-    Compiled, the interpreter calls a method of C at once if the object is exactly of the class that has it, else by a
-    longer way (1.2 times a pair). So the subclass gets the methods that it inherits as its own. What overrides them
-    in a class that stands between the two in some other class's order of resolution is then not asked.
+    Compiled, the interpreter calls a C method directly only if the object's class defines it; an inherited one costs
+    1.2 times as much. So the subclass gets its inherited methods as its own. They then precede an override in a class
+    between the two in the method resolution order of a further subclass.
     """
     if cython.compiled:
         for name in ("start", "end", "region"):
@@ -595,21 +584,21 @@ def call_directly(kind: type[K]) -> type[K]:
 
 
 class DeviceRegion:
-    """A region that is timed on the device as well; what ``timer.region(key, gpu=True)`` hands out.
+    """A region that the device times as well, returned by ``timer.region(key, gpu=True)``.
 
-    As :class:`Region`, it is the same object each time, and on another thread serves that thread's region.
+    Like :class:`Region`, it is the same object each time and serves the calling thread's region.
     """
 
     __slots__ = ("_key", "_timer")
 
     def __init__(self, timer: Timer, key: TimeType | str) -> None:
-        """Handed out by :meth:`Timer.region`; not for direct use."""
+        """Returned by :meth:`Timer.region`; not for direct use."""
         self._timer = timer
         self._key = key
 
     @property
     def key(self) -> TimeType | str:
-        """What the timer was asked for."""
+        """The key that the timer was given."""
         return self._key
 
     @property
@@ -641,29 +630,21 @@ class DeviceRegion:
 
     def __enter__(self) -> DeviceRegion:
         """Open the region."""
-        region = self._timer._find(self._key)
-        try:
-            self._timer.start(self._key, True)
-            if not cython.compiled:
-                region._block_ns = region._start_ns
-            return self
-        except RegionOpenError:
-            raise
-        except BaseException:
-            region._interrupted_ns = region._start_ns
-            raise
+        self._timer.start(self._key, True)
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close the region; after an exception its intervals are counted as failed and not kept."""
-        if kind is None:
+        """Close the region. After an exception its intervals are counted as failed and not kept."""
+        if kind is not None:
+            self._timer.fail(self._key)
+            return
+        try:
             self._timer.end(self._key, True)
-        else:
-            # Its __exit__ does the same for both, but for the end.
-            self._timer._find(self._key).__exit__(kind, error, traceback)
-        if not cython.compiled:
-            self._timer._find(self._key)._block_ns = -(2**63)
+        except BaseException:
+            self._timer.fail(self._key)
+            raise
 
     def __repr__(self) -> str:
         """Show the key and the state."""

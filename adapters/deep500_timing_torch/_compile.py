@@ -40,9 +40,8 @@ _DYNAMO = "torch._dynamo"
 class Untimed:
     """What ``timer.region(key)`` is in a compiled function."""
 
-    # As if its function were called by itself, so that `timed` calls it without timing it.
+    # So that `timed` calls its function without timing it.
     is_open = True
-    _timed_depth = 1
 
     def __init__(self, key: TimeType | str) -> None:
         self.key = key
@@ -102,10 +101,6 @@ def _fail(self: Timer, key: TimeType | str) -> bool:
     return False
 
 
-def _discard_quietly(self: Timer, key: TimeType | str) -> None:
-    pass
-
-
 def _record(self: Timer, key: TimeType | str, start_ns: int, end_ns: int) -> None:
     pass
 
@@ -131,7 +126,7 @@ _SUBSTITUTES: Sequence[tuple[Any, Callable[..., object]]] = (
     (Timer._find, _find),
     (Timer.discard, _discard),
     (Timer.fail, _fail),
-    (Timer.cancel, _discard_quietly),
+    (Timer.cancel, _discard),
     (Timer.record, _record),
     (Region.start, _of_handle),
     (Region.end, _of_handle),

@@ -225,7 +225,7 @@ class NamedTimer:
     def forget_running(self) -> None:
         """Forget the start, if it is running."""
         if self.running:
-            self._timer._discard(self._region)
+            self._timer._discard_all(self._region)
             if self._on_device is not None:
                 self._on_device.forget_running()
                 store = self._region._device_store()

@@ -1,12 +1,13 @@
-"""Timing by decoration and by iteration: ``timer.timed(key)`` and ``timer.iterate(iterable)``."""
+"""Timing by decoration and by iteration: ``timer.timed(key)`` and ``timer.iterate(iterable)``.
+
+A call or a wait whose key the thread has open already is part of that stretch, as in a recursion.
+"""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
-
-from deep500_timing.exceptions import RegionOpenError
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sized
@@ -15,16 +16,15 @@ if TYPE_CHECKING:
     from deep500_timing._base.time_type import TimeType
 
     class Timer(Protocol):
-        """What of a timer is used here."""
+        """The part of a timer that is used here."""
 
         @property
         def enabled(self) -> bool: ...
         def region(self, key: TimeType | str, gpu: bool = False) -> Any: ...
         def now_ns(self) -> int: ...
+        def cancel(self, key: TimeType | str) -> bool: ...
         def fail(self, key: TimeType | str) -> bool: ...
-        def cancel(self, key: TimeType | str) -> None: ...
         def _find(self, key: TimeType | str) -> Any: ...
-        def _start_of_open(self, region: Any, always: bool) -> None: ...
         def _count_failed(self, key: TimeType | str) -> None: ...
         def _keep(self, key: TimeType | str, start_ns: int, end_ns: int) -> None: ...
 
@@ -34,12 +34,12 @@ F = TypeVar("F", bound="Callable[..., Any]")
 
 
 def timed(timer: Timer, key: TimeType | str, gpu: bool = False) -> Callable[[F], F]:
-    """What :meth:`Timer.timed` returns.
+    """See :meth:`Timer.timed`.
 
     Raises:
         InvalidKeyError: The key is neither a ``TimeType`` nor a non-empty string.
     """
-    timer._find(key)  # A bad key is an error here rather than at the first call.
+    timer._find(key)  # A bad key is an error here, not at the first call.
 
     def decorate(function: F) -> F:
         if isinstance(function, (classmethod, staticmethod)):
@@ -56,19 +56,19 @@ def timed(timer: Timer, key: TimeType | str, gpu: bool = False) -> Callable[[F],
                 "be one. Decorate its __init__, or the function that makes the objects."
             )
         wrap: Callable[..., Any] = _function
-        # An object is what its class's __call__ is.
+        # For an object, its class's __call__ decides.
         called: Any = function if hasattr(function, "__code__") else _unwrapped_call(function)
         name = getattr(function, "__qualname__", repr(function))
         if inspect.isasyncgenfunction(called):
             raise TypeError(
-                f"timed({key!s}) cannot decorate the asynchronous generator function {name!r}: others "
+                f"timed({key!s}) cannot decorate the asynchronous generator function {name!r}: other coroutines "
                 "run between its items. Put `with timer.region(...)` around the parts of it that do the work."
             )
         if inspect.iscoroutinefunction(called):
             if gpu:
                 raise TypeError(
-                    f"timed({key!s}, gpu=True) cannot decorate the coroutine function {name!r}: what "
-                    "other coroutines put on the stream meanwhile cannot be told from its own work. Leave gpu=True out."
+                    f"timed({key!s}, gpu=True) cannot decorate the coroutine function {name!r}: its work on the stream "
+                    "cannot be told from that of other coroutines. Leave gpu=True out."
                 )
             wrap = _coroutine
         elif inspect.isgeneratorfunction(called):
@@ -84,29 +84,26 @@ def _unwrapped_call(function: Any) -> Any:
         function = function.func
     if hasattr(function, "__code__") or inspect.ismethod(function) or inspect.isbuiltin(function):
         return function
-    return getattr(type(function), "__call__", function)  # noqa: B004 (its kind is asked for, not whether it is there)
+    return getattr(type(function), "__call__", function)  # noqa: B004 (the kind of function is wanted)
 
 
 def _function(timer: Timer, key: TimeType | str, gpu: bool, function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
-        region: Any = timer._find(key)
-        if region.is_open:
-            if region._timed_depth:  # It called itself: the outermost call is the one that is timed.
-                return function(*args, **kwargs)
-            timer._start_of_open(region, True)
+        if timer._find(key).is_open:
+            return function(*args, **kwargs)
         try:
-            region._timed_depth = 1
             with timer.region(key, gpu):
                 return function(*args, **kwargs)
-        finally:
-            region._timed_depth = 0
+        except BaseException:
+            timer.fail(key)  # Still open if Ctrl-C came between the block's last line and its exit.
+            raise
 
     return call
 
 
 def _coroutine(timer: Timer, key: TimeType | str, gpu: bool, function: Callable[..., Any]) -> Callable[..., Any]:
     async def call(*args: Any, **kwargs: Any) -> Any:
-        # Not an open region: others of the same key may run meanwhile on the same thread.
+        # Not an open region: other coroutines of the same key may run meanwhile on the same thread.
         start_ns = timer.now_ns()
         try:
             result = await function(*args, **kwargs)
@@ -120,7 +117,6 @@ def _coroutine(timer: Timer, key: TimeType | str, gpu: bool, function: Callable[
 
 
 def _generator(timer: Timer, key: TimeType | str, gpu: bool, function: Callable[..., Any]) -> Callable[..., Any]:
-    # One stretch of it. Resumed by a generator of the same key, as in a recursion, that one's stretch holds this one.
     stretch = _function(timer, key, gpu, _Resumption.of)
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -144,7 +140,7 @@ def _generator(timer: Timer, key: TimeType | str, gpu: bool, function: Callable[
 
 
 class _Resumption:
-    """What one resumption of a generator came to: an item, or what it returned at its end, which is work as well."""
+    """The result of one resumption of a generator: an item, or the value that it returned at its end."""
 
     __slots__ = ("is_last", "value")
 
@@ -161,8 +157,11 @@ class _Resumption:
             return _Resumption(stop.value, True)
 
 
+_END: Any = object()
+
+
 class TimedIterable(Generic[T]):
-    """The same items as another iterable, with each wait for the next one timed."""
+    """The items of another iterable, with each wait for the next one timed."""
 
     def __init__(self, timer: Timer, iterable: Iterable[T], key: TimeType | str, gpu: bool) -> None:
         """See :meth:`Timer.iterate`."""
@@ -172,70 +171,45 @@ class TimedIterable(Generic[T]):
         self._gpu = gpu
 
     def __iter__(self) -> Iterator[T]:
-        """Go through the items from the start."""
-        # Making the iterator is part of the first wait: worker processes start there.
-        iterator: Iterator[T] | None = None
+        """Iterate from the start."""
         timer = self._timer
-        region = timer.region(self._key, self._gpu)
+        iterator: Iterator[T] | None = None
         while True:
-            if not timer.enabled:
+            region = timer.region(self._key, self._gpu)
+            if region.is_open or not timer.enabled:
                 if iterator is None:
                     iterator = iter(self._iterable)
-                for item in iterator:
-                    yield item
-                    if timer.enabled:
-                        break
-                else:
-                    return
-            ours = False
-            try:
+                item = next(iterator, _END)
+            else:
                 try:
-                    region.start()
-                except RegionOpenError:
-                    if not _forget_abandoned(timer, self._key, region):
-                        raise
-                    region.start()
-                ours = True
-                if iterator is None:
-                    iterator = iter(self._iterable)
-                item = next(iterator)
-                region.end()
-            except StopIteration:
-                # The wait for an item that does not come is no wait for an item.
-                timer.cancel(self._key)
+                    with region:
+                        # Creating the iterator is part of the first wait: it starts the worker processes.
+                        if iterator is None:
+                            iterator = iter(self._iterable)
+                        item = next(iterator, _END)
+                        if item is _END:
+                            timer.cancel(self._key)
+                except BaseException:
+                    timer.fail(self._key)  # As in _function.
+                    raise
+            if item is _END:
                 return
-            except BaseException as error:
-                # A region that was open already is left to the caller that opened it.
-                if ours or not isinstance(error, RegionOpenError):
-                    timer.fail(self._key)
-                raise
             yield item
 
 
-def _forget_abandoned(timer: Timer, key: TimeType | str, region: Any) -> bool:
-    # A wait that an exception has broken off between two lines of `__iter__`. One that still goes on is on the stack,
-    # around this one, and then the start is an error.
-    from deep500_timing._recording.misuse import is_waiting
-
-    if is_waiting(TimedIterable.__iter__.__code__, region):
-        return False
-    timer._start_of_open(timer._find(key), True)
-    return True
-
-
 class _SizedTimedIterable(TimedIterable[T]):
-    """A :class:`TimedIterable` over something that has a length."""
+    """A :class:`TimedIterable` over an iterable with a length."""
 
     _iterable: Any
 
     def __len__(self) -> int:
-        """Items that the original says it has."""
+        """The length of the original."""
         sized: Sized = self._iterable
         return len(sized)
 
 
 def iterate(timer: Timer, iterable: Iterable[T], key: TimeType | str, gpu: bool = False) -> TimedIterable[T]:
-    """What :meth:`Timer.iterate` returns.
+    """See :meth:`Timer.iterate`.
 
     Raises:
         TypeError: It cannot be iterated.

@@ -4,11 +4,11 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memcpy, memset
 
-# A block is a `bytes` object that only we write to, and only while it is our own: the collector does not track it, so
-# that making one runs nobody's code, and numpy reads it as it is.
+# A block is a `bytes` object that we write to while no other code has it. The garbage collector does not track it, so
+# allocating one cannot start a collection, and numpy reads it without a copy.
 
 cdef inline bytes new_block(Py_ssize_t length):
-    # Not set to zero: that would touch every page of it at once, which on a page's first use costs about 2 us each.
+    # Not zeroed: that would touch every page at once, about 2 us each.
     return PyBytes_FromStringAndSize(NULL, 8 * length)
 
 
@@ -20,7 +20,7 @@ cdef inline bytes zeroed_block(Py_ssize_t length):
 
 cdef inline bytes copied_block(int64_t* ints, Py_ssize_t length):
     cdef bytes block = PyBytes_FromStringAndSize(NULL, 8 * length)
-    # Of no length it is the interpreter's own empty one.
+    # The empty `bytes` is shared.
     if length:
         memcpy(PyBytes_AS_STRING(block), ints, 8 * length)
     return block
@@ -31,7 +31,7 @@ cdef inline int64_t* ints_of(object block) noexcept:
 
 
 cdef inline Py_ssize_t copy_last(bytes target, Py_ssize_t end, bytes block, Py_ssize_t filled) noexcept:
-    # As many of a block's last numbers as there is room for before a place in the target; returns how many.
+    # Copy as many of a block's last integers as fit before `end` in the target; return how many.
     cdef Py_ssize_t length = filled if filled < end else end
     if length > 0:
         memcpy(ints_of(target) + end - length, ints_of(block) + filled - length, 8 * length)
@@ -81,7 +81,7 @@ cdef class Aggregates:
 
 
 cdef inline void add_to_total(Aggregates aggregates, int64_t duration) noexcept:
-    # Two words, since the sum may not fit into 64 bits.
+    # The sum may not fit into 64 bits.
     aggregates.total_low += <uint64_t>duration
     if aggregates.total_low < <uint64_t>duration:
         aggregates.total_high += 1
@@ -127,7 +127,7 @@ cdef class Intervals:
 
 
 cdef inline int keep(Intervals intervals, int64_t start_ns, int64_t end_ns) except -1:
-    # Intervals.append, where the call would cost as much as what it does.
+    # Intervals.append, inlined.
     cdef int64_t* place = intervals.place
     place[0] = start_ns
     place[1] = end_ns

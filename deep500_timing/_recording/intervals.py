@@ -1,16 +1,11 @@
-"""What is kept of the intervals of a region: every one, or the last N and aggregates of the rest.
+"""The kept intervals of a region: all of them, or the last N and aggregates of the others.
 
-This file runs as plain Python and, with the C types of ``intervals.pxd``, compiled. What differs between the two
-forms stands under ``cython.compiled``.
+This module runs as plain Python and, with the C types of ``intervals.pxd``, compiled. Differences between the two forms
+are under ``cython.compiled``.
 
-Anything may run between two lines of ours on the same thread: a finalizer, a callback of the garbage collector, a
-signal handler, an exception that one of them raises. So what is stored is whole at each moment.
-
-* Compiled, an interval is written and a full block is put away without a call into Python and without an allocation
-  that the collector sees (a block is a ``bytes``, which it does not track): nothing can run in between.
-* Plain, an interval is appended in one bytecode. What is put away is an immutable tuple, made on the side and
-  published in one assignment; only then is the buffer cut, and the buffer says by its first item how much was cut off
-  it. Whoever is interrupted in between leaves a state that the next one reads rightly and finishes.
+A reader on another thread finds a consistent state at any moment. Compiled, an interval is written and a full block put
+away without a call into Python and without an allocation that the garbage collector tracks, so nothing can run in
+between. Plain, everything but the newest intervals is an immutable tuple, replaced by one assignment.
 """
 
 from __future__ import annotations
@@ -34,39 +29,37 @@ if not cython.compiled:
     add_to_total = copied_block = copy_last = ints_in = ints_of = keep = new_block = total_of = zeroed_block = in_c
 
 _FIRST_BLOCK = 64
-"""Intervals in a region's first block; many regions have few. Each later one is four times as long, up to:"""
+"""Intervals in a region's first block. Each later block is four times as long, up to ``_BLOCK``."""
 _BLOCK = 1024
-"""Large enough to weigh 16 bytes each, small enough that a new one costs about 1 µs."""
+"""Large enough for 16 bytes an interval, small enough that allocating one costs about 1 µs."""
 _AGGREGATED_BLOCK = 128
-"""Where blocks are aggregated, so that it costs about a microsecond compiled."""
+"""Intervals in a block that will be aggregated, which takes about 1 µs compiled."""
 _STAGED = 128
 """Intervals that plain Python collects in a list before it packs them."""
 _STAGED_AGGREGATED = 32
 _INT64 = "n" if Struct("n").size == 8 else "q"  # Python packs the same 8 bytes three times as fast as an `n`.
 _PACK = {2 * length: Struct(f"{2 * length}{_INT64}").pack for length in (_STAGED, _STAGED_AGGREGATED)}
-"""What packs a list of so many integers."""
+"""Packs a list of that many integers."""
 _PARTS = 8
-"""Packed lists that make a block."""
-_NOTHING = slice(0, 0)
+"""Packed lists in a block."""
 BIN_COUNT = 3712
 """Bins of the histogram: one for each of 0..127 ns, then 64 for each power of two up to 2**63 ns."""
 LOG_BOUND = 1 << 19
-"""Intervals beyond ``keep_last`` that wait at most for a log to take them, 8 MiB; see :meth:`Intervals.since`."""
+"""Intervals beyond ``keep_last`` that wait for a log at most (8 MiB); see :meth:`Intervals.since`."""
 
 
 class Aggregates:
-    """What is known of intervals that are not kept one by one: exact moments, and a histogram.
+    """Exact moments and a histogram of intervals that are not kept one by one.
 
-    Mean and sum of squared deviations after Welford, Technometrics 4(3), 1962. The histogram is in the manner of
-    HdrHistogram; its bins are 1/64 of a power of two wide, so that the middle of a bin is within 0.8 % of whatever
-    fell into it.
+    Mean and sum of squared deviations after Welford, Technometrics 4(3), 1962. The histogram follows HdrHistogram: a
+    bin is 1/64 of a power of two wide, so its middle is within 0.8 % of each value in it.
     """
 
-    # The last two are the compiled form's.
+    # The compiled form has total_low and total_high instead of total_ns.
     __slots__ = ("bins", "count", "m2", "max_ns", "mean_ns", "min_ns", "total_high", "total_low", "total_ns")
 
     def __init__(self) -> None:
-        """Start empty; the bins are made when the first interval comes."""
+        """Start empty; the first interval creates the bins."""
         self.count = 0
         self.min_ns = 0
         self.max_ns = 0
@@ -80,7 +73,7 @@ class Aggregates:
             self.total_ns = 0
 
     def add(self, ints: Any, begin: int, end: int, skip_first: int) -> None:
-        """Take in intervals.
+        """Add intervals.
 
         Args:
             ints: Start and end in ns, alternating.
@@ -97,7 +90,7 @@ class Aggregates:
             if seen <= 0:
                 continue
             duration = ints[i + 1] - ints[i]
-            if duration < 0:  # a clock of the user's own may run backwards
+            if duration < 0:  # the user's own clock may run backwards
                 duration = 0
             if cython.compiled:
                 add_to_total(self, duration)
@@ -118,7 +111,7 @@ class Aggregates:
             bins[slot] += 1
 
     def copy(self) -> Aggregates:
-        """Another one with the same values."""
+        """Return a copy."""
         other = Aggregates()
         other.count = self.count
         other.min_ns = self.min_ns
@@ -137,7 +130,7 @@ class Aggregates:
         return other
 
     def as_dict(self) -> dict[str, Any]:
-        """The values by their names, those of times in ns; ``bins`` is None while there are none."""
+        """Return the values by name, times in ns; ``bins`` is None without intervals."""
         if cython.compiled:
             total = total_of(self)
             bins = None if self.bins is None else memoryview(self.bins).cast("q")
@@ -158,17 +151,16 @@ class Aggregates:
 class Intervals:
     """The finished intervals of one region on one thread or device.
 
-    ``keep_last`` bounds how many are kept one by one (-1: all); the rest lives on in :class:`Aggregates`. The first
-    ``skip_first`` intervals take no part in aggregates or statistics.
+    ``keep_last`` bounds how many are kept one by one (-1: all); :class:`Aggregates` holds the others. The first
+    ``skip_first`` intervals are left out of aggregates and statistics.
 
     Attributes:
-        failed: Intervals that were ended by an exception, or whose device time could not be had.
+        failed: Intervals that ended in an exception, or whose device time could not be read.
         discarded: Intervals that were forgotten while open.
-        captured: Device times that were not taken because the stream was being captured into a graph.
-        recomputed: Intervals of a recomputation, as that of an activation checkpoint.
+        captured: Device times that were not taken because the stream was captured into a graph.
+        recomputed: Intervals of a recomputation, such as activation checkpointing.
     """
 
-    # Some are the compiled form's alone.
     __slots__ = (
         "aggregates",
         "block",
@@ -211,13 +203,12 @@ class Intervals:
             self.place: Any = ints_of(self.block)
             self.end: Any = self.place + ints_in(self.block)
         else:
-            # A list takes what the clock returned as it is, three times as fast as an array does. Its first item is
-            # how many numbers were cut off after it.
-            self.buffer: list[int] = [0]
+            # A list takes the clock's integers three times as fast as an array does.
+            self.buffer: list[int] = []
             self.limit = 2 * (_STAGED if keep_last < 0 else _STAGED_AGGREGATED)
-            self.state: tuple[Any, ...] = ((), (), 0, 0, Aggregates())
-            """Blocks, parts of the next block, numbers put into them so far, numbers of the first of them that are
-            aggregated already, aggregates. None of it is ever changed in place."""
+            self.state: tuple[Any, ...] = ((), (), 0, 0, Aggregates(), self.buffer)
+            """Blocks; parts of the next block; integers in both so far, aggregated ones included; integers of the
+            first part that are aggregated; aggregates; the buffer. Only the buffer is changed in place."""
 
     def append(self, start_ns: int, end_ns: int) -> None:
         """Keep one interval."""
@@ -226,50 +217,44 @@ class Intervals:
         else:
             buffer = self.buffer
             buffer += (start_ns, end_ns)
-            if len(buffer) > self.limit:
+            if len(buffer) >= self.limit:
                 self.flush_block()
 
     def flush_block(self) -> None:
-        """Put the full buffer among the blocks, and aggregate what is older than ``keep_last`` wants."""
+        """Put the full buffer among the blocks, and aggregate the intervals beyond ``keep_last``."""
         if cython.compiled:
             self.flush_compiled()
         else:
             self.flush_plain()
 
     def flush_plain(self) -> None:
-        """See :meth:`flush_block`; may be called again, or by itself, at any of its lines."""
+        """See :meth:`flush_block`."""
         state = self.state
-        blocks, recent, moved, start, aggregates = state
-        staged = [*self.buffer]
-        fresh = staged[1 + moved - staged[0] :]  # What an interrupted call has put away and not yet cut is left out.
-        if fresh:
-            packer = _PACK.get(len(fresh)) or Struct(f"{len(fresh)}{_INT64}").pack
-            recent = (*recent, array("q", packer(*fresh)))
-            moved += len(fresh)
-            if self.keep_last >= 0:
-                surplus = moved // 2 - aggregates.count - self.keep_last
-                if surplus > 0:
-                    surplus = self.spared_by_log(surplus, aggregates.count)
-                if surplus > 0:
-                    aggregates = aggregates.copy()
-                    parts, start = self.without_oldest((*blocks, *recent), start, aggregates, 2 * surplus)
-                    gone = len(blocks) + len(recent) - len(parts)
-                    blocks, recent = blocks[gone:], recent[max(gone - len(blocks), 0) :]
-            if len(recent) == _PARTS and not start:
-                # A copy is without the room to grow, a sixteenth of it.
-                blocks, recent = (*blocks, array("q", b"".join(recent))[:]), ()
-            state_now = (blocks, recent, moved, start, aggregates)
-            # In one statement without a call, in which nothing else can run.
-            self.state = state_now if self.state is state else self.state
-        # The same for the buffer: cut as much as was put away, unless somebody has cut it meanwhile.
-        moved, cut_off = self.state[2], staged[0]
-        cut, mark = slice(0, 1 + moved - cut_off), (moved,)
-        self.buffer[cut if self.buffer[0] == cut_off else _NOTHING] = mark if self.buffer[0] == cut_off else ()
+        blocks, recent, moved, start, aggregates, buffer = state
+        staged = buffer[:]
+        packer = _PACK.get(len(staged)) or Struct(f"{len(staged)}{_INT64}").pack
+        recent = (*recent, array("q", packer(*staged)))
+        moved += len(staged)
+        if self.keep_last >= 0:
+            surplus = moved // 2 - aggregates.count - self.keep_last
+            if surplus > 0:
+                surplus = self.spared_by_log(surplus, aggregates.count)
+            if surplus > 0:
+                aggregates = aggregates.copy()
+                parts, start = self.without_oldest((*blocks, *recent), start, aggregates, 2 * surplus)
+                gone = len(blocks) + len(recent) - len(parts)
+                blocks, recent = blocks[gone:], recent[max(gone - len(blocks), 0) :]
+        if len(recent) == _PARTS and not start:
+            # A copy has no spare room at its end, a sixteenth of the array.
+            blocks, recent = (*blocks, array("q", b"".join(recent))[:]), ()
+        if self.state is state:  # Else a second entry has flushed the buffer meanwhile.
+            fresh = buffer[len(staged) :]
+            self.buffer, self.state = fresh, (blocks, recent, moved, start, aggregates, fresh)
 
     def without_oldest(
         self, parts: tuple[Any, ...], start: int, aggregates: Aggregates, numbers: int
     ) -> tuple[tuple[Any, ...], int]:
-        """Aggregate so many of the oldest numbers; return the other parts, and how much of the first is aggregated."""
+        """Aggregate the oldest integers; return the remaining parts, and the aggregated integers of the first part."""
         gone = 0
         while numbers > 0:
             end = min(len(parts[gone]), start + numbers)
@@ -281,7 +266,7 @@ class Intervals:
         return parts[gone:], start
 
     def spared_by_log(self, surplus: int, aggregated: int) -> int:
-        """How many of the surplus intervals may be aggregated: those that a log has taken, and what exceeds the bound.
+        """How many surplus intervals may be aggregated: those that a log has taken, and those beyond ``LOG_BOUND``.
 
         Args:
             surplus: Intervals beyond ``keep_last``.
@@ -292,11 +277,11 @@ class Intervals:
         return max(min(surplus, self.taken - aggregated), surplus - LOG_BOUND, 0)
 
     def flush_compiled(self) -> None:
-        """See :meth:`flush_block`; nothing in it calls into Python."""
+        """See :meth:`flush_block`. Does not call into Python."""
         if cython.compiled:
             full = self.block
             length = self.end - ints_of(full)
-            # A failure leaves room for one, in place of the last.
+            # If the allocation fails, the next interval replaces the last.
             self.place = self.end - 2
             fresh = new_block(min(4 * length, 2 * _BLOCK) if self.keep_last < 0 else length)
             self.blocks.append(full)
@@ -308,7 +293,7 @@ class Intervals:
                 self.aggregate_oldest()
 
     def aggregate_oldest(self) -> None:
-        """Aggregate the blocks that ``keep_last`` does not want and no log waits for."""
+        """Aggregate the blocks beyond ``keep_last`` that no log waits for."""
         if cython.compiled:
             while self.blocks:
                 oldest = self.blocks[0]
@@ -323,35 +308,31 @@ class Intervals:
                 del self.blocks[0]
 
     def kept(self) -> tuple[list[Any], Aggregates]:
-        """The intervals that are kept, oldest first, and the aggregates of the others, of one moment.
+        """Return the kept intervals, oldest first, and the aggregates of the others, as of one moment.
 
         Returns:
             Buffers of int64, start and end in ns alternating, and the aggregates. Neither changes any more.
         """
         if cython.compiled:
             parts: list[Any] = []
-            # From here on nothing allocates what the collector tracks.
+            # From here on nothing is allocated that the garbage collector tracks.
             parts.extend(self.blocks)
             parts.append(copied_block(ints_of(self.block), self.place - ints_of(self.block)))
             aggregates = self.aggregates.copy()
             return [memoryview(part).cast("q") for part in parts], aggregates
-        while True:
-            blocks, recent, moved, start, aggregates = self.state
-            staged = [*self.buffer]
-            if staged[0] <= moved:  # Else both were changed in between.
-                break
-        parts = [*blocks, *recent]
+        blocks, recent, _, start, aggregates, buffer = self.state
+        parts = [*blocks, *recent, array("q", buffer[:])]
         if start:
             parts[0] = parts[0][start:]
-        return [*parts, array("q", staged[1 + moved - staged[0] :])], aggregates
+        return parts, aggregates
 
     def copy(self) -> dict[str, Any]:
-        """A consistent copy, taken from any thread while the owner goes on recording.
+        """Return a consistent copy, from any thread while the owner goes on recording.
 
         Returns:
-            ``pairs``: buffers of int64, start and end in ns alternating, oldest first, of the intervals that are kept;
-            ``aggregated``: how many others there are, ``total_ns``, ``min_ns``, ``max_ns``, ``mean_ns``, ``m2``,
-            ``bins`` (None if there are none): the aggregates over those; and the counters.
+            ``pairs``: the kept intervals as buffers of int64, start and end in ns alternating, oldest first;
+            ``aggregated``: the number of others, with their ``total_ns``, ``min_ns``, ``max_ns``, ``mean_ns``, ``m2``
+            and ``bins`` (None without others); and the counters.
         """
         parts, aggregates = self.kept()
         copied = aggregates.as_dict()
@@ -370,25 +351,26 @@ class Intervals:
         if cython.compiled:
             recorded: int = self.aggregates.count + self.kept_in_blocks + (self.place - ints_of(self.block)) // 2
             return recorded
-        staged = [*self.buffer]
-        return (staged[0] + len(staged) - 1) // 2
+        _, _, moved, _, _, buffer = self.state
+        number: int = (moved + len(buffer)) // 2
+        return number
 
     def since(self, taken: int) -> tuple[bytes, int, int]:
-        """What was recorded after the first so many intervals, for a log that reads along on a thread of its own.
+        """Return the intervals after the first ``taken``, for a log that reads from its own thread.
 
-        A log is told that it may by :meth:`attach`, and says what it has by :meth:`took`: a full block is then
-        aggregated only when the log has taken what is in it, or when more than ``LOG_BOUND`` intervals beyond
-        ``keep_last`` wait for it. Recording costs what it did, since both are looked at only where a block is full.
+        After :meth:`attach`, a full block is aggregated only when the log has taken its intervals (:meth:`took`), or
+        when more than ``LOG_BOUND`` intervals beyond ``keep_last`` wait. Only full blocks are checked, so that
+        recording costs the same.
 
         Args:
             taken: How many intervals the log has taken or lost.
 
         Returns:
             Start and end in ns alternating, as native int64, in the order in which they ended; how many intervals were
-            recorded so far; and how many were lost to the log because it came too late.
+            recorded so far; and how many the log lost because it came too late.
         """
         if cython.compiled:
-            # One copy, in which nobody's code can run: the interpreter is not let go of, however much there is.
+            # One copy, without releasing the GIL.
             aggregated = self.aggregates.count
             filled = self.place - ints_of(self.block)
             recorded = aggregated + self.kept_in_blocks + filled // 2
@@ -414,26 +396,26 @@ class Intervals:
         return b"".join(reversed(newest)), recorded, max(aggregated - taken, 0)
 
     def took(self, taken: int) -> None:
-        """Let go of the first so many intervals: the log has them."""
+        """Note that the log has the first ``taken`` intervals."""
         self.taken = taken
 
     def attach(self) -> None:
-        """From now on wait for a log, see :meth:`since`."""
+        """Wait for a log from now on, see :meth:`since`."""
         if self.taken < 0:
             self.taken = 0
 
     def detach(self) -> None:
-        """Wait for no log any more."""
+        """Stop waiting for a log."""
         self.taken = -1
 
 
 def new_bins() -> Any:
-    """A histogram without anything in it."""
+    """Return an empty histogram."""
     if cython.compiled:
         return zeroed_block(BIN_COUNT)
     return array("q", bytes(8 * BIN_COUNT))
 
 
 def pairs_of(parts: Sequence[Any]) -> list[tuple[int, int]]:
-    """Start and end of each interval, from buffers in which they alternate."""
+    """Return start and end of each interval, from buffers in which they alternate."""
     return [pair for part in parts for pair in zip(part[::2], part[1::2], strict=True)]

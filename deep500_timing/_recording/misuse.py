@@ -1,17 +1,11 @@
-"""What is misuse and what is not, and what the errors say.
+"""What a start does that finds its region open, and the texts of the errors of misuse.
 
-A region that is found open by a start is one of three things. The code that starts it has interrupted the code that
-opened it (a finalizer, a callback of the garbage collector, a signal handler): both are timed. Or an exception, such as
-that of Ctrl-C, has led past its end: it is discarded, and the start goes on. Or an end is missing: that is an error.
-
-Python does not tell whether an exception came between two moments. It is known where one is being handled, where it
-has ended an interactive command, such as a notebook's cell, or a ``with`` block of the timer's on the same thread, and
-where it came out of the timer's own methods. A decorated function knows by itself whether it was called by itself.
-
-Of an exception that was raised and caught without any of these the interpreter keeps no trace: not in the thread's
-state, and the frames and instructions of the two starts are those of a loop that forgets its end. So a bare ``start``
-that such an exception has left open is an error at the next one, which names the remedies: ``with``, or ``fail`` or
-``discard`` in the ``except`` clause.
+* A second entry (a finalizer, a callback of the garbage collector or a signal handler that interrupted the code that
+  opened the region): both stretches are timed.
+* While an exception is handled, and after one has ended an interactive command such as a notebook's cell: the open
+  stretch is discarded with a warning, and the start goes on.
+* Everything else is an error that names the remedies: Python keeps no trace of an exception that was caught elsewhere,
+  so such a region cannot be told from a missing ``end``.
 """
 
 from __future__ import annotations
@@ -21,7 +15,6 @@ import gc
 import sys
 import threading
 import weakref
-from types import MethodType
 
 from deep500_timing._base.time_type import TimeType
 from deep500_timing._base.warn import warn_once
@@ -33,12 +26,12 @@ if TYPE_CHECKING:
     from types import CodeType, FrameType
     from typing import Any
 
-# Without the module `signal`, which makes a member of an enumeration of each.
+# The module `signal` would create an enumeration member for each.
 _SIGNALS = sorted(map(int, _signal.valid_signals()))
 
 
-def interrupts() -> bool:
-    """Whether the calling code runs in a finalizer, a callback of the collector or a signal handler."""
+def is_second_entry() -> bool:
+    """Whether the calling code runs in a finalizer, a callback of the garbage collector or a signal handler."""
     codes: set[CodeType] = set()
     for callback in gc.callbacks:
         codes.update(_code_of(callback))
@@ -63,44 +56,12 @@ def _code_of(function: Any) -> list[CodeType]:
 
 
 def exception_is_known() -> bool:
-    """Whether an exception is being handled, or has ended an interactive command such as a notebook's cell."""
+    """Whether an exception is being handled, or ended an interactive command such as a notebook's cell."""
     return sys.exc_info()[0] is not None or getattr(sys, "last_value", None) is not None
 
 
-def block_is_live(handle: Any, region: Any) -> bool:
-    """Whether the program is inside a ``with`` block of a region (plain): the block holds the method that ends it.
-
-    An exception may fall into the very first step of that method; then the region is open, and its block is over.
-
-    Args:
-        handle: What the block is of: the region or its handle for the device.
-        region: The region.
-    """
-    leave, enter = type(handle).__exit__, type(handle).__enter__.__code__
-    blocks = sum(
-        isinstance(holder, MethodType) and holder.__func__ is leave and holder.__self__ is handle
-        for holder in gc.get_referrers(handle)
-    )
-    # A block that is being entered now holds it already.
-    return blocks > _frames_of(enter, "self", handle)
-
-
-def is_waiting(code: CodeType, region: Any) -> bool:
-    """Whether a generator of that code, which starts to wait under a region, is called by another that waits."""
-    return _frames_of(code, "region", region) > 1
-
-
-def _frames_of(code: CodeType, local: str, value: object) -> int:
-    found = 0
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        found += frame.f_code is code and frame.f_locals.get(local) is value
-        frame = frame.f_back
-    return found
-
-
 def as_code(key: TimeType | str) -> str:
-    """A key as one would write it."""
+    """Return a key as a program writes it."""
     return str(key) if isinstance(key, TimeType) else repr(key)
 
 
@@ -111,7 +72,7 @@ def _length(seconds: float) -> str:
 
 
 def warn_of_open(name: str, key: TimeType | str, open_s: float) -> None:
-    """Say once that a start found its region open and has discarded it."""
+    """Warn once that a start discarded the open stretch of its region."""
     warn_once(
         f"Starting region {name!r}: it was still open, since {_length(open_s)}. That stretch is counted as discarded, "
         f"and the new one goes on. After an interrupt or an exception nothing need be done; else an "
@@ -122,7 +83,7 @@ def warn_of_open(name: str, key: TimeType | str, open_s: float) -> None:
 
 
 def error_of_open(name: str, key: TimeType | str, ident: int, open_s: float) -> RegionOpenError:
-    """What starting an open region raises."""
+    """The error of starting an open region."""
     code = as_code(key)
     apart = ""
     if _in_coroutine():
@@ -135,7 +96,7 @@ def error_of_open(name: str, key: TimeType | str, ident: int, open_s: float) -> 
 
 
 def _in_coroutine() -> bool:
-    asyncio = sys.modules.get("asyncio")  # Who has not imported it runs none.
+    asyncio = sys.modules.get("asyncio")
     try:
         return asyncio is not None and asyncio.get_running_loop() is not None
     except RuntimeError:
@@ -143,7 +104,7 @@ def _in_coroutine() -> bool:
 
 
 def error_of_closed(name: str, key: TimeType | str, ident: int, open_on: list[int]) -> RegionNotOpenError:
-    """What ending a closed region raises.
+    """The error of ending a closed region.
 
     Args:
         name: The region.
@@ -160,7 +121,7 @@ def error_of_closed(name: str, key: TimeType | str, ident: int, open_on: list[in
 
 
 def error_of_mismatch(name: str, ident: int, gpu: bool) -> RegionMismatchError:
-    """What ending a region raises with another ``gpu`` than it was started with."""
+    """The error of ending a region with another ``gpu`` than it was started with."""
     return RegionMismatchError(
         f"Ending region {name!r} on {thread_name(ident)} with gpu={gpu}: it was started with "
         f"gpu={not gpu}, and is still open. Pass the same gpu argument to start and end."
@@ -168,9 +129,9 @@ def error_of_mismatch(name: str, ident: int, gpu: bool) -> RegionMismatchError:
 
 
 def error_of_key(doing: str, key: object) -> InvalidKeyError:
-    """What a key raises that is none."""
+    """The error of an invalid key."""
     if isinstance(key, str):
-        return InvalidKeyError(f"{doing} {key!r}: an empty string names nothing. Give the region a name.")
+        return InvalidKeyError(f"{doing} {key!r}: the string is empty. Give the region a name.")
     remedy = ""
     if hasattr(key, "__code__"):
         remedy = ' To decorate a function, call timed with its region: @timer.timed("name").'
@@ -181,12 +142,12 @@ def error_of_key(doing: str, key: object) -> InvalidKeyError:
 
 
 def error_of_handle(name: str) -> TypeError:
-    """What copying or pickling a handle raises."""
+    """The error of copying or pickling a handle."""
     return TypeError(f"A region handle ({name!r}) cannot be copied or pickled; ask a timer for region(key).")
 
 
 def error_of_clock(clock: object, now: object) -> TypeError:
-    """What a host clock raises that gives something else than whole nanoseconds."""
+    """The error of a host clock that does not return an integer."""
     return TypeError(
         f"Reading the timer's clock {clock!r}: its now_ns() gave {now!r}, not an integer. Return whole nanoseconds, as "
         "time.perf_counter_ns() does: round(seconds * 1e9)."

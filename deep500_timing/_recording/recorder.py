@@ -1,17 +1,13 @@
-"""Open regions: who has which one open, since when, on which thread.
+"""Open regions: which region is open on which thread, and since when.
 
-This file, ``intervals.py`` and ``timer.py`` are the hot path. They run as plain Python and, with the C types in
-the ``.pxd`` beside each, compiled by Cython. What differs between the two forms stands under ``cython.compiled``.
+This module, ``intervals.py`` and ``timer.py`` are the hot path. They run as plain Python and, with the C types in the
+``.pxd`` of the same name, compiled by Cython. Differences between the two forms are under ``cython.compiled``.
 
-How it works. A :class:`Recorder` keeps one :class:`ThreadRegions` per thread, and that one :class:`Region` per key. A
-thread only ever writes to its own, so that recording needs no lock; readers copy.
+A :class:`Recorder` keeps one :class:`ThreadRegions` per thread, which keeps one :class:`Region` per key. A thread
+writes only to its own regions, so recording takes no lock. Readers copy.
 
-Anything may run between two lines of ours on the same thread, and raise (see ``intervals.py``). So a region is opened
-by the last statement of a start and closed by the first of an end, several attributes that belong together are set in
-one statement, and what a start has prepared is in local variables until then.
-
-The file is long because its three classes are one thing to the compiler: they hold each other by C types, and what a
-start or an end runs through lies side by side in one module, in few lines of the processor's cache.
+A finalizer, a callback of the garbage collector or a signal handler may use the timer in the middle of a call (a
+*second entry*). Therefore a start opens the region in its last statement, and an end closes it in its first.
 """
 
 from __future__ import annotations
@@ -20,10 +16,10 @@ from _thread import get_ident
 from operator import index
 from time import perf_counter_ns
 
+from deep500_timing._base.names import CPU, GPU
 from deep500_timing._base.time_type import TimeType
 from deep500_timing._recording import threads as _life
 from deep500_timing._recording.intervals import Intervals
-from deep500_timing.exceptions import RegionOpenError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,12 +38,12 @@ else:
 if not cython.compiled:
     from deep500_timing._base.cython_stub import in_c
 
-    forget_regions = keep = known_regions_of = remember_regions = in_c
+    keep = in_c
     clock_ns = perf_counter_ns
     thread_id = get_ident
 
     def look_up(regions: ThreadRegions, key: Any) -> Region | None:
-        """The region of that key, None if there is none or the key cannot be one."""
+        """Return the region of a key, or None."""
         try:
             return regions.by_key[key]
         except (KeyError, TypeError):
@@ -59,29 +55,26 @@ COMPILED: bool = cython.compiled
 _IGNORE_NEXT_END = 2**32 - 1
 """Generation value that makes the region's next unmatched ``end`` a no-op."""
 SHARED = 1
-"""Stands for a thread where regions are shared by all threads; no system gives a thread this identity, or any other odd
-one below some thousands."""
+"""Thread identity of regions that all threads share. No system gives a thread a small odd identity."""
 _ASIDE = 2
-"""Identity of regions whose thread is recomputing, see :func:`begin_recomputation`."""
+"""Thread identity of regions whose thread is recomputing, see :func:`begin_recomputation`."""
 _MOST = 2**63 - 1
-_NEVER = -_MOST - 1
 _NOT_COUNTED, _FAILED, _DISCARDED = 0, 1, 2
-"""What becomes of a region that is closed without an interval."""
+"""How :meth:`Recorder._forget_open` counts a region that is closed without an interval."""
 
 
 class Region:
     """One region on one thread: a context manager, and a handle that saves the look-up by key.
 
-    ``timer.region(key)`` hands out the same object each time. A handle that reaches another thread serves that
-    thread's region of the same key.
+    ``timer.region(key)`` returns the same object each time. A handle used on another thread serves that thread's
+    region of the same key.
     """
 
     __slots__ = (
-        "_block_ns",
         "_device_handle",
         "_device_intervals",
+        "_end_has_more",
         "_generation",
-        "_interrupted_ns",
         "_intervals",
         "_is_open",
         "_key",
@@ -91,11 +84,10 @@ class Region:
         "_start_ns",
         "_suspended",
         "_thread",
-        "_timed_depth",
         "_timer",
     )
 
-    # Compiled, an object that was never set up would be read as it is.
+    # Compiled, an object without set-up would be read as it is.
     if cython.compiled:
 
         def __cinit__(self, key: TimeType | str, name: str, thread: ThreadRegions, timer: Recorder) -> None:
@@ -104,7 +96,7 @@ class Region:
     else:
 
         def __init__(self, key: TimeType | str, name: str, thread: ThreadRegions, timer: Recorder) -> None:
-            """Handed out by :meth:`Timer.region`; not for direct use."""
+            """Returned by :meth:`Timer.region`; not for direct use."""
             self._set_up(key, name, thread, timer)
 
     def _set_up(self, key: TimeType | str, name: str, thread: ThreadRegions, timer: Recorder) -> None:
@@ -121,23 +113,17 @@ class Region:
         self._device_intervals: Intervals | None = None
         self._device_handle: Any = None
         self._pair: Any = None
-        """What the device needs to know of a stretch, between two of them, if there ever was one."""
+        """The device's event pair, while the region is closed."""
         self._open_pair: Any = None
-        """The same of the stretch that is open, if it is open on the device as well."""
-        self._suspended: tuple[int, Any, Any] | tuple[()] | None = () if timer._is_watched(name) else None
-        """What an end has to do besides: start and pair of the stretch that a second entry has interrupted, and the
-        same of the one before it; or nothing of the kind, but to tell that it has ended: empty."""
-        self._timed_depth = 0
-        """Calls of a function that is timed under this key, within one another, on this thread."""
-        if not cython.compiled:
-            self._block_ns = _NEVER
-            """The start of the stretch that a ``with`` block has opened last."""
-        self._interrupted_ns = _NEVER
-        """The start of the stretch in which an exception is known to have come, see ``misuse.py``."""
+        """The device's event pair, while the region is open on the device."""
+        self._suspended: list[tuple[int, Any]] | None = None
+        """Start and event pair of each stretch that a second entry interrupted, the outermost first."""
+        self._end_has_more = timer._is_watched(name)
+        """Whether an end calls :meth:`Recorder._after_end`: a stretch is suspended, or a function is to be called."""
 
     @property
     def key(self) -> TimeType | str:
-        """What the timer was asked for."""
+        """The key that the timer was given."""
         return self._key
 
     @property
@@ -147,8 +133,8 @@ class Region:
 
     @property
     def is_open(self) -> bool:
-        """Whether it was started, on the thread that the handle was made on, and not ended yet."""
-        return self._is_open or bool(self._suspended)
+        """Whether the thread that made the handle has the region open."""
+        return self._is_open
 
     def start(self) -> None:
         """Open the region.
@@ -163,7 +149,7 @@ class Region:
         if thread_id() != self._thread.ident:
             region = timer._find(self._key)
         if region._is_open:
-            timer._start_of_open(region, False)
+            timer._start_of_open(region)
         region._start_ns, region._is_open = clock_ns() if timer._native else timer._read_clock(), True
 
     def end(self) -> None:
@@ -175,11 +161,11 @@ class Region:
         timer = self._timer
         if not timer._enabled:
             return
-        now_ns = clock_ns() if timer._native else timer._read_clock_at_end(self._key)
+        now_ns = clock_ns() if timer._native else timer._read_clock()
         region = self
         if thread_id() != self._thread.ident:
             region = timer._find(self._key)
-        if not region._is_open and not timer._resume(region):
+        if not region._is_open:
             timer._end_of_closed(region)
             return
         if region._open_pair is not None:
@@ -192,74 +178,28 @@ class Region:
             intervals = region._intervals
             buffer = intervals.buffer
             buffer += (start_ns, now_ns)
-            if len(buffer) > intervals.limit:
+            if len(buffer) >= intervals.limit:
                 intervals.flush_block()
-        if region._suspended is not None:
+        if region._end_has_more:
             timer._after_end(region)
 
     def __enter__(self) -> Region:
         """Open the region."""
-        timer = self._timer
-        if (
-            not cython.compiled  # where the interpreter has a way of its own: `enter` in the .pxd
-            and timer._enabled
-            and timer._native
-            and not self._is_open
-            and thread_id() == self._thread.ident
-        ):
-            start_ns = clock_ns()
-            # Nothing is called from here on, so that nothing can come between.
-            self._block_ns, self._start_ns, self._is_open = start_ns, start_ns, True
-            return self
-        try:
-            self.start()
-            if not cython.compiled:
-                self._block_ns = self._start_ns
-            return self
-        except RegionOpenError:
-            raise
-        except BaseException:
-            # If it was opened before that, its end will not be called.
-            self._interrupted_ns = self._start_ns
-            raise
+        self.start()
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close the region; after an exception its interval is counted as failed and not kept."""
+        """Close the region. After an exception its interval is counted as failed and not kept."""
         if kind is not None:
-            self._leave_by_exception()
-        elif cython.compiled:
+            self._fail()
+            return
+        try:
             self.end()
-        else:
-            timer = self._timer
-            if (
-                timer._enabled
-                and timer._native
-                and self._open_pair is None
-                and self._suspended is None
-                and thread_id() == self._thread.ident
-            ):
-                # As in end, which is another call away.
-                now_ns = clock_ns()
-                if self._is_open:
-                    intervals = self._intervals
-                    buffer = intervals.buffer
-                    start_ns, self._is_open = self._start_ns, False
-                    buffer += (start_ns, now_ns)
-                    if len(buffer) > intervals.limit:
-                        intervals.flush_block()
-                else:
-                    self.end()
-            else:
-                self.end()
-        if not cython.compiled:
-            self._block_ns = _NEVER
-
-    def _leave_by_exception(self) -> None:
-        self._fail()
-        self._thread.exception_ns = self._timer.now_ns()
-        self._thread.exception_from_ns = self._start_ns
+        except BaseException:
+            self._fail()  # A block that is over cannot end its region later.
+            raise
 
     def _fail(self) -> bool:
         # See Timer.fail.
@@ -267,18 +207,18 @@ class Region:
         region = self
         if thread_id() != self._thread.ident:
             region = timer._find(self._key)
-        if not region._is_open and not timer._resume(region):
+        if not region._is_open:
             return False
         timer._forget_open(region, _FAILED)
         return True
 
     def _device_store(self) -> Intervals:
-        # The intervals of this region on the device, made if there are none yet.
+        # The region's intervals on the device, created at the first use.
         if self._device_intervals is None:
             self._device_intervals = self._timer._new_intervals()
         return self._device_intervals
 
-    # What named timers, which keep the time themselves, do with a region of their own.
+    # Used by named timers, which measure the time themselves and keep it in a region of their own.
 
     def _open_at(self, start_ns: int) -> None:
         self._start_ns, self._is_open = start_ns, True
@@ -293,7 +233,7 @@ class Region:
         return self._start_ns
 
     def _ignores_end(self) -> bool:
-        # Whether an end without a start is to be ignored, this once.
+        # Whether to ignore, once, an end without a start.
         if self._generation == self._timer._generation:
             return False
         self._generation = self._timer._generation
@@ -310,64 +250,59 @@ class Region:
         raise error_of_handle(self._name)
 
 
-class KeptMethod:
-    """Stands for a method of :class:`Region` in the compiled form; each region keeps the one that is bound to it.
+class CachedMethod:
+    """Descriptor for a method of :class:`Region` in the compiled form; each region caches its bound method.
 
-    A ``with`` statement asks for ``__enter__`` and ``__exit__`` bound to the region. Making the two anew each time
-    costs more than reading the clock twice; plain Python binds a method faster than a descriptor of ours could answer.
-    The interpreter's own way to them is ``kept_method`` in the ``.pxd``, which also takes a shorter way into them.
+    A ``with`` statement binds ``__enter__`` and ``__exit__`` each time, which costs more than two readings of the
+    clock. The interpreter calls ``cached_method`` in the ``.pxd``. Plain Python binds methods faster than a descriptor.
     """
 
     __slots__ = ("is_exit", "method")
 
     def __init__(self, method: Any, is_exit: bool) -> None:
-        """Stand for ``__exit__`` or for ``__enter__``."""
+        """Wrap ``__exit__`` or ``__enter__``."""
         self.method = method
         self.is_exit = is_exit
 
     def __get__(self, instance: Any, owner: Any) -> Any:
-        """The method itself, as it is asked of the type; of something else than a region, an error."""
+        """Return the method itself for the class; binding it to anything but a region raises ``TypeError``."""
         return self.method if instance is None else self.method.__get__(instance, owner)
 
 
 class ThreadRegions:
-    """What one thread has recorded: its regions by key.
+    """The regions of one thread, by key.
 
-    When the thread ends, what it left open is discarded and the regions are free for another (``ident`` is 0). Thread
-    ids are reused; a new thread must not inherit open regions.
+    When the thread ends, its open regions are discarded and its store is free for another thread (``ident`` is 0).
+    Thread ids are reused; a new thread must not inherit open regions.
     """
 
-    __slots__ = ("__weakref__", "by_key", "exception_from_ns", "exception_ns", "ident", "watch")
+    __slots__ = ("__weakref__", "by_key", "ident", "watch")
 
     def __init__(self) -> None:
         """Start empty and free."""
         self.ident = 0
         self.by_key: dict[Any, Region] = {}
-        self.exception_ns = -_MOST
-        """When an exception last ended a ``with`` block on this thread,"""
-        self.exception_from_ns = _MOST
-        """and when that block began."""
         self.watch: ref[Any] | None = None
 
     def claim(self) -> None:
-        """Become the calling thread's, until it ends."""
+        """Give the store to the calling thread, until it ends."""
         watch = _life.watch_thread(self)
         if watch is None and _life.is_ending():
-            # A finalizer in the thread's local storage. It may use them, but they stay free: the next thread of this
-            # id would not be watched.
+            # A finalizer in the thread's local storage. It may use the store, which stays free: the next thread of
+            # this id would not be watched.
             return
         self.release()
         self.watch, self.ident = watch, get_ident()
 
     def release(self) -> None:
-        """Discard what is open and become free."""
+        """Discard the open regions and become free."""
         for region in list(self.by_key.values()):
             region._timer._discard_all(region)
         self.ident = 0
 
 
 class Recorder:
-    """Keeps the regions of every thread and does what is rare; :class:`Timer` does what is frequent."""
+    """Keeps the regions of every thread and does the rare work; :class:`Timer` does the frequent work."""
 
     __slots__ = (
         "__weakref__",
@@ -397,15 +332,14 @@ class Recorder:
     else:
 
         def __new__(cls, *_arguments: Any, **_settings: Any) -> Self:
-            """Make it with the default settings."""
+            """Create it with the default settings."""
             made = super().__new__(cls)
             made._set_up()
             return made
 
     def _set_up(self) -> None:
-        # What a start needs that finds its region open. Imported there, one interrupt after another might never let
-        # it come to its end; imported by the first region of a thread, a child that is forked by another thread in
-        # that moment would wait for the import for ever.
+        # Imported here and not at the first use: a child that another thread forks during that import would wait for
+        # the import lock for ever.
         from deep500_timing._recording import misuse as _misuse  # noqa: F401
 
         self._keep_last = -1
@@ -418,12 +352,12 @@ class Recorder:
         self._logged = False
         self._threads: dict[int, ThreadRegions] = {}
         self._current = ThreadRegions()
-        """Those of the thread that was here last."""
+        """The regions of the thread that called last."""
         self._set_aside: dict[int, ThreadRegions] = {}
-        """Those of threads that are recomputing."""
-        # What was read of the memory at the ends of regions, by their names, if somebody asked for it.
+        """The regions of threads that are recomputing."""
         self._memory_at_ends: dict[str, MemorySamples] = {}
-        self._run: Any = None  # The log that what is recorded here goes to, if there is one.
+        """Memory sampled at the ends of regions, by name."""
+        self._run: Any = None  # The attached RunLog.
         self._at_end: Callable[[Recorder, str], object] | None = None
         self._at_end_of: frozenset[str] | None = None
         _life.all_recorders.add(self)
@@ -448,24 +382,24 @@ class Recorder:
 
     @property
     def clock(self) -> Clock | None:
-        """The host clock of the user's own, which may raise; None for the system's."""
+        """The user's own host clock, which may raise; None for the system's."""
         return self._clock
 
     @property
     def keep_last(self) -> int | None:
-        """How many intervals are kept one by one, for each region and thread; None for all."""
+        """How many intervals are kept one by one, per region and thread; None for all."""
         return None if self._keep_last < 0 else self._keep_last
 
     @property
     def skip_first(self) -> int:
-        """How many of the first intervals of each region, on each thread, are left out of the statistics."""
+        """How many first intervals of each region, per thread, are left out of the statistics."""
         return self._skip_first
 
     def _new_intervals(self) -> Intervals:
         return Intervals(self._keep_last, self._skip_first, self._logged)
 
     def _read_clock(self) -> int:
-        # A clock of the user's own.
+        # The user's own clock.
         now_ns = self._now()
         if type(now_ns) is not int:
             try:
@@ -478,17 +412,8 @@ class Recorder:
             raise OverflowError(f"Reading the timer's clock {self._clock!r}: {now_ns} ns do not fit into 64 bits.")
         return now_ns
 
-    def _read_clock_at_end(self, key: TimeType | str) -> int:
-        # If it raises, the region stays open, and may be ended later or started anew.
-        try:
-            return self._read_clock()
-        except BaseException:
-            region = self._find(key)
-            region._interrupted_ns = region._start_ns
-            raise
-
     def _find(self, key: TimeType | str) -> Region:
-        # The region of this key on the calling thread, made if need be.
+        # The calling thread's region of this key, created at the first use.
         regions = self._current
         if thread_id() != regions.ident:
             regions = self._enter_thread()
@@ -515,23 +440,21 @@ class Recorder:
             raise ValueError(
                 f"Recording {key!r} from {start_ns} to {end_ns} ns: it ends before it begins. Swap the arguments."
             )
-        # What cannot be kept is an error here, not when the times are read.
         start_ns, end_ns = index(start_ns), index(end_ns)
         if start_ns < -_MOST - 1 or end_ns > _MOST or end_ns - start_ns > _MOST:
             raise OverflowError(
-                f"Recording {key!r} from {start_ns} to {end_ns} ns: the times or what is between them do not fit into "
-                "64 bits. Pass nanoseconds."
+                f"Recording {key!r} from {start_ns} to {end_ns} ns: the times or the time between them do not fit "
+                "into 64 bits. Pass nanoseconds."
             )
         if self._enabled:
             self._find(key)._intervals.append(start_ns, end_ns)
 
     def _keep(self, key: TimeType | str, start_ns: int, end_ns: int) -> None:
-        # As record, for what was read from the timer's own clock, which may run backwards.
+        # As record, for times of the timer's own clock, which may run backwards.
         if self._enabled:
             self._find(key)._intervals.append(start_ns, end_ns)
 
     def _count_failed(self, key: TimeType | str) -> None:
-        # What was timed without opening the region has failed.
         if self._enabled:
             intervals = self._find(key)._intervals
             intervals.failed += 1
@@ -543,45 +466,48 @@ class Recorder:
     def discard(self, key: TimeType | str) -> bool:
         """Forget the region ``key`` if the calling thread has it open; it is counted as discarded.
 
-        The ``end`` that would have closed it, as at the end of a ``with`` block, is ignored.
+        The next ``end`` of it, such as the end of its ``with`` block, is ignored.
 
         Returns:
             Whether it was open.
         """
-        region = self._find(key)
-        if not region._is_open and not self._resume(region):
-            return False
-        self._discard(region)
-        region._generation = _IGNORE_NEXT_END
-        return True
+        return self._forget_with_end(self._find(key), _DISCARDED)
+
+    def cancel(self, key: TimeType | str) -> bool:
+        """Forget the region ``key`` as :meth:`discard` does, without counting it: there was nothing to time.
+
+        Returns:
+            Whether it was open.
+        """
+        return self._forget_with_end(self._find(key), _NOT_COUNTED)
 
     def fail(self, key: TimeType | str) -> bool:
         """Close the region ``key`` if the calling thread has it open; it is counted as failed and not kept.
 
-        For a caller of ``start`` that sees an exception, as a ``with`` block does by itself.
+        Call it in the ``except`` clause around ``start`` and ``end``. A ``with`` block does so itself.
 
         Returns:
             Whether it was open.
         """
         return self._find(key)._fail()
 
-    def cancel(self, key: TimeType | str) -> None:
-        """Forget the open region ``key`` without counting it: what was to be timed turned out not to exist."""
-        self._forget_open(self._find(key), _NOT_COUNTED)
-
-    def _discard(self, region: Region) -> None:
-        self._forget_open(region, _DISCARDED)
+    def _forget_with_end(self, region: Region, counted: int) -> bool:
+        if not region._is_open:
+            return False
+        self._forget_open(region, counted)
+        region._generation = _IGNORE_NEXT_END
+        return True
 
     def _discard_all(self, region: Region) -> None:
-        # What is open, and what a second entry has interrupted.
-        while region._is_open or self._resume(region):
-            self._discard(region)
+        # The open stretch, and those that second entries interrupted.
+        while region._is_open:
+            self._forget_open(region, _DISCARDED)
 
     def _forget_open(self, region: Region, counted: int) -> None:
-        # Its time on the device is as unknown as its host's. Nothing is called between closing and counting.
+        # Close a region without an interval, on host and device alike.
         pair, intervals = region._open_pair, region._intervals
         on_device = None if pair is None else region._device_store()
-        region._is_open, region._open_pair, region._interrupted_ns = False, None, -_MOST - 1
+        region._is_open, region._open_pair = False, None
         if counted == _FAILED:
             intervals.failed += 1
             if on_device is not None:
@@ -595,7 +521,7 @@ class Recorder:
             self._take_back(region, pair)
 
     def _take_back(self, region: Region, pair: Any) -> None:
-        # For timers that mark the device as well.
+        # For timers with a device.
         raise NotImplementedError
 
     @property
@@ -612,14 +538,14 @@ class Recorder:
 
     @cython.locals(region=Region)  # type: ignore[untyped-decorator, unused-ignore]
     def _close_all(self) -> None:
-        # Regions that are open now will not be ended in the ordinary way: ignore their next unmatched end.
+        # Discard every open region, and ignore the end that each would have had.
         self._generation += 1
         for region in self._regions():
             self._discard_all(region)
 
     def _all_threads(self) -> list[ThreadRegions]:
-        # Without what is only there while a thread recomputes. A list of keys is made without making anything else, in
-        # the middle of which the collector could run, and with it something that changes the dict.
+        # Without the temporary stores of recomputing threads. Copying the keys creates no other object, so the garbage
+        # collector cannot run in the middle and change the dict.
         found = list(self._set_aside.values())
         for ident in list(self._threads):
             regions = self._threads.get(ident)
@@ -628,7 +554,7 @@ class Recorder:
         return found
 
     def _regions(self) -> list[Region]:
-        # Every region of every thread, each once though a TimeType may be known under two keys.
+        # Every region of every thread, once each: a TimeType may be known under two keys.
         seen = {}
         for regions in self._all_threads():
             for region in list(regions.by_key.values()):
@@ -636,7 +562,7 @@ class Recorder:
         return list(seen.values())
 
     def _regions_of(self, name: str) -> list[Region]:
-        # The region of this name on every thread, at the cost of one look-up each.
+        # The region of this name on every thread, by one look-up per thread.
         members: Any = TimeType.__members__
         key = members.get(name, name)
         found = [regions.by_key.get(key) for regions in self._all_threads()]
@@ -644,7 +570,7 @@ class Recorder:
 
     @cython.locals(region=Region)  # type: ignore[untyped-decorator, unused-ignore]
     def _recorded(self) -> int:
-        # Intervals of every region on every thread, since they were new.
+        # Intervals recorded so far, over all regions and threads.
         recorded = 0
         for region in self._regions():
             recorded += region._intervals.count
@@ -652,7 +578,7 @@ class Recorder:
 
     @cython.locals(region=Region)  # type: ignore[untyped-decorator, unused-ignore]
     def _attach_log(self) -> None:
-        # From now on intervals wait for a log to take them, see Intervals.since; of new regions as well.
+        # Intervals wait for a log from now on, see Intervals.since; new regions' as well.
         self._logged = True
         for region in self._regions():
             region._intervals.attach()
@@ -668,8 +594,8 @@ class Recorder:
                 region._device_intervals.detach()
 
     def _shared_region(self, key: TimeType | str, number: int) -> Region:
-        # A region shared by all threads; one thread's own is discarded when it ends. The same key has as many as are
-        # asked for by number, from 0.
+        # A region shared by all threads, which no ending thread discards. ``number``, from 0, tells apart several
+        # shared regions of one key.
         like = self._find(key)
         ident = SHARED + 2 * number
         regions = self._threads.get(ident)
@@ -681,29 +607,26 @@ class Recorder:
         return region
 
     def _enter_thread(self) -> ThreadRegions:
-        if cython.compiled:
-            known: ThreadRegions | None = known_regions_of(self)
-            if known is not None:
-                self._current = known
-                return known
         ident = get_ident()
         regions = self._threads.get(ident)
         if regions is None or regions.ident != ident:
-            # A thread that has ended leaves its regions to the next, so that there are no more than threads.
             with _life.claim_lock:
                 regions = self._threads.get(ident)
+                if regions is not None and regions.ident == 0 and self._skip_first:
+                    # Each thread has its own warm-up, so a new thread gets a new store.
+                    self._threads[-len(self._threads) - 1] = self._threads.pop(ident)
+                    regions = None
                 if regions is None:
                     regions = self._reuse_regions(ident)
                 if regions.ident != ident:
                     regions.claim()
         self._current = regions
-        if cython.compiled:
-            remember_regions(self, regions)
         return regions
 
     def _reuse_regions(self, ident: int) -> ThreadRegions:
-        # A callback of the garbage collector or a signal handler that enters meanwhile on this thread comes first.
-        for other in list(self._threads):
+        # The store of a thread that has ended, so that there are at most as many stores as there were threads at once.
+        # A second entry that enters meanwhile on this thread comes first.
+        for other in [] if self._skip_first else list(self._threads):
             free = self._threads.get(other)
             if free is not None and free.ident == 0 and other not in self._set_aside:
                 regions = self._threads.setdefault(ident, free)
@@ -721,76 +644,53 @@ class Recorder:
             resolved = members.get(name, name)
         region = regions.by_key.get(resolved)
         if region is None:
-            # Not set but kept if a callback of the garbage collector has made it meanwhile.
+            # A second entry may have created it meanwhile.
             region = regions.by_key.setdefault(resolved, Region(resolved, name, regions, self))
         if type(key) is str:
-            # A TimeType's name is found under itself from now on. A subclass of str may compare as it likes.
+            # Finds a TimeType by its name from now on. A subclass of str may compare in its own way.
             regions.by_key[key] = region
         return region
 
-    def _start_of_open(self, region: Region, always: bool) -> None:
-        # Return if the start may go on. See misuse.py.
-        if not region._is_open:
-            return
-        try:
-            self._make_way(region, always)
-        except RegionOpenError:
-            raise
-        except BaseException:
-            # To tell takes its time. Interrupted in it, the next start knows at once: there was an interrupt.
-            region._interrupted_ns = region._start_ns
-            raise
-
-    def _make_way(self, region: Region, always: bool) -> None:
+    def _start_of_open(self, region: Region) -> None:
+        # Return if the start may go on, see misuse.py.
         from deep500_timing._recording import misuse
 
-        interrupted = region._interrupted_ns == region._start_ns
-        if not interrupted and misuse.interrupts():
-            open_now = (region._start_ns, region._open_pair, region._suspended)
-            region._suspended, region._is_open, region._open_pair = open_now, False, None
+        if misuse.is_second_entry():
+            if region._suspended is None:
+                region._suspended = []
+            region._suspended.append((region._start_ns, region._open_pair))
+            region._end_has_more, region._is_open, region._open_pair = True, False, None
             return
         open_s = (self.now_ns() - region._start_ns) / 1e9
-        thread = region._thread
-        # An exception that has ended a block in which the region was opened.
-        inside = thread.exception_from_ns < region._start_ns <= thread.exception_ns
-        seen = always or interrupted or inside or misuse.exception_is_known()
-        if not cython.compiled and not seen and region._block_ns == region._start_ns:
-            handle = region if region._open_pair is None else region._device_handle
-            seen = not misuse.block_is_live(handle, region)
-        if not seen:
+        if not misuse.exception_is_known():
             raise misuse.error_of_open(region._name, region._key, region._thread.ident, open_s)
-        self._discard(region)
+        self._discard_all(region)
         region._generation = _IGNORE_NEXT_END
         misuse.warn_of_open(region._name, region._key, open_s)
-        if region._is_open:  # That was a second entry's, and what it had interrupted is open again.
-            self._make_way(region, always)
 
     def _call_at_end(self, function: Callable[[Recorder, str], object], names: frozenset[str] | None) -> None:
-        # From now on each region that is made, or each of these names, calls it with the timer and its name when it has
-        # ended, its time on host and device being kept. Regions of timers without pay nothing, see Region._suspended.
+        # Call the function with the timer and the region's name after each end of a region of these names (None: all)
+        # that is created from now on. Other timers pay nothing.
         self._at_end, self._at_end_of = function, names
 
     def _is_watched(self, name: str) -> bool:
         return self._at_end is not None and (self._at_end_of is None or name in self._at_end_of)
 
     def _after_end(self, region: Region) -> None:
-        # What an end has to do besides, see Region._suspended.
+        # The rare part of an end, see Region._end_has_more.
         self._resume(region)
-        self._tell_end(region)
+        self._call_watcher(region)
 
-    def _tell_end(self, region: Region) -> None:
+    def _call_watcher(self, region: Region) -> None:
         if self._at_end is not None and self._is_watched(region._name):
             self._at_end(self, region._name)
 
-    def _resume(self, region: Region) -> bool:
-        # Open again what a second entry has interrupted, if it has; see _start_of_open. Each end of an entry does so,
-        # so that the code around it finds the region as it was.
-        suspended = region._suspended
-        if not suspended:
-            return False
-        start_ns, pair, before = suspended
-        region._suspended, region._start_ns, region._open_pair, region._is_open = before, start_ns, pair, True
-        return True
+    def _resume(self, region: Region) -> None:
+        # Reopen the stretch that a second entry interrupted, so that the code around it finds the region as it was.
+        if region._suspended:
+            region._start_ns, region._open_pair = region._suspended.pop()
+            region._is_open = True
+            region._end_has_more = bool(region._suspended) or self._is_watched(region._name)
 
     def _end_of_closed(self, region: Region) -> None:
         if region._ignores_end():
@@ -800,7 +700,7 @@ class Recorder:
         open_on = []
         for other in self._regions_of(region._name):
             if other._is_open:
-                open_on.append(other._thread.ident)  # noqa: PERF401 (compiled, a comprehension knows no types)
+                open_on.append(other._thread.ident)  # noqa: PERF401 (compiled, a comprehension has no C types)
         raise error_of_closed(region._name, region._key, region._thread.ident, open_on)
 
     def _mismatch(self, region: Region, gpu: bool) -> NoReturn:
@@ -810,13 +710,13 @@ class Recorder:
 
     @cython.locals(region=Region)  # type: ignore[untyped-decorator, unused-ignore]
     def reset(self) -> None:
-        """Forget every finished interval and every count. Regions that are open stay open."""
+        """Forget every finished interval and every count. Open regions stay open."""
         run = self._run
         for region in self._regions():
             if run is not None:
-                run.retire(self, region, "CPU", region._intervals)
+                run.retire(self, region, CPU, region._intervals)
                 if region._device_intervals is not None:
-                    run.retire(self, region, "GPU", region._device_intervals)
+                    run.retire(self, region, GPU, region._device_intervals)
             region._intervals = self._new_intervals()
             if region._device_intervals is not None:
                 region._device_intervals = self._new_intervals()
@@ -825,7 +725,7 @@ class Recorder:
         self._memory_at_ends = {}
 
     def _after_fork(self) -> None:
-        # The parent reports what it recorded; the child starts with nothing, and with the one thread that it has.
+        # The parent reports what it recorded. The child starts empty, with one thread.
         self._run = None
         self._close_all()
         self.reset()
@@ -833,23 +733,17 @@ class Recorder:
         self._threads = {other: regions for other, regions in self._threads.items() if other == ident}
         self._set_aside = {}
         self._current = ThreadRegions()
-        if cython.compiled:
-            forget_regions(self)
 
     def _begin_recomputation(self, ident: int) -> None:
-        if cython.compiled:
-            forget_regions(self)
         regions = self._threads.pop(ident, None)
         self._set_aside[ident] = ThreadRegions() if regions is None else regions
         self._set_aside[ident].ident = _ASIDE
 
     @cython.locals(region=Region, known=Region)  # type: ignore[untyped-decorator, unused-ignore]
     def _end_recomputation(self, ident: int) -> None:
-        # What was recorded meanwhile is counted, and forgotten.
-        if cython.compiled:
-            forget_regions(self)
+        # Count what the thread recorded meanwhile, and drop it.
         regions = self._set_aside.pop(ident, None)
-        if regions is None:  # It was made meanwhile, and repeats nothing.
+        if regions is None:  # The timer was created meanwhile; what it recorded is no repetition.
             return
         again = self._threads.pop(ident, None)
         regions.ident = ident
@@ -876,10 +770,10 @@ class Recorder:
         }
 
     def __reduce__(self) -> Any:
-        """Copy and pickle the settings: the copy is a timer of its own that has recorded nothing yet.
+        """Copy and pickle the settings, not the times: the copy is an empty timer.
 
-        So a checkpoint of an object that holds a timer works, and a worker process starts with an empty one, as it
-        does after a fork. To keep the times, keep ``timer.snapshot()``.
+        So an object that holds a timer can be checkpointed, and a worker process starts with an empty timer, as after
+        a fork. To keep the times, keep ``timer.snapshot()``.
         """
         return _rebuild, (type(self), self._settings()), getattr(self, "__dict__", None) or None
 
@@ -895,19 +789,19 @@ def _checked_count(what: str, value: Any, or_else: str) -> int:
 
 
 def _rebuild(kind: type[Recorder], settings: dict[str, Any]) -> Recorder:
-    # The class that declares the settings takes them; a subclass of the user's may be made in a way of its own, and has
-    # its attributes from the copied state.
+    # The class that declares the settings takes them. A user's subclass may have another __init__; its attributes come
+    # from the copied state.
     rebuilt: Recorder = kind.__new__(kind)
-    taker: Any = next(base for base in kind.__mro__ if "_settings" in base.__dict__)
-    taker.__init__(rebuilt, **settings)
+    declaring: Any = next(base for base in kind.__mro__ if "_settings" in base.__dict__)
+    declaring.__init__(rebuilt, **settings)
     return rebuilt
 
 
 def name_of(doing: str, key: object) -> str:
-    """The name of the region that a key stands for. A ``str`` is its value, whatever its class makes of it.
+    """Return the region's name for a key. The name of a subclass of ``str`` is its value.
 
     Raises:
-        InvalidKeyError: It is neither a ``TimeType`` nor a non-empty string; ``doing`` begins its text.
+        InvalidKeyError: It is neither a ``TimeType`` nor a non-empty string; ``doing`` begins the text.
     """
     if isinstance(key, TimeType):
         return key.name
@@ -922,10 +816,9 @@ _recomputing: dict[int, int] = {}
 
 
 def begin_recomputation() -> None:
-    """From now on the calling thread only repeats what was timed before, as an activation checkpoint does.
+    """Count the calling thread's regions as recomputed, without their times, until :func:`end_recomputation`.
 
-    Until :func:`end_recomputation`, its regions on every timer are counted as recomputed and keep no times. May be
-    nested.
+    For code that repeats work that was timed before, such as activation checkpointing. May be nested.
     """
     ident = get_ident()
     depth = _recomputing.get(ident, 0)
@@ -936,7 +829,7 @@ def begin_recomputation() -> None:
 
 
 def end_recomputation() -> None:
-    """End what :func:`begin_recomputation` began, whatever was left open since."""
+    """End :func:`begin_recomputation`. Regions that were left open since are closed."""
     ident = get_ident()
     depth = _recomputing.pop(ident, 0)
     if depth > 1:

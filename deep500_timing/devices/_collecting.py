@@ -17,19 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator
     from typing import Any
 
-    import cython
-
     from deep500_timing._base.protocols import DeviceClock
     from deep500_timing.devices._anchors import Anchors
     from deep500_timing.devices._queue import StreamQueue
 
     Queues = dict[Hashable, StreamQueue]
-else:
-    from deep500_timing._base import cython_stub as cython
-
-if not cython.compiled:
-    from deep500_timing._recording.intervals import Intervals
-
 _SPARE_PAIRS = 16
 """Pairs that a stream gets before it asks whether older ones are done; half as many regions share one query."""
 _BATCH_PAIRS = 16
@@ -135,12 +127,8 @@ class Collector:
                 self._settle(queue, entry, device)
                 if entry is not queue.settled:
                     return
-            free = queue.free
             del queue.pending[0]
-            if cython.compiled:
-                free.append(entry[1])
-            else:  # Statements without a call: an interrupt would lose the event.
-                free += (entry[1],)
+            queue.free.append(entry[1])
             queue.settled = None
             if queue.known_done:
                 queue.known_done -= 1
@@ -194,14 +182,6 @@ class Collector:
                 "stream wait for the first.",
                 key=f"negative {clock.name}",
             )
-        elif not cython.compiled and isinstance(sink, Intervals):
-            # Intervals.append, without a call between keeping the time and knowing so.
-            buffer = sink.buffer
-            end_ns = start_ns + duration_ns
-            buffer += (start_ns, end_ns)
-            queue.settled = entry
-            if len(buffer) > sink.limit:
-                sink.flush_block()
         else:
             sink.append(start_ns, start_ns + duration_ns)
             queue.settled = entry

@@ -175,7 +175,7 @@ def test_an_empty_name(tmr):
     """It is a string, so the text says what is wrong with it."""
     with pytest.raises(InvalidKeyError) as caught:
         tmr.start("")
-    said = "Timing a region with the key '': an empty string names nothing. Give the region a name."
+    said = "Timing a region with the key '': the string is empty. Give the region a name."
     assert said == str(caught.value)
 
 

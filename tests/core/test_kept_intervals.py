@@ -194,30 +194,6 @@ def test_no_more_is_kept_than_a_buffer_beside(keep_last):
     assert keep_last <= most <= keep_last + (256 if compiled else 32)
 
 
-@pytest.mark.skipif(compiled, reason="compiled, nothing can come between")
-def test_a_reader_begins_anew_when_a_block_is_put_away_meanwhile():
-    """Between the blocks and the buffer the owner may put the buffer among the blocks: what moved is not missed."""
-
-    class PutAwayFirst(list):
-        """A buffer that is put away when a reader has seen the blocks and comes to it."""
-
-        is_due = True
-
-        def __iter__(self):
-            if self.is_due:
-                self.is_due = False
-                intervals.flush_block()
-            return super().__iter__()
-
-    intervals = Intervals(keep_last=-1, skip_first=0)
-    intervals.buffer = PutAwayFirst(intervals.buffer)
-    for i in range(5):
-        intervals.append(i, 2 * i)
-    parts, aggregates = intervals.kept()
-    assert [0, 0, 1, 2, 2, 4, 3, 6, 4, 8] == [number for part in parts for number in part]
-    assert 0 == aggregates.count
-
-
 @given(st.lists(DURATIONS, min_size=1, max_size=1000))
 def test_percentiles_are_within_one_percent(durations):
     """Of what is folded away, every percentile is within 1 % of the exact one, and the extremes bound it."""

@@ -457,3 +457,12 @@ def test_many_threads_at_once_lose_nothing():
     assert sorted(counts) == counts
     for count, total, shortest, longest in seen:
         assert (pytest.approx(count * 7e-9), 7e-9, 7e-9) == (total, shortest, longest)
+
+
+def test_each_thread_has_its_own_warm_up(in_thread):
+    """Threads that follow one another each skip their own first intervals."""
+    tmr = Timer(skip_first=3)
+    for _ in range(8):
+        in_thread(lambda: [tmr.record("x", 0, 1) for _ in range(10)])
+    stats = tmr.get_time_stats("x")
+    assert (56, 24) == (stats.count, stats.skipped)

@@ -8,8 +8,7 @@ import inspect
 
 import pytest
 
-from deep500_timing import CPUGPUTimer, RegionOpenError, Timer, TimeType, TimingWarning
-from deep500_timing._base.warn import forget_warnings
+from deep500_timing import CPUGPUTimer, RegionOpenError, Timer, TimeType
 from deep500_timing.testing import ManualClock, ManualDeviceClock
 
 
@@ -64,15 +63,31 @@ class TestFunctions:
         assert (-1, 0) == (down(5, by=3), down(2))
         assert [9.0, 3.0] == tmr.get_time("f")
 
-    def test_a_stretch_that_was_left_open_is_not_a_call_of_itself(self, tmr, clock):
-        """After an earlier call as before the first, it is discarded with a warning, and the call is timed."""
-        f = tmr.timed("f")(lambda: clock.advance(1))
-        for _ in range(2):
+    @pytest.mark.parametrize("opened", ["with", "start"])
+    def test_a_call_inside_an_open_region_is_part_of_it(self, tmr, clock, opened):
+        """Two people instrument one key: the outer stretch is kept, nothing is discarded, and nothing warns."""
+        call = tmr.timed("f")(lambda: clock.advance(1))
+
+        @tmr.timed("f")
+        def items():
+            clock.advance(1)
+            yield
+
+        def work():
+            clock.advance(1)
+            call()
+            list(items())
+            list(tmr.iterate(Loader(clock, 1), "f"))
+
+        if opened == "with":
+            with tmr.region("f"):
+                work()
+        else:
             tmr.start("f")
-            with pytest.warns(TimingWarning, match="still open"):
-                f()
-            forget_warnings()
-        assert ([1.0, 1.0], 2) == (tmr.get_time("f"), tmr.snapshot().get("f").discarded)
+            work()
+            tmr.end("f")
+        times = tmr.snapshot().get("f")
+        assert ([57.0], 0, 0) == (tmr.get_time("f"), times.discarded, times.failed)
 
     def test_a_call_inside_of_one_that_was_discarded_is_timed(self, tmr, clock):
         """The outer call gave its own stretch up; what it calls next by the same name stands for itself."""
@@ -448,14 +463,6 @@ class TestIterate:
         assert (3, [0, 1, 2], [0, 1, 2]) == (len(batches), list(batches), list(batches))
         assert [4.0, 1.0, 1.0] * 2 == tmr.get_time("load")
 
-    def test_a_wait_that_was_left_open_is_discarded(self, tmr, clock):
-        """With a warning, as by a decorated function, and every item is still waited for and timed."""
-        tmr.start("IO")
-        with pytest.warns(TimingWarning, match="still open"):
-            assert [0, 1] == list(tmr.iterate(Loader(clock, 2)))
-        times = tmr.snapshot().get("IO")
-        assert (2, 1, 0) == (times.stats.count, times.discarded, times.running)
-
     def test_a_loader_with_a_timing_error_of_its_own(self, tmr, clock):
         """A wait that began here is closed here, whatever error comes out of it."""
         with pytest.raises(RegionOpenError, match="theirs"):
@@ -500,18 +507,24 @@ class TestIterate:
         assert [4.0, 4.0, 1.0, 1.0, 4.0, 1.0] == tmr.get_time(TimeType.IO)
 
     def test_a_loader_that_waits_under_the_same_key(self, tmr, clock):
-        """A loop within the wait itself is misuse, and the error says so."""
-        with pytest.raises(RegionOpenError, match="'IO'"):
-            list(tmr.iterate(tmr.iterate(Loader(clock))))
+        """The inner wait is part of the outer one."""
+        assert [0, 1, 2] == list(tmr.iterate(tmr.iterate(Loader(clock))))
+        assert [4.0, 1.0, 1.0] == tmr.get_time("IO")
 
-    def test_a_wait_left_open_inside_of_a_wait_under_another_key(self, tmr, clock):
-        """The loop around it waits too, but for something else: what was left open is discarded, and both go on."""
-        inner = tmr.iterate(Loader(clock, 2), "inner")
-        tmr.start("inner")
-        with pytest.warns(TimingWarning, match="still open"):
-            assert [0, 1] == list(tmr.iterate(inner, "outer"))
-        inner, outer = tmr.snapshot().get("inner"), tmr.snapshot().get("outer")
-        assert (2, 1, 2, 0) == (inner.stats.count, inner.discarded, outer.stats.count, outer.discarded)
+    def test_an_interrupt_at_the_end_closes_the_region(self, tmr, clock):
+        """Ctrl-C in the last wait: nothing stays open, and the next loop is timed."""
+
+        class Interrupted(Loader):
+            def __iter__(self):
+                yield from super().__iter__()
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            list(tmr.iterate(Interrupted(clock, 1)))
+        with tmr.region("IO"):
+            clock.advance(1)
+        times = tmr.snapshot().get("IO")
+        assert ([4.0, 1.0], 1, 0) == (tmr.get_time("IO"), times.failed, times.running)
 
     @pytest.mark.parametrize("error", [ValueError("bad file"), KeyboardInterrupt()])
     def test_an_exception_while_waiting(self, tmr, clock, error):
