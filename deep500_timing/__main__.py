@@ -13,6 +13,10 @@ import sys
 
 def main() -> None:
     """Run the command and end the process with its exit code."""
+    if sys.argv[1:2] == ["run"]:  # it needs no package, and the program shall find none imported
+        from deep500_timing._launch.command import main as launch
+
+        sys.exit(launch(sys.argv[2:]))
     from deep500_timing.exceptions import MissingPackageError
 
     try:

@@ -19,6 +19,7 @@ from deep500_timing._base.lazy import lazy_names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from deep500_timing._base.imports import after_import
     from deep500_timing._base.require import missing_package, require
     from deep500_timing._base.warn import warn_once
     from deep500_timing._distributed.connection import store_connection
@@ -57,6 +58,7 @@ __all__ = [
     "Intervals",
     "Launch",
     "NamedTimer",
+    "after_import",
     "ask_before_reading",
     "begin_recomputation",
     "discover_launch",
@@ -93,6 +95,7 @@ _LAZY = {
     "QUANTILES": "deep500_timing._summary.stats",
     "TRIM": "deep500_timing._summary.stats",
     "UNKNOWN": "deep500_timing._summary.text",
+    "after_import": "deep500_timing._base.imports",
     "ask_before_reading": "deep500_timing._recording.left_open",
     "begin_recomputation": "deep500_timing._recording.recorder",
     "discover_launch": "deep500_timing._distributed.launchers",

@@ -17,24 +17,18 @@ the graph in; between `start` and `end` both halves compile.
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from deep500_timing import Region, Timer, TimeType
-from deep500_timing.adapters import warn_once
+from deep500_timing.adapters import after_import, warn_once
 from deep500_timing.timer import DeviceRegion
 from deep500_timing_torch._timer import CPUGPUTimer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-    from importlib.machinery import ModuleSpec
-    from types import ModuleType
 
     T = TypeVar("T")
-
-_DYNAMO = "torch._dynamo"
 
 
 class Untimed:
@@ -140,31 +134,7 @@ def prepare() -> None:
     for original, substitute in _SUBSTITUTES:
         if isinstance(original, FunctionType):
             original._torchdynamo_inline = substitute  # type: ignore[attr-defined]
-    if _DYNAMO in sys.modules:
-        _substitute()
-    else:
-        sys.meta_path.insert(0, _Watch())
-
-
-class _Watch:
-    """Finds no module, but the moment at which Dynamo is imported."""
-
-    def find_spec(self, name: str, path: object, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name != _DYNAMO:
-            return None
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        loader: Any = getattr(spec, "loader", None)
-        if loader is not None:
-            execute = loader.exec_module
-
-            def exec_module(module: ModuleType) -> None:
-                execute(module)
-                _substitute()
-
-            loader.exec_module = exec_module
-        return spec
+    after_import("torch._dynamo", _substitute)
 
 
 def _substitute() -> None:

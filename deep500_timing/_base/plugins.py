@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def names(group: str) -> tuple[str, ...]:
     """The names registered under a group, sorted. Nothing is imported."""
-    return tuple(sorted(_registered(group)))
+    return tuple(sorted(registered(group)))
 
 
 def load(group: str, name: str) -> Any:
@@ -24,12 +24,12 @@ def load(group: str, name: str) -> Any:
         ImportError: Importing it would end the program.
         Exception: What importing it raises.
     """
-    registered = _registered(group)
-    if name not in registered:
-        known = ", ".join(map(repr, sorted(registered))) or "none, as deep500-timing is not installed"
+    found = registered(group)
+    if name not in found:
+        known = ", ".join(map(repr, sorted(found))) or "none, as deep500-timing is not installed"
         raise LookupError(f"Looking up {name!r} among {group}: no distribution registers it. Registered are: {known}.")
     try:
-        return registered[name].load()
+        return found[name].load()
     except SystemExit as error:
         raise ImportError(f"Importing {name!r} of {group} would end the program: {error!r}.") from error
 
@@ -41,7 +41,7 @@ def loadable(group: str, only: Container[str] | None = None) -> Iterator[tuple[s
         group: Of entry points.
         only: The names that are wanted; others are not imported. None for all.
     """
-    for name, point in sorted(_registered(group).items()):
+    for name, point in sorted(registered(group).items()):
         if only is not None and name not in only:
             continue
         try:
@@ -53,21 +53,22 @@ def loadable(group: str, only: Container[str] | None = None) -> Iterator[tuple[s
             )
 
 
-def _registered(group: str) -> dict[str, EntryPoint]:
-    registered: dict[str, EntryPoint] = {}
+def registered(group: str) -> dict[str, EntryPoint]:
+    """The entry points of a group by name. Nothing is imported."""
+    found: dict[str, EntryPoint] = {}
     for point in entry_points(group=group):
-        taken = registered.get(point.name)
+        taken = found.get(point.name)
         if taken is None or taken.value == point.value:
-            registered[point.name] = point
+            found[point.name] = point
             continue
         # First come, but for the names of the built-in parts, which are this distribution's whoever comes first.
         used, other = (point, taken) if _is_built_in(point) and not _is_built_in(taken) else (taken, point)
-        registered[point.name] = used
+        found[point.name] = used
         warn_once(
             f"Both {_origin(used)} and {_origin(other)} register {point.name!r} among {group}; "
             f"the one of {_origin(used)} is used. Uninstall the other, or let it use another name."
         )
-    return registered
+    return found
 
 
 def _is_built_in(point: EntryPoint) -> bool:

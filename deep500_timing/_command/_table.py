@@ -15,6 +15,7 @@ class Entry(NamedTuple):
 
 
 COMMANDS: dict[str, Entry] = {
+    "run": Entry("run", "Time a training program without editing it."),
     "show": Entry("show", "Show where the time of a run went."),
     "top": Entry("top", "Show a run while it is being written."),
     "why": Entry("why", "Say why a step took as long as it did."),

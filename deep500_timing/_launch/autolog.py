@@ -1,0 +1,304 @@
+"""Times a program that was not edited: holds the timer and the log, calls the plug-ins, reports at the end.
+
+A plug-in times one framework. The entry points of the group ``deep500_timing.autolog`` name them, each under the module
+whose import starts it; ``docs/run-command.md`` has the contract.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import partial
+
+from deep500_timing._base.fork import after_fork
+from deep500_timing._base.imports import after_import
+from deep500_timing._base.warn import warn_once
+from deep500_timing._launch.folder import folder_of
+from deep500_timing._recording.threads import all_recorders
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from os import PathLike
+    from typing import Any
+
+    from deep500_timing.runs import RunLog
+    from deep500_timing.timer import Timer
+
+GROUP = "deep500_timing.autolog"
+"""The group of entry points of the plug-ins."""
+_RECHECK_UNTIL, _RECHECK_EVERY = 10, 100
+"""At which calls of ``begin`` timers of the user's own are looked for."""
+
+
+class Autolog:
+    """The timing of a program that was not edited, from :func:`autolog` until :meth:`close`."""
+
+    def __init__(
+        self, folder: str, *, quiet: bool, launched: bool = False, hide: Callable[[], object] | None = None
+    ) -> None:
+        """Made by :func:`autolog`."""
+        self.folder = folder
+        """The run's folder. It is made when the program begins to train."""
+        self.closed = False
+        self.begun = False
+        """Whether this process trains, and so writes a log."""
+        self.taken: frozenset[str] = frozenset()
+        """The names of the regions that timers of the user's own record. No plug-in records them."""
+        self.claimed: frozenset[str] = frozenset()
+        """The names of the regions that a trainer's plug-in records. The plug-ins of frameworks do not."""
+        self._listeners: list[Callable[[], object]] = []
+        self._endings: list[Callable[[], object]] = []
+        self._quiet = quiet
+        self._launched = launched
+        self._hide = hide or _nothing
+        self._timer: Timer | None = None
+        self._begins = 0
+        self._pid = os.getpid()
+        self._rank: int | None = None
+        self._undo: list[Callable[[], object]] = []
+        self._notes: dict[str, None] = {}
+        self._seen: dict[str, int] = {}
+        self._reported = False
+
+    # --- for plug-ins ------------------------------------------------------------------------------------------------
+
+    def timer(self, make: Callable[[], Timer] | None = None) -> Timer:
+        """The one timer of the process. The first plug-in that asks makes it.
+
+        Args:
+            make: Makes a timer, for instance one of an adapter, which finds its devices.
+        """
+        if self._timer is None:
+            from deep500_timing.timer import Timer
+
+            self._timer = (make or Timer)()
+        return self._timer
+
+    @property
+    def run(self) -> RunLog | None:
+        """The log of this process; None before :meth:`begin`."""
+        return None if self._timer is None else self._timer.run
+
+    def begin(self) -> None:
+        """Say that this process trains: call it at each optimizer step, and when the process joins a process group.
+
+        The first call begins the log. Timers of the user's own join it.
+        """
+        self._begins += 1
+        if self.begun and self._begins > _RECHECK_UNTIL and self._begins % _RECHECK_EVERY:
+            return
+        if self.closed:
+            return
+        from deep500_timing.runs import attach
+
+        timer = self.timer()
+        others = [one for one in list(all_recorders) if one is not timer and one.enabled and _may_join(one, timer)]
+        names = {region.name for one in others for region in one._regions()}
+        if not names <= self.taken:
+            self.taken |= names
+            self._change()
+        if not self.begun:
+            self.begun = True
+            if names:
+                timer.reset()  # the first step, in which they were recorded twice
+            self._hide()
+            attach(timer, self.folder)
+            self._report_at_end()
+        for one in others:
+            if one._run is None:
+                attach(one, self.folder)
+        self._rank = _rank()
+
+    def claim(self, *names: str) -> None:
+        """Record regions of these names in place of the plug-ins below, which record none from now on."""
+        self.claimed = self.claimed.union(names)
+        self._change()
+
+    def release(self, *names: str) -> None:
+        """Take :meth:`claim` back."""
+        self.claimed = self.claimed.difference(names)
+        self._change()
+
+    def when_changed(self, call: Callable[[], object]) -> None:
+        """Have a function called after each change of :attr:`taken` and :attr:`claimed`."""
+        self._listeners.append(call)
+
+    def before_report(self, call: Callable[[], object]) -> None:
+        """Have a function called before the report at the end, to close what is open."""
+        self._endings.append(call)
+
+    def _change(self) -> None:
+        for call in self._listeners:
+            call()
+
+    def note(self, text: str) -> None:
+        """Keep a sentence for the report, once: what could not be seen, and why."""
+        self._notes[text] = None
+
+    def saw(self, what: str) -> None:
+        """Count an event for the report of a process that did not train: ``"backward passes"``."""
+        self._seen[what] = self._seen.get(what, 0) + 1
+
+    # --- its life ----------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Have each plug-in install itself when its framework is imported, or now if it has been."""
+        from deep500_timing._base.plugins import registered
+
+        for name, point in registered(GROUP).items():
+            self._undo.append(after_import(name, partial(self._install, name, point)))
+
+    def _install(self, name: str, point: Any) -> None:
+        if self.closed:
+            return
+        try:
+            undo = point.load()(self)
+        except Exception as error:
+            warn_once(
+                f"Timing {name} without an edit failed: {type(error).__name__}: {error}. The program goes on without "
+                f"its times. Time it by hand, or report this."
+            )
+            return
+        if undo is not None:
+            self._undo.append(undo)
+
+    def close(self) -> None:
+        """Undo the instrumentation, end the log, and report."""
+        if self.closed:
+            return
+        self.closed = True
+        while self._undo:
+            self._undo.pop()()
+        if self in _live:
+            _live.remove(self)
+        self._report()
+        if self.run is not None:
+            self.run.close()
+
+    def _report_at_end(self) -> None:
+        from deep500_timing._base.at_exit import report_at_exit
+
+        report_at_exit(self._report, lambda: None)
+        process = sys.modules.get("multiprocessing.process")
+        if process is not None and process.parent_process() is not None:
+            # A child of multiprocessing may end without the functions of atexit.
+            from multiprocessing.util import Finalize
+
+            Finalize(None, self._end_of_child, exitpriority=0)
+
+    def _end_of_child(self) -> None:
+        if os.getpid() == self._pid:
+            self._report()
+            if self.run is not None:
+                self.run.close(reason="exit", wait=False)
+
+    def _report(self) -> None:
+        if self._reported or os.getpid() != self._pid or self._quiet:
+            return
+        self._reported = True
+        for end in self._endings:
+            end()
+        self._rank = _rank() or self._rank
+        stream = sys.stderr
+        if stream is None or self._rank not in (None, 0):
+            return
+        try:
+            if self.begun:
+                self._show(stream)
+            elif self._rank is None and not os.path.isdir(self.folder) and (self._seen or not self._launched):
+                stream.write(f"deep500-timing: {self._why_nothing()}\n")
+        except Exception as error:
+            warn_once(f"Reporting at the end failed: {type(error).__name__}: {error}. The run is in {self.folder}.")
+
+    def _show(self, stream: Any) -> None:
+        from deep500_timing.exporters import TerminalExporter
+
+        timer = self.timer()
+        timer.complete_all()
+        stream.write("\n")
+        TerminalExporter(stream, strict=True).export(timer.snapshot(places=True))
+        folder = os.path.relpath(self.folder)
+        folder = self.folder if folder.startswith(os.pardir) else folder
+        for note in self._notes:
+            stream.write(f"  {note}\n")
+        world = _world()
+        if world is not None and world > 1:
+            stream.write(f"  These are the times of rank {self._rank or 0} of {world}; the run holds those of all.\n")
+        stream.write(f"  deep500-timing show {folder}      deep500-timing report {folder}\n")
+        stream.flush()
+
+    def _why_nothing(self) -> str:
+        remedy = "Time it by hand: `import deep500_timing_torch as timer`, see docs/run-command.md."
+        if not self._seen:
+            return f"nothing was timed: the program was seen to train nothing. {remedy}"
+        seen = ", ".join(f"{count} {what}" for what, count in self._seen.items())
+        return f"nothing was timed: no optimizer was seen to step. Seen were {seen}. {remedy}"
+
+
+_live: list[Autolog] = []
+
+
+@after_fork
+def _after_fork() -> None:
+    # A child writes a log of its own if it trains itself.
+    for log in _live:
+        log._pid, log.begun, log._begins, log._reported = os.getpid(), False, 0, False
+        log._seen.clear()
+
+
+def autolog(run: str | PathLike[str] | None = None, *, quiet: bool = False) -> Autolog:
+    """Time the rest of the program without an edit of its loop, as ``deep500-timing run`` does.
+
+    Args:
+        run: The run's folder; ``runs/NAME-TIME``, by the name of the program, if None.
+        quiet: Print no report at the end.
+
+    Returns:
+        What ends it, by ``close()``. While one is open, another call returns the same.
+    """
+    if not _live:
+        _begin(Autolog(folder_of(run), quiet=quiet))
+    return _live[0]
+
+
+def start_launched(settings: str, hide: Callable[[], object]) -> None:
+    """Begin in a process that ``deep500-timing run`` has started.
+
+    Args:
+        settings: What the launcher left.
+        hide: Takes that out of the environment of the children of a process that trains.
+    """
+    import atexit
+
+    if _live:
+        return
+    log = Autolog(settings[2:], quiet=settings[0] == "1", launched=settings[1] == "1", hide=hide)
+    atexit.register(log._report)  # for a process that does not train
+    _begin(log)
+
+
+def _may_join(other: Any, timer: Timer) -> bool:
+    # A timer that writes a run of its own is left alone, and so are its regions here.
+    return other._clock is timer._clock and other._run in (None, timer.run)
+
+
+def _nothing() -> None:
+    pass
+
+
+def _begin(log: Autolog) -> None:
+    _live.append(log)
+    log.start()
+
+
+def _rank() -> int | None:
+    from deep500_timing._distributed.identity import known_rank_and_world
+
+    return known_rank_and_world()[0]
+
+
+def _world() -> int | None:
+    from deep500_timing._distributed.identity import known_rank_and_world
+
+    return known_rank_and_world()[1]

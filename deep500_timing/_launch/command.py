@@ -1,0 +1,134 @@
+"""The command line of ``deep500-timing run``. It imports nothing that the program would import later."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+USAGE = """\
+Usage: deep500-timing run [--run FOLDER] [--quiet] FILE [ARGUMENTS]
+       deep500-timing run [--run FOLDER] [--quiet] -m MODULE [ARGUMENTS]
+       deep500-timing run [--run FOLDER] [--quiet] -c CODE [ARGUMENTS]
+       deep500-timing run [--run FOLDER] [--quiet] -- COMMAND [ARGUMENTS]
+
+Time a training program without editing it. FILE is a script, a folder or zip
+file with a __main__.py, or - for the standard input. COMMAND is a launcher, as
+in `deep500-timing run -- torchrun --nproc-per-node 8 train.py`.
+
+Options of its own stand before the program:
+  --run FOLDER  Write the run there; else to runs/NAME-TIME.
+  --quiet       Print no table at the end.
+  -h, --help    Show this message.
+"""
+
+
+def main(arguments: list[str]) -> int:
+    """Run the program that the arguments name. Its exit status is the command's.
+
+    Returns:
+        The exit status, where the program did not set one: 0, 2 for wrong arguments, 127 for an absent command.
+    """
+    from deep500_timing._launch.program import UsageError, run
+
+    try:
+        folder, quiet, rest = _options(arguments)
+        if rest is None:
+            sys.stdout.write(USAGE)
+            return 0
+        if not rest:
+            raise UsageError("Nothing to run is named.")
+        if rest[0] == "--" or _is_command(rest[0]):
+            return _execute(folder, quiet, rest[rest[0] == "--" :])
+        _prepare(folder, quiet, rest)
+        run(rest)
+    except UsageError as error:
+        sys.stderr.write(f"{USAGE}\nError: {error}\n")
+        return 2
+    return 0
+
+
+def _options(arguments: list[str]) -> tuple[str | None, bool, list[str] | None]:
+    # None in place of the rest asks for help. The first word that is no option of ours begins the program.
+    from deep500_timing._launch.program import UsageError
+
+    folder, quiet, rest = None, False, list(arguments)
+    while rest and rest[0].startswith("--") and rest[0] != "--":
+        option, equals, value = rest.pop(0).partition("=")
+        if option == "--help":
+            return folder, quiet, None
+        if option == "--quiet" and not equals:
+            quiet = True
+        elif option == "--run" and (value or rest):
+            folder = value or rest.pop(0)
+        elif option == "--run":
+            raise UsageError("--run requires a folder.")
+        else:
+            raise UsageError(f"{option!r} is no option of `deep500-timing run`; the program's own stand after it.")
+    return folder, quiet, None if rest[:1] == ["-h"] else rest
+
+
+def _is_command(word: str) -> bool:
+    if word.startswith("-") or os.path.exists(word):
+        return False
+    from shutil import which  # with a dozen modules of its own
+
+    return which(word) is not None
+
+
+def _settings(folder: str, quiet: bool, *, launched: bool) -> str:
+    # Read by autolog.start_launched. JSON would cost its import.
+    return f"{quiet:d}{launched:d}{folder}"
+
+
+def _search_path() -> str:
+    from deep500_timing._launch.startup.sitecustomize import FOLDER
+
+    return os.pathsep.join(path for path in (FOLDER, os.environ.get("PYTHONPATH")) if path)
+
+
+def _prepare(folder: str | None, quiet: bool, rest: list[str]) -> None:
+    import atexit
+
+    from deep500_timing._launch.folder import folder_of
+    from deep500_timing._launch.startup.sitecustomize import SETTINGS, Trigger
+
+    named = rest[1] if rest[0] == "-m" and len(rest) > 1 else "code" if rest[0] == "-c" else rest[0]
+    named = "stdin" if named == "-" else named
+    folder = folder_of(folder, named)
+    trigger = Trigger(_settings(folder, quiet, launched=False))
+    sys.meta_path.insert(0, trigger)
+    if not quiet:
+        atexit.register(_say_if_idle, trigger, folder, os.getpid())
+    # Children inherit it, for they may be ranks; `os.environ` stays as the program would find it.
+    os.putenv("PYTHONPATH", _search_path())
+    os.putenv(SETTINGS, _settings(folder, quiet, launched=True))
+
+
+def _say_if_idle(trigger: object, folder: str, pid: int) -> None:
+    if trigger in sys.meta_path and os.getpid() == pid and not os.path.isdir(folder) and sys.stderr is not None:
+        sys.stderr.write(
+            "deep500-timing: nothing was timed: the program imported neither PyTorch, TensorFlow, Keras nor JAX. Time "
+            "it by hand: `import deep500_timing as timer`.\n"
+        )
+
+
+def _execute(folder: str | None, quiet: bool, command: list[str]) -> int:
+    from deep500_timing._launch.folder import folder_of
+    from deep500_timing._launch.program import UsageError
+    from deep500_timing._launch.startup.sitecustomize import SETTINGS
+
+    if not command:
+        raise UsageError("After -- stands the command to run.")
+    program = next((word for word in command if word.endswith(".py")), command[0])
+    settings = _settings(folder_of(folder, program), quiet, launched=True)
+    environment: dict[str, Any] = {**os.environ, "PYTHONPATH": _search_path(), SETTINGS: settings}
+    sys.stdout.flush()
+    try:
+        os.execvpe(command[0], command, environment)
+    except OSError as error:
+        sys.stderr.write(f"deep500-timing run: {command[0]}: {error.strerror}\n")
+    return 127

@@ -1,0 +1,1 @@
+"""The folder that child processes of ``deep500-timing run`` find on ``PYTHONPATH``."""

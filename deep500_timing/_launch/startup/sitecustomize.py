@@ -1,0 +1,74 @@
+"""Starts the timing in a Python process below ``deep500-timing run``, when it imports a framework.
+
+Python imports ``sitecustomize`` at its start. This one takes its folder off ``sys.path``, waits for a framework, and
+imports the ``sitecustomize`` of the user or of the system in its own place. A process that imports no framework, or
+whose Python has no deep500-timing, runs as without it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+
+SETTINGS = "DEEP500_TIMING_AUTOLOG"
+"""The environment variable that holds the settings, as JSON."""
+FRAMEWORKS = frozenset(
+    ("torch", "tensorflow", "keras", "jax", "transformers", "accelerate", "lightning", "pytorch_lightning")
+)
+"""The modules whose import starts the timing."""
+FOLDER = os.path.dirname(os.path.abspath(__file__))
+
+
+class Trigger:
+    """An entry of ``sys.meta_path`` that starts the timing just before the first framework is imported."""
+
+    def __init__(self, settings: str) -> None:
+        self.settings = settings
+
+    def find_spec(self, name: str, path: object = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        """Find a framework by the other finders, and nothing else."""
+        if name not in FRAMEWORKS or self not in sys.meta_path:
+            return None
+        sys.meta_path.remove(self)
+        try:
+            from deep500_timing._launch.autolog import start_launched
+        except ImportError:  # another Python than that of the launcher
+            return None
+        start_launched(self.settings, hide_from_children)
+        from importlib.util import find_spec
+
+        return find_spec(name)
+
+
+def hide_from_children() -> None:
+    """Take the folder and the settings out of the environment: what this process starts runs as without us."""
+    before = os.environ.get("PYTHONPATH")
+    kept = [path for path in (before or "").split(os.pathsep) if path and os.path.abspath(path) != FOLDER]
+    for name, value in (("PYTHONPATH", os.pathsep.join(kept)), (SETTINGS, "")):
+        os.environ.pop(name, None)
+        os.unsetenv(name)  # where `os.environ` does not show it, see `deep500_timing._launch.command`
+        if value:
+            os.environ[name] = value
+
+
+def _start() -> None:
+    sys.path[:] = [path for path in sys.path if os.path.abspath(path) != FOLDER]
+    settings = os.environ.get(SETTINGS)
+    if settings is not None:
+        sys.meta_path.insert(0, Trigger(settings))
+    # Without another sitecustomize this raises what Python expects where there is none, and ignores.
+    ours = sys.modules.pop("sitecustomize")
+    try:
+        __import__("sitecustomize")
+    except BaseException:
+        sys.modules["sitecustomize"] = ours  # the import of this module takes it out again
+        raise
+
+
+if __name__ == "sitecustomize":
+    _start()

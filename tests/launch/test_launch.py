@@ -1,0 +1,239 @@
+"""``deep500-timing run`` in front of a program changes nothing about how it starts, runs and ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import suite_coverage
+
+PROBES = Path(__file__).parent / "probes"
+FACTS = (PROBES / "facts.py").read_text()
+RUN = ("-m", "deep500_timing", "run")
+FORMS = ("script", "module", "package", "code", "folder", "zip", "input")
+
+BEHAVIOURS = {
+    "an exception": "def inner():\n    raise ValueError('boom')\ndef outer():\n    inner()\nouter()",
+    "an exception with a cause": "try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    raise KeyError('x') from e",
+    "a syntax error": "x = (\n",
+    "exit 3": "import sys; sys.exit(3)",
+    "exit with a text": "raise SystemExit('no data at /nowhere')",
+    "exit with nothing": "print('done'); raise SystemExit",
+    "_exit 5": "import os; os._exit(5)",
+    "SIGTERM": "import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
+    "SIGTERM that is handled": (
+        "import os, signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(42))\n"
+        "os.kill(os.getpid(), signal.SIGTERM)"
+    ),
+    "Ctrl-C": "import os, signal; os.kill(os.getpid(), signal.SIGINT)",
+    "Ctrl-C that is handled": (
+        "import os, signal\ntry:\n    os.kill(os.getpid(), signal.SIGINT)\n"
+        "except KeyboardInterrupt:\n    print('saved')"
+    ),
+    "an excepthook": "import sys\nsys.excepthook = lambda *a: print('hook', a[0], a[2].tb_lineno)\nraise OSError",
+    "what an exception leaves": (
+        "import atexit, sys\n"
+        "atexit.register(lambda: print(sys.last_value, sys.last_traceback.tb_frame.f_code.co_name, sys.excepthook))\n"
+        "raise OSError('x')"
+    ),
+    "a thread's exception": "import threading\nt = threading.Thread(target=lambda: 1 / 0)\nt.start(); t.join()",
+    "a warning": "import warnings; warnings.warn('careful')",
+    "a docstring": "'''What it does.'''\nprint(__doc__)",
+    "future": "from __future__ import annotations\nx: undefined = 1\nprint(__annotations__)",
+    "annotations": "x: int = 1\nprint(__annotations__)",
+    "atexit": "import atexit\natexit.register(print, 'bye')\nprint('hello')",
+    "the end of the module": "class D:\n    def __del__(self): print('gone')\nd = D()",
+    "pickle": (
+        "import dataclasses, pickle\n@dataclasses.dataclass\nclass Config:\n    lr: float = 0.1\n"
+        "assert pickle.loads(pickle.dumps(Config())) == Config(); print('ok')"
+    ),
+    "spawn": (
+        "import multiprocessing as mp\nclass Sample:\n    def __init__(self, n): self.n = n\n"
+        "def work(n, q): q.put(Sample(n * 2))\n"
+        "if __name__ == '__main__':\n    c = mp.get_context('spawn'); q = c.Queue()\n"
+        "    p = c.Process(target=work, args=(21, q))\n"
+        "    p.start(); s = q.get(timeout=60); p.join(); print(s.n, p.exitcode, type(s) is Sample)"
+    ),
+    "forkserver": (
+        "import multiprocessing as mp\ndef f(x): return x * x\n"
+        "if __name__ == '__main__':\n    with mp.get_context('forkserver').Pool(2) as p: print(p.map(f, [1, 2, 3]))"
+    ),
+}
+
+
+def ends(command, folder, text=None, **environment):
+    """Exit status, standard output and standard error of a program."""
+    variables = {**os.environ, **suite_coverage.of_a_child(), "PYTHONWARNINGS": "default", **environment}
+    variables.pop("COVERAGE_PROCESS_START", None)
+    done = subprocess.run(
+        [sys.executable, *command], cwd=folder, env=variables, input=text, capture_output=True, text=True, timeout=100
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def form_of(form, folder, text):
+    """The arguments that start a program in this form, and its standard input."""
+    if form == "code":
+        return ["-c", text], None
+    if form == "input":
+        return ["-"], text
+    if form == "module":
+        (folder / "probe_module.py").write_text(text)
+        return ["-m", "probe_module"], None
+    where = folder / ("train.py" if form == "script" else "probe_package/__main__.py")
+    where.parent.mkdir(exist_ok=True)
+    where.write_text(text)
+    if form == "package":
+        return ["-m", "probe_package"], None
+    if form == "zip":
+        with zipfile.ZipFile(folder / "probe.zip", "w") as file:
+            file.write(where, "__main__.py")
+        return ["probe.zip"], None
+    return ["train.py" if form == "script" else "probe_package"], None
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_program_sees_no_difference(form, tmp_path):
+    """Name, file, loader, spec, arguments, paths, environment, hooks, signals, parent and threads are Python's own."""
+    command, text = form_of(form, tmp_path, FACTS)
+    command += [str(os.getpid()), "--epochs", "3"]
+    plain = ends(command, tmp_path, text)
+    assert 0 == plain[0]
+    launched = ends([*RUN, "--quiet", *command], tmp_path, text)
+    assert json.loads(plain[1]) == json.loads(launched[1])
+    assert plain == launched
+
+
+@pytest.mark.parametrize("what", BEHAVIOURS)
+def test_a_script_behaves_the_same(what, tmp_path):
+    """Exit status, output and traceback are the same to the letter."""
+    command, _ = form_of("script", tmp_path, BEHAVIOURS[what])
+    assert ends(command, tmp_path) == ends([*RUN, "--quiet", *command], tmp_path)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_traceback_has_no_frame_of_ours(form, tmp_path):
+    """In each form the traceback is the one that Python itself prints."""
+    command, text = form_of(form, tmp_path, BEHAVIOURS["an exception"])
+    plain = ends(command, tmp_path, text)
+    assert "boom" in plain[2]
+    assert plain == ends([*RUN, "--quiet", *command], tmp_path, text)
+
+
+@pytest.mark.parametrize("command", [["absent.py"], ["-m", "absent_module"], ["-m", "json.absent"], ["empty"]])
+def test_a_program_that_is_not_there(command, tmp_path):
+    """The message and the exit status are Python's."""
+    (tmp_path / "empty").mkdir()
+    assert ends(command, tmp_path) == ends([*RUN, "--quiet", *command], tmp_path)
+
+
+def test_a_safe_path(tmp_path):
+    """``PYTHONSAFEPATH`` is honoured."""
+    command, _ = form_of("script", tmp_path, "import sys; print(sys.path)")
+    plain = ends(command, tmp_path, PYTHONSAFEPATH="1")
+    assert plain == ends([*RUN, "--quiet", *command], tmp_path, PYTHONSAFEPATH="1")
+
+
+def test_the_installed_command(tmp_path):
+    """The console script behaves as ``python -m``."""
+    command, _ = form_of("script", tmp_path, BEHAVIOURS["an exception"])
+    console = Path(sys.executable).with_name("deep500-timing")
+    if not console.exists():
+        pytest.skip("the package's command is not installed beside this Python")
+    done = subprocess.run(
+        [console, "run", "--quiet", *command], cwd=tmp_path, env=os.environ, capture_output=True, text=True, timeout=60
+    )
+    assert ends(command, tmp_path) == (done.returncode, done.stdout, done.stderr)
+
+
+class TestBeforeACommand:
+    """``deep500-timing run -- COMMAND``."""
+
+    def test_it_becomes_the_command(self, tmp_path):
+        """The process, the arguments and the exit status are the command's."""
+        program = "import os, sys; print(os.getppid(), sys.argv); sys.exit(7)"
+        command = [sys.executable, "-c", program, "--run", "x"]
+        status, out, _ = ends([*RUN, "--", *command], tmp_path)
+        assert (7, f"{os.getpid()} ['-c', '--run', 'x']\n") == (status, out)
+
+    def test_a_command_without_the_dashes(self, tmp_path):
+        """A word that is no file but a command is run as one."""
+        assert (0, "hello\n", "") == ends([*RUN, "echo", "hello"], tmp_path)
+
+    def test_a_command_that_is_not_there(self, tmp_path):
+        """It ends as a shell does."""
+        status, _, error = ends([*RUN, "--", "absent-command"], tmp_path)
+        assert 127 == status
+        assert "absent-command: No such file" in error
+
+    def test_children_see_the_sitecustomize_of_the_user(self, tmp_path):
+        """It is imported as ever, and the folder of ours is on no child's path."""
+        (tmp_path / "user").mkdir()
+        (tmp_path / "user" / "sitecustomize.py").write_text("print('user')")
+        program = "import sys; print(sys.modules['sitecustomize'].__file__, [p for p in sys.path if 'startup' in p])"
+        command = [sys.executable, "-c", program]
+        path = str(tmp_path / "user")
+        plain = ends(command[1:], tmp_path, PYTHONPATH=path)
+        status, out, error = ends([*RUN, "--", *command], tmp_path, PYTHONPATH=path)
+        assert plain == (status, out.removeprefix("user\n"), error)  # the launcher's own, which is Python as well
+        assert plain[1].startswith("user")
+
+    @pytest.mark.parametrize("user", ["", "raise ImportError('broken')", "1 / 0"])
+    def test_a_sitecustomize_that_is_absent_or_fails(self, user, tmp_path):
+        """Python says the same of it as without us."""
+        path = tmp_path / "user"
+        path.mkdir()
+        if user:
+            (path / "sitecustomize.py").write_text(user)
+        command = ["-c", "import sys; print('sitecustomize' in sys.modules, sys.flags.no_site)"]
+        plain = ends(command, tmp_path, PYTHONPATH=str(path))
+        launched = ends([*RUN, "--", sys.executable, *command], tmp_path, PYTHONPATH=str(path))
+        assert plain[:2] == launched[:2]
+        assert plain[2].splitlines()[-1:] == launched[2].splitlines()[-1:]
+
+
+class TestOptions:
+    """What stands before the program."""
+
+    def test_help(self, tmp_path):
+        """``--help`` is the command's before the program, and the program's after it."""
+        status, out, _ = ends([*RUN, "--help"], tmp_path)
+        assert 0 == status
+        assert "deep500-timing run -- torchrun" in out
+        command, _ = form_of("script", tmp_path, "import sys; print(sys.argv)")
+        assert "['train.py', '--help', '--quiet']\n" == ends([*RUN, *command, "--help", "--quiet"], tmp_path)[1]
+
+    @pytest.mark.parametrize("arguments", ["", "--run", "--nope x.py", "-m", "-c", "--", "--quiet", "-x"])
+    def test_wrong_use(self, arguments, tmp_path):
+        """It ends with 2 and says what is wrong."""
+        status, _, error = ends([*RUN, *arguments.split()], tmp_path)
+        assert 2 == status
+        assert "Error:" in error
+
+    def test_a_program_that_trains_nothing(self, tmp_path):
+        """The end says why nothing was timed, and what to do; ``--quiet`` does not; nothing is written."""
+        command, _ = form_of("script", tmp_path, "pass")
+        status, out, error = ends([*RUN, *command], tmp_path)
+        assert (0, "") == (status, out)
+        assert "nothing was timed: the program imported neither PyTorch" in error
+        assert ["train.py"] == [path.name for path in tmp_path.iterdir()]
+
+
+def test_a_signal_from_outside_reaches_the_script(tmp_path):
+    """There is no process between: the script's own handler decides how it ends."""
+    text = (
+        "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(42))\nprint('ready', flush=True)\n"
+        "signal.pause()"
+    )
+    command, _ = form_of("script", tmp_path, text)
+    with subprocess.Popen([sys.executable, *RUN, "--quiet", *command], cwd=tmp_path, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert b"ready\n" == process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        assert 42 == process.wait(20)
