@@ -40,7 +40,7 @@ PEAKS = (
     PeakRow("NVIDIA T4", r"(NVIDIA |Tesla )T4", {"float16": 65 * _T, "float32": 8.1 * _T}, "NVIDIA T4 data sheet"),
     PeakRow(
         "NVIDIA A100",
-        r"(NVIDIA )?A100-(SXM4|PCIE)-\d+GB|NVIDIA A100 80GB PCIe",
+        r"(NVIDIA )?A100-(SXM4|PCIE)-\d+GB|(NVIDIA )?A100-SXM-80GB|NVIDIA A100 80GB PCIe",
         {"bfloat16": 312 * _T, "float16": 312 * _T, "tf32": 156 * _T, "float32": 19.5 * _T},
         "NVIDIA A100 Tensor Core GPU data sheet, without sparsity",
     ),
@@ -51,10 +51,34 @@ PEAKS = (
         "NVIDIA A10 Tensor Core GPU data sheet, without sparsity",
     ),
     PeakRow(
+        "NVIDIA A10G",
+        r"NVIDIA A10G",
+        {"bfloat16": 70 * _T, "float16": 70 * _T, "tf32": 35 * _T, "float32": 35 * _T},
+        "NVIDIA A10G data sheet as published by AWS, without sparsity",
+    ),
+    PeakRow(
+        "NVIDIA A30",
+        r"NVIDIA A30",
+        {"bfloat16": 165 * _T, "float16": 165 * _T, "tf32": 82 * _T, "float32": 10.3 * _T},
+        "NVIDIA A30 Tensor Core GPU data sheet, without sparsity",
+    ),
+    PeakRow(
+        "NVIDIA A40",
+        r"NVIDIA A40",
+        {"bfloat16": 149.7 * _T, "float16": 149.7 * _T, "tf32": 74.8 * _T, "float32": 37.4 * _T},
+        "NVIDIA A40 data sheet, without sparsity",
+    ),
+    PeakRow(
         "NVIDIA L4",
         r"NVIDIA L4",
         {"bfloat16": 121 * _T, "float16": 121 * _T, "tf32": 60 * _T, "float8": 242.5 * _T, "float32": 30.3 * _T},
         "NVIDIA L4 Tensor Core GPU data sheet, half of the numbers with sparsity",
+    ),
+    PeakRow(
+        "NVIDIA L40",
+        r"NVIDIA L40",
+        {"bfloat16": 181.05 * _T, "float16": 181.05 * _T, "tf32": 90.5 * _T, "float8": 362 * _T, "float32": 90.5 * _T},
+        "NVIDIA L40 GPU data sheet, without sparsity",
     ),
     PeakRow(
         "NVIDIA L40S",
@@ -81,6 +105,24 @@ PEAKS = (
         "NVIDIA H100 Tensor Core GPU Architecture white paper, H100 PCIe, without sparsity",
     ),
     PeakRow(
+        "NVIDIA H100 NVL",
+        r"NVIDIA H100 NVL",
+        {"bfloat16": 835.5 * _T, "float16": 835.5 * _T, "tf32": 417.5 * _T, "float8": 1670.5 * _T, "float32": 60 * _T},
+        "NVIDIA H100 Tensor Core GPU data sheet, H100 NVL, half of the numbers with sparsity",
+    ),
+    PeakRow(
+        "NVIDIA GH200",
+        r"NVIDIA GH200 (480GB|120GB|144G HBM3e)",
+        {"bfloat16": 990 * _T, "float16": 990 * _T, "tf32": 494 * _T, "float8": 1979 * _T, "float32": 67 * _T},
+        "NVIDIA GH200 Grace Hopper Superchip data sheet, without sparsity",
+    ),
+    PeakRow(
+        "NVIDIA H200 NVL",
+        r"NVIDIA H200 NVL",
+        {"bfloat16": 835.5 * _T, "float16": 835.5 * _T, "tf32": 417.5 * _T, "float8": 1670.5 * _T, "float32": 60 * _T},
+        "NVIDIA H200 Tensor Core GPU data sheet, H200 NVL, half of the numbers with sparsity",
+    ),
+    PeakRow(
         "NVIDIA H200 SXM",
         r"NVIDIA H200",
         {"bfloat16": 989.5 * _T, "float16": 989.5 * _T, "tf32": 494.5 * _T, "float8": 1979 * _T, "float32": 67 * _T},
@@ -91,6 +133,36 @@ PEAKS = (
         r"NVIDIA B200",
         {"bfloat16": 2250 * _T, "float16": 2250 * _T, "tf32": 1125 * _T, "float8": 4500 * _T},
         "NVIDIA Blackwell Architecture Technical Brief, HGX B200, half of the numbers with sparsity",
+    ),
+    PeakRow(
+        "NVIDIA B300",
+        r"NVIDIA B300( SXM6 AC)?",
+        {"bfloat16": 2250 * _T, "float16": 2250 * _T, "tf32": 1125 * _T, "float8": 4500 * _T, "float32": 75 * _T},
+        "NVIDIA HGX B300 specifications, an eighth of the board and half of the numbers with sparsity",
+    ),
+    PeakRow(
+        "NVIDIA GB200",
+        r"NVIDIA GB200",
+        {"bfloat16": 2500 * _T, "float16": 2500 * _T, "tf32": 1250 * _T, "float8": 5000 * _T, "float32": 80 * _T},
+        "NVIDIA GB200 NVL72 specifications, a 72nd of the rack and half of the numbers with sparsity",
+    ),
+    PeakRow(
+        "NVIDIA GB300",
+        r"NVIDIA GB300",
+        {"bfloat16": 2500 * _T, "float16": 2500 * _T, "tf32": 1250 * _T, "float8": 5000 * _T},
+        "NVIDIA GB300 NVL72 specifications, a 72nd of the rack and half of the numbers with sparsity",
+    ),
+    PeakRow(
+        "NVIDIA RTX A6000",
+        r"NVIDIA RTX A6000",
+        {"bfloat16": 154.8 * _T, "float16": 154.8 * _T, "tf32": 77.4 * _T, "float32": 38.7 * _T},
+        "NVIDIA Ampere GA102 GPU Architecture white paper, RTX A6000, without sparsity, FP32 accumulate",
+    ),
+    PeakRow(
+        "NVIDIA RTX 6000 Ada",
+        r"NVIDIA RTX 6000 Ada Generation",
+        {"bfloat16": 364.2 * _T, "float16": 364.2 * _T, "tf32": 182.1 * _T, "float8": 728.5 * _T, "float32": 91.1 * _T},
+        "NVIDIA Ada GPU Architecture white paper (ProViz), RTX 6000, without sparsity, FP32 accumulate",
     ),
     PeakRow(
         "NVIDIA GeForce RTX 3090",
@@ -105,6 +177,18 @@ PEAKS = (
         "NVIDIA Ada GPU Architecture white paper, without sparsity, FP32 accumulate",
     ),
     PeakRow(
+        "NVIDIA GeForce RTX 5090",
+        r"NVIDIA GeForce RTX 5090",
+        {"bfloat16": 209.5 * _T, "float16": 209.5 * _T, "tf32": 104.8 * _T, "float8": 419 * _T, "float32": 104.8 * _T},
+        "NVIDIA RTX Blackwell GPU Architecture white paper, without sparsity, FP32 accumulate",
+    ),
+    PeakRow(
+        "AMD Instinct MI210",
+        r"AMD Instinct MI210",
+        {"bfloat16": 181 * _T, "float16": 181 * _T},
+        "AMD Instinct MI210 Accelerator data sheet",
+    ),
+    PeakRow(
         "AMD Instinct MI250X, one of its two dies",
         r"AMD Instinct MI250X",
         {"bfloat16": 191.5 * _T, "float16": 191.5 * _T},
@@ -112,7 +196,7 @@ PEAKS = (
     ),
     PeakRow(
         "AMD Instinct MI300X",
-        r"AMD Instinct MI300X",
+        r"AMD Instinct MI300X( VF)?",
         {
             "bfloat16": 1307.4 * _T,
             "float16": 1307.4 * _T,
@@ -123,6 +207,24 @@ PEAKS = (
         "AMD Instinct MI300X Accelerator data sheet, without sparsity",
     ),
     PeakRow(
+        "AMD Instinct MI325X",
+        r"AMD Instinct MI325X( VF)?",
+        {
+            "bfloat16": 1307.4 * _T,
+            "float16": 1307.4 * _T,
+            "tf32": 653.7 * _T,
+            "float8": 2614.9 * _T,
+            "float32": 163.4 * _T,
+        },
+        "AMD Instinct MI325X Accelerator data sheet, without sparsity",
+    ),
+    PeakRow(
+        "AMD Instinct MI355X",
+        r"AMD Instinct MI355X( VF)?",
+        {"bfloat16": 2516.6 * _T, "float16": 2516.6 * _T, "float8": 5033.2 * _T, "float32": 157.3 * _T},
+        "AMD Instinct MI355X GPU data sheet, without sparsity",
+    ),
+    PeakRow(
         "Google TPU v4",
         r"TPU v4",
         {"bfloat16": 275 * _T},
@@ -131,6 +233,12 @@ PEAKS = (
     PeakRow("Google TPU v5e", r"TPU (v5e|v5 lite)", {"bfloat16": 197 * _T}, "Google Cloud TPU documentation, TPU v5e"),
     PeakRow("Google TPU v5p", r"TPU v5p?", {"bfloat16": 459 * _T}, "Google Cloud TPU documentation, TPU v5p"),
     PeakRow("Google TPU v6e", r"TPU (v6e|v6 lite)", {"bfloat16": 918 * _T}, "Google Cloud TPU documentation, TPU v6e"),
+    PeakRow(
+        "Google TPU7x, one of its two TensorCores",
+        r"TPU ?(v?7x)",
+        {"bfloat16": 1153.5 * _T, "float8": 2307 * _T},
+        "Google Cloud TPU documentation, TPU7x, half of the chip's number: JAX shows each TensorCore as a device",
+    ),
 )
 
 _ALIASES = {

@@ -55,11 +55,11 @@ def test_a_count_and_a_peak_may_be_given():
 
 def test_an_unknown_device_gives_none_with_one_message():
     """Never a guess: the message names the device and the remedy, and is said once."""
-    with pytest.warns(TimingWarning, match="'NVIDIA A10G' is not known here, so there is no MFU.*given="):
-        assert peak_flops("NVIDIA A10G") is None
+    with pytest.warns(TimingWarning, match="'NVIDIA A2' is not known here, so there is no MFU.*given="):
+        assert peak_flops("NVIDIA A2") is None
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert peak_flops("NVIDIA A10G") is None
+        assert peak_flops("NVIDIA A2") is None
     assert utilization(10.0, given_flops(1.0), None) is None
 
 
@@ -96,6 +96,19 @@ def test_more_than_there_can_be_is_flagged():
         ("NVIDIA H200", "NVIDIA H200 SXM"),
         ("NVIDIA L4", "NVIDIA L4"),
         ("NVIDIA L40S", "NVIDIA L40S"),
+        ("NVIDIA A10", "NVIDIA A10"),
+        ("NVIDIA A10G", "NVIDIA A10G"),
+        ("NVIDIA L40", "NVIDIA L40"),
+        ("NVIDIA A100-SXM-80GB", "NVIDIA A100"),
+        ("NVIDIA H100 NVL", "NVIDIA H100 NVL"),
+        ("NVIDIA H200 NVL", "NVIDIA H200 NVL"),
+        ("NVIDIA GH200 480GB", "NVIDIA GH200"),
+        ("NVIDIA GB200", "NVIDIA GB200"),
+        ("NVIDIA B300 SXM6 AC", "NVIDIA B300"),
+        ("NVIDIA RTX 6000 Ada Generation", "NVIDIA RTX 6000 Ada"),
+        ("AMD Instinct MI300X VF", "AMD Instinct MI300X"),
+        ("AMD Instinct MI355X", "AMD Instinct MI355X"),
+        ("TPU7x", "Google TPU7x, one of its two TensorCores"),
         ("TPU v5 lite", "Google TPU v5e"),
         ("TPU v5", "Google TPU v5p"),
     ],
@@ -109,10 +122,10 @@ def test_names_that_frameworks_give(name, device):
 @pytest.mark.parametrize(
     "name",
     [
-        "NVIDIA A10G",
-        "NVIDIA L40",
-        "NVIDIA H100 NVL",
-        "NVIDIA H200 NVL",
+        "NVIDIA A2",
+        "NVIDIA H20",  # NVIDIA publishes no figures of these two
+        "NVIDIA H800",
+        "NVIDIA A100-SXM-64GB",
         "NVIDIA A100-SXM4-80GB MIG 3g.40gb",
         "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
         "NVIDIA GeForce RTX 4090 Laptop GPU",
