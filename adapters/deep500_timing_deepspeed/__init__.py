@@ -18,7 +18,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from deep500_timing_deepspeed import comm
     from deep500_timing_deepspeed.comm import init_distributed
-    from deep500_timing_deepspeed.pipe import PipelineEngine, PipelineModule, initialize, instrument_deepspeed
+    from deep500_timing_deepspeed.pipe import (
+        PipelineEngine,
+        PipelineModule,
+        add_config_arguments,
+        initialize,
+        instrument_deepspeed,
+    )
     from deep500_timing_deepspeed.wallclock import SynchronizedWallClockTimer, ThroughputTimer, time_engine
 
 __all__ = [
@@ -26,6 +32,7 @@ __all__ = [
     "PipelineModule",
     "SynchronizedWallClockTimer",
     "ThroughputTimer",
+    "add_config_arguments",
     "comm",
     "init_distributed",
     "initialize",
@@ -50,6 +57,7 @@ __getattr__, __dir__ = lazy_names(
         "PipelineModule": _PIPE,
         "SynchronizedWallClockTimer": _WALLCLOCK,
         "ThroughputTimer": _WALLCLOCK,
+        "add_config_arguments": _PIPE,
         "comm": _comm,
         "init_distributed": "deep500_timing_deepspeed.comm",
         "initialize": _PIPE,

@@ -75,3 +75,18 @@ def test_the_reduction_of_a_pipeline_is_timed(run_alone, whose, timed):
     running = json.loads(result.removeprefix("RESULT "))["running_in_reduction"]
     assert running
     assert {timed} == set(running)
+
+
+def test_the_tutorial_on_pipelines_trains_alike(tmp_path):
+    """With the import changed and nothing else, six losses on two ranks agree to six digits."""
+    found = {}
+    for which in ("deepspeed", "deep500_timing_deepspeed"):
+        folder = tmp_path / which
+        folder.mkdir()
+        command = [str(PROGRAMS / "tutorial.py"), which, str(folder)]
+        job = suite_ranks.Job(folder, suite_ranks.interpreter, command, 2, **VARIABLES)
+        assert [0, 0] == job.wait(180), job.text()
+        lines = [line for rank in (0, 1) for line in job.text(rank).splitlines() if line.startswith("LOSSES")]
+        found[which] = [[round(loss, 6) for loss in json.loads(line.removeprefix("LOSSES"))] for line in lines]
+    assert 6 == len(found["deepspeed"][0])
+    assert found["deepspeed"] == found["deep500_timing_deepspeed"]

@@ -94,6 +94,11 @@ def test_additional_losses_reach_every_rank(both):
         ("unknown key", "Config keys ['gradient_acumulation'] are unknown to this engine"),
         ("sizes", "The batch does not divide: train_batch_size 30"),
         ("plain module", "it is a Linear, not a PipelineModule"),
+        ("no config", "0 configs are given; pass one"),
+        ("mpu", "initialize(mpu=...): this engine has pipeline and data parallelism only"),
+        ("topology", "Leave topology out and pass num_stages"),
+        *((name, "Only train_batch() and eval_batch() are accessible") for name in ("forward", "backward", "step")),
+        ("__call__", "Only train_batch() and eval_batch() are accessible"),
         ("zb checkpointing", "Take 1F1B, or no checkpointing"),
     ],
 )
@@ -101,6 +106,20 @@ def test_bad_input_is_an_error_on_every_rank(both, what, text):
     """The same one, in both words and class, so that none waits for another."""
     for found in both:
         assert text in found["refusals"][what]
+
+
+def test_a_stage_may_begin_in_place(both):
+    """Its input is received, and changing it loses nothing: the losses are those of a layer that copies."""
+    for found in both:
+        assert found["in_place"]["copy"] == found["in_place"]["in place"]
+
+
+def test_an_engine_without_an_optimizer_loads_and_saves(both):
+    """It evaluates as the engine does that trained the model."""
+    for found in both:
+        trained, loaded = found["evaluating"]["losses"]
+        assert trained == loaded
+        assert found["evaluating"]["saved"]
 
 
 def test_an_engine_goes_on_after_bad_input(both):

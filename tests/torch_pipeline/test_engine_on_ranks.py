@@ -127,12 +127,12 @@ def test_ranks_that_lose_another_say_so_in_time(failed, how):
 
 
 def test_a_layer_that_raises_is_named_on_every_rank(failed):
-    """The rank in which it raised says what; the others say which rank it was."""
+    """Its rank says what, also where the text is like a backend's; the others say which rank it was."""
     own = _found(failed["raised"], 1)
-    assert "rank 1 failed with ArithmeticError: the layer has failed" in own["error"]
+    assert "rank 1 failed with RuntimeError: feature store: could not connect to row 7" in own["error"]
     for rank in (0, 2):
         error = _found(failed["raised"], rank)["error"]
-        assert "another rank failed (rank 1: ArithmeticError: the layer has failed)" in error
+        assert "another rank failed (rank 1: RuntimeError: feature store: could not connect to row 7)" in error
 
 
 def test_an_engine_that_failed_does_not_go_on(failed):

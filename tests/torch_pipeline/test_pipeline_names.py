@@ -72,10 +72,12 @@ def test_calls_take_the_same_arguments():
     assert (False, True, "avg") == tuple(
         evaluate[name].default for name in ("return_logits", "compute_loss", "reduce_output")
     )
-    asked = ["layers", "num_stages", "loss_fn", "seed_layers", "seed_fn", "base_seed", "partition_method"]
-    assert {*asked, "activation_checkpoint_interval"} <= set(inspect.signature(PipelineModule).parameters)
-    made = ["model", "config", "model_parameters", "optimizer", "training_data", "lr_scheduler", "collate_fn"]
-    assert set(made) <= set(inspect.signature(pipeline.initialize).parameters)
+    asked = "layers num_stages topology loss_fn seed_layers seed_fn base_seed partition_method"
+    given = list(inspect.signature(PipelineModule).parameters)
+    assert [*asked.split(), "activation_checkpoint_interval"] == given[:9]
+    made = "args model optimizer model_parameters training_data lr_scheduler distributed_port mpu dist_init_required "
+    made += "collate_fn config mesh_param config_params"
+    assert made.split() == list(inspect.signature(pipeline.initialize).parameters)[:13]
 
 
 @pytest.mark.parametrize("instruction", ACTIONS)
@@ -142,8 +144,28 @@ def test_a_config_is_read_from_a_file(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "harmless",
+    [
+        {"prescale_gradients": False},
+        {"memory_breakdown": False},
+        {"communication_data_type": "fp32"},
+        {"zero_allow_untested_optimizer": True},
+        {"pipeline": {"seed_layers": True}},
+        {"data_types": {"grad_accum_dtype": "fp32"}},
+        {"curriculum_learning": {"enabled": False}},
+    ],
+)
+def test_a_key_that_changes_nothing_is_taken(harmless):
+    """It switches a thing off, or asks for what the engine does anyway."""
+    assert 8 == read_config({"train_batch_size": 8, **harmless}, replicas=1).train_batch_size
+
+
+@pytest.mark.parametrize(
     ("config", "text"),
     [
+        ({"train_batch_size": 8, "grandient_accumulation_steps": 1}, "Is 'gradient_accumulation_steps' meant?"),
+        ({"train_batch_size": 8, "prescale_gradients": True}, "['prescale_gradients'] are unknown"),
+        ({"train_batch_size": 8, "communication_data_type": "fp16"}, "are unknown"),
         ({}, "neither train_batch_size nor"),
         ({"train_batch_size": 0}, "a whole number from 1"),
         ({"train_batch_size": True}, "a whole number from 1"),
@@ -155,7 +177,7 @@ def test_a_config_is_read_from_a_file(tmp_path):
         ({"train_batch_size": 8, "optimizer": "Adam"}, '"params"'),
         ({"train_batch_size": 8, "pipeline": {"stages": 4}}, "arguments of PipelineModule"),
         ({"train_batch_size": 8, "pipeline": {"x": 4}}, "unknown to this engine"),
-        ({"train_batch_size": 8, "zero_optimisation": {}}, "['zero_optimisation'] are unknown"),
+        ({"train_batch_size": 8, "zero_optimisation": {"stage": 1}}, "['zero_optimisation'] are unknown"),
     ],
 )
 def test_a_key_without_a_meaning_is_an_error(config, text):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import types
+
 import pytest
 
 pytest.importorskip("torch")
 
+from torch.distributed.pipelining import schedules
+
 from deep500_timing import Timer
 from deep500_timing.testing import ManualClock
-from deep500_timing_torch.pipeline import Kind
+from deep500_timing_torch.pipeline import Kind, PipelineError
 from deep500_timing_torch.pipeline._calls import time_issues, time_waits
 from deep500_timing_torch.pipeline._hooks import Hooks
 from deep500_timing_torch.pipeline._notes import Codes, events_of
@@ -171,3 +175,12 @@ def test_a_clock_that_fails_leaves_out_what_it_did_not_time(run):
     kinds = [action.kind for action in recorder.batches[0].actions]
     assert Kind.FORWARD not in kinds
     assert Kind.BACKWARD_INPUT in kinds
+
+
+def test_a_torch_without_a_private_name_is_refused(monkeypatch):
+    """Before anything is replaced, with the name and the version that was tested."""
+    schedule = types.SimpleNamespace(_stages=[], _step_microbatches=None, _compute_loss=None, _has_backward=True)
+    monkeypatch.delattr(schedules, "_wait_batch_p2p")
+    with pytest.raises(PipelineError, match=r"lacks _wait_batch_p2p.*tested with torch 2\.13"):
+        Hooks(schedule, Recorder(Timer(), None, 0)).attach()
+    assert {"_stages", "_step_microbatches", "_compute_loss", "_has_backward"} == set(vars(schedule))

@@ -3,7 +3,7 @@
 from deep500_timing_deepspeed.pipe._config import PipelineConfig
 from deep500_timing_deepspeed.pipe._data import RepeatingLoader
 from deep500_timing_deepspeed.pipe._engine import PipelineEngine
-from deep500_timing_deepspeed.pipe._initialize import initialize
+from deep500_timing_deepspeed.pipe._initialize import add_config_arguments, initialize
 from deep500_timing_deepspeed.pipe._instrument import DeepSpeedPipelineTimer, instrument_deepspeed
 from deep500_timing_deepspeed.pipe._loading import DataEndedError
 from deep500_timing_deepspeed.pipe._module import PipelineModule
@@ -22,6 +22,7 @@ __all__ = [
     "PipelineModule",
     "RepeatingLoader",
     "TiedLayerSpec",
+    "add_config_arguments",
     "initialize",
     "instrument_deepspeed",
 ]

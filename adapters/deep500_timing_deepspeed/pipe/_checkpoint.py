@@ -25,7 +25,7 @@ def save(path: Path, module: nn.Module, optimizer: Any, state: Mapping[str, Any]
     """Write the parameters, the optimizer's state, this rank's random state, and what is plain data."""
     found: dict[str, Any] = {f"model.{name}": tensor for name, tensor in module.state_dict().items()}
     for name, parameter in module.named_parameters(remove_duplicate=False):
-        for key, value in optimizer.state.get(parameter, {}).items():
+        for key, value in ({} if optimizer is None else optimizer.state.get(parameter, {})).items():
             found[f"optimizer.{name}.{key}"] = value
     found |= {f"random.{dist.get_rank()}.{name}": value for name, value in _random_state(module).items()}
     if dist.get_rank() == 0:
@@ -51,7 +51,7 @@ def load(path: Path, module: nn.Module, optimizer: Any, group: Any) -> dict[str,
             f"Loading the checkpoint {path}: it lacks {missing[:4]}. It is of a model with other layers."
         )
     states: dict[Any, dict[str, Any]] = {}
-    for name, parameter in module.named_parameters(remove_duplicate=False):
+    for name, parameter in () if optimizer is None else module.named_parameters(remove_duplicate=False):
         prefix = f"optimizer.{name}."
         for key, about in stored.items():
             if key.startswith(prefix) and "." not in key[len(prefix) :]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,15 @@ _MEANINGLESS = {
     "wandb": "call engine.timer.log_wb_all()",
     "csv_monitor": "export the engine's timer: engine.timer.export(CsvExporter(...))",
 }
+
+_HARMLESS = {
+    "communication_data_type": "fp32",
+    "data_types": {"grad_accum_dtype": "fp32"},
+    "gradient_predivide_factor": 1.0,
+    "zero_allow_untested_optimizer": True,
+    "zero_force_ds_cpu_optimizer": True,
+}
+"""Keys that ask for what this engine does anyway. A key that switches a thing off is taken too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +109,16 @@ def read_config(config: Mapping[str, Any] | str | PathLike[str], replicas: int) 
         seed=int(left.pop("seed", 1234)),
         raw=raw,
     )
+    left = {key: value for key, value in left.items() if not _is_off(value) and _HARMLESS.get(key, ()) != value}
     if left:
         known = (
             "train_batch_size, train_micro_batch_size_per_gpu, gradient_accumulation_steps, optimizer, scheduler, "
             "gradient_clipping, steps_per_print, wall_clock_breakdown, torch_autocast, dataloader_drop_last, "
             "pipeline, seed"
         )
-        raise PipelineError(f"Config keys {sorted(left)} are unknown to this engine. It knows {known}.")
+        close = sorted({one for key in left for one in get_close_matches(key, known.split(", "), 1, 0.8)})
+        meant = f" Is {' or '.join(map(repr, close))} meant?" if close else ""
+        raise PipelineError(f"Config keys {sorted(left)} are unknown to this engine.{meant} It knows {known}.")
     return found
 
 
@@ -183,7 +196,7 @@ def _pipeline(left: dict[str, Any]) -> int | None:
         "grad_partitioned": (False,),
         "stages": ("auto",),
         "partition": ("best",),
-        "seed_layers": (False,),
+        "seed_layers": (False, True),  # DeepSpeed does not read it either: the argument of PipelineModule counts.
     }
     for key, allowed in so_anyway.items():
         if key in value and value.pop(key) not in allowed:

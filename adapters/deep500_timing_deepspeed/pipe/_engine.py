@@ -288,6 +288,16 @@ class PipelineEngine(Loading, Losses, Reports, Saving):
             return result
         return result, joined(outputs) if self.is_last_stage() else None
 
+    def forward(self, *_: Any, **__: Any) -> Any:
+        """A pipeline trains whole batches only, as in DeepSpeed.
+
+        Raises:
+            PipelineError: Always.
+        """
+        raise PipelineError("Only train_batch() and eval_batch() are accessible in pipeline mode.")
+
+    __call__ = backward = step = forward
+
     # --- parts of a batch --------------------------------------------------------------------------------------------
 
     def _runner(self, key: tuple[int, int], *, backward: bool) -> Runner:

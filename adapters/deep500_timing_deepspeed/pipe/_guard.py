@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -44,7 +45,7 @@ class Guard:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         if error is None or not isinstance(error, Exception):
             return
         explained = self._engine.faults.explain(self._doing, error, own=not came_from_others(error))
@@ -52,20 +53,19 @@ class Guard:
         raise explained from error
 
 
+_WORDS = ("timed out", "timeout", "connect", "broken pipe", "gloo", "nccl", "socket")
+_TALKS = ("torch.distributed", "deep500_timing_torch.pipeline._calls", "deep500_timing_torch.comm")
+
+
 def came_from_others(error: BaseException) -> bool:
-    # An operation that other ranks take part in has failed, by what the backends say.
+    """Whether an operation between ranks failed, rather than this rank's own layers, loss or data.
+
+    Backends raise plain ``RuntimeError``, so its text is asked; but only where the operation itself raised it. A
+    layer's own "could not connect" is the layer's.
+    """
     if isinstance(error, dist.DistError):
         return True
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    raised_in = str(frames[-1].f_globals.get("__name__", "")) if frames else ""
     text = str(error).lower()
-    words = (
-        "timed out",
-        "timeout",
-        "connection closed",
-        "connection reset",
-        "connect",
-        "broken pipe",
-        "gloo",
-        "nccl",
-        "socket",
-    )
-    return isinstance(error, RuntimeError) and any(word in text for word in words)
+    return isinstance(error, RuntimeError) and raised_in.startswith(_TALKS) and any(word in text for word in _WORDS)

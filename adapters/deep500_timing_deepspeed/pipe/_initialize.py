@@ -13,45 +13,58 @@ from deep500_timing_torch._timer import CPUGPUTimer
 from deep500_timing_torch.pipeline._errors import PipelineError
 
 if TYPE_CHECKING:
+    from argparse import ArgumentParser
     from collections.abc import Callable, Iterable, Mapping
     from os import PathLike
 
     from deep500_timing import Timer
 
-__all__ = ["initialize"]
+__all__ = ["add_config_arguments", "initialize"]
 
 
 def initialize(
-    model: PipelineModule,
-    config: Mapping[str, Any] | str | PathLike[str],
-    *,
-    model_parameters: Iterable[Any] | None = None,
+    args: Any = None,
+    model: Any = None,
     optimizer: Any = None,
+    model_parameters: Iterable[Any] | None = None,
     training_data: Any = None,
     lr_scheduler: Any = None,
+    distributed_port: int | None = None,
+    mpu: Any = None,
+    dist_init_required: bool | None = None,
     collate_fn: Callable[[Any], Any] | None = None,
+    config: Mapping[str, Any] | str | PathLike[str] | None = None,
+    mesh_param: Any = None,
+    config_params: Mapping[str, Any] | str | PathLike[str] | None = None,
+    *,
     timer: Timer | None = None,
     timeout_s: float = 60.0,
     keep: int = 64,
 ) -> tuple[PipelineEngine, Any, Any, Any]:
-    """Make an engine, on every rank of the job.
+    """Make an engine, on every rank of the job. The arguments before ``timer`` are DeepSpeed's.
 
     Args:
+        args: The script's arguments; ``args.deepspeed_config`` is the config if ``config`` is None.
         model: The model.
-        config: A dict, or the path of a JSON file, with DeepSpeed's keys; see ``PipelineConfig``.
+        optimizer: One over ``model.parameters()``, or a function that makes one of them; the config's if None.
         model_parameters: For the optimizer of the config; all that are trained if None.
-        optimizer: One over ``model.parameters()``, or what makes one of them; the config's if None.
-        training_data: A data set, for ``train_batch()`` without an iterator: gone through again and again, in order.
-        lr_scheduler: One over the optimizer, or what makes one of it; the config's if None.
+        training_data: A data set, for ``train_batch()`` without an iterator. It is repeated in order.
+        lr_scheduler: One over the optimizer, or a function that makes one of it; the config's if None.
+        distributed_port: Not used: the model exists, so ``torch.distributed`` is initialized.
+        mpu: Not supported.
+        dist_init_required: Not used, as ``distributed_port``.
         collate_fn: As for ``DataLoader``.
+        config: A dict, or the path of a JSON file, with DeepSpeed's keys; see ``PipelineConfig``.
+        mesh_param: Not supported.
+        config_params: An older name of ``config``.
         timer: Where the times go; a new :class:`deep500_timing_torch.CPUGPUTimer` if None.
-        timeout_s: After how many seconds without an answer of another rank a batch fails. More than the longest that a
-            rank may let the others wait, such as a checkpoint it writes.
+        timeout_s: Seconds without an answer of another rank after which a batch fails. More than the longest time that
+            a rank may let the others wait, such as for writing a checkpoint.
         keep: How many batches to keep action by action.
 
     Returns:
-        The engine, the optimizer, the loader of ``training_data`` and the schedule of the learning rate; None for what
-        there is not.
+        The engine, the optimizer, the loader of ``training_data`` and the schedule of the learning rate; None for each
+        that there is not.
 
     Raises:
         PipelineError: The model is no pipeline, or the config has a key without a meaning here, or its sizes do not go
@@ -63,6 +76,15 @@ def initialize(
             f"initialize(model=...): it is a {type(model).__name__}, not a PipelineModule. Wrap its layers: "
             "PipelineModule(layers=[...], num_stages=..., loss_fn=...)."
         )
+    for name, value in (("mpu", mpu), ("mesh_param", mesh_param)):
+        if value is not None:
+            raise PipelineError(f"initialize({name}=...): this engine has pipeline and data parallelism only.")
+    given = [one for one in (config, config_params, getattr(args, "deepspeed_config", None)) if one is not None]
+    if len(given) != 1:
+        raise PipelineError(
+            f"initialize(): {len(given)} configs are given; pass one, as config= or as args.deepspeed_config."
+        )
+    config = given[0]
     settings = read_config(config, model.replicas)
     if settings.activation_checkpoint_interval is not None:
         for stage in model.stages:
@@ -107,3 +129,11 @@ def initialize(
         keep=keep,
     )
     return engine, optimizer, loader, lr_scheduler
+
+
+def add_config_arguments(parser: ArgumentParser) -> ArgumentParser:
+    """Add DeepSpeed's ``--deepspeed`` and ``--deepspeed_config`` to a script's arguments."""
+    group = parser.add_argument_group("DeepSpeed", "DeepSpeed configurations")
+    group.add_argument("--deepspeed", action="store_true", help="accepted and not used")
+    group.add_argument("--deepspeed_config", help="path of the JSON config")
+    return parser

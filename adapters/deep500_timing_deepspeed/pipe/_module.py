@@ -34,12 +34,20 @@ class StageModule(nn.Module):
 
     def forward(self, *inputs: Any) -> Any:
         """Several inputs are handed to the first layer as a tuple, as it would get them from the layer before it."""
+        inputs = tuple(_not_a_leaf(one) for one in inputs)
         value: Any = inputs[0] if len(inputs) == 1 else inputs
         if not (self.checkpoint_interval and torch.is_grad_enabled()):
             return _run(self._calls, value)
         for first in range(0, len(self._calls), self.checkpoint_interval):
             value = checkpoint(_run, self._calls[first : first + self.checkpoint_interval], value, use_reentrant=False)
         return value
+
+
+def _not_a_leaf(value: Any) -> Any:
+    # A received activation is a leaf, which a first layer that works in place may not change. DeepSpeed clones it too.
+    if isinstance(value, torch.Tensor) and value.is_leaf and value.requires_grad and torch.is_grad_enabled():
+        return value.clone()
+    return value
 
 
 def _bound(forward_fn: Callable[[Any, Any], Any], layer: Any) -> Callable[[Any], Any]:
@@ -61,8 +69,10 @@ class PipelineModule(nn.Module):
 
     Args:
         layers: Modules, functions, :class:`LayerSpec` or :class:`TiedLayerSpec`; or an ``nn.Sequential``.
-        num_stages: Over how many ranks a model is spread; the world's size is a multiple of it, and the rest are
-            replicas. Ranks of one replica lie apart by the number of replicas, as in DeepSpeed.
+        num_stages: Ranks of one pipeline. The world size is a multiple of it; the rest are replicas. Ranks of one
+            replica lie apart by the number of replicas, as in DeepSpeed.
+        topology: In the place of ``num_stages``: DeepSpeed's ``PipeDataParallelTopology``, or any object with
+            ``get_axis_names()`` and ``get_dim(axis)`` for the axes ``pipe`` and ``data``.
         loss_fn: Called as ``loss_fn(outputs, labels)``; None if the last layer gives the loss.
         seed_layers: Whether to seed before each layer is built, by ``base_seed`` and its number.
         seed_fn: What seeds; ``torch.manual_seed`` if None.
@@ -82,13 +92,14 @@ class PipelineModule(nn.Module):
         self,
         layers: Iterable[Any],
         num_stages: int | None = None,
+        topology: Any = None,
         loss_fn: Callable[..., Any] | None = None,
-        *,
         seed_layers: bool = False,
         seed_fn: Callable[[int], Any] | None = None,
         base_seed: int = 1234,
         partition_method: Any = "parameters",
         activation_checkpoint_interval: int = 0,
+        *,
         schedule: str = "1F1B",
         stages_per_rank: int | None = None,
         device: torch.device | str | None = None,
@@ -98,6 +109,8 @@ class PipelineModule(nn.Module):
             raise PipelineError("PipelineModule(...): initialise torch.distributed first (init_process_group).")
         self._specs = list(layers)
         world = dist.get_world_size()
+        if topology is not None:
+            num_stages = _pipe_dimension(topology, num_stages, world)
         self.num_stages = ranks = world if num_stages is None else int(num_stages)
         if ranks < 1 or world % ranks:
             raise PipelineError(
@@ -232,6 +245,22 @@ class PipelineModule(nn.Module):
             f"<PipelineModule: {len(self._specs)} layers in {self.total_stages} stages on {self.num_stages} ranks for "
             f"{NAMES[self.schedule]}, {self.replicas} replicas>"
         )
+
+
+def _pipe_dimension(topology: Any, num_stages: int | None, world: int) -> int:
+    sizes = {axis: int(topology.get_dim(axis)) for axis in topology.get_axis_names()}
+    pipe, data = sizes.get("pipe", 1), sizes.get("data", 1)
+    order = [axis for axis, size in sizes.items() if size > 1]
+    if (
+        pipe * data != world
+        or num_stages not in (None, pipe)
+        or order not in ([], ["pipe"], ["data"], ["pipe", "data"])
+    ):
+        raise PipelineError(
+            f"PipelineModule(topology=...) has the axes {sizes} for {world} ranks: this engine takes 'pipe' times "
+            "'data', in this order. Leave topology out and pass num_stages."
+        )
+    return pipe
 
 
 def _reach(layer: Any, name: str) -> Any:

@@ -8,7 +8,7 @@ import torch
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining import schedules as _schedules
 
-from deep500_timing_torch.pipeline._hooks import Hooks
+from deep500_timing_torch.pipeline._hooks import Hooks, require_private_names
 from deep500_timing_torch.pipeline._orders import NAMES, SINGLE, order_of, rank_of_stage
 
 if TYPE_CHECKING:
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from deep500_timing_torch.pipeline._recorder import Recorder
 
 __all__ = ["Runner", "check_order"]
-
-_runtime: Any = _schedules._PipelineScheduleRuntime
 
 
 class Runner:
@@ -55,7 +53,8 @@ class Runner:
             stages: Any = self.stages[0] if module.schedule in SINGLE else self.stages
             return kind(stages, microbatches, loss_fn=loss)
         # Forward passes in the order in which the training schedule begins its stages: breadth first.
-        schedule: Any = _runtime(self.stages, microbatches, loss_fn=loss_fn)
+        runtime: Any = _schedules._PipelineScheduleRuntime
+        schedule: Any = runtime(self.stages, microbatches, loss_fn=loss_fn)
         order = {
             rank: [
                 _schedules._Action(stage, _schedules.FORWARD, one)
@@ -130,7 +129,9 @@ def check_order(module: PipelineModule, microbatches: int) -> None:
 
     Raises:
         ValueError: It cannot.
+        PipelineError: PyTorch lacks a private name that the engine stands on.
     """
+    require_private_names("Pipeline engine", (_schedules, ("_PipelineScheduleRuntime", "_Action", "_add_send_recv")))
     order_of(module.schedule, module.num_stages, microbatches, module.stages_per_rank)
 
 

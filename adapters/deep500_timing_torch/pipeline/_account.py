@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from deep500_timing_torch.pipeline._actions import COMPUTE, Action, Kind, Slot
 from deep500_timing_torch.pipeline._bubble import Bubble, RankBubble, StageLoad
-from deep500_timing_torch.pipeline._ideal import ideal_bubble
 from deep500_timing_torch.pipeline._orders import order_of
 from deep500_timing_torch.pipeline._simulate import order_that_ran, simulate
 
@@ -74,7 +73,7 @@ def account(actions: Iterable[Action], schedule: str | None = None) -> Bubble:
         span_ns=span_ns,
         ranks=tuple(ranks),
         stages=_loads(computed),
-        ideal=None if schedule is None else _ideal(schedule, order, microbatches, means),
+        ideal=1 - Fraction(sum(one.duration_ns for one in equal_actions), len(order) * equal),
         balanced=balanced,
         doubled=None if schedule is None else _doubled(schedule, order, computed, microbatches, delay_ns),
         delay_ns=delay_ns,
@@ -178,23 +177,6 @@ def _loads(actions: Sequence[Action]) -> tuple[StageLoad, ...]:
     return tuple(
         StageLoad(stage, rank, own, own / mean - 1 if mean else 0.0) for (stage, rank), own in sorted(busy.items())
     )
-
-
-def _ideal(schedule: str, order: Order, microbatches: int, means: dict[object, int]) -> Fraction | None:
-    stages = len({slot.stage for slots in order.values() for slot in slots})
-    if Kind.BACKWARD in means and Kind.BACKWARD_INPUT not in means:
-        whole = means[Kind.BACKWARD]
-        times = {"forward": means[Kind.FORWARD], "backward_input": whole, "backward_weight": 0}
-    elif Kind.BACKWARD_INPUT in means:
-        names = {
-            "forward": Kind.FORWARD,
-            "backward_input": Kind.BACKWARD_INPUT,
-            "backward_weight": Kind.BACKWARD_WEIGHT,
-        }
-        times = {name: means.get(kind, 0) for name, kind in names.items()}
-    else:
-        times = {}
-    return ideal_bubble(schedule, len(order), microbatches, stages // len(order), **times)
 
 
 def _doubled(schedule: str, order: Order, actions: Sequence[Action], microbatches: int, delay_ns: int) -> float | None:

@@ -73,7 +73,7 @@ class Bubble:
         span_ns: From the first computation on any rank to the last.
         ranks: By rank.
         stages: By stage.
-        ideal: The schedule's, if all stages were alike and messages free; None where no closed form is known.
+        ideal: The bubble of the same order if all stages took the mean and messages took no time.
         balanced: What-if: the bubble if all stages took the mean, and messages what they take now.
         doubled: What-if: with twice the micro-batches; None where the schedule cannot have them.
         delay_ns: What a message takes of a rank that waits for it, the median; what-ifs are made with it.
@@ -87,7 +87,7 @@ class Bubble:
     span_ns: int
     ranks: tuple[RankBubble, ...]
     stages: tuple[StageLoad, ...]
-    ideal: Fraction | None
+    ideal: Fraction
     balanced: float
     doubled: float | None
     delay_ns: int
@@ -124,6 +124,11 @@ class Bubble:
         """The stage that takes longest."""
         return max(self.stages, key=lambda one: (one.busy_ns, -one.stage))
 
+    @property
+    def lightest(self) -> StageLoad:
+        """The stage that takes the least."""
+        return min(self.stages, key=lambda one: (one.busy_ns, one.stage))
+
     def _share(self, name: str) -> float:
         total_ns: int = sum(getattr(rank, name) for rank in self.ranks)
         return total_ns / (len(self.ranks) * self.span_ns)
@@ -133,15 +138,20 @@ class Bubble:
         return _sentences(self)
 
 
+def _beside(heaviest: StageLoad, lightest: StageLoad) -> str:
+    if not lightest.busy_ns:
+        return f"{format_share(heaviest.excess)} longer than the mean stage"
+    return f"{heaviest.busy_ns / lightest.busy_ns:.3g} times stage {lightest.stage}"
+
+
 def _sentences(bubble: Bubble) -> str:
     """A verdict, its reasons, what each rank did and what would help, a few lines of at most 120 columns."""
     name = "Pipeline" if bubble.schedule is None else NAMES[normal_name(bubble.schedule)]
     each = format_time(bubble.span_ns / bubble.batches / 1e9)
-    ideal = "no closed form" if bubble.ideal is None else f"ideal {format_share(float(bubble.ideal))}"
     batches = "1 batch" if bubble.batches == 1 else f"{bubble.batches} batches"
     lines = [
         f"{name} of {len(bubble.ranks)} ranks, {bubble.microbatches} micro-batches, {batches} of {each}: "
-        f"bubble {format_share(bubble.bubble)} ({ideal})",
+        f"bubble {format_share(bubble.bubble)} (ideal {format_share(float(bubble.ideal))})",
         f"  warm-up {format_share(bubble.warm_up)}, drain {format_share(bubble.drain)}, "
         f"imbalance {format_share(bubble.imbalance)}, messages {format_share(bubble.messages)}",
     ]
@@ -154,7 +164,7 @@ def _sentences(bubble: Bubble) -> str:
         saved = (bubble.span_ns - bubble.balanced_span_ns) / bubble.batches / 1e9
         gain = f", and a batch {format_time(saved)} shorter" if saved > 0 and bubble.imbalance > 0 else ""
         lines.append(
-            f"  stage {heaviest.stage} takes {format_share(heaviest.excess)} longer than the mean stage: "
+            f"  stage {heaviest.stage} takes {_beside(heaviest, bubble.lightest)}: "
             f"with equal stages the bubble is {format_share(bubble.balanced)}{gain}"
         )
     else:

@@ -10,15 +10,19 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch.distributed.pipelining import schedules
+
 from deep500_timing_torch.pipeline._actions import Kind
 from deep500_timing_torch.pipeline._calls import tag_messages, time_calls, time_issues, time_waits
+from deep500_timing_torch.pipeline._errors import PipelineError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from deep500_timing_torch.pipeline._recorder import Recorder
 
-__all__ = ["Hooks", "stages_of"]
+__all__ = ["Hooks", "require_private_names", "stages_of"]
 
 _ABSENT = object()
 
@@ -48,6 +52,24 @@ def stages_of(schedule: Any) -> list[Any]:
     )
 
 
+def require_private_names(doing: str, *wanted: tuple[Any, tuple[str, ...]]) -> None:
+    """Refuse a PyTorch that lacks private names that this package stands on, before anything is replaced.
+
+    Args:
+        doing: What needs them.
+        *wanted: Pairs of an object and the names that it must have.
+
+    Raises:
+        PipelineError: Some are missing.
+    """
+    lacks = [name for owner, names in wanted for name in names if not hasattr(owner, name)]
+    if lacks:
+        raise PipelineError(
+            f"{doing}: torch {torch.__version__} lacks {', '.join(lacks)}, on which it stands. It was tested with "
+            "torch 2.13; install that version, or train without it."
+        )
+
+
 class Hooks:
     """The functions that stand in for those of one schedule and its stages."""
 
@@ -61,6 +83,12 @@ class Hooks:
         """Put them in."""
         schedule = self._schedule
         stages = self._stages
+        require_private_names(
+            "Timing a pipeline",
+            (schedules, ("_batch_p2p", "_wait_batch_p2p")),
+            (schedule, ("_step_microbatches", *(["_compute_loss"] if any(one.is_last for one in stages) else []))),
+            *((one, (*_MESSAGES, "forward_one_chunk", "backward_one_chunk", "has_backward")) for one in stages),
+        )
         for stage in stages:
             for name, (issue, wait, without) in _MESSAGES.items():
                 if not getattr(stage, without):
@@ -200,8 +228,6 @@ class _Module:
 
     def acquire(self) -> None:
         """Replace them, unless they are."""
-        from torch.distributed.pipelining import schedules
-
         with self._lock:
             self._users += 1
             if self._users == 1:
@@ -216,8 +242,6 @@ class _Module:
 
     def release(self) -> None:
         """Put the originals back when nobody is left."""
-        from torch.distributed.pipelining import schedules
-
         with self._lock:
             self._users -= 1
             if self._users == 0:

@@ -35,7 +35,7 @@ class Fatal(nn.Linear):
                 os.kill(os.getpid(), signal.SIGKILL)
             if sys.argv[2] == "stopped":
                 os.kill(os.getpid(), signal.SIGSTOP)
-            raise ArithmeticError("the layer has failed")
+            raise RuntimeError("feature store: could not connect to row 7")
         return super().forward(value)
 
 
@@ -52,7 +52,7 @@ def main():
         "gradient_accumulation_steps": 4,
         "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
     }
-    engine = initialize(module, config, timeout_s=DEADLINE_S)[0]
+    engine = initialize(model=module, config=config, timeout_s=DEADLINE_S)[0]
     data = [(torch.ones(2, 4), torch.zeros(2, 4))] * 4
     found = {"batches": 0}
     start = time.monotonic()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 import time
@@ -136,9 +137,8 @@ def variants(_):
     first, second = nn.Sequential(*built(MLP)[:3]), nn.Sequential(*built(MLP)[3:])
     own = [first, None] if dist.get_rank() == 0 else [None, second]
     module = PipelineModule.from_stages(own, nn.MSELoss())
-    engine = initialize(
-        module, {"train_micro_batch_size_per_gpu": 4, "optimizer": SGD, "gradient_accumulation_steps": 4}
-    )[0]
+    config = {"train_micro_batch_size_per_gpu": 4, "optimizer": SGD, "gradient_accumulation_steps": 4}
+    engine = initialize(model=module, config=config)[0]
     found["stages"] = float(engine.train_batch(iter(batches(4, numbers))))
     found["plain"] = float(sum(losses)) if name != "autocast" else None
     return found
@@ -208,9 +208,8 @@ def additional(_):
             return {"one": torch.tensor(1.0), "two": torch.tensor(2.0)}
 
     module = Model(MLP, num_stages=2, loss_fn=nn.MSELoss())
-    engine = initialize(
-        module, {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2, "optimizer": SGD}
-    )[0]
+    config = {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2, "optimizer": SGD}
+    engine = initialize(model=module, config=config)[0]
     before = engine.get_additional_losses()
     engine.train_batch(iter(batches(2, numbers)))
     return {"before": before, "after": {name: float(one) for name, one in engine.get_additional_losses().items()}}
@@ -248,9 +247,14 @@ def refusals(_):
     refused("zero key", lambda: engine_of(MLP, nn.MSELoss(), config={"zero_optimization": {"stage": 1}}))
     refused("unknown key", lambda: engine_of(MLP, nn.MSELoss(), config={"gradient_acumulation": 2}))
     refused("sizes", lambda: engine_of(MLP, nn.MSELoss(), config={"train_batch_size": 30}))
-    refused("plain module", lambda: initialize(nn.Linear(1, 1), {}))
+    refused("plain module", lambda: initialize(model=nn.Linear(1, 1), config={}))
     refused("zb checkpointing", lambda: engine_of(
         MLP, nn.MSELoss(), model={"schedule": "ZBV", "activation_checkpoint_interval": 1}))  # fmt: skip
+    refused("no config", lambda: initialize(model=PipelineModule(MLP, num_stages=2)))
+    refused("mpu", lambda: initialize(model=PipelineModule(MLP, num_stages=2), config={}, mpu=object()))
+    refused("topology", lambda: PipelineModule(MLP, topology=Topology(pipe=2, model=2)))
+    for name in ("forward", "backward", "step", "__call__"):
+        refused(name, lambda name=name: getattr(engine, name)(torch.ones(1)))
     again = float(engine.train_batch(iter(data)))
     found["goes on"] = again < plain
     # Another shape of micro-batches is no error: it is seen, and shapes are exchanged again.
@@ -260,6 +264,46 @@ def refusals(_):
     outputs = engine.eval_batch(iter(data), compute_loss=False, reduce_output=None)
     found["outputs"] = None if outputs is None else [list(one.shape) for one in outputs]
     return found
+
+
+class Topology:
+    """The part of DeepSpeed's topologies that a model asks for."""
+
+    def __init__(self, **sizes):
+        self.sizes = sizes
+
+    def get_axis_names(self):
+        """The axes in order."""
+        return list(self.sizes)
+
+    def get_dim(self, axis):
+        """The size of an axis."""
+        return self.sizes[axis]
+
+
+def in_place(_):
+    """A stage that begins with a layer that works in place, beside the same model with a layer that does not."""
+    found = {}
+    for name, layer in (("in place", nn.ReLU(inplace=True)), ("copy", nn.ReLU())):
+        torch.manual_seed(0)
+        layers = [nn.Linear(6, 6), nn.Linear(6, 6), layer, nn.Linear(6, 3)]
+        engine = engine_of(layers, nn.MSELoss(), model={"topology": Topology(pipe=2, data=1)})
+        found[name] = [float(engine.train_batch(iter(batches(4, numbers, step)))) for step in range(3)]
+    return found
+
+
+def evaluating(folder):
+    """An engine without an optimizer loads a trained model, evaluates and saves it."""
+    trained = engine_of(MLP, nn.MSELoss(), config={"optimizer": {"type": "Adam", "params": {"lr": 0.1}}})
+    trained.train_batch(iter(batches(4, numbers)))
+    trained.save_checkpoint(folder / "trained")
+    config = folder / "config.json"
+    config.write_text('{"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 4}')
+    module = PipelineModule(MLP, num_stages=2, loss_fn=nn.MSELoss(), partition_method="uniform")
+    engine = initialize(argparse.Namespace(deepspeed_config=str(config)), module, timeout_s=20)[0]
+    engine.load_checkpoint(folder / "trained")
+    losses = [float(one.eval_batch(iter(batches(4, numbers)))) for one in (trained, engine)]
+    return {"losses": losses, "saved": engine.save_checkpoint(folder / "again").exists()}
 
 
 class Sleep(nn.Module):
@@ -342,7 +386,7 @@ def faulty(_):
             setattr(broken, name, fail)
         with instrument_schedule(schedule, broken) as times:
             values = train(schedule)
-        found[name] = {"values": values, "faults": times.faults, "left": times.recorder.calls.raw()}
+        found[name] = {"values": values, "faults": times.faults, "left": times.recorder.calls.take()}
     return found
 
 
@@ -417,7 +461,11 @@ def main():
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     found = {}
-    for check in (tied, variants, measured, resumed, additional, refusals, sleeping, faulty, own_schedule, digits):
+    checks = (
+        tied, variants, measured, resumed, additional, refusals, in_place, evaluating, sleeping, faulty, own_schedule,
+        digits,
+    )  # fmt: skip
+    for check in checks:
         found[check.__name__] = check(folder)
     (folder / f"{dist.get_rank()}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
