@@ -1,4 +1,4 @@
-"""The table as lines of text with styles: the one drawing, of which a pipe gets the text and a terminal the colours."""
+"""The table as lines of text with styles: a pipe gets the text, a terminal the colours too."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from deep500_timing._summary.text import GAP, pad, width_of, wrap
+from deep500_timing._views.findings import CALM
 from deep500_timing._views.table import COURSE, lay_out
 
 if TYPE_CHECKING:
@@ -16,11 +17,11 @@ if TYPE_CHECKING:
 
 
 class Span(NamedTuple):
-    """A stretch of a line in one style."""
+    """A part of a line in one style."""
 
     text: str
     style: str = ""
-    """Of rich: ``"bold"``, ``"dim"``; empty for none."""
+    """A style of rich: ``"bold"``, ``"dim"``; empty for none."""
 
 
 Line = list[Span]
@@ -33,7 +34,7 @@ _NOTE_STYLES = {"failed": "red", "running": "yellow", "pending": "yellow"}
 
 
 def draw(sheet: Sheet, *, width: int | None = None, whole_names: bool = False) -> list[Line]:
-    """The lines of a sheet, for a terminal of so many columns, or for a file if None."""
+    """The lines of a sheet for a terminal of ``width`` columns; without a limit if None."""
     return draw_table(lay_out(sheet, width=width, whole_names=whole_names), width=width)
 
 
@@ -54,7 +55,7 @@ def draw_table(table: Table, *, width: int | None = None) -> list[Line]:
 
 
 def _trimmed(line: Line) -> Line:
-    # Without blanks at its end, which a terminal of just that width would break.
+    # A terminal of exactly the line's width would break blanks at its end.
     while line and not (text := line[-1].text.rstrip()):
         line = line[:-1]
     return [*line[:-1], line[-1]._replace(text=text)] if line else line
@@ -73,7 +74,7 @@ def render(sheet: Sheet, *, width: int | None = None, whole_names: bool = False)
 def _wrapped(text: str, width: int | None, indent: int) -> list[str]:
     if width is None:
         return [text]
-    # A command is left whole, to be copied, however narrow the terminal.
+    # A command stays whole, to be copied.
     whole = _COMMAND.sub(lambda found: found[0].replace(" ", _GLUE), text)
     return wrap(whole, max(width - indent, 12), indent).replace(_GLUE, " ").split("\n")
 
@@ -96,9 +97,9 @@ def _title(sheet: Sheet, width: int | None) -> Iterator[Line]:
 
 def _findings(sheet: Sheet, width: int | None) -> Iterator[Line]:
     if not sheet.findings:
-        indent = " " * _INDENT
+        indent, colour = " " * _INDENT, "green" if sheet.verdict.startswith(CALM) else ""
         for place, line in enumerate(_wrapped(sheet.verdict, width, _INDENT)):
-            yield [Span((indent if place == 0 else "") + line, "bold green" if place == 0 else "green")]
+            yield [Span((indent if place == 0 else "") + line, f"bold {colour}".strip() if place == 0 else colour)]
         return
     digits = len(str(len(sheet.findings)))
     for number, finding in enumerate(sheet.findings, 1):
@@ -110,8 +111,8 @@ def _finding(finding: Finding, number: int, indent: int, width: int | None) -> I
     head = Span(f"{number}".rjust(indent - len(GAP)) + GAP, style)
     text = _wrapped(finding.text, width, indent)
     lines: list[Line] = [[Span(line, "bold" if number == 1 else "")] for line in text]
-    if finding.command:
-        arrow = f"→ {finding.command}"
+    if help_ := finding.command or finding.remedy:
+        arrow = f"→ {help_}"
         used = width_of(text[-1]) + (indent if len(text) == 1 else 0)
         if width is None or used + len(GAP) + width_of(arrow) <= width:
             lines[-1].append(Span(GAP + arrow, "cyan"))
@@ -123,7 +124,7 @@ def _finding(finding: Finding, number: int, indent: int, width: int | None) -> I
 
 def _rows(table: Table) -> Iterator[Line]:
     widths = table.widths
-    # The course is drawn from the left, as what it stands for goes; numbers end in one column.
+    # Time runs from the left; numbers end in one column.
     to_the_left = [place == 0 or name == COURSE for place, name in enumerate(table.headers)]
     headings = [
         pad(name, width, right=not left) for name, width, left in zip(table.headers, widths, to_the_left, strict=True)
@@ -137,7 +138,7 @@ def _rows(table: Table) -> Iterator[Line]:
             if left:
                 line.append(Span(GAP + padded, "cyan"))
                 continue
-            # The unit steps back, so that the eye runs down the numbers.
+            # Units are dim: the numbers are what is compared.
             number, space, unit = padded.rstrip().rpartition(" ")
             line.append(Span(GAP + number + space, "dim" if row.is_rest else ""))
             line.append(Span(unit + " " * (len(padded) - len(padded.rstrip())), "dim" if number.strip() else ""))

@@ -9,11 +9,10 @@ from deep500_timing._summary.snapshot import COUNTERS
 from deep500_timing._summary.text import safe_name, shorten
 from deep500_timing._views.about import about_run
 from deep500_timing._views.columns import times
-from deep500_timing._views.findings import find, verdict_of_run
+from deep500_timing._views.findings import evidence_of, find, verdict
 from deep500_timing._views.first import first_note
 from deep500_timing._views.on_device import device_note
 from deep500_timing._views.table import LONGEST_NAME, Sheet
-from deep500_timing._views.tree_of_run import tree_of_run
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -43,10 +42,12 @@ def sheet_of_run(run: Run, *, rank: int | None = None, session: int | None = Non
     shown = choose_rank(about, rank)
     if session is not None and not 0 <= session < about.sessions:
         raise LookupError(f"Showing session {session}: the run has sessions {ranges(range(about.sessions))}.")
-    tree = tree_of_run(run, rank=shown, session=session)
-    findings = tuple(find(run, rank=shown, session=session, off=off))
-    verdict = "" if findings or not tree.roots else verdict_of_run(tree)
-    return Sheet(title_of(about), " · ", tree, findings, verdict, tuple(_notes(about, tree, shown)))
+    evidence = evidence_of(run, shown, session)
+    tree = evidence.tree
+    findings = tuple(find(evidence, off=off))
+    said = "" if findings or not tree.roots else verdict(evidence)
+    failed = [("left out", f"the rule {rule}: {error}") for rule, error in evidence.failed.items()]
+    return Sheet(title_of(about), " · ", tree, findings, said, (*failed, *_notes(about, tree, shown)))
 
 
 def choose_rank(about: About, rank: int | None) -> int:

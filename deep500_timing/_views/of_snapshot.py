@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from deep500_timing._base.memory_usage import SHOWN
 from deep500_timing._summary.snapshot import COUNTERS
 from deep500_timing._summary.text import GAP, format_bytes, safe_name, shorten
-from deep500_timing._views.findings import find, verdict_if_none
+from deep500_timing._views.findings import CALM, evidence_of, find, verdict
 from deep500_timing._views.first import first_note
 from deep500_timing._views.on_device import device_note
 from deep500_timing._views.table import LONGEST_NAME, Sheet
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from deep500_timing._summary.snapshot import RegionTimes, Snapshot
     from deep500_timing._summary.tree import Node, Tree
 
+_OF_A_RUN = "Which steps are slow, and whether they drift, only a run tells: Timer(run=FOLDER)."
+
 
 def sheet_of(snapshot: Snapshot, step: int | None = None) -> Sheet:
     """Put together what is shown of a snapshot.
@@ -31,13 +33,15 @@ def sheet_of(snapshot: Snapshot, step: int | None = None) -> Sheet:
     """
     tree = tree_of_snapshot(snapshot)
     knows = tree.is_nested and any(node.total_s is not None for node in tree.walk())
-    findings = tuple(find(tree)) if knows else ()
+    evidence = evidence_of(tree)
+    findings = tuple(find(evidence)) if knows else ()
+    said = verdict(evidence) if knows and not findings else ""
     return Sheet(
         _title(snapshot, step),
         GAP,
         tree,
         findings,
-        verdict_if_none(tree) if knows and not findings else "",
+        f"{said} {_OF_A_RUN}" if said.startswith(CALM) else said,
         (*_notes(snapshot), *first_note(tree), *device_note(tree), *_of_tree(tree)),
     )
 

@@ -144,13 +144,15 @@ class Run:
         """
         return steps_of(self, rank, session)
 
-    def why(self, step: int, *, session: int | None = None, neighbours: int = _NEIGHBOURS) -> Why:
-        """Why a step took as long as it did, beside those around it.
+    def why(self, step: int | None = None, *, session: int | None = None, neighbours: int = _NEIGHBOURS) -> Why:
+        """Say why a step took longer than the steps around it.
+
+        A step includes the time since the BATCH before it: a checkpoint between two BATCHes is found.
 
         Args:
-            step: Its number.
-            session: Of which session; the last that has the step if None.
-            neighbours: With how many steps around it to compare, half before and half after.
+            step: Its number; the slowest step if None, a session's first left out.
+            session: Of this session; the last one that has the step if None.
+            neighbours: How many steps to compare with, half before and half after.
 
         Raises:
             LookupError: The run has no such step.

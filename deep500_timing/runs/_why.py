@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from deep500_timing._base.require import require
+from deep500_timing._base.sql import literal
 from deep500_timing._summary.nesting import split_path
 from deep500_timing._summary.text import format_time, safe_name
+from deep500_timing.runs._parts import BETWEEN, parts_of, waiting_regions
+
+if TYPE_CHECKING:
+    from deep500_timing.runs._parts import Parts
 
 _LEAST_SHARE = 0.1
 """What explains less of the excess than this is not named."""
 _MOST_CAUSES = 5
-_WAITING = {"COMM"}
-"""Regions in which a rank waits for the others, besides those that are named for a collective."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,8 @@ class Cause:
     @property
     def name(self) -> str:
         """As a reader knows it."""
+        if self.path == BETWEEN:
+            return "the time between the steps"
         name = safe_name(split_path(self.path)[-1])
         return f"the rest of {name}" if self.rest else name
 
@@ -104,37 +108,38 @@ class Why:
         return f"{cause.name} took {_time(cause.dur_ns)} ({_time(cause.typical_ns)} as a rule)"
 
 
-def why(run: Any, step: int, session: int | None, neighbours: int) -> Why:
+def why(run: Any, step: int | None, session: int | None, neighbours: int) -> Why:
     """Compare a step of a :class:`Run` with those around it. See :meth:`Run.why`."""
-    nw = require("narwhals", extra="runs", caller="Run.why")
-    frame = run.intervals().frame
+    if step is None:
+        step, session = _slowest(run, session)
+    elif session is None:
+        found = run.sql(f"select max(session) as newest from intervals where step = {int(step)}").rows()
+        session = found[0]["newest"] if found else None
     if session is None:
-        found = frame.filter(nw.col("step") == step)
-        sessions = found.select(nw.col("session").max()).collect("pyarrow").to_native().to_pylist()
-        session = sessions[0]["session"] if sessions else None
-    reach = max(neighbours // 2, 1)
-    rows = _rows(run, step - reach, step + reach, session) if session is not None else []
-    if session is None or not any(row["step"] == step for row in rows):
         raise LookupError(f"Asking why step {step} took so long: {_steps_there(run)}.")
-    lengths = _lengths(rows)
-    if step not in {at for _, at in lengths}:
+    reach = max(neighbours // 2, 1)
+    parts = parts_of(run, range(step - reach, step + reach + 1), session)
+    if step not in {at for _, at in parts.lengths}:
+        there = run.sql(f"select count(*) as n from intervals where step = {int(step)} and session = {session}").rows()
+        if not there[0]["n"]:
+            raise LookupError(f"Asking why step {step} took so long: {_steps_there(run)}.")
         raise LookupError(
             f"Asking why step {step} took so long: no BATCH was timed in it, so its length is not known. Time each "
             "step as TimeType.BATCH."
         )
-    ranks = sorted({rank for rank, _ in lengths})
+    ranks = sorted({rank for rank, _ in parts.lengths})
     slowest: dict[int, int] = {}
-    for (_, at), length in lengths.items():
+    for (_, at), length in parts.lengths.items():
         slowest[at] = max(slowest.get(at, 0), length)
     others = [length for at, length in slowest.items() if at != step]
-    of_step = {rank: lengths[rank, step] for rank in ranks if (rank, step) in lengths}
+    of_step = {rank: parts.lengths[rank, step] for rank in ranks if (rank, step) in parts.lengths}
     rank = min(of_step, key=lambda r: (-of_step[r], r))
     typical = int(median(others)) if others else 0
     result = Why(step, session, rank, of_step[rank], typical, len(others), len(ranks), ())
     excess = result.dur_ns - typical
     if not others or excess <= 0:
         return result
-    causes = _causes(rows, step, ranks, _waiting_regions(run))
+    causes = _causes(parts, step, waiting_regions(run))
     own = [cause for cause in causes if cause.rank == rank and cause.excess_ns >= _LEAST_SHARE * excess]
     own = own[:_MOST_CAUSES]
     late, waited = _late_rank(causes, own, excess)
@@ -148,14 +153,21 @@ def why(run: Any, step: int, session: int | None, neighbours: int) -> Why:
     return Why(step, session, rank, result.dur_ns, typical, len(others), len(ranks), tuple(own), late, waited)
 
 
-def _rows(run: Any, first: int, last: int, session: int) -> list[dict[str, Any]]:
-    nw = require("narwhals", extra="runs", caller="Run.why")
-    frame = run.intervals(session=session, steps=(first, last)).frame.filter(nw.col("device") == "CPU")
-    grouped = frame.group_by("rank", "path", "region", "step", "overlaps").agg(
-        nw.col("dur_ns").sum().cast(nw.Int64).alias("total")
-    )
-    rows: list[dict[str, Any]] = grouped.collect("pyarrow").to_native().to_pylist()
-    return rows
+def _slowest(run: Any, session: int | None) -> tuple[int, int]:
+    # The longest BATCH after the first of each session, which pays for the start; or the longest pause before one.
+    only = "" if session is None else f"and session = {int(session)} "
+    rows = run.sql(
+        "with batches as (select rank, session, step, path, min(start_ns) as first, max(start_ns + dur_ns) as last "
+        f"from intervals where region = 'BATCH' and device = 'CPU' and step is not null {only}"
+        "group by rank, session, step, path), spans as (select session, step, last - coalesce(lag(last) over "
+        "(partition by rank, session, path order by first), first) as length, "
+        "row_number() over (partition by rank, session, path order by first) as number from batches) "
+        "select session, step, length from spans order by case when number > 1 then 0 else 1 end, "
+        "length desc, step limit 1"
+    ).rows()
+    if not rows:
+        raise LookupError(f"Asking why the slowest step took so long: {_steps_there(run)}.")
+    return rows[0]["step"], rows[0]["session"]
 
 
 def _steps_there(run: Any) -> str:
@@ -165,48 +177,18 @@ def _steps_there(run: Any) -> str:
     return f"the run has no such step; it has steps from {min(steps)} to {max(steps)}"
 
 
-def _lengths(rows: list[dict[str, Any]]) -> dict[tuple[int, int], int]:
-    lengths: dict[tuple[int, int], int] = defaultdict(int)
-    for row in rows:
-        if row["region"] == "BATCH":
-            lengths[row["rank"], row["step"]] += row["total"]
-    return lengths
-
-
-def _waiting_regions(run: Any) -> set[str]:
-    named = run.table("collectives").frame.select("op").unique().collect("pyarrow").to_native().to_pylist()
-    return _WAITING | {row["op"] for row in named}
-
-
-def _causes(rows: list[dict[str, Any]], step: int, ranks: list[int], waiting: set[str]) -> list[Cause]:
-    # What each region inside a BATCH took for itself, in each step of each rank.
-    inside = [row for row in rows if "BATCH" in split_path(row["path"])]
-    own: dict[tuple[int, str, int], int] = defaultdict(int)
-    parents = {row["path"] for row in inside}
-    with_children = {_parent(path) for path in parents}
-    steps: dict[int, set[int]] = defaultdict(set)
-    for row in inside:
-        key = row["rank"], row["path"], row["step"]
-        own[key] += row["total"]
-        steps[row["rank"]].add(row["step"])
-        above = _parent(row["path"])
-        if above in parents and not row["overlaps"]:
-            own[row["rank"], above, row["step"]] -= row["total"]
-    by_region: dict[tuple[int, str], dict[int, int]] = defaultdict(dict)
-    for (rank, path, at), took in own.items():
-        by_region[rank, path][at] = took
+def _causes(parts: Parts, step: int, waiting: set[str]) -> list[Cause]:
+    steps: dict[int, list[int]] = defaultdict(list)
+    for rank, at in parts.lengths:
+        steps[rank].append(at)
     causes = []
-    for (rank, path), took_at in by_region.items():
+    for (rank, path), took_at in parts.own.items():
         others = [took_at.get(at, 0) for at in steps[rank] if at != step]
         typical = int(median(others)) if others else 0
-        name = split_path(path)[-1]
-        causes.append(Cause(rank, path, path in with_children, took_at.get(step, 0), typical, name in waiting))
+        name = split_path(path)[-1] if path else BETWEEN
+        is_rest = path in parts.parents or path == BETWEEN
+        causes.append(Cause(rank, path, is_rest, took_at.get(step, 0), typical, name in waiting))
     return sorted(causes, key=lambda cause: (-cause.excess_ns, cause.rank, cause.path))
-
-
-def _parent(path: str) -> str:
-    names = split_path(path)[:-1]
-    return "/".join(name.replace("\\", "\\\\").replace("/", "\\/") for name in names)
 
 
 def _late_rank(causes: list[Cause], own: list[Cause], excess: int) -> tuple[Cause | None, int]:
@@ -225,16 +207,22 @@ def _late_rank(causes: list[Cause], own: list[Cause], excess: int) -> tuple[Caus
 
 
 def _with_steps(run: Any, cause: Cause, session: int, step: int) -> Cause:
-    if cause.rest:
-        return cause
-    nw = require("narwhals", extra="runs", caller="Run.why")
     threshold = cause.typical_ns + cause.excess_ns // 2
-    frame = run.intervals(rank=cause.rank, session=session).frame
-    frame = frame.filter((nw.col("path") == cause.path) & (nw.col("device") == "CPU") & ~nw.col("step").is_null())
-    grouped = frame.group_by("step").agg(nw.col("dur_ns").sum().cast(nw.Int64).alias("total"))
-    found = grouped.filter(nw.col("total") >= threshold).collect("pyarrow").to_native().to_pylist()
-    steps = tuple(sorted({row["step"] for row in found} | {step}))
-    return Cause(cause.rank, cause.path, cause.rest, cause.dur_ns, cause.typical_ns, cause.is_waiting, steps)
+    of_rank = f"rank = {cause.rank} and session = {session} and device = 'CPU' and step is not null"
+    if cause.path == BETWEEN:
+        found = run.sql(
+            "with batches as (select step, min(start_ns) as first, max(start_ns + dur_ns) as last from intervals "
+            f"where {of_rank} and region = 'BATCH' group by step), gaps as (select step, first - lag(last) over "
+            f"(order by first) as gap from batches) select step from gaps where gap >= {threshold}"
+        ).rows()
+    elif cause.rest:
+        return cause
+    else:
+        found = run.sql(
+            f"select step from intervals where {of_rank} and path = {literal(cause.path)} "
+            f"group by step having sum(dur_ns) >= {threshold}"
+        ).rows()
+    return replace(cause, steps=tuple(sorted({row["step"] for row in found} | {step})))
 
 
 def _recurrence(step: int, steps: tuple[int, ...]) -> str:
@@ -244,7 +232,7 @@ def _recurrence(step: int, steps: tuple[int, ...]) -> str:
     gaps = {after - before for before, after in pairwise(steps)}
     nearest = sorted(sorted(others, key=lambda other: (abs(other - step), other))[:3])
     shown = ", ".join(map(_number, nearest))
-    if len(gaps) == 1 and len(steps) >= 3:
+    if len(gaps) == 1 and len(steps) >= 3 and gaps != {1}:
         return f"; the same at {shown}: every {_number(gaps.pop())} steps"
     more = f" and {len(others) - len(nearest)} more" if len(others) > len(nearest) else ""
     return f"; the same at {shown}{more}"

@@ -57,7 +57,7 @@ def test_show(call, folder):
     expected = f"""\
 digits · 2 ranks on 1 host · 1 epoch, 30 steps · 1.00 s · CPU only · complete
 
-  Nothing stands out: 99 % of BATCH are FORWARD and a\\nb.
+  Nothing stands out: training is 100 % of the run; 96 % of BATCH is FORWARD.
 
 region            total  share  count   median      p95  over the run
 EPOCH           1.00 s              1

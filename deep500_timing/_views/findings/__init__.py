@@ -1,13 +1,14 @@
-"""What is odd about a run, in sentences: facts with their numbers, the most costly first.
+"""Findings: facts about a run in sentences, with their numbers, the most costly first.
 
-``find(run)`` gives the findings; the first is the verdict. The rules, their thresholds and what each stands on are in
-``docs/findings.md``.
+``find(run)`` gives the findings; the first is the diagnosis. ``docs/findings.md`` has the rules and their thresholds.
 """
 
 from __future__ import annotations
 
+from deep500_timing._views.findings._account import account_of
 from deep500_timing._views.findings._evidence import Evidence, evidence_of
-from deep500_timing._views.findings._find import find, verdict_if_none, verdict_of_run
+from deep500_timing._views.findings._find import RULES, find
 from deep500_timing._views.findings._finding import Finding
+from deep500_timing._views.findings._verdict import CALM, verdict
 
-__all__ = ["Evidence", "Finding", "evidence_of", "find", "verdict_if_none", "verdict_of_run"]
+__all__ = ["CALM", "RULES", "Evidence", "Finding", "account_of", "evidence_of", "find", "verdict"]

@@ -1,4 +1,4 @@
-"""What rules look at: a tree, and of a run its steps, samples, collectives and ranks, read once and when asked for."""
+"""The data that rules read: a tree and, of a run, its steps, samples, collectives and ranks. Each is read once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from deep500_timing._base.require import require
+from deep500_timing._base.sql import literal
+from deep500_timing._summary.nesting import path_text
 from deep500_timing._summary.text import safe_name, shorten
 from deep500_timing._views.columns import times
 from deep500_timing._views.tree_of_run import tree_of_run
@@ -16,6 +17,7 @@ from deep500_timing._views.tree_of_run import tree_of_run
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from deep500_timing._distributed.late import Steps as RankSteps
     from deep500_timing._distributed.verdict import Stragglers
     from deep500_timing._views.about import About
     from deep500_timing._views.tree import Node, Tree
@@ -24,38 +26,75 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 STEP = "BATCH"
+FIRST_STEP = f"{STEP} (first)"
 WAIT = "IO"
 COMMUNICATION = "COMM"
 
 
 class Steps(NamedTuple):
-    """The steps of a rank in the order of time, each by its BATCHes; times in seconds."""
+    """Steps in the order of time, in seconds: starts on the rank that is looked at, lengths on the slowest rank."""
 
+    sessions: NDArray[np.int64]
     numbers: NDArray[np.int64]
     starts_s: Floats
     durations_s: Floats
 
+    def since(self, first: int) -> Steps:
+        """The steps from one of them on."""
+        return Steps(self.sessions[first:], self.numbers[first:], self.starts_s[first:], self.durations_s[first:])
+
+
+class Operation(NamedTuple):
+    """The operations of one name on one rank."""
+
+    calls: int
+    total_s: float
+    transfer_s: float
+    """In each operation the shortest time over the ranks; what is longer is waiting for the last rank."""
+    is_compared: bool
+    """Whether the other ranks' times are known."""
+    size_bytes: float
+    """The median; negative if unknown."""
+
 
 class Evidence:
-    """Of a run, or of a tree alone (``run`` is None then)."""
+    """The evidence of a run, or of a tree alone (``run`` is None then)."""
 
     def __init__(self, tree: Tree, run: Run | None, rank: int | None, session: int | None) -> None:
         self.tree = tree
         self.run = run
         self.rank = rank
         self.session = session
+        self.failed: dict[str, str] = {}
+        """Rules that failed, with the error."""
 
     @cached_property
     def whole_s(self) -> float:
-        """What the outermost regions take together: all that was timed, or since when something is."""
+        """The time from the first region's start to the last one's end, without the time between sessions."""
         total = sum(root.total_s or 0.0 for root in self.tree.roots)
+        if self.run is not None:
+            logs = self.run.table("logs").rows()
+            spans: dict[int, tuple[int, int]] = {}
+            for log in logs:
+                first, last, session = log["first_unix_ns"], log["last_unix_ns"], log["session"]
+                is_wanted = log["rank"] == self.rank and self.session in (None, session)
+                if is_wanted and first is not None and last is not None:
+                    low, high = spans.get(session, (first, last))
+                    spans[session] = min(low, first), max(high, last)
+            if spans:
+                return sum(high - low for low, high in spans.values()) / 1e9
         if self.tree.span_s is not None:
-            total = max(total if len(self.tree.roots) == 1 else 0.0, self.tree.span_s[1] - self.tree.span_s[0])
+            return max(total if len(self.tree.roots) == 1 else 0.0, self.tree.span_s[1] - self.tree.span_s[0])
         return total
+
+    @property
+    def whole(self) -> str:
+        """What :attr:`whole_s` is the time of: of a tree alone, the time outside all regions is not known."""
+        return "the run" if self.run is not None or self.tree.span_s is not None else "the timed time"
 
     @cached_property
     def step_node(self) -> Node | None:
-        """Where most of the BATCHes are."""
+        """The place in the tree with most of the BATCHes."""
         return next((node for node in self.tree.named(STEP) if node.total_s), None)
 
     @cached_property
@@ -68,28 +107,37 @@ class Evidence:
 
     @cached_property
     def steps(self) -> Steps | None:
-        """The steps, None without a run or without any that is timed."""
+        """The steps; None without a run or without a timed step."""
         if self.run is None:
             return None
-        table = self.run.steps(rank=self.rank, session=self.session).arrow()
-        table = table.filter(require("pyarrow.compute", extra="runs", caller="Reading a run").is_valid(table["dur_ns"]))
-        if not len(table):
+        if self.step_node is None:
+            table = self.run.steps(rank=self.rank, session=self.session).arrow()
+            rows = [row for row in table.to_pylist() if row["dur_ns"] is not None]
+        else:
+            only = "" if self.session is None else f"and session = {self.session} "
+            rows = self.run.sql(
+                "select session, step, max(dur_ns) as dur_ns, "
+                f"coalesce(min(case when rank = {self.rank} then start_ns end), min(start_ns)) as start_ns from "
+                "(select rank, session, step, min(start_ns) as start_ns, "
+                "max(start_ns + dur_ns) - min(start_ns) as dur_ns from intervals "
+                f"where path = {literal(path_text(self.step_node.path))} and device = 'CPU' "
+                f"and step is not null {only}group by rank, session, step) as of_rank "
+                "group by session, step order by session, start_ns"
+            ).rows()
+        if not rows:
             return None
-        numbers, starts, durations = (table[name].to_numpy() for name in ("step", "start_ns", "dur_ns"))
-        return Steps(numbers, starts / 1e9, durations / 1e9)
+        columns = (np.array([row[name] for row in rows]) for name in ("session", "step", "start_ns", "dur_ns"))
+        sessions, numbers, starts, durations = columns
+        return Steps(sessions, numbers, starts / 1e9, durations / 1e9)
 
     @cached_property
     def steady(self) -> Steps | None:
         """The steps after the warm-up."""
-        if self.steps is None:
-            return None
-        first = self.warm_up_steps
-        numbers, starts_s, durations_s = self.steps
-        return Steps(numbers[first:], starts_s[first:], durations_s[first:])
+        return None if self.steps is None else self.steps.since(self.warm_up_steps)
 
     @cached_property
     def warm_up_steps(self) -> int:
-        """How many steps there are before the steady state."""
+        """The number of steps before the steady state."""
         from deep500_timing._views.findings._thresholds import WARM_UP_CALM, WARM_UP_OF, WARM_UP_RATIO
 
         if self.steps is None:
@@ -98,12 +146,14 @@ class Evidence:
         usual = float(np.median(durations[len(durations) // 2 :]))
         calm = durations <= WARM_UP_RATIO * usual
         many = min(WARM_UP_OF, len(calm) // 2)
-        if many < WARM_UP_OF // 2:
+        if many < WARM_UP_OF // 2 or not calm.any():
             return 0
         # Not all of them: on a busy machine one step in ten is slow for no reason of the program's.
         settled = np.convolve(calm, np.ones(many), mode="valid") >= WARM_UP_CALM * many
         begins = calm[: len(settled)] & settled
-        return int(begins.argmax()) if begins.any() else 0
+        count = int(begins.argmax()) if begins.any() else 0
+        # Slow steps among usual ones are pauses: a start is slow from the first step on.
+        return count if count and calm[:count].mean() < 0.5 else int(calm.argmax())
 
     @cached_property
     def by_rank(self) -> dict[int, dict[tuple[str, str], dict[str, Any]]]:
@@ -116,14 +166,52 @@ class Evidence:
 
     @cached_property
     def stragglers(self) -> Stragglers | None:
-        """Which rank the others wait for, and why; None without a run."""
+        """The rank that the others wait for, and why; None without a run."""
         from deep500_timing._distributed.stragglers import find_stragglers
 
         return None if self.run is None else find_stragglers(self.run, session=self.session)
 
     @cached_property
+    def rank_steps(self) -> RankSteps | None:
+        """How late each rank came and its own times, by step; None where the ranks do not meet."""
+        from deep500_timing._distributed.late_of_run import NoStepsError, steps_of_run
+
+        if self.run is None:
+            return None
+        try:
+            found = steps_of_run(self.run, session=self.session)
+        except NoStepsError:
+            return None
+        return found if found.regions else None
+
+    @cached_property
+    def operations(self) -> dict[int, dict[str, Operation]]:
+        """The recorded collective operations, by rank and name."""
+        if self.run is None:
+            return {}
+        only = "" if self.session is None else f"where session = {self.session} "
+        rows = self.run.sql(
+            "with each as (select rank, op, dur_ns, bytes, min(dur_ns) over same as low, count(*) over same as n, "
+            f"sequence from collectives c {only}window same as (partition by session, c.group, op, sequence)) "
+            "select rank, op, count(*) as n, cast(sum(dur_ns) as double) as total, cast(sum(case when n > 1 and "
+            "sequence >= 0 then low else dur_ns end) as double) as transfer, max(case when sequence >= 0 then n else 1 "
+            "end) as ranks, median(coalesce(bytes, -1)) as size from each where op is not null group by rank, op"
+        ).rows()
+        found: dict[int, dict[str, Operation]] = {}
+        for row in rows:
+            found.setdefault(row["rank"], {})[row["op"]] = Operation(
+                row["n"], row["total"] / 1e9, row["transfer"] / 1e9, row["ranks"] > 1, float(row["size"])
+            )
+        return found
+
+    @cached_property
+    def waits(self) -> frozenset[str]:
+        """The names of regions in which ranks wait for each other."""
+        return frozenset({COMMUNICATION, *(op for of in self.operations.values() for op in of)})
+
+    @cached_property
     def samples(self) -> dict[tuple[int, str, str], tuple[Floats, Floats]]:
-        """For rank, metric and region when it was read (s of the timers' clock) and what; NaN left out."""
+        """For rank, metric and region the times (s, the timers' clock) and the values; NaN left out."""
         if self.run is None:
             return {}
         table = self.run.table("samples").arrow()
@@ -135,6 +223,27 @@ class Evidence:
                 at.append(time / 1e9)
                 values.append(value)
         return {key: (np.array(at), np.array(values)) for key, (at, values) in found.items()}
+
+    def of_rank(self, rank: int) -> Evidence:
+        """The same run, seen from another rank."""
+        assert self.run is not None
+        return Evidence(tree_of_run(self.run, rank=rank, session=self.session), self.run, rank, self.session)
+
+    def series(self, path: tuple[str, ...]) -> Steps | None:
+        """A region's time in each step of this rank; None without a run."""
+        if self.run is None:
+            return None
+        only = "" if self.session is None else f"and session = {self.session} "
+        rows = self.run.sql(
+            "select session, step, min(start_ns) as start_ns, cast(sum(dur_ns) as bigint) as dur_ns from intervals "
+            f"where path = {literal(path_text(path))} and device = 'CPU' and rank = {self.rank} and step is not null "
+            f"{only}group by session, step order by session, start_ns"
+        ).rows()
+        if not rows:
+            return None
+        columns = (np.array([row[name] for row in rows]) for name in ("session", "step", "start_ns", "dur_ns"))
+        sessions, numbers, starts, durations = columns
+        return Steps(sessions, numbers, starts / 1e9, durations / 1e9)
 
     def command(self, name: str, *more: object) -> str:
         """A command to type next, empty without a run."""
@@ -176,3 +285,8 @@ def how_many(count: int, total: int) -> str:
     if count == total:
         return "on both ranks" if total == 2 else f"on all {total} ranks"
     return f"on {count} of {total} ranks"
+
+
+def joined(names: list[str]) -> str:
+    """``"a"``, ``"a and b"``, ``"a, b and c"``."""
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1]))) if names else ""

@@ -1,19 +1,20 @@
-"""Asks every rule, and puts the answers in order."""
+"""Asks every rule, and sorts the answers."""
 
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from deep500_timing._base.warn import warn_once
 from deep500_timing._views.findings import _thresholds as at_least
 from deep500_timing._views.findings._data import waits_for_data
 from deep500_timing._views.findings._devices import copies, cpu_waits_for_gpu, launch_bound, throttled
-from deep500_timing._views.findings._evidence import Evidence, evidence_of, name_of, percent
+from deep500_timing._views.findings._evidence import STEP, WAIT, Evidence, evidence_of
 from deep500_timing._views.findings._memory import memory_grows
-from deep500_timing._views.findings._ranks import exposed_communication, imbalance, late_rank
-from deep500_timing._views.findings._steps import drift, spikes, warm_up
-from deep500_timing._views.findings._whole import lost, unnamed
+from deep500_timing._views.findings._ranks import exposed_communication, imbalance, late_rank, waits_for_ranks
+from deep500_timing._views.findings._steps import drift, level_shift, spikes, warm_up
+from deep500_timing._views.findings._whole import dominant_region, lost, outside_steps, unnamed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -25,9 +26,10 @@ if TYPE_CHECKING:
 ENVIRONMENT = "DEEP500_TIMING_FINDINGS"
 RULES: dict[str, Callable[[Evidence], Iterator[Finding]]] = {
     "lost": lost,
-    "waits-for-data": waits_for_data,
     "late-rank": late_rank,
+    "waits-for-data": waits_for_data,
     "imbalance": imbalance,
+    "waits-for-ranks": waits_for_ranks,
     "exposed-communication": exposed_communication,
     "launch-bound": launch_bound,
     "cpu-waits-for-gpu": cpu_waits_for_gpu,
@@ -35,24 +37,45 @@ RULES: dict[str, Callable[[Evidence], Iterator[Finding]]] = {
     "throttled": throttled,
     "memory-grows": memory_grows,
     "spikes": spikes,
+    "level-shift": level_shift,
     "drift": drift,
     "warm-up": warm_up,
+    "outside-steps": outside_steps,
+    "dominant-region": dominant_region,
     "unnamed": unnamed,
 }
 """Every rule, by its name."""
+REMEDIES = {
+    "lost": "the end of the report says what is missing",
+    "waits-for-data": "more workers (num_workers), prefetch, pin_memory",
+    "imbalance": "give each rank the same amount of work",
+    "exposed-communication": "overlap it with the backward pass, larger buckets, fewer bytes",
+    "launch-bound": "larger batches, CUDA graphs, torch.compile",
+    "cpu-waits-for-gpu": "look for .item(), .cpu(), print of a tensor",
+    "copies": "pin_memory=True and non_blocking=True",
+    "throttled": "cooling, power limit",
+    "memory-grows": "keep numbers, not tensors: loss.item(), .detach()",
+    "drift": "look for lists that grow",
+    "warm-up": "cache compilation; leave the first steps out of comparisons",
+    "outside-steps": "do it less often, or in the background",
+    "dominant-region": "time its parts as regions",
+    "unnamed": "time its parts as regions",
+}
+"""What usually helps, by rule; ``docs/findings.md`` says more."""
 
 
 def find(
     source: Run | Tree | Evidence, *, rank: int | None = None, session: int | None = None, off: Iterable[str] = ()
 ) -> list[Finding]:
-    """What stands out, the most costly first; what was lost comes before all.
+    """What stands out, the most costly first; lost data come before all.
+
+    A rule that fails is left out: ``Evidence.failed`` has its error.
 
     Args:
-        source: A run, or a tree alone, of which only some rules can speak; or the evidence of either.
-        rank: Whose steps to look at; the lowest rank's if None. Rules about ranks look at all.
-        session: Of this start of the run only; all if None.
-        off: Names of rules that are not to be asked, beside those that ``DEEP500_TIMING_FINDINGS`` names
-            (``-spikes,-drift``).
+        source: A run, or a tree alone, for which only some rules can speak; or the evidence of either.
+        rank: Take the tree of this rank; the lowest rank if None. Rules about steps and ranks look at all ranks.
+        session: Of this session only; all if None.
+        off: Names of rules to leave out, besides those that ``DEEP500_TIMING_FINDINGS`` names (``-spikes,-drift``).
 
     Raises:
         ValueError: No rule has such a name.
@@ -63,16 +86,35 @@ def find(
         raise ValueError(f"Switching off the finding {unknown[0]!r}: there are {', '.join(RULES)}.")
     silent |= _off_by_environment()
     evidence = source if isinstance(source, Evidence) else evidence_of(source, rank, session)
-    found: list[Finding] = []
+    found: dict[str, list[Finding]] = {}
     for name, rule in RULES.items():
         if name not in silent:
-            found += rule(evidence)
-    late = {finding.rank for finding in found if finding.rule == "late-rank"}
-    # Who is late for its work is said once, with the evidence of the collectives.
-    found = [finding for finding in found if finding.rule != "imbalance" or finding.rank not in late]
+            try:
+                found[name] = list(rule(evidence))
+            except Exception as error:
+                # One rule's fault must not cost the table.
+                evidence.failed[name] = f"{type(error).__name__}: {error}"
+                warn_once(f"The rule {name!r} of the findings failed: {evidence.failed[name]}. It is left out.")
     places = {name: place for place, name in enumerate(RULES)}
-    found.sort(key=lambda finding: (not finding.is_first, -(finding.cost_s or 0.0), places[finding.rule]))
-    return found[: at_least.MOST]
+    kept = [replace(finding, remedy=finding.remedy or REMEDIES.get(finding.rule, "")) for finding in _each_once(found)]
+    kept.sort(key=lambda finding: (not finding.is_first, -(finding.cost_s or 0.0), places[finding.rule]))
+    return kept[: at_least.MOST]
+
+
+def _each_once(found: dict[str, list[Finding]]) -> Iterator[Finding]:
+    # The same seconds are told once, by the rule that knows most of them.
+    late = {finding.rank for finding in found.get("late-rank", ())}
+    stalls = {step for finding in found.get("waits-for-data", ()) for step in finding.steps}
+    pauses = {finding.region for finding in found.get("outside-steps", ()) if finding.anchor == "over-the-run"}
+    for findings in found.values():
+        for finding in findings:
+            if finding.rule == "imbalance" and finding.rank in late:
+                continue
+            if finding.rule == "spikes" and finding.cause == WAIT and stalls and stalls >= set(finding.steps):
+                continue
+            if finding.rule == "unnamed" and finding.region in pauses and STEP not in finding.region:
+                continue
+            yield finding
 
 
 def _off_by_environment() -> set[str]:
@@ -86,42 +128,3 @@ def _off_by_environment() -> set[str]:
                 key=f"{ENVIRONMENT} {word}",
             )
     return known
-
-
-def verdict_if_none(tree: Tree) -> str:
-    """What to say where nothing stands out: where a step goes. Empty where there is too little to say it."""
-    step = next((node for node in tree.named("BATCH") if node.total_s), None)
-    if step is None or step.count < at_least.LEAST_STEPS or not step.total_s:
-        return ""
-    inside = [child for child in step.children if child.share is not None and not child.is_rest]
-    largest = inside[:2]
-    spread = ""
-    if step.median_s and step.p95_s is not None:
-        spread = _spread(step.p95_s / step.median_s - 1)
-    if not largest:
-        return f"Nothing stands out{f': {spread}' if spread else ''}."
-    share = percent(sum(child.share or 0.0 for child in largest))
-    names = " and ".join(name_of(child.name) for child in largest)
-    verb = "is" if len(largest) == 1 else "are"
-    return f"Nothing stands out: {share} of BATCH {verb} {names}{f', {spread}' if spread else ''}."
-
-
-def verdict_of_run(tree: Tree) -> str:
-    """What to say of a run where nothing stands out, or why no rule can speak."""
-    said = verdict_if_none(tree)
-    if said:
-        return said
-    steps = sum(node.count for node in tree.named("BATCH"))
-    if not tree.roots:
-        return "Nothing is recorded yet."
-    if not steps:
-        return "No rule speaks. Those about steps need regions named BATCH."
-    return f"No rule speaks: of {steps} step{'s' if steps > 1 else ''}, where most need {at_least.LEAST_STEPS}."
-
-
-def _spread(over: float) -> str:
-    if over < 0.005:
-        return ""
-    if over < 1:
-        return f"95 % of the steps are within {percent(over)} of the median"
-    return f"one step in 20 takes {over + 1:.1f} × the median or more"

@@ -1,15 +1,16 @@
-"""late-rank, imbalance, exposed-communication: what ranks do to each other."""
+"""late-rank, waits-for-ranks, imbalance, exposed-communication: rules about several ranks and their communication."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from deep500_timing._base.require import require
-from deep500_timing._summary.nesting import path_text, split_path
+from deep500_timing._base.sql import literal
+from deep500_timing._summary.nesting import path_text
+from deep500_timing._summary.text import format_bytes
 from deep500_timing._views.findings import _thresholds as at_least
-from deep500_timing._views.findings._evidence import COMMUNICATION, STEP, name_of, percent, took
+from deep500_timing._views.findings._evidence import STEP, name_of, percent, took
 from deep500_timing._views.findings._finding import Finding
 from deep500_timing._views.tree import REST
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from deep500_timing._distributed.verdict import Stragglers
     from deep500_timing._views.findings._evidence import Evidence
+    from deep500_timing._views.tree import Node
 
 
 def late_rank(evidence: Evidence) -> Iterator[Finding]:
@@ -58,39 +60,13 @@ def _course(found: Stragglers) -> str:
     return "" if found.since is None else f"since step {found.since}"
 
 
-def _own_work(evidence: Evidence) -> dict[str, dict[int, float]]:
-    # Mean per step of what lies directly in BATCH and is no communication, by path and rank.
-    step = evidence.step_node
-    if step is None:
-        return {}
-    waits = {COMMUNICATION}
-    if evidence.run is not None:
-        waits |= {
-            row["op"]
-            for row in evidence.run.table("collectives")
-            .frame.select("op")
-            .unique()
-            .collect("pyarrow")
-            .to_native()
-            .to_pylist()
-        }
-    parent = path_text(step.path)
-    found: dict[str, dict[int, float]] = {}
-    for rank, rows in evidence.by_rank.items():
-        for (path, device), row in rows.items():
-            if device == "CPU" and row["parent"] == parent and row["region"] not in waits and row["count"]:
-                found.setdefault(path, {})[rank] = row["total_ns"] / row["count"] / 1e9
-    return found
-
-
 def imbalance(evidence: Evidence) -> Iterator[Finding]:
     """The same rank has more work than the mean in both halves of the run."""
-    run, step = evidence.run, evidence.step_node
-    if run is None or step is None or len(evidence.by_rank) < 2 or step.count < 2 * at_least.LEAST_STEPS:
+    step = evidence.step_node
+    if evidence.run is None or step is None or len(evidence.by_rank) < 2 or step.count < 2 * at_least.LEAST_STEPS:
         return
-    halves = _halves(evidence)
     best: Finding | None = None
-    for path, (first, second) in halves.items():
+    for name, (first, second) in _halves(evidence).items():
         if len(first) != len(evidence.by_rank) or first.keys() != second.keys():
             continue
         heaviest = max(first, key=lambda rank: (first[rank], -rank))
@@ -102,16 +78,15 @@ def imbalance(evidence: Evidence) -> Iterator[Finding]:
             continue
         saved = float(sum(half[heaviest] - np.mean(list(half.values())) for half in (first, second)) / 2)
         cost = saved * step.count
-        if saved * step.count < 0.01 * evidence.whole_s or (best is not None and cost <= (best.cost_s or 0)):
+        if cost < 0.01 * evidence.whole_s or (best is not None and cost <= (best.cost_s or 0)):
             continue
         best = Finding(
             "imbalance",
-            f"Rank {heaviest} has {percent(min(over))} more {name_of(split_path(path)[-1])} than the mean of "
+            f"Rank {heaviest} has {percent(min(over))} more {name_of(name)} than the mean of "
             f"{len(first)} ranks, all through the run",
             why=f"balance would save {took(saved)} a step",
             cost_s=cost,
             anchor="ranks",
-            region=tuple(split_path(path)),
             rank=heaviest,
         )
     if best is not None:
@@ -119,73 +94,136 @@ def imbalance(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _halves(evidence: Evidence) -> dict[str, tuple[dict[int, float], dict[int, float]]]:
-    nw = require("narwhals", extra="runs", caller="Comparing ranks")
-    run, steady = evidence.run, evidence.steady
-    wanted = list(_own_work(evidence))
-    if run is None or steady is None or not wanted:
+    # Medians by region and rank in both halves. Where ranks meet, of own times: a wait inside BACKWARD is no work.
+    steps = evidence.rank_steps
+    if steps is not None:
+        middle, ranks = len(steps.numbers) // 2, steps.ranks
+
+        def of(half: Any, place: int) -> dict[int, float]:
+            return dict(zip(ranks, np.median(half[:, :, place], axis=0).tolist(), strict=True))
+
+        return {
+            region: (of(steps.own[:middle], place), of(steps.own[middle:], place))
+            for place, region in enumerate(steps.regions)
+            if region not in evidence.waits and region != REST and middle
+        }
+    steady, step = evidence.steady, evidence.step_node
+    if steady is None or step is None or evidence.run is None:
         return {}
-    middle = int(np.median(steady.numbers))
-    first = int(steady.numbers[0])
-    frame = run.intervals(session=evidence.session).frame
-    frame = frame.filter(nw.col("path").is_in(wanted) & (nw.col("device") == "CPU") & (nw.col("step") >= first))
-    grouped = (
-        frame.with_columns(late=nw.col("step") >= middle)
-        .group_by("path", "rank", "late")
-        .agg(nw.col("dur_ns").median().alias("usual"))
-    )
+    parent = path_text(step.path)
+    only = "" if evidence.session is None else f"and session = {evidence.session} "
+    rows = evidence.run.sql(
+        f"select region, rank, case when step >= {int(np.median(steady.numbers))} then 1 else 0 end as half, "
+        f"median(dur_ns) as usual from intervals where device = 'CPU' and depth = {len(step.path)} "
+        f"and step >= {int(steady.numbers[0])} and substr(path, 1, {len(parent) + 1}) = {literal(parent + '/')} {only}"
+        "group by region, rank, case when step >= " + f"{int(np.median(steady.numbers))} then 1 else 0 end"
+    ).rows()
     found: dict[str, tuple[dict[int, float], dict[int, float]]] = {}
-    for row in grouped.collect("pyarrow").to_native().to_pylist():
-        halves = found.setdefault(row["path"], ({}, {}))
-        halves[bool(row["late"])][row["rank"]] = row["usual"] / 1e9
+    for row in rows:
+        if row["region"] not in evidence.waits:
+            found.setdefault(row["region"], ({}, {}))[row["half"]][row["rank"]] = row["usual"] / 1e9
     return found
 
 
-def exposed_communication(evidence: Evidence) -> Iterator[Finding]:
-    """Communication that nothing hides takes a large part of the step."""
+class _Communication(NamedTuple):
+    nodes: list[Node]
+    exposed_s: float
+    """What overlaps nothing."""
+    transfer_share: float
+    """Of it, what is no wait for another rank."""
+    is_compared: bool
+
+
+def _communication(evidence: Evidence) -> _Communication | None:
     step = evidence.step_node
     if step is None or not step.total_s or step.count < at_least.LEAST_STEPS:
-        return
-    by_op = _operations(evidence)
-    names = {COMMUNICATION, *by_op}
+        return None
     nodes: list[Any] = []
     for node in step.walk():
         # The outermost ones: an operation within COMM is counted once.
-        if node.name in names and not node.is_rest and not any(node.path[: len(o.path)] == o.path for o in nodes):
+        if (
+            node.name in evidence.waits
+            and not node.is_rest
+            and not any(node.path[: len(o.path)] == o.path for o in nodes)
+        ):
             nodes.append(node)
-    exposed = sum((node.total_s or 0.0) - node.overlap_s for node in nodes)
-    if exposed < at_least.EXPOSED_SHARE * step.total_s:
+    exposed_s = sum((node.total_s or 0.0) - node.overlap_s for node in nodes)
+    if exposed_s <= 0:
+        return None
+    own = evidence.operations.get(evidence.rank or 0, {})
+    total_s = sum(operation.total_s for operation in own.values())
+    if total_s > 0:
+        share = sum(operation.transfer_s for operation in own.values()) / total_s
+        return _Communication(nodes, exposed_s, share, any(operation.is_compared for operation in own.values()))
+    if len(evidence.by_rank) < 2 or evidence.run is None:
+        return _Communication(nodes, exposed_s, 1.0, is_compared=False)
+    return _Communication(nodes, exposed_s, _share_by_step(evidence, nodes), is_compared=True)
+
+
+def _share_by_step(evidence: Evidence, nodes: list[Node]) -> float:
+    # Without recorded operations: in each step the shortest communication over the ranks is the transfer.
+    assert evidence.run is not None
+    paths = ", ".join(literal(path_text(node.path)) for node in nodes)
+    only = "" if evidence.session is None else f"and session = {evidence.session} "
+    row = evidence.run.sql(
+        "select cast(sum(low) as double) as low, cast(sum(own) as double) as own from (select min(total) as low, "
+        f"max(case when rank = {evidence.rank} then total end) as own from (select session, step, rank, "
+        f"sum(dur_ns) as total from intervals where device = 'CPU' and path in ({paths}) and step is not null {only}"
+        f"group by session, step, rank) as each group by session, step having count(*) = {len(evidence.by_rank)}) as s"
+    ).rows()[0]
+    return float(row["low"] / row["own"]) if row["own"] else 1.0
+
+
+def exposed_communication(evidence: Evidence) -> Iterator[Finding]:
+    """Communication that nothing hides takes a large part of the step, the waits for late ranks left out."""
+    found, step = _communication(evidence), evidence.step_node
+    if found is None or step is None or not step.total_s:
+        return
+    transfer_s = found.exposed_s * found.transfer_share
+    if transfer_s < at_least.EXPOSED_SHARE * step.total_s:
         return
     where = ""
+    by_op = evidence.operations.get(evidence.rank or 0, {})
     if by_op:
-        op, (total_s, count, size) = max(by_op.items(), key=lambda item: (item[1][0], item[0]))
-        where = f"most of it in {name_of(op)}: {count} operations" if len(by_op) > 1 else f"{count} times {name_of(op)}"
-        if size > 0:
-            from deep500_timing._summary.text import format_bytes
-
-            where += f" of {format_bytes(size)} in the median, {format_bytes(size * count / total_s)}/s"
+        op, largest = max(by_op.items(), key=lambda item: (item[1].transfer_s, item[0]))
+        where = (
+            f"most of it in {name_of(op)}: {largest.calls} operations"
+            if len(by_op) > 1
+            else f"{largest.calls} times {name_of(op)}"
+        )
+        if largest.size_bytes > 0 and largest.transfer_s > 0:
+            rate = f"{format_bytes(largest.size_bytes * largest.calls / largest.transfer_s)}/s"
+            where += f" of {format_bytes(largest.size_bytes)} in the median, {rate}"
+    waited = "" if found.is_compared or len(evidence.by_rank) > 1 else "waits for other ranks are in it"
     yield Finding(
         "exposed-communication",
-        f"Communication that nothing hides takes {percent(exposed / step.total_s)} of {STEP}, "
-        f"{took(exposed / step.count)} a step",
+        f"Communication that nothing hides takes {percent(transfer_s / step.total_s)} of {STEP}, "
+        f"{took(transfer_s / step.count)} a step",
         where=where,
-        cost_s=exposed,
+        why=waited,
+        cost_s=transfer_s,
         anchor="communication",
-        region=nodes[0].path,
+        region=found.nodes[0].path,
         rank=evidence.rank,
     )
 
 
-def _operations(evidence: Evidence) -> dict[str, tuple[float, int, float]]:
-    # By operation, on the rank that is looked at: seconds, how many, median size in bytes.
-    if evidence.run is None:
-        return {}
-    table = evidence.run.table("collectives").arrow()
-    found: dict[str, list[tuple[int, int]]] = {}
-    columns = (table[name].to_pylist() for name in ("rank", "op", "dur_ns", "bytes"))
-    for rank, op, dur, size in zip(*columns, strict=True):
-        if rank == evidence.rank and op:
-            found.setdefault(op, []).append((dur, size if size is not None else -1))
-    return {
-        op: (sum(dur for dur, _ in rows) / 1e9, len(rows), float(np.median([size for _, size in rows])))
-        for op, rows in found.items()
-    }
+def waits_for_ranks(evidence: Evidence) -> Iterator[Finding]:
+    """Ranks wait for each other for a large part of the step, and none of them is always the last."""
+    found, step = _communication(evidence), evidence.step_node
+    if found is None or step is None or not step.total_s or len(evidence.by_rank) < 2 or any(late_rank(evidence)):
+        return
+    waited_s = found.exposed_s * (1 - found.transfer_share)
+    if waited_s < at_least.TURNS_SHARE * step.total_s:
+        return
+    yield Finding(
+        "waits-for-ranks",
+        f"Rank {evidence.rank} waits for other ranks for {percent(waited_s / step.total_s)} of {STEP}, "
+        f"{took(waited_s / step.count)} a step",
+        where="and no rank is named as the late one",
+        command=evidence.command("stragglers"),
+        cost_s=waited_s,
+        anchor="communication",
+        region=found.nodes[0].path,
+        rank=evidence.rank,
+    )

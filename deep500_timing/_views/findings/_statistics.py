@@ -1,4 +1,4 @@
-"""Slopes that are more than noise, in series whose neighbours depend on each other."""
+"""Slopes and changes of level that are more than noise, in series whose neighbours depend on each other."""
 
 from __future__ import annotations
 
@@ -15,6 +15,13 @@ if TYPE_CHECKING:
 _BLOCKS = 40
 _LEAST_BLOCKS = 8
 _TWO_SIDED_95 = 1.959964
+_LEAST_OF_SHIFT = 60
+_LEAST_STRETCH = 3
+"""Blocks of a stretch that has a level of its own."""
+_APART = 0.9
+"""Share of the blocks that must lie on their side of the middle between two levels."""
+_LEAST_Z = 8.0
+"""Standard errors between two levels: the stretch is the best of some 800."""
 
 
 class Trend(NamedTuple):
@@ -69,6 +76,69 @@ def trend_of(values: Floats) -> Trend | None:
         chance=0.5 * math.erfc(z / math.sqrt(2)),
         rise_ci=(float(least) * last, float(most) * last),
     )
+
+
+class Shift(NamedTuple):
+    """A stretch of a series with a higher level."""
+
+    first: int
+    """The place of its first value."""
+    end: int
+    """The place after its last one."""
+    usual: float
+    """The median outside it."""
+    level: float
+    """The median inside it."""
+
+
+def shift_of(values: Floats) -> Shift | None:
+    """The stretch of values that are higher than the others, if the step explains them better than a slope does.
+
+    The medians of up to 40 blocks are divided into a stretch and the others so that the sum of squares between the two
+    is largest. The difference must be eight standard errors, widened by how neighbours depend on each other, and nine
+    blocks of ten must lie on their side of the middle. A stretch from the first value on is a start, and no shift.
+    """
+    values = np.asarray(values, dtype=np.float64)
+    if len(values) < _LEAST_OF_SHIFT:
+        return None
+    blocks = np.array_split(np.arange(len(values)), _BLOCKS)
+    medians = np.array([np.median(values[block]) for block in blocks])
+    sums, count = np.concatenate(([0.0], np.cumsum(medians))), len(medians)
+    first, end = np.triu_indices(count + 1, _LEAST_STRETCH)
+    kept = (first > 0) & (count - (end - first) >= _LEAST_STRETCH)
+    first, end = first[kept], end[kept]
+    inside = end - first
+    means = (sums[end] - sums[first]) / inside
+    others = (sums[-1] - sums[end] + sums[first]) / (count - inside)
+    best = int(np.argmax(np.where(means > others, inside * (count - inside) * (means - others) ** 2, 0.0)))
+    stretch = np.zeros(count, dtype=np.bool_)
+    stretch[first[best] : end[best]] = True
+    level, usual = float(np.median(medians[stretch])), float(np.median(medians[~stretch]))
+    middle = (level + usual) / 2
+    if level <= usual or min(np.mean(medians[stretch] > middle), np.mean(medians[~stretch] < middle)) < _APART:
+        return None
+    left = medians - np.where(stretch, means[best], others[best])
+    error = float(left.std()) * math.sqrt(_widening(left) * count / (inside[best] * (count - inside[best])))
+    line = np.polynomial.Polynomial.fit(np.arange(count), medians, 1)
+    if level - usual < _LEAST_Z * error or (left**2).sum() > 0.5 * ((medians - line(np.arange(count))) ** 2).sum():
+        return None
+    edges = [
+        _edge(values, blocks, int(place), middle, rises=rises)
+        for place, rises in ((first[best], True), (end[best], False))
+    ]
+    return Shift(edges[0], edges[1], usual, level)
+
+
+def _edge(values: Floats, blocks: list[NDArray[np.int64]], place: int, middle: float, *, rises: bool) -> int:
+    # The place at which a level begins or ends, within the blocks on either side.
+    if place == len(blocks):
+        return len(values)
+    around = np.concatenate((blocks[place - 1], blocks[place]))
+    high = values[around] > middle
+    wrong = np.concatenate(([0], np.cumsum(high == rises))) + np.concatenate(
+        (np.cumsum((high != rises)[::-1])[::-1], [0])
+    )
+    return int(around[0] + int(np.argmin(wrong)))
 
 
 def _widening(left: Floats) -> float:

@@ -1,4 +1,4 @@
-"""When a finding is made: every threshold, as ``docs/findings.md`` states them."""
+"""The thresholds of all rules, as ``docs/findings.md`` states them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ WAIT_SHARE = 0.10
 """waits-for-data: IO as a share of what it lies in."""
 WAIT_S = 1e-3
 """waits-for-data: a step."""
+WAIT_GROWTH = 0.20
+"""waits-for-data: growth that is named, if :data:`DRIFT_LEVEL` allows."""
 IDLE_SHARE = 0.20
 """launch-bound: share of the steady BATCH in which the device has nothing timed to do."""
 UNUSED_SHARE = 0.95
@@ -21,14 +23,14 @@ THROTTLED_SHARE = 0.05
 """throttled: share of the samples."""
 FOLLOWS_SHARE = 0.10
 """cpu-waits-for-gpu: share of BATCH; how close the times are, and when the CPU runs ahead: ``_views/on_device.py``."""
-SPIKE_RATIO = 4.0
-"""spikes: times the median."""
+SPIKES = ((4.0, 0.01), (2.5, 0.10))
+"""spikes: steps over so many medians that cost so much of all steps; the second pair if the first finds none."""
 SPIKE_LEAST = 3
 """spikes: steps."""
 SPIKE_MANY = 0.05
-"""spikes: a share of the steps from which on it is said of how many."""
-SPIKE_SHARE = 0.01
-"""spikes: what they take beyond the median, as a share of all steps."""
+"""spikes: from this share of the steps on the sentence names their total."""
+SHIFT_SHARE = 0.15
+"""level-shift: over the usual level."""
 DRIFT_SHARE = 0.05
 """drift: growth over the run."""
 DRIFT_LEVEL = 1e-4
@@ -47,7 +49,19 @@ UNNAMED_SHARE = 0.20
 UNNAMED_OF_RUN = 0.02
 """unnamed: and as a share of the run."""
 NAMED_SHARE = 0.50
-"""unnamed: what the regions inside must cover of a parent that is no EPOCH; else it was not meant to be divided."""
+"""unnamed: inside the step, a region is meant to be divided if the regions in it cover this share of its work."""
+DOMINANT_SHARE = 0.40
+"""dominant-region: share of BATCH."""
+OUTSIDE_SHARE = 0.10
+"""outside-steps: a region outside the steps, as a share of the run."""
+VALIDATION_SHARE = 0.30
+"""outside-steps: the same of a validation."""
+GAP_SHARE = 0.05
+"""outside-steps: long pauses between steps, as a share of the run."""
+NO_REGION_SHARE = 0.20
+"""outside-steps: time in no region, as a share of the run."""
+CALM_SHARE = 0.70
+"""The share of the time that regions must cover for "Nothing stands out"."""
 LATE_SHARE = 0.03
 """late-rank: lateness as a share of the step; the ranks of a run differ by about 1 % of a step by nature."""
 LATE_COST = 0.025
@@ -56,6 +70,8 @@ IMBALANCE_SHARE = 0.10
 """imbalance: by how much the heaviest rank is over the mean, in each half of the run."""
 EXPOSED_SHARE = 0.10
 """exposed-communication: share of BATCH."""
+TURNS_SHARE = 0.20
+"""waits-for-ranks: share of BATCH."""
 GROWTH_SHARE = 0.05
 """memory-grows: growth after warm-up."""
 GROWTH_BYTES = 16 << 20

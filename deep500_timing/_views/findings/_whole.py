@@ -1,14 +1,18 @@
-"""lost, unnamed: what is missing from the numbers, and what no region covers."""
+"""lost, unnamed, dominant-region, outside-steps: what the numbers lack, and where the whole run's time is."""
 
 from __future__ import annotations
 
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from deep500_timing._base.require import require
+import numpy as np
+
+from deep500_timing._base.sql import literal
 from deep500_timing._summary.nesting import path_text
 from deep500_timing._views.findings import _thresholds as at_least
-from deep500_timing._views.findings._evidence import COMMUNICATION, STEP, WAIT, name_of, percent, took
+from deep500_timing._views.findings._account import Entry, account_of, is_validation
+from deep500_timing._views.findings._cause import period_of
+from deep500_timing._views.findings._evidence import COMMUNICATION, FIRST_STEP, STEP, WAIT, name_of, percent, took
 from deep500_timing._views.findings._finding import Finding
 
 if TYPE_CHECKING:
@@ -20,6 +24,9 @@ if TYPE_CHECKING:
 _LOOKED_AT = 50
 _MOSTLY = 0.6
 _WAITS = (WAIT, COMMUNICATION)
+_COMPUTE = ("FORWARD", "BACKWARD")
+_AROUND = 2
+"""Times the median pause between two BATCHes from which on one is a gap."""
 
 
 def lost(evidence: Evidence) -> Iterator[Finding]:
@@ -64,17 +71,17 @@ def unnamed(evidence: Evidence) -> Iterator[Finding]:
     """A large part of a region lies in none of those inside it."""
     worst: Node | None = None
     for node in evidence.tree.walk():
-        if node.rest_s is None or not node.total_s or node.name == f"{STEP} (first)":
+        if node.rest_s is None or not node.total_s or node.name == FIRST_STEP:
             continue
-        holds_steps = any(inner.name == STEP for inner in node.walk()) and node.name != STEP
-        waits_s = sum((child.total_s or 0.0) - child.overlap_s for child in node.children if child.name in _WAITS)
-        # What waits inside a region does not divide it: the work around them is what it is named for.
-        covered = 1 - node.rest_s / (node.total_s - waits_s) if node.total_s > waits_s else 1.0
-        least_s = max(at_least.UNNAMED_SHARE * node.total_s, at_least.UNNAMED_OF_RUN * evidence.whole_s)
-        if node.rest_s < least_s:
+        if node.rest_s < max(at_least.UNNAMED_SHARE * node.total_s, at_least.UNNAMED_OF_RUN * evidence.whole_s):
             continue
-        if not holds_steps and (covered < at_least.NAMED_SHARE or node.count < at_least.LEAST_STEPS):
-            continue
+        if not any(inner.name == STEP for inner in node.walk() if inner is not node):
+            # A region with waits alone inside is not divided: the work around them is what it is named for. A step
+            # with any other region in it is; a region inside the step only if those in it cover half.
+            work_s = sum((child.total_s or 0.0) - child.overlap_s for child in node.children if _is_work(child))
+            is_divided = work_s > 0 if node.name == STEP else work_s >= at_least.NAMED_SHARE * (work_s + node.rest_s)
+            if not is_divided or node.count < at_least.LEAST_STEPS:
+                continue
         if worst is None or worst.rest_s is None or node.rest_s > worst.rest_s:
             worst = node
     if worst is not None and worst.rest_s is not None and worst.total_s:
@@ -89,24 +96,28 @@ def unnamed(evidence: Evidence) -> Iterator[Finding]:
         )
 
 
+def _is_work(node: Node) -> bool:
+    return not node.is_rest and node.name not in _WAITS
+
+
 def _where(evidence: Evidence, node: Node) -> str:
     # Of some intervals from the middle of the run: before what lies in them, between, or after.
     if evidence.run is None:
         return ""
-    nw = require("narwhals", extra="runs", caller="Looking for what no region covers")
-    path = path_text(node.path)
-    frame = evidence.run.intervals(rank=evidence.rank, session=evidence.session).frame
-    frame = frame.filter((nw.col("device") == "CPU") & (nw.col("thread") == 0))
-    outer = frame.filter(nw.col("path") == path).select("start_ns", "dur_ns").collect("pyarrow").to_native().to_pylist()
-    outer.sort(key=lambda row: row["start_ns"])
+    only = "" if evidence.session is None else f"and session = {evidence.session} "
+    of_rank = f"from intervals where rank = {evidence.rank} {only}and device = 'CPU' and thread = 0 "
+    outer = evidence.run.sql(
+        f"select start_ns, dur_ns {of_rank}and path = {literal(path_text(node.path))} order by start_ns"
+    ).rows()
     middle = max(len(outer) // 2 - _LOOKED_AT // 2, 0)
     chosen = outer[middle : middle + _LOOKED_AT]
     if not chosen:
         return ""
     low, high = chosen[0]["start_ns"], max(row["start_ns"] + row["dur_ns"] for row in chosen)
-    names = [path_text(child.path) for child in node.children if not child.is_rest]
-    inner = frame.filter(nw.col("path").is_in(names) & (nw.col("start_ns") >= low) & (nw.col("start_ns") <= high))
-    found = inner.select("region", "start_ns", "dur_ns").collect("pyarrow").to_native().to_pylist()
+    names = ", ".join(literal(path_text(child.path)) for child in node.children if not child.is_rest)
+    found = evidence.run.sql(
+        f"select region, start_ns, dur_ns {of_rank}and path in ({names}) and start_ns between {low} and {high}"
+    ).rows()
     spans = sorted((row["start_ns"], row["start_ns"] + row["dur_ns"], row["region"]) for row in found)
     gaps: dict[str, int] = {}
     for row in chosen:
@@ -120,8 +131,151 @@ def _where(evidence: Evidence, node: Node) -> str:
         ):
             gaps[what] = gaps.get(what, 0) + length
         for one, next_one in pairwise(inside):
-            what = f"between {name_of(one[2])} and {name_of(next_one[2])}"
+            same = one[2] == next_one[2]
+            what = f"between two {name_of(one[2])}" if same else f"between {name_of(one[2])} and {name_of(next_one[2])}"
             gaps[what] = gaps.get(what, 0) + max(next_one[0] - one[1], 0)
     total = sum(gaps.values())
     largest = max(gaps, key=lambda what: (gaps[what], what), default="")
     return f"most of it {largest}" if total and gaps[largest] >= _MOSTLY * total else ""
+
+
+def dominant_region(evidence: Evidence) -> Iterator[Finding]:
+    """A region that is neither the forward nor the backward pass takes much of a step in which these are timed."""
+    step = evidence.step_node
+    if step is None or not step.total_s or step.count < at_least.LEAST_STEPS:
+        return
+    compute_s = sum(node.total_s or 0.0 for node in step.children if _computes(node))
+    if not compute_s:
+        return
+    others = [
+        node for node in step.children if _is_work(node) and not _computes(node) and node.name not in evidence.waits
+    ]
+    node = max(others, key=lambda node: node.total_s or 0.0, default=None)
+    if node is None or node.total_s is None or node.total_s < at_least.DOMINANT_SHARE * step.total_s:
+        return
+    yield Finding(
+        "dominant-region",
+        f"{name_of(node.name)} takes {percent(node.total_s / step.total_s)} of {STEP}, "
+        f"{took(node.total_s / step.count)} a step",
+        where=f"FORWARD and BACKWARD take {percent(compute_s / step.total_s)}",
+        cost_s=node.total_s,
+        anchor="tree",
+        region=node.path,
+        rank=evidence.rank,
+    )
+
+
+def _computes(node: Node) -> bool:
+    return any(word in inner.name.upper() for inner in node.walk() for word in _COMPUTE)
+
+
+def outside_steps(evidence: Evidence) -> Iterator[Finding]:
+    """A large part of the run is no training: validation, checkpoints, pauses between steps, time in no region."""
+    account = account_of(evidence)
+    step = evidence.step_node
+    if not account.whole_s or step is None or step.count < at_least.LEAST_STEPS // 2:
+        return
+    said = 0
+    for entry in account.entries:
+        least = at_least.VALIDATION_SHARE if is_validation(entry.name) else at_least.OUTSIDE_SHARE
+        if entry.is_rest:
+            found = _rest_outside(evidence, entry, account.whole_s)
+        elif entry.total_s >= least * account.whole_s and entry.name not in evidence.waits:
+            found = _region_outside(evidence, entry, account.training_s, account.whole_s)
+        else:
+            found = None
+        if found is not None and said < 2:
+            said += 1
+            yield found
+
+
+def _region_outside(evidence: Evidence, entry: Entry, training_s: float, whole_s: float) -> Finding:
+    times = "once" if entry.times == 1 else f"{entry.times} times, {took(entry.total_s / max(entry.times, 1))} each"
+    return Finding(
+        "outside-steps",
+        f"{name_of(entry.name)} takes {percent(entry.total_s / whole_s)} of {evidence.whole}, {took(entry.total_s)}, "
+        f"{times}",
+        where=_steps_of(evidence, entry.nodes[0]),
+        why=f"training takes {percent(training_s / whole_s)}",
+        cost_s=entry.total_s,
+        anchor="tree",
+        region=entry.nodes[0].path,
+        rank=evidence.rank,
+    )
+
+
+def _steps_of(evidence: Evidence, node: Node) -> str:
+    series = evidence.series(node.path)
+    if series is None or evidence.steps is None:
+        return ""
+    return period_of(sorted({*series.numbers.tolist()}), int(evidence.steps.numbers.max()))
+
+
+def _rest_outside(evidence: Evidence, entry: Entry, whole_s: float) -> Finding | None:
+    if not entry.nodes:
+        if entry.total_s < at_least.NO_REGION_SHARE * whole_s:
+            return None
+        return Finding(
+            "outside-steps",
+            f"{percent(entry.total_s / whole_s)} of the run lies outside every region, {took(entry.total_s)}",
+            cost_s=entry.total_s,
+            anchor="tree",
+            rank=evidence.rank,
+        )
+    step = evidence.step_node
+    if step is None or entry.nodes[0].path != step.parent or entry.total_s < at_least.GAP_SHARE * whole_s:
+        return None
+    return _gaps(evidence, entry.nodes[0], whole_s)
+
+
+def _gaps(evidence: Evidence, around: Node, whole_s: float) -> Finding | None:
+    # Long pauses between two BATCHes, in no region: a callback, a checkpoint, logging. Short ones after each step are
+    # told by the rule unnamed.
+    run, step = evidence.run, evidence.step_node
+    if run is None or step is None:
+        return None
+    only = "" if evidence.session is None else f"and session = {evidence.session} "
+    depth = len(step.path) - 1
+    rows = run.sql(
+        "select session, step, path, start_ns, start_ns + dur_ns as end_ns from intervals "
+        f"where rank = {evidence.rank} and device = 'CPU' and thread = 0 and depth = {depth} "
+        f"and substr(path, 1, {len(path_text(around.path)) + 1}) = {literal(path_text(around.path) + '/')} {only}"
+        "order by session, start_ns"
+    ).rows()
+    outer = run.sql(
+        f"select session, start_ns, start_ns + dur_ns as end_ns from intervals where rank = {evidence.rank} and "
+        f"device = 'CPU' and path = {literal(path_text(around.path))} {only}order by session, start_ns"
+    ).rows()
+    bounds = np.array([row["start_ns"] for row in outer])
+    gaps, after = [], []
+    for one, following in pairwise(rows):
+        # Both of one interval of the region around.
+        same = np.searchsorted(bounds, one["start_ns"], "right") == np.searchsorted(
+            bounds, following["start_ns"], "right"
+        )
+        if one["session"] == following["session"] and same:
+            gaps.append((following["start_ns"] - one["end_ns"]) / 1e9)
+            after.append(one["step"])
+    if len(gaps) < at_least.LEAST_STEPS:
+        return None
+    lengths = np.array(gaps)
+    least_s = max(_AROUND * float(np.median(lengths)), 0.25 * (step.median_s or 0.0))
+    long = np.flatnonzero(lengths > least_s)
+    total_s = float(lengths[long].sum())
+    if len(long) < 2 or len(long) > 0.25 * len(lengths) or total_s < at_least.GAP_SHARE * whole_s:
+        return None
+    numbers = sorted({int(after[place]) for place in long.tolist() if after[place] is not None})
+    last = int(evidence.steps.numbers.max()) if evidence.steps is not None else 0
+    named = ", ".join(map(str, numbers[:3])) + (f" and {len(numbers) - 3} more" if len(numbers) > 3 else "")
+    return Finding(
+        "outside-steps",
+        f"{len(long)} pauses between the steps take {percent(total_s / whole_s)} of the run, "
+        f"{took(total_s / len(long))} each, in no region: after {'step' if len(numbers) == 1 else 'steps'} {named}",
+        where=period_of(numbers, last),
+        command=evidence.command("why", int(numbers[0]) + 1) if numbers else "",
+        cost_s=total_s,
+        anchor="over-the-run",
+        region=around.path,
+        steps=tuple(numbers[:20]),
+        rank=evidence.rank,
+    )

@@ -64,17 +64,17 @@ class Context:
     @cached_property
     def findings(self) -> list[Finding]:
         """What stands out."""
-        return find(self._evidence)
+        return find(self.evidence)
 
     @cached_property
     def stragglers(self) -> Stragglers:
         """Which rank the others wait for, and why."""
-        found = self._evidence.stragglers
+        found = self.evidence.stragglers
         assert found is not None
         return found
 
     @cached_property
-    def _evidence(self) -> Evidence:
+    def evidence(self) -> Evidence:
         return evidence_of(self.run)
 
     @cached_property

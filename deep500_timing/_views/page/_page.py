@@ -16,7 +16,7 @@ from deep500_timing._base.require import require
 from deep500_timing._base.whole_file import whole_file
 from deep500_timing._summary.text import UNKNOWN, format_time, safe_name
 from deep500_timing._views.about import COMPLETE
-from deep500_timing._views.findings import verdict_of_run
+from deep500_timing._views.findings import verdict
 from deep500_timing._views.page._build import build
 from deep500_timing._views.page._style import styled
 
@@ -79,7 +79,7 @@ def write_report(
             about=context.about,
             head=_head(context.about),
             findings=findings,
-            verdict=None if findings else verdict_of_run(context.tree),
+            verdict=None if findings else verdict(context.evidence),
             sections=built,
             main=body,
             data=_safe(data),
