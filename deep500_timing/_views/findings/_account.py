@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from deep500_timing._views.findings._evidence import FIRST_STEP, STEP, WAIT, name_of, percent
+from deep500_timing._base.names import BATCH, IO
+from deep500_timing._views.findings._evidence import FIRST_STEP, name_of, percent
 
 if TYPE_CHECKING:
     from deep500_timing._views.findings._evidence import Evidence
@@ -61,7 +62,7 @@ def account_of(evidence: Evidence) -> Account:
     tree = evidence.tree
     around: set[tuple[str, ...]] = set()
     for node in tree.walk():
-        if node.name == STEP and not any(is_validation(name) for name in node.path):
+        if node.name == BATCH and not any(is_validation(name) for name in node.path):
             around |= {node.path[:depth] for depth in range(len(node.path))}
     training_s = 0.0
     found: dict[tuple[str, bool], list[tuple[float, int, tuple[Node, ...]]]] = {}
@@ -77,7 +78,7 @@ def account_of(evidence: Evidence) -> Account:
                 found.setdefault((f"{name_of(node.name)} outside its regions", True), []).append(
                     (node.rest_s, 0, (node,))
                 )
-        elif node.parent in around and node.name in (STEP, FIRST_STEP, WAIT):
+        elif node.parent in around and node.name in (BATCH, FIRST_STEP, IO):
             training_s += total_s
         else:
             found.setdefault((node.name, False), []).append((total_s, node.count, (node,)))

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from deep500_timing._base.names import BATCH
 from deep500_timing._base.sql import literal
 from deep500_timing._summary.nesting import path_text, split_path
-from deep500_timing._views.findings._evidence import STEP, name_of
+from deep500_timing._views.findings._evidence import name_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -183,7 +184,7 @@ def _before_each(evidence: Evidence, steps: Steps, places: NDArray[Any]) -> dict
     only = "" if evidence.session is None else f"and session = {evidence.session} "
     rows = run.sql(
         f"select path, start_ns, dur_ns from intervals where rank = {evidence.rank} and device = 'CPU' {only}"
-        f"and depth < {len(node.path)} and region <> {literal(STEP)}"
+        f"and depth < {len(node.path)} and region <> {literal(BATCH)}"
     ).rows()
     starts: dict[str, list[float]] = {}
     for row in rows:

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from deep500_timing._base.names import BATCH, IO
 from deep500_timing._summary.nesting import path_text
 from deep500_timing._views.findings import _thresholds as at_least
 from deep500_timing._views.findings._cause import shared_by
-from deep500_timing._views.findings._evidence import STEP, WAIT, how_many, name_of, percent, took
+from deep500_timing._views.findings._evidence import how_many, name_of, percent, took
 from deep500_timing._views.findings._finding import Finding
 from deep500_timing._views.findings._statistics import trend_of
 
@@ -46,9 +47,9 @@ def waits_for_data(evidence: Evidence) -> Iterator[Finding]:
 
 def _waiting_node(evidence: Evidence) -> Node | None:
     step = evidence.step_node
-    for node in evidence.tree.named(WAIT):
+    for node in evidence.tree.named(IO):
         # Inside BATCH, or directly beside it. The waits of a validation are not training's.
-        if STEP in node.path[:-1] or (step is not None and step.parent == node.parent):
+        if BATCH in node.path[:-1] or (step is not None and step.parent == node.parent):
             return node
     return None
 
@@ -82,12 +83,12 @@ def _judge(evidence: Evidence, node: Node, shares: dict[int, float]) -> Finding 
     if above is not None:
         whole_s = (above.total_s or 0.0) - ((above.first_s or 0.0) if above.count == node.count else first_s)
         inside = name_of(above.name)
-        if above.name == STEP:
+        if above.name == BATCH:
             of_step = f" of {took(whole_s / max(above.count - 1, 1))}"
     else:
         assert step is not None
         whole_s = steady_s + (step.total_s or 0.0) - (step.first_s or 0.0)
-        inside = f"{WAIT} and {STEP}"
+        inside = f"{IO} and {BATCH}"
     each_s = steady_s / (node.count - 1)
     if whole_s <= 0 or steady_s < at_least.WAIT_SHARE * whole_s or each_s < at_least.WAIT_S:
         return None
@@ -102,7 +103,7 @@ def _judge(evidence: Evidence, node: Node, shares: dict[int, float]) -> Finding 
     on = f" on rank {evidence.rank}" if _is_uneven(evidence, shares) else ""
     return Finding(
         "waits-for-data",
-        f"{WAIT} is {percent(steady_s / whole_s)} of {inside}{on}: {fact}",
+        f"{IO} is {percent(steady_s / whole_s)} of {inside}{on}: {fact}",
         where=where,
         why=why,
         cost_s=steady_s,

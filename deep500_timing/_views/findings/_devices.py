@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from deep500_timing._base.names import IO
 from deep500_timing._views.findings import _thresholds as at_least
-from deep500_timing._views.findings._evidence import WAIT, name_of, percent, took
+from deep500_timing._views.findings._evidence import name_of, percent, took
 from deep500_timing._views.findings._finding import Finding
 from deep500_timing._views.on_device import AHEAD, ALIKE, busy_in
 
@@ -54,7 +55,7 @@ def launch_bound(evidence: Evidence) -> Iterator[Finding]:
         child: (child.total_s or 0.0) - (child.gpu.total_s if child.gpu is not None else 0.0) for child in step.children
     }
     idlest = max(alone, key=lambda child: alone[child])
-    if idlest.name == WAIT and alone[idlest] >= idle_s / 2:
+    if idlest.name == IO and alone[idlest] >= idle_s / 2:
         return
     yield Finding(
         "launch-bound",
@@ -85,7 +86,7 @@ def _idle_by_samples(evidence: Evidence) -> Iterator[Finding]:
     if len(busy) < at_least.SAMPLES_LEAST:
         return
     idle = 1 - float(busy.mean()) / 100
-    waits = sum(child.share or 0.0 for child in step.children if child.name == WAIT)
+    waits = sum(child.share or 0.0 for child in step.children if child.name == IO)
     if not at_least.IDLE_SHARE <= idle <= at_least.UNUSED_SHARE or waits >= idle / 2:
         return
     yield Finding(

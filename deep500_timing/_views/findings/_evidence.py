@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from deep500_timing._base.names import BATCH, COMM
 from deep500_timing._base.sql import literal
 from deep500_timing._summary.nesting import path_text
 from deep500_timing._summary.text import safe_name, shorten
@@ -25,10 +26,7 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
-STEP = "BATCH"
-FIRST_STEP = f"{STEP} (first)"
-WAIT = "IO"
-COMMUNICATION = "COMM"
+FIRST_STEP = f"{BATCH} (first)"
 
 
 class Steps(NamedTuple):
@@ -95,7 +93,7 @@ class Evidence:
     @cached_property
     def step_node(self) -> Node | None:
         """The place in the tree with most of the BATCHes."""
-        return next((node for node in self.tree.named(STEP) if node.total_s), None)
+        return next((node for node in self.tree.named(BATCH) if node.total_s), None)
 
     @cached_property
     def about(self) -> About:
@@ -207,7 +205,7 @@ class Evidence:
     @cached_property
     def waits(self) -> frozenset[str]:
         """The names of regions in which ranks wait for each other."""
-        return frozenset({COMMUNICATION, *(op for of in self.operations.values() for op in of)})
+        return frozenset({COMM, *(op for of in self.operations.values() for op in of)})
 
     @cached_property
     def samples(self) -> dict[tuple[int, str, str], tuple[Floats, Floats]]:

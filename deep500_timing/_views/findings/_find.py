@@ -6,11 +6,12 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from deep500_timing._base.names import BATCH, IO
 from deep500_timing._base.warn import warn_once
 from deep500_timing._views.findings import _thresholds as at_least
 from deep500_timing._views.findings._data import waits_for_data
 from deep500_timing._views.findings._devices import copies, cpu_waits_for_gpu, launch_bound, throttled
-from deep500_timing._views.findings._evidence import STEP, WAIT, Evidence, evidence_of
+from deep500_timing._views.findings._evidence import Evidence, evidence_of
 from deep500_timing._views.findings._memory import memory_grows
 from deep500_timing._views.findings._ranks import exposed_communication, imbalance, late_rank, waits_for_ranks
 from deep500_timing._views.findings._steps import drift, level_shift, spikes, warm_up
@@ -110,9 +111,9 @@ def _each_once(found: dict[str, list[Finding]]) -> Iterator[Finding]:
         for finding in findings:
             if finding.rule == "imbalance" and finding.rank in late:
                 continue
-            if finding.rule == "spikes" and finding.cause == WAIT and stalls and stalls >= set(finding.steps):
+            if finding.rule == "spikes" and finding.cause == IO and stalls and stalls >= set(finding.steps):
                 continue
-            if finding.rule == "unnamed" and finding.region in pauses and STEP not in finding.region:
+            if finding.rule == "unnamed" and finding.region in pauses and BATCH not in finding.region:
                 continue
             yield finding
 

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from deep500_timing._base.names import BATCH
 from deep500_timing._base.sql import literal
 from deep500_timing._summary.nesting import path_text
 from deep500_timing._summary.text import format_bytes
 from deep500_timing._views.findings import _thresholds as at_least
-from deep500_timing._views.findings._evidence import STEP, name_of, percent, took
+from deep500_timing._views.findings._evidence import name_of, percent, took
 from deep500_timing._views.findings._finding import Finding
 from deep500_timing._views.tree import REST
 
@@ -197,7 +198,7 @@ def exposed_communication(evidence: Evidence) -> Iterator[Finding]:
     waited = "" if found.is_compared or len(evidence.by_rank) > 1 else "waits for other ranks are in it"
     yield Finding(
         "exposed-communication",
-        f"Communication that nothing hides takes {percent(transfer_s / step.total_s)} of {STEP}, "
+        f"Communication that nothing hides takes {percent(transfer_s / step.total_s)} of {BATCH}, "
         f"{took(transfer_s / step.count)} a step",
         where=where,
         why=waited,
@@ -218,7 +219,7 @@ def waits_for_ranks(evidence: Evidence) -> Iterator[Finding]:
         return
     yield Finding(
         "waits-for-ranks",
-        f"Rank {evidence.rank} waits for other ranks for {percent(waited_s / step.total_s)} of {STEP}, "
+        f"Rank {evidence.rank} waits for other ranks for {percent(waited_s / step.total_s)} of {BATCH}, "
         f"{took(waited_s / step.count)} a step",
         where="and no rank is named as the late one",
         command=evidence.command("stragglers"),

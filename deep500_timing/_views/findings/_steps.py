@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from deep500_timing._base.names import BATCH
 from deep500_timing._views.findings import _thresholds as at_least
 from deep500_timing._views.findings._cause import cause_of, shared_by
-from deep500_timing._views.findings._evidence import FIRST_STEP, STEP, percent, took
+from deep500_timing._views.findings._evidence import FIRST_STEP, percent, took
 from deep500_timing._views.findings._finding import Finding
 from deep500_timing._views.findings._statistics import shift_of, trend_of
 
@@ -78,7 +79,7 @@ def _spikes_of_tree(evidence: Evidence) -> Iterator[Finding]:
             yield _of_steps(
                 evidence,
                 "spikes",
-                f"At least one {STEP} in {one_in} takes {int(quantile_s / node.median_s)} × the median of "
+                f"At least one {BATCH} in {one_in} takes {int(quantile_s / node.median_s)} × the median of "
                 f"{took(node.median_s)} or more",
                 cost_s=excess_s,
                 region=node.path,
@@ -199,7 +200,7 @@ def _first_of_tree(evidence: Evidence) -> Finding | None:
     return _of_steps(
         evidence,
         "warm-up",
-        f"{_share(evidence, cost_s)} of {evidence.whole} is warm-up: the first {STEP} takes {took(step.first_s)}, "
+        f"{_share(evidence, cost_s)} of {evidence.whole} is warm-up: the first {BATCH} takes {took(step.first_s)}, "
         f"the others {took(step.median_s)} each",
         cost_s=cost_s,
         region=step.path,

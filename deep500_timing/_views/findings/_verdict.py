@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from deep500_timing._base.names import BATCH, IO
 from deep500_timing._views.findings import _thresholds as at_least
 from deep500_timing._views.findings._account import account_of
-from deep500_timing._views.findings._evidence import STEP, WAIT, Evidence, joined, name_of, percent
+from deep500_timing._views.findings._evidence import Evidence, joined, name_of, percent
 from deep500_timing._views.findings._steps import warm_up_of
 
 if TYPE_CHECKING:
@@ -32,9 +33,9 @@ def verdict(evidence: Evidence) -> str:
     if not tree.roots:
         return "Nothing is recorded yet."
     if step is None or not step.total_s:
-        if sum(node.count for node in tree.named(STEP)):
+        if sum(node.count for node in tree.named(BATCH)):
             return ""
-        return f"Rules about steps need regions named {STEP}. {_of_regions(evidence)}".rstrip()
+        return f"Rules about steps need regions named {BATCH}. {_of_regions(evidence)}".rstrip()
     if step.count < at_least.LEAST_STEPS:
         return f"No rule speaks: of {step.count} step{'s' if step.count > 1 else ''}, where most need 20."
     account = account_of(evidence)
@@ -55,10 +56,10 @@ def verdict(evidence: Evidence) -> str:
 
 def _parts_of(step: Node) -> tuple[str, float]:
     inside = [child for child in step.children if child.share is not None and not child.is_rest]
-    work = [child for child in inside if child.name != WAIT]
+    work = [child for child in inside if child.name != IO]
     if not work:
-        waits = f", but for {percent(inside[0].share or 0.0)} of {WAIT}" if inside else ""
-        return f"{STEP} is not divided into regions{waits}", 0.0
+        waits = f", but for {percent(inside[0].share or 0.0)} of {IO}" if inside else ""
+        return f"{BATCH} is not divided into regions{waits}", 0.0
     covered = min(sum(child.share or 0.0 for child in inside), 1.0)
     chosen: list[Node] = []
     for child in inside:
@@ -68,9 +69,9 @@ def _parts_of(step: Node) -> tuple[str, float]:
             break
     if share < at_least.CALM_SHARE:
         largest = f"the largest {name_of(inside[0].name)} with {percent(inside[0].share or 0.0)}"
-        return f"{len(inside)} regions cover {percent(covered)} of {STEP}, {largest}", covered
+        return f"{len(inside)} regions cover {percent(covered)} of {BATCH}, {largest}", covered
     verb = "is" if len(chosen) == 1 else "are"
-    return f"{percent(share)} of {STEP} {verb} {joined([name_of(node.name) for node in chosen])}", covered
+    return f"{percent(share)} of {BATCH} {verb} {joined([name_of(node.name) for node in chosen])}", covered
 
 
 def _spread_of(step: Node) -> tuple[str, bool]:

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from deep500_timing._base.names import BATCH, COMM, IO
 from deep500_timing._base.sql import literal
 from deep500_timing._summary.nesting import path_text
 from deep500_timing._views.findings import _thresholds as at_least
 from deep500_timing._views.findings._account import Entry, account_of, is_validation
 from deep500_timing._views.findings._cause import period_of
-from deep500_timing._views.findings._evidence import COMMUNICATION, FIRST_STEP, STEP, WAIT, name_of, percent, took
+from deep500_timing._views.findings._evidence import FIRST_STEP, name_of, percent, took
 from deep500_timing._views.findings._finding import Finding
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 _LOOKED_AT = 50
 _MOSTLY = 0.6
-_WAITS = (WAIT, COMMUNICATION)
+_WAITS = (IO, COMM)
 _COMPUTE = ("FORWARD", "BACKWARD")
 _AROUND = 2
 """Times the median pause between two BATCHes from which on one is a gap."""
@@ -75,11 +76,11 @@ def unnamed(evidence: Evidence) -> Iterator[Finding]:
             continue
         if node.rest_s < max(at_least.UNNAMED_SHARE * node.total_s, at_least.UNNAMED_OF_RUN * evidence.whole_s):
             continue
-        if not any(inner.name == STEP for inner in node.walk() if inner is not node):
+        if not any(inner.name == BATCH for inner in node.walk() if inner is not node):
             # A region with waits alone inside is not divided: the work around them is what it is named for. A step
             # with any other region in it is; a region inside the step only if those in it cover half.
             work_s = sum((child.total_s or 0.0) - child.overlap_s for child in node.children if _is_work(child))
-            is_divided = work_s > 0 if node.name == STEP else work_s >= at_least.NAMED_SHARE * (work_s + node.rest_s)
+            is_divided = work_s > 0 if node.name == BATCH else work_s >= at_least.NAMED_SHARE * (work_s + node.rest_s)
             if not is_divided or node.count < at_least.LEAST_STEPS:
                 continue
         if worst is None or worst.rest_s is None or node.rest_s > worst.rest_s:
@@ -155,7 +156,7 @@ def dominant_region(evidence: Evidence) -> Iterator[Finding]:
         return
     yield Finding(
         "dominant-region",
-        f"{name_of(node.name)} takes {percent(node.total_s / step.total_s)} of {STEP}, "
+        f"{name_of(node.name)} takes {percent(node.total_s / step.total_s)} of {BATCH}, "
         f"{took(node.total_s / step.count)} a step",
         where=f"FORWARD and BACKWARD take {percent(compute_s / step.total_s)}",
         cost_s=node.total_s,
