@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from deep500_timing._base.time_type import TimeType
     from deep500_timing._recording.decorators import TimedIterable
     from deep500_timing._recording.intervals import Intervals
+    from deep500_timing._recording.steps import Steps
     from deep500_timing._summary.device_use import DeviceUse
     from deep500_timing._summary.snapshot import Snapshot
     from deep500_timing._summary.stats import TimeStats
@@ -116,13 +117,17 @@ class Timer(Recorder):
         attached: RunLog | None = self._run
         return attached
 
-    def step(self, number: int) -> None:
+    def step(self, number: int, *, time_ns: int | None = None) -> None:
         """Note in the run, if there is one, that the training step of this number begins.
 
         Without it, a run counts steps by BATCH from 0. Call it, or pass ``start`` to :meth:`steps`, in a resumed run.
+
+        Args:
+            number: The step.
+            time_ns: When it began, in nanoseconds of :meth:`now_ns`; None for now.
         """
         if self._run is not None and self._enabled:
-            self._run.step(number)
+            self._run.step(number, time_ns)
 
     @cython.binding(False)  # type: ignore[untyped-decorator, unused-ignore]
     def start(self, key: TimeType | str, gpu: bool = False) -> None:
@@ -321,6 +326,38 @@ class Timer(Recorder):
         from deep500_timing._recording.decorators import iterate
 
         return iterate(self, iterable, key, gpu)
+
+    def steps(
+        self, iterable: Iterable[T], *, micro_batches: int = 1, start: int | None = None, gpu: bool = False
+    ) -> Steps[T]:
+        """Iterate over the batches of a training loop: each is a BATCH, and the wait for it an IO inside that.
+
+        ::
+
+            for inputs, targets in tmr.steps(loader):
+                with tmr.region("FORWARD", gpu=True):
+                    ...
+
+        BATCH ends when the loop asks for the next batch, or is left by ``break`` or ``return``. An exception in the
+        loop's body, Ctrl-C included, counts it as failed, and so does closing the iterator in any other way. The wait
+        for an item that does not come is not counted.
+
+        Args:
+            iterable: Yields the batches, such as a data loader, with or without a length.
+            micro_batches: How many items are one BATCH, for gradient accumulation. Each item is yielded by itself.
+            start: The number of the first step, for a resumed run; see :meth:`step`.
+            gpu: Time BATCH on the device as well.
+
+        Returns:
+            An iterable over the same items, with the original's ``len``, that may be iterated as often as the original.
+
+        Raises:
+            TypeError: ``iterable`` cannot be iterated.
+            ValueError: ``micro_batches`` is not an integer of 1 or more.
+        """
+        from deep500_timing._recording.steps import steps
+
+        return steps(self, iterable, micro_batches, start, gpu)
 
     @cython.locals(region=Region)  # type: ignore[untyped-decorator, unused-ignore]
     def _stores(self, key: TimeType | str, gpu: bool) -> list[Intervals]:

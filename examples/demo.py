@@ -72,17 +72,14 @@ def train_with_pytorch(digits: Any, epochs: int, progress: Progress, run: Path) 
     bar = progress.add_task("PyTorch loop", total=epochs * len(loader))
     for _ in range(epochs):
         with tmr.region(timer.TimeType.EPOCH):
-            batches = iter(tmr.iterate(loader))
-            for _ in range(len(loader)):
-                with tmr.region(timer.TimeType.BATCH, gpu=on_gpu):
-                    inputs, targets = next(batches)  # IO
-                    with tmr.region(timer.TimeType.FORWARD, gpu=on_gpu):
-                        loss = criterion(net(inputs.to(device)), targets.to(device))
-                    with tmr.region(timer.TimeType.BACKWARD, gpu=on_gpu):
-                        optimizer.zero_grad()
-                        loss.backward()
-                    with tmr.region("optimizer", gpu=on_gpu):
-                        optimizer.step()
+            for inputs, targets in tmr.steps(loader, gpu=on_gpu):  # BATCH, with the wait for it as IO
+                with tmr.region(timer.TimeType.FORWARD, gpu=on_gpu):
+                    loss = criterion(net(inputs.to(device)), targets.to(device))
+                with tmr.region(timer.TimeType.BACKWARD, gpu=on_gpu):
+                    optimizer.zero_grad()
+                    loss.backward()
+                with tmr.region("optimizer", gpu=on_gpu):
+                    optimizer.step()
                 progress.advance(bar)
     return tmr
 

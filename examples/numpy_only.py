@@ -24,12 +24,11 @@ def main() -> None:
     for _ in range(5):
         with tmr.region(timer.TimeType.EPOCH):
             order = random.permutation(len(target))
-            for batch in tmr.iterate(np.array_split(order, 100)):
-                with tmr.region(timer.TimeType.BATCH):
-                    with tmr.region(timer.TimeType.FORWARD):
-                        error = features[batch] @ weights - target[batch]
-                    with tmr.region(timer.TimeType.BACKWARD):
-                        weights -= 0.05 * features[batch].T @ error / len(batch)
+            for batch in tmr.steps(np.array_split(order, 100)):
+                with tmr.region(timer.TimeType.FORWARD):
+                    error = features[batch] @ weights - target[batch]
+                with tmr.region(timer.TimeType.BACKWARD):
+                    weights -= 0.05 * features[batch].T @ error / len(batch)
     tmr.print_all_time_stats()
 
     forward = tmr.get_time_stats(timer.TimeType.FORWARD)

@@ -25,27 +25,15 @@ def train_epoch(
     tmr: timer.CPUGPUTimer,
     device: torch.device,
 ) -> None:
-    """One pass over the data. A batch's time includes the wait for its data."""
-    tmr.start(timer.TimeType.BATCH, gpu=True)
-    tmr.start(timer.TimeType.IO)
-    for index, (inputs, targets) in enumerate(loader):
-        tmr.end(timer.TimeType.IO)
+    """One pass over the data. Each batch is a BATCH that holds the wait for it as IO."""
+    for inputs, targets in tmr.steps(loader, gpu=True):
         inputs, targets = inputs.to(device), targets.to(device)
-
-        tmr.start(timer.TimeType.FORWARD, gpu=True)
-        loss = criterion(net(inputs), targets)
-        tmr.end(timer.TimeType.FORWARD, gpu=True)
-
-        tmr.start(timer.TimeType.BACKWARD, gpu=True)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        tmr.end(timer.TimeType.BACKWARD, gpu=True)
-
-        tmr.end(timer.TimeType.BATCH, gpu=True)
-        if index + 1 < len(loader):
-            tmr.start(timer.TimeType.BATCH, gpu=True)
-            tmr.start(timer.TimeType.IO)
+        with tmr.region(timer.TimeType.FORWARD, gpu=True):
+            loss = criterion(net(inputs), targets)
+        with tmr.region(timer.TimeType.BACKWARD, gpu=True):
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
 
 
 def main() -> None:
@@ -66,9 +54,8 @@ def main() -> None:
 
     tmr = timer.CPUGPUTimer()
     for _ in range(arguments.epochs):
-        tmr.start(timer.TimeType.EPOCH)
-        train_epoch(loader, net, nn.CrossEntropyLoss(), optimizer, tmr, device)
-        tmr.end(timer.TimeType.EPOCH)
+        with tmr.region(timer.TimeType.EPOCH):
+            train_epoch(loader, net, nn.CrossEntropyLoss(), optimizer, tmr, device)
     tmr.print_all_time_stats()
 
 

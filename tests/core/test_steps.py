@@ -1,0 +1,179 @@
+"""``for batch in timer.steps(loader)``: each batch is a BATCH, and the wait for it an IO inside that."""
+
+from __future__ import annotations
+
+import pytest
+
+from deep500_timing import RegionOpenError, Timer
+from deep500_timing.runs import Run
+from deep500_timing.testing import ManualClock, ManualDeviceClock
+
+
+class Loader:
+    """Takes 1 s for each item."""
+
+    def __init__(self, clock, items=3):
+        self.clock, self.items = clock, items
+
+    def __len__(self):
+        return self.items
+
+    def __iter__(self):
+        for item in range(self.items):
+            self.clock.advance(1)
+            yield item
+        self.clock.advance(50)
+
+
+def counts(tmr, key):
+    """What was kept, failed, discarded and is running."""
+    times = tmr.snapshot().get(key)
+    return len(tmr.get_time(key)), times.failed, times.discarded, times.running
+
+
+def test_each_batch_holds_its_wait(tmr, clock):
+    """BATCH lasts from the wait to the next wait; the wait for the end is no time."""
+    for _ in tmr.steps(Loader(clock)):
+        clock.advance(10)
+    assert ([11.0] * 3, [1.0] * 3) == (tmr.get_time("BATCH"), tmr.get_time("IO"))
+    assert (3, 0, 0, 0) == counts(tmr, "BATCH") == counts(tmr, "IO")
+
+
+def test_it_has_the_length_of_the_loader(tmr, clock):
+    """As a loader, it may be iterated again; a generator has no length."""
+    loader = tmr.steps(Loader(clock))
+    assert (3, [0, 1, 2], [0, 1, 2]) == (len(loader), list(loader), list(loader))
+    assert not hasattr(tmr.steps(x for x in ()), "__len__")
+    assert [0, 1] == list(tmr.steps(iter([0, 1])))
+
+
+def test_micro_batches(tmr, clock):
+    """Gradient accumulation: four items are one BATCH, and a shorter last group is one as well."""
+    for _ in tmr.steps(Loader(clock, 6), micro_batches=4):
+        clock.advance(10)
+    assert ([44.0, 72.0], 6) == (tmr.get_time("BATCH"), len(tmr.get_time("IO")))
+
+
+def test_a_full_last_group_is_followed_by_none(tmr, clock):
+    """The wait for an item that does not come opens no BATCH."""
+    list(tmr.steps(Loader(clock, 8), micro_batches=4))
+    assert [4.0, 4.0] == tmr.get_time("BATCH")
+
+
+def test_a_resumed_run_counts_from_its_start(tmp_path, clock):
+    """The run's steps begin at ``start``, and the wait for a batch belongs to its step."""
+    tmr = Timer(clock=clock, run=tmp_path)
+    for _ in tmr.steps(Loader(clock), start=100):
+        clock.advance(10)
+    tmr.run.close()
+    rows = Run.open(tmp_path).intervals().arrow().to_pylist()
+    expected = {(region, step) for region in ("BATCH", "IO") for step in (100, 101, 102)}
+    assert expected == {(row["region"], row["step"]) for row in rows}
+
+
+def test_on_the_device(clock):
+    """BATCH is timed on the device as well."""
+    device = ManualDeviceClock()
+    tmr = Timer(device, clock=clock)
+    for _ in tmr.steps(Loader(clock), gpu=True):
+        device.launch(2)
+    device.finish()
+    assert ([2.0] * 3, []) == (tmr.get_time("BATCH", gpu=True), tmr.get_time("IO", gpu=True))
+
+
+def test_a_break_keeps_the_batch(tmr, clock):
+    """A loop that is left by ``break`` or ``return`` has had its last batch, also through another generator."""
+
+    def through(iterable):
+        try:
+            yield from iterable
+        finally:
+            clock.advance(0)
+
+    def by_return(iterable):
+        for _ in iterable:
+            clock.advance(10)
+            return 5
+        return 6
+
+    for number, _ in enumerate(tmr.steps(Loader(clock))):
+        clock.advance(10)
+        if number == 1:
+            break
+    assert ([11.0, 11.0], (2, 0, 0, 0)) == (tmr.get_time("BATCH"), counts(tmr, "BATCH"))
+    for _ in through(through(tmr.steps(Loader(clock)))):
+        break
+    by_return(tmr.steps(Loader(clock)))
+    assert (4, 0, 0, 0) == counts(tmr, "BATCH") == counts(tmr, "IO")
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+@pytest.mark.parametrize("through", [lambda iterable: iterable, lambda iterable: (item for item in iterable)])
+def test_an_exception_in_the_body_fails_the_batch(tmr, clock, error, through):
+    """Nothing stays open, and the next loop is timed."""
+
+    def train():
+        for number in through(tmr.steps(Loader(clock))):
+            clock.advance(10)
+            if number == 1:
+                raise error
+
+    with pytest.raises(error):
+        train()
+    assert (1, 1, 0, 0) == counts(tmr, "BATCH")
+    list(tmr.steps(Loader(clock)))
+    assert (4, 1, 0, 0) == counts(tmr, "BATCH")
+
+
+def test_an_exception_in_the_loader_fails_both(tmr, clock):
+    """A loader that fails has no batch."""
+
+    class Failing(Loader):
+        def __iter__(self):
+            yield 0
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        list(tmr.steps(Failing(clock)))
+    assert (1, 1, 0, 0) == counts(tmr, "BATCH") == counts(tmr, "IO")
+
+
+def test_a_loader_that_times_its_own_wait(tmr, clock):
+    """The inner wait is part of the outer one."""
+    list(tmr.steps(tmr.iterate(Loader(clock))))
+    assert [1.0] * 3 == tmr.get_time("IO")
+
+
+def test_inside_an_open_batch_it_is_an_error(tmr, clock):
+    """The loop's BATCH is the only one."""
+    with tmr.region("BATCH"), pytest.raises(RegionOpenError):
+        list(tmr.steps(Loader(clock)))
+    assert (1, 0, 0, 0) == counts(tmr, "BATCH")
+
+
+def test_switched_off(clock):
+    """Every batch comes, and nothing is timed."""
+    tmr = Timer(clock=clock, enabled=False)
+    assert [0, 1, 2] == list(tmr.steps(Loader(clock)))
+    assert () == tmr.snapshot().regions
+
+
+def test_a_user_who_times_the_loop_as_io(tmr, clock):
+    """The user's own region stays as it is."""
+    with tmr.region("IO"), pytest.raises(RegionOpenError):
+        list(tmr.steps(Loader(clock)))
+    assert (1, 0, 0, 0) == counts(tmr, "IO")
+    assert tmr.snapshot().get("BATCH") is None
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.0, True, None])
+def test_micro_batches_must_be_a_count(value):
+    """The error names the argument."""
+    with pytest.raises(ValueError, match="micro_batches"):
+        Timer().steps([], micro_batches=value)
+
+
+def test_what_cannot_be_iterated():
+    """The error says what to pass."""
+    with pytest.raises(TypeError, match="pass a data loader"):
+        Timer(clock=ManualClock()).steps(5)
