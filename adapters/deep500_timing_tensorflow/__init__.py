@@ -50,8 +50,8 @@ if TYPE_CHECKING:
         read_rank_logs,
         trim_mean,
     )
+    from deep500_timing_tensorflow._callback import TimerCallback
     from deep500_timing_tensorflow._clock import CupyEventClock
-    from deep500_timing_tensorflow._keras import TimerCallback
     from deep500_timing_tensorflow._timed_step import timed_step
 
 __all__ = [
@@ -87,7 +87,7 @@ __all__ = [
 
 
 def _callback_class() -> type[Any]:
-    from deep500_timing_tensorflow._keras import callback_class
+    from deep500_timing_tensorflow._callback import callback_class
 
     return callback_class()
 

@@ -1,19 +1,24 @@
-"""The public callback: its arguments, what it tells, and how it gets to the first and the last place of a list."""
+"""``TimerCallback``: its arguments, its counters, and how it joins a list of callbacks."""
 
 from __future__ import annotations
 
 import copy
+import sys
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing import Timer
-from deep500_timing_tensorflow import _frames
-from deep500_timing_tensorflow._edges import FirstCallback, LastCallback, guarded
-from deep500_timing_tensorflow._fit import FitTiming
-from deep500_timing_tensorflow._left_behind import leave_what_is_gone
-from deep500_timing_tensorflow._wishes import Wishes
+from deep500_timing.adapters import missing_package
+from deep500_timing_tensorflow import _keras
+from deep500_timing_tensorflow._fit import CallbackOptions, FitTimer
+from deep500_timing_tensorflow._messages import guarded
+from deep500_timing_tensorflow._regions import end_aborted_fits
+from deep500_timing_tensorflow._sentinels import HOOKS, FirstCallback, LastCallback
 
 if TYPE_CHECKING:
-    from deep500_timing_tensorflow._epoch_totals import Throughput
+    from collections.abc import Callable
+
+    from deep500_timing_tensorflow._throughput import Throughput
 
 
 class TimerHooks:
@@ -33,11 +38,12 @@ class TimerHooks:
       interval for all of them: ``batches`` counts the batches, and means in ``logs`` are of a single one.
     - BATCH (first): calls in which something was traced or compiled, the first and any later one, such as that of a
       smaller last batch. They are kept out of BATCH.
-    - IO: the wait for the next batch, those of first batches included. On torch Keras waits before it calls the hooks,
-      so IO lies before BATCH. On TensorFlow only its length is known, and it is put where BATCH begins; where steps
-      are far below 50 ms and wait for no data, several are read as one sum, and each has an equal share.
+    - IO: the wait for a batch. On torch Keras waits before it calls the hooks, so IO lies before BATCH. On TensorFlow
+      only its length is known, and it is put where BATCH begins.
+    - IO (mean): on TensorFlow, the waits of batches that take less than 10 ms and wait for nothing. They are read as
+      one sum, and each batch has the mean of its group: count, total and mean are exact, a median is one of means.
     - CALLBACKS: the hooks of all callbacks inside an epoch. CALLBACKS (fit): those at the begin and the end of a fit.
-    - EPOCH (start) and EPOCH (end): what Keras does before the first and after the last batch of an epoch.
+    - EPOCH (start) and EPOCH (end): Keras's own work before the first and after the last batch of an epoch.
     - VALIDATION: the evaluation inside an epoch. TEST and PREDICT: a call of ``evaluate`` or ``predict``.
     - FORWARD and BACKWARD, with ``phases=True``: from the moment that the batch is there to its loss, and from there
       to the gradients. The optimizer's update is the rest of BATCH.
@@ -45,8 +51,8 @@ class TimerHooks:
     An epoch is the sum of EPOCH (start), BATCH, BATCH (first), CALLBACKS, VALIDATION and EPOCH (end), and on torch IO.
 
     The place in the list of callbacks does not matter. A fit inside a fit, on another callback or this one, has its own
-    times. A region that an exception or Ctrl-C breaks off is counted as failed, and whoever looks at the times on the
-    fit's thread finds nothing of it running. The callback may be used for any number of fits and models.
+    times. The regions of a fit that an exception or Ctrl-C ends count as running until a callback is next used, and as
+    failed from then on. The callback may be used for any number of fits and models.
 
     A callback that sees the end of each batch makes Keras 3 wait for the batch's logs, on every backend. That is
     Keras's doing, and it is what makes the end of BATCH true on a GPU. tf_keras does not wait.
@@ -55,11 +61,11 @@ class TimerHooks:
         timer: Where the times go.
         gpu: Whether BATCH is timed on the GPU as well. On TensorFlow that waits for its GPUs before and after each
             batch, see ``CPUGPUTimer``; on the torch backend pass a timer of ``deep500_timing_torch``, which does not.
-        io: ``"auto"`` times the wait for data where it can be told; False does not. On TensorFlow with
+        io: ``"auto"`` times the wait for data where it can be measured; False does not. On TensorFlow with
             ``steps_per_execution`` above 1 a batch may be fetched while the one before is trained on: True takes the
-            whole of each fetch for a wait, and ``phases=True`` knows.
+            whole of each fetch for a wait, and ``phases=True`` measures the wait alone.
         phases: Whether to time FORWARD and BACKWARD. On TensorFlow a model that is traced meanwhile keeps the stamps in
-            its graph until it is compiled anew, and one that was traced before has none.
+            its graph until it is compiled again, and one that was traced before has none.
         log_prefix: Put the means of each epoch, in seconds, into Keras's ``logs`` under this prefix, with the rates of
             :attr:`throughput`: ``"time/"`` gives ``time/BATCH``. None leaves the logs alone.
 
@@ -86,28 +92,25 @@ class TimerHooks:
         super().__init__()
         self.timer = timer
         self._settings: dict[str, Any] = {"gpu": bool(gpu), "io": io, "phases": bool(phases), "log_prefix": log_prefix}
-        self._wishes = Wishes(timer, gpu=bool(gpu), io=io, phases=bool(phases), log_prefix=log_prefix)
-        self._timings: list[FitTiming] = []
+        self._options = CallbackOptions(timer, gpu=bool(gpu), io=io, phases=bool(phases), log_prefix=log_prefix)
         # For a loop that has no list of callbacks and calls the hooks itself.
         self._own_place: tuple[FirstCallback, LastCallback] | None = None
 
     @property
     def throughput(self) -> Throughput | None:
-        """How fast the newest epoch went, in its steady state and as a whole; None before the first."""
-        for timing in self._timings:
-            timing.end_what_is_over()
-        totals = self._wishes.totals
+        """The rates of the newest epoch, in its steady state and as a whole; None before the first."""
+        totals = self._options.totals
         return None if totals is None else totals.throughput()
 
     @property
     def batches(self) -> int:
         """Batches that were trained on, in all fits."""
-        return self._wishes.batches
+        return self._options.batches
 
     @property
     def withheld(self) -> int:
         """Batches whose phases were lost or contradicted the batch; they count as failed, and are not reported."""
-        return self._wishes.withheld
+        return self._options.withheld
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """A callback for other fits that shares this one's timer: KerasTuner copies callbacks for each trial."""
@@ -126,80 +129,28 @@ class TimerHooks:
     # --- Keras's hooks ------------------------------------------------------------------------------------------------
 
     def set_model(self, model: Any) -> None:
-        """A model is about to call the hooks."""
+        """A model is about to call the hooks: close what an aborted fit left open, and join the list."""
         super().set_model(model)  # type: ignore[misc]
         self._attach(model)
 
     @guarded
     def _attach(self, model: Any) -> None:
-        leave_what_is_gone()
-        for timing in self._timings:
-            timing.end_what_is_over()
-        callbacks = _frames.calling_list()
+        end_aborted_fits()
         if self._own_place is not None:
-            self._own_place[0].timing.break_off()
-        self._timings = [timing for timing in self._timings if timing.is_running()]
+            self._own_place[0].fit.regions.abort()
+            self._own_place = None
+        callbacks = _keras.calling_list()
         if callbacks is not None and any(
-            isinstance(found, FirstCallback) and found.timing.wishes is self._wishes for found in callbacks.callbacks
+            isinstance(found, FirstCallback) and found.fit.options is self._options for found in callbacks.callbacks
         ):
             return
-        timing = FitTiming(self._wishes, model, callbacks)
-        edges = FirstCallback(timing), LastCallback(timing)
-        self._own_place = edges if callbacks is None else None
-        if callbacks is not None:
-            self._timings.append(timing)
-            # A new list: the one that there is may be the one that is being gone through.
-            callbacks.callbacks = [edges[0], *callbacks.callbacks, edges[1]]
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        """A fit begins."""
-        for place in self._own_place or ():
-            place.on_train_begin(logs)
-
-    def on_train_end(self, logs: Any = None) -> None:
-        """A fit came to its end."""
-        for place in self._own_place or ():
-            place.on_train_end(logs)
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """An epoch begins."""
-        for place in self._own_place or ():
-            place.on_epoch_begin(epoch, logs)
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """An epoch came to its end."""
-        for place in self._own_place or ():
-            place.on_epoch_end(epoch, logs)
-
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """An execution of the train function begins."""
-        for place in self._own_place or ():
-            place.on_train_batch_begin(batch, logs)
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """An execution of the train function came to its end."""
-        for place in self._own_place or ():
-            place.on_train_batch_end(batch, logs)
-
-    def on_test_begin(self, logs: Any = None) -> None:
-        """An evaluation begins."""
-        for place in self._own_place or ():
-            place.on_test_begin(logs)
-
-    def on_test_end(self, logs: Any = None) -> None:
-        """An evaluation came to its end."""
-        for place in self._own_place or ():
-            place.on_test_end(logs)
-
-    def on_predict_begin(self, logs: Any = None) -> None:
-        """A prediction begins."""
-        for place in self._own_place or ():
-            place.on_predict_begin(logs)
-
-    def on_predict_end(self, logs: Any = None) -> None:
-        """A prediction came to its end."""
-        for place in self._own_place or ():
-            place.on_predict_end(logs)
+        fit = FitTimer(self._options, model, callbacks)
+        sentinels = FirstCallback(fit), LastCallback(fit)
+        if callbacks is None:
+            self._own_place = sentinels
+        else:
+            # A new list: Keras may be going through the present one.
+            callbacks.callbacks = [sentinels[0], *callbacks.callbacks, sentinels[1]]
 
     # --- what tf_keras asks of a callback, and Keras 3 does not -----------------------------------------------------
 
@@ -216,8 +167,58 @@ class TimerHooks:
         return False
 
 
+def _forwarded(name: str) -> Callable[..., None]:
+    def hook(self: TimerHooks, *args: Any, **kwargs: Any) -> None:
+        """In a loop that calls the hooks itself, the callback's own place has to do."""
+        if self._own_place is not None:
+            for sentinel in self._own_place:
+                getattr(sentinel, name)(*args, **kwargs)
+
+    hook.__name__, hook.__qualname__ = name, f"TimerHooks.{name}"
+    return hook
+
+
+for _name in HOOKS:
+    setattr(TimerHooks, _name, _forwarded(_name))
+
+
 def _rebuild(kind: Any, timer: Timer, settings: dict[str, Any]) -> Any:
     # The arguments of a subclass may be others.
     made = kind.__new__(kind)
     TimerHooks.__init__(made, timer, **settings)
     return made
+
+
+if TYPE_CHECKING:
+
+    class TimerCallback(TimerHooks):
+        """See :class:`TimerHooks`; a subclass of the installed Keras's callback when the program runs."""
+
+
+def callback_class() -> type[Any]:
+    """Make ``TimerCallback``, a callback of the Keras that is imported, or else of the one that is installed.
+
+    Keras 3 asks no more of a callback than tf_keras does, but for three methods that :class:`TimerHooks` has, so one
+    class serves the models of both.
+
+    Raises:
+        MissingPackageError: Neither Keras nor tf_keras is installed.
+        ImportError: The one that is found is broken.
+    """
+    # Keras puts callbacks into messages by the name of their class.
+    namespace = {"__doc__": TimerHooks.__doc__, "__module__": "deep500_timing_tensorflow"}
+    return type("TimerCallback", (TimerHooks, _base()), namespace)
+
+
+def _base() -> type[Any]:
+    names = ["keras", "tf_keras"]
+    names.sort(key=lambda name: name not in sys.modules)
+    for name in names:
+        try:
+            found: type[Any] = import_module(f"{name}.callbacks").Callback
+        except ImportError as error:
+            if error.name != name:
+                raise
+        else:
+            return found
+    raise missing_package("Keras", extra="tensorflow", caller="TimerCallback")

@@ -1,27 +1,32 @@
-"""CUDA events through CuPy, as the clock of a device."""
+"""CUDA events through CuPy, as the clock of a device, and the wait that orders them with TensorFlow's kernels."""
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing.adapters import require
-from deep500_timing_tensorflow._availability import why_no_gpu_times
-from deep500_timing_tensorflow._sync import synchronize_tensorflow
+from deep500_timing import DeviceUnavailableError, TimingError
+from deep500_timing.adapters import missing_package, require
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
 __all__ = ["CupyEventClock"]
 
+NO_DRIVER_OR_TOO_OLD = 35  # cudaErrorInsufficientDriver; an absent driver gives it too.
+NO_DEVICE = 100  # cudaErrorNoDevice
+
+_gpus: list[str] = []
+
 
 class CupyEventClock:
     """Marks the device's time with CuPy's events, each after TensorFlow has finished what it was given.
 
-    TensorFlow launches its kernels on streams of its own that it hands to nobody and that do not wait for any other
-    stream, so an event alone says nothing about its kernels. Before each event the clock therefore waits, on the host,
-    until TensorFlow's local GPUs are idle. That is the cost of a true time: two waits for each region with
-    ``gpu=True``, 8 µs each where the device is idle and otherwise until its work is done. Time whole batches with it,
-    not layers. Where TensorFlow is not imported, nothing waits, and the events order CuPy's own work.
+    TensorFlow does not expose its streams, and they do not wait for any other stream, so an event alone is not ordered
+    with its kernels. Before each event the clock therefore waits, on the host, until TensorFlow's local GPUs are idle.
+    That is the cost of a true time: two waits for each region with ``gpu=True``, 8 µs each where the device is idle and
+    otherwise until its work is done. Time whole batches with it, not layers. Where TensorFlow is not imported, nothing
+    waits, and the events order CuPy's own work.
 
     Args:
         synchronize: Called before each event, until it returns the event is not recorded; waits for TensorFlow if
@@ -88,5 +93,98 @@ class CupyEventClock:
         return round(milliseconds * 1e6)
 
     def __reduce__(self) -> Any:
-        """Copy and pickle as what it is for, not with its events' context."""
+        """Copy and pickle its arguments, not its streams."""
         return type(self), (self._synchronize,)
+
+
+def why_no_gpu_times() -> str | None:
+    """Look for CuPy, a driver that is new enough, and a GPU.
+
+    Returns:
+        None if all are there; else the missing part and the remedy, in one or two sentences.
+
+    Raises:
+        ImportError: CuPy is installed and broken.
+    """
+    try:
+        import cupy
+    except ImportError as error:
+        if error.name != "cupy":
+            raise
+        return f"{missing_package('cupy', extra='cupy', caller='Timing a GPU')}."
+    runtime: Any = cupy.cuda.runtime
+    try:
+        count = int(runtime.getDeviceCount())
+    except Exception as error:
+        return _reason(error, runtime)
+    if count == 0:
+        return _no_device()
+    return None
+
+
+def _reason(error: Exception, runtime: Any) -> str:
+    status = getattr(error, "status", None)
+    if status == NO_DEVICE:
+        return _no_device()
+    if status == NO_DRIVER_OR_TOO_OLD:
+        try:
+            driver = int(runtime.driverGetVersion())
+        except Exception:
+            driver = 0
+        if driver == 0:
+            return (
+                "CuPy is installed and there is no NVIDIA driver on this machine. "
+                "Install the driver if the machine has a GPU; in a container, start it with the GPU passed through."
+            )
+        needed = _version(int(runtime.runtimeGetVersion()))
+        return (
+            f"The NVIDIA driver is too old: it serves CUDA {_version(driver)} and the installed CuPy needs {needed}. "
+            f"Update the driver, or install the CuPy of the driver's CUDA, such as cupy-cuda{driver // 1000}x."
+        )
+    return f"CUDA does not start: {error}. See whether nvidia-smi lists the GPU."
+
+
+def _no_device() -> str:
+    return (
+        "CuPy and the NVIDIA driver are there and no GPU is visible. "
+        "See nvidia-smi, and whether CUDA_VISIBLE_DEVICES hides it."
+    )
+
+
+def _version(number: int) -> str:
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+def local_gpus(tf: Any) -> list[str]:
+    """The names of the GPUs that TensorFlow uses in this process; asking makes it claim them."""
+    if not _gpus:
+        _gpus.extend(device.name for device in tf.config.list_logical_devices("GPU"))
+    return _gpus
+
+
+def synchronize_tensorflow() -> None:
+    """Wait until TensorFlow's local GPUs are idle; returns at once if TensorFlow is not imported.
+
+    ``tf.test.experimental.sync_devices`` raises under strategies of several workers, the raw operation does not.
+
+    Raises:
+        DeviceUnavailableError: TensorFlow sees no GPU, so no time on a GPU is a time of its work.
+        TimingError: The caller is being traced into a graph, where the wait would become a part of the graph.
+    """
+    tf: Any = sys.modules.get("tensorflow")
+    if tf is None or not hasattr(tf, "raw_ops"):
+        return
+    if not tf.executing_eagerly():
+        raise TimingError(
+            "Timing a region on the GPU inside a tf.function: it runs when the graph is traced, not when it executes. "
+            "Time the call of the function from outside, or wrap the step with timed_step."
+        )
+    gpus = local_gpus(tf)
+    if not gpus:
+        raise DeviceUnavailableError(
+            "CuPy finds a GPU and TensorFlow does not, so TensorFlow's work runs on the CPU and has no GPU times. "
+            "Install TensorFlow with its GPU libraries: pip install 'tensorflow[and-cuda]'."
+        )
+    for gpu in gpus:
+        with tf.device(gpu):
+            tf.raw_ops.SyncDevice()

@@ -1,91 +1,159 @@
-"""The data of a fit, seen where Keras takes its batches: each wait, how many batches there were and how large.
+"""The batches of a fit: their number, their samples, and the wait for each.
 
 Keras makes the iterator over its data for every epoch, out of an object that lives as long as the fit. On that object,
-and not on the model, the making is replaced by one that does the same and takes times. On JAX and torch Keras asks a
-Python iterator for each batch, so one that passes them on serves. On TensorFlow the graph asks, see
-``_data_tensorflow.py``.
+and not on the model, the making is replaced. On JAX and torch Keras asks a Python iterator for each batch, so an
+iterator that passes them on times each wait. On TensorFlow the graph asks, see ``_data_tensorflow.py``.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from deep500_timing_tensorflow._faults import warn_fault
+from deep500_timing_tensorflow import _messages
+from deep500_timing_tensorflow._keras import ON_TENSORFLOW
+from deep500_timing_tensorflow._messages import warn_fault
+from deep500_timing_tensorflow._regions import IO, FitRegions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from deep500_timing_tensorflow._phases import Execution
 
-class DataListener(Protocol):
-    """What is told when a Python iterator is asked for a batch."""
+
+class Batches:
+    """Batches that cannot be seen: an execution has as many as Keras announced.
+
+    Args:
+        regions: Where the times go.
+        several: Batches of an execution that is not the last.
+    """
+
+    is_seen = False
+    """Whether the data gives the number of its batches."""
+
+    def __init__(self, regions: FitRegions, several: int = 1) -> None:
+        self.times_io = False
+        """Whether IO is recorded here."""
+        self.first_wait_ns: int | None = None
+        """When the first batch of the epoch was asked for, where Python asks."""
+        self.wait_before_ns = 0
+        """The wait for the newest execution's batches that lies before it, as on torch."""
+        self.steps_known: int | None = None
+        """Batches of an epoch, if Keras knows."""
+        self.index = 0
+        """The index of the execution's first batch in the epoch."""
+        self._regions = regions
+        self._several = several
+
+    def epoch_begins(self) -> None:
+        """No batch of the epoch was asked for."""
+        self.first_wait_ns = None
+
+    def execution_begins(self, execution: Execution, is_new: bool) -> None:
+        """An execution is about to begin; ``is_new`` if it is going to be traced or compiled."""
+
+    def size(self) -> Any:
+        """What tells the batches of the newest execution from those of another size; None if that is not known."""
+        return None
+
+    def execution_ended(self, execution: Execution) -> None:
+        """An execution is over: set its number of batches."""
+        self._add_samples(None, execution.steady)
+        execution.steps = self._announced()
+
+    def settle(self) -> None:
+        """Record what is not recorded yet."""
+
+    def abort(self) -> None:
+        """An exception has ended the fit."""
+
+    def _announced(self) -> int:
+        left = None if self.steps_known is None else self.steps_known - self.index
+        return max(min(self._several, left or self._several), 1)
+
+    def _add_samples(self, samples: int | None, steady: bool | None) -> None:
+        if self._regions.totals is not None:
+            self._regions.totals.add_samples(samples, steady)
+
+
+class IteratedBatches(Batches):
+    """Batches that Python asks for one by one.
+
+    Args:
+        regions: Where the times go.
+        several: Batches of an execution that is not the last.
+        before_hooks: Whether Keras asks before it calls the hooks that precede an execution.
+    """
+
+    is_seen = True
+
+    def __init__(self, regions: FitRegions, several: int, before_hooks: bool) -> None:
+        super().__init__(regions, several)
+        self._before_hooks = before_hooks
+        self._batches = 0
+        self._samples: int | None = 0
+
+    def execution_begins(self, execution: Execution, is_new: bool) -> None:
+        """See :meth:`Batches.execution_begins`."""
+        if not self._before_hooks:
+            self._forget()
+
+    def execution_ended(self, execution: Execution) -> None:
+        """See :meth:`Batches.execution_ended`."""
+        execution.steps = self._batches or self._announced()
+        self._add_samples(self._samples, execution.steady)
+        self._forget()
+
+    def _forget(self) -> None:
+        self.wait_before_ns = self._batches = 0
+        self._samples = 0
 
     def fetch_begins(self) -> None:
         """Keras asks for a batch."""
-        ...
+        if self.first_wait_ns is None:
+            self.first_wait_ns = self._regions.timer.now_ns()
+        if self.times_io:
+            self._regions.start(IO)
 
     def fetch_ends(self, samples: int | None) -> None:
-        """The batch is there; it holds that many samples if that is known."""
-        ...
+        """The batch is there; ``samples`` is None if their number is not known."""
+        took_ns = self._regions.end(IO)
+        if took_ns is not None:
+            if self._before_hooks:
+                self.wait_before_ns += took_ns
+            if self._regions.totals is not None:
+                self._regions.totals.add(IO, took_ns)
+        self._batches += 1
+        self._samples = None if samples is None or self._samples is None else self._samples + samples
 
     def fetch_finds_none(self) -> None:
         """There is no further batch."""
-        ...
-
-
-class DataListeners:
-    """Several listeners as one; a fault in one costs a warning, and the others are told."""
-
-    def __init__(self) -> None:
-        """Nobody listens."""
-        self._listeners: list[DataListener] = []
-
-    def add(self, listener: DataListener) -> None:
-        """Tell one more."""
-        self._listeners.append(listener)
-
-    def fetch_begins(self) -> None:
-        """See :class:`DataListener`."""
-        for listener in self._listeners:
-            try:
-                listener.fetch_begins()
-            except Exception as error:
-                warn_fault("fetch_begins", error)
-
-    def fetch_ends(self, samples: int | None) -> None:
-        """See :class:`DataListener`."""
-        for listener in self._listeners:
-            try:
-                listener.fetch_ends(samples)
-            except Exception as error:
-                warn_fault("fetch_ends", error)
-
-    def fetch_finds_none(self) -> None:
-        """See :class:`DataListener`."""
-        for listener in self._listeners:
-            try:
-                listener.fetch_finds_none()
-            except Exception as error:
-                warn_fault("fetch_finds_none", error)
+        self._regions.drop(IO)
 
 
 class TimedBatches:
-    """An iterable over batches that tells of each wait, and is in all else the one that it stands for."""
+    """An iterable over batches that reports each wait, and hands on everything else.
 
-    def __init__(self, batches: Any, listener: DataListener) -> None:
+    Args:
+        batches: The iterable that Keras made.
+        listener: Its ``fetch_begins``, ``fetch_ends`` and ``fetch_finds_none`` are called; a fault costs a warning.
+    """
+
+    def __init__(self, batches: Any, listener: Any) -> None:
         self._batches = batches
         self._listener = listener
 
     def __iter__(self) -> Iterator[Any]:
-        """Begin; what that takes is no wait for a batch."""
+        """Make the iterator; what that takes is no wait for a batch."""
         return _TimedIterator(iter(self._batches), self._listener)
 
     def __getattr__(self, name: str) -> Any:
-        """Whatever else is asked of the batches."""
+        """Any other attribute of the batches."""
         return getattr(self._batches, name)
 
 
 class _TimedIterator:
-    def __init__(self, iterator: Iterator[Any], listener: DataListener) -> None:
+    def __init__(self, iterator: Iterator[Any], listener: Any) -> None:
         self._iterator = iterator
         self._listener = listener
 
@@ -93,42 +161,33 @@ class _TimedIterator:
         return self
 
     def __next__(self) -> Any:
-        self._listener.fetch_begins()
+        self._tell("fetch_begins")
         try:
             batch = next(self._iterator)
         except StopIteration:
-            self._listener.fetch_finds_none()
+            self._tell("fetch_finds_none")
             raise
-        self._listener.fetch_ends(samples_in(batch))
+        self._tell("fetch_ends", samples_in(batch))
         return batch
 
-
-def listeners_at(data: Any) -> DataListeners | None:
-    """Those who are told of the waits of one fit on JAX or torch; None if Keras keeps its data in another way.
-
-    Args:
-        data: Keras's ``EpochIterator``.
-    """
-    making: Any = getattr(data, "_get_iterator", None)
-    if making is None:
-        return None
-    if not isinstance(making, _MakeTimed):
-        making = vars(data)["_get_iterator"] = _MakeTimed(making)
-    found: DataListeners = making.listeners
-    return found
+    def _tell(self, event: str, *args: Any) -> None:
+        try:
+            getattr(self._listener, event)(*args)
+        except Exception as error:
+            warn_fault(event, error)
 
 
-class _MakeTimed:
-    def __init__(self, making: Callable[[], Any]) -> None:
-        self.listeners = DataListeners()
-        self._making = making
-
-    def __call__(self) -> Any:
-        return TimedBatches(self._making(), self.listeners)
+def _time_iterator(data: Any, listener: IteratedBatches) -> bool:
+    # Whether Keras's `EpochIterator` makes its iterator in the known way. A second callback wraps the first one's.
+    make: Callable[[], Any] | None = getattr(data, "_get_iterator", None)
+    if make is None:
+        return False
+    vars(data)["_get_iterator"] = lambda: TimedBatches(make(), listener)
+    return True
 
 
 def samples_in(batch: Any) -> int | None:
-    """How many samples a batch holds: the first dimension of its first array, over all replicas; None if unknown."""
+    """The samples of a batch: the first dimension of its first array, over all replicas; None if unknown."""
     while isinstance(batch, (tuple, list, dict)):
         parts = list(batch.values()) if isinstance(batch, dict) else list(batch)
         if not parts:
@@ -139,3 +198,34 @@ def samples_in(batch: Any) -> int | None:
         return int(shape[0]) if shape is not None and len(shape) else None
     except (TypeError, ValueError):
         return None
+
+
+def batches_of(
+    regions: FitRegions, data: Any, backend: str, *, several: int, wanted: bool | str, counts: bool, phases: bool
+) -> Batches:
+    """The batches of a fit.
+
+    Args:
+        regions: Where the times go.
+        data: Keras's ``EpochIterator`` or ``DataHandler``; None if it is not found, as in a loop that calls the hooks
+            itself.
+        backend: See ``backend_of``.
+        several: Batches between two calls of the batch hooks.
+        wanted: The callback's ``io``.
+        counts: Whether the sizes of the batches are needed even if the waits are not.
+        phases: Whether stamps in the graph give the moment at which each batch was there.
+    """
+    found = Batches(regions, several)
+    if data is not None and backend in ON_TENSORFLOW:
+        if wanted is not False or several > 1 or counts:
+            from deep500_timing_tensorflow._data_tensorflow import SummedBatches, timed_dataset_at
+
+            dataset = timed_dataset_at(data)
+            if dataset is not None:
+                found = SummedBatches(regions, several, dataset.sums)
+    elif data is not None:
+        iterated = IteratedBatches(regions, several, before_hooks=backend == "torch")
+        if _time_iterator(data, iterated):
+            found = iterated
+    found.times_io = _messages.can_time_io(wanted, backend, several, found.is_seen, phases)
+    return found

@@ -2,252 +2,334 @@
 
 Everything between two hooks has a name, so that an epoch adds up: EPOCH is EPOCH (start), the batches, CALLBACKS,
 VALIDATION and EPOCH (end); on torch, where Keras fetches a batch before it calls the hooks, IO as well.
-
-A :class:`FitTiming` belongs to one list of callbacks, that is to one call of ``fit``, ``evaluate`` or ``predict``. One
-that is called inside another has its own, so neither breaks the other off.
 """
 
 from __future__ import annotations
 
-from threading import get_ident
+import functools
+import itertools
+from time import perf_counter_ns, time_ns
 from typing import TYPE_CHECKING, Any
-from weakref import finalize
+from weakref import WeakKeyDictionary
 
-from deep500_timing import TimeType
-from deep500_timing.adapters import ask_before_reading
-from deep500_timing_tensorflow import _capabilities, _frames
-from deep500_timing_tensorflow._batches import BATCH, BATCH_FIRST, BatchTiming
-from deep500_timing_tensorflow._broken_off import tell_when_broken_off
-from deep500_timing_tensorflow._epoch_totals import EpochTotals
-from deep500_timing_tensorflow._fetches import fetches_of
-from deep500_timing_tensorflow._keras_facts import backend_of, steps_per_execution
-from deep500_timing_tensorflow._left_behind import leave_what_is_gone, to_be_left
-from deep500_timing_tensorflow._open_regions import (
+from deep500_timing_tensorflow import _keras, _messages
+from deep500_timing_tensorflow._data import Batches, batches_of
+from deep500_timing_tensorflow._messages import guarded, warn_fault
+from deep500_timing_tensorflow._phases import Execution, PhaseMatcher, Phases
+from deep500_timing_tensorflow._regions import (
+    BATCH,
+    BATCH_FIRST,
     CALLBACKS,
+    EPOCH,
     EPOCH_END,
+    EPOCH_START,
     FIT,
     FIT_CALLBACKS,
+    IO,
     PREDICT,
     TEST,
     VALIDATION,
+    FitRegions,
+    end_aborted_fits,
 )
+from deep500_timing_tensorflow._throughput import EpochTotals
 from deep500_timing_tensorflow._traces import TraceCounts
 
 if TYPE_CHECKING:
-    from deep500_timing_tensorflow._wishes import Wishes
+    from deep500_timing import Timer
 
-EPOCH = TimeType.EPOCH
+_TRACING_TAKES_NS = 200_000
+"""No function is traced or compiled in less."""
+
+# Executions of different lists have different numbers: a model that is fitted in a hook of its own fit has one graph
+# for both, whose stamps are told apart by them. Callbacks of one list count alike.
+_fits = itertools.count()
+_first_numbers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
 
-class FitTiming(BatchTiming):
-    """Times what one list of callbacks belongs to.
+class CallbackOptions:
+    """The arguments of one callback, and what it counts over all its fits."""
+
+    def __init__(self, timer: Timer, *, gpu: bool, io: bool | str, phases: bool, log_prefix: str | None) -> None:
+        self.timer, self.gpu, self.io, self.phases, self.log_prefix = timer, gpu, io, phases, log_prefix
+        self.totals: EpochTotals | None = None
+        self.batches = self.withheld = 0
+
+    def withhold(self, batches: int) -> None:
+        """Count batches whose phases are not reported."""
+        self.withheld += batches
+
+
+class FitTimer:
+    """Times one call of ``fit``, ``evaluate`` or ``predict``: what one list of callbacks belongs to.
+
+    Its methods are Keras's hooks, see ``_sentinels.py``.
 
     Args:
-        wishes: The callback's.
+        options: The callback's.
         model: The model that the list was given.
         callbacks: The list; None for a loop that calls the hooks itself.
     """
 
-    totals: EpochTotals | None
-
-    def __init__(self, wishes: Wishes, model: Any, callbacks: Any = None) -> None:
-        super().__init__(wishes, model, callbacks)
+    def __init__(self, options: CallbackOptions, model: Any, callbacks: Any = None) -> None:
+        self.options = options
+        self.timer = options.timer
+        self.regions = FitRegions(options.timer, callbacks)
         self.steps_known: int | None = None
+        self._matcher = PhaseMatcher(self.regions, options.withhold)
+        self._model = model
+        self._first_number = _first_number_for(callbacks)
+        self._reset()
+
+    def _reset(self) -> None:
+        self._phases: Phases | None = None
+        self._batches = Batches(self.regions)
+        self._fetches_before_hooks = False
+        self._traces: TraceCounts | None = None
+        self._execution = Execution(self._first_number)
+        self._batches_in_epoch = 0
         self._evaluated = False
-        self._thread = get_ident()
-        self._in_a_loop = False
-        if callbacks is not None:
-            finalize(callbacks, self._list_is_gone).atexit = False
-
-    # --- what was broken off ----------------------------------------------------------------------------------------
-
-    def _begins(self) -> None:
-        self._thread = get_ident()
-        self._in_a_loop = self.is_running()  # Not in one of the user's own, of which nothing can be seen.
-        ask_before_reading(self.timer, self)
-
-    def end_what_is_over(self) -> None:
-        """Break off what has ended without a hook, as far as this thread can tell."""
-        if self.regions.open and self._in_a_loop and self._thread == get_ident() and not self.is_running():
-            self.break_off()
-
-    def broken_off(self) -> None:
-        """An exception ends the batches, and with them the fit."""
-        self._fetches.broken_off()
-        self.break_off()
-
-    def break_off(self) -> None:
-        """Count what is open as failed."""
-        if self._phases is not None:
-            self._phases.leave(self)
-        self.matcher.forget()
-        self._fail_all()
-        self._forget_fit()
-
-    def _list_is_gone(self) -> None:
-        # Keras has let go of the list: after an exception or Ctrl-C without a hook. The collector finds that out
-        # anywhere, between two lines of ours and in the middle of the user's trace too. So no lock is taken here, and
-        # nothing is asked of the framework or changed in it.
-        if self._phases is not None:
-            to_be_left.append((self._phases, self))
-        self.matcher.forget()
-        self._model = None  # What waits to be left must not keep it.
-        if self._thread == get_ident():  # Regions belong to their thread.
-            self._fail_all()
-            self._forget_fit()
-
-    def _fail_all(self) -> None:
-        self._epoch_lasts()
-        self.regions.fail_all()
-
-    def _epoch_lasts(self) -> None:
-        if EPOCH in self.regions and self.totals is not None:
-            self.totals.lasts(self.timer.now_ns())
-
-    # --- the hooks of others ----------------------------------------------------------------------------------------
-
-    def _hooks_begin(self, key: str = CALLBACKS) -> None:
-        self.regions.start(key)
-
-    def fit_hooks_end(self) -> None:
-        """The same of the hooks at the begin and the end of a fit."""
-        self.regions.end(FIT_CALLBACKS)
-        self._idle_since_ns = self.timer.now_ns()
+        self._idle_since_ns = self._back_ns = 0
+        self._totals = EpochTotals(0)
 
     # --- fits, evaluations and predictions --------------------------------------------------------------------------
 
-    def fit_begins(self) -> None:
-        """A fit."""
-        leave_what_is_gone()
-        self.break_off()  # The list may be its user's, and have had another fit.
-        self._begins()
-        wishes, model = self.wishes, self._model
-        backend = backend_of(model)
-        self.regions.start(FIT)
-        self._hooks_begin(FIT_CALLBACKS)
+    @guarded
+    def fit_begins(self, logs: Any = None) -> None:
+        """A fit begins."""
+        end_aborted_fits()
+        self.regions.abort()  # The list may be its user's, and have had another fit.
+        self._reset()
+        options, model, regions = self.options, self._model, self.regions
+        backend = _keras.backend_of(model)
+        regions.begin(FIT)
+        regions.start(FIT_CALLBACKS)
         self._fetches_before_hooks = backend == "torch"
-        self._gpu = wishes.gpu and _capabilities.can_time_gpu(backend, self.timer)
+        regions.gpu = options.gpu and _messages.can_time_gpu(backend, self.timer)
         self._traces = TraceCounts(vars(model).get("train_function"))
-        if wishes.phases:
-            self._phases = _capabilities.phases_for(model, backend)
+        if options.phases:
+            self._phases = _messages.phases_for(model, backend)
             if self._phases is not None:
-                self._phases.join(self)
-        callbacks = None if self._callbacks is None else self._callbacks()
-        data = None if callbacks is None else _frames.data_of_loop(callbacks)
-        self._fetches = fetches_of(
-            self,
-            data,
+                self._phases.join(self._matcher)
+        callbacks = regions.callbacks
+        self._batches = batches_of(
+            regions,
+            None if callbacks is None else _keras.data_of_loop(callbacks),
             backend,
-            several=steps_per_execution(model),
-            wanted=wishes.io,
+            several=_keras.steps_per_execution(model),
+            wanted=options.io,
             counts=self._traces.needs_sizes,
             phases=self._phases is not None,
         )
-        self._fetches.steps_known = self.steps_known
-        if data is not None and backend in _capabilities.ENTERS_ITS_DATA:
-            tell_when_broken_off(data, self)
-        self.matcher.stamps_io = backend != "torch" and wishes.io is not False and not self._fetches.times_io
+        self._batches.steps_known = self.steps_known
+        self._matcher.stamps_io = backend != "torch" and options.io is not False and not self._batches.times_io
+        regions.on_abort = functools.partial(_abort, self._batches, self._phases, self._matcher)
 
-    def fit_is_done(self) -> None:
+    @guarded
+    def fit_hooks_end(self, logs: Any = None) -> None:
+        """The hooks at the begin of a fit are over."""
+        self.regions.end(FIT_CALLBACKS)
+        self._idle_since_ns = self.timer.now_ns()
+
+    @guarded
+    def fit_is_done(self, logs: Any = None) -> None:
         """Keras is done with the fit, and its last hooks begin."""
         self._drop_batch()
-        self._hooks_begin(FIT_CALLBACKS)
+        self.regions.start(FIT_CALLBACKS)
 
-    def fit_ends(self) -> None:
+    @guarded
+    def fit_ends(self, logs: Any = None) -> None:
         """The last hook of the fit is over."""
-        self.fit_hooks_end()
-        self.regions.end(FIT)
+        self.regions.end(FIT_CALLBACKS)
+        self.regions.on_abort = None
+        self.regions.finish(FIT)
         if self._phases is not None:
-            self._phases.leave(self)
-        used_tensorflow = self._fetches.uses_tensorflow
-        self._forget_fit()
-        if used_tensorflow:
-            from deep500_timing_tensorflow._data_tensorflow import prepare_for_more_fits
+            self._phases.leave(self._matcher)
+        self._batches.times_io = False  # Keras's data may outlive the fit, and be asked again.
+        self._reset()
 
-            prepare_for_more_fits()
-
-    def test_is_next(self) -> None:
-        """An evaluation, inside a fit or by itself, after the hooks that come first."""
-        if FIT in self.regions:
+    @guarded
+    def test_hooks_begin(self, logs: Any = None) -> None:
+        """An evaluation, inside a fit or by itself, is next after the first hooks."""
+        if FIT in self.regions.open:
             self._batches_are_over()
-            self._hooks_begin()
+            self.regions.start(CALLBACKS)
 
-    def test_begins(self) -> None:
+    @guarded
+    def test_begins(self, logs: Any = None) -> None:
         """The evaluation itself."""
-        if FIT in self.regions:
+        if FIT in self.regions.open:
             self.hooks_end()
             self.regions.start(VALIDATION)
         else:
-            self._begins()
-            self.regions.start(TEST)
+            self.regions.begin(TEST)
 
-    def test_ends(self) -> None:
-        """It came to its end."""
-        self.regions.end(TEST)
-        if VALIDATION in self.regions:
-            self._end_and_add(VALIDATION)
-            self._hooks_begin()
+    @guarded
+    def test_ends(self, logs: Any = None) -> None:
+        """The evaluation came to its end."""
+        if VALIDATION in self.regions.open:
+            self.regions.end_and_add(VALIDATION)
+            self.regions.start(CALLBACKS)
+        else:
+            self.regions.finish(TEST)
 
-    def validation_is_over(self) -> None:
-        """The last hook after an evaluation is over: what Keras does with it is a part of the epoch's end."""
+    @guarded
+    def test_hooks_end(self, logs: Any = None) -> None:
+        """The last hook after an evaluation is over: Keras's work on its results is a part of the epoch's end."""
         self.hooks_end()
         self._evaluated = True
 
-    def predict_begins(self) -> None:
-        """A prediction."""
-        self._begins()
-        self.regions.start(PREDICT)
+    @guarded
+    def predict_begins(self, logs: Any = None) -> None:
+        """A prediction begins."""
+        self.regions.begin(PREDICT)
 
-    def predict_ends(self) -> None:
-        """It came to its end."""
-        self.regions.end(PREDICT)
+    @guarded
+    def predict_ends(self, logs: Any = None) -> None:
+        """The prediction came to its end."""
+        self.regions.finish(PREDICT)
 
     # --- epochs -----------------------------------------------------------------------------------------------------
 
-    def epoch_begins(self) -> None:
-        """An epoch, whose first hooks begin."""
+    @guarded
+    def epoch_begins(self, epoch: int, logs: Any = None) -> None:
+        """An epoch begins, with its first hooks."""
         self.regions.start(EPOCH)
-        self.totals = self.wishes.totals = EpochTotals(self.timer.now_ns(), self._settle_fetches)
-        self._callbacks_sum = self.totals.sum_of(CALLBACKS)
+        self._totals = EpochTotals(self.timer.now_ns(), self._settle)
+        self.regions.totals = self.options.totals = self._totals
         self._batches_in_epoch = 0
-        self._fetches.epoch_begins()
+        self._batches.epoch_begins()
         self._evaluated = False
-        self._hooks_begin()
+        self.regions.start(CALLBACKS)
 
-    def _settle_fetches(self) -> None:
-        # For who asks for the throughput meanwhile. Inside a batch this may be anywhere, such as in a user's trace.
-        self._epoch_lasts()
-        if self._thread == get_ident() and BATCH not in self.regions and BATCH_FIRST not in self.regions:
-            self._fetches.settle()
+    def _settle(self) -> None:
+        # For a reader of the throughput meanwhile. Inside a batch that may be anywhere, such as in a user's trace.
+        if EPOCH in self.regions.open:
+            self._totals.lasts(self.timer.now_ns())
+        if self.regions.is_own_thread() and not {BATCH, BATCH_FIRST} & self.regions.open.keys():
+            self._batches.settle()
 
     def _batches_are_over(self) -> None:
         if self._idle_since_ns:
             self._drop_batch()
-            self._fetches.settle()
-            self._record(EPOCH_END, self._idle_since_ns, self.timer.now_ns(), 0 if self._evaluated else 1)
+            self._batches.settle()
+            self.regions.record(EPOCH_END, self._idle_since_ns, self.timer.now_ns(), 0 if self._evaluated else 1)
             self._idle_since_ns = 0
 
-    def epoch_is_done(self, logs: dict[str, Any] | None) -> None:
+    @guarded
+    def epoch_is_done(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Keras is done with the epoch: its means go into the logs, and its last hooks begin."""
         self._batches_are_over()
-        self._hooks_begin()  # Ours among them.
-        self.matcher.settle(self._phases)
-        if self.totals is not None:
-            self.totals.ends(self.timer.now_ns())
-            if self.wishes.log_prefix is not None and logs is not None:
-                logs.update(self.totals.logs(self.wishes.log_prefix))
+        self.regions.start(CALLBACKS)
+        self._matcher.settle(self._phases)
+        self._totals.ends(self.timer.now_ns())
+        if self.options.log_prefix is not None and logs is not None:
+            logs.update(self._totals.logs(self.options.log_prefix))
 
-    def epoch_ends(self) -> None:
+    @guarded
+    def epoch_ends(self, epoch: int, logs: Any = None) -> None:
         """The last hook of the epoch is over."""
         self.hooks_end()
         self.regions.end(EPOCH)
         self._idle_since_ns = 0
 
-    # --- batches ----------------------------------------------------------------------------------------------------
+    # --- batches: these run at every step, so each guards itself ----------------------------------------------------
+
+    def batch_hooks_begin(self, batch: int, logs: Any = None) -> None:
+        """An execution of the train function is next after the first hooks."""
+        try:
+            self._batches.index = batch
+            if not self._batches_in_epoch and self._idle_since_ns:
+                # On torch the first batch is there already: the wait for it is IO.
+                until_ns = self._batches.first_wait_ns if self._fetches_before_hooks else None
+                self.regions.record(EPOCH_START, self._idle_since_ns, until_ns or self.timer.now_ns())
+            self.regions.start(CALLBACKS)
+        except Exception as error:
+            warn_fault("on_train_batch_begin", error)
+
+    def batch_begins(self, batch: int, logs: Any = None) -> None:
+        """The train function is next."""
+        try:
+            regions, phases, function = self.regions, self._phases, self._model.__dict__.get("train_function")
+            traces = self._traces
+            if traces is None or traces.function is not function:
+                traces = self._traces = TraceCounts(function)
+                self._batches.settle()
+            elif self._batches_in_epoch or not traces.is_new:
+                traces.is_new = False
+                if perf_counter_ns() - self._back_ns >= _TRACING_TAKES_NS:
+                    traces.grew()  # A trace in another callback's hook is not this execution's.
+            execution = self._execution = Execution(self._execution.number + 1)
+            self._batches.execution_begins(execution, traces.is_new)
+            if phases is not None:
+                phases.prepare_step(execution.number)
+            self.hooks_end()
+            execution.kept_as = BATCH_FIRST if traces.is_new else BATCH
+            execution.began_ns = regions.start(execution.kept_as, regions.gpu)
+            if phases is not None:
+                execution.began_unix_ns = time_ns()
+                phases.step_begins(self._matcher)
+        except Exception as error:
+            warn_fault("on_train_batch_begin", error)
+
+    def batch_ends(self, batch: int, logs: Any = None) -> None:
+        """The train function returned, and its logs are on the host."""
+        try:
+            execution, regions, phases = self._execution, self.regions, self._phases
+            if phases is not None:
+                execution.ended_unix_ns = time_ns()
+                phases.step_ends(self._matcher)
+            opened_as, traces, batches = execution.kept_as, self._traces, self._batches
+            if opened_as in regions.open and traces is not None:
+                execution.steady = not traces.grew(batches.size() if traces.needs_sizes else None)
+                execution.kept_as = BATCH if execution.steady else BATCH_FIRST
+                execution.took_ns = regions.end(opened_as, execution.kept_as) or 0
+                self._back_ns = perf_counter_ns()  # The timer's clock may be its user's, and stand still.
+                regions.start(CALLBACKS)
+                wait_ns = batches.wait_before_ns
+                batches.execution_ended(execution)
+                self._batches_in_epoch += execution.steps
+                self.options.batches += execution.steps
+                self._totals.add_execution(execution, wait_ns)
+                if phases is not None:
+                    self._matcher.executed(execution, phases)
+            else:
+                regions.start(CALLBACKS)
+        except Exception as error:
+            warn_fault("on_train_batch_end", error)
+
+    def hooks_end(self, *args: Any, **kwargs: Any) -> None:
+        """The last callback's hook is over, and Keras goes on."""
+        try:
+            took_ns = self.regions.end(CALLBACKS)
+            if took_ns is not None:
+                found = self._totals.callbacks
+                found[0] += took_ns
+                found[1] += 1
+            self._idle_since_ns = self.timer.now_ns()
+        except Exception as error:
+            warn_fault("hooks_end", error)
 
     def _drop_batch(self) -> None:
         # The data ended where the next batch would have begun.
-        for key in (TimeType.IO, BATCH, BATCH_FIRST):
+        for key in (IO, BATCH, BATCH_FIRST):
             self.regions.drop(key)
         if self._phases is not None:
-            self._phases.step_ends(self)
+            self._phases.step_ends(self._matcher)
+
+
+def _abort(batches: Batches, phases: Phases | None, matcher: PhaseMatcher) -> None:
+    if phases is not None:
+        phases.leave(matcher)
+    matcher.forget()
+    try:
+        batches.abort()
+    finally:
+        batches.times_io = False
+
+
+def _first_number_for(callbacks: Any) -> int:
+    # A stamp keeps its number as a float: exact for two million fits of four thousand million executions.
+    if callbacks is None:
+        return next(_fits) << 32
+    return _first_numbers.setdefault(callbacks, next(_fits) << 32)

@@ -1,4 +1,4 @@
-"""Stamps of phases, matched to the executions that they were taken in, and checked against them."""
+"""One execution of a train function, and the stamps of its phases, which become intervals of the timer."""
 
 from __future__ import annotations
 
@@ -7,75 +7,135 @@ from collections import deque
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from deep500_timing import TimeType
-from deep500_timing_tensorflow._capabilities import say_no_passes, say_traced_before
-from deep500_timing_tensorflow._open_regions import first
+from deep500_timing_tensorflow._messages import warn_no_phases, warn_traced_before
+from deep500_timing_tensorflow._regions import BATCH, IO, FitRegions, Key, first
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
-    from deep500_timing import Timer
-    from deep500_timing_tensorflow._epoch_totals import EpochTotals
-    from deep500_timing_tensorflow._phases_contract import Phases, Stamps
-    from deep500_timing_tensorflow._wishes import Wishes
-
-FORWARD, BACKWARD, IO = TimeType.FORWARD, TimeType.BACKWARD, TimeType.IO
+FORWARD, BACKWARD = TimeType.FORWARD, TimeType.BACKWARD
 
 TOLERANCE_NS = 50_000
-"""How far stamps in a graph, in whole microseconds, may lie outside of what the host saw of the execution."""
+"""Tolerance of stamps, which are whole microseconds, at the two ends of an execution."""
 
 _SETTLE_EVERY = 256
-"""Executions after which the stamps are read."""
+"""Batches after which the stamps are read."""
 
 
-class PhaseTimes(Protocol):
-    """Where the passes go: a fit, or a loop of one's own."""
+class Execution:
+    """One call of a train function: all that is known of the batches that it trained on.
 
-    timer: Timer
-    totals: EpochTotals | None
+    Args:
+        number: Its number in the fit, which its stamps carry.
+    """
+
+    __slots__ = (
+        "began_ns",
+        "began_unix_ns",
+        "ended_unix_ns",
+        "kept_as",
+        "number",
+        "steady",
+        "steps",
+        "took_ns",
+        "wait_ns",
+    )
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.began_ns = self.took_ns = 0
+        """On the timer's clock."""
+        self.began_unix_ns = self.ended_unix_ns = 0
+        """On the system's clock, as the stamps are."""
+        self.kept_as: Key = BATCH
+        """The region that it is recorded in."""
+        self.steady = True
+        """Whether it neither traced nor compiled."""
+        self.steps = 1
+        """Batches in it."""
+        self.wait_ns: int | None = None
+        """The sum of its waits for data, as tf.data measured them; None if it was not read for this execution alone."""
 
 
-class Execution(NamedTuple):
-    """One call of a train function, as the host saw it."""
+class Stamps(NamedTuple):
+    """When a batch passed the anchors, in seconds since 1970; NaN for one that it did not pass."""
 
     number: int
-    """Which of a fit's it is."""
-    began_ns: int
-    """On the timer's clock."""
-    ended_ns: int
-    began_unix_ns: int
-    """On the system's clock, which the stamps are of."""
-    ended_unix_ns: int
-    steps: int
-    """Batches in it."""
-    steady: bool
-    """Whether it neither traced nor compiled."""
+    """The number of its execution."""
+    data_s: float
+    """The batch is there."""
+    loss_s: float
+    """The loss is there."""
+    gradients_s: float
+    """The gradients are there."""
+    end_s: float
+    """The step is done."""
+
+
+class Phases(Protocol):
+    """Times the passes inside an execution; the matcher of each fit that wants them joins it."""
+
+    has_stamps: bool
+    """Whether the passes come as stamps, and not as regions of the timer."""
+
+    def join(self, matcher: PhaseMatcher) -> None:
+        """A fit begins."""
+        ...
+
+    def leave(self, matcher: PhaseMatcher) -> None:
+        """It came to its end, or was aborted."""
+        ...
+
+    def prepare_step(self, number: int) -> None:
+        """The execution of that number is next."""
+        ...
+
+    def step_begins(self, matcher: PhaseMatcher) -> None:
+        """The execution begins."""
+        ...
+
+    def step_ends(self, matcher: PhaseMatcher) -> None:
+        """It came to its end, or never was."""
+        ...
+
+    def drain(self) -> int:
+        """Hand over the stamps that were taken, and return how many were lost."""
+        ...
 
 
 class PhaseMatcher:
     """Turns stamps into intervals of one callback's timer.
 
     Args:
-        times: Where they go.
-        wishes: The callback's, which counts over all its fits.
+        regions: Where they go.
+        withheld: Called with the number of batches whose stamps are lost or contradict their execution.
     """
 
-    def __init__(self, times: PhaseTimes, wishes: Wishes | None = None) -> None:
-        """Nothing is waiting."""
-        self.withheld = 0
-        self._wishes = wishes
+    def __init__(self, regions: FitRegions, withheld: Callable[[int], None] = lambda batches: None) -> None:
+        self.regions = regions
         self.stamps_io = False
-        self._times = times
+        """Whether IO is taken from the stamps."""
+        self._withheld = withheld
         self._executions: deque[Execution] = deque()
         self._stamps: deque[Stamps] = deque()
 
     def forget(self) -> None:
-        """Forget what waits to be matched: the fit was broken off."""
+        """Forget what waits to be matched: the fit was aborted."""
         self._executions.clear()
         self._stamps.clear()
 
     def take(self, stamps: Iterable[Stamps]) -> None:
-        """Stamps that a graph has taken, in order."""
+        """Take the stamps of a graph, in order."""
         self._stamps.extend(stamps)
+
+    def pass_begins(self, key: TimeType) -> None:
+        """On torch, the forward or the backward pass begins."""
+        self.regions.start(key, self.regions.gpu)
+
+    def pass_is_unknown(self, key: TimeType) -> None:
+        """The step ended inside a pass, whose end is not known."""
+        self.regions.drop(key)
+        warn_no_phases()
 
     def executed(self, execution: Execution, phases: Phases) -> None:
         """An execution is over."""
@@ -94,59 +154,73 @@ class PhaseMatcher:
         self._stamps.clear()
         while self._executions:
             execution = self._executions.popleft()
-            # Steps that somebody else ran before the next execution come after this one's own.
+            # Another callback's steps before the next execution carry the same number, and come after its own.
             own = stamps.get(execution.number, [])[: execution.steps]
             if len(own) < execution.steps:
                 if lost or own:
                     self._withhold(execution.steps - len(own))
                 elif phases.has_stamps:
-                    say_traced_before()
+                    warn_traced_before()
             self.match(execution, own)
 
     def match(self, execution: Execution, batches: list[Stamps]) -> None:
-        """Record the phases of the batches of one execution; an anchor that was not passed leaves them out."""
+        """Record the phases and waits of the batches of one execution, as far as their stamps are there."""
         free_ns = execution.began_ns
+        wait_ns = 0
         for position, stamps in enumerate(batches):
-            if math.isnan(stamps.loss_s) or math.isnan(stamps.gradients_s):
-                say_no_passes()
-                continue
-            if _contradicts(stamps, execution):
+            untold = math.isnan(stamps.loss_s) or math.isnan(stamps.gradients_s)
+            if untold:
+                warn_no_phases()
+            elif _contradicts(stamps, execution):
                 self._withhold(1)
                 continue
-            data_ns, loss_ns, gradients_ns = (
-                _place_ns(stamp_s, execution) for stamp_s in (stamps.data_s, stamps.loss_s, stamps.gradients_s)
-            )
-            self._keep(FORWARD, data_ns, loss_ns, execution.steady)
-            self._keep(BACKWARD, loss_ns, gradients_ns, execution.steady)
+            data_ns = _place_ns(stamps.data_s, execution)
+            if not untold:
+                loss_ns, gradients_ns = (_place_ns(at_s, execution) for at_s in (stamps.loss_s, stamps.gradients_s))
+                self._record(FORWARD, data_ns, loss_ns, execution.steady)
+                self._record(BACKWARD, loss_ns, gradients_ns, execution.steady)
             if self.stamps_io and (position > 0 or execution.steady):
-                # What was fetched while the batch before it ran was not waited for.
-                self._keep(IO, min(free_ns, data_ns), data_ns, True)
+                # The part of a fetch that overlaps with the training on the batch before is no wait.
+                waited_ns = max(data_ns - free_ns, 0)
+                self._record(IO, data_ns - waited_ns, data_ns, True)
+                wait_ns += waited_ns
             free_ns = _place_ns(stamps.end_s, execution)
+        if self.stamps_io and batches and not execution.steady:
+            self._record_first_wait(execution, wait_ns)
 
-    def _keep(self, key: TimeType, began_ns: int, ended_ns: int, steady: bool) -> None:
-        kept_as = key if steady else first(key)
-        self._times.timer.record(kept_as, began_ns, ended_ns)
-        if self._times.totals is not None:
-            self._times.totals.add(kept_as, ended_ns - began_ns)
+    def _record_first_wait(self, execution: Execution, others_ns: int) -> None:
+        # The trace lies between the begin of the execution and the first stamp, so that wait is tf.data's sum without
+        # the other waits; where fetches overlap with training it is at most that.
+        if execution.wait_ns is None:
+            self._fail(IO)
+            return
+        waited_ns = min(max(execution.wait_ns - others_ns, 0), execution.took_ns)
+        self._record(IO, execution.began_ns, execution.began_ns + waited_ns, True)
+
+    def _record(self, key: TimeType, began_ns: int, ended_ns: int, steady: bool) -> None:
+        self.regions.record(key if steady else first(key), began_ns, ended_ns)
 
     def _withhold(self, batches: int) -> None:
-        self.withheld += batches
-        if self._wishes is not None:
-            self._wishes.withheld += batches
-        for key in (FORWARD, BACKWARD) * batches:
-            self._times.timer.start(key)
-            self._times.timer.fail(key)
+        self._withheld(batches)
+        for _ in range(batches):
+            self._fail(FORWARD)
+            self._fail(BACKWARD)
+            if self.stamps_io:
+                self._fail(IO)
+
+    def _fail(self, key: TimeType) -> None:
+        self.regions.timer.start(key)
+        self.regions.timer.fail(key)
 
 
 def _place_ns(stamp_s: float, execution: Execution) -> int:
-    """Where a stamp lies on the timer's clock.
+    """The moment of a stamp on the timer's clock, within its execution.
 
-    Seconds since 1970 tell moments 238 ns apart as a float, and a stamp is of whole microseconds: it is made one again,
-    so that all edges are told from one integer. What lies outside of the execution is not of it but of that rounding,
-    and of the time between the two readings of the host's clocks; the phases of a batch never lie outside of BATCH.
+    A float of seconds since 1970 is 238 ns coarse and a stamp is a whole number of microseconds, so it is rounded to
+    one. A place outside the execution comes from that rounding and from reading two clocks.
     """
     place_ns = round(stamp_s * 1e6) * 1_000 - execution.began_unix_ns + execution.began_ns
-    return min(max(place_ns, execution.began_ns), execution.ended_ns)
+    return min(max(place_ns, execution.began_ns), execution.began_ns + execution.took_ns)
 
 
 def _contradicts(stamps: Stamps, execution: Execution) -> bool:
@@ -155,5 +229,5 @@ def _contradicts(stamps: Stamps, execution: Execution) -> bool:
         stamps.gradients_s <= execution.ended_unix_ns / 1e9 + slack_s
     )
     in_order = stamps.data_s <= stamps.loss_s <= stamps.gradients_s
-    room_s = (execution.ended_ns - execution.began_ns) / 1e9 + slack_s
+    room_s = execution.took_ns / 1e9 + slack_s
     return not (inside and in_order and stamps.gradients_s - stamps.data_s <= room_s)

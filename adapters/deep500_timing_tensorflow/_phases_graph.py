@@ -1,11 +1,11 @@
 """FORWARD and BACKWARD on TensorFlow: stamps in the graph that the model's own train function is traced into.
 
 When TensorFlow traces the train function while a fit is timed with phases, the step passes anchors that become a part
-of the graph. So nothing is traced that would not be, and the model's functions stay its own: a later fit without the
-callback runs the same graph, whose stamps nobody reads. A graph that was traced before has none, and none are made up.
+of the graph. This causes no retracing: a later fit without the callback runs the same graph, and its stamps are not
+read. A graph that was traced before has no stamps.
 
-The anchors are where TensorFlow calls a step for each replica and where it is asked for a gradient; those two are
-watched, in TensorFlow and not on the model. The stamps go into a small ring in memory that is read now and then.
+The anchors are at the call of a step for each replica, and at the call for its gradient; those two are watched, in
+TensorFlow and not on the model. The stamps go into a small ring in memory that is read now and then.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from deep500_timing_tensorflow._graph_timestamps import StepStamps, stamping, unwatch_tapes, watch_tapes
-from deep500_timing_tensorflow._keras_facts import steps_per_execution
-from deep500_timing_tensorflow._phases_contract import Stamps
+from deep500_timing_tensorflow._keras import steps_per_execution
+from deep500_timing_tensorflow._phases import Stamps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from deep500_timing_tensorflow._phases_contract import PhasesListener
+    from deep500_timing_tensorflow._phases import PhaseMatcher
 
 _RING_ROWS = 1024
 """More than the batches between two readings; 40 bytes each."""
@@ -35,7 +35,7 @@ _of_models: WeakKeyDictionary[Any, GraphPhases] = WeakKeyDictionary()
 
 
 def graph_phases_of(model: Any) -> GraphPhases:
-    """What stamps the steps of a model, whoever asks: there is one graph."""
+    """The phases of a model, one for all callbacks: it has one graph."""
     found = _of_models.get(model)
     if found is None:
         found = _of_models[model] = GraphPhases()
@@ -44,7 +44,7 @@ def graph_phases_of(model: Any) -> GraphPhases:
 
 
 class StampRing:
-    """Where a graph leaves its stamps: the newest rows, and how many there have been.
+    """Holds the stamps that a graph leaves: the newest rows, and their number so far.
 
     Args:
         tf: TensorFlow.
@@ -79,7 +79,7 @@ class StampRing:
         self._kept.assign(rows)
 
     def make_room(self, rows: int) -> None:
-        """Keep at least so many rows; those that are there are forgotten if there were too few."""
+        """Keep at least so many rows; a ring that grows forgets its rows."""
         if rows > self._rows:
             self._rows = rows
             self._stamps.assign(self._tf.zeros((rows, 5), self._tf.float64))
@@ -87,8 +87,8 @@ class StampRing:
             self._read = int(self._taken.numpy())
 
     def set_number(self, number: int) -> None:
-        """The rows that come now are of that execution."""
-        # To count takes a seventh of the time that to assign does, which beside a short step can be seen.
+        """The next rows belong to that execution."""
+        # Counting takes a seventh of the time of assigning, which shows in a short step.
         if number == self._eager_number + 1:
             self._count_one()
         elif number != self._eager_number:
@@ -102,7 +102,7 @@ class StampRing:
             self._eager.append(Stamps(self._eager_number, *row))
             return
         tf = self._tf
-        # Nothing is counted before it is there: a step without data fails half-way.
+        # Counted after it is written: a step without data fails half-way.
         with tf.control_dependencies([row]):
             place = self._taken.read_value() % self._kept.read_value()
             number = tf.cast(self._number.read_value(), tf.float64)
@@ -133,43 +133,42 @@ class GraphPhases:
     has_stamps = True
 
     def __init__(self) -> None:
-        """Nothing is traced yet."""
         import tensorflow as tf
 
         self._tf: Any = tf
         self._ring = StampRing(self._tf)
-        self._listeners: list[PhasesListener] = []
+        self._matchers: list[PhaseMatcher] = []
 
     def make_room(self, rows: int) -> None:
-        """Lose no batch of an execution of that many."""
+        """Make room for the rows of an execution."""
         self._ring.make_room(rows)
 
-    def join(self, listener: PhasesListener) -> None:
+    def join(self, matcher: PhaseMatcher) -> None:
         """A fit with phases begins."""
-        if listener not in self._listeners:
-            self.drain()  # What a fit without the callback has left is nobody's.
-            self._listeners.append(listener)
+        if matcher not in self._matchers:
+            self.drain()  # The stamps of a fit without the callback belong to no timer.
+            self._matchers.append(matcher)
             _watch(self._tf)
 
-    def leave(self, listener: PhasesListener) -> None:
+    def leave(self, matcher: PhaseMatcher) -> None:
         """It came to its end, or was broken off."""
-        self.step_ends(listener)
-        if listener in self._listeners:
-            self._listeners.remove(listener)
+        self.step_ends(matcher)
+        if matcher in self._matchers:
+            self._matchers.remove(matcher)
             _unwatch(self._tf)
 
     def prepare_step(self, number: int) -> None:
-        """An execution is next; several callbacks of one fit count it alike."""
+        """Note the number of the next execution; the callbacks of one fit count alike."""
         self._ring.set_number(number)
 
-    def step_begins(self, listener: PhasesListener) -> None:
-        """What this thread traces from now on is a step of the fit."""
-        _local.step = self, listener
+    def step_begins(self, matcher: PhaseMatcher) -> None:
+        """A trace on this thread is now a step of the fit."""
+        _local.step = self, matcher
 
-    def step_ends(self, listener: PhasesListener) -> None:
+    def step_ends(self, matcher: PhaseMatcher) -> None:
         """The execution came to its end."""
         step = getattr(_local, "step", None)
-        if step is not None and step[1] is listener:  # Not that of a fit that goes on.
+        if step is not None and step[1] is matcher:  # Not that of a fit that goes on.
             _local.step = None
 
     def drain(self) -> int:
@@ -179,12 +178,12 @@ class GraphPhases:
             How many were lost.
         """
         rows, lost = self._ring.read()
-        for listener in self._listeners:
-            listener.matcher.take(rows)
+        for matcher in self._matchers:
+            matcher.take(rows)
         return lost
 
     def stamped(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        """A step that does what ``step`` does on one replica, and passes the anchors."""
+        """The same step on one replica, with the anchors."""
         tf = self._tf
 
         def stamped(*args: Any, **kwargs: Any) -> Any:
@@ -210,8 +209,8 @@ def _watch(tf: Any) -> None:
 
             def call_for_each_replica(self: Any, fn: Any, args: Any = (), kwargs: Any = None) -> Any:
                 step = getattr(_local, "step", None)
-                if step is not None and step[1].is_running():
-                    _local.step = None  # Not for what the step itself may call.
+                if step is not None and step[1].regions.is_running():
+                    _local.step = None  # Not for calls inside the step.
                     try:
                         return original(self, step[0].stamped(fn), args, kwargs)
                     finally:

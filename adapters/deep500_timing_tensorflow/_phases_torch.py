@@ -2,7 +2,7 @@
 
 The passes run one after the other on the calling thread and the current stream, so the timer's own regions serve, on
 the GPU as well if the timer has a clock of the torch adapter. The forward pass goes from the train function's entry to
-the call of ``backward``, which is the backward pass. So that call is watched, in PyTorch and not on the model.
+the call of ``backward``, which is the backward pass. That call is watched, in PyTorch and not on the model.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from deep500_timing import TimeType
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from deep500_timing_tensorflow._phases_contract import PhasesListener
+    from deep500_timing_tensorflow._phases import PhaseMatcher
 
 FORWARD, BACKWARD = TimeType.FORWARD, TimeType.BACKWARD
 _WATCHED = ("backward", "grad")
@@ -30,27 +30,26 @@ _users = 0
 class TorchPhases:
     """Times the steps of one fit on torch.
 
-    Steps that ask for no gradient, or for several, have no passes that could be told apart. Which kind a model's are is
-    known after the first, whose passes are not timed.
+    Steps that ask for no gradient, or for several, have no passes that could be told apart. The first step shows which
+    kind a model's steps are; its passes are not timed.
     """
 
     has_stamps = False
 
     def __init__(self) -> None:
-        """Nothing runs yet."""
         self._joined = False
         self._can_tell = False
         self._calls = 0
         self._inside: TimeType | None = None
-        self._listener: PhasesListener | None = None
+        self._matcher: PhaseMatcher | None = None
 
-    def join(self, listener: PhasesListener) -> None:
+    def join(self, matcher: PhaseMatcher) -> None:
         """A fit begins."""
         if not self._joined:
             self._joined = True
             _watch()
 
-    def leave(self, listener: PhasesListener) -> None:
+    def leave(self, matcher: PhaseMatcher) -> None:
         """It came to its end, or was broken off."""
         if self._joined:
             self._joined = False
@@ -60,22 +59,22 @@ class TorchPhases:
     def prepare_step(self, number: int) -> None:
         """A step is next."""
 
-    def step_begins(self, listener: PhasesListener) -> None:
+    def step_begins(self, matcher: PhaseMatcher) -> None:
         """A step."""
         self._calls = 0
-        self._listener = listener
+        self._matcher = matcher
         _steps().append(self)
         if self._can_tell:
             self._inside = FORWARD
-            listener.pass_begins(FORWARD)
+            matcher.pass_begins(FORWARD)
 
-    def step_ends(self, listener: PhasesListener) -> None:
+    def step_ends(self, matcher: PhaseMatcher) -> None:
         """It came to its end."""
-        if self._listener is None:
+        if self._matcher is None:
             return
         self._can_tell = self._calls == 1
         if self._inside is not None or not self._can_tell:
-            listener.pass_is_not_told(self._inside or FORWARD)
+            self._matcher.pass_is_unknown(self._inside or FORWARD)
         self._forget()
 
     def drain(self) -> int:
@@ -85,23 +84,23 @@ class TorchPhases:
     def around_gradient(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Ask PyTorch for a gradient, which is the backward pass if there is no other."""
         self._calls += 1
-        if self._calls > 1 or self._inside is not FORWARD or self._listener is None:
+        if self._calls > 1 or self._inside is not FORWARD or self._matcher is None:
             return call(*args, **kwargs)
-        listener = self._listener
+        matcher = self._matcher
         self._inside = BACKWARD
-        listener.pass_ends(FORWARD)
-        listener.pass_begins(BACKWARD)
+        matcher.regions.end_and_add(FORWARD)
+        matcher.pass_begins(BACKWARD)
         result = call(*args, **kwargs)
-        listener.pass_ends(BACKWARD)
+        matcher.regions.end_and_add(BACKWARD)
         self._inside = None
         return result
 
     def acts(self) -> bool:
-        """Whether the step is running; if an exception ended it, no hook was called."""
-        return self._listener is not None and self._listener.is_running()
+        """Whether the step is running; after an exception no hook has ended it."""
+        return self._matcher is not None and self._matcher.regions.is_running()
 
     def _forget(self) -> None:
-        self._listener = self._inside = None
+        self._matcher = self._inside = None
         if self in _steps():
             _steps().remove(self)
 

@@ -1,4 +1,4 @@
-"""Timing a training step of one's own on TensorFlow, compiled by ``tf.function`` or not."""
+"""Times a custom training step on TensorFlow, compiled by ``tf.function`` or not."""
 
 from __future__ import annotations
 
@@ -6,25 +6,19 @@ import functools
 import time
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing import Timer, TimeType, TimingError
+from deep500_timing import Timer, TimingError
 from deep500_timing.adapters import warn_once
-from deep500_timing_tensorflow._capabilities import why_no_stamps
-from deep500_timing_tensorflow._faults import warn_fault
 from deep500_timing_tensorflow._graph_timestamps import StepStamps, stamping, watched_tapes
-from deep500_timing_tensorflow._open_regions import OpenRegions, first
-from deep500_timing_tensorflow._phases import Execution, PhaseMatcher
-from deep500_timing_tensorflow._phases_contract import Stamps
+from deep500_timing_tensorflow._messages import warn_fault, why_no_stamps
+from deep500_timing_tensorflow._phases import Execution, PhaseMatcher, Stamps
+from deep500_timing_tensorflow._regions import BATCH, BATCH_FIRST, FitRegions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from deep500_timing_tensorflow._epoch_totals import EpochTotals
-
-BATCH = TimeType.BATCH
-
 
 def timed_step(step: Callable[..., Any], timer: Timer, *, gpu: bool = False) -> Callable[..., Any]:
-    """A training step that does what ``step`` does and times BATCH, FORWARD and BACKWARD.
+    """The same training step, which also times BATCH, FORWARD and BACKWARD.
 
     ::
 
@@ -41,20 +35,20 @@ def timed_step(step: Callable[..., Any], timer: Timer, *, gpu: bool = False) -> 
             step(x, y)
 
     FORWARD goes from the arguments to the loss, BACKWARD from the loss to the gradients, by stamps in the graph that
-    its optimizer cannot move; what is left of BATCH is the update. Calls that trace are kept in ``"BATCH (first)"`` and
+    its optimizer cannot move; the rest of BATCH is the update. Calls that trace are kept in ``"BATCH (first)"`` and
     so on. The step has to ask one tape for one gradient, on its own thread; otherwise, and where stamps cannot be had
     (XLA, op determinism, a GPU), BATCH alone is timed and one warning says why.
 
     Args:
-        step: A Python function, which then runs eagerly, or a ``tf.function``, which is traced anew with its options.
+        step: A Python function, which then runs eagerly, or a ``tf.function``, which is traced again with its options.
         timer: Where the times go.
         gpu: Whether BATCH is timed on the GPU as well, which waits for it, see ``CPUGPUTimer``.
 
     Raises:
-        TypeError: ``timer`` is not a timer, or ``step`` is no function.
+        TypeError: ``timer`` is not a timer, or ``step`` is not callable.
     """
     if not callable(step):
-        raise TypeError(f"timed_step({step!r}): pass a function, or what tf.function made of one.")
+        raise TypeError(f"timed_step({step!r}): pass a function, or the result of tf.function.")
     if not isinstance(timer, Timer):
         raise TypeError(f"timed_step(step, {timer!r}): pass the timer that keeps the times, such as CPUGPUTimer().")
     timed = _TimedStep(step, timer, gpu=gpu)
@@ -70,12 +64,11 @@ class _TimedStep:
     def __init__(self, step: Callable[..., Any], timer: Timer, *, gpu: bool) -> None:
         import tensorflow as tf
 
-        self.timer = timer
-        self.totals: EpochTotals | None = None
+        self._timer = timer
         self._tf: Any = tf
         self._gpu = gpu
-        self._regions = OpenRegions(timer)
-        self._matcher = PhaseMatcher(self)
+        self._regions = FitRegions(timer)
+        self._matcher = PhaseMatcher(self._regions)
         self._traced = False
         self._compiled = hasattr(step, "python_function")
         self._stamps = True
@@ -107,11 +100,11 @@ class _TimedStep:
         if not self._tf.executing_eagerly():
             raise TimingError(
                 "Calling a timed step inside a tf.function: it would be timed when the graph is traced. Pass the "
-                "tf.function to timed_step, not what timed_step returns to tf.function."
+                "tf.function to timed_step, not the result of timed_step to tf.function."
             )
         self._traced = False
-        self._regions.start(BATCH, gpu=self._gpu)
-        began_ns, began_unix_ns = self.timer.now_ns(), time.time_ns()
+        execution = Execution(0)
+        execution.began_ns, execution.began_unix_ns = self._regions.start(BATCH, self._gpu), time.time_ns()
         try:
             if self._stamps:
                 with watched_tapes(self._tf):
@@ -122,22 +115,17 @@ class _TimedStep:
             self._regions.fail_all()
             raise
         try:
-            self._keep(row, began_ns, began_unix_ns)
+            self._keep(row, execution)
         except Exception as error:
             warn_fault("timed_step", error)
         return outputs
 
-    def _keep(self, row: Any, began_ns: int, began_unix_ns: int) -> None:
+    def _keep(self, row: Any, execution: Execution) -> None:
         if row is not None and not isinstance(row, tuple):
             row = tuple(map(float, row.numpy()))  # On the CPU: it was there when the function returned.
-        now_ns, now_unix_ns = self.timer.now_ns(), time.time_ns()
-        if self._traced:
-            self._regions.drop(BATCH)
-            self.timer.record(first(BATCH), began_ns, now_ns)
-        else:
-            self._regions.end(BATCH)
+        execution.ended_unix_ns, execution.steady = time.time_ns(), not self._traced
+        execution.took_ns = self._regions.end(BATCH, BATCH_FIRST if self._traced else BATCH) or 0
         if row is not None:
-            execution = Execution(0, began_ns, now_ns, began_unix_ns, now_unix_ns, 1, not self._traced)
             self._matcher.match(execution, [Stamps(0, *row)])
 
 
@@ -145,5 +133,5 @@ def _why_no_phases(step: Any) -> str | None:
     if getattr(step, "_jit_compile", None):
         return "The step is compiled as a whole by XLA and takes no time stamps inside: use jit_compile=False for it."
     if hasattr(step, "python_function") and not hasattr(step, "_clone"):
-        return "This TensorFlow does not let a tf.function be traced anew: pass the Python function that it is of."
+        return "This TensorFlow does not let a tf.function be traced again: pass the Python function that it is of."
     return why_no_stamps()

@@ -53,8 +53,13 @@ class CPUGPUTimer(_core.CPUGPUTimer):
                 raise _core.DeviceUnavailableError(f"CPUGPUTimer(device='cuda') has no GPU to time. {found}")
             device_clock = found
         if device_clock is None:
+<<<<<<< HEAD
             # Two waits for TensorFlow are a cost that nobody pays without having written `gpu=True`.
             device_clock = lazy_device(_search, for_named_timers=False)
+=======
+            # Two waits for TensorFlow are a cost that only `gpu=True` asks for.
+            device_clock = find_late(_search, for_named_timers=False)
+>>>>>>> c43810b (Give Keras fits one object per execution and one way to end an aborted fit)
         super().__init__(device_clock=device_clock, **settings)
 
 
@@ -62,7 +67,7 @@ def _search() -> DeviceClock | str:
     try:
         found = find_clock()
     except ImportError as error:
-        # The run has begun: what is broken costs the GPU times. To have it as an error, ask for device="cuda".
+        # The run has begun, so a broken CuPy costs the GPU times only; device="cuda" raises the error at the start.
         found = f"CuPy is installed and broken: {error}"
     return f"No GPU times, CPU times go on. {found}" if isinstance(found, str) else found
 

@@ -13,7 +13,7 @@ import deep500_timing_tensorflow as timer
 from deep500_timing._base.warn import forget_warnings
 from deep500_timing.testing import ManualDeviceClock
 from deep500_timing.wallclock import SynchronizedWallClockTimer
-from deep500_timing_tensorflow import _availability, _sync, _timer
+from deep500_timing_tensorflow import _clock, _timer
 
 
 class CudaError(RuntimeError):
@@ -120,7 +120,7 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> FakeCupy:
     monkeypatch.setitem(sys.modules, "cupy", fake)
     monkeypatch.delitem(sys.modules, "tensorflow", raising=False)
     monkeypatch.setattr(_timer, "_clocks", [])
-    monkeypatch.setattr(_sync, "_gpus", [])
+    monkeypatch.setattr(_clock, "_gpus", [])
     forget_warnings()
     return fake
 
@@ -296,7 +296,7 @@ def test_broken_cupy_is_not_called_missing(cupy, monkeypatch):
 
     monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
     with pytest.raises(ImportError, match=r"libcuda\.so\.1"):
-        _availability.why_no_gpu_times()
+        _clock.why_no_gpu_times()
 
 
 def test_pickled_timer_finds_the_device_anew(cupy):

@@ -10,7 +10,7 @@ import tensorflow as tf
 import tf_keras
 
 import deep500_timing_tensorflow as timer
-from deep500_timing_tensorflow import _fetches
+from deep500_timing_tensorflow import _data_tensorflow
 
 FIRST = "BATCH (first)"
 
@@ -103,13 +103,15 @@ def test_broken_off_fit_and_the_next(data, monkeypatch):
             if batch == 2:
                 raise KeyboardInterrupt
 
-    monkeypatch.setattr(_fetches, "_FIRST_ONES", 1)
-    monkeypatch.setattr(_fetches, "READ_AFTER_NS", math.inf)
-    monkeypatch.setattr(_fetches, "WAITS_NS", math.inf)
+    monkeypatch.setattr(_data_tensorflow, "_FIRST_ONES", 1)
+    for name in ("READ_AFTER_NS", "READ_EACH_NS", "WAITS_NS"):
+        monkeypatch.setattr(_data_tensorflow, name, math.inf)
     tmr = timer.Timer()
     model, callback = make_model(), timer.TimerCallback(tmr, phases=True)
     with pytest.raises(KeyboardInterrupt) as raised:
         model.fit(*data, batch_size=8, callbacks=[callback, Raising()], verbose=0)
+    assert 1 == tmr.snapshot().get("FIT").running
+    callback.set_model(model)
     assert (1, 0) == (tmr.snapshot().get("FIT").failed, tmr.snapshot().get("FIT").running)
     assert raised.tb is not None  # It keeps the frame of the fit.
     assert (2, 2 * 8) == (callback.throughput.epoch_steps, callback.throughput.epoch_samples)

@@ -1,25 +1,49 @@
-"""What can be timed for one fit, and what is said, once, where something that was asked for cannot be."""
+"""What can be timed in one fit, and the warning where something that was asked for cannot."""
 
 from __future__ import annotations
 
+import functools
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from deep500_timing.adapters import warn_once
+from deep500_timing_tensorflow._keras import ON_TENSORFLOW
 
 if TYPE_CHECKING:
-    from deep500_timing import Timer
-    from deep500_timing_tensorflow._phases_contract import Phases
+    from collections.abc import Callable
 
-ON_TENSORFLOW = ("tensorflow", "tf_keras")
-ENTERS_ITS_DATA = (*ON_TENSORFLOW, "jax")
-"""Where Keras goes through the batches of an epoch inside a context of its data; on torch it enters one for each."""
+    from deep500_timing import Timer
+    from deep500_timing_tensorflow._phases import Phases
+
+    F = TypeVar("F", bound=Callable[..., Any])
+
+
+def warn_fault(where: str, error: Exception) -> None:
+    """Warn once that timing itself failed; the fit goes on."""
+    warn_once(
+        f"TimerCallback failed in {where} and goes on with what it can time; the fit is not affected: "
+        f"{type(error).__name__}: {error}",
+        key=f"callback {where} {type(error).__name__}",
+    )
+
+
+def guarded(hook: F) -> F:
+    """A hook that costs one warning if it fails, never the fit."""
+
+    @functools.wraps(hook)
+    def guarded_hook(*args: Any, **kwargs: Any) -> None:
+        try:
+            hook(*args, **kwargs)
+        except Exception as error:
+            warn_fault(hook.__name__, error)
+
+    return guarded_hook  # type: ignore[return-value]
 
 
 def can_time_gpu(backend: str, timer: Timer) -> bool:
-    """Whether the timer's device clock tells true times of what runs on this backend."""
+    """Whether the timer's device clock gives true times of what this backend launches."""
     if timer.device.is_lazy:
-        clock: Any = timer.device.find_for_regions().clock  # says why, if there is none
+        clock: Any = timer.device.find_for_regions().clock  # Warns if there is none.
     else:
         clock = timer.device.clock
         if clock is None:
@@ -27,9 +51,7 @@ def can_time_gpu(backend: str, timer: Timer) -> bool:
     if clock is None:
         return False
     clocks: Any = sys.modules.get("deep500_timing_tensorflow._clock")
-    if clocks is None or not isinstance(clock, clocks.CupyEventClock):
-        return True
-    if backend in ON_TENSORFLOW:
+    if backend in ON_TENSORFLOW or clocks is None or not isinstance(clock, clocks.CupyEventClock):
         return True
     remedy = (
         "Pass a timer of the torch adapter: TimerCallback(deep500_timing_torch.CPUGPUTimer(), gpu=True)."
@@ -45,14 +67,14 @@ def can_time_gpu(backend: str, timer: Timer) -> bool:
 
 
 def can_time_io(wanted: bool | str, backend: str, several: int, seen: bool, phases: bool) -> bool:
-    """Whether the wait for each batch is told by the data.
+    """Whether the data itself gives the wait for each batch.
 
     Args:
         wanted: The callback's ``io``.
         backend: See ``backend_of``.
         several: Batches between two calls of the batch hooks.
         seen: Whether the data of the fit was found.
-        phases: Whether stamps in the graph tell when each batch was there.
+        phases: Whether stamps in the graph give the moment at which each batch was there.
     """
     if wanted is False:
         return False
@@ -68,7 +90,7 @@ def can_time_io(wanted: bool | str, backend: str, several: int, seen: bool, phas
         )
         remedy = "phases=True times the waits there; io=True takes the whole of each fetch for a wait"
     else:
-        reason = "what hands the batches to fit was not found"
+        reason = "the iterator of fit was not found"
         remedy = "time your own iterator with timer.iterate, or say io=False"
     warn_once(
         f"TimerCallback: the wait for data (IO) is not timed: {reason}. Remedy: {remedy}.",
@@ -78,7 +100,7 @@ def can_time_io(wanted: bool | str, backend: str, several: int, seen: bool, phas
 
 
 def phases_for(model: Any, backend: str) -> Phases | None:
-    """What times the forward and the backward pass of a model, or None where nothing can."""
+    """The phases that time the forward and the backward pass of a model, or None where nothing can."""
     reason = _why_no_phases(model, backend)
     if reason is not None:
         warn_once(
@@ -95,8 +117,8 @@ def phases_for(model: Any, backend: str) -> Phases | None:
     return graph_phases_of(model)
 
 
-def say_no_passes() -> None:
-    """Say once that a custom step went round the places where its passes can be told apart."""
+def warn_no_phases() -> None:
+    """Warn once that the phases of a custom step cannot be told apart."""
     warn_once(
         "TimerCallback(phases=True): the model's train_step does not take exactly one gradient, with a tf.GradientTape "
         "or by backward(), so FORWARD and BACKWARD cannot be told apart and are left out; the rest is timed. Let the "
@@ -105,12 +127,12 @@ def say_no_passes() -> None:
     )
 
 
-def say_traced_before() -> None:
-    """Say once that a model's graph has no stamps, and why."""
+def warn_traced_before() -> None:
+    """Warn once that a model's graph has no stamps, and say why."""
     warn_once(
         "TimerCallback(phases=True): the model was traced before without phases, so FORWARD and BACKWARD are left out "
-        "where that graph runs; the rest is timed. To trace it again would cost what its first batch did: compile the "
-        "model anew, or train with phases from its first fit on.",
+        "where that graph runs, and with steps_per_execution above 1 IO as well; the rest is timed. Tracing it again "
+        "would cost as much as its first batch did: compile the model again, or train with phases from its first fit.",
         key="callback traced before",
     )
 
@@ -119,8 +141,8 @@ def _why_no_phases(model: Any, backend: str) -> str | None:
     if backend == "jax":
         return (
             "On JAX both passes are one compiled computation, which XLA reorders freely: a call to the host inside it "
-            "would be a part of it and make it another, and pieces compiled one by one would not be what fit runs. "
-            "jax.profiler.trace shows its parts."
+            "would change it, and pieces compiled one by one would not be what fit runs. jax.profiler.trace shows its "
+            "parts."
         )
     if backend not in (*ON_TENSORFLOW, "torch"):
         return f"The backend {backend!r} is not known."
@@ -133,7 +155,7 @@ def _why_no_phases(model: Any, backend: str) -> str | None:
 
 
 def why_no_stamps() -> str | None:
-    """Why a step on TensorFlow cannot be stamped in this process, and what helps; None if it can."""
+    """Why a step on TensorFlow cannot be stamped in this process, with the remedy; None if it can."""
     tf: Any = sys.modules["tensorflow"]
     try:
         from tensorflow.python.framework.config import is_op_determinism_enabled

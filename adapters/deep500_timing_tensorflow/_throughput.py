@@ -1,23 +1,23 @@
-"""What one epoch of a fit adds up to: means for Keras's logs, and its throughput."""
+"""The totals of one epoch: means for Keras's logs, and its throughput."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
 from deep500_timing import TimeType
+from deep500_timing_tensorflow._regions import BATCH, CALLBACKS, EPOCH, Key
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-
-BATCH = TimeType.BATCH
+    from deep500_timing_tensorflow._phases import Execution
 
 
 class Throughput(NamedTuple):
-    """How fast an epoch went: in its steady state, and as a whole.
+    """The rates of an epoch: in its steady state, and as a whole.
 
-    The steady state is the executions that neither traced nor compiled, with the waits for their data, and nothing of
-    what lies between them.
+    The steady state is the executions that neither traced nor compiled, with the waits for their data, without the time
+    between them.
     """
 
     steps: int
@@ -25,13 +25,13 @@ class Throughput(NamedTuple):
     samples: int | None
     """Samples in them, over all replicas; None where the sizes of the batches cannot be seen."""
     seconds: float
-    """How long they took, the waits for their data included."""
+    """Their duration, with the waits for their data."""
     epoch_steps: int
     """All batches of the epoch."""
     epoch_samples: int | None
     """Samples in them."""
     epoch_seconds: float
-    """How long the epoch took until now, to its end or until it was broken off, validation and callbacks included."""
+    """Duration of the epoch until now, or until its end, with validation and callbacks."""
 
     @property
     def steps_per_s(self) -> float | None:
@@ -62,71 +62,56 @@ class EpochTotals:
 
     Args:
         now_ns: When the epoch began, on the timer's clock.
-        settle: Adds what happened and is not added yet, and how long the epoch has lasted, while it lasts.
+        settle: Adds what is not added yet, and the epoch's duration until now, while the epoch lasts.
     """
 
     def __init__(self, now_ns: int, settle: Callable[[], None] | None = None) -> None:
-        """Nothing happened yet."""
         self._settle = settle
-        self._began_ns = now_ns
-        self._ended_ns = now_ns
+        self._began_ns = self._ended_ns = now_ns
         self._waited_ns = self._epoch_steps = 0
         self._samples: int | None = 0
         self._epoch_samples: int | None = 0
         self._batches = [0, 0]
-        self._sums: dict[TimeType | str, list[int]] = {BATCH: self._batches}
+        self.callbacks = [0, 0]
+        """Nanoseconds and number of CALLBACKS; the hooks of each batch add to it."""
+        self._sums: dict[Key, list[int]] = {BATCH: self._batches, CALLBACKS: self.callbacks}
 
-    def add(self, key: TimeType | str, duration_ns: int, count: int = 1) -> None:
-        """Add an interval of a region that holds ``count`` of what its mean is to be of."""
-        found = self.sum_of(key)
+    def add(self, key: Key, duration_ns: int, count: int = 1) -> None:
+        """Add a duration that counts as ``count`` of what the region's mean is of."""
+        found = self._sums.setdefault(key, [0, 0])
         found[0] += duration_ns
         found[1] += count
 
-    def sum_of(self, key: TimeType | str) -> list[int]:
-        """Nanoseconds and number of a region, for who adds to them at each batch."""
-        found = self._sums.get(key)
-        if found is None:
-            found = self._sums[key] = [0, 0]
-        return found
-
-    def add_execution(self, kept_as: TimeType | str, took_ns: int, wait_ns: int, steps: int) -> None:
-        """Add an execution of the train function.
-
-        Args:
-            kept_as: BATCH in the steady state, another region if it was traced or compiled.
-            took_ns: How long it took.
-            wait_ns: How long its data were waited for before.
-            steps: How many batches it had.
-        """
-        self._epoch_steps += steps
-        if kept_as is BATCH:
-            batches = self._batches
-            batches[0] += took_ns
-            batches[1] += steps
+    def add_execution(self, execution: Execution, wait_ns: int) -> None:
+        """Add an execution of the train function, and the wait for its data that lies outside it."""
+        self._epoch_steps += execution.steps
+        if execution.kept_as is BATCH:
+            self._batches[0] += execution.took_ns
+            self._batches[1] += execution.steps
             self._waited_ns += wait_ns
         else:
-            self.add(kept_as, took_ns, steps)
+            self.add(execution.kept_as, execution.took_ns, execution.steps)
 
     def add_samples(self, samples: int | None, steady: bool | None) -> None:
-        """Add what one or several executions trained on.
+        """Add the samples of one or several executions.
 
         Args:
-            samples: How many samples, None if that is not known.
-            steady: Whether they are of the steady state, None if only some are.
+            samples: Their number; None if it is not known.
+            steady: Whether they belong to the steady state; None if only some of them do.
         """
         self._epoch_samples = _sum(self._epoch_samples, samples)
         if steady is not False:
             self._samples = _sum(self._samples, samples if steady else None)
 
     def lasts(self, now_ns: int) -> None:
-        """The epoch has lasted until now, and is not at its end."""
+        """The epoch has lasted until now, and goes on."""
         self._ended_ns = now_ns
 
     def ends(self, now_ns: int) -> None:
         """Keras is done with the epoch; the hooks at its end follow."""
         self._ended_ns = now_ns
         self._settle = None
-        self.add(TimeType.EPOCH, now_ns - self._began_ns)
+        self.add(EPOCH, now_ns - self._began_ns)
 
     def throughput(self) -> Throughput:
         """The epoch's throughput so far."""
@@ -143,7 +128,7 @@ class EpochTotals:
         )
 
     def logs(self, prefix: str) -> dict[str, float]:
-        """The means of the regions in seconds, and the rates that are known, under names for Keras's logs."""
+        """The means of the regions in seconds, and the known rates, under names for Keras's logs."""
         logs = {
             f"{prefix}{key.name if isinstance(key, TimeType) else key}": total / number / 1e9
             for key, (total, number) in self._sums.items()

@@ -1,0 +1,199 @@
+"""The regions of a fit, and how those that an exception left open are closed.
+
+Keras calls no hook after an exception or Ctrl-C. The regions of such a fit stay open, and count as running, until a
+callback is next given a model; then they are closed as failed.
+"""
+
+from __future__ import annotations
+
+from threading import get_ident
+from typing import TYPE_CHECKING, Any
+from weakref import ref
+
+from deep500_timing import RegionOpenError, TimeType
+from deep500_timing_tensorflow import _keras
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from deep500_timing import Timer
+    from deep500_timing_tensorflow._throughput import EpochTotals
+
+EPOCH, BATCH, IO = TimeType.EPOCH, TimeType.BATCH, TimeType.IO
+FIT = "FIT"
+"""One call of ``fit``."""
+VALIDATION = "VALIDATION"
+"""The evaluation inside a fit; it lies inside EPOCH."""
+TEST = "TEST"
+"""One call of ``evaluate``."""
+PREDICT = "PREDICT"
+"""One call of ``predict``."""
+CALLBACKS = "CALLBACKS"
+"""The hooks of all callbacks, from the first to the last of a list, inside an epoch."""
+FIT_CALLBACKS = "CALLBACKS (fit)"
+"""Their hooks at the two ends of a fit."""
+EPOCH_START = "EPOCH (start)"
+"""From the begin of an epoch to its first batch."""
+EPOCH_END = "EPOCH (end)"
+"""Keras's own work after the last batch of an epoch: its metrics, and what surrounds the validation."""
+IO_MEAN = "IO (mean)"
+"""Waits that were read as one sum: one interval a batch, each the mean of its group."""
+
+Key = TimeType | str
+
+
+def first(key: Key) -> str:
+    """The name of executions that traced or compiled: ``"BATCH (first)"``."""
+    return f"{key.name if isinstance(key, TimeType) else key} (first)"
+
+
+BATCH_FIRST = first(BATCH)
+
+
+class FitRegions:
+    """The regions that one list of callbacks has open on a timer, and what closes them after an exception.
+
+    It holds neither the model nor the data, so an aborted fit keeps neither alive.
+
+    Args:
+        timer: Where the times go.
+        callbacks: Keras's list; None for a loop that calls the hooks itself, whose end cannot be seen.
+    """
+
+    def __init__(self, timer: Timer, callbacks: Any = None) -> None:
+        self.timer = timer
+        self.totals: EpochTotals | None = None
+        """The sums of the current epoch."""
+        self.gpu = False
+        """Whether batches and phases are timed on the device as well."""
+        self.open: dict[Key, tuple[int, bool, bool]] = {}
+        """Of each open region: its begin, whether it is timed on the GPU, whether it is open on the timer."""
+        self.on_abort: Callable[[], None] | None = None
+        """Called before the regions of an aborted fit are closed."""
+        self._callbacks = None if callbacks is None else ref(callbacks)
+        self._thread = get_ident()
+        self._now_ns = timer.now_ns
+
+    @property
+    def callbacks(self) -> Any:
+        """Keras's list; None if there is none or Keras has dropped it."""
+        return None if self._callbacks is None else self._callbacks()
+
+    def is_running(self) -> bool:
+        """Whether this thread is inside the fit; of a loop of the user's own it is taken for granted."""
+        if self._callbacks is None:
+            return True
+        callbacks = self._callbacks()
+        return callbacks is not None and _keras.is_running(callbacks)
+
+    def is_own_thread(self) -> bool:
+        """Whether the calling thread is the fit's."""
+        return self._thread == get_ident()
+
+    def begin(self, key: Key) -> None:
+        """Open the outermost region, FIT, TEST or PREDICT."""
+        self._thread = get_ident()
+        if self not in _unfinished:
+            _unfinished.append(self)
+        self.start(key)
+
+    def finish(self, key: Key) -> None:
+        """Close the outermost region."""
+        self.end(key)
+        if not self.open and self in _unfinished:
+            _unfinished.remove(self)
+
+    def start(self, key: Key, gpu: bool = False) -> int:
+        """Open a region, and return its begin on the timer's clock.
+
+        A region that is open already, because of a fit around this one, is measured here and recorded as it ends.
+        """
+        own = True
+        try:
+            self.timer.start(key, gpu)
+        except RegionOpenError:
+            own = False
+        began_ns = self._now_ns()
+        self.open[key] = began_ns, gpu, own
+        return began_ns
+
+    def end(self, key: Key, kept_as: Key | None = None) -> int | None:
+        """Close a region if it is open.
+
+        Args:
+            key: The region.
+            kept_as: The region that it turned out to be, if that is another; its host time is kept then.
+
+        Returns:
+            Its host time in nanoseconds; None if it was not open.
+        """
+        opened = self.open.pop(key, None)
+        if opened is None:
+            return None
+        now_ns = self._now_ns()
+        began_ns, gpu, own = opened
+        if kept_as is None or kept_as == key:
+            if own:
+                self.timer.end(key, gpu)
+            else:
+                self.timer.record(key, began_ns, now_ns)
+        else:
+            if own:
+                self.timer.cancel(key)
+            self.timer.record(kept_as, began_ns, now_ns)
+        return now_ns - began_ns
+
+    def end_and_add(self, key: Key) -> None:
+        """Close a region, and add it to the epoch's totals."""
+        took_ns = self.end(key)
+        if self.totals is not None and took_ns is not None:
+            self.totals.add(key, took_ns)
+
+    def record(self, key: Key, began_ns: int, ended_ns: int, count: int = 1) -> None:
+        """Record an interval, and add it to the epoch's totals with the given count."""
+        self.timer.record(key, began_ns, ended_ns)
+        if self.totals is not None:
+            self.totals.add(key, ended_ns - began_ns, count)
+
+    def drop(self, key: Key) -> None:
+        """Cancel an open region that did not happen, such as a batch after the last; it is not counted."""
+        if self.open.pop(key, (0, False, False))[2]:
+            self.timer.cancel(key)
+
+    def fail_all(self) -> None:
+        """Close every open region, innermost first, and count it as failed."""
+        for key in reversed(list(self.open)):
+            if self.open.pop(key)[2]:
+                self.timer.fail(key)
+
+    def abort(self) -> None:
+        """Close what an exception left open; without effect on a fit that came to its end."""
+        on_abort, self.on_abort = self.on_abort, None
+        try:
+            if on_abort is not None:
+                on_abort()
+        finally:
+            if EPOCH in self.open and self.totals is not None:
+                self.totals.lasts(self.timer.now_ns())
+            self.fail_all()
+            if self in _unfinished:
+                _unfinished.remove(self)
+
+
+_unfinished: list[FitRegions] = []
+"""The fits, evaluations and predictions that have begun and not ended, of all threads."""
+
+
+def end_aborted_fits() -> None:
+    """Close the regions of every aborted fit of this thread."""
+    for regions in reversed(_unfinished.copy()):
+        if regions.is_own_thread():
+            if not regions.is_running():
+                regions.abort()
+        elif regions._callbacks is not None and regions.callbacks is None:
+            # Its thread has dropped the list. Regions belong to their thread, so only what is watched is released.
+            _unfinished.remove(regions)
+            on_abort, regions.on_abort = regions.on_abort, None
+            regions.open.clear()
+            if on_abort is not None:
+                on_abort()
