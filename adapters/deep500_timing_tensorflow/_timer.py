@@ -53,13 +53,8 @@ class CPUGPUTimer(_core.CPUGPUTimer):
                 raise _core.DeviceUnavailableError(f"CPUGPUTimer(device='cuda') has no GPU to time. {found}")
             device_clock = found
         if device_clock is None:
-<<<<<<< HEAD
-            # Two waits for TensorFlow are a cost that nobody pays without having written `gpu=True`.
-            device_clock = lazy_device(_search, for_named_timers=False)
-=======
             # Two waits for TensorFlow are a cost that only `gpu=True` asks for.
-            device_clock = find_late(_search, for_named_timers=False)
->>>>>>> c43810b (Give Keras fits one object per execution and one way to end an aborted fit)
+            device_clock = lazy_device(_search, for_named_timers=False)
         super().__init__(device_clock=device_clock, **settings)
 
 
