@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing_tensorflow import _messages
-from deep500_timing_tensorflow._keras import ON_TENSORFLOW
+from deep500_timing_tensorflow._execution import IO
 from deep500_timing_tensorflow._messages import warn_fault
-from deep500_timing_tensorflow._regions import IO, FitRegions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from deep500_timing_tensorflow._phases import Execution
+    from deep500_timing_tensorflow._execution import Execution
+    from deep500_timing_tensorflow._regions import FitRegions
 
 
 class Batches:
@@ -177,8 +176,8 @@ class _TimedIterator:
             warn_fault(event, error)
 
 
-def _time_iterator(data: Any, listener: IteratedBatches) -> bool:
-    # Whether Keras's `EpochIterator` makes its iterator in the known way. A second callback wraps the first one's.
+def time_iterator(data: Any, listener: IteratedBatches) -> bool:
+    """Time the iterator of an ``EpochIterator``; returns whether Keras makes it in the known way."""
     make: Callable[[], Any] | None = getattr(data, "_get_iterator", None)
     if make is None:
         return False
@@ -198,34 +197,3 @@ def samples_in(batch: Any) -> int | None:
         return int(shape[0]) if shape is not None and len(shape) else None
     except (TypeError, ValueError):
         return None
-
-
-def batches_of(
-    regions: FitRegions, data: Any, backend: str, *, several: int, wanted: bool | str, counts: bool, phases: bool
-) -> Batches:
-    """The batches of a fit.
-
-    Args:
-        regions: Where the times go.
-        data: Keras's ``EpochIterator`` or ``DataHandler``; None if it is not found, as in a loop that calls the hooks
-            itself.
-        backend: See ``backend_of``.
-        several: Batches between two calls of the batch hooks.
-        wanted: The callback's ``io``.
-        counts: Whether the sizes of the batches are needed even if the waits are not.
-        phases: Whether stamps in the graph give the moment at which each batch was there.
-    """
-    found = Batches(regions, several)
-    if data is not None and backend in ON_TENSORFLOW:
-        if wanted is not False or several > 1 or counts:
-            from deep500_timing_tensorflow._data_tensorflow import SummedBatches, timed_dataset_at
-
-            dataset = timed_dataset_at(data)
-            if dataset is not None:
-                found = SummedBatches(regions, several, dataset.sums)
-    elif data is not None:
-        iterated = IteratedBatches(regions, several, before_hooks=backend == "torch")
-        if _time_iterator(data, iterated):
-            found = iterated
-    found.times_io = _messages.can_time_io(wanted, backend, several, found.is_seen, phases)
-    return found

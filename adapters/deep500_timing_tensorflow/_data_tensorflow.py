@@ -17,11 +17,12 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from deep500_timing_tensorflow._data import Batches
+from deep500_timing_tensorflow._execution import IO, IO_MEAN
 from deep500_timing_tensorflow._messages import warn_fault
-from deep500_timing_tensorflow._regions import IO, IO_MEAN, FitRegions
 
 if TYPE_CHECKING:
-    from deep500_timing_tensorflow._phases import Execution
+    from deep500_timing_tensorflow._execution import Execution
+    from deep500_timing_tensorflow._regions import FitRegions
 
 READ_EACH_NS = 10_000_000
 """An execution that takes this long is read by itself: a reading takes a hundredth of it."""

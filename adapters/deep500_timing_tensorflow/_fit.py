@@ -12,11 +12,10 @@ from time import perf_counter_ns, time_ns
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from deep500_timing.adapters import warn_once
 from deep500_timing_tensorflow import _keras, _messages
-from deep500_timing_tensorflow._data import Batches, batches_of
-from deep500_timing_tensorflow._messages import guarded, warn_fault
-from deep500_timing_tensorflow._phases import Execution, PhaseMatcher, Phases
-from deep500_timing_tensorflow._regions import (
+from deep500_timing_tensorflow._data import Batches, IteratedBatches, time_iterator
+from deep500_timing_tensorflow._execution import (
     BATCH,
     BATCH_FIRST,
     CALLBACKS,
@@ -29,9 +28,11 @@ from deep500_timing_tensorflow._regions import (
     PREDICT,
     TEST,
     VALIDATION,
-    FitRegions,
-    end_aborted_fits,
+    Execution,
 )
+from deep500_timing_tensorflow._messages import guarded, warn_fault
+from deep500_timing_tensorflow._phases import PhaseMatcher, Phases
+from deep500_timing_tensorflow._regions import FitRegions, end_aborted_fits
 from deep500_timing_tensorflow._throughput import EpochTotals
 from deep500_timing_tensorflow._traces import TraceCounts
 
@@ -108,22 +109,35 @@ class FitTimer:
         regions.gpu = options.gpu and _messages.can_time_gpu(backend, self.timer)
         self._traces = TraceCounts(vars(model).get("train_function"))
         if options.phases:
-            self._phases = _messages.phases_for(model, backend)
+            self._phases = _phases_for(model, backend)
             if self._phases is not None:
                 self._phases.join(self._matcher)
         callbacks = regions.callbacks
-        self._batches = batches_of(
-            regions,
-            None if callbacks is None else _keras.data_of_loop(callbacks),
-            backend,
-            several=_keras.steps_per_execution(model),
-            wanted=options.io,
-            counts=self._traces.needs_sizes,
-            phases=self._phases is not None,
+        data = None if callbacks is None else _keras.data_of_loop(callbacks)
+        several = _keras.steps_per_execution(model)
+        self._batches = self._batches_in(data, backend, several)
+        self._batches.times_io = _messages.can_time_io(
+            options.io, backend, several, self._batches.is_seen, self._phases is not None
         )
         self._batches.steps_known = self.steps_known
         self._matcher.stamps_io = backend != "torch" and options.io is not False and not self._batches.times_io
         regions.on_abort = functools.partial(_abort, self._batches, self._phases, self._matcher)
+
+    def _batches_in(self, data: Any, backend: str, several: int) -> Batches:
+        # Keras's data are not found in a loop that calls the hooks itself.
+        if data is not None and backend in _keras.ON_TENSORFLOW:
+            needs_sizes = self._traces is not None and self._traces.needs_sizes
+            if self.options.io is not False or several > 1 or needs_sizes:
+                from deep500_timing_tensorflow._data_tensorflow import SummedBatches, timed_dataset_at
+
+                dataset = timed_dataset_at(data)
+                if dataset is not None:
+                    return SummedBatches(self.regions, several, dataset.sums)
+        elif data is not None:
+            iterated = IteratedBatches(self.regions, several, before_hooks=backend == "torch")
+            if time_iterator(data, iterated):
+                return iterated
+        return Batches(self.regions, several)
 
     @guarded
     def fit_hooks_end(self, logs: Any = None) -> None:
@@ -333,3 +347,20 @@ def _first_number_for(callbacks: Any) -> int:
     if callbacks is None:
         return next(_fits) << 32
     return _first_numbers.setdefault(callbacks, next(_fits) << 32)
+
+
+def _phases_for(model: Any, backend: str) -> Phases | None:
+    reason = _messages.why_no_phases(model, backend)
+    if reason is not None:
+        warn_once(
+            f"TimerCallback(phases=True): FORWARD and BACKWARD are not timed, the rest is. {reason}",
+            key=f"callback phases {reason}",
+        )
+        return None
+    if backend == "torch":
+        from deep500_timing_tensorflow._phases_torch import TorchPhases
+
+        return TorchPhases()
+    from deep500_timing_tensorflow._phases_graph import graph_phases_of
+
+    return graph_phases_of(model)

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from deep500_timing import Timer
-    from deep500_timing_tensorflow._phases import Phases
 
     F = TypeVar("F", bound=Callable[..., Any])
 
@@ -99,24 +98,6 @@ def can_time_io(wanted: bool | str, backend: str, several: int, seen: bool, phas
     return False
 
 
-def phases_for(model: Any, backend: str) -> Phases | None:
-    """The phases that time the forward and the backward pass of a model, or None where nothing can."""
-    reason = _why_no_phases(model, backend)
-    if reason is not None:
-        warn_once(
-            f"TimerCallback(phases=True): FORWARD and BACKWARD are not timed, the rest is. {reason}",
-            key=f"callback phases {reason}",
-        )
-        return None
-    if backend == "torch":
-        from deep500_timing_tensorflow._phases_torch import TorchPhases
-
-        return TorchPhases()
-    from deep500_timing_tensorflow._phases_graph import graph_phases_of
-
-    return graph_phases_of(model)
-
-
 def warn_no_phases() -> None:
     """Warn once that the phases of a custom step cannot be told apart."""
     warn_once(
@@ -137,7 +118,8 @@ def warn_traced_before() -> None:
     )
 
 
-def _why_no_phases(model: Any, backend: str) -> str | None:
+def why_no_phases(model: Any, backend: str) -> str | None:
+    """Why the passes of a model cannot be timed, with the remedy; None if they can."""
     if backend == "jax":
         return (
             "On JAX both passes are one compiled computation, which XLA reorders freely: a call to the host inside it "

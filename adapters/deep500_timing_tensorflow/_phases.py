@@ -1,17 +1,19 @@
-"""One execution of a train function, and the stamps of its phases, which become intervals of the timer."""
+"""The stamps of phases, which become intervals of the timer."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from deep500_timing import TimeType
+from deep500_timing_tensorflow._execution import IO, Execution, Stamps, first
 from deep500_timing_tensorflow._messages import warn_no_phases, warn_traced_before
-from deep500_timing_tensorflow._regions import BATCH, IO, FitRegions, Key, first
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+
+    from deep500_timing_tensorflow._regions import FitRegions
 
 FORWARD, BACKWARD = TimeType.FORWARD, TimeType.BACKWARD
 
@@ -20,56 +22,6 @@ TOLERANCE_NS = 50_000
 
 _SETTLE_EVERY = 256
 """Batches after which the stamps are read."""
-
-
-class Execution:
-    """One call of a train function: all that is known of the batches that it trained on.
-
-    Args:
-        number: Its number in the fit, which its stamps carry.
-    """
-
-    __slots__ = (
-        "began_ns",
-        "began_unix_ns",
-        "ended_unix_ns",
-        "kept_as",
-        "number",
-        "steady",
-        "steps",
-        "took_ns",
-        "wait_ns",
-    )
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.began_ns = self.took_ns = 0
-        """On the timer's clock."""
-        self.began_unix_ns = self.ended_unix_ns = 0
-        """On the system's clock, as the stamps are."""
-        self.kept_as: Key = BATCH
-        """The region that it is recorded in."""
-        self.steady = True
-        """Whether it neither traced nor compiled."""
-        self.steps = 1
-        """Batches in it."""
-        self.wait_ns: int | None = None
-        """The sum of its waits for data, as tf.data measured them; None if it was not read for this execution alone."""
-
-
-class Stamps(NamedTuple):
-    """When a batch passed the anchors, in seconds since 1970; NaN for one that it did not pass."""
-
-    number: int
-    """The number of its execution."""
-    data_s: float
-    """The batch is there."""
-    loss_s: float
-    """The loss is there."""
-    gradients_s: float
-    """The gradients are there."""
-    end_s: float
-    """The step is done."""
 
 
 class Phases(Protocol):

@@ -15,9 +15,9 @@ import threading
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from deep500_timing_tensorflow._execution import Stamps
 from deep500_timing_tensorflow._graph_timestamps import StepStamps, stamping, unwatch_tapes, watch_tapes
 from deep500_timing_tensorflow._keras import steps_per_execution
-from deep500_timing_tensorflow._phases import Stamps
 
 if TYPE_CHECKING:
     from collections.abc import Callable

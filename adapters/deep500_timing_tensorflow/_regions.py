@@ -10,44 +10,15 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
-from deep500_timing import RegionOpenError, TimeType
+from deep500_timing import RegionOpenError
 from deep500_timing_tensorflow import _keras
+from deep500_timing_tensorflow._execution import EPOCH, Key
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from deep500_timing import Timer
     from deep500_timing_tensorflow._throughput import EpochTotals
-
-EPOCH, BATCH, IO = TimeType.EPOCH, TimeType.BATCH, TimeType.IO
-FIT = "FIT"
-"""One call of ``fit``."""
-VALIDATION = "VALIDATION"
-"""The evaluation inside a fit; it lies inside EPOCH."""
-TEST = "TEST"
-"""One call of ``evaluate``."""
-PREDICT = "PREDICT"
-"""One call of ``predict``."""
-CALLBACKS = "CALLBACKS"
-"""The hooks of all callbacks, from the first to the last of a list, inside an epoch."""
-FIT_CALLBACKS = "CALLBACKS (fit)"
-"""Their hooks at the two ends of a fit."""
-EPOCH_START = "EPOCH (start)"
-"""From the begin of an epoch to its first batch."""
-EPOCH_END = "EPOCH (end)"
-"""Keras's own work after the last batch of an epoch: its metrics, and what surrounds the validation."""
-IO_MEAN = "IO (mean)"
-"""Waits that were read as one sum: one interval a batch, each the mean of its group."""
-
-Key = TimeType | str
-
-
-def first(key: Key) -> str:
-    """The name of executions that traced or compiled: ``"BATCH (first)"``."""
-    return f"{key.name if isinstance(key, TimeType) else key} (first)"
-
-
-BATCH_FIRST = first(BATCH)
 
 
 class FitRegions:

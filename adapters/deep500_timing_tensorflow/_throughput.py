@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from deep500_timing import TimeType
-from deep500_timing_tensorflow._regions import BATCH, CALLBACKS, EPOCH, Key
+from deep500_timing_tensorflow._execution import BATCH, CALLBACKS, EPOCH, Execution, Key
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from deep500_timing_tensorflow._phases import Execution
 
 
 class Throughput(NamedTuple):

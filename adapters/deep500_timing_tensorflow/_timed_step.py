@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from deep500_timing import Timer, TimingError
 from deep500_timing.adapters import warn_once
+from deep500_timing_tensorflow._execution import BATCH, BATCH_FIRST, Execution, Stamps
 from deep500_timing_tensorflow._graph_timestamps import StepStamps, stamping, watched_tapes
 from deep500_timing_tensorflow._messages import warn_fault, why_no_stamps
-from deep500_timing_tensorflow._phases import Execution, PhaseMatcher, Stamps
-from deep500_timing_tensorflow._regions import BATCH, BATCH_FIRST, FitRegions
+from deep500_timing_tensorflow._phases import PhaseMatcher
+from deep500_timing_tensorflow._regions import FitRegions
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -26,8 +26,9 @@ import deep500_timing_tensorflow as timer
 from deep500_timing.testing import ManualClock
 from deep500_timing_tensorflow import TimeType, _data_tensorflow
 from deep500_timing_tensorflow._data_tensorflow import TimedDataset, WaitSums
+from deep500_timing_tensorflow._execution import Execution, Stamps
 from deep500_timing_tensorflow._graph_timestamps import StepStamps
-from deep500_timing_tensorflow._phases import Execution, PhaseMatcher, Stamps
+from deep500_timing_tensorflow._phases import PhaseMatcher
 from deep500_timing_tensorflow._phases_graph import StampRing
 from deep500_timing_tensorflow._regions import FitRegions
 from deep500_timing_tensorflow._sentinels import FirstCallback

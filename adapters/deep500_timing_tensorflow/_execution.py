@@ -1,0 +1,87 @@
+"""The names of the regions, and one execution of a train function."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from deep500_timing import TimeType
+
+EPOCH, BATCH, IO = TimeType.EPOCH, TimeType.BATCH, TimeType.IO
+FIT = "FIT"
+"""One call of ``fit``."""
+VALIDATION = "VALIDATION"
+"""The evaluation inside a fit; it lies inside EPOCH."""
+TEST = "TEST"
+"""One call of ``evaluate``."""
+PREDICT = "PREDICT"
+"""One call of ``predict``."""
+CALLBACKS = "CALLBACKS"
+"""The hooks of all callbacks, from the first to the last of a list, inside an epoch."""
+FIT_CALLBACKS = "CALLBACKS (fit)"
+"""Their hooks at the two ends of a fit."""
+EPOCH_START = "EPOCH (start)"
+"""From the begin of an epoch to its first batch."""
+EPOCH_END = "EPOCH (end)"
+"""Keras's own work after the last batch of an epoch: its metrics, and what surrounds the validation."""
+IO_MEAN = "IO (mean)"
+"""Waits that were read as one sum: one interval a batch, each the mean of its group."""
+
+Key = TimeType | str
+
+
+def first(key: Key) -> str:
+    """The name of executions that traced or compiled: ``"BATCH (first)"``."""
+    return f"{key.name if isinstance(key, TimeType) else key} (first)"
+
+
+BATCH_FIRST = first(BATCH)
+
+
+class Execution:
+    """One call of a train function: all that is known of the batches that it trained on.
+
+    Args:
+        number: Its number in the fit, which its stamps carry.
+    """
+
+    __slots__ = (
+        "began_ns",
+        "began_unix_ns",
+        "ended_unix_ns",
+        "kept_as",
+        "number",
+        "steady",
+        "steps",
+        "took_ns",
+        "wait_ns",
+    )
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.began_ns = self.took_ns = 0
+        """On the timer's clock."""
+        self.began_unix_ns = self.ended_unix_ns = 0
+        """On the system's clock, as the stamps are."""
+        self.kept_as: Key = BATCH
+        """The region that it is recorded in."""
+        self.steady = True
+        """Whether it neither traced nor compiled."""
+        self.steps = 1
+        """Batches in it."""
+        self.wait_ns: int | None = None
+        """The sum of its waits for data, as tf.data measured them; None if it was not read for this execution alone."""
+
+
+class Stamps(NamedTuple):
+    """When a batch passed the anchors, in seconds since 1970; NaN for one that it did not pass."""
+
+    number: int
+    """The number of its execution."""
+    data_s: float
+    """The batch is there."""
+    loss_s: float
+    """The loss is there."""
+    gradients_s: float
+    """The gradients are there."""
+    end_s: float
+    """The step is done."""
