@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import os
 import signal
 import sys
@@ -11,7 +12,7 @@ import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from types import FrameType
 
 _PATIENCE_S = 10.0
@@ -49,9 +50,7 @@ class _Report:
             # What SIGTERM has interrupted is this: nothing that is registered now is done at exit.
             for ending in _endings:
                 ending.join(_PATIENCE_S)
-            if _put_off and not any(other.is_to_come() for other in _reports):
-                _call_all((*_afterwards, *_last))
-                os.kill(os.getpid(), _put_off[0])
+            end_put_off()
 
     def is_to_come(self) -> bool:
         """Whether this process has still to make it."""
@@ -81,6 +80,21 @@ _put_off: list[int] = []
 def do_after_reports(call: Callable[[], None]) -> None:
     """Have something done after the reports at SIGTERM, where nothing of ``atexit`` is done."""
     _afterwards.append(call)
+
+
+_is_in_last: list[bool] = []
+"""Not empty while ``atexit`` runs calls of :func:`do_last`."""
+
+
+@contextlib.contextmanager
+def in_last() -> Iterator[None]:
+    """Put off the end by SIGTERM while ``atexit`` does what :func:`do_last` would do."""
+    _is_in_last.append(True)
+    try:
+        yield
+    finally:
+        _is_in_last.pop()
+    end_put_off()
 
 
 def do_last(call: Callable[[], None]) -> None:
@@ -123,19 +137,19 @@ def _end(number: int, _frame: FrameType | None) -> None:
     for made in _reports:
         with contextlib.suppress(Exception):
             made.prepare()
-    # Before the interrupted code goes on, which may call what listens to no handler; and for whoever cannot wait.
-    signal.signal(number, signal.SIG_DFL)
+    # A second signal waits for the reports and logs: job systems and launchers often both send one.
+    signal.signal(number, _wait)
     ending = threading.Thread(target=_do_all, args=(number,), name="deep500-timing end", daemon=True)
     _endings[:] = [ending]
     try:
         ending.start()
     except RuntimeError:
         # The interpreter is shutting down and, from Python 3.12 on, starts no thread any more.
-        if any(made.is_under_way() for made in _reports):
-            _endings.clear()
+        _endings.clear()
+        if _is_in_last or any(made.is_under_way() for made in _reports):
             _put_off.append(number)
         else:
-            os.kill(os.getpid(), number)
+            _kill(number)
         return
     ending.join(_PAUSE_S)
     # The interrupted code may reach the end of the program before the report is made.
@@ -146,7 +160,25 @@ def _do_all(number: int) -> None:
     # Each on a thread of its own, since either may wait for what the interrupted code never lets go.
     _do((*(made.make for made in _reports), *_afterwards), _PATIENCE_S)
     _do(tuple(_last), _LAST_PATIENCE_S)
+    _kill(number)
+
+
+def _wait(_number: int, _frame: FrameType | None) -> None:
+    for ending in _endings:
+        ending.join(_PAUSE_S)
+
+
+def _kill(number: int) -> None:
+    # `signal.signal` works on the main thread only, which may be blocked; this works on any thread.
+    ctypes.pythonapi.PyOS_setsig(number, None)
     os.kill(os.getpid(), number)
+
+
+def end_put_off() -> None:
+    """End the process by the signal that came during its exit, once reports and logs are written."""
+    if _put_off and not any(other.is_to_come() for other in _reports):
+        _call_all((*_afterwards, *_last))
+        _kill(_put_off[0])
 
 
 def _do(calls: tuple[Callable[[], None], ...], patience_s: float) -> None:

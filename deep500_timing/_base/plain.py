@@ -46,6 +46,5 @@ load_plain(
         "devices/_anchors",
         "devices/_collecting",
         "devices/_pool",
-        "runs/_rows",
     ),
 )

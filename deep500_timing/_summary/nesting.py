@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -137,6 +137,7 @@ class Paths:
         self.depths: list[int] = []
         self._numbers: dict[tuple[int, int], int] = {}
         self._last: dict[tuple[int, int], int] = {}
+        self._before = np.zeros((4, 0), dtype=np.int64)
 
     def number_of(self, parent: int, region: int) -> int:
         """The number of the path of a region below another path."""
@@ -148,32 +149,59 @@ class Paths:
             self.depths.append(0 if parent == ROOT else self.depths[parent] + 1)
         return number
 
-    def nest(
-        self, starts: Int64Array, ends: Int64Array, regions: Int64Array, threads: Int64Array, on_host: BoolArray
-    ) -> Nested:
-        """Find the paths of intervals, those that are open among them with :data:`ENDLESS` for their end.
+    def nest(self, rows: Mapping[str, Any], still_open: Mapping[str, Any]) -> Nested:
+        """Find the paths of a log's intervals, chunk after chunk.
 
-        A device's interval has the path of the region that it is of.
+        A device interval has the path of its host interval; if that is unknown, the newest path of its region.
 
         Args:
-            starts: Shape ``(n,)``, as all of them.
-            ends: When they ended.
-            regions: Numbers of the regions' names.
-            threads: Only what is on one thread nests.
-            on_host: Which are not of a device.
+            rows: Columns of equal length: ``start_ns``, ``dur_ns``, ``region`` and ``thread`` (numbers), ``on_host``
+                (false for a device), ``host_start_ns`` (start of the host interval).
+            still_open: ``start_ns``, ``region`` and ``thread`` of regions that are open at the end of the chunk.
         """
+        count = len(rows["start_ns"])
+        starts, regions, threads = (
+            np.concatenate((rows[name], still_open[name])) for name in ("start_ns", "region", "thread")
+        )
+        ends = np.concatenate((rows["start_ns"] + rows["dur_ns"], np.full(len(starts) - count, ENDLESS)))
+        on_host = np.concatenate((rows["on_host"], np.ones(len(starts) - count, dtype=np.bool_)))
         paths = np.full(len(starts), ROOT, dtype=np.int64)
         overlaps = np.zeros(len(starts), dtype=np.bool_)
         covered = np.zeros(len(starts), dtype=np.int64)
         for thread in distinct(threads):
-            of_thread = threads == thread
-            rows = np.flatnonzero(of_thread & on_host)
-            rows = rows[order_for_nesting(starts[rows], ends[rows], regions[rows])]
-            parents, overlaps[rows] = parents_of(starts[rows], ends[rows])
-            covered[rows] = covered_by_siblings(starts[rows], ends[rows], parents, overlaps[rows])
-            paths[rows] = self.of_thread(parents, regions[rows])
-            self._place_on_device(thread, rows, np.flatnonzero(of_thread & ~on_host), starts, regions, paths)
-        return Nested(paths, overlaps, covered)
+            found = np.flatnonzero((threads == thread) & on_host)
+            found = found[order_for_nesting(starts[found], ends[found], regions[found])]
+            parents, overlaps[found] = parents_of(starts[found], ends[found])
+            covered[found] = covered_by_siblings(starts[found], ends[found], parents, overlaps[found])
+            paths[found] = self.of_thread(parents, regions[found])
+        host = np.flatnonzero(on_host)
+        host = host[np.argsort(starts[host], kind="stable")]
+        known = np.stack((threads[host], regions[host], starts[host], paths[host]))
+        if not rows["on_host"].all():
+            self._place_on_device(rows, np.concatenate((self._before, known), axis=1), paths)
+        self._before = known
+        for thread in distinct(known[0]):
+            of_thread = known[:, known[0] == thread]
+            newest = np.full(int(of_thread[1].max()) + 1, -1, dtype=np.int64)
+            newest[of_thread[1]] = of_thread[3]  # The last of several values is kept.
+            for region in np.flatnonzero(newest >= 0).tolist():
+                self._last[thread, region] = int(newest[region])
+        return Nested(paths[:count], overlaps[:count], covered[:count])
+
+    def _place_on_device(self, rows: Mapping[str, Any], known: Int64Array, paths: Int64Array) -> None:
+        # `known`: threads, regions, starts and paths of host intervals in this chunk and the one before.
+        device = np.flatnonzero(~rows["on_host"])
+        for thread, region in set(zip(rows["thread"][device].tolist(), rows["region"][device].tolist(), strict=True)):
+            own = device[(rows["thread"][device] == thread) & (rows["region"][device] == region)]
+            starts, found = known[2:, (known[0] == thread) & (known[1] == region)]
+            newest = self._last.get((thread, region))
+            if newest is None:
+                newest = int(found[0]) if len(found) else self.number_of(ROOT, region)
+            paths[own] = newest
+            if len(found):
+                at = np.maximum(np.searchsorted(starts, rows["host_start_ns"][own], side="right") - 1, 0)
+                exact = starts[at] == rows["host_start_ns"][own]
+                paths[own[exact]] = found[at[exact]]
 
     def of_thread(self, parents: Int64Array, regions: Int64Array) -> Int64Array:
         """The paths of the intervals of one thread, from :func:`parents_of` and the numbers of their names."""
@@ -195,33 +223,6 @@ class Paths:
             inside = above != ROOT
             todo, rest, above = rest[inside], rest[~inside], above[inside]
         return paths
-
-    def _place_on_device(
-        self,
-        thread: int,
-        host_rows: Int64Array,
-        device_rows: Int64Array,
-        starts: Int64Array,
-        regions: Int64Array,
-        paths: Int64Array,
-    ) -> None:
-        for region in distinct(regions[device_rows]):
-            rows = device_rows[regions[device_rows] == region]
-            own = host_rows[regions[host_rows] == region]
-            # Mostly its host interval came long before: then the path that the region had last.
-            last = self._last.get((thread, region))
-            paths[rows] = self.number_of(ROOT, region) if last is None else last
-            if len(own):
-                at = np.searchsorted(starts[own], starts[rows], side="right") - 1
-                found = (at >= 0) & (starts[own[np.maximum(at, 0)]] == starts[rows])
-                paths[rows[found]] = paths[own[at[found]]]
-                if last is None:
-                    paths[rows[~found]] = paths[own[0]]
-        if len(host_rows):
-            newest = np.full(int(regions[host_rows].max()) + 1, -1, dtype=np.int64)
-            newest[regions[host_rows]] = paths[host_rows]  # Of several the last one stays.
-            for region in np.flatnonzero(newest >= 0).tolist():
-                self._last[thread, region] = int(newest[region])
 
     def regions_of(self, number: int) -> list[int]:
         """The regions of a path, outermost first."""

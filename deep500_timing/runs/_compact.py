@@ -6,6 +6,7 @@ it can be deleted at any time.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import hashlib
 import json
@@ -16,11 +17,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from deep500_timing._base.require import require
 from deep500_timing._base.warn import warn_once
-from deep500_timing.runs._files import SUFFIX
+from deep500_timing.runs._files import SUFFIX, parse_name
 from deep500_timing.runs._history import summarized_files
-from deep500_timing.runs._read import NewerSchemaError
+from deep500_timing.runs._kinds import NOT_READ, TABLES
+from deep500_timing.runs._read import CHUNK_ROWS, NewerSchemaError
 from deep500_timing.runs._readers import alone, parts_in_use
-from deep500_timing.runs._tables import CHUNK_ROWS, COLUMNS, LogTables, columns_of, peek, schema_of
+from deep500_timing.runs._tables import COLUMNS, LogTables, columns_of, peek, schema_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -83,15 +85,30 @@ def compact(folder: str, reading: Reading) -> Compacted:
         FileNotFoundError: There is no such folder.
         MissingPackageError: pyarrow is not installed.
     """
-    logs = find_logs(folder)
     target = os.path.join(folder, FOLDER)
     try:
         os.makedirs(target, exist_ok=True)
         with tempfile.TemporaryFile(dir=target):
             pass
+        return _compact_to(target, folder, reading)
     except OSError:
-        target = tempfile.mkdtemp(prefix="deep500-timing-run-")
-        _temporary.append(target)
+        if not os.path.isdir(folder):
+            raise
+    # The folder is read-only, or its disk is full.
+    if folder not in _temporary:
+        _temporary[folder] = tempfile.mkdtemp(prefix="deep500-timing-run-")
+    try:
+        return _compact_to(_temporary[folder], folder, reading)
+    except OSError as error:
+        raise OSError(
+            error.errno,
+            f"Reading the run {folder!r}: neither it nor the folder for temporary files can be written to: {error}. "
+            "Set TMPDIR to a folder with free space.",
+        ) from error
+
+
+def _compact_to(target: str, folder: str, reading: Reading) -> Compacted:
+    logs = find_logs(folder)
     manifest = _read_manifest(target)
     known = {_identity(part["logs"]): part for part in manifest["parts"]}
     groups = list(_groups(logs, manifest))
@@ -106,6 +123,8 @@ def compact(folder: str, reading: Reading) -> Compacted:
     _replace(os.path.join(target, MANIFEST), json.dumps(manifest).encode())
     with alone(target):
         _remove_others(target, parts_in_use(target))
+    for table in {*COLUMNS, *TABLES} - {*NOT_READ}:
+        empty_file(target, table)
     return _found(target, parts)
 
 
@@ -236,6 +255,8 @@ def _tables_of(group: list[LogFile], schemas: dict[str, dict[str, str]]) -> Iter
     for log in group:
         sessions.setdefault(_session_of(log.path), []).append(log)
     for logs in sessions.values():
+        # By path, ".0001.d5log" would come before ".d5log".
+        logs.sort(key=lambda log: (parse_name(os.path.basename(log.path)) or (0, 0, -1))[2])
         offset, first_mark = peek([log.path for log in logs])
         for log in logs:
             tables = LogTables(log.path, offset, first_mark)
@@ -292,13 +313,15 @@ def empty_file(target: str, table: str) -> str:
     return path
 
 
-_temporary: list[str] = []
+_temporary: dict[str, str] = {}
+"""The temporary folders that hold the Parquet of runs whose folder cannot be written to."""
 
 
+@atexit.register
 def remove_temporary() -> None:
-    """Remove the folders that stand in for those that could not be written to."""
+    """Remove the temporary folders."""
     while _temporary:
-        shutil.rmtree(_temporary.pop(), ignore_errors=True)
+        shutil.rmtree(_temporary.popitem()[1], ignore_errors=True)
 
 
 __all__ = ["Compacted", "compact", "empty_file", "find_logs", "remove_temporary"]

@@ -10,20 +10,15 @@ from deep500_timing.runs._columns import TYPES, Column, pack
 from deep500_timing.runs._frames import encode
 from deep500_timing.runs._header import to_json
 from deep500_timing.runs._kinds import FIRST_OWN, KINDS, NAMES, TABLES
-from deep500_timing.runs._rows import payloads_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from deep500_timing.runs._rows import Part
-    from deep500_timing.runs._steps import StepCounter
 
 BLOCK_ROWS = 1 << 15
-"""Rows in a frame at most, and so what one flipped bit costs: a second of what is seldom recorded. More and smaller
-frames would cost the training more. Each is compressed without the interpreter's lock, and a loop that never lets go of
-it waits some tenths of a millisecond at each time that the log takes it back."""
+"""Most rows in a frame, and so the most that one flipped bit destroys. Smaller frames would take the GIL more often."""
 
 
 class Encoder:
@@ -89,18 +84,6 @@ class Encoder:
             payload = pack(columns, part)
             yield from self._new_names()
             yield self._frame(number, min(count - first, BLOCK_ROWS), payload)
-
-    def intervals(self, parts: list[Part], steps: StepCounter) -> Iterable[bytes]:
-        """The frames of what timers recorded, in the order in which it began.
-
-        Args:
-            parts: What each store of each region gave.
-            steps: What knows the steps of those that come without.
-        """
-        number, _ = TABLES["intervals"]
-        for rows, payload in payloads_of(parts, steps.table, BLOCK_ROWS):
-            yield from self._new_names()
-            yield self._frame(number, rows, payload)
 
     def tuples(self, table: str, rows: Sequence[Sequence[Any]]) -> Iterable[bytes]:
         """As :meth:`rows`, from tuples in the order of the columns; names as texts."""

@@ -6,7 +6,7 @@ import atexit
 import sys
 from typing import Any
 
-from deep500_timing._base.at_exit import do_last, do_not_do_last
+from deep500_timing._base.at_exit import do_last, do_not_do_last, in_last
 from deep500_timing._base.fork import after_fork
 
 _open: dict[int, Any] = {}
@@ -34,13 +34,14 @@ def unwatch(log: Any) -> None:
 
 
 def _at_exit() -> None:
-    # Set by the interpreter when an exception reaches the top of the program.
+    # The interpreter sets it when an exception ends the program.
     error = getattr(sys, "last_value", None)
     reason = "exit" if error is None else type(error).__name__
-    for log in list(_open.values()):
-        if error is not None:
-            log.event("exception", f"{type(error).__name__}: {error}"[:2000])
-        log.close(reason=reason, wait=False)
+    with in_last():
+        for log in list(_open.values()):
+            if error is not None:
+                log.event("exception", f"{type(error).__name__}: {error}"[:2000])
+            log.close(reason=reason, wait=False)
 
 
 def _at_sigterm() -> None:

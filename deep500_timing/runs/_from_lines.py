@@ -77,8 +77,9 @@ def _write_log(folder: str, rank: int, session: int, lines: list[Line]) -> None:
     device_durations = np.array([line.cuda_ns or 0 for line in lines], dtype=np.int64)
     for device, chosen, lengths in (("CPU", batches | True, durations), ("GPU", cuda, device_durations)):
         if chosen.any():
+            table = "intervals" if device == "CPU" else "device_intervals"
             frames += encoder.rows(
-                "intervals",
+                table,
                 {
                     "start_ns": starts[chosen],
                     "dur_ns": lengths[chosen],
@@ -86,6 +87,7 @@ def _write_log(folder: str, rank: int, session: int, lines: list[Line]) -> None:
                     "region": regions[chosen],
                     "thread": np.zeros(int(chosen.sum()), dtype=np.int64),
                     "device": np.full(int(chosen.sum()), encoder.id_of(device)),
+                    "host_start_ns": starts[chosen],
                 },
             )
     count = len(lines) + int(cuda.sum())

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from deep500_timing.runs._kinds import EVENT, NO_STEP
-from deep500_timing.runs._rows import Part
 from deep500_timing.runs._source import CPU, GPU, Open, Source, Taken, Threads
 
 if TYPE_CHECKING:
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from deep500_timing.runs._encoder import Encoder
+    from deep500_timing.runs._gc import CollectorTimes
     from deep500_timing.runs._steps import StepCounter
 
     Int64Array = NDArray[np.int64]
@@ -38,20 +38,24 @@ class Harvest:
     def __init__(self) -> None:
         """Start empty."""
         self.sources: list[Source] = []
+        self.collector: CollectorTimes | None = None
         self.threads = Threads()
         self.rows: dict[str, deque[tuple[Any, ...]]] = {"marks": deque()}
         self.written = 0
         """Intervals in the frames made so far."""
+        self._collections: dict[int, int] = {}
         self._events: deque[dict[str, Any]] = deque(maxlen=_QUEUE_EVENTS)
         self._overflowed: dict[str, int] = {}
         self._batch_thread: int | None = None
         self._of_host: dict[int, tuple[int, Int64Array]] = {}
+        """By handle: the number of the first remembered host interval; step and start of each, shape ``(n, 2)``."""
         self._of_regions: dict[int, tuple[str, int, str, tuple[int, ...]]] = {}
         self._counters_written: dict[tuple[str, int, str], tuple[int, ...]] = {}
         self._threads_written = 0
         # Taken, and not written yet.
         self._fresh: list[Taken] = []
-        self._taken: list[tuple[Taken, Int64Array | None]] = []
+        self._taken: list[tuple[Taken, Int64Array, Int64Array | None]] = []
+        """With steps, and for device intervals the starts of their host intervals."""
         self._open: list[Open] = []
         self._waiting: dict[str, list[tuple[Any, ...]]] = {}
         self._said: list[dict[str, Any]] = []
@@ -87,6 +91,9 @@ class Harvest:
         for source in self.sources:
             for part in source.take(None if final else cut_ns):
                 self._fresh.append(part)
+        if self.collector is not None:
+            for ident, pairs in self.collector.take(None if final else cut_ns).items():
+                self._fresh.append(self._of_collector(ident, pairs))
         taken, self._fresh = self._fresh, []
         for part in taken:
             self._of_regions[part.store] = (part.region, part.thread, part.device, part.counters)
@@ -103,7 +110,12 @@ class Harvest:
         # The host's first: a device's times belong to the steps of theirs.
         for part in sorted(taken, key=lambda part: part.device == GPU):
             if len(part.pairs):
-                self._taken.append((part, self._label(part, steps) if part.has_device else None))
+                self._taken.extend(self._label(part, steps))
+
+    def _of_collector(self, ident: int, pairs: Int64Array) -> Taken:
+        recorded = self._collections[ident] = self._collections.get(ident, 0) + len(pairs)
+        thread, first = self.threads.number_of_ident(ident), recorded - len(pairs)
+        return Taken("GC", thread, CPU, pairs, (recorded, 0, 0, 0, 0), -1 - ident, -1 - ident, first, False, None)
 
     def done(self) -> None:
         """Forget what was taken: it is written."""
@@ -115,19 +127,18 @@ class Harvest:
     @property
     def waiting(self) -> int:
         """Intervals that were taken and are not written yet."""
-        return sum(len(part.pairs) for part, _ in self._taken)
+        return sum(len(part.pairs) for part, _, _ in self._taken)
 
     @property
     def dropped(self) -> int:
         """Intervals that timers aggregated before they could be taken."""
         return sum(counters[_DROPPED] for _, _, _, counters in self._of_regions.values())
 
-    def frames(self, encoder: Encoder, steps: StepCounter, *, is_first: bool, is_last: bool) -> Iterable[bytes]:
+    def frames(self, encoder: Encoder, *, is_first: bool, is_last: bool) -> Iterable[bytes]:
         """What was taken, as frames.
 
         Args:
             encoder: Of the file that they go to.
-            steps: What knows the steps of what was taken.
             is_first: They are the first of their file, which must say everything.
             is_last: They are the last of the log.
         """
@@ -137,11 +148,7 @@ class Harvest:
         names = self.threads.names
         yield from encoder.tuples("threads", list(enumerate(names))[self._threads_written :])
         self._threads_written = len(names)
-        parts = [
-            Part(part.pairs, labels, encoder.id_of(part.region), part.thread, encoder.id_of(part.device))
-            for part, labels in self._taken
-        ]
-        yield from encoder.intervals(parts, steps)
+        yield from self._intervals(encoder)
         rows = [(entry.start_ns, entry.region, entry.thread) for entry in self._open]
         yield from encoder.tuples("open", sorted(rows))
         for table, waiting in self._waiting.items():
@@ -150,24 +157,55 @@ class Harvest:
         for event in self._said:
             yield encoder.document(EVENT, event)
 
-    def _label(self, part: Taken, steps: StepCounter) -> Int64Array:
-        # The steps of the host's intervals are remembered for the times of the device.
+    def _intervals(self, encoder: Encoder) -> Iterable[bytes]:
+        # In order of their start. Device intervals with a known host interval have a table of their own.
+        for table in ("intervals", "device_intervals"):
+            with_host = table != "intervals"
+            chosen = [one for one in self._taken if (one[2] is not None) == with_host]
+            if not chosen:
+                continue
+            lengths = [len(part.pairs) for part, _, _ in chosen]
+            pairs = np.concatenate([part.pairs for part, _, _ in chosen])
+            order = np.argsort(pairs[:, 0], kind="stable")
+            starts = pairs[order, 0]
+            numbers = {
+                "region": [encoder.id_of(part.region) for part, _, _ in chosen],
+                "thread": [part.thread for part, _, _ in chosen],
+                "device": [encoder.id_of(part.device) for part, _, _ in chosen],
+            }
+            arrays = {name: np.repeat(np.array(of, dtype=np.int64), lengths)[order] for name, of in numbers.items()}
+            arrays |= {"start_ns": starts, "dur_ns": pairs[order, 1] - starts}
+            arrays["step"] = np.concatenate([labels for _, labels, _ in chosen])[order]
+            if with_host:
+                arrays["host_start_ns"] = np.concatenate([hosts for _, _, hosts in chosen if hosts is not None])[order]
+            yield from encoder.rows(table, arrays)
+
+    def _label(self, part: Taken, steps: StepCounter) -> Iterable[tuple[Taken, Int64Array, Int64Array | None]]:
+        # Steps and starts of host intervals are remembered for device intervals.
         if part.device != GPU:
             labels = steps.label(part.pairs[:, 0], part.pairs[:, 1])
-            first, known = self._of_host.get(part.handle, (part.first, labels[:0]))
-            if first + len(known) != part.first:  # Some were lost in between.
-                first, known = part.first, labels[:0]
-            kept = np.concatenate((known, labels))[-_REMEMBERED:]
-            self._of_host[part.handle] = (first + len(known) + len(labels) - len(kept), kept)
-            return labels
+            if part.has_device:
+                fresh = np.stack((labels, part.pairs[:, 0]), axis=1)
+                first, known = self._of_host.get(part.handle, (part.first, fresh[:0]))
+                if first + len(known) != part.first:  # Some in between were dropped.
+                    first, known = part.first, fresh[:0]
+                kept = np.concatenate((known, fresh))[-_REMEMBERED:]
+                self._of_host[part.handle] = (first + len(known) + len(fresh) - len(kept), kept)
+            yield part, labels, None
+            return
         if part.ordinals is None:
-            return steps.label(part.pairs[:, 0], None)
-        first, known = self._of_host.get(part.handle, (0, part.pairs[:0, 0]))
-        places = part.ordinals - first
-        there = (part.ordinals >= 0) & (places >= 0) & (places < len(known))
-        labels = np.full(len(places), NO_STEP, dtype=np.int64)
-        labels[there] = known[places[there]]
-        return labels
+            yield part, steps.label(part.pairs[:, 0], None), None
+            return
+        first, known = self._of_host.get(part.handle, (0, part.pairs[:0]))
+        at = part.ordinals - first
+        there = (part.ordinals >= 0) & (at >= 0) & (at < len(known))
+        if there.any():
+            found = known[at[there]]
+            yield part._replace(pairs=part.pairs[there]), found[:, 0], found[:, 1]
+        if not there.all():
+            # The step is that of the host interval, so it is unknown as well.
+            lost = part.pairs[~there]
+            yield part._replace(pairs=lost), np.full(len(lost), NO_STEP, dtype=np.int64), None
 
     def _count_batches(self, taken: list[Taken], steps: StepCounter) -> None:
         ends = []

@@ -49,6 +49,7 @@ def describe(
         "written_by": f"deep500-timing {_version('deep500-timing')}",
         "host": socket.gethostname(),
         "pid": os.getpid(),
+        "process_start_unix_ns": _process_start_unix_ns(),
         "rank": place.rank,
         "local_rank": place.local_rank,
         "world_size": place.world_size,
@@ -99,6 +100,18 @@ def _versions() -> dict[str, str]:
         if isinstance(version, str):
             found[name] = str(version)
     return found
+
+
+def _process_start_unix_ns() -> int | None:
+    # From the kernel, to about 10 ms; None on systems without /proc.
+    try:
+        with open("/proc/self/stat", "rb") as file:
+            ticks = int(file.read().rpartition(b")")[2].split()[19])
+        with open("/proc/stat", "rb") as file:
+            booted_s = next(int(line.split()[1]) for line in file if line.startswith(b"btime"))
+        return booted_s * 10**9 + ticks * 10**9 // os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError, StopIteration, AttributeError):
+        return None
 
 
 def _devices() -> list[str]:

@@ -13,7 +13,7 @@ from deep500_timing._summary.nesting import ENDLESS, Paths
 from deep500_timing.runs._encoder import Encoder
 from deep500_timing.runs._files import SUFFIX, LogFile, name_of
 from deep500_timing.runs._kinds import EVENT, HEADER, NO_STEP
-from deep500_timing.runs._read import Log, open_log, read_log
+from deep500_timing.runs._read import CHUNK_ROWS, INTERVALS, Log, chunk_of, open_log, read_log
 
 if TYPE_CHECKING:
     from deep500_timing.runs._read import Batch
@@ -92,11 +92,11 @@ def summarize(log: Log) -> list[tuple[Any, ...]]:
     chunk: list[Batch] = []
     still_open: Batch | None = None
     for batch in read_log(log):
-        if batch.table == "intervals":
+        if batch.table in INTERVALS:
             chunk.append(batch)
         elif batch.table == "open":
             still_open = batch
-        elif batch.table == "flushes":
+        elif batch.table == "flushes" and sum(batch.rows for batch in chunk) >= CHUNK_ROWS:
             _add(windows, paths, chunk, still_open, log)
             chunk, still_open = [], None
     _add(windows, paths, chunk, still_open, log)
@@ -117,23 +117,11 @@ def _add(
 ) -> None:
     if not chunk:
         return
-    columns = {name: np.concatenate([batch.arrays[name] for batch in chunk]) for name in chunk[0].arrays}
-    count = len(columns["start_ns"])
-    nothing = np.zeros(0, dtype=np.int64)
-    extra = {
-        name: nothing if still_open is None else still_open.arrays[name] for name in ("start_ns", "region", "thread")
-    }
-    on_host = np.array([log.text(int(device)) == "CPU" for device in columns["device"]], dtype=np.bool_)
+    columns, begun = chunk_of(log, chunk, still_open)
+    nested = paths.nest(columns, begun)
     starts, durations = columns["start_ns"], columns["dur_ns"]
     ends = starts + durations
-    nested = paths.nest(
-        np.concatenate((starts, extra["start_ns"])),
-        np.concatenate((ends, np.full(len(extra["start_ns"]), ENDLESS))),
-        np.concatenate((columns["region"], extra["region"])),
-        np.concatenate((columns["thread"], extra["thread"])),
-        np.concatenate((on_host, np.ones(len(extra["start_ns"]), dtype=np.bool_))),
-    )
-    keys = np.stack((nested.paths[:count], columns["device"]))
+    keys = np.stack((nested.paths, columns["device"]))
     for path, device in np.unique(keys, axis=1).T.tolist():
         rows = (keys[0] == path) & (keys[1] == device)
         steps = columns["step"][rows]

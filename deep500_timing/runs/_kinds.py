@@ -68,8 +68,16 @@ TABLES: dict[str, tuple[int, tuple[Column, ...]]] = {
         ),
     ),
     "threads": (24, _columns(thread="int", name="name")),
+    "device_intervals": (
+        25,
+        _columns(
+            start_ns="time", dur_ns="int", step="int", region="name", thread="int", device="name", host_start_ns="time"
+        ),
+    ),
+    "milestones": (26, _columns(time_ns="time", what="name", step="int", dur_ns="int")),
 }
 """The tables that every reader knows: number and columns by name."""
-NUMBERS = {number: name for name, (number, _) in TABLES.items()}
+NOT_READ = ("open", "flushes", "device_intervals")
+"""Tables that a reader merges into others."""
 NO_STEP = -(1 << 63)
-"""The step of what belongs to none."""
+"""No step, and no host interval."""

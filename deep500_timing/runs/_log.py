@@ -13,11 +13,13 @@ from deep500_timing._base.warn import warn_once
 from deep500_timing._summary.anchor import take_anchor
 from deep500_timing.runs._current import feeders
 from deep500_timing.runs._encoder import Encoder
+from deep500_timing.runs._gc import CollectorTimes
 from deep500_timing.runs._harvest import Harvest
 from deep500_timing.runs._header import describe, find_place
-from deep500_timing.runs._kinds import END, HEADER
+from deep500_timing.runs._kinds import END, HEADER, NO_STEP
 from deep500_timing.runs._source import Source
 from deep500_timing.runs._steps import StepCounter, last_batch_of
+from deep500_timing.runs._system import ResidentMemory
 from deep500_timing.runs._writer import Writer
 
 if TYPE_CHECKING:
@@ -37,6 +39,8 @@ _MOST_PAUSE_S = 0.2
 """How often the log looks how many there are: at 2 x 10^6 a second, a bounded timer's room is full a little later."""
 _LEAST_PAUSE_S = 0.01
 _LOCK_S = 5.0
+_MEMORY_S = 1.0
+"""Seconds between samples of the resident memory."""
 
 
 class RunLog:
@@ -58,7 +62,8 @@ class RunLog:
             replaced by histograms, one for each place in the tree and file; what else their files held, such as
             samples, goes with them. None keeps everything.
         system_s: Seconds between samples of processor, memory, disk, network and GPUs; None takes none. Needs psutil;
-            GPUs need nvidia-ml-py.
+            GPUs need nvidia-ml-py. The resident memory of the process is sampled once a second in any case.
+        gc: Record garbage collections of 1 ms and longer as the region ``GC``.
 
     Raises:
         ValueError: The timers have different clocks, or a size or time is not above 0.
@@ -75,6 +80,7 @@ class RunLog:
         rotate_bytes: int = ROTATE_BYTES,
         keep_bytes: int | None = None,
         system_s: float | None = None,
+        gc: bool = True,
     ) -> None:
         sizes = {"flush_s": flush_s, "rotate_bytes": rotate_bytes, "system_s": system_s, "keep_bytes": keep_bytes}
         for name, value in sizes.items():
@@ -83,7 +89,7 @@ class RunLog:
         self.folder = os.path.abspath(os.fspath(folder))
         self._rank = rank
         self._attributes = dict(attributes or {})
-        self._system = None
+        self._system: Any = ResidentMemory(_MEMORY_S)
         if system_s is not None:
             from deep500_timing.runs._system import SystemSampler
 
@@ -104,7 +110,11 @@ class RunLog:
         self._flusher = 0
         self._ended = False
         self._pid = os.getpid()
+        self._closer = 0
         self.closed = False
+        self.written = threading.Event()
+        """Set when a closed log has written its end."""
+        self._collect_gc = gc
         for timer in timers:
             self.attach(timer)
         self._wake = threading.Event()
@@ -129,6 +139,8 @@ class RunLog:
             return
         if not self._harvest.sources:
             self._clock, self._now = timer._clock, timer.now_ns
+            if self._collect_gc:
+                self._harvest.collector = CollectorTimes(self._now)
         elif timer._clock is not self._clock:
             raise ValueError(
                 f"Attaching a timer to the run {self.folder!r}: its clock is {timer._clock!r}, that of the timers "
@@ -168,6 +180,20 @@ class RunLog:
     def event(self, what: str, text: str = "", **more: Any) -> None:
         """Write down that something happened: a fault, a checkpoint, a restart."""
         self._harvest.event({"time_ns": int(self._now()), "what": what, "text": text, **more})
+
+    def mark(self, what: str, *, step: int | None = None, dur_s: float | None = None) -> None:
+        """Record a milestone, such as a saved checkpoint, in the table ``milestones``.
+
+        Goodput reads ``"checkpoint_saved"`` and ``"checkpoint_restored"`` with their step.
+
+        Args:
+            what: The kind of milestone.
+            step: The training step that it belongs to.
+            dur_s: How long it took until now, in seconds.
+        """
+        number = NO_STEP if step is None else int(step)
+        duration = -1 if dur_s is None else round(dur_s * 1e9)
+        self.add("milestones", (self._now(), what, number, duration))
 
     def declare(self, table: str, **columns: str) -> None:
         """Describe a table of one's own: columns by name, each ``int``, ``time``, ``float`` or ``name``.
@@ -210,8 +236,14 @@ class RunLog:
             reason: Why, for the reader.
             wait: Wait for times that are still on their way from a device.
         """
-        if self.closed or self._pid != os.getpid():
+        if self._pid != os.getpid():
             return
+        if self.closed:
+            # Another thread, or the code that this signal handler interrupts, writes the rest.
+            if not wait and self._closer != get_ident():
+                self.written.wait(_LOCK_S)
+            return
+        self._closer = get_ident()
         self._ask_feeders()  # They look for a log that is open.
         self.closed = True
         self._wake.set()
@@ -224,6 +256,9 @@ class RunLog:
                 source.timer._run = None
                 source.timer._detach_log()
         self._flush(final=True, reason=reason)
+        if self._harvest.collector is not None:
+            self._harvest.collector.close()
+        self.written.set()
         from deep500_timing.runs._ends import unwatch
 
         unwatch(self)
@@ -231,6 +266,8 @@ class RunLog:
     def abandon(self) -> None:
         """Leave the file to the process that began it: for the child after a fork."""
         self.closed = True
+        if self._harvest.collector is not None:
+            self._harvest.collector.close()
         for source in self._harvest.sources:
             source.timer._run = None
             source.timer._detach_log()
@@ -304,8 +341,7 @@ class RunLog:
         if not final:
             self._ask_feeders()
         cut_ns = int(self._now())
-        if self._system is not None:
-            self.add("samples", *((cut_ns, metric, value, "") for metric, value in self._system.due(cut_ns)))
+        self.add("samples", *((cut_ns, metric, value, "") for metric, value in self._system.due(cut_ns)))
         harvest.collect(cut_ns, self._steps, final=final)
         count = harvest.waiting
         try:
@@ -341,7 +377,7 @@ class RunLog:
         if is_first:
             encoder.restart()
             frames.append(encoder.document(HEADER, self._header()))
-        frames += harvest.frames(encoder, steps, is_first=is_first, is_last=final)
+        frames += harvest.frames(encoder, is_first=is_first, is_last=final)
         # Last, so that a reader who finds it knows that the flush is whole.
         written = harvest.written + harvest.waiting
         anchor = take_anchor(self._now)

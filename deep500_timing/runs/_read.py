@@ -8,10 +8,12 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from deep500_timing.runs._columns import TYPES, Column, unpack
 from deep500_timing.runs._files import parse_name
 from deep500_timing.runs._frames import Damage, Frame, read_frames
-from deep500_timing.runs._kinds import END, EVENT, FIRST_TABLE, HEADER, KINDS, NAMES, NUMBERS, SCHEMA, TABLES
+from deep500_timing.runs._kinds import END, EVENT, FIRST_TABLE, HEADER, KINDS, NAMES, NO_STEP, SCHEMA, TABLES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,6 +62,12 @@ class Log:
         return self.names.get(number, f"name {number} (lost)")
 
 
+CHUNK_ROWS = 1 << 17
+"""Intervals that are nested together, and rows of a row group: they fit into a processor's cache."""
+INTERVALS = ("intervals", "device_intervals")
+"""The tables of intervals. Those of a device with a known host interval are in the second."""
+
+
 class NewerSchemaError(ValueError):
     """A log was written by a later version in a way that this one would misread."""
 
@@ -103,9 +111,37 @@ def read_log(log: Log) -> Iterator[Batch]:
                 # It is whole, but not what its kind should be: of a later version that should have said so.
                 log.unknown += 1
                 continue
-            if known[0] == "intervals":
+            if known[0] in INTERVALS:
                 log.intervals += frame.rows
             yield Batch(known[0], frame.rows, arrays)
+
+
+def chunk_of(log: Log, batches: list[Batch], still_open: Batch | None) -> tuple[Arrays, Arrays]:
+    """Rows of both tables of intervals together, and the open regions that are not among them.
+
+    The columns are those of ``device_intervals`` and ``on_host``.
+
+    Args:
+        log: The log.
+        batches: Their rows.
+        still_open: The rows of the table ``open`` at the end of the batches.
+    """
+    names = [column.name for column in TABLES["device_intervals"][1]]
+    missing = np.int64(NO_STEP)
+    rows = {
+        name: np.concatenate([batch.arrays.get(name, np.full(batch.rows, missing)) for batch in batches])
+        for name in names
+    }
+    devices = [number for number in set(rows["device"].tolist()) if log.text(number) != "CPU"]
+    rows["on_host"] = ~np.isin(rows["device"], devices)
+    columns = ("start_ns", "region", "thread")
+    if still_open is None:
+        return rows, {name: np.zeros(0, dtype=np.int64) for name in columns}
+    # A region that ended during the flush is in both tables.
+    ended = set(zip(*(rows[name].tolist() for name in columns), strict=True)) if still_open.rows else set()
+    begun = zip(*(still_open.arrays[name].tolist() for name in columns), strict=True)
+    left = np.array([row not in ended for row in begun], dtype=np.bool_)
+    return rows, {name: still_open.arrays[name][left] for name in columns}
 
 
 def _take_document(log: Log, frame: Frame) -> None:
@@ -150,4 +186,4 @@ def _tables_of(described: dict[str, Any]) -> dict[str, tuple[int, tuple[Column, 
     return found
 
 
-__all__ = ["NUMBERS", "Batch", "Log", "NewerSchemaError", "open_log", "read_log"]
+__all__ = ["Batch", "Log", "NewerSchemaError", "open_log", "read_log"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from deep500_timing.runs._compact import Compacted, compact, empty_file, find_logs
 from deep500_timing.runs._engine import Relation, engine_for, where
 from deep500_timing.runs._files import parse_name
-from deep500_timing.runs._kinds import TABLES
+from deep500_timing.runs._kinds import NOT_READ, TABLES
 from deep500_timing.runs._readers import Reading
 from deep500_timing.runs._regions import regions_table
 from deep500_timing.runs._steptable import steps_of
@@ -78,7 +78,7 @@ class Run:
             for table, found in compacted.files.items():
                 files.setdefault(table, []).extend(found)
         for table in (*COLUMNS, *TABLES):
-            if table not in files and table not in ("open", "flushes"):
+            if table not in files and table not in NOT_READ:
                 files[table] = [empty_file(self._first.folder, table)]
         return files
 

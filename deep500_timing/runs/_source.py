@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from deep500_timing.runs._rows import first_late
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -108,14 +106,18 @@ class Threads:
         known = self._by_lane.get(id(lane))
         if known is not None:
             return known[1]
-        ident = lane.ident
-        number = self._by_ident.get(ident)
+        number = self.number_of_ident(lane.ident)
+        self._by_lane[id(lane)] = (lane, number)  # Held, so that its id stays its own.
+        return number
+
+    def number_of_ident(self, ident: int | None) -> int:
+        """The number of the thread with an identifier, from ``threading.get_ident``."""
+        number = None if ident is None else self._by_ident.get(ident)
         if number is None:
             number = len(self.names)
             self.names.append(_name_of_thread(ident))
             if ident:
                 self._by_ident[ident] = number
-        self._by_lane[id(lane)] = (lane, number)  # Held, so that its id stays its own.
         return number
 
 
@@ -248,7 +250,8 @@ def read_since(cursor: _Cursor, cut_ns: int | None) -> tuple[Int64Array, int]:
     ints, recorded, dropped = store.since(cursor.seen)
     pairs = np.frombuffer(ints, dtype=np.int64).reshape(-1, 2)
     if cut_ns is not None:
-        on_time = first_late(ints, cut_ns, cut_ns + _IN_FUTURE_NS)
+        late = (pairs[:, 1] > cut_ns) & (pairs[:, 1] <= cut_ns + _IN_FUTURE_NS)
+        on_time = int(late.argmax()) if late.any() else len(pairs)
         recorded -= len(pairs) - on_time
         pairs = pairs[:on_time]
     store.took(recorded)
@@ -256,7 +259,7 @@ def read_since(cursor: _Cursor, cut_ns: int | None) -> tuple[Int64Array, int]:
     return pairs, dropped
 
 
-def _name_of_thread(ident: int) -> str:
+def _name_of_thread(ident: int | None) -> str:
     for thread in threading.enumerate():
         if thread.ident == ident:
             return thread.name

@@ -8,7 +8,6 @@ import numpy as np
 
 from deep500_timing.runs._columns import unpack
 from deep500_timing.runs._kinds import NO_STEP
-from deep500_timing.runs._rows import StepTable, labels_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     Int64Array = NDArray[np.int64]
 
 _REMEMBERED = 1 << 16
-"""Steps whose times are remembered for what arrives late: times from a device."""
+"""Steps whose times are remembered for device intervals, which arrive late."""
 
 
 class StepCounter:
@@ -30,8 +29,6 @@ class StepCounter:
         """Count from ``first``."""
         self.batches = first
         self._ends = np.zeros(0, dtype=np.int64)
-        self._room = np.zeros(0, dtype=np.int64)
-        self._used = 0
         self._mark_times = np.zeros(0, dtype=np.int64)
         self._mark_steps = np.zeros(0, dtype=np.int64)
         self._marked = False
@@ -39,16 +36,8 @@ class StepCounter:
     def add_batches(self, ends_ns: Int64Array) -> None:
         """Count the BATCHes that ended, shape ``(n,)``, before anything that ended with them is labelled."""
         self.batches += len(ends_ns)
-        # Appended where there is room: to copy all of them takes so long that another thread gets the interpreter.
-        fresh = np.sort(ends_ns, kind="stable")[-_REMEMBERED:]
-        known = self._ends
-        if self._used + len(fresh) > len(self._room):
-            self._room = np.empty(4 * _REMEMBERED, dtype=np.int64)
-            self._room[: len(known)] = known
-            self._used = len(known)
-        self._room[self._used : self._used + len(fresh)] = fresh
-        self._used += len(fresh)
-        self._ends = self._room[max(self._used - _REMEMBERED, 0) : self._used]
+        fresh = np.sort(ends_ns, kind="stable")
+        self._ends = np.concatenate((self._ends, fresh))[-_REMEMBERED:]
 
     def add_marks(self, marks: list[tuple[int, int]]) -> None:
         """Take in marks: times in ns and steps, in order."""
@@ -65,19 +54,27 @@ class StepCounter:
         """The steps of intervals.
 
         Args:
-            starts_ns: When they began, shape ``(n,)``.
-            ends_ns: When they ended; None for those of a device, whose end says when the device was ready, not
-                when the step was: their start decides.
+            starts_ns: Shape ``(n,)``.
+            ends_ns: Shape ``(n,)``; None for device intervals, whose end says when the device was ready. Their start
+                decides.
         """
-        return labels_of(self.table, starts_ns, ends_ns)
-
-    @property
-    def table(self) -> StepTable:
-        """What tells the step of an interval, at this moment."""
         if self._marked:
-            return StepTable(self._mark_times, self._mark_steps, 0, NO_STEP)
-        forgotten = self.batches - len(self._ends)
-        return StepTable(self._ends, None, forgotten, NO_STEP if len(self._ends) == _REMEMBERED else forgotten)
+            times, forgotten, earliest = self._mark_times, 0, NO_STEP
+            at = np.searchsorted(times, starts_ns, side="right")
+            if ends_ns is not None:
+                # An interval that ends at the time of a mark ended before it, unless it began there as well.
+                at = np.maximum(at, np.searchsorted(times, ends_ns, side="left"))
+            labels = self._mark_steps[np.maximum(at - 1, 0)]
+        else:
+            times, forgotten = self._ends, self.batches - len(self._ends)
+            earliest = NO_STEP if len(times) == _REMEMBERED else forgotten
+            if ends_ns is None:
+                at = np.searchsorted(times, starts_ns, side="right")
+            else:
+                at = np.searchsorted(times, ends_ns, side="left")
+            labels = forgotten + at.astype(np.int64)
+        labels[at == 0] = earliest
+        return labels
 
 
 def last_batch_of(paths: list[str]) -> int:

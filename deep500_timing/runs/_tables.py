@@ -13,7 +13,7 @@ from deep500_timing._summary.nesting import ENDLESS, ROOT, Paths
 from deep500_timing.runs._columns import unpack
 from deep500_timing.runs._frames import Frame, read_frames
 from deep500_timing.runs._kinds import HEADER, NO_STEP, TABLES
-from deep500_timing.runs._read import Batch, Log, open_log, read_log
+from deep500_timing.runs._read import CHUNK_ROWS, INTERVALS, Batch, Log, chunk_of, open_log, read_log
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     Int64Array = NDArray[np.int64]
 
-CHUNK_ROWS = 1 << 17
-"""Intervals that are placed in the tree together, and make a row group: what fits into a processor's cache."""
 COLUMNS = {
     "intervals": {
         "rank": "int32",
@@ -41,6 +39,7 @@ COLUMNS = {
         "bin": "int32",
         "overlaps": "bool",
         "overlap_ns": "int64",
+        "host_start_ns": "int64",
     },
     "logs": {
         "rank": "int32",
@@ -128,7 +127,7 @@ class LogTables:
         still_open: Batch | None = None
         said_open: Batch | None = None
         for batch in read_log(self.log):
-            if batch.table == "intervals":
+            if batch.table in INTERVALS:
                 chunk.append(batch)
                 rows += batch.rows
             elif batch.table == "open":
@@ -161,6 +160,8 @@ class LogTables:
                     arrays[column.name] = self.pa.array(values, mask=np.isnan(values))
                 if column.name == "step":
                     arrays[column.name] = self.pa.array(values, mask=values == NO_STEP)
+                if table == "milestones" and column.name == "dur_ns":
+                    arrays[column.name] = self.pa.array(values, mask=values < 0)
             yield table, self._table(columns_of(table, described), arrays, sum(batch.rows for batch in batches))
         if self.log.events:
             yield "events", self._events()
@@ -174,25 +175,11 @@ class LogTables:
             self._steps_of_clock.append(offset - self._offset_ns)
 
     def _tables_of(self, chunk: list[Batch], still_open: Batch | None) -> Iterator[pa.Table]:
-        def joined(column: str) -> Int64Array:
-            return np.concatenate([batch.arrays[column] for batch in chunk])
-
-        starts, durations, regions, threads = map(joined, ("start_ns", "dur_ns", "region", "thread"))
-        devices, steps = joined("device"), joined("step")
-        ends = starts + durations
+        rows, begun = chunk_of(self.log, chunk, still_open)
+        nested = self._paths.nest(rows, begun)
+        starts, durations, steps, on_host = (rows[name] for name in ("start_ns", "dur_ns", "step", "on_host"))
+        ends, hosts = starts + durations, rows["host_start_ns"]
         count = len(starts)
-        device_names = {number: self.log.text(number) for number in set(devices.tolist())}
-        gpu = [number for number, name in device_names.items() if name != "CPU"]
-        on_host = ~np.isin(devices, gpu) if gpu else np.ones(count, dtype=np.bool_)
-        extra = self._open_rows(still_open, starts, regions, threads)
-        nested = self._paths.nest(
-            np.concatenate((starts, extra[0])),
-            np.concatenate((ends, np.full(len(extra[0]), ENDLESS))),
-            np.concatenate((regions, extra[1])),
-            np.concatenate((threads, extra[2])),
-            np.concatenate((on_host, np.ones(len(extra[0]), dtype=np.bool_))),
-        )
-        paths, overlaps, covered = nested.paths[:count], nested.overlaps[:count], nested.covered[:count]
         self._first_ns = min(int(starts.min()), ENDLESS if self._first_ns is None else self._first_ns)
         self._last_ns = max(int(ends.max()), -ENDLESS if self._last_ns is None else self._last_ns)
         no_step = steps == NO_STEP
@@ -202,44 +189,29 @@ class LogTables:
         for first in range(0, count, CHUNK_ROWS):
             part = slice(first, first + CHUNK_ROWS)
             arrays = {
-                "thread": threads[part],
-                "device": self._texts(devices[part], device_names),
-                "region": self._texts(regions[part], None),
-                "path": self._path_column(paths[part]),
-                "depth": np.array(self._paths.depths, dtype=np.int64)[paths[part]],
+                "thread": rows["thread"][part],
+                "device": self._texts(rows["device"][part]),
+                "region": self._texts(rows["region"][part]),
+                "path": self._path_column(nested.paths[part]),
+                "depth": np.array(self._paths.depths, dtype=np.int64)[nested.paths[part]],
                 "step": self.pa.array(steps[part], mask=no_step[part]),
                 "start_ns": starts[part],
                 "dur_ns": durations[part],
                 "unix_ns": self._unix(starts[part]),
                 "bin": bin_of(durations[part]),
-                "overlaps": overlaps[part],
-                "overlap_ns": covered[part],
+                "overlaps": nested.overlaps[part],
+                "overlap_ns": nested.covered[part],
+                "host_start_ns": self.pa.array(hosts[part], mask=hosts[part] == NO_STEP),
             }
             yield self._table(COLUMNS["intervals"], arrays, len(arrays["thread"]))
-
-    def _open_rows(
-        self, still_open: Batch | None, starts: Int64Array, regions: Int64Array, threads: Int64Array
-    ) -> tuple[Int64Array, Int64Array, Int64Array]:
-        if still_open is None:
-            nothing = np.zeros(0, dtype=np.int64)
-            return nothing, nothing, nothing
-        found: list[tuple[int, int, int]] = []
-        columns = (still_open.arrays[name].tolist() for name in ("start_ns", "region", "thread"))
-        for start, region, thread in zip(*columns, strict=True):
-            # One that ended while the flush was under way is among the intervals.
-            if not ((starts == start) & (regions == region) & (threads == thread)).any():
-                found.append((start, region, thread))
-        rows = np.array(found, dtype=np.int64).reshape(-1, 3)
-        return rows[:, 0], rows[:, 1], rows[:, 2]
 
     def _unix(self, times: Any) -> Any:
         if self._offset_ns is None:
             return self.pa.nulls(len(times), self.pa.int64())
         return times + self._offset_ns
 
-    def _texts(self, numbers: Int64Array, known: dict[int, str] | None) -> pa.Array:
-        highest = int(numbers.max()) + 1
-        texts = [safe_text(known.get(n, "") if known else self.log.text(n)) for n in range(highest)]
+    def _texts(self, numbers: Int64Array) -> pa.Array:
+        texts = [safe_text(self.log.text(number)) for number in range(int(numbers.max()) + 1)]
         return self._dictionary(numbers, texts)
 
     def _path_column(self, paths: Int64Array) -> pa.Array:

@@ -62,8 +62,17 @@ def timed(clock):
 
 
 def rows_of(path, table="intervals"):
-    """The rows of a table of one log, as dictionaries, names as texts."""
+    """The rows of a table of one log, as dictionaries, names as texts; no samples of resident memory.
+
+    The table of intervals includes those of a device with a known host interval.
+    """
     log = open_log(str(path))
+    if table == "intervals":
+        return _rows_of(log, "intervals") + _rows_of(open_log(str(path)), "device_intervals")
+    return [row for row in _rows_of(log, table) if row.get("metric") != "process.rss_bytes"]
+
+
+def _rows_of(log, table):
     batches = [batch for batch in read_log(log) if batch.table == table]
     rows = []
     for batch in batches:

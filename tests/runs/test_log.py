@@ -398,14 +398,14 @@ def test_settings_that_cannot_be(tmr, tmp_path, wrong):
 
 
 def test_a_queue_that_is_full(tmr, log, clock, rows, whole, tmp_path, monkeypatch):
-    """Samples beyond what the queue holds are dropped, counted, and said."""
+    """Samples beyond the queue's size are dropped, counted, and reported; the log's own sample is among them."""
     monkeypatch.setattr("deep500_timing.runs._harvest.QUEUE_ROWS", 3)
     for number in range(5):
         log.sample("loss", number)
     log.close()
     path = tmp_path / "run" / RANK_0
     assert [0, 1, 2] == [row["value"] for row in rows(path, "samples")]
-    assert ["2 rows of samples did not fit into the queue of 3"] == [event["text"] for event in whole(path).events]
+    assert ["3 rows of samples did not fit into the queue of 3"] == [event["text"] for event in whole(path).events]
 
 
 def test_a_closed_log_lets_the_timer_go_on(tmr, log, timed):

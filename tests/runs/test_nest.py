@@ -15,6 +15,7 @@ from deep500_timing._summary.nesting import (
     parents_of,
     split_path,
 )
+from deep500_timing.runs._kinds import NO_STEP
 
 INTERVALS = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 8), st.integers(0, 2)), min_size=1, max_size=14)
 
@@ -66,22 +67,42 @@ def test_order_of_what_begins_together():
     assert [3, 1, 2, 0] == order_for_nesting(starts, ends, np.array([2, 0, 1, 0])).tolist()
 
 
+def nest(paths, starts, ends, regions, threads, on_host, hosts):
+    """Nest rows; an end of ENDLESS is an open region."""
+    columns = {
+        "start_ns": np.array(starts, dtype=np.int64),
+        "dur_ns": np.array(ends, dtype=np.int64) - np.array(starts, dtype=np.int64),
+        "region": np.array(regions, dtype=np.int64),
+        "thread": np.array(threads, dtype=np.int64),
+        "on_host": np.array(on_host, dtype=bool),
+        "host_start_ns": np.array(hosts, dtype=np.int64),
+    }
+    is_open = np.array(ends, dtype=np.int64) == ENDLESS
+    ended = {name: values[~is_open] for name, values in columns.items()}
+    begun = {name: columns[name][is_open] for name in ("start_ns", "region", "thread")}
+    return paths.nest(ended, begun)
+
+
 def test_paths_of_threads_and_devices():
-    """Threads nest by themselves, open regions enclose, and a device's interval is where its region is."""
+    """Threads nest separately, open regions enclose, and a device interval has the path of its host interval."""
     names = ["FIT", "BATCH", "a/b", "IO"]
-    starts = np.array([0, 10, 12, 12, 30, 11])
-    ends = np.array([ENDLESS, 20, 18, 900, 31, 13])
-    regions = np.array([0, 1, 2, 2, 3, 3])
-    threads = np.array([0, 0, 0, 0, 0, 1])
-    on_host = np.array([True, True, True, False, True, True])
     paths = Paths()
-    nested = paths.nest(starts, ends, regions, threads, on_host)
+    nested = nest(
+        paths,
+        [0, 10, 12, 15, 30, 11],
+        [ENDLESS, 20, 18, 900, 31, 13],
+        [0, 1, 2, 2, 3, 3],
+        [0, 0, 0, 0, 0, 1],
+        [True, True, True, False, True, True],
+        [NO_STEP, NO_STEP, NO_STEP, 12, NO_STEP, NO_STEP],
+    )
     texts = [paths.text_of(number, names) for number in nested.paths.tolist()]
-    assert ["FIT", "FIT/BATCH", "FIT/BATCH/a\\/b", "FIT/BATCH/a\\/b", "FIT/IO", "IO"] == texts
-    assert ["FIT", "BATCH", "a/b"] == split_path(texts[2])
-    # A device's interval that comes in a later chunk.
-    late = paths.nest(*(np.array([value]) for value in (12, 950, 2, 0)), np.array([False]))
-    assert nested.paths[2] == late.paths[0]
+    assert ["FIT/BATCH", "FIT/BATCH/a\\/b", "FIT/BATCH/a\\/b", "FIT/IO", "IO"] == texts
+    assert ["FIT", "BATCH", "a/b"] == split_path(texts[1])
+    # The device interval arrives one chunk later; the region has other paths meanwhile.
+    late = nest(paths, [950, 40], [960, 41], [2, 2], [0, 0], [False, True], [12, NO_STEP])
+    assert nested.paths[1] == late.paths[0]
+    assert "a\\/b" == paths.text_of(int(late.paths[1]), names)
 
 
 CHUNK = st.lists(
@@ -92,14 +113,15 @@ CHUNK = st.lists(
 @settings(deadline=None, max_examples=200)
 @given(CHUNK, CHUNK)
 def test_chunks_of_a_log_nest_as_one_by_one(first, second):
-    """Each thread by itself; a device's interval where its region was at that start, or was last, or is first."""
-    paths, last = Paths(), {}
+    """Threads nest separately. A device interval has its host interval's path, else the newest, else the first."""
+    paths, last, before = Paths(), {}, []
     for chunk in (first, second):
         columns = np.array(chunk, dtype=np.int64).reshape(-1, 5)
         starts, ends, regions, threads = columns[:, 0], columns[:, 0] + columns[:, 1], columns[:, 2], columns[:, 3]
         on_host = columns[:, 4].astype(bool)
-        nested = paths.nest(starts, ends, regions, threads, on_host)
+        nested = nest(paths, starts, ends, regions, threads, on_host, starts)
         texts = [paths.text_of(number, ["a", "b", "c"]) for number in nested.paths.tolist()]
+        now = []
         for thread in (0, 1):
             rows = [int(row) for row in np.flatnonzero((threads == thread) & on_host)]
             rows = sorted(rows, key=lambda row: (starts[row], -ends[row], regions[row], row))
@@ -112,13 +134,14 @@ def test_chunks_of_a_log_nest_as_one_by_one(first, second):
             for row, parent in zip(rows, parents.tolist(), strict=True):
                 above = "" if parent < 0 else texts[rows[parent]] + "/"
                 assert above + "abc"[regions[row]] == texts[row]
-            for row in np.flatnonzero((threads == thread) & ~on_host).tolist():
-                own = [other for other in rows if regions[other] == regions[row]]
-                there = [texts[other] for other in own if starts[other] == starts[row]]
-                known = last.get((thread, regions[row]))
-                expected = there[-1:] or [known or (texts[own[0]] if own else "abc"[regions[row]])]
-                assert expected == [texts[row]]
-            last |= {(thread, int(regions[row])): texts[row] for row in rows}
+            now += [(thread, int(regions[row]), int(starts[row]), texts[row]) for row in rows]
+        for row in np.flatnonzero(~on_host).tolist():
+            own = [one for one in before + now if one[:2] == (threads[row], regions[row])]
+            there = {one[3] for one in own if one[2] == starts[row]}
+            known = last.get((int(threads[row]), int(regions[row])))
+            assert texts[row] in (there or {known or (own[0][3] if own else "abc"[regions[row]])})
+        last |= {(thread, region): text for thread, region, _, text in now}
+        before = now
 
 
 def test_names_that_are_far_apart():
