@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from deep500_timing._base.require import require
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 _CALLER = "Reading a run"
 
@@ -146,6 +146,13 @@ class Relation:
             for field, text in zip(table.schema, is_text, strict=True)
         ]
         return table.cast(pa.schema(fields))
+
+    def batches(self, rows: int = 1 << 16) -> Iterator[Any]:
+        """As Arrow record batches, one after the other, so that the whole table is never in memory."""
+        if hasattr(self.native, "to_arrow_reader"):
+            yield from self.native.to_arrow_reader(rows)
+        else:
+            yield from self.arrow().to_batches(rows)
 
     def df(self) -> Any:
         """As a ``pandas.DataFrame``."""

@@ -141,7 +141,7 @@ def test_steps_collectives_events_and_tables(run, whole):
 def test_counters(run, whole):
     """Memory and throughput are counters with their units, sample for sample."""
     counters = {track.name: track for track in whole.tracks.values() if track.HasField("counter")}
-    assert {"memory.device_allocated_bytes", "throughput.samples_per_s"} == set(counters)
+    assert {"memory.device_allocated_bytes", "throughput.samples_per_s", "process.rss_bytes"} == set(counters)
     assert perfetto.CounterDescriptor.UNIT_SIZE_BYTES == counters["memory.device_allocated_bytes"].counter.unit
     assert "1/s" == counters["throughput.samples_per_s"].counter.unit_name
     for name in counters:
@@ -415,7 +415,7 @@ def test_a_real_profile_lies_in_its_region(tmp_path):
     with Run.open(tmp_path / "run") as run:
         write_timeline(run, tmp_path / "t.pftrace", profiles=[tmp_path / "trace.json"])
     found = Read(tmp_path / "t.pftrace")
-    batches = [(s["start"], s["end"]) for _, s in found.on("MainThread")]
+    batches = [(s["start"], s["end"]) for _, s in found.on("MainThread") if s["name"] == "BATCH"]
     products = [s for s in found.slices if s["name"] == "aten::mm"]
     assert 3 == len(batches) == len(products)
     # An anchor is right within half of its width, mostly a tenth of this.

@@ -1,16 +1,15 @@
 """A run's processes, threads, devices, steps, collectives and samples as tracks.
 
-A window of time of one rank is held at once, so that a long run needs no memory for its length.
+A few queries serve all ranks. Intervals are read as a sorted stream, so that memory does not grow with the run.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from itertools import count
+from itertools import count, groupby
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._base.require import require
 from deep500_timing._summary.text import safe_name
 from deep500_timing._views.timeline._clocks import Place, Places, say_what_is_not_compared
 from deep500_timing._views.timeline._tracks import Lanes, Writer, unit_of
@@ -20,25 +19,40 @@ if TYPE_CHECKING:
 
     from deep500_timing.runs import Run
 
-_WINDOW_ROWS = 200_000
-_COLUMNS = ("session", "thread", "device", "region", "path", "depth", "step", "start_ns", "dur_ns")
+    Rows = list[dict[str, Any]]
+    Key = tuple[int, int]
+    """Rank and session."""
+
 _PER_REGION = ("memory.",)
-"""Metrics that are read at the ends of regions and are of the whole process: one track for all regions."""
-_OWN_TABLES = ("intervals", "collectives", "open", "flushes")
+"""Metrics of the whole process that are read at the ends of regions: one track for all regions."""
+_IDENTITY = ("thread", "device", "region", "host_start_ns")
+_TOGETHER = 4096
+"""Intervals whose times are converted together."""
+_NOT_TABLES = ("intervals", "collectives", "open", "flushes")
+_INTERVALS = """
+with launched as (
+    select distinct rank, session, thread, region, host_start_ns from intervals
+    where host_start_ns is not null and {where})
+select i.rank, i.session, i.thread, i.device, i.region, i.step, i.start_ns, i.dur_ns,
+    coalesce(i.host_start_ns, l.host_start_ns) as host_start_ns
+from intervals i left join launched l on i.device = 'CPU' and i.rank = l.rank and i.session = l.session
+    and i.thread = l.thread and i.region = l.region and i.start_ns = l.host_start_ns
+where {i_where}
+order by i.rank, i.session, i.start_ns, i.device, i.dur_ns desc, i.depth"""
 
 
 def first_time_ns(run: Run) -> int:
-    """When the run began, in Unix time where that is known."""
+    """The start of the run in Unix time; 0 if unknown."""
     return Places(run, sessions_of(run, None)).first_ns(run.table("logs").rows())
 
 
-def sessions_of(run: Run, ranks: Sequence[int] | None) -> list[dict[str, Any]]:
-    """The sessions of a run by rank: each a row of the table of logs, of its last file.
+def sessions_of(run: Run, ranks: Sequence[int] | None) -> Rows:
+    """The sessions of a run by rank: for each the row of its last file in the table of logs.
 
     Raises:
-        LookupError: A rank is asked for that the run does not have.
+        LookupError: The run does not have one of the ranks.
     """
-    logs = sorted(run.table("logs").rows(), key=lambda log: (log["rank"], log["session"], log["segment"]))
+    logs = run.sql("select * from logs order by rank, session, segment").rows()
     there = {log["rank"] for log in logs}
     for rank in ranks or ():
         if rank not in there:
@@ -60,225 +74,191 @@ def add_run(
 
     Args:
         run: The run.
-        writer: Where to.
-        steps: Of these steps only, the first and the last; what belongs to no step is left out then.
-        ranks: Of these ranks only.
-        on_progress: Called with how many sessions are done, and of how many.
+        writer: The writer of the file.
+        steps: Only these steps, the first and the last, and nothing outside all steps.
+        ranks: Only these ranks.
+        on_progress: Called with the number of finished sessions and the number of all.
 
     Raises:
         LookupError: The run has no such rank, or none of the steps.
     """
-    if steps is not None:
-        _refuse_if_absent(run, steps)
+    source = _Source(run, steps, ranks)
     sessions, numbers = sessions_of(run, ranks), count(1)
     places = Places(run, sessions)
     say_what_is_not_compared(run, places, sessions)
+    intervals = source.intervals()
+    key, rows = next(intervals, (None, iter(())))
     for done, log in enumerate(sessions):
         on_progress(done, len(sessions))
-        _Session(run, writer, log, places.of(log), steps, numbers).add()
+        session = _Session(source, writer, log, places.of(log))
+        if key == session.key:
+            session.add(rows, numbers)
+            key, rows = next(intervals, (None, iter(())))
+        else:
+            session.add(iter(()), numbers)
     on_progress(len(sessions), len(sessions))
 
 
-def _refuse_if_absent(run: Run, steps: tuple[int, int]) -> None:
-    there = run.steps().arrow()["step"].to_pylist()
-    if not any(steps[0] <= step <= steps[1] for step in there):
-        asked = f"step {steps[0]}" if steps[0] == steps[1] else f"steps {steps[0]} to {steps[1]}"
-        has = f"steps from {min(there)} to {max(there)}" if there else "no steps"
-        raise LookupError(f"Showing {asked}: the run has {has}.")
+class _Source:
+    """The tables of a run, each read by one query for all ranks, by rank and session."""
+
+    def __init__(self, run: Run, steps: tuple[int, int] | None, ranks: Sequence[int] | None) -> None:
+        self._run, self._steps = run, steps
+        self._ranks = "" if ranks is None else f" and rank in ({', '.join(map(str, ranks)) or 'null'})"
+        within = "" if steps is None else f" and step between {steps[0]} and {steps[1]}"
+        self._where = "true" + self._ranks + within
+        self.threads = self._read("select * from threads where true" + self._ranks)
+        tracks = f"select distinct rank, session, thread, device from intervals where {self._where}"
+        self.tracks = self._read(tracks)
+        self.steps = self._read_steps()
+        self.reach: dict[Key, tuple[int, int]] = {}
+        if steps is not None:
+            for key, of in self.steps.items():
+                self.reach[key] = min(row["start_ns"] for row in of), max(row["start_ns"] + row["dur_ns"] for row in of)
+        self.events = self.within("events")
+        self.collectives = self.within("collectives")
+        self.samples = self.within("samples")
+        self.others = {
+            name: self.within(name)
+            for name in sorted(run.tables)
+            if name not in _NOT_TABLES and {"start_ns", "dur_ns", "rank", "session"} <= set(run.table(name).columns)
+        }
+
+    def intervals(self) -> Iterator[tuple[Key, Iterator[dict[str, Any]]]]:
+        """The intervals of each rank and session, sorted by start, as a stream."""
+        conditions = self._where.replace(" rank ", " i.rank ").replace(" step ", " i.step ")
+        found = self._run.sql(_INTERVALS.format(where=self._where, i_where=conditions))
+        rows = (row for batch in found.batches() for row in batch.to_pylist())
+        return groupby(rows, key=lambda row: (row["rank"], row["session"]))
+
+    def within(self, table: str) -> dict[Key, Rows]:
+        """The rows of a table inside the range of the steps."""
+        query = f"select * from {table} where true" + self._ranks
+        if self._steps is not None:
+            time = "start_ns" if table not in ("events", "samples") else "time_ns"
+            earliest = min((low for low, _ in self.reach.values()), default=0)
+            latest = max((high for _, high in self.reach.values()), default=0)
+            query += f" and {time} <= {latest}"
+            query += f" and {time} >= {earliest}" if time == "time_ns" else f" and {time} + dur_ns >= {earliest}"
+        return self._read(query)
+
+    def _read(self, query: str) -> dict[Key, Rows]:
+        found: dict[Key, Rows] = defaultdict(list)
+        for row in self._run.sql(query).rows():
+            found[row["rank"], row["session"]].append(row)
+        return found
+
+    def _read_steps(self) -> dict[Key, Rows]:
+        there = self._run.steps().arrow().select(["rank", "session", "step", "start_ns", "dur_ns"])
+        numbers = there["step"].to_pylist()
+        first, last = self._steps or (-math.inf, math.inf)
+        if self._steps is not None and not any(first <= step <= last for step in numbers):
+            asked = f"step {first}" if first == last else f"steps {first} to {last}"
+            has = f"steps from {min(numbers)} to {max(numbers)}" if numbers else "no steps"
+            raise LookupError(f"Showing {asked}: the run has {has}.")
+        found: dict[Key, Rows] = defaultdict(list)
+        for row in there.to_pylist():
+            if row["dur_ns"] is not None and first <= row["step"] <= last:
+                found[row["rank"], row["session"]].append(row)
+        return found
 
 
 class _Session:
-    """One start of one rank: a process of the timeline."""
+    """One session of one rank: a process of the timeline."""
 
-    def __init__(
-        self,
-        run: Run,
-        writer: Writer,
-        log: dict[str, Any],
-        place: Place,
-        steps: tuple[int, int] | None,
-        numbers: Iterator[int],
-    ) -> None:
-        self._nw = require("narwhals", extra="runs", caller="Writing a timeline")
-        self._run, self._writer, self._steps = run, writer, steps
-        self.rank, self.session = log["rank"], log["session"]
-        self._place = place
+    def __init__(self, source: _Source, writer: Writer, log: dict[str, Any], place: Place) -> None:
+        self._source, self._writer, self._place = source, writer, place
+        self.key = log["rank"], log["session"]
         self._process = writer.process(_name_of(log, place))
-        self._threads = {
-            row["thread"]: safe_name(row["name"] or f"thread {row['thread']}")
-            for row in self._rows(run.table("threads").frame)
-        }
-        self._numbers = numbers
-        self._places: dict[tuple[str, int, str], tuple[int | None, int]] = {}
-        self._flows: dict[tuple[int, str, int, int], int] = {}
-        self._on_device: set[tuple[int, str]] = set()
 
-    def add(self) -> None:
-        """Write the tracks, in the order in which a reader wants them."""
-        reach = self._add_steps()
-        self._add_intervals()
-        self._add_events(reach)
-        self._add_collectives(reach)
-        self._add_tables(reach)
-        self._add_samples(reach)
+    def add(self, intervals: Iterator[dict[str, Any]], numbers: Iterator[int]) -> None:
+        """Write the tracks in the order in which they are shown.
 
-    def _rows(self, frame: Any) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = self._mine(frame).collect("pyarrow").to_native().to_pylist()
-        return rows
+        Args:
+            intervals: Of this session, sorted by start.
+            numbers: Numbers for arrows.
+        """
+        source = self._source
+        self._add_rows("steps", [row | {"name": f"step {row['step']}"} for row in source.steps[self.key]], "name", ())
+        self._add_intervals(intervals, numbers)
+        self._add_events()
+        self._add_collectives()
+        for name, table in source.others.items():
+            rows = self._inside(table)
+            texts = [column for column in rows[0] if isinstance(rows[0][column], str)] if rows else []
+            known = {"rank", "session", "start_ns", "dur_ns", "unix_ns", *texts[:1]}
+            columns = [column for column in (rows[0] if rows else ()) if column not in known]
+            self._add_rows(safe_name(name), rows, texts[0] if texts else "", columns)
+        self._add_samples()
 
-    def _mine(self, frame: Any) -> Any:
-        return frame.filter((self._nw.col("rank") == self.rank) & (self._nw.col("session") == self.session))
+    def _inside(self, table: dict[Key, Rows]) -> Rows:
+        # The rows of this session that touch its own range of steps.
+        rows = table.get(self.key, [])
+        if self._source._steps is None:
+            return rows
+        first, last = self._source.reach.get(self.key, (math.inf, -math.inf))
 
-    def _add_steps(self) -> tuple[float, float]:
-        lanes = Lanes(self._writer, self._process, "steps")
-        first, last = math.inf, -math.inf
-        steps = self._run.steps(rank=self.rank, session=self.session).rows()
-        for step, start in zip(steps, self._place(step["start_ns"] for step in steps), strict=True):
-            if step["dur_ns"] is None or (self._steps and not self._steps[0] <= step["step"] <= self._steps[1]):
-                continue
-            lanes.slice(start, start + step["dur_ns"], f"step {step['step']}")
-            first, last = min(first, start), max(last, start + step["dur_ns"])
-        lanes.close()
-        return (first, last) if self._steps else (-math.inf, math.inf)
+        def touches(row: dict[str, Any]) -> bool:
+            begin = row["start_ns"] if "start_ns" in row else row["time_ns"]
+            return bool(begin <= last and begin + (row.get("dur_ns") or 0) >= first)
 
-    # --- intervals ----------------------------------------------------------------------------------------------------
+        return [row for row in rows if touches(row)]
 
-    def _add_intervals(self) -> None:
-        frame = self._mine(self._run.intervals(rank=self.rank, steps=self._steps).frame)
-        unpaired = self._steps_without_pairs(frame)
+    def _add_intervals(self, intervals: Iterator[dict[str, Any]], numbers: Iterator[int]) -> None:
+        names = {row["thread"]: row["name"] for row in self._source.threads[self.key]}
         tracks: dict[tuple[int, str], Lanes] = {}
-        # The main thread first, and a device below the thread that it works for.
-        for thread, device in sorted(self._tracks_of(frame), key=lambda of: (of[0], of[1] != "CPU", of[1])):
-            name = self._threads.get(thread, f"thread {thread}")
-            tracks[thread, device] = Lanes(
-                self._writer, self._process, name if device == "CPU" else f"{device} · {name}"
-            )
-        for window in self._windows(frame):
-            begins = self._place(window[_COLUMNS.index("start_ns")])
-            for begin, (_, thread, device, region, path, _, step, _, duration) in zip(
-                begins, zip(*window, strict=True), strict=True
-            ):
+        found = {(row["thread"], row["device"]) for row in self._source.tracks[self.key]}
+        # The main thread first, and the device below the thread that launches its work.
+        for thread, device in sorted(found, key=lambda of: (of[0], of[1] != "CPU", of[1])):
+            name = safe_name(names.get(thread) or f"thread {thread}")
+            name = name if device == "CPU" else f"{device} · {name}"
+            tracks[thread, device] = Lanes(self._writer, self._process, name)
+        flows: dict[tuple[int, str, int], int] = {}
+        while rows := [row for row, _ in zip(intervals, range(_TOGETHER), strict=False)]:
+            for row, begin in zip(rows, self._place(row["start_ns"] for row in rows), strict=True):
+                thread, device, region, host_start_ns = (row[name] for name in _IDENTITY)
                 flow_out = flow_in = 0
-                if step is not None and (thread, path) in self._on_device and (thread, path, step) not in unpaired:
-                    flow = self._flow(device, (thread, path, step))
+                if host_start_ns is not None:
+                    # The host's and the device's interval share a number; either may come first.
+                    flow = flows.pop((thread, region, host_start_ns), 0)
+                    if not flow:
+                        flow = flows[thread, region, host_start_ns] = next(numbers)
                     flow_out, flow_in = (flow, 0) if device == "CPU" else (0, flow)
-                args = {} if step is None else {"step": step}
-                tracks[thread, device].slice(begin, begin + duration, safe_name(region), args, flow_out, flow_in)
+                args = {} if row["step"] is None else {"step": row["step"]}
+                end = begin + row["dur_ns"]
+                tracks[thread, device].slice(begin, end, safe_name(region), args, flow_out, flow_in)
         for lanes in tracks.values():
             lanes.close()
 
-    def _flow(self, device: str, of: tuple[int, str, int]) -> int:
-        # Whichever of the two comes first gets a number, which the other takes over: what is held is what is in flight.
-        place = self._places.get((device, *of[:2]), (None, 0))
-        number = place[1] + 1 if place[0] == of[2] else 0
-        self._places[(device, *of[:2])] = of[2], number
-        known = self._flows.pop((*of, number), None)
-        if known is None:
-            known = self._flows[(*of, number)] = next(self._numbers)
-        return known
-
-    def _tracks_of(self, frame: Any) -> list[tuple[int, str]]:
-        rows = frame.select("thread", "device").unique().collect("pyarrow").to_native().to_pylist()
-        return [(row["thread"], row["device"]) for row in rows]
-
-    def _steps_without_pairs(self, frame: Any) -> set[tuple[int, str, int]]:
-        # The n-th launch of a region in a step is paired with the n-th time on the device. Where some have no time on
-        # the device (captured, failed, dropped) nobody can tell which, and no arrow is drawn.
-        nw = self._nw
-        on_device = (nw.col("device") != "CPU").cast(nw.Int64)
-        counts = frame.select("thread", "path", "step", on_device.alias("on_device")).group_by("thread", "path", "step")
-        numbers = counts.agg(nw.col("on_device").sum(), nw.len().cast(nw.Int64).alias("all"))
-        found = numbers.filter(nw.col("on_device") > 0).select("thread", "path").unique().collect("pyarrow").to_native()
-        self._on_device = {(row["thread"], row["path"]) for row in found.to_pylist()}
-        if not self._on_device:
-            return set()
-        odd = numbers.filter(
-            nw.col("path").is_in(sorted({path for _, path in self._on_device})),
-            nw.col("on_device") * 2 != nw.col("all"),
-        )
-        odd = odd.collect("pyarrow").to_native().to_pylist()
-        return {(row["thread"], row["path"], row["step"]) for row in odd if row["step"] is not None}
-
-    def _windows(self, frame: Any) -> Iterator[list[list[Any]]]:
-        nw = self._nw
-        reach = (
-            frame.select(
-                nw.len().cast(nw.Int64).alias("rows"),
-                nw.col("start_ns").min().alias("first"),
-                nw.col("start_ns").max().alias("last"),
-            )
-            .collect("pyarrow")
-            .to_native()
-            .to_pylist()[0]
-        )
-        if not reach["rows"]:
-            return
-        number = math.ceil(reach["rows"] / _WINDOW_ROWS)
-        width = (reach["last"] - reach["first"]) // number + 1
-        for place in range(number):
-            low = reach["first"] + place * width
-            part = frame.filter((nw.col("start_ns") >= low) & (nw.col("start_ns") < low + width)).select(*_COLUMNS)
-            table = part.collect("pyarrow").to_native()
-            # A launch before what it launched, the outer before the inner.
-            order = {"start_ns": "ascending", "device": "ascending", "dur_ns": "descending", "depth": "ascending"}
-            table = table.sort_by(list(order.items()))
-            yield [table[name].to_pylist() for name in _COLUMNS]
-
-    # --- what else was recorded ---------------------------------------------------------------------------------------
-
-    def _add_events(self, reach: tuple[float, float]) -> None:
+    def _add_events(self) -> None:
         lanes = Lanes(self._writer, self._process, "events")
-        rows = sorted(self._rows(self._run.table("events").frame), key=lambda row: row["time_ns"])
+        rows = sorted(self._inside(self._source.events), key=lambda row: row["time_ns"])
         for row, at in zip(rows, self._place(row["time_ns"] for row in rows), strict=True):
-            if reach[0] <= at <= reach[1]:
-                lanes.instant(at, safe_name(row["what"] or "event"), {"text": safe_name(row["text"] or "")})
+            lanes.instant(at, safe_name(row["what"] or "event"), {"text": safe_name(row["text"] or "")})
 
-    def _add_collectives(self, reach: tuple[float, float]) -> None:
-        by_group: dict[str, list[dict[str, Any]]] = defaultdict(list)
-        for row in self._rows(self._run.table("collectives").frame):
+    def _add_collectives(self) -> None:
+        by_group: dict[str, Rows] = defaultdict(list)
+        for row in self._inside(self._source.collectives):
             by_group[row["group"] or ""].append(row)
         for group, rows in sorted(by_group.items()):
             what = "collectives" + (f" · {safe_name(group)}" if group else "")
-            args = (("bytes", "bytes"), ("sequence", "sequence"))
-            self._add_rows(what, rows, "op", reach, args)
+            self._add_rows(what, rows, "op", ("bytes", "sequence"))
 
-    def _add_tables(self, reach: tuple[float, float]) -> None:
-        # A table that a log declares itself is a track if its rows say what took how long.
-        for name in sorted(self._run.tables):
-            relation = self._run.table(name)
-            columns = relation.columns
-            if name in _OWN_TABLES or not {"start_ns", "dur_ns", "rank", "session"} <= set(columns):
-                continue
-            rows = self._rows(relation.frame)
-            texts = [column for column in columns if rows and isinstance(rows[0][column], str)]
-            known = {"rank", "session", "start_ns", "dur_ns", "unix_ns", *texts[:1]}
-            args = tuple((column, column) for column in columns if column not in known)
-            self._add_rows(safe_name(name), rows, texts[0] if texts else "", reach, args)
-
-    def _add_rows(
-        self,
-        what: str,
-        rows: list[dict[str, Any]],
-        named_by: str,
-        reach: tuple[float, float],
-        args: tuple[tuple[str, str], ...],
-    ) -> None:
+    def _add_rows(self, what: str, rows: Rows, named_by: str, columns: Sequence[str]) -> None:
         lanes = Lanes(self._writer, self._process, what)
         rows = sorted(rows, key=lambda row: (row["start_ns"], -(row["dur_ns"] or 0)))
         for row, start in zip(rows, self._place(row["start_ns"] for row in rows), strict=True):
-            if row["dur_ns"] is None or start + row["dur_ns"] < reach[0] or start > reach[1]:
-                continue
-            said = {name: row[column] for name, column in args if _can_be_said(row[column])}
-            lanes.slice(start, start + row["dur_ns"], safe_name(str(row.get(named_by) or what)), said)
+            if row["dur_ns"] is not None:
+                args = {name: row[name] for name in columns if _can_be_shown(row[name])}
+                lanes.slice(start, start + row["dur_ns"], safe_name(str(row.get(named_by) or what)), args)
         lanes.close()
 
-    def _add_samples(self, reach: tuple[float, float]) -> None:
+    def _add_samples(self) -> None:
         counters: dict[str, int] = {}
-        rows = self._rows(self._run.table("samples").frame)
-        rows = sorted(rows, key=lambda row: (row["metric"] or "", row["time_ns"]))
+        rows = sorted(self._inside(self._source.samples), key=lambda row: (row["metric"] or "", row["time_ns"]))
         for row, at in zip(rows, self._place(row["time_ns"] for row in rows), strict=True):
             value, metric = row["value"], safe_name(row["metric"] or "sample")
-            if value is None or not math.isfinite(value) or not reach[0] <= at <= reach[1]:
+            if value is None or not math.isfinite(value):
                 continue
             name = metric
             if row["region"] and not metric.startswith(_PER_REGION):
@@ -288,8 +268,8 @@ class _Session:
             self._writer.value(counters[name], at, value)
 
 
-def _can_be_said(value: Any) -> bool:
-    # A collective's unknown size is -1 in a log; a NaN stands in no JSON.
+def _can_be_shown(value: Any) -> bool:
+    # An unknown size of a collective is -1 in a log; JSON has no NaN.
     return isinstance(value, (str, int, float)) and value != -1 and (isinstance(value, str) or math.isfinite(value))
 
 
