@@ -5,12 +5,12 @@
     import deep500_timing_torch as timer
 
     tmr = timer.CPUGPUTimer()
-    for batch in tmr.iterate(loader, timer.TimeType.IO):
+    for batch in tmr.steps(loader):
         with tmr.region(timer.TimeType.FORWARD, gpu=True):
             loss = criterion(model(batch))
     tmr.print_all_time_stats()
 
-The names are those of ``deep500_timing``, with a :class:`CPUGPUTimer` that finds the accelerator by itself.
+The names are those of ``deep500_timing``, with a :class:`CPUGPUTimer` that finds the accelerator itself.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ from deep500_timing import (
 )
 from deep500_timing_torch._clock import CudaEventClock
 from deep500_timing_torch._compile import prepare as _prepare
+from deep500_timing_torch._events import watch_all_captures as _watch_all_captures
 from deep500_timing_torch._ranklog import global_timer
 from deep500_timing_torch._recompute import prepare as _prepare_recomputation
 from deep500_timing_torch._timer import CPUGPUTimer
@@ -94,6 +95,7 @@ __all__ = [
 
 _prepare()
 _prepare_recomputation()
+_watch_all_captures()
 
 
 def __getattr__(name: str) -> _Any:

@@ -1,9 +1,7 @@
-"""Events of whatever accelerator PyTorch has, as a device clock.
+"""The events of PyTorch's accelerator as a device clock.
 
-What has been confirmed, and what has not. All of it runs in the tests against real ``torch.Event`` and ``torch.Stream``
-objects of PyTorch 2.13, on a simulated pair of devices. No real GPU has run it yet (``make test-gpu`` does, where there
-is one): that CUDA takes -1 for the current device, that generic events are as cheap there as those of ``torch.cuda``,
-and that nothing here disturbs a capture is known from PyTorch's source alone, as is all that older releases do.
+Tested with ``torch.Event`` and ``torch.Stream`` of PyTorch 2.13 on a simulated pair of devices, and rehearsed with
+PyTorch 2.11's own CUDA code over a simulated driver. ``make test-gpu`` runs the same tests on a real GPU.
 """
 
 from __future__ import annotations
@@ -20,9 +18,9 @@ if TYPE_CHECKING:
 
 
 def accelerator() -> str | None:
-    """The type of the accelerator that PyTorch can use here, such as ``"cuda"``, or None if there is none.
+    """The type of the accelerator that PyTorch can use, such as ``"cuda"``, or None.
 
-    Asking may start the device's driver, which keeps children that are forked later from using it.
+    May start the device's driver; children that are forked later cannot use it then.
     """
     if not torch.accelerator.is_available():
         return None
@@ -31,25 +29,25 @@ def accelerator() -> str | None:
 
 
 def is_started(kind: str) -> bool:
-    """Whether PyTorch has started a type of device in this process; asking starts nothing."""
+    """Whether PyTorch has started a type of device in this process. Starts nothing."""
     module: Any = getattr(torch, kind, None)
     is_initialized: Callable[[], bool] | None = getattr(module, "is_initialized", None)
     return is_initialized is not None and is_initialized()
 
 
 def started_accelerator() -> str | None:
-    """The type of the accelerator that PyTorch has started in this process, None if it has not; starts nothing."""
+    """The type of the accelerator that PyTorch has started in this process, or None. Starts nothing."""
     for kind in (torch._C._get_privateuse1_backend_name(), "cuda", "xpu", "mtia"):
         if is_started(kind):
             return str(kind)
-    return "mps" if torch.backends.mps.is_available() else None  # which has no driver that a fork could break
+    return "mps" if torch.backends.mps.is_available() else None  # a fork does not break its driver
 
 
 def check_name(asked: str) -> None:
-    """Refuse a device that was named, as far as it can be told without starting a driver.
+    """Refuse a device name that is wrong, without starting a driver.
 
     Raises:
-        DeviceUnavailableError: PyTorch knows no such device or is not built for it; or it is started and not there.
+        DeviceUnavailableError: PyTorch knows no such device or is not built for it, or has started it and lacks it.
     """
     device = _named(asked)
     if is_started(device.type):
@@ -64,34 +62,35 @@ def _is_built_for(kind: str) -> bool:
         return bool(backends.cuda.is_built())
     if kind == "mps":
         return bool(backends.mps.is_built())
-    # Other backends register a module when they are loaded, or are compiled in and find out when they are used.
+    # Other backends register a module when they are loaded.
     return getattr(torch, kind, None) is not None
 
 
 class CudaEventClock:
-    """Times on an accelerator, by timing events in its streams: CUDA, ROCm, and any other that PyTorch has.
+    """Times on an accelerator by timing events in its streams: CUDA, ROCm, and any other of PyTorch.
 
-    A clock of no particular device (``"cuda"``) records on the current stream of the device that is current at each
-    call, so regions follow ``torch.cuda.device`` and ``torch.cuda.stream`` blocks. A clock of one device
-    (``"cuda:1"``) records on the current stream of that device, whichever is current. There is one clock for each in
-    a process: constructing, copying and unpickling give that one. Constructing it starts no device.
+    The clock of a device type (``"cuda"``) records on the current stream of the current device, so regions follow
+    ``torch.cuda.device`` and ``torch.cuda.stream`` blocks. The clock of one device (``"cuda:1"``) records on that
+    device's current stream. A process has one clock per name: constructing, copying and unpickling return it.
+    Constructing it starts no device.
 
-    Resolution. CUDA counts about half a microsecond at a time, and hands out a float32 of milliseconds, which is
-    exact to 0.06 µs at 1 s, 1 µs at 8 s and 62 µs at 10 minutes. Regions shorter than some microseconds on the device
-    tell their order of magnitude at best.
+    A stream is what :meth:`stream` returns, or a ``torch.Stream``: the methods take both.
+
+    Resolution. CUDA counts in steps of about 0.5 µs and returns a float32 of milliseconds, which is exact to 0.06 µs at
+    1 s, 1 µs at 8 s and 62 µs at 10 minutes. Of a region below a few microseconds, only the order of magnitude is sure.
 
     Attributes:
         name: ``"cuda"`` or ``"cuda:1"``.
-        stalls: Whether reading a time stops the device, which then happens only when times are asked for.
+        stalls: Whether reading a time stops the device. Then times are read only when the user asks for them.
 
     Args:
-        device: A device type, one device, or None for the accelerator that is there.
+        device: A device type, one device, or None for the accelerator of this machine.
 
     Raises:
         DeviceUnavailableError: There is no such device.
     """
 
-    # What a region calls are attributes, not methods: PyTorch's own C functions, with nothing in between.
+    # The functions that a region calls are attributes, not methods: PyTorch's own C functions.
     __slots__ = (
         "__weakref__",
         "_index",
@@ -105,14 +104,14 @@ class CudaEventClock:
         "is_capturing",
         "is_done",
         "name",
-        "record",
+        "record_handle",
         "stalls",
         "stream",
         "wait",
     )
 
     def __new__(cls, device: torch.device | str | None = None) -> CudaEventClock:
-        """The clock of that device."""
+        """Return the clock of that device."""
         found = _resolve(device)
         clock = _clocks.get(str(found))
         if clock is None:
@@ -122,15 +121,15 @@ class CudaEventClock:
         return clock
 
     def _set_up(self, device: torch.device) -> None:
-        # Not in `__init__`, which would run again each time that the clock is asked for.
+        # `__init__` would run again at each construction.
         self.name = str(device)
         self._type: str = device.type
         self._index: int | None = device.index
         self.stalls = device.type == "mps"
         self._bind(
             stream=self._first_stream,
-            is_capturing=bool,  # which is False when it is called without an argument
-            record=torch.Event.record,
+            is_capturing=bool,  # bool() is False
+            record_handle=torch.Event.record,
             is_done=torch.Event.query,
             wait=torch.Event.synchronize,
             handle_of=_same,
@@ -146,8 +145,7 @@ class CudaEventClock:
             setattr(self, name, function)
 
     def _first_stream(self) -> Hashable:
-        # The first call on the training thread: only now may the device be started, which a parent must not do before
-        # it forks its workers.
+        # The first use on the training thread. Starting the device earlier would break workers that are forked first.
         bind = functions_of_cuda if self._type == "cuda" else functions_of_others
         self._bind(**bind(self._type, self._index))
         watch_captures(torch.get_device_module(self._type))
@@ -158,49 +156,53 @@ class CudaEventClock:
     if TYPE_CHECKING:
 
         def stream(self) -> Hashable:
-            """The current stream; called on the training thread, as are the next two."""
+            """The current stream. On CUDA its three numbers, which are cheaper to compare than a ``torch.Stream``."""
             ...
 
         def is_capturing(self) -> bool:
-            """Whether that stream is being captured into a graph."""
+            """Whether the current stream is captured into a graph."""
             ...
 
-        def record(self, event: Any, handle: Any) -> None:
-            """Queue an event in a stream."""
+        def record_handle(self, event: Any, handle: Any) -> None:
+            """Queue an event in what :meth:`handle_of` returned; cheaper than :meth:`record`."""
             ...
 
         def is_done(self, event: Any) -> bool:
-            """Whether the device has reached an event; never waits."""
+            """Whether the device has reached an event. Never waits."""
             ...
 
         def wait(self, event: Any) -> None:
-            """Block until it has."""
+            """Block until the device has reached an event."""
             ...
 
         _new_event: Callable[..., Any]
 
         elapsed_ms: Callable[[Any, Any], float]
-        """The time in milliseconds between two events that are done, as the device gives it."""
+        """The time in milliseconds between two events that are done, as the device returns it."""
 
         def handle_of(self, stream: Hashable) -> torch.Stream:
-            """What to record into."""
+            """The ``torch.Stream`` of a stream."""
             ...
 
         def device_of(self, stream: Hashable) -> int:
-            """The number of the device that a stream is on."""
+            """The number of a stream's device."""
             ...
 
     @staticmethod
     def why_unavailable() -> str | None:
-        """Why there is no accelerator to time here, None if there is one; asking may start its driver."""
+        """Why there is no accelerator to time, or None if there is one. May start its driver."""
         return _why_no(accelerator())
 
-    def new_event(self, handle: torch.Stream) -> Any:
-        """A new event for a stream; the device makes its part of it when it is first recorded."""
-        return self._new_event(handle.device, enable_timing=True)
+    def new_event(self, stream: Any) -> Any:
+        """Return a new event for a stream."""
+        return self._new_event(self.handle_of(stream).device, enable_timing=True)
+
+    def record(self, event: Any, stream: Any) -> None:
+        """Queue an event in a stream."""
+        self.record_handle(event, self.handle_of(stream))
 
     def elapsed_ns(self, start: Any, end: Any) -> int:
-        """The time in nanoseconds between two events that are done; negative if ``end`` came first."""
+        """Return the time in nanoseconds between two events that are done; negative if ``end`` came first."""
         return int(self.elapsed_ms(start, end) * 1e6 + 0.5)
 
     def __repr__(self) -> str:
@@ -208,7 +210,7 @@ class CudaEventClock:
         return f"CudaEventClock({self.name!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle and copy by reference: the same device's clock in the process that loads it."""
+        """Pickle and copy by reference."""
         return CudaEventClock, (self.name,)
 
 
@@ -274,7 +276,7 @@ def _same(stream: Hashable) -> Hashable:
 
 
 def _nowhere() -> None:
-    """The events of CUDA leave the current device alone."""
+    """CUDA events do not change the current device."""
 
 
 def _index_of(stream: Any) -> int:

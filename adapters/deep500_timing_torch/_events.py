@@ -1,9 +1,8 @@
-"""Which of PyTorch's functions record and read events: those of ``torch.cuda``, and the generic ones for the rest.
+"""PyTorch's functions that record and read events: those of ``torch.cuda`` for CUDA, the generic ones for the rest.
 
-For CUDA the generic ``torch.Event`` would do, but for three things (``c10/cuda/impl/CUDAGuardImpl.h``, PyTorch 2.6 to
-2.13): it leaves another device current when it fails, it starts device 0 when it comes back from another one, and one
-look-up of its stream costs two. ``torch.cuda.Event`` holds a guard that does neither, and its record lets other threads
-run in the releases that can.
+The generic ``torch.Event`` has three faults on CUDA (``c10/cuda/impl/CUDAGuardImpl.h``, PyTorch 2.6 to 2.13): when it
+fails it leaves another device current, when it comes back from another device it starts device 0, and it looks its
+stream up twice. ``torch.cuda.Event`` has none of them, and its record releases the GIL in the releases that can.
 """
 
 from __future__ import annotations
@@ -26,31 +25,33 @@ _get_stream: Callable[[int], torch.Stream] | None = getattr(torch._C, "_accelera
 _get_index: Callable[[], int] | None = getattr(torch._C, "_accelerator_getDeviceIndex", None)
 
 WAIT_S = 10.0
-"""How long a device whose events can wait for ever is waited for."""
+"""Time limit for a device whose events may never complete."""
 
 
 def functions_of_cuda(kind: str, index: int | None) -> Functions:
-    """What times CUDA and ROCm; starts the device.
+    """The functions that time CUDA and ROCm. Starts the device.
 
-    A stream is known by the three numbers that ``torch._C._cuda_getCurrentStream`` gives, which takes -1 for the
-    current device. Whether it is captured PyTorch tells of the current device's only; a clock of another device relies
-    on what :func:`watch_captures` sees, and so costs no more. These functions in C have had their names from PyTorch
-    2.6 to 2.13; of a release that lacks one the public function around it is taken, at its price.
+    A stream is the three numbers that ``torch._C._cuda_getCurrentStream`` returns, which takes -1 for the current
+    device. PyTorch tells whether the current device's stream is captured; a capture that C++ begins on another device
+    is not seen. The C functions have had these names from PyTorch 2.6 to 2.13. If a release lacks one, the slower
+    public function serves.
     """
     cuda: Any = torch.cuda
     cuda.init()
     get_stream = getattr(torch._C, "_cuda_getCurrentStream", _numbers_of_current_stream)
     is_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None) or cuda.is_current_stream_capturing
+    get_device = getattr(torch._C, "_cuda_getDevice", None) or cuda.current_device
     event = cuda.Event
     in_c = getattr(torch._C, "_CudaEventBase", event)  # without the Python around it
     return {
         "stream": partial(get_stream, -1 if index is None else index),
-        "is_capturing": is_capturing if index is None else bool,
-        "record": in_c.record,
+        # Asking on another device could start that device.
+        "is_capturing": is_capturing if index is None else lambda: get_device() == index and is_capturing(),
+        "record_handle": in_c.record,
         "is_done": in_c.query,
         "wait": in_c.synchronize,
         "handle_of": _cuda_stream,
-        "device_of": _second,
+        "device_of": _device_in,
         "_new_event": lambda device, enable_timing: event(enable_timing=enable_timing),
         "elapsed_ms": in_c.elapsed_time,
     }
@@ -61,30 +62,32 @@ def _numbers_of_current_stream(index: int) -> tuple[int, int, int]:
     return stream.stream_id, stream.device_index, stream.device_type
 
 
-def _cuda_stream(numbers: tuple[int, int, int]) -> torch.cuda.Stream:
+def _cuda_stream(numbers: tuple[int, int, int] | torch.cuda.Stream) -> torch.cuda.Stream:
+    if not isinstance(numbers, tuple):
+        return numbers
     stream_id, device_index, device_type = numbers
     stream: Any = torch.cuda.Stream
     found: torch.cuda.Stream = stream(stream_id=stream_id, device_index=device_index, device_type=device_type)
     return found
 
 
-def _second(numbers: tuple[int, int, int]) -> int:
-    return numbers[1]
+def _device_in(numbers: tuple[int, int, int] | torch.cuda.Stream) -> int:
+    return numbers[1] if isinstance(numbers, tuple) else numbers.device_index
 
 
 def functions_of_others(kind: str, index: int | None) -> Functions:
-    """What times any other accelerator that PyTorch has, by its generic events."""
+    """The functions that time any other accelerator of PyTorch, by generic events."""
     stream = _stream_function(index)
     found: Functions = {"stream": stream, "is_capturing": _capture_function(kind, index, stream)}
     if index is not None:
-        # Recording for a device that is not current makes it so, and comes back only if all went well.
-        found["record"] = partial(_staying, torch.Event.record)
-    # A comparison that fails leaves the start's device current; the pool comes back from there.
+        # Recording for another device makes that device current, and leaves it so when it fails.
+        found["record_handle"] = partial(_staying, torch.Event.record)
+    # A failed comparison leaves the start's device current; the pool restores the previous one.
     found["device_now"] = torch.accelerator.current_device_index if _get_index is None else _get_index
     if kind == "mps":
         warn_once(
             "Timing on Apple's GPU: reading a time stops the whole device, so times are read only when you ask for "
-            "them, and they are those at which a thread of the host was told, some microseconds off.",
+            "them, and are some microseconds off.",
             key="mps",
         )
         found["wait"] = _wait_at_most
@@ -92,7 +95,7 @@ def functions_of_others(kind: str, index: int | None) -> Functions:
 
 
 def _staying(function: Callable[[Any, Any], Any], event: Any, other: Any) -> Any:
-    # Call it and be on the device of before, whatever happens.
+    # Call it, and restore the current device when it fails.
     before = torch.accelerator.current_device_index() if _get_index is None else _get_index()
     try:
         return function(event, other)
@@ -110,13 +113,13 @@ def _wait_at_most(event: torch.Event) -> None:
 
 
 def _stream_function(index: int | None) -> Callable[[], torch.Stream]:
-    """What gives the current stream, of the current device if ``index`` is None, at the least cost."""
+    """Return the cheapest function for the current stream, of the current device if ``index`` is None."""
     if _get_stream is None or _get_index is None:
         return partial(torch.accelerator.current_stream, index)
     if index is not None:
         return partial(_get_stream, index)
     get_stream, get_index = _get_stream, _get_index
-    # Most backends take -1 for the current device, which saves a call; see whether this one does.
+    # Most backends take -1 for the current device, which saves a call.
     try:
         if get_stream(-1) == get_stream(get_index()):
             return partial(get_stream, -1)
@@ -126,25 +129,33 @@ def _stream_function(index: int | None) -> Callable[[], torch.Stream]:
 
 
 def _capture_function(kind: str, index: int | None, stream: Callable[[], Any]) -> Callable[[], bool]:
-    """What tells whether the stream that ``stream`` gives is being captured."""
+    """Return a function that tells whether the stream of ``stream()`` is captured."""
     current: Callable[[], bool] | None = getattr(torch.get_device_module(kind), "is_current_stream_capturing", None)
     if index is None and current is not None:
         return current
     try:
         stream().is_capturing()
     except Exception:
-        # PyTorch before 2.12, or a backend without graphs: captures that PyTorch begins are seen as they begin.
+        # PyTorch before 2.12, or a backend without graphs. watch_captures sees captures that Python begins.
         return bool
     return lambda: stream().is_capturing()
 
 
-def watch_captures(module: Any) -> None:
-    """Let the event pools know of each capture into a graph, on whatever thread it begins.
+def watch_all_captures() -> None:
+    """Watch the captures of every accelerator. Starts no driver."""
+    for name in ("accelerator", "cuda", "xpu", "mtia"):
+        module = getattr(torch, name, None)
+        if module is not None:
+            watch_captures(module)
 
-    ``torch.cuda.graph``, ``make_graphed_callables`` and the compiler's graphs all go through these two methods.
+
+def watch_captures(module: Any) -> None:
+    """Report each capture into a graph to the event pools, on any thread, before it begins.
+
+    ``torch.cuda.graph``, ``make_graphed_callables`` and the compiler's graphs all call the two wrapped methods.
 
     Args:
-        module: The device's module; its graph classes are those that have ``capture_begin`` and ``capture_end``.
+        module: The device's module. Its graph classes have ``capture_begin`` and ``capture_end``.
     """
     for graph in list(vars(module).values()):
         if isinstance(graph, type) and hasattr(graph, "capture_begin") and hasattr(graph, "capture_end"):

@@ -11,6 +11,7 @@ cdef Captures captures
 cdef class Anchors:
     cdef object _clock
     cdef object _elapsed_ms
+    cdef object _record
 
     cdef prepare(self)
     @cython.locals(anchor=EventAnchor, low_ns=int64_t)

@@ -24,19 +24,27 @@ _ANCHOR_QUERIES = 8
 """Queries right after an anchor was recorded: on an idle stream the device is there within microseconds."""
 
 
+def record_function(clock: Any) -> Callable[[Any, Any], object]:
+    """Return a clock's function that records an event into the handle of a stream."""
+    found: Callable[[Any, Any], object] = getattr(clock, "record_handle", None) or clock.record
+    return found
+
+
 class Anchors:
     """Sets the anchors of one device's clock, and reads the time between its events."""
 
-    __slots__ = ("_clock", "_elapsed_ms")
+    __slots__ = ("_clock", "_elapsed_ms", "_record")
 
     def __init__(self, clock: DeviceClock) -> None:
         """Ask nothing of the clock yet; the pool calls :meth:`prepare` when the device is first used."""
         self._clock = clock
         self._elapsed_ms: Callable[[Any, Any], float] | None = None
+        self._record: Callable[[Any, Any], object] = clock.record
 
     def prepare(self) -> None:
         """Look up what is called for each pair; the clock may have bound it anew at its first use."""
         self._elapsed_ms = getattr(self._clock, "elapsed_ms", None)
+        self._record = record_function(self._clock)
 
     def take(self, queue: StreamQueue, now_ns: Any, event: Any) -> EventAnchor:
         """The anchor for a pair on this queue, with one user more: the one that is there, or a new one.
@@ -52,7 +60,7 @@ class Anchors:
             return anchor
         low_ns = now_ns()
         anchor = EventAnchor(event, now_ns, low_ns, low_ns + _ANCHOR_NS, anchor)
-        self._clock.record(event, queue.handle)
+        self._record(event, queue.handle)
         anchor.users = 1
         queue.anchors[now_ns] = queue.latest = anchor
         for _ in range(_ANCHOR_QUERIES):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from deep500_timing._base.fork import after_fork
 from deep500_timing._base.warn import warn_once
-from deep500_timing.devices._anchors import Anchors
+from deep500_timing.devices._anchors import Anchors, record_function
 from deep500_timing.devices._collecting import Collector
 from deep500_timing.devices._null import Device
 from deep500_timing.devices._queue import StreamQueue, captures
@@ -79,11 +79,11 @@ class EventPool(Device):
         # The first call of the clock may bind its functions anew.
         clock: Any = self._clock
         clock.stream()
-        self._handle_of = getattr(clock, "handle_of", None)
+        self._handle_of = clock.handle_of if hasattr(clock, "record_handle") else None
         self._device_of = getattr(clock, "device_of", None)
         self._anchors.prepare()
         self._collector.prepare()
-        self._record = clock.record
+        self._record = record_function(clock)
         self._is_capturing = clock.is_capturing
         self._stream = clock.stream
 
@@ -201,7 +201,7 @@ class EventPool(Device):
             pair.queue.give_back(start, pair.anchor)
 
     def _new_event(self, queue: StreamQueue) -> Any:
-        event = self._clock.new_event(queue.handle)
+        event = self._clock.new_event(queue.stream)
         # Destroying an event can hang on a stuck device, and in a forked child it belongs to the parent's context.
         keep_for_good(event)
         queue.created += 1

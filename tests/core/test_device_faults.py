@@ -335,15 +335,15 @@ def test_an_end_without_an_event_leaves_none_behind(tmr, device):
 
 
 def test_a_clock_may_record_by_another_handle_than_its_stream(clock):
-    """What ``handle_of`` gives for a stream is what is recorded into."""
+    """``record_handle`` takes what ``handle_of`` returns; ``record`` takes a stream, and is not called."""
 
     class ByHandle(ManualDeviceClock):
         def handle_of(self, stream):
             return f"handle of {stream}"
 
-        def record(self, event, stream):
-            handles.append(stream)
-            super().record(event, stream.removeprefix("handle of "))
+        def record_handle(self, event, handle):
+            handles.append(handle)
+            self.record(event, handle.removeprefix("handle of "))
 
     handles, device = [], ByHandle()
     tmr = Timer(device, clock=clock)

@@ -52,6 +52,48 @@ class SimulatedRig:
         self.dev.set_capturing(False, stream)
 
 
+class NumbersRig(SimulatedRig):
+    """The test device by a clock whose streams are three numbers, as on CUDA."""
+
+    def __init__(self, dev):
+        super().__init__(dev, None)
+        self.clock = object.__new__(timer.CudaEventClock)
+        self.clock._set_up(torch.device("testdev"))
+        self.clock.stream()
+        of_device = {name: getattr(self.clock, name) for name in ("stream", "handle_of", "device_of")}
+
+        def stream():
+            found = of_device["stream"]()
+            return found.stream_id, found.device_index, found.device_type
+
+        def handle_of(numbers):
+            stream_id, device_index, device_type = numbers
+            return torch.Stream(stream_id=stream_id, device_index=device_index, device_type=device_type)
+
+        self.clock._bind(stream=stream, handle_of=handle_of, device_of=lambda numbers: numbers[1])
+        self._current = of_device["stream"]
+
+    def launch(self, seconds):
+        """Queue work on the current stream."""
+        self.dev.launch(round(seconds * 1e9), self._current())
+
+    @contextmanager
+    def side_stream(self):
+        """Use another stream."""
+        before = self._current()
+        torch.accelerator.set_stream(torch.Stream(before.device))
+        yield
+        torch.accelerator.set_stream(before)
+
+    @contextmanager
+    def capture(self):
+        """Capture the current stream."""
+        stream = self._current()
+        self.dev.set_capturing(True, stream)
+        yield
+        self.dev.set_capturing(False, stream)
+
+
 class CudaRig:
     """A real GPU, kept busy by a kernel that spins for a number of its cycles."""
 
@@ -106,6 +148,14 @@ class TestOnTheTestDevice(DeviceClockContract):
     def rig(self, dev, device):
         """The test device, by the clock of whichever device is current or of one that is not."""
         return SimulatedRig(dev, device)
+
+
+@pytest.mark.torch_device
+class TestByNumbers(DeviceClockContract):
+    @pytest.fixture
+    def rig(self, dev):
+        """The test device, with numbers for streams."""
+        return NumbersRig(dev)
 
 
 @pytest.mark.gpu

@@ -305,12 +305,14 @@ class TestCuda:
             Stream=stream,
             CUDAGraph=Graph,
             current_stream=current_stream,
+            current_device=lambda: 0,
             is_current_stream_capturing=lambda: bool(asked.append("is_current_stream_capturing")),
         )
         monkeypatch.setattr(torch, "cuda", module)
         monkeypatch.setattr(torch._C, "_CudaEventBase", Event, raising=False)
         monkeypatch.setattr(torch._C, "_cuda_getCurrentStream", lambda index: (7, max(index, 0), 1), raising=False)
         monkeypatch.setattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False, raising=False)
+        monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
         monkeypatch.setattr(_clock, "_resolve", lambda device: torch.device(device or "cuda"))
         monkeypatch.setattr(torch, "get_device_module", lambda kind: module)
         return asked
@@ -347,6 +349,28 @@ class TestCuda:
         assert 6 == len(records)
         (queue,) = pool_of(clock)._queues.values()
         assert index == queue.device
+
+    @pytest.mark.parametrize(("device", "captured"), [("cuda", 1), ("cuda:0", 1), ("cuda:1", 0)])
+    def test_a_capture_that_cpp_begins(self, cuda, monkeypatch, device, captured):
+        """A numbered clock asks as well, while its device is the current one."""
+        monkeypatch.setattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: True)
+        tmr = timer.Timer(timer.CudaEventClock(device))
+        with tmr.region(STEP, gpu=True):
+            pass
+        tmr.complete_all()
+        assert captured == tmr.snapshot().get(STEP, "GPU").captured
+
+    def test_captures_are_watched_from_the_import(self, run_alone):
+        """Those of every graph class, before any clock is used and without starting a driver."""
+        program = """
+import torch, deep500_timing_torch
+modules = [module for name in ("accelerator", "cuda", "xpu", "mtia") if (module := getattr(torch, name, None))]
+graphs = [kind for module in modules for kind in vars(module).values()
+          if isinstance(kind, type) and hasattr(kind, "capture_begin")]
+print(len(graphs) > 0, all(hasattr(kind.capture_begin, "_deep500_timing") for kind in graphs))
+print(torch.cuda.is_initialized(), any(name.startswith("torch._dynamo") for name in __import__("sys").modules))
+"""
+        assert ["True", "True", "False", "False"] == run_alone(program).stdout.split()
 
     def test_captures_of_its_graphs_are_seen(self, cuda):
         """Each capture is counted from before it begins until after it ended, and not if it fails to begin."""

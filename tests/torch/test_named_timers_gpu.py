@@ -23,6 +23,8 @@ def test_named_timers_agree_with_events():
 
     work()
     timers = SynchronizedWallClockTimer()
+    timers("warm-up").start()  # Its search for the device takes milliseconds.
+    timers("warm-up").stop()
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()
     timers("fwd").start()

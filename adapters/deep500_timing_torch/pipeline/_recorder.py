@@ -41,7 +41,8 @@ class Batch(NamedTuple):
         number: Counted from 0 by the rank; ranks count alike.
         warm_up: Whether shapes were exchanged in it, which is not training.
         rank: Which one, in the pipeline.
-        peak_bytes: The most memory of the device that tensors had in the batch; None without a device.
+        peak_bytes: PyTorch's peak of allocated device memory, read after the batch and never reset; None without a
+            device.
         notes: What was noted down, in the order in which it ended.
         codes: What their codes stand for.
     """
@@ -266,6 +267,4 @@ class Recorder:
 
         if not torch.cuda.is_available():
             return None
-        peak = int(torch.cuda.max_memory_allocated())
-        torch.cuda.reset_peak_memory_stats()
-        return peak
+        return int(torch.cuda.max_memory_allocated())
