@@ -10,14 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 CORE = sorted((ROOT / "deep500_timing").rglob("*.py"))
 ADAPTERS = {path.relative_to(ROOT / "adapters").as_posix(): path for path in sorted((ROOT / "adapters").rglob("*.py"))}
-COMM = "deep500_timing_torch/comm"
 TAKEN = {
-    # Modules that are compiled with the core, in one build: the C types, what stands for C in their plain form, and
-    # what loads that. Cython knows a type by the module that defines it.
-    f"{COMM}/_records.py": {"deep500_timing._recording.intervals.Intervals"},
-    f"{COMM}/_short_way.py": {"deep500_timing._base.cython_stub", "deep500_timing._base.cython_stub.in_c"},
-    f"{COMM}/_short_call.py": {"deep500_timing._base.cython_stub", "deep500_timing._base.cython_stub.in_c"},
-    f"{COMM}/_plain.py": {"deep500_timing._base.plain.load_plain"},
     # What a decorated function calls, in whose place a compiler is to read something else.
     "deep500_timing_torch/_compile.py": {"Timer._find"},
 }

@@ -56,6 +56,7 @@ def clean():
     from deep500_timing._base.warn import forget_warnings
     from deep500_timing_torch import comm
     from deep500_timing_torch.comm import _instrument
+    from deep500_timing_torch.comm._settings import SETTINGS
 
     forget_warnings()
     comm.reset_log()
@@ -63,7 +64,7 @@ def clean():
     comm.configure(enabled=True, prof_all=True, prof_ops=[], verbose=False, debug=False, timer=None)
     comm.reset_log()
     assert 0 == _instrument.IN_FORCE.objects
-    assert _instrument.IN_FORCE.feed is None
+    assert SETTINGS.kernel is None
 
 
 @pytest.fixture(scope="session")

@@ -14,32 +14,25 @@ def _expected(n: int) -> dict[tuple[str, int | None, int], tuple[int, float | No
     two_way, one_way = 2 * (n - 1) / n, (n - 1) / n
     uneven = 4 * 10 * n * (n + 1) // 2
     return {
-        ("all_reduce", K, n): (1, two_way),
+        ("all_reduce", K, n): (2, two_way),
         ("all_reduce", 2 * K, n): (1, two_way),
         ("all_reduce", 1200, 2): (1, 1.0),
-        ("inference_all_reduce", K, n): (1, two_way),
         ("all_reduce_coalesced", 6000, n): (2, two_way),
         ("reduce", K, n): (1, 1.0),
         ("broadcast", K, n): (1, 1.0),
         ("all_gather", K * n, n): (1, one_way),
-        ("all_gather_single", K * n, n): (1, one_way),
-        ("all_gather_into_tensor", K * n, n): (1, one_way),
-        ("allgather_fn", K * n, n): (1, one_way),
+        ("all_gather_into_tensor", K * n, n): (3, one_way),
         ("all_gather_coalesced", 6000 * n, n): (1, one_way),
         ("reduce_scatter", K * n, n): (1, one_way),
         ("reduce_scatter", 2 * K * n, n): (1, one_way),
-        ("reduce_scatter_single", K * n, n): (1, one_way),
-        ("reduce_scatter_tensor", K * n, n): (1, one_way),
-        ("reduce_scatter_fn", K * n, n): (1, one_way),
+        ("reduce_scatter_tensor", K * n, n): (3, one_way),
         ("all_to_all", K * n, n): (1, one_way),
         ("all_to_all_single", K * n, n): (1, one_way),
         ("all_to_all_single", uneven, n): (1, one_way),
         ("gather", K * n, n): (1, one_way),
         ("scatter", K * n, n): (1, one_way),
-        ("send", K, n): (1, 1.0),
-        ("recv", K, n): (1, 1.0),
-        ("isend", K, n): (1, 1.0),
-        ("irecv", K, n): (1, 1.0),
+        ("send", K, n): (2, 1.0),
+        ("recv", K, n): (2, 1.0),
         ("batch_isend_irecv", K, n): (1, 1.0),
         ("barrier", None, n): (2, None),
         ("monitored_barrier", None, n): (1, None),
@@ -91,7 +84,7 @@ def test_asynchronous_operations_tell_issue_and_exposed_time(ranks):
     """Where a handle was waited for, there is a time of issue and an exposed time, and nothing is pending."""
     for result in ranks:
         ops = {(op["op"], op["message_bytes"]): op for op in result["recorded"]}
-        for key in (("all_reduce", 2 * K), ("all_reduce_coalesced", 6000), ("isend", K), ("batch_isend_irecv", K)):
+        for key in (("all_reduce", 2 * K), ("all_reduce_coalesced", 6000), ("send", K), ("batch_isend_irecv", K)):
             assert 0 < ops[key]["issue_s"] < result["elapsed_s"]
             assert 0 < ops[key]["exposed_s"] < result["elapsed_s"]
         assert {0} == {op["pending"] for op in result["recorded"]}
@@ -101,7 +94,7 @@ def test_asynchronous_operations_tell_issue_and_exposed_time(ranks):
 
 def test_times_that_are_upper_bounds_say_so(ranks):
     """Operations whose backend has no future for them are only known to be done by the end of the wait."""
-    upper_bound = {"isend", "irecv", "batch_isend_irecv", "reduce_scatter"}
+    upper_bound = {"send", "recv", "batch_isend_irecv", "reduce_scatter"}
     recorded = [op for result in ranks for op in result["recorded"]]
     assert len(ranks) * len(_expected(len(ranks))) == len(recorded)
     for op in recorded:

@@ -132,7 +132,7 @@ class TestQueue:
 
     def test_what_is_queued_is_forgotten_by_a_reset(self, log, group):
         """A time from before a reset appears nowhere after it, neither in a record nor among those to be compared."""
-        log.put(_record(group), _records.SYNC, 0, 1, seq=1)
+        log.put(_record(group), _records.SYNC, 0, 1, 1)
         log.reset()
         assert ([], []) == (list(log.records()), list(group.ring))
 
@@ -140,7 +140,7 @@ class TestQueue:
 class TestGroupsMadeAnew:
     def _put(self, log, backend, seq):
         group = log.group_of(backend)
-        log.put(_record(group), _records.SYNC, 0, 1, seq=seq)
+        log.put(_record(group), _records.SYNC, 0, 1, seq)
         log.drain(wait=True)
         return group
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 import types
+import weakref
 
 import pytest
 import torch
@@ -13,7 +15,8 @@ from deep500_timing import CPUGPUTimer
 from deep500_timing.devices import EventPool, captures
 from deep500_timing.testing import ManualClock, ManualDeviceClock
 from deep500_timing_torch import comm
-from deep500_timing_torch.comm import _ddp, _device, _own_time
+from deep500_timing_torch.comm import _ddp, _device, _flight, _records
+from deep500_timing_torch.comm._log import LOG
 
 
 @pytest.fixture
@@ -26,6 +29,7 @@ def device(monkeypatch):
     yield clock
     comm.configure(timer=None)
     comm.reset_log()
+    LOG.under_way.clear()
 
 
 def tensor():
@@ -85,22 +89,58 @@ class PooledWork(DeviceWork):
         return PooledFuture(self)
 
 
-class OwnTimedWork(DeviceWork):
-    """As NCCL's, which is timed by events of the backend's own."""
+class Ring:
+    """PyTorch's flight recorder, which has an entry for each operation from its call on, with times from its end on."""
 
-    def __init__(self, device, seconds):
-        super().__init__(device, seconds)
-        self.seconds = seconds
+    def __init__(self, device):
+        self.device = device
+        self.issued = []  # end on the device, ms
+        self.dumps = 0
+        self.lost = 0
+        self.coalesced = []
 
-    def is_completed(self):
-        """Whether the device is there."""
-        self.device.calls["is_completed"] += 1
-        return self.device.now_ns >= self.end_ns
+    def issue(self, seconds):
+        """An asynchronous operation of a group that times its operations."""
+        work = DeviceWork(self.device, seconds)
+        self.issued.append((work.end_ns, seconds * 1e3))
+        return work
 
-    def _get_duration(self):
-        """In milliseconds."""
-        assert self.device.now_ns >= self.end_ns
-        return self.seconds * 1e3
+    def dump(self, collectives, stacks, active):
+        """As ``torch._C._distributed_c10d._dump_nccl_trace``, of PyTorch 2.11."""
+        assert (True, False, False) == (collectives, stacks, active)
+        self.dumps += 1
+        entries = []
+        for number, (end_ns, ms) in list(enumerate(self.issued, 1))[self.lost :]:
+            over = self.device.now_ns >= end_ns
+            entries.append(
+                {
+                    "process_group": ("", "default_pg"), "collective_seq_id": number, "op_id": number, "is_p2p": False,
+                    "profiling_name": "nccl:all_reduce", "state": "completed" if over else "scheduled",
+                    "retired": over, "duration_ms": ms if over else None,
+                }
+            )  # fmt: skip
+        # A batch of messages has an entry of its own, with the number of the collective before it.
+        entries += [{**entry, "profiling_name": "nccl:coalesced", "op_id": 0} for entry in entries[:1]]
+        entries += [{**entries[number - 1], "profiling_name": "nccl:coalesced"} for number in self.coalesced]
+        return pickle.dumps({"entries": entries})
+
+
+@pytest.fixture
+def ring(device, monkeypatch):
+    """A flight recorder that is on, and the counting of the group that it follows."""
+    found = Ring(device)
+    monkeypatch.setattr(_flight.FlightRecorder, "enable", lambda self, group, where: True)
+    monkeypatch.setattr(_flight, "_dump_function", lambda: found.dump)
+    monkeypatch.setattr(_records.Group, "number", lambda self: len(found.issued))
+    yield found
+    _flight.RECORDER._pending.clear()
+    _flight.RECORDER.is_empty = False
+
+
+@pytest.fixture
+def recorded(ring):
+    """An asynchronous all_reduce of 10 ms that the flight recorder times."""
+    return comm.timed_op(lambda tensor, op=None, group=None, async_op=False: ring.issue(0.010), name="all_reduce")
 
 
 @pytest.fixture
@@ -206,12 +246,12 @@ def test_operations_that_are_done_hold_no_events(device):
 
 
 def test_captured_operations_are_counted(device, all_reduce):
-    """While a graph is captured no event is recorded; the operation is counted as not timed."""
+    """While a graph is captured no event is recorded; the operation is counted as captured."""
     device.capturing = True
     all_reduce(tensor())
     device.capturing = False
     op = comm.summary().find("all_reduce")
-    assert (0, 1) == (op.count, op.failed + op.untimed)
+    assert (0, 1, 0, 0) == (op.count, op.captured, op.failed, op.untimed)
     assert 0 == device.calls["record"]
 
 
@@ -282,38 +322,70 @@ class TestIssuedTogether:
         op = comm.summary().find("all_reduce")
         assert (pytest.approx(0.015), True) == (op.mean_s, op.upper_bound)
 
-    def test_the_backends_own_time(self, device, monkeypatch):
-        """A backend that times its operations is asked for each when it is over, and nothing is waited for."""
-        monkeypatch.setattr(_own_time, "enable", lambda process_group, where: True)
-        own = comm.timed_op(
-            lambda tensor, op=None, group=None, async_op=False: OwnTimedWork(device, 0.010), name="all_reduce"
-        )
-        works = [own(tensor(), async_op=True) for _ in range(6)]
+    def test_the_flight_recorder(self, device, ring, recorded):
+        """Each has NCCL's own time, however much computing lies before its wait; no handle is kept, and no event."""
+        works = [recorded(tensor(), async_op=True) for _ in range(6)]
         device.launch(0.100)
         for work in works:
             work.wait()
-        assert 6 == comm.summary().find("all_reduce").pending
+        watched = [weakref.ref(work) for work in works]
+        del work, works
+        assert [None] * 6 == [reference() for reference in watched]
+        found = comm.summary()
+        assert 6 == found.find("all_reduce").pending
+        assert [1, 2, 3, 4, 5, 6] == [op.sequence for op in found.unfinished]
         device.finish()
-        op = comm.summary().find("all_reduce")
+        op = (found := comm.summary()).find("all_reduce")
         assert (6, pytest.approx(0.010), False) == (op.count, op.mean_s, op.upper_bound)
+        assert [] == found.unfinished
         assert 0 == device.calls["wait"]
-        assert [] == list(_own_time._under_way)
 
-    def test_a_capture_is_left_alone(self, device, monkeypatch):
-        """While a capture is under way no handle is asked whether it is over."""
-        monkeypatch.setattr(_own_time, "enable", lambda process_group, where: True)
-        own = comm.timed_op(
-            lambda tensor, op=None, group=None, async_op=False: OwnTimedWork(device, 0.010), name="all_reduce"
-        )
-        own(tensor(), async_op=True)
+    def test_a_capture_is_left_alone(self, device, ring, recorded):
+        """While a capture is under way the recorder is not read, which would ask CUDA for events."""
+        recorded(tensor(), async_op=True)
         device.finish()
         graph = comm.configure  # anything that can be referred to
         captures.begin(graph)
-        asked = device.calls["is_completed"]
         comm.summary()
         captures.end(graph)
-        assert asked == device.calls["is_completed"]
+        assert 0 == ring.dumps
         assert 1 == comm.summary().find("all_reduce").count
+
+    def test_operations_in_a_coalescing_block(self, device, ring, recorded):
+        """NCCL launches them at the end of the block, behind their own events, whose time says nothing."""
+        for _ in range(2):
+            recorded(tensor(), async_op=True)
+        device.finish()
+        ring.coalesced = [2]
+        op = comm.summary().find("all_reduce")
+        assert (1, 1, 0) == (op.count, op.untimed, op.pending)
+
+    def test_entries_that_were_overwritten(self, device, ring, recorded):
+        """Operations that are older than the ring have no time, and are counted so."""
+        for _ in range(5):
+            recorded(tensor(), async_op=True)
+        device.finish()
+        ring.lost = 3
+        op = comm.summary().find("all_reduce")
+        assert (2, 3, 0) == (op.count, op.untimed, op.pending)
+
+    def test_a_recorder_that_is_off(self, device, ring, recorded):
+        """With TORCH_FR_BUFFER_SIZE=0 there are no entries: nothing is pending for ever, and the summary says why."""
+        recorded(tensor(), async_op=True)
+        ring.lost = 1
+        found = comm.summary()
+        assert (1, 0) == ((op := found.find("all_reduce")).untimed, op.pending)
+        assert "the flight recorder is empty" in str(found)
+
+    def test_it_is_read_before_the_ring_overflows(self, device, ring, recorded, monkeypatch):
+        """Every thousand operations a thread reads it; the training thread does not."""
+        started = []
+        monkeypatch.setattr(_flight.threading, "Thread", lambda **options: started.append(options) or options_thread)
+        options_thread = types.SimpleNamespace(start=lambda: started[-1]["target"]())
+        for _ in range(1001):
+            recorded(tensor(), async_op=True).wait()
+            device.finish()
+        assert (1, 1) == (len(started), ring.dumps)
 
     def test_a_handle_that_nobody_waits_for(self, device, all_reduce):
         """It is counted as not timed when it is dropped, and its event serves again."""
@@ -337,54 +409,68 @@ class TestIssuedTogether:
         assert (1, pytest.approx(0.020)) == (op.count, op.mean_s)
 
 
-@pytest.fixture
-def nccl_group():
-    """A group whose backend can time its operations; made for a test, and forgotten after it."""
-    made = []
-
-    def make(backend):
-        made.append(Group(backend))
-        return made[-1]
-
-    class Group:
-        def __init__(self, backend):
-            self.backend = backend
-            self.asked = 0
-
-        def _get_backend(self, device):
-            self.asked += 1
-            if self.backend is None:
-                raise RuntimeError("no backend for it")
-            return self.backend
-
-    yield make
-    for group in made:
-        _own_time.forget(group)
+class ProcessGroupNCCL:
+    """PyTorch's class of that name, for the name."""
 
 
-class Nccl:
-    """Counts how often it is told to time."""
+class NcclGroup:
+    """A group of NCCL's. The method that switches its timing on is the group's, not the backend's (PyTorch 2.11)."""
 
-    enabled = 0
+    def __init__(self, backend):
+        self.backend, self.enabled = backend, 0
+
+    def _get_backend(self, device):
+        if self.backend is None:
+            raise RuntimeError("no backend for it")
+        return self.backend
 
     def _enable_collectives_timing(self):
         self.enabled += 1
 
 
-def test_enabling_asks_the_backend_once(nccl_group):
-    """The backend of the tensor's device is told once for each group; one without the means, or none, is none."""
-    nccl = Nccl()
-    with_times, without, none = nccl_group(nccl), nccl_group(object()), nccl_group(None)
-    for _ in range(2):
-        assert [True, False, False] == [_own_time.enable(group, "cuda:0") for group in (with_times, without, none)]
-    assert (1, 1, 1, 1) == (nccl.enabled, with_times.asked, without.asked, none.asked)
+def test_the_stand_in_has_pytorch_s_methods():
+    """They are where PyTorch has them."""
+    assert hasattr(plain.ProcessGroup, "_enable_collectives_timing")
+    assert hasattr(plain.ProcessGroup, "_get_backend")
+    backend = torch._C._distributed_c10d.Backend
+    assert not hasattr(backend, "_enable_collectives_timing")
 
 
-def test_handles_that_cannot_tell_are_not_asked(nccl_group, monkeypatch):
-    """Where a PyTorch's handles have no duration, the backend is not told to take it, and events serve instead."""
-    nccl = Nccl()
-    monkeypatch.setattr(_own_time, "dist", types.SimpleNamespace(Work=object))
-    assert (False, 0) == (_own_time.enable(nccl_group(nccl), "cuda:0"), nccl.enabled)
+class TestEnabling:
+    @pytest.fixture
+    def recorder(self, monkeypatch):
+        """A recorder that knows no group, in a PyTorch that has the flight recorder."""
+        monkeypatch.setattr(_flight, "_dump_function", lambda: bytes)
+        monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
+        yield _flight.FlightRecorder()
+        comm.configure(device_times="auto")
+
+    def test_once_for_each_group(self, recorder):
+        """A group of NCCL's is told once; one of another backend, or without one for the device, is not."""
+        nccl, other, none = NcclGroup(ProcessGroupNCCL()), NcclGroup(object()), NcclGroup(None)
+        for _ in range(2):
+            assert [True, False, False] == [recorder.enable(group, "cuda:0") for group in (nccl, other, none)]
+        assert (1, 0, 0) == (nccl.enabled, other.enabled, none.enabled)
+        assert "by PyTorch's flight recorder" in recorder.description()
+
+    def test_not_where_it_would_change_the_overlap(self, recorder, monkeypatch):
+        """With CUDA_DEVICE_MAX_CONNECTIONS=1 NCCL's timed events end the overlap; one may ask for them by name."""
+        monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+        group = NcclGroup(ProcessGroupNCCL())
+        assert not recorder.enable(group, "cuda:0")
+        assert "(CUDA_DEVICE_MAX_CONNECTIONS=1)" in recorder.description()
+        comm.configure(device_times="flight_recorder")
+        recorder.forget_groups()
+        assert recorder.enable(group, "cuda:0")
+        assert 1 == group.enabled
+
+    def test_not_if_events_are_asked_for(self, recorder):
+        """``configure(device_times="stream_events")`` leaves NCCL as it is."""
+        comm.configure(device_times="stream_events")
+        group = NcclGroup(ProcessGroupNCCL())
+        assert (False, 0) == (recorder.enable(group, "cuda:0"), group.enabled)
+        with pytest.raises(ValueError, match="choose one of auto, flight_recorder, stream_events"):
+            comm.configure(device_times="own")
 
 
 def test_the_device_of_the_tensor(monkeypatch):
@@ -398,7 +484,8 @@ def test_the_device_of_the_tensor(monkeypatch):
 
     monkeypatch.setattr(timer, "CudaEventClock", Clock)
     monkeypatch.setattr(_device, "_pools", {})
-    tensors = [types.SimpleNamespace(device=torch.device(name)) for name in ("cuda:0", "cuda:1", "cuda:1", "cpu")]
+    names = ("cuda:0", "cuda:1", "cuda:1", "cpu")
+    tensors = [types.SimpleNamespace(device=torch.device(name), is_cpu=name == "cpu") for name in names]
     pools = [_device.pool_for(each) for each in tensors]
     assert (["cuda:0", "cuda:1"], True, None) == (made, pools[1] is pools[2] is not pools[0], pools[3])
 
@@ -427,6 +514,7 @@ class TestBuckets:
     def backward(self, device, monkeypatch):
         """Runs a backward pass of two buckets of 10 ms each with that much computing between and after, in ms."""
         calls, works = [], []
+        issue = [lambda seconds: DeviceWork(device, seconds)]
         monkeypatch.setattr(
             torch.autograd.Variable, "_execution_engine", types.SimpleNamespace(queue_callback=calls.append)
         )
@@ -439,16 +527,15 @@ class TestBuckets:
                 done(self)
                 return self
 
-        def launch(bucket, sent=None):
-            work = OwnTimedWork(device, 0.010)
-            works.append(work)
-            if sent is not None and sent.own:
-                _own_time.follow(work, sent)
+        def launch(bucket):
+            works.append(issue[0](0.010))
             return Future()
 
         monkeypatch.setattr(buckets, "_launch", launch)
 
-        def run(between, after):
+        def run(between, after, ring=None):
+            if ring is not None:
+                issue[0] = ring.issue
             buckets.send(Bucket(0, False))
             device.launch(between / 1e3)
             buckets.send(Bucket(1, True))
@@ -467,10 +554,9 @@ class TestBuckets:
     @pytest.mark.parametrize(
         ("between", "after", "exposed"), [(12, 0, 10), (12, 4, 6), (12, 10, 0), (0, 0, 20), (0, 15, 5)]
     )
-    def test_overlap(self, backward, monkeypatch, between, after, exposed):
+    def test_overlap(self, backward, ring, between, after, exposed):
         """Two buckets of 10 ms: what is exposed is what of them lies behind the computing, the rest is overlap."""
-        monkeypatch.setattr(_own_time, "enable", lambda process_group, where: True)
-        (op,) = backward(between, after)
+        (op,) = backward(between, after, ring)
         assert (2, pytest.approx(0.010)) == (op.count, op.mean_s)
         assert pytest.approx(exposed / 1e3) == op.exposed_s
         assert pytest.approx(1 - exposed / 20) == op.overlap

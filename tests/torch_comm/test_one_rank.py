@@ -353,7 +353,7 @@ def test_times_without_end_are_folded():
     group = _records.Group(None, "test", 2, 0, [0, 1])
     record = group.record(OPS["all_reduce"], "all_reduce", 8)
     for i in range(5000):
-        ledger.put(record, _records.SYNC, i, 2 * i, seq=i)
+        ledger.put(record, _records.SYNC, i, 2 * i, i)
         assert len(ledger.inbox) < _log.BATCH
     ledger.drain(wait=True)
     copied = record.latency.copy()
@@ -409,7 +409,7 @@ def test_instrument_leaves_later_patches_alone(monkeypatch):
 
     original = plain.broadcast
     try:
-        said = r"torch\.distributed\.broadcast was patched by somebody else"
+        said = r"torch\.distributed\.broadcast was patched by other code"
         with pytest.warns(timer.TimingWarning, match=said), comm.instrument():
             plain.broadcast = theirs
         assert theirs is plain.broadcast

@@ -11,7 +11,7 @@ import torch.distributed as plain
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deep500_timing_torch.comm._ops import OPS, _table, bandwidths, unknown
+from deep500_timing_torch.comm._ops import BY_OPERATOR, OPS, _table, bandwidths, unknown
 
 RANKS = st.integers(1, 10_000)
 SIZED = sorted(name for name, op in OPS.items() if op.factor is not None)
@@ -162,59 +162,25 @@ def test_the_table_of_operations():
         name: (op.factor(4) if op.factor is not None else None, op.synchronizes) for name, op in found.items()
     } == TABLE
     assert found.keys() == OPS.keys()
-    assert all(name == op.name for name, op in found.items())
 
 
 def test_one_operation_under_several_names():
-    """Ranks that use PyTorch's older and newer name of one operation are compared, as are DeepSpeed's."""
-    assert {name: op.same_as for name, op in _table().items() if op.same_as} == {
-        "all_gather_into_tensor": "all_gather_single",
-        "allgather_fn": "all_gather_single",
-        "reduce_scatter_tensor": "reduce_scatter_single",
-        "reduce_scatter_fn": "reduce_scatter_single",
+    """Functions for one operation share its name in the log, those of PyTorch 2.13, of DeepSpeed and of the kernel."""
+    assert {name: op.name for name, op in _table().items() if op.name != name} == {
+        "all_gather_single": "all_gather_into_tensor",
+        "allgather_fn": "all_gather_into_tensor",
+        "reduce_scatter_single": "reduce_scatter_tensor",
+        "reduce_scatter_fn": "reduce_scatter_tensor",
+        "inference_all_reduce": "all_reduce",
+        "isend": "send",
+        "irecv": "recv",
     }
-
-
-# Where the message and the group stand among the arguments, by the signatures of torch.distributed and of DeepSpeed.
-PLACES = {
-    "all_reduce": (0, 2),
-    "inference_all_reduce": (0, 2),
-    "reduce": (0, 3),
-    "broadcast": (0, 2),
-    "all_gather_single": (0, 2),
-    "all_gather_into_tensor": (0, 2),
-    "allgather_fn": (0, 2),
-    "reduce_scatter_single": (1, 3),
-    "reduce_scatter_tensor": (1, 3),
-    "reduce_scatter_fn": (1, 3),
-    "all_to_all_single": (1, 4),
-    "send": (0, 2),
-    "recv": (0, 2),
-    "isend": (0, 2),
-    "irecv": (0, 2),
-    "barrier": (-1, 0),
-    "monitored_barrier": (-1, 0),
-}
-
-
-def test_where_the_message_and_the_group_stand():
-    """The compiled kernel takes them from there without a call, and finds what the call would have found."""
-    found = {name: op.places for name, op in _table().items() if op.places is not None}
-    assert PLACES == found
-    for name, (message, group) in found.items():
-        arguments = [torch.zeros(number) for number in range(1, group + 1)]
-        nbytes = arguments[message].nbytes if message >= 0 else None
-        assert (nbytes, False, GROUP) == OPS[name].describe(*arguments, GROUP)[:3], name
+    assert {op.name for op in BY_OPERATOR.values()} <= set(OPS)
 
 
 def test_two_ranks_move_the_whole_message():
     """The smallest group that moves anything."""
     assert (1.0, 1.0, 0.5) == tuple(OPS[name].factor(2) for name in ("broadcast", "all_reduce", "all_gather"))
-
-
-def test_a_batch_alone_holds_any_number_of_messages():
-    """Every other operation advances the number of its group's operations by as much each time."""
-    assert ["batch_isend_irecv"] == [name for name, op in _table().items() if not op.steady]
 
 
 GROUP = object()

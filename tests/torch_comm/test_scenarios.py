@@ -127,7 +127,7 @@ def test_ranks_with_different_operations(ranks):
     """Only operations that both have reported are compared, each with the same one; the rest is counted."""
     different = ranks[0]["different"]
     counts = {(row["op"], tuple(row["ranks"])): row["count"] for row in different["stragglers"]}
-    assert {("all_reduce", (0, 1)): 3, ("all_gather_single", (0, 1)): 3} == counts
+    assert {("all_reduce", (0, 1)): 3, ("all_gather_into_tensor", (0, 1)): 3} == counts
     # The one that rank 0 alone recorded at first, and the two that either recorded at last.
     assert 3 == different["unmatched"]
     assert 0 == different["mismatched"]

@@ -19,11 +19,11 @@ NAMES = {
     "broadcast_": "broadcast",
     "reduce_": "reduce",
     "allgather_": "all_gather",
-    "_allgather_base_": "all_gather_single",
+    "_allgather_base_": "all_gather_into_tensor",
     "allgather_coalesced_": "all_gather_coalesced",
-    "allgather_into_tensor_coalesced_": "all_gather_single_coalesced",
+    "allgather_into_tensor_coalesced_": "all_gather_into_tensor",
     "reduce_scatter_": "reduce_scatter",
-    "_reduce_scatter_base_": "reduce_scatter_single",
+    "_reduce_scatter_base_": "reduce_scatter_tensor",
     "alltoall_base_": "all_to_all_single",
     "gather_": "gather",
     "scatter_": "scatter",
@@ -36,13 +36,17 @@ NAMES = {
 OTHER_TYPES = {"ddp_fp16", "pipeline", "objects", "checkpoint", "uneven"}
 
 
+# The profiler shows the messages of a batch, and the kernel counts the batch.
+BATCHED = ["point_to_point", "pipeline"]
+
+
 @pytest.fixture(scope="module")
 def ranks(torchrun, kernel):
     """What each of two ranks counted in ``workers/seen.py``."""
     return torchrun("seen.py", 2, timeout_s=200, DEEP500_TIMING_COMM_KERNEL="on")
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("program", [program for program in PROGRAMS if program not in BATCHED])
 def test_the_kernel_counts_what_the_profiler_counts(ranks, program):
     """Operations, counts and sizes are those of PyTorch's profiler, nothing is left over, and nothing is unseen."""
     for result in ranks:
@@ -63,6 +67,21 @@ def test_the_kernel_counts_what_the_profiler_counts(ranks, program):
         assert counts == own_counts
         assert sizes == own_sizes
         assert 0 == found["unseen"]
+
+
+@pytest.mark.parametrize("program", BATCHED)
+def test_the_kernel_counts_a_batch_as_one(ranks, program):
+    """A batch of messages has one row, as with patched functions, and leaves nothing unseen."""
+    for rank, result in enumerate(ranks):
+        found = result["kernel"][program]
+        counts = Counter()
+        for name, _, count, pending, failed in found["ours"]:
+            assert (0, 0) == (pending, failed)
+            counts[name] += count
+        assert 0 == found["unseen"]
+        assert counts["batch_isend_irecv"] > 0
+        if program == "point_to_point":
+            assert {"batch_isend_irecv": 4, ("send", "recv")[rank]: 3} == counts
 
 
 @pytest.mark.parametrize(

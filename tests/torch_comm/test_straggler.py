@@ -93,8 +93,7 @@ def test_which_operations_no_rank_leaves_early(name):
         "reduce_scatter_tensor", "reduce_scatter_fn", "all_to_all", "all_to_all_single", "barrier", "all_gather_object",
     }  # fmt: skip
     assert (name in everybody) == OPS[name].synchronizes
-    op = OPS[name].same_as or name
-    assert (name in everybody) == _synchronizes()[op]
+    assert (name in everybody) == _synchronizes()[OPS[name].name]
 
 
 def test_nobody_is_late_in_an_operation_that_may_be_left_early():

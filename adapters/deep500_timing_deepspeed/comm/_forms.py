@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from deep500_timing_torch.comm._timed import Asked, measure_as, original_of
+from deep500_timing_torch.comm._timed import CallOptions, measure_as, original_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,7 +53,7 @@ def accepting(name: str, operation: Callable[..., Any]) -> Callable[..., Any]:
     return accept
 
 
-def _read(args: tuple[Any, ...], kwargs: dict[str, Any], most: int) -> tuple[tuple[Any, ...], Asked | None]:
+def _read(args: tuple[Any, ...], kwargs: dict[str, Any], most: int) -> tuple[tuple[Any, ...], CallOptions | None]:
     # Take DeepSpeed's three out of the arguments. PyTorch has parameters of its own at their places, which are ranks.
     found = {key: kwargs.pop(key) for key in _ASKED if key in kwargs}
     if len(args) > most and isinstance(args[most], bool):
@@ -61,7 +61,7 @@ def _read(args: tuple[Any, ...], kwargs: dict[str, Any], most: int) -> tuple[tup
         args = args[:most]
     if not found:
         return args, None
-    return args, Asked(bool(found.get("prof", False)), found.get("log_name"), found.get("debug"))
+    return args, CallOptions(bool(found.get("prof", False)), found.get("log_name"), found.get("debug"))
 
 
 def _flat_outputs(operation: Callable[..., Any]) -> Callable[..., Any]:

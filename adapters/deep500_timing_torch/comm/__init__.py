@@ -8,19 +8,18 @@
     ...
     dist.log_summary(show_straggler=True)
 
-Everything that ``torch.distributed`` has is here under its own name; the operations are timed on their way. Nothing
-waits for the device or for another rank on account of the timing, so what overlapped still does. Code that cannot
-change its import is timed by :func:`instrument`, DDP's gradient buckets by :func:`instrument_ddp`, operations of your
-own by :func:`timed_op`.
+Everything that ``torch.distributed`` has is here under its own name, with the operations timed. The timing never waits
+for the device or for another rank, so what overlapped still does. Code that cannot change its import is timed by
+:func:`instrument`, which sees most and costs least; DDP's gradient buckets also by :func:`instrument_ddp`, your own
+operations by :func:`timed_op`.
 
-On the CPU a blocking operation takes as long as its call; on a device, as long as from an event before it to one after
-it on the current stream. An asynchronous operation tells how long its call took (*issue*), when it was done, and how
-long the caller waited for it (*exposed*).
+On the CPU the time of a blocking operation is that of its call. On a device it comes from NCCL's own events, or else
+from an event before the operation and one after it on the current stream. An asynchronous operation has the time of
+its call (*issue*), its own time, and the time that its caller waited for it (*exposed*).
 """
 
 from __future__ import annotations
 
-import os as _os
 from importlib import import_module as _import_module
 from typing import Any
 
@@ -31,9 +30,6 @@ if not _dist.is_available():
         "deep500_timing_torch.comm requires a PyTorch with torch.distributed, which this build was made without "
         "(USE_DISTRIBUTED=0); install one that has it: https://pytorch.org/get-started"
     )
-
-if _os.environ.get("DEEP500_TIMING_PURE"):
-    from deep500_timing_torch.comm import _plain as _plain  # before any module that has a compiled form
 
 from deep500_timing_torch.comm._ddp import instrument_ddp
 from deep500_timing_torch.comm._instrument import Instrument, instrument

@@ -106,7 +106,7 @@ def _in_place(operation: str, *, rooted: bool = False) -> Callable[[World, int],
             expected = world.filled(1, count, _ROOT)
         elif rooted and world.rank != _ROOT:
             expected = None
-        function = getattr(_public, operation)
+        function = _public.OPERATIONS[operation]
         return Case(
             lambda: function(data, **options),
             data,
@@ -125,7 +125,7 @@ def _all_gather(world: World, count: int) -> Case:
     mine = world.filled(1, count, world.rank)
     out = torch.empty(count * world.size, dtype=world.dtype, device=world.device)
     expected = torch.cat([world.filled(1, count, rank) for rank in range(world.size)])
-    return Case(lambda: _public.all_gather_single(out, mine), out, out.zero_, expected)
+    return Case(lambda: _public.OPERATIONS["all_gather_single"](out, mine), out, out.zero_, expected)
 
 
 def _reduce_scatter(world: World, count: int) -> Case:
@@ -133,7 +133,7 @@ def _reduce_scatter(world: World, count: int) -> Case:
     out = torch.empty(count, dtype=world.dtype, device=world.device)
     expected = world.reduced(world.size, count)[world.rank * count : (world.rank + 1) * count]
     redop = REDOPS[world.redop]
-    return Case(lambda: _public.reduce_scatter_single(out, mine, op=redop), out, out.zero_, expected)
+    return Case(lambda: _public.OPERATIONS["reduce_scatter_single"](out, mine, op=redop), out, out.zero_, expected)
 
 
 def _all_to_all(world: World, count: int) -> Case:
@@ -141,7 +141,7 @@ def _all_to_all(world: World, count: int) -> Case:
     out = torch.empty_like(mine)
     share = slice(world.rank * count, (world.rank + 1) * count)
     expected = torch.cat([world.filled(world.size, count, rank)[share] for rank in range(world.size)])
-    return Case(lambda: _public.all_to_all_single(out, mine), out, out.zero_, expected)
+    return Case(lambda: _public.OPERATIONS["all_to_all_single"](out, mine), out, out.zero_, expected)
 
 
 def _gather(world: World, count: int) -> Case:
@@ -150,7 +150,7 @@ def _gather(world: World, count: int) -> Case:
     parts = list(out.chunk(world.size)) if world.rank == _ROOT else None
     expected = torch.cat([world.filled(1, count, rank) for rank in range(world.size)])
     at_root = expected if world.rank == _ROOT else None
-    return Case(lambda: _public.gather(mine, parts, dst=_ROOT), out, out.zero_, at_root)
+    return Case(lambda: _public.OPERATIONS["gather"](mine, parts, dst=_ROOT), out, out.zero_, at_root)
 
 
 def _scatter(world: World, count: int) -> Case:
@@ -158,7 +158,7 @@ def _scatter(world: World, count: int) -> Case:
     parts = list(whole.chunk(world.size)) if world.rank == _ROOT else None
     out = torch.empty(count, dtype=world.dtype, device=world.device)
     expected = whole[world.rank * count : (world.rank + 1) * count]
-    return Case(lambda: _public.scatter(out, parts, src=_ROOT), out, out.zero_, expected)
+    return Case(lambda: _public.OPERATIONS["scatter"](out, parts, src=_ROOT), out, out.zero_, expected)
 
 
 def _sendrecv(world: World, count: int) -> Case:
@@ -172,7 +172,7 @@ def _sendrecv(world: World, count: int) -> Case:
             return
         send = _public.P2POp(plain.isend, mine, right)
         receive = _public.P2POp(plain.irecv, out, left)
-        for work in _public.batch_isend_irecv([send, receive]):
+        for work in _public.OPERATIONS["batch_isend_irecv"]([send, receive]):
             work.wait()
 
     return Case(run, out, out.zero_, world.filled(1, count, left))
@@ -180,8 +180,8 @@ def _sendrecv(world: World, count: int) -> Case:
 
 COLLECTIVES = {
     "all_reduce": Kind("all_reduce", _in_place("all_reduce"), shared=False, reduces=True),
-    "all_gather": Kind("all_gather_single", _all_gather, shared=True),
-    "reduce_scatter": Kind("reduce_scatter_single", _reduce_scatter, shared=True, reduces=True),
+    "all_gather": Kind("all_gather_into_tensor", _all_gather, shared=True),
+    "reduce_scatter": Kind("reduce_scatter_tensor", _reduce_scatter, shared=True, reduces=True),
     "all_to_all": Kind("all_to_all_single", _all_to_all, shared=True),
     "broadcast": Kind("broadcast", _in_place("broadcast"), shared=False, rooted=True),
     "reduce": Kind("reduce", _in_place("reduce", rooted=True), shared=False, reduces=True, rooted=True),

@@ -1,27 +1,30 @@
-"""Device times of operations: a pair of events on the streams concerned, collected without ever waiting."""
+"""Device times of operations between events on the current stream, collected without waiting."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from deep500_timing.adapters import warn_once
 from deep500_timing.devices import EventPair as DevicePair
-from deep500_timing.devices import EventPool, pool_of
+from deep500_timing.devices import EventPool, captures, pool_of
+from deep500_timing_torch.comm._flight import RECORDER
 from deep500_timing_torch.comm._settings import SETTINGS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import torch
-
 _pools: dict[str, EventPool | None] = {}
 
 
-def pool_for(tensor: torch.Tensor) -> EventPool | None:
-    """The events of the device that holds a tensor; None for the CPU and for a device that cannot be timed.
+def pool_for(tensor: torch.Tensor | None) -> EventPool | None:
+    """The events of the tensor's device; None for the CPU and for a device that cannot be timed.
 
     An operation is ordered with the current stream of its tensor's device, whichever device is current.
     """
+    if tensor is None or tensor.is_cpu:
+        return None
     device = str(tensor.device)
     try:
         return _pools[device]
@@ -29,7 +32,7 @@ def pool_for(tensor: torch.Tensor) -> EventPool | None:
         pass
     kind = tensor.device.type
     found = None
-    if kind not in ("cpu", "meta"):
+    if kind != "meta":
         from deep500_timing_torch import CudaEventClock
 
         try:
@@ -45,86 +48,72 @@ def pool_for(tensor: torch.Tensor) -> EventPool | None:
     return found
 
 
-class EventPair:
-    """A stretch of a device's time, and where it goes when the device has passed it."""
+def is_captured(pool: EventPool, tensor: torch.Tensor) -> bool:
+    """Whether what is issued now is captured into a graph instead of run."""
+    if tensor.device.type == "cuda":
+        return torch.cuda.is_current_stream_capturing()
+    clock: Any = pool.clock
+    return captures.under_way > 0 or bool(clock.is_capturing())
 
-    __slots__ = ("_device", "_extra", "_fail", "_keep", "_pair", "start_ns")
 
-    def __init__(
-        self,
-        device: EventPool,
-        name: str,
-        start_ns: int,
-        keep: Callable[[int, int], None],
-        fail: Callable[[], None],
-        extra: Any,
-    ) -> None:
-        """Queue the first event.
+class Stretch:
+    """A stretch of a device's time, given to a function when the device has passed it."""
+
+    __slots__ = ("_fail", "_keep", "_pair", "_pool", "_start_ns")
+
+    def __init__(self, pool: EventPool, name: str, start_ns: int) -> None:
+        """Record the first event on the current stream.
 
         Args:
-            device: The events.
+            pool: The events.
             name: What is timed, for warnings.
             start_ns: When it began on the host, in ns.
-            keep: Takes start and end in ns, placed where the device was then on the host's clock.
-            fail: Called instead if the time cannot be had.
-            extra: Intervals of a timer that take the time as well, or None.
         """
-        self._device = device
+        self._pool = pool
+        self._start_ns = start_ns
+        self._pair = DevicePair(name, SETTINGS.now_ns)
+        pool.begin(self._pair)
+
+    def end(self, keep: Callable[[int, int], None], fail: Callable[[], None]) -> None:
+        """Record the second event on the stream that is current now.
+
+        Args:
+            keep: Takes start and end in ns, placed on the host's clock when the device was there.
+            fail: Called instead if the time cannot be had.
+        """
         self._keep = keep
         self._fail = fail
-        self._extra = extra
-        self.start_ns = start_ns
-        self._pair = DevicePair(name, SETTINGS.now_ns)
-        device.begin(self._pair)
-
-    def end(self) -> None:
-        """Queue the second event, on the stream that is current now."""
-        self._device.end(self._pair, self, self.start_ns, SETTINGS.now_ns())
+        self._pool.end(self._pair, self, self._start_ns, SETTINGS.now_ns())
 
     def drop(self) -> None:
         """Take back the first event."""
-        self._device.drop(self._pair)
+        self._pool.drop(self._pair)
 
-    # --- where the time goes --------------------------------------------------------------------------------------
+    # --- what the pool calls --------------------------------------------------------------------------------------
 
     def append(self, start_ns: int, end_ns: int) -> None:
         """Take the time."""
         self._keep(start_ns, end_ns)
-        if self._extra is not None:
-            self._extra.append(start_ns, end_ns)
 
     @property
     def failed(self) -> int:
-        """None so far; adding to it counts the time as one that cannot be had."""
+        """Zero. Adding to it reports a time that cannot be had."""
         return 0
 
     @failed.setter
     def failed(self, value: int) -> None:
         self._fail()
-        if self._extra is not None:
-            self._extra.failed += value
 
-    @property
-    def captured(self) -> int:
-        """None so far; adding to it counts the time as one that was captured into a graph."""
-        return 0
-
-    @captured.setter
-    def captured(self, value: int) -> None:
-        self._fail()
-        if self._extra is not None:
-            self._extra.captured += value
+    captured = failed
 
 
 def collect(*, wait: bool) -> None:
-    """Collect the device times that are there.
+    """Collect the device times that are known.
 
     Args:
         wait: Wait for the others; only for a user who asked for it by name.
     """
-    from deep500_timing_torch.comm import _own_time
-
     for pool in list(_pools.values()):
         if pool is not None:
             pool.collect(wait=wait)
-    _own_time.collect(wait=wait)
+    RECORDER.collect(wait=wait)

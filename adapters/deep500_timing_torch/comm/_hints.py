@@ -1,4 +1,4 @@
-"""Why nothing was recorded, or not everything, and what to do."""
+"""Why a summary is empty or incomplete, and what to do."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def hints(found: SummaryData) -> Iterator[str]:
-    """What explains a summary that is empty or incomplete, a sentence or two each, with the remedy."""
+    """Reasons why a summary is empty or incomplete, each with its remedy."""
     if not SETTINGS.enabled:
         yield "Timing is switched off: comm.configure(enabled=True) switches it on."
     elif not SETTINGS.prof_all:
@@ -27,12 +27,12 @@ def hints(found: SummaryData) -> Iterator[str]:
         yield from _unseen()
     elif not found.ops:
         yield from _nothing()
-    if found.dropped:
-        yield f"{found.dropped} times were dropped: they came faster than the kernel's buffer could be emptied."
+    elif IN_FORCE.objects and SETTINGS.kernel is None:
+        yield f"Timed by patched functions; the compiled kernel is not at work because {IN_FORCE.why_no_kernel}."
 
 
 def _unseen() -> Iterator[str]:
-    if IN_FORCE.feed is not None:
+    if SETTINGS.kernel is not None:
         yield (
             "The compiled kernel sees all that PyTorch hands to a process group; these were issued through a backend "
             "object itself, or by a thread that was within an operation of comm.timed_op."

@@ -14,13 +14,14 @@ from deep500_timing_torch.comm import _public
 from deep500_timing_torch.comm._kernel import _build
 from deep500_timing_torch.comm._log import LOG
 from deep500_timing_torch.comm._ops import OPS
+from deep500_timing_torch.comm._settings import SETTINGS
 from deep500_timing_torch.comm._timed import original_of, timed_operation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from types import TracebackType
 
-    from deep500_timing_torch.comm._kernel._feed import Feed
+    from deep500_timing_torch.comm._kernel._dispatcher import Kernel
 
     F = TypeVar("F", bound=Callable[..., Any])
 
@@ -28,17 +29,16 @@ _ABSENT = object()
 _lock = threading.RLock()
 _undo: list[tuple[Any, str, Any, Any]] = []
 _building: list[Any] = []
+_kernel: Kernel | None = None
 
 
 class _InForce:
-    """What is in force in this process."""
+    """The state of :func:`instrument` in this process."""
 
     objects: int = 0
-    """How many objects of :func:`instrument` are."""
-    feed: Feed | None = None
-    """The kernel at work, if it is."""
+    """How many of its objects are in force."""
     why_no_kernel: str | None = None
-    """Why it is not."""
+    """Why the kernel is not at work, if it is not."""
 
 
 IN_FORCE = _InForce()
@@ -57,28 +57,28 @@ def instrument(*, kernel: bool | None = None) -> Instrument:
         @comm.instrument()                # in each call of a function
         def train(): ...
 
-    With the compiled kernel, every operation that PyTorch hands to a process group is seen, whoever issued it: DDP's
-    reducer, FSDP, tensor parallelism and DTensor, functional and compiled collectives, point-to-point, names that were
-    bound before. What waits in ``Work.wait`` and in ``wait_tensor`` of the functional collectives is exposed time. An
-    operation that is made of others, as ``all_gather_object`` is, appears as those. The kernel is
+    The compiled kernel sees every operation that PyTorch hands to a process group: those of DDP's reducer, FSDP,
+    tensor parallelism and DTensor, functional and compiled collectives, point-to-point, and names that were bound
+    before. Waits in ``Work.wait`` and in ``wait_tensor`` of the functional collectives are exposed time. An operation
+    that is made of others, as ``all_gather_object`` is, appears as those, except ``batch_isend_irecv``. The kernel is
     built once for each PyTorch, by the C++ compiler of the machine, in half a minute: by ``python -m
     deep500_timing_torch.comm build``, or in the background by the first program that asks for it, which goes on with
-    the patched functions meanwhile; the next one has the kernel. Environment variables:
-    ``DEEP500_TIMING_COMM_KERNEL=off`` for none, ``DEEP500_TIMING_CACHE`` for the folder in which it is kept.
+    the patched functions; the next one has the kernel. Environment variables: ``DEEP500_TIMING_COMM_KERNEL=off`` for
+    none, ``DEEP500_TIMING_CACHE`` for the folder in which it is kept.
 
     Without the kernel, timed functions are put into ``torch.distributed`` and ``torch.distributed.distributed_c10d``.
-    They do not see what is issued from C++ (DDP's reducer, for which there is :func:`instrument_ddp`; functional and
-    compiled collectives, and DTensor, which stands on them), names bound before, and methods of a ``ProcessGroup``.
+    They do not see operations that C++ issues (DDP's reducer, for which there is :func:`instrument_ddp`; functional
+    and compiled collectives, and DTensor, which uses them), names bound before, and methods of a ``ProcessGroup``.
     The summary says how many operations of each group were not seen.
 
-    Neither sees libraries that talk to NCCL or MPI themselves.
+    Neither sees libraries that call NCCL or MPI themselves.
 
     Args:
         kernel: True for the kernel, built now if need be; False for the patched functions; None for the kernel if it
             has been built.
 
     Returns:
-        What takes it out again: by ``undo()``, as a context manager, or as a decorator. Dropped, it stays in force.
+        An object that ends it: by ``undo()``, as a context manager, or as a decorator. Dropped, it stays in force.
         Several may be in force; the last one to be undone takes everything out.
 
     Raises:
@@ -99,7 +99,7 @@ class Instrument:
     @property
     def kernel(self) -> bool:
         """Whether the compiled kernel does the timing now, rather than patched functions."""
-        return self._in_force and IN_FORCE.feed is not None
+        return self._in_force and SETTINGS.kernel is not None
 
     def undo(self) -> None:
         """Take it out of force; nothing if that has been done."""
@@ -146,7 +146,7 @@ class Instrument:
                 return
             if IN_FORCE.objects == 0:
                 _put_in(self._kernel)
-            elif self._kernel and IN_FORCE.feed is None:
+            elif self._kernel and SETTINGS.kernel is None:
                 raise RuntimeError(
                     "comm.instrument(kernel=True) inside one by patched functions: undo that one first, or leave "
                     f"kernel= out. The kernel is not at work because {IN_FORCE.why_no_kernel}."
@@ -156,47 +156,51 @@ class Instrument:
 
 
 def _put_in(kernel: bool | None) -> None:
-    feed = None if kernel is False else _feed_for(kernel)
+    found = None if kernel is False else _load_kernel(required=bool(kernel))
     if kernel is False:
         IN_FORCE.why_no_kernel = "instrument(kernel=False) was asked for"
     LOG.watch()
     try:
-        if feed is not None:
-            feed.start()
-            IN_FORCE.feed, IN_FORCE.why_no_kernel = feed, None
+        if found is not None:
+            # The kernel sees the messages of a batch, and only the function tells that they are one.
+            _patch_all(["batch_isend_irecv"])
+            found.start()
+            IN_FORCE.why_no_kernel = None
         else:
-            _patch_all()
+            _patch_all(OPS)
     except BaseException:
         _take_out()
         raise
 
 
 def _take_out() -> None:
-    feed, IN_FORCE.feed = IN_FORCE.feed, None
-    if feed is not None:
-        feed.stop()
+    if SETTINGS.kernel is not None:
+        SETTINGS.kernel.stop()
     _undo_all()
     LOG.unwatch()
 
 
-def _feed_for(kernel: bool | None) -> Feed | None:
+def _load_kernel(*, required: bool) -> Kernel | None:
+    global _kernel
     try:
-        module = _build.build() if kernel else _build.load()
+        module = _build.build() if required else _build.load()
     except _build.KernelUnavailableError as error:
-        if kernel:
+        if required:
             raise RuntimeError(f"comm.instrument(kernel=True): there is no kernel: {error}.") from error
         IN_FORCE.why_no_kernel = str(error)
         _build_for_the_next_run()
         return None
     except Exception as error:
         # Whatever it is, the program runs with the patched functions.
-        if kernel:
+        if required:
             raise
         IN_FORCE.why_no_kernel = f"it cannot be loaded: {type(error).__name__}: {error}"
         return None
-    from deep500_timing_torch.comm._kernel._feed import feed_of
+    if _kernel is None:
+        from deep500_timing_torch.comm._kernel._dispatcher import Kernel
 
-    return feed_of(module)
+        _kernel = Kernel(module)
+    return _kernel
 
 
 def _build_for_the_next_run() -> None:
@@ -210,8 +214,8 @@ def _build_for_the_next_run() -> None:
         IN_FORCE.why_no_kernel = str(error)
 
 
-def _patch_all() -> None:
-    for name in OPS:
+def _patch_all(names: Iterable[str]) -> None:
+    for name in names:
         _patch(dist, name)
         if name not in ("isend", "irecv"):
             _patch(c10d, name)
@@ -222,11 +226,11 @@ def _patch_all() -> None:
 
 def _patch(module: Any, name: str) -> None:
     now = vars(module).get(name, _ABSENT)
-    if now is _ABSENT or original_of(now) is not now:
+    if now is _ABSENT or original_of(now) is not now or name not in _public.OPERATIONS:
         return
-    ours: Callable[..., Any] = getattr(_public, name)
+    ours = _public.OPERATIONS[name]
     if original_of(ours) is not now:
-        # Somebody else has patched it since we were imported: time what is there now.
+        # Another library has patched it since: time the present function.
         ours = timed_operation(name, now)
     _set(module, name, ours)
 
@@ -242,7 +246,7 @@ def _undo_all() -> None:
         now = vars(owner).get(name, _ABSENT)
         if getattr(now, "__func__", now) is not getattr(ours, "__func__", ours):
             warn_once(
-                f"Leaving comm.instrument(): {owner.__name__}.{name} was patched by somebody else inside the block and "
+                f"Leaving comm.instrument(): {owner.__name__}.{name} was patched by other code inside the block and "
                 "stays as it is; it may go on timing. Leave blocks in the reverse order of entering them."
             )
         elif before is _ABSENT:

@@ -1,8 +1,8 @@
 """The queue of finished operations, and every group that has issued any.
 
-A finished operation costs the thread that finishes it one append to a queue, whichever thread that is: the training
-thread, autograd's, or the backend's own, which runs the callbacks of asynchronous operations. The queue is emptied
-into the records in batches, by whichever thread gets the lock without waiting.
+A finished operation costs the thread that finishes it one append to a queue: the training thread, autograd's, or the
+backend's own, which runs the callbacks of asynchronous operations. Whichever thread gets the lock without waiting
+empties the queue into the records, in batches.
 """
 
 from __future__ import annotations
@@ -11,20 +11,24 @@ import os
 import sys
 from _thread import allocate_lock
 from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from deep500_timing.adapters import warn_once
 from deep500_timing.runs import current, feeders
-from deep500_timing_torch.comm._records import DONE, WHOLE, Group, Record
+from deep500_timing_torch.comm._records import Group, Record
 
 if TYPE_CHECKING:
+    import weakref
     from collections.abc import Callable, Iterator
 
+
 BATCH = 256
+_MOST_NAMED = 8
 
 
 def fault(name: str, error: Exception) -> None:
-    """Say that an operation could not be timed, once; it has run or will run all the same."""
+    """Warn once that an operation could not be timed; it runs all the same."""
     warn_once(
         f"Timing {name} failed; it runs all the same, untimed: {type(error).__name__}: {error}",
         key=f"comm {name} {type(error).__name__}",
@@ -41,11 +45,36 @@ def caller() -> str:
     return frame.f_code.co_name
 
 
-class Source(Protocol):
-    """Whoever sees operations, and keeps them for a while."""
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """An operation of this rank that was issued and has not finished."""
 
-    def drain(self) -> None:
-        """Put them into the queue."""
+    op: str
+    group: str
+    """Name of the process group."""
+    sequence: int | None
+    """The group's sequence number of it, the same on every rank; None if the backend does not count."""
+    message_bytes: float | None
+    age_s: float
+    """Seconds since it was issued."""
+
+    def __str__(self) -> str:
+        """The operation in a few words."""
+        number = "" if self.sequence is None else f" #{self.sequence}"
+        size = "" if self.message_bytes is None else f", {self.message_bytes:.0f} B"
+        return f"{self.op}{number} of group {self.group!r}{size}, issued {self.age_s:.3f} s ago"
+
+
+class UnderWay(Protocol):
+    """An operation whose end is not known."""
+
+    record: Record
+    start_ns: int
+
+    @property
+    def sequence(self) -> int | None:
+        """Its number in the group."""
+        ...
 
 
 class CommLog:
@@ -53,24 +82,22 @@ class CommLog:
 
     def __init__(self) -> None:
         """Start empty."""
-        self.inbox: deque[tuple[Record, int, int, int, Any]] = deque()
+        self.inbox: deque[tuple[Record, int, int, int, int | None]] = deque()
         self._draining = allocate_lock()
         self.known_groups: dict[int, Group] = {}
         self._past: list[Group] = []
         self.alone = Group(None, "", 1, 0, [0])
         """Stands in for the group before there is one: the user's own operations need none."""
+        self.under_way: dict[int, weakref.ref[UnderWay]] = {}
+        """Operations whose end is not known, by ``id``, in the order in which they were issued."""
         self.observer: Callable[[Record, int, int, int], None] | None = None
-        """Told of every message as it is counted: record, kind, start and end in ns."""
-        self.source: Source | None = None
-        """Has messages that are not in the queue yet."""
-        self.look: Callable[[], None] | None = None
-        """Queues the asynchronous operations that have ended unseen."""
+        """Called with every message as it is counted: record, kind, start and end in ns."""
         self._watching = False
         self._complete = False
 
-    def put(self, record: Record, kind: int, start_ns: int, end_ns: int, seq: Any = None) -> None:
-        """Queue one message, from any thread; ``seq`` is the number of the group, or what else the kind has."""
-        self.inbox.append((record, kind, start_ns, end_ns, seq))
+    def put(self, record: Record, kind: int, start_ns: int, end_ns: int, sequence: int | None = None) -> None:
+        """Queue one message, from any thread."""
+        self.inbox.append((record, kind, start_ns, end_ns, sequence))
         if len(self.inbox) >= BATCH or self.observer is not None:
             self.drain(wait=False)
 
@@ -78,13 +105,8 @@ class CommLog:
         """Empty the queue into the records.
 
         Args:
-            wait: If another thread is at it, wait for it. A training thread does not.
+            wait: Wait for another thread that is emptying it. A training thread does not.
         """
-        if wait:
-            if self.source is not None:
-                self.source.drain()
-            if self.look is not None:
-                self.look()
         if not self._draining.acquire(wait):
             return
         run = current()
@@ -92,11 +114,11 @@ class CommLog:
         try:
             while True:
                 try:
-                    record, kind, start_ns, end_ns, more = inbox.popleft()
+                    record, kind, start_ns, end_ns, sequence = inbox.popleft()
                 except IndexError:
                     return
                 try:
-                    record.take(kind, start_ns, end_ns, more, run)
+                    record.take(kind, start_ns, end_ns, sequence, run)
                 except Exception as error:
                     fault(record.label, error)
                 if self.observer is not None:
@@ -105,11 +127,10 @@ class CommLog:
             self._draining.release()
 
     def _tell(self, record: Record, kind: int, start_ns: int, end_ns: int) -> None:
-        # The thread is whichever empties the queue: the user's training thread, or the backend's.
         observer = self.observer
         try:
             if observer is not None:
-                observer(record, DONE if kind == WHOLE else kind, start_ns, end_ns)
+                observer(record, kind, start_ns, end_ns)
         except Exception as error:
             self.observer = None
             warn_once(
@@ -119,8 +140,47 @@ class CommLog:
                 key="comm verbose",
             )
 
+    # --- operations under way -------------------------------------------------------------------------------------
+
+    def unfinished(self, clock: Callable[[], int]) -> list[Unfinished]:
+        """The operations that were issued and have not finished, the oldest first."""
+        try:
+            now_ns = clock()
+        except Exception as error:
+            fault("operations that have not finished", error)
+            return []
+        found = []
+        for reference in list(self.under_way.values()):
+            op = reference()
+            if op is not None:
+                record = op.record
+                age_s = max(now_ns - op.start_ns, 0) / 1e9
+                found.append(Unfinished(record.label, record.group.name, op.sequence, record.message_bytes, age_s))
+        return found
+
+    def report_time_out(self, op: UnderWay, error: BaseException, clock: Callable[[], int]) -> None:
+        """If an operation has timed out, warn with what this rank has issued and not finished."""
+        text = str(error)
+        if not isinstance(error, RuntimeError) or not ("timeout" in text.lower() or "timed out" in text.lower()):
+            return
+        try:
+            waiting = self.unfinished(clock)
+            named = "; ".join(map(str, waiting[:_MOST_NAMED]))
+            more = f"; and {len(waiting) - _MOST_NAMED} more" if len(waiting) > _MOST_NAMED else ""
+            group = op.record.group
+            rank = group.global_ranks[group.rank]
+            warn_once(
+                f"{op.record.label} timed out on rank {rank}. Issued and not finished on this rank: {named}{more}. "
+                "A rank whose list lacks a number has not issued that operation.",
+                key=f"comm time-out {op.record.label} {op.sequence}",
+            )
+        except Exception as failed:
+            fault(op.record.label, failed)
+
+    # --- groups ---------------------------------------------------------------------------------------------------
+
     def group_of(self, process_group: Any) -> Group | None:
-        """What is remembered of a process group (None: there is none yet), or None if this rank is not in it."""
+        """The record of a process group (None: there is none yet), or None if this rank is not in it."""
         if process_group is None:
             return self.alone
         group = self.known_groups.get(id(process_group))
@@ -135,7 +195,7 @@ class CommLog:
             size, rank, name = process_group.size(), process_group.rank(), str(process_group.group_name)
             ranks = list(get_process_group_ranks(process_group))
             group = Group(process_group, name, size, rank, ranks)
-        except Exception:  # No group: the marker that stands for "not a member", or a group of another make.
+        except Exception:  # The marker for "not a member", or a group that torch.distributed does not know.
             return None
         if self._watching:
             # Every group that was there when the watch began is known since then: this one is younger.
@@ -144,14 +204,15 @@ class CommLog:
         if old is not None:
             self._past.append(old)
         for past in (*self._past, *self.known_groups.values()):
-            # The same group made anew, after the old one was destroyed: its numbers start anew as well.
+            # A group of that name was destroyed: the new one's numbers start again.
             if past.name == group.name:
                 past.ring.clear()
         self.known_groups[id(process_group)] = group
         return group
 
-    def past_group(self, name: str, size: int, rank: int) -> Group:
-        """What is remembered of a group that is gone, whose operations are told of only now."""
+    def unregistered_group(self, process_group: Any) -> Group:
+        """The record of a group that ``torch.distributed`` does not know, as a library may make one."""
+        name, size, rank = process_group.name(), process_group.size(), process_group.rank()
         for group in self._past:
             if (group.name, group.size, group.rank) == (name, size, rank):
                 return group
@@ -169,7 +230,7 @@ class CommLog:
         self._complete = True
 
     def unwatch(self) -> None:
-        """Stop counting what is unseen; what was counted stays."""
+        """Stop counting unseen operations. The count so far stays."""
         self._meet_existing()
         self._watching = False
         for group in self.groups():
@@ -201,7 +262,7 @@ class CommLog:
                 self.group_of(process_group)
 
     def groups(self) -> Iterator[Group]:
-        """Every group that was used, those that are gone included."""
+        """Every group that was used, destroyed ones included."""
         yield self.alone
         yield from list(self._past)
         yield from list(self.known_groups.values())
@@ -215,7 +276,7 @@ class CommLog:
                     yield record
 
     def reset(self) -> None:
-        """Forget every time, and what is under way now with them."""
+        """Forget every time, and the operations that are under way now."""
         self.drain(wait=True)
         self._meet_existing()
         for group in self.groups():
@@ -223,9 +284,10 @@ class CommLog:
         self._past.clear()
 
     def after_fork(self) -> None:
-        """Start anew in a child process: the parent reports what it did."""
+        """Start empty in a child process: the parent reports its own operations."""
         self._draining = allocate_lock()
         self.inbox.clear()
+        self.under_way.clear()
         self.known_groups.clear()
         self._past.clear()
         self.alone = Group(None, "", 1, 0, [0])
@@ -244,12 +306,12 @@ LOG = CommLog()
 """The log of this process."""
 
 
-def _hand_over() -> None:
+def _flush() -> None:
     LOG.drain(wait=False)
 
 
-# Before a run is flushed, what has finished is counted, and so queued for it.
-feeders.append(_hand_over)
+# Before a run is flushed, finished operations are counted and so queued for it.
+feeders.append(_flush)
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=LOG.after_fork)

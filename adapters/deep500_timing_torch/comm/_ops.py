@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     Moved = tuple[int | None, bool, Any, Any]
-    """Bytes of the message as far as the arguments tell, None if unknown; whether they are one rank's share, to be
-    multiplied by the ranks of the group; the group; a tensor that tells which device works."""
+    """Bytes of the message, None if unknown; whether they are one rank's share, to be multiplied by the ranks of the
+    group; the group; a tensor on the device that does the work."""
     Describe = Callable[..., Moved]
 
 GB = 1e9
@@ -25,7 +25,7 @@ GB = 1e9
 
 
 def both_ways(ranks: int) -> float:
-    """The factor of a reduction whose result everybody gets: reduce-scatter and all-gather in one."""
+    """The factor of a reduction whose result every rank gets: reduce-scatter and all-gather in one."""
     return 2 * (ranks - 1) / ranks
 
 
@@ -71,13 +71,8 @@ class Op:
     """``busbw / algbw`` for a number of ranks; None if there is no bandwidth, or none that is known."""
     synchronizes: bool = False
     """Whether no rank can leave before every rank has come, so that the rank that waits least is the late one."""
-    same_as: str = ""
-    """The name under which ranks compare it; its own if empty."""
-    steady: bool = False
-    """Whether each call advances the number of its group's operations by as much, which then is asked for once."""
-    places: tuple[int, int] | None = None
-    """Where among the arguments ``describe`` finds the tensor that is the message, -1 for none, and the group; None if
-    it does more than that."""
+    point_to_point: bool = False
+    """Whether it is a message between two ranks; such messages do not advance the group's sequence number."""
 
 
 def _sum(tensors: Iterable[torch.Tensor]) -> int:
@@ -193,7 +188,7 @@ def _barrier(group: Any = None, *_: Any, **__: Any) -> Moved:
 
 
 def _group_at(position: int) -> Describe:
-    """Of an operation whose size nobody knows, and whose group is its ``position``-th argument."""
+    """Describe an operation of unknown size whose group is its ``position``-th argument."""
 
     def describe(*args: Any, group: Any = None, **_: Any) -> Moved:
         if len(args) > position:
@@ -208,48 +203,38 @@ def unknown(*_: Any, group: Any = None, **__: Any) -> Moved:
     return None, False, group, None
 
 
-_PLACES: dict[Describe, tuple[int, int]] = {
-    _in_place: (0, 2),
-    _broadcast: (0, 2),
-    _reduce: (0, 3),
-    _all_gather_single: (0, 2),
-    _all_gather_fn: (0, 2),
-    _reduce_scatter_single: (1, 3),
-    _reduce_scatter_fn: (1, 3),
-    _all_to_all_single: (1, 4),
-    _send: (0, 2),
-    _recv: (0, 2),
-    _barrier: (-1, 0),
-}
-
-
 def _table() -> dict[str, Op]:
+    all_reduce = Op("all_reduce", _in_place, both_ways, synchronizes=True)
+    gather = Op("all_gather_into_tensor", _all_gather_single, one_way, synchronizes=True)
+    scatter = Op("reduce_scatter_tensor", _reduce_scatter_single, one_way, synchronizes=True)
+    send = Op("send", _send, whole, point_to_point=True)
+    recv = Op("recv", _recv, whole, point_to_point=True)
+    renamed = {
+        "inference_all_reduce": all_reduce,
+        "all_gather_single": gather,
+        "allgather_fn": replace(gather, describe=_all_gather_fn),
+        "reduce_scatter_single": scatter,
+        "reduce_scatter_fn": replace(scatter, describe=_reduce_scatter_fn),
+        "isend": send,
+        "irecv": recv,
+    }
     ops = [
-        Op("all_reduce", _in_place, both_ways, synchronizes=True),
-        Op("inference_all_reduce", _in_place, both_ways, synchronizes=True),
+        all_reduce,
+        gather,
+        scatter,
+        send,
+        recv,
         Op("all_reduce_coalesced", _in_place_list, both_ways, synchronizes=True),
         Op("reduce", _reduce, whole),
         Op("broadcast", _broadcast, whole),
         Op("all_gather", _all_gather, one_way, synchronizes=True),
-        Op("all_gather_single", _all_gather_single, one_way, synchronizes=True),
-        Op("all_gather_into_tensor", _all_gather_single, one_way, synchronizes=True, same_as="all_gather_single"),
-        Op("allgather_fn", _all_gather_fn, one_way, synchronizes=True, same_as="all_gather_single"),
         Op("all_gather_coalesced", _all_gather_coalesced, one_way, synchronizes=True),
         Op("reduce_scatter", _reduce_scatter, one_way, synchronizes=True),
-        Op("reduce_scatter_single", _reduce_scatter_single, one_way, synchronizes=True),
-        Op(
-            "reduce_scatter_tensor", _reduce_scatter_single, one_way, synchronizes=True, same_as="reduce_scatter_single"
-        ),
-        Op("reduce_scatter_fn", _reduce_scatter_fn, one_way, synchronizes=True, same_as="reduce_scatter_single"),
         Op("all_to_all", _all_to_all, one_way, synchronizes=True),
         Op("all_to_all_single", _all_to_all_single, one_way, synchronizes=True),
         Op("gather", _gather, one_way),
         Op("scatter", _scatter, one_way),
-        Op("send", _send, whole),
-        Op("recv", _recv, whole),
-        Op("isend", _send, whole),
-        Op("irecv", _recv, whole),
-        Op("batch_isend_irecv", _batch, whole),
+        Op("batch_isend_irecv", _batch, whole, point_to_point=True),
         Op("barrier", _barrier, None, synchronizes=True),
         Op("monitored_barrier", _barrier, None),
         Op("all_gather_object", _group_at(2), None, synchronizes=True),
@@ -259,12 +244,17 @@ def _table() -> dict[str, Op]:
         Op("send_object_list", _group_at(2), None),
         Op("recv_object_list", _group_at(2), None),
     ]
-    # A batch holds as many messages as it is given.
-    return {op.name: replace(op, steady=op.name != "batch_isend_irecv", places=_PLACES.get(op.describe)) for op in ops}
+    return {op.name: op for op in ops} | renamed
 
 
 OPS = _table()
-"""Every operation that is timed by itself, by name."""
+"""Every function that is timed, by its name. Functions for the same operation share a name in the log, so that tables
+of several PyTorch versions, with and without the kernel, can be compared."""
+
+ALIASES: dict[str, set[str]] = {}
+"""The names of the functions for each name in the log."""
+for _name, _op in OPS.items():
+    ALIASES.setdefault(_op.name, {_op.name}).add(_name)
 
 BY_OPERATOR = {
     "c10d::allreduce_": OPS["all_reduce"],
@@ -272,14 +262,12 @@ BY_OPERATOR = {
     "c10d::broadcast_": OPS["broadcast"],
     "c10d::reduce_": OPS["reduce"],
     "c10d::allgather_": OPS["all_gather"],
-    "c10d::_allgather_base_": OPS["all_gather_single"],
+    "c10d::_allgather_base_": OPS["all_gather_into_tensor"],
     "c10d::allgather_coalesced_": OPS["all_gather_coalesced"],
-    "c10d::allgather_into_tensor_coalesced_": Op("all_gather_single_coalesced", unknown, one_way, synchronizes=True),
+    "c10d::allgather_into_tensor_coalesced_": OPS["all_gather_into_tensor"],
     "c10d::reduce_scatter_": OPS["reduce_scatter"],
-    "c10d::_reduce_scatter_base_": OPS["reduce_scatter_single"],
-    "c10d::reduce_scatter_tensor_coalesced_": Op(
-        "reduce_scatter_single_coalesced", unknown, one_way, synchronizes=True
-    ),
+    "c10d::_reduce_scatter_base_": OPS["reduce_scatter_tensor"],
+    "c10d::reduce_scatter_tensor_coalesced_": OPS["reduce_scatter_tensor"],
     "c10d::alltoall_": OPS["all_to_all"],
     "c10d::alltoall_base_": OPS["all_to_all_single"],
     "c10d::gather_": OPS["gather"],
@@ -290,4 +278,4 @@ BY_OPERATOR = {
     "c10d::barrier": OPS["barrier"],
     "c10d::monitored_barrier_": OPS["monitored_barrier"],
 }
-"""What PyTorch's dispatcher calls them, as the compiled kernel sees them."""
+"""The operation that each dispatcher operator carries out, as the compiled kernel sees it."""

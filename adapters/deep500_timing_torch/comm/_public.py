@@ -41,21 +41,13 @@ OPERATIONS: dict[str, Any] = _timed_operations()
 """Every timed operation that this PyTorch has, by name."""
 
 
-def __getattr__(name: str) -> Any:
-    """Find an operation by name."""
-    try:
-        return OPERATIONS[name]
-    except KeyError:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
-
-
 def new_p2p_op(cls: type, op: Any, *args: Any, **kwargs: Any) -> Any:
-    """``P2POp.__new__`` that knows the timed operations for what they stand for."""
+    """``P2POp.__new__`` that takes timed operations for their originals."""
     return _new_p2p_op(cls, original_of(op), *args, **kwargs)
 
 
 def init_p2p_op(self: Any, op: Any, *args: Any, **kwargs: Any) -> None:
-    """``P2POp.__init__`` that keeps the original operation: of a batch, the whole is timed."""
+    """``P2POp.__init__`` that keeps the original operation: the batch as a whole is timed."""
     _init_p2p_op(self, original_of(op), *args, **kwargs)
 
 

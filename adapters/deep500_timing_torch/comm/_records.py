@@ -1,46 +1,36 @@
-"""What is kept of one operation at one message size, and of one group: in bounded memory.
-
-This file runs as plain Python and, with the C types of ``_records.pxd``, compiled. Whatever counts an operation whose
-call has returned is whole at each moment, so that any thread may; the rest is for the thread that empties the queue.
-"""
+"""The times of one operation at one message size, and of one process group, in bounded memory."""
 
 from __future__ import annotations
 
 import weakref
 from collections import deque
+from typing import TYPE_CHECKING, Any
 
-from deep500_timing._recording.intervals import Intervals  # whose C type the .pxd reads there
+from deep500_timing.adapters import Intervals
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from deep500_timing_torch.comm._ops import Op
 
 KEEP_LAST = 256
-"""Intervals kept one by one for each record; the rest lives on in exact aggregates and a histogram."""
+"""Intervals kept one by one for each record. Aggregates and a histogram of the rest stay exact."""
 MAX_SIZES = 256
-"""Different message sizes of an operation that get a record of their own, in one group; more share a record for each
-power of two, so that a run whose sizes all differ does not fill the memory."""
+"""Message sizes of an operation that get their own record in one group. Further sizes share a record for each power of
+two, so that a run whose sizes all differ does not fill the memory."""
 WINDOW = 1024
 """Latest operations of a group that can be compared with those of other ranks."""
-SYNC, ISSUE, DONE, EXPOSED, PAIR, FAILED, UNTIMED, WHOLE = range(8)
-"""Kinds of messages: a blocking operation; the call of an asynchronous one; its completion; a wait for it; its time
-and what of it was exposed, in ns; an exception; an operation that took place elsewhere or whose time cannot be had;
-all of an asynchronous one that was counted as under way. ``FAILED`` and ``UNTIMED`` say in place of a start whether the
-operation had been counted as under way: 1 or 0. ``WHOLE`` has in place of the number of the group that number, the end
-of the call, and start and end of the wait, both 0 if nobody waited."""
+SYNC, ISSUE, DONE, EXPOSED, PAIR, FAILED, UNTIMED, CAPTURED = range(8)
+"""Kinds of messages: a blocking operation; the call of an asynchronous one; its completion; a wait for it; its time and
+the exposed part of that, in ns; an exception; a time that is not known; an operation captured into a graph. ``FAILED``
+and ``UNTIMED`` carry in place of a start 1 if ``ISSUE`` was sent before, else 0."""
 
 
 class Record:
     """The times of one operation at one message size in one group."""
 
     __slots__ = (
-        "advance",
-        "blocked",
         "bytes_total",
         "calls",
-        "common_name",
+        "captured",
         "exposed",
         "failed",
         "finished",
@@ -63,8 +53,6 @@ class Record:
     def __init__(self, op: Op, label: str, nbytes: int | None, group: Group, *, size_is_mean: bool = False) -> None:
         """Start empty."""
         self.op = op
-        self.common_name = op.same_as or op.name
-        """Under which ranks compare it."""
         self.label = label
         self.nbytes = nbytes
         self.group = group
@@ -72,15 +60,9 @@ class Record:
         self.calls = 0
         self.bytes_total = 0
         self.no_future = False
+        """Whether the backend has no future for this operation."""
         self.on_device = False
         self.upper_bound = False
-        self.advance = -1
-        """How far one call of it advances the number of the group's operations, as far as is known."""
-        self.blocked = 0.0
-        """How many ended while somebody was waiting for them; minus infinity if ever one did not."""
-        self._clear()
-
-    def _clear(self) -> None:
         self.latency = Intervals(KEEP_LAST, 0)
         self.issue: Intervals | None = None
         self.exposed: Intervals | None = None
@@ -90,45 +72,33 @@ class Record:
         self.finished = 0
         self.failed = 0
         self.untimed = 0
+        self.captured = 0
 
     @property
     def message_bytes(self) -> float | None:
-        """Bytes of one message; the mean of those that share the record."""
+        """Bytes of one message, the mean for a shared record."""
         if self.size_is_mean:
-            # Compiled, one of integers would be rounded down.
-            return float(self.bytes_total) / self.calls if self.calls else None
+            return self.bytes_total / self.calls if self.calls else None
         return self.nbytes
 
     @property
     def used(self) -> bool:
         """Whether anything was counted."""
-        return bool(self.latency.count or self.started or self.failed or self.untimed)
+        return bool(self.latency.count or self.started or self.failed or self.untimed or self.captured)
 
-    def take(self, kind: int, start_ns: int, end_ns: int, more: Any, run: Any) -> None:
+    def take(self, kind: int, start_ns: int, end_ns: int, sequence: int | None, run: Any) -> None:
         """Count one message; only for the thread that empties the queue.
 
         Args:
-            kind: The kind of message, which says what the next three are.
+            kind: The kind of message.
             start_ns: When it began.
             end_ns: When it ended.
-            more: The number that the group gave it, or what else the kind has.
+            sequence: The group's sequence number of the operation, None if it has none.
             run: The run's log, None if there is none.
         """
         if kind in (SYNC, DONE):
-            self._take_time(start_ns, end_ns, more, run)
+            self._take_time(start_ns, end_ns, sequence, run)
             self.finished += kind == DONE
-        elif kind == WHOLE:
-            seq, issued_ns, wait_start_ns, wait_end_ns = more
-            if self.issue is None:
-                self.issue = Intervals(KEEP_LAST, 0)
-            if wait_end_ns:
-                if self.exposed is None:
-                    self.exposed = Intervals(KEEP_LAST, 0)
-                self.take_whole(start_ns, end_ns, seq, issued_ns, wait_start_ns, wait_end_ns, run)
-            else:
-                self._take_time(start_ns, end_ns, seq, run)
-                self.finished += 1
-                self.issue.append(start_ns, issued_ns)
         elif kind == ISSUE:
             self.started += 1
             self.issue = self.issue or Intervals(KEEP_LAST, 0)
@@ -139,6 +109,8 @@ class Record:
         elif kind == PAIR:
             self.paired_latency_ns += start_ns
             self.paired_exposed_ns += end_ns
+        elif kind == CAPTURED:
+            self.captured += 1
         elif kind == FAILED:
             self.failed += 1
             self.finished += start_ns
@@ -146,49 +118,27 @@ class Record:
             self.untimed += 1
             self.finished += start_ns
 
-    def take_whole(
-        self,
-        start_ns: int,
-        end_ns: int,
-        seq: int | None,
-        issued_ns: int,
-        wait_start_ns: int,
-        wait_end_ns: int,
-        run: Any = None,
-    ) -> None:
-        """Count an asynchronous operation that was waited for, from any thread.
-
-        What is counted here is whole at each moment: an addition to an attribute lets no other thread in. There must
-        have been such an operation before, which the thread that empties the queue has counted.
-        """
-        self._take_time(start_ns, end_ns, seq, run)
-        self.finished += 1
-        self.issue.append(start_ns, issued_ns)  # type: ignore[union-attr]
-        self.exposed.append(wait_start_ns, wait_end_ns)  # type: ignore[union-attr]
-        self.paired_latency_ns += end_ns - start_ns
-        self.paired_exposed_ns += wait_end_ns - wait_start_ns
-
-    def _take_time(self, start_ns: int, end_ns: int, seq: int | None, run: Any) -> None:
+    def _take_time(self, start_ns: int, end_ns: int, sequence: int | None, run: Any) -> None:
         self.latency.append(start_ns, end_ns)
+        name = self.op.name
         if run is not None:
             size = -1 if self.nbytes is None else self.nbytes
-            run.collective(self.common_name, start_ns, end_ns, group=self.group.name, sequence=seq, nbytes=size)
-        if seq is not None:
-            self.group.ring.append((seq, self.common_name, self.nbytes or 0, end_ns - start_ns))
+            run.collective(name, start_ns, end_ns, group=self.group.name, sequence=sequence, nbytes=size)
+        if sequence is not None:
+            self.group.ring.append((sequence, name, self.nbytes or 0, end_ns - start_ns))
 
 
 class Group:
     """A process group, remembered by name: its records outlive it."""
 
     __slots__ = (
+        "_backend_counts",
+        "_own_sequence",
         "_unseen_before",
         "_watched_from",
-        "advances",
-        "backend_counts",
         "device_end",
         "global_ranks",
         "name",
-        "own_seq",
         "rank",
         "records",
         "reference",
@@ -201,12 +151,10 @@ class Group:
     def __init__(self, process_group: Any, name: str, size: int, rank: int, global_ranks: list[int]) -> None:
         """Remember a process group without keeping it alive."""
         self.reference = weakref.ref(process_group) if process_group is not None else lambda: None
-        self.own_seq = 0
-        """How many collectives were seen, the number of the last one of a backend that does not count."""
+        self._own_sequence = 0
+        self._backend_counts = True
         self.device_end: tuple[Any, int] = (None, 0)
-        """When the last of its operations that was read was over on the device, and on which host clock."""
-        self.backend_counts = True
-        """Whether the backend numbers its operations, as far as is known."""
+        """The host clock, and when on it the last operation that was read ended on the device."""
         self.name = name
         self.size = size
         self.rank = rank
@@ -214,48 +162,48 @@ class Group:
         self.records: dict[tuple[str, int | None], Record] = {}
         self.sizes: dict[str, int] = {}
         self.ring: deque[tuple[int, str, int, int]] = deque(maxlen=WINDOW)
-        self.advances: dict[str, int] = {}
-        """For an operation, how far one call of it advances the number of the group's operations."""
         self.seen = 0
-        """How many of the group's operations were seen since the watch began, those included that a timed one is made
-        of."""
+        """How far the operations that were seen have advanced the group's sequence number since the watch began."""
         self._watched_from: int | None = None
         self._unseen_before = 0
 
     def is_of(self, process_group: Any) -> bool:
-        """Whether this is what is remembered of that group, rather than of one that had its address before."""
+        """Whether this is the record of that group, and not of an earlier one at the same address."""
         return self.reference() is process_group
 
-    def sequence(self, process_group: Any) -> int:
-        """How many collectives the group has issued: the same number on every rank that is as far."""
-        if self.backend_counts:
-            try:
-                number: int = process_group._get_sequence_number_for_group()
-                return number
-            except Exception:  # Not every backend does.
-                self.backend_counts = False
-        self.own_seq += 1
-        return self.own_seq
-
     def number(self) -> int | None:
-        """How many operations the group has issued in all, None if its backend does not count or it is gone."""
+        """The group's sequence number, None if its backend does not count or the group is gone."""
         process_group = self.reference()
-        if process_group is None or not self.backend_counts:
+        if process_group is None or not self._backend_counts:
             return None
         try:
             number: int = process_group._get_sequence_number_for_group()
             return number
-        except Exception:
-            self.backend_counts = False
+        except Exception:  # Not every backend counts.
+            self._backend_counts = False
             return None
 
+    def count(self, before: int | None) -> int:
+        """Count an operation that was issued when the group stood at ``before``.
+
+        Returns:
+            Its sequence number, the same on every rank of the group.
+        """
+        number = self.number()
+        if number is None:
+            self._own_sequence += 1
+            return self._own_sequence
+        if before is not None:
+            self.seen += number - before
+        return number
+
     def watch(self, start: int | None) -> None:
-        """Count from now on what it issues unseen; from a number that is given, or the present one."""
+        """Count unseen operations from now on, from this sequence number or the present one."""
         self._watched_from = self.number() if start is None else start
         self.seen = 0
 
     def unwatch(self) -> None:
-        """Stop counting; what was counted stays."""
+        """Stop counting. The count so far stays."""
         self._unseen_before = self.unseen
         self._watched_from = None
 
@@ -270,18 +218,13 @@ class Group:
 
     @property
     def unseen(self) -> int:
-        """How many operations it issued while it was watched, other than those that were seen."""
+        """How many operations the group issued while it was watched that were not seen."""
         if self._watched_from is None:
             return self._unseen_before
         number = self.number()
         if number is None:
             return self._unseen_before
         return self._unseen_before + max(number - self._watched_from - self.seen, 0)
-
-    def find(self, op: Op, label: str, nbytes: int | None) -> Record:
-        """The record of an operation at a message size."""
-        record = self.records.get((label, nbytes))
-        return self._new_record(op, label, nbytes) if record is None else record
 
     def record(self, op: Op, label: str, nbytes: int | None) -> Record:
         """The record of an operation at a message size, of which one more is about to run."""
@@ -298,7 +241,7 @@ class Group:
         if nbytes is None or seen < MAX_SIZES:
             self.sizes[label] = seen + 1
             return self.records.setdefault((label, nbytes), Record(op, label, nbytes, self))
-        # A negative size cannot be one of a message: the power of two that these have as their highest bit.
+        # A shared record's key is negative, which no message size is: minus the position of the highest bit.
         bucket = -nbytes.bit_length()
         shared = self.records.get((label, bucket))
         if shared is None:

@@ -12,9 +12,11 @@ import torch.distributed as dist
 
 from deep500_timing.adapters import DEADLINE_S, TRIM, Exchange, fit_encoding, rank_and_world, summarize
 from deep500_timing_torch.comm import _device
+from deep500_timing_torch.comm._flight import RECORDER
 from deep500_timing_torch.comm._hints import hints
 from deep500_timing_torch.comm._log import LOG
 from deep500_timing_torch.comm._ops import OPS, bandwidths
+from deep500_timing_torch.comm._settings import SETTINGS
 from deep500_timing_torch.comm._straggler import Comparison, Lateness, Skew, compare
 from deep500_timing_torch.comm._summary import OpTimes, SummaryData
 from deep500_timing_torch.comm._table import render
@@ -36,7 +38,7 @@ class CommSummary(SummaryData):
 
 
 def summary(*, wait: bool = False) -> CommSummary:
-    """What this rank has recorded so far, printed nowhere and compared with nobody.
+    """The operations of this rank so far, without printing and without the other ranks.
 
     Args:
         wait: Wait for times that are on their way from a device; without, they are counted as pending.
@@ -50,7 +52,9 @@ def summary(*, wait: bool = False) -> CommSummary:
     rank, world_size = rank_and_world()
     found = CommSummary([_times_of(merged[key]) for key in order], rank, world_size)
     found.unseen = LOG.unseen()
-    found.dropped = getattr(LOG.source, "dropped", 0)
+    found.unfinished = LOG.unfinished(SETTINGS.now_ns)
+    if any(times.device == "GPU" for times in found.ops):
+        found.device_times = RECORDER.description()
     found.hints = list(hints(found))
     return found
 
@@ -91,6 +95,7 @@ def _times_of(records: list[Record]) -> OpTimes:
         pending=sum(max(record.started - record.finished, 0) for record in records),
         failed=sum(record.failed for record in records),
         untimed=sum(record.untimed for record in records),
+        captured=sum(record.captured for record in records),
     )
 
 
@@ -110,8 +115,8 @@ def _own_report() -> bytes:
 
 
 def _synchronizes() -> dict[str, bool]:
-    known = {op.same_as or op.name: op.synchronizes for op in OPS.values()}
-    return known | {record.op.name: record.op.synchronizes for record in LOG.records() if record.op.name not in OPS}
+    known = {op.name: op.synchronizes for op in OPS.values()}
+    return known | {record.op.name: record.op.synchronizes for record in LOG.records() if record.op.name not in known}
 
 
 def _compare(reports: dict[int, bytes]) -> Comparison:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from deep500_timing import CPUGPUTimer, TimeType
 from deep500_timing_torch.comm._log import LOG, fault
-from deep500_timing_torch.comm._ops import bandwidths
+from deep500_timing_torch.comm._ops import ALIASES, bandwidths
 from deep500_timing_torch.comm._records import DONE, SYNC, Record
 
 if TYPE_CHECKING:
@@ -17,18 +17,34 @@ if TYPE_CHECKING:
     from deep500_timing import Timer
 
 
+DEVICE_TIMES = ("auto", "flight_recorder", "stream_events")
+
+
+class Kernel(Protocol):
+    """The compiled kernel at work."""
+
+    def configure(self) -> None:
+        """Apply changed settings."""
+
+    def mute(self, by: int) -> None:
+        """Count what this thread issues as part of another operation (1), or no more (-1)."""
+
+    def stop(self) -> None:
+        """Take it out of the dispatcher."""
+
+
 class Settings:
     """The settings of this process; one object, read by every timed operation."""
 
     __slots__ = (
         "by_functions",
         "debug",
+        "device_times",
         "enabled",
+        "kernel",
         "now_ns",
-        "on_change",
         "prof_all",
         "prof_ops",
-        "quick",
         "timer",
         "verbose",
     )
@@ -41,28 +57,25 @@ class Settings:
         self.verbose = False
         self.debug = False
         self.timer: Timer | None = None
+        self.device_times = "auto"
         self.now_ns: Callable[[], int] = perf_counter_ns
+        self.kernel: Kernel | None = None
+        """The compiled kernel while it is at work."""
         self.by_functions = True
-        """Whether the timed functions do the timing: they are on, and the kernel, which sees more, is not at work."""
-        self.quick = True
-        """Whether the timed functions may take their short way: everything is timed, and nothing else is asked for."""
-        self.on_change: Callable[[], None] | None = None
-        """Told of changes: the kernel, while it is at work."""
+        """Whether the timed functions do the timing: it is on, and the kernel, which sees more, is not at work."""
 
     def changed(self) -> None:
-        """Hand on what was changed."""
-        self.by_functions = self.enabled and self.on_change is None
-        more = self.verbose or self.debug or self.timer is not None
-        self.quick = self.by_functions and self.prof_all and not more
-        if self.on_change is not None:
-            self.on_change()
+        """Apply a change."""
+        self.by_functions = self.enabled and self.kernel is None
+        if self.kernel is not None:
+            self.kernel.configure()
 
     def wants(self, name: str) -> bool:
-        """Whether an operation of that name is timed."""
-        return self.prof_all or name in self.prof_ops
+        """Whether an operation of that name in the log is timed."""
+        return self.prof_all or not self.prof_ops.isdisjoint(ALIASES.get(name, (name,)))
 
     def region(self, name: str, start_ns: int, end_ns: int) -> None:
-        """Give the timer a stretch of communication; a timer that fails is said once, and fails nobody else."""
+        """Give the timer a stretch of communication; a timer that fails costs one warning."""
         try:
             if self.timer is not None:
                 self.timer.record(TimeType.COMM, start_ns, end_ns)
@@ -88,11 +101,12 @@ def configure(
     verbose: bool | None = None,
     debug: bool | None = None,
     timer: Timer | None = _UNSET,
+    device_times: str | None = None,
 ) -> None:
-    """Choose what is timed; what is not given stays as it is.
+    """Choose what is timed; a setting that is not given stays as it is.
 
     Args:
-        enabled: Whether anything is timed (it is, to begin with). Off costs each call one test.
+        enabled: Whether anything is timed, as it is at first. Off costs each call one test.
         prof_all: Whether every operation is timed, or only those of ``prof_ops``.
         prof_ops: Names of the operations to time if ``prof_all`` is false, such as ``["all_reduce"]``.
         verbose: Print a line for each operation to the standard error of rank 0, when its time is known.
@@ -100,9 +114,14 @@ def configure(
         timer: A timer that gets a region ``TimeType.COMM`` for each stretch of time that the calling thread spends in
             communication: blocking operations, the calls of asynchronous ones, and the waits for them; of a
             ``CPUGPUTimer`` the device's times as well. None for no timer. Its clock times everything from now on.
+        device_times: How NCCL's operations are timed. ``"flight_recorder"``: by NCCL's own events, which PyTorch's
+            flight recorder reads. ``"stream_events"``: between two events on the current stream, which bounds the time
+            of asynchronous operations from above. ``"auto"``, as at first: the flight recorder where PyTorch has one,
+            but for ``CUDA_DEVICE_MAX_CONNECTIONS=1``, where NCCL's timed events would end the overlap with computing.
 
     Raises:
         TypeError: ``prof_ops`` is one string instead of several.
+        ValueError: ``device_times`` is not one of the three.
     """
     if enabled is not None:
         SETTINGS.enabled = bool(enabled)
@@ -119,6 +138,10 @@ def configure(
         LOG.observer = _say if verbose else None
     if debug is not None:
         SETTINGS.debug = bool(debug)
+    if device_times is not None:
+        if device_times not in DEVICE_TIMES:
+            raise ValueError(f"configure(device_times={device_times!r}): choose one of {', '.join(DEVICE_TIMES)}.")
+        SETTINGS.device_times = device_times
     if timer is not _UNSET:
         SETTINGS.timer = timer
         SETTINGS.now_ns = perf_counter_ns if timer is None else timer.now_ns

@@ -1,4 +1,4 @@
-"""What a summary of communication is: plain data."""
+"""The data of a summary of communication."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from deep500_timing_torch.comm._log import Unfinished
     from deep500_timing_torch.comm._straggler import Lateness, Skew
 
 
@@ -35,25 +36,27 @@ class OpTimes:
     exposed_s: float | None
     """Sum of the times spent waiting for asynchronous operations."""
     overlap: float | None
-    """Share of the asynchronous operations' time that nobody waited for, 0 to 1."""
+    """Share of the asynchronous operations' time that no caller waited for, 0 to 1."""
     upper_bound: bool
-    """The backend does not tell when some of these were done, only that it was before the end of the wait: times are
-    upper bounds, bandwidths lower ones."""
+    """Some of these are known only to have ended before their wait did: times are upper bounds, bandwidths lower
+    ones."""
     size_is_mean: bool
     """Messages of different sizes, within a power of two, of which ``message_bytes`` is the mean."""
     device: str
     """``"GPU"`` for times between events on a device, ``"CPU"`` for times on the host's clock."""
     pending: int
-    """Asynchronous operations that are on their way, or that nobody has waited for."""
+    """Operations that have not ended, or whose end is not known yet."""
     failed: int
     """Operations that raised."""
     untimed: int
-    """Operations that took place elsewhere, as in a coalescing block, or whose device time cannot be had."""
+    """Operations without a time of their own: in a coalescing block, or with a device time that cannot be had."""
+    captured: int = 0
+    """Operations that were captured into a CUDA graph, and have not run when they were called."""
 
 
 @dataclass(slots=True)
 class SummaryData:
-    """This rank's operations, and what else is to be known of them."""
+    """This rank's operations, and a comparison with the other ranks."""
 
     ops: list[OpTimes]
     """This rank's operations."""
@@ -61,25 +64,26 @@ class SummaryData:
     world_size: int
     unseen: dict[str, int] = field(default_factory=dict)
     """For each process group, by its name, how many operations it issued by code that is not timed."""
-    dropped: int = 0
-    """Times that were lost because the kernel's buffer was full."""
+    unfinished: list[Unfinished] = field(default_factory=list)
+    """Operations that were issued and have not finished, the oldest first."""
+    device_times: str | None = None
+    """How operations on a device were timed, None if there were none."""
     hints: list[str] = field(default_factory=list)
-    """What explains that nothing was recorded, or not everything, with the remedy."""
+    """Reasons why nothing was recorded, or not everything, with the remedy."""
     stragglers: list[Skew] | None = None
     """The comparison across ranks, None if it was not asked for or could not be had."""
     lateness: list[Lateness] = field(default_factory=list)
-    """For each group, who is late in it, if anybody is."""
+    """For each group, the straggler, if there is one."""
     ahead_ranks: dict[int, int] = field(default_factory=dict)
     """Ranks that have asked for so many more comparisons than the others since the one before."""
     missing_ranks: list[int] = field(default_factory=list)
-    """Ranks that did not report within the deadline: dead, stuck, or not asked for a summary. Empty where nobody
-    could be asked."""
+    """Ranks that did not report within the deadline: dead, stuck, or without a call of their own."""
     unmatched: int = 0
     """Operations that some rank of their group did not report."""
     mismatched: int = 0
     """Operations that are not the same one on every rank."""
     fault: str | None = None
-    """What went wrong with the exchange, if anything did."""
+    """The error of the exchange, None if there was none."""
 
     @property
     def late_rank(self) -> int | None:

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from deep500_timing_torch.comm._summary import OpTimes, SummaryData
 
 
+_MOST_UNFINISHED = 8
+
+
 def _op_row(times: OpTimes) -> list[str]:
     upper, lower = ("<=", ">=") if times.upper_bound else ("", "")
     return [
@@ -70,14 +73,25 @@ def render(summary: SummaryData) -> str:
         lines_of([header, *(_op_row(times) for times in summary.ops)], left=1) if summary.ops else ["nothing recorded"]
     )
     if any(times.upper_bound for times in summary.ops):
-        lines.append("<=, >=: the backend does not tell when these are done; they were before the end of the wait.")
+        lines.append("<=, >=: bounds: the time from the call to the end of the wait, within which it ended.")
     if any(times.size_is_mean for times in summary.ops):
         lines.append("~: messages of several sizes, within a power of two; the size is their mean.")
     for times in summary.ops:
-        counts = {"pending": times.pending, "failed": times.failed, "not timed": times.untimed}
+        counts = {
+            "pending": times.pending,
+            "failed": times.failed,
+            "not timed": times.untimed,
+            "captured": times.captured,
+        }
         said = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
         if said:
             lines.append(f"{times.op}, {format_bytes(times.message_bytes)}: {said}")
+    if summary.device_times is not None:
+        lines.append(f"GPU times: {summary.device_times}.")
+    for operation in summary.unfinished[:_MOST_UNFINISHED]:
+        lines.append(f"Not finished: {operation}.")
+    if len(summary.unfinished) > _MOST_UNFINISHED:
+        lines.append(f"Not finished: {len(summary.unfinished) - _MOST_UNFINISHED} more.")
     for group, count in summary.unseen.items():
         lines.append(f"{_operations(count)} of group {group!r} {_were(count)} issued by code that is not timed.")
     lines += summary.hints

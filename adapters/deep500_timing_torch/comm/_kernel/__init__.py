@@ -1,1 +1,1 @@
-"""The compiled kernel at PyTorch's dispatcher: how it is built, and how what it saw comes into the log."""
+"""The compiled kernel in PyTorch's dispatcher: how it is built, loaded and called."""

@@ -1,8 +1,9 @@
-"""Building the kernel, once for each PyTorch, interpreter and source, into a cache that a killed build cannot spoil.
+"""Builds the kernel once for each PyTorch, interpreter and source, into a cache that a killed build cannot spoil.
 
-``torch.utils.cpp_extension`` compiles, in a process and a folder of its own, since its lock is waited for without end
-if a build was killed. The finished library is put in its place by a rename, so nobody sees half of one. The lock here
-is the operating system's, which takes it back when its owner dies; it only keeps two builds from doing the same work.
+``torch.utils.cpp_extension`` compiles in its own process and folder, since other processes wait for its lock without
+end if a build was killed. A rename puts the finished library in its place, its length and digest next to it. They are
+checked before it is loaded: loading a truncated library ends the process. The lock here is the operating system's,
+which takes it back when its owner dies; it only keeps two builds from doing the same work.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ import sysconfig
 import tempfile
 import time
 from pathlib import Path
-from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 NAME = "_deep500_comm_kernel"
 SOURCE = Path(__file__).with_name("kernel.cpp")
 SWITCH = "DEEP500_TIMING_COMM_KERNEL"
-"""Environment variable: ``off`` for no kernel, anything else or nothing for one where it can be had."""
+"""Environment variable: ``off`` for no kernel; with any other value, or unset, the kernel is used where it can be."""
 CACHE = "DEEP500_TIMING_CACHE"
 """Environment variable: the folder for what is built; the user's cache folder if it is not set."""
 BUILD_LIMIT_S = 300.0
 _FLAGS = ("-O2",)
-_CLOCKS_APART_NS = 1_000_000
+_REBUILD = "delete its folder, then `python -m deep500_timing_torch.comm build`"
 _loaded: dict[Path, ModuleType] = {}
 
 
@@ -77,7 +77,7 @@ def load() -> ModuleType:
     try:
         library = library_path()
     except (OSError, RuntimeError) as error:  # No home folder, or no source.
-        raise KernelUnavailableError(f"there is no place for it: {error}; set {CACHE} to a folder") from error
+        raise KernelUnavailableError(f"there is no folder for it: {error}; set {CACHE} to a folder") from error
     if library in _loaded:
         return _loaded[library]
     if not library.exists():
@@ -88,27 +88,38 @@ def load() -> ModuleType:
             )
         raise KernelUnavailableError("it has not been built; `python -m deep500_timing_torch.comm build` does, once")
     _refuse_what_others_can_write(library)
-    module = _import(library)
-    if not _reads_our_clock(module):
-        raise KernelUnavailableError("its clock is not that of Python on this system")
-    _loaded[library] = module
+    _check_digest(library)
+    module = _loaded[library] = _import(library)
     return module
 
 
-def _reads_our_clock(module: ModuleType) -> bool:
-    # Between two readings of Python's, however long the machine did something else meanwhile.
-    before_ns = perf_counter_ns()
-    now_ns: int = module.now_ns()
-    return before_ns - _CLOCKS_APART_NS <= now_ns <= perf_counter_ns() + _CLOCKS_APART_NS
+def _digest_path(library: Path) -> Path:
+    return library.with_name("digest.txt")
+
+
+def _digest_of(content: bytes) -> str:
+    return f"{len(content)} {hashlib.sha256(content).hexdigest()}"
+
+
+def _check_digest(library: Path) -> None:
+    try:
+        expected = _digest_path(library).read_text().strip()
+        found = _digest_of(library.read_bytes())
+    except OSError as error:
+        raise KernelUnavailableError(f"{library} cannot be checked: {error}; {_REBUILD}") from error
+    if found != expected:
+        raise KernelUnavailableError(
+            f"{library} is damaged: its length and digest are {found[:16]}…, built were {expected[:16]}…; {_REBUILD}"
+        )
 
 
 def _refuse_what_others_can_write(library: Path) -> None:
-    # Whoever can write there can run code in this process.
+    # A user who can write there can run code in this process.
     for path in (library, library.parent):
         found = path.stat()
         if found.st_uid not in (os.getuid(), 0) or found.st_mode & stat.S_IWOTH:
             raise KernelUnavailableError(
-                f"{path} belongs to or can be written by somebody else; set {CACHE} to a folder of your own"
+                f"{path} belongs to another user or can be written by others; set {CACHE} to a folder of your own"
             )
 
 
@@ -122,7 +133,7 @@ def _import(library: Path) -> ModuleType:
         module = importlib.util.module_from_spec(spec)
         loader.exec_module(module)
     except ImportError as error:
-        raise KernelUnavailableError(f"{library} cannot be loaded: {error}; delete it and build it anew") from error
+        raise KernelUnavailableError(f"{library} cannot be loaded: {error}; {_REBUILD}") from error
     return module
 
 
@@ -143,7 +154,7 @@ def why_not_buildable() -> str | None:
 
 
 def build(*, limit_s: float = BUILD_LIMIT_S) -> ModuleType:
-    """The kernel, built now if it has not been. It takes half a minute, once.
+    """The kernel, built now if it has not been, which takes half a minute.
 
     Args:
         limit_s: Seconds that it may take, the wait for another process's build included.
@@ -155,7 +166,7 @@ def build(*, limit_s: float = BUILD_LIMIT_S) -> ModuleType:
     until = time.monotonic() + limit_s
     while not library_path().exists() and not switched_off():
         running = start_build()
-        if running is None:  # Somebody else's.
+        if running is None:  # Another process builds it.
             if time.monotonic() > until:
                 raise KernelUnavailableError(f"another process has been building it for {limit_s:g} s")
             time.sleep(0.1)
@@ -185,7 +196,7 @@ def start_build(*, quiet: bool = False) -> subprocess.Popen[str] | None:
     """Start the build in a process of its own, which goes on if this one ends; None if another process is at it.
 
     Args:
-        quiet: Nobody reads what it says; else its output is piped.
+        quiet: Discard its output instead of piping it.
 
     Raises:
         KernelUnavailableError: The machine lacks what the build needs.
@@ -206,7 +217,7 @@ def start_build(*, quiet: bool = False) -> subprocess.Popen[str] | None:
             return None
         # The lock goes with the open file to the child, and ends with it, however it ends.
         return subprocess.Popen(
-            [sys.executable, "-m", __spec__.name, str(folder)],
+            [sys.executable, __file__, str(folder)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL if quiet else subprocess.PIPE,
             stderr=subprocess.DEVNULL if quiet else subprocess.STDOUT,
@@ -217,8 +228,18 @@ def start_build(*, quiet: bool = False) -> subprocess.Popen[str] | None:
         )
 
 
+def _put(scratch: Path, place: Path, content: bytes, mode: int) -> None:
+    # Without fsync a rename may outlive the content if the power fails.
+    with scratch.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    scratch.chmod(mode)
+    scratch.replace(place)
+
+
 def _compile(folder: Path) -> None:
-    # In the build's own process. Who holds the lock may take away what killed builds have left.
+    # In the build's own process, which holds the lock and may remove what killed builds have left.
     from torch.utils import cpp_extension
 
     os.nice(10)
@@ -230,10 +251,9 @@ def _compile(folder: Path) -> None:
         module: Any = cpp_extension.load(
             NAME, [str(SOURCE)], extra_cflags=list(_FLAGS), build_directory=scratch, with_cuda=False
         )
-        finished = Path(scratch, "finished")
-        shutil.copy2(str(module.__file__), finished)
-        finished.chmod(0o700)
-        finished.replace(library)
+        content = Path(str(module.__file__)).read_bytes()
+        _put(Path(scratch, "digest"), _digest_path(library), _digest_of(content).encode(), 0o600)
+        _put(Path(scratch, "finished"), library, content, 0o700)
         _failure_note().unlink(missing_ok=True)
     except Exception as error:
         _failure_note().write_text(str(error))

@@ -1,0 +1,190 @@
+"""Durations of NCCL's operations from PyTorch's flight recorder, by group and sequence number.
+
+Once a group times its operations (``ProcessGroup._enable_collectives_timing``), PyTorch's watchdog reads NCCL's own
+events and keeps each duration in the flight recorder, a ring of 2 000 entries that is on by default. Reading the ring
+takes no handle of an operation, so no output tensor stays alive, and costs the training thread nothing per operation.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING, Any, Protocol
+
+from deep500_timing.devices import captures
+from deep500_timing_torch.comm._log import fault
+from deep500_timing_torch.comm._settings import SETTINGS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from deep500_timing_torch.comm._records import Record
+
+WAIT_S = 60.0
+"""Seconds that ``collect(wait=True)`` waits for operations that do not end."""
+READ_EVERY = 1000
+"""Operations after which the ring is read in the background, half of the entries that it holds."""
+_POLL_S = 0.02
+_COALESCED = "nccl:coalesced"
+
+
+class Expected(Protocol):
+    """An operation whose duration is to come from the flight recorder."""
+
+    record: Record
+
+    def took(self, duration_ns: int) -> None:
+        """It took that long."""
+
+    def untimed(self) -> None:
+        """How long it took cannot be had."""
+
+
+class FlightRecorder:
+    """The operations whose durations are to come from the flight recorder."""
+
+    def __init__(self) -> None:
+        """None yet."""
+        self._groups: dict[int, tuple[Any, bool]] = {}
+        self._pending: dict[tuple[str, int], Expected] = {}
+        self._reading = threading.Lock()
+        self._since_read = 0
+        self.is_empty = False
+        """Whether the recorder turned out to hold nothing (``TORCH_FR_BUFFER_SIZE=0``)."""
+
+    @property
+    def used(self) -> bool:
+        """Whether any group times its operations for it."""
+        return any(timed for _, timed in self._groups.values())
+
+    def description(self) -> str:
+        """How operations on a device are timed."""
+        if self.used and not self.is_empty:
+            return "from NCCL's own events, by PyTorch's flight recorder"
+        reason = "the flight recorder is empty" if self.is_empty else why_not() or "no NCCL group is timed"
+        return f"between events on the current stream ({reason})"
+
+    def enable(self, process_group: Any, device: Any) -> bool:
+        """Let a group time its operations from now on, if that is wanted and possible."""
+        known = self._groups.get(id(process_group))
+        if known is not None and known[0]() is process_group:
+            return known[1] and not self.is_empty
+        timed = False
+        if process_group is not None and why_not() is None and not self.is_empty:
+            try:
+                if type(process_group._get_backend(device)).__name__ == "ProcessGroupNCCL":
+                    # A method of the group; its backend does not have it.
+                    process_group._enable_collectives_timing()
+                    timed = True
+            except Exception:  # A group without a backend for that device, or of another library.
+                timed = False
+        self._groups[id(process_group)] = (weakref.ref(process_group) if process_group else lambda: None, timed)
+        return timed
+
+    def forget_groups(self) -> None:
+        """Decide again for every group, as after a change of the settings."""
+        self._groups.clear()
+
+    def expect(self, op: Expected, sequence: int) -> None:
+        """Report the duration of an operation to it when it is known."""
+        self._pending[op.record.group.name, sequence] = op
+        self._since_read += 1
+        if self._since_read >= READ_EVERY and not self._reading.locked():
+            self._since_read = 0
+            threading.Thread(target=self.collect, name="deep500-timing comm", daemon=True).start()
+
+    def collect(self, *, wait: bool = False) -> None:
+        """Read the durations that are known.
+
+        Args:
+            wait: Wait for the others, for a user who asked for it by name.
+        """
+        deadline = time.monotonic() + WAIT_S
+        while self._pending:
+            try:
+                with self._reading:
+                    self._read()
+            except Exception as error:
+                fault("operations in the flight recorder", error)
+                return
+            if not wait or not self._pending or time.monotonic() > deadline:
+                return
+            time.sleep(_POLL_S)
+
+    def _read(self) -> None:
+        expected = list(self._pending)
+        # Reading asks CUDA for events, which would end a capture.
+        with captures.query_lock:
+            if captures.under_way:
+                return
+            dump = _dump_function()
+            found = pickle.loads(dump(True, False, False))  # collectives, no stacks, those that are over as well
+        entries = found.get("entries", ())
+        self.is_empty = not entries
+        oldest: dict[str, int] = {}
+        # NCCL launches the operations of a coalescing block at its end, behind their own events. The entry of the
+        # block has the number of its last operation.
+        blocks = {
+            (entry["process_group"][0], entry["op_id"]) for entry in entries if entry["profiling_name"] == _COALESCED
+        }
+        for entry in entries:
+            if entry.get("is_p2p") or entry["profiling_name"] == _COALESCED:
+                continue
+            name, sequence = entry["process_group"][0], entry["collective_seq_id"]
+            oldest.setdefault(name, sequence)
+            if (name, entry["op_id"]) in blocks:
+                self._settle((name, sequence), None)
+                continue
+            duration_ms = entry.get("duration_ms")
+            # An entry is completed some time before the watchdog computes its duration and retires it.
+            if duration_ms is not None or entry.get("retired"):
+                self._settle((name, sequence), duration_ms)
+        for name, sequence in expected:
+            if self.is_empty or sequence < oldest.get(name, 0):
+                self._settle((name, sequence), None)
+
+    def _settle(self, key: tuple[str, int], duration_ms: float | None) -> None:
+        op = self._pending.pop(key, None)
+        if op is None:
+            return
+        if duration_ms is None:
+            op.untimed()
+        else:
+            op.took(round(duration_ms * 1e6))
+
+    def after_fork(self) -> None:
+        """Forget the parent's operations."""
+        self._reading = threading.Lock()
+        self._groups.clear()
+        self._pending.clear()
+
+
+def why_not() -> str | None:
+    """Why the flight recorder is not to be used, None if it is."""
+    if SETTINGS.device_times == "stream_events":
+        return "configure(device_times='stream_events')"
+    if _dump_function() is None:
+        return "this PyTorch has no flight recorder"
+    # NCCL's timed events end the overlap with computing that this variable is set for (pytorch#143890).
+    if SETTINGS.device_times == "auto" and os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
+        return "CUDA_DEVICE_MAX_CONNECTIONS=1"
+    return None
+
+
+def _dump_function() -> Callable[[bool, bool, bool], bytes] | Any:
+    try:
+        from torch._C import _distributed_c10d
+
+        return getattr(_distributed_c10d, "_dump_nccl_trace", None)
+    except ImportError:
+        return None
+
+
+RECORDER = FlightRecorder()
+"""The one of this process."""
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=RECORDER.after_fork)
