@@ -87,6 +87,8 @@ class Node:
     """Threads that have it open."""
     overlap_s: float = 0.0
     """The time in which an earlier sibling on the same thread was open as well. The parent's rest counts it once."""
+    over_ranks_s: tuple[float, float, float] | None = None
+    """The smallest, median and largest total of the run's ranks; None for fewer than two ranks."""
     children: tuple[Node, ...] = ()
     """The regions inside it by falling total, the rest last."""
 

@@ -93,6 +93,15 @@ def course(node: Node) -> str:
     return "".join(signs).rstrip()
 
 
+def over_ranks(node: Node) -> str:
+    """The smallest, median and largest total of the ranks, such as ``"1.02 / 1.05 / 1.31 s"``."""
+    if node.over_ranks_s is None:
+        return ""
+    cells = times(node.over_ranks_s, by_largest=True)
+    unit = cells[-1].partition(" ")[2]
+    return " / ".join([*(cell.removesuffix(f" {unit}") for cell in cells[:-1]), cells[-1]])
+
+
 def median(node: Node) -> float | None:
     """The median to show, None for an empty cell."""
     return node.median_s if node.count >= LEAST_FOR_MEDIAN else None

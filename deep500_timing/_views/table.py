@@ -86,7 +86,8 @@ class _Line(NamedTuple):
 
 
 COURSE = "over the run"
-_FIRST_TO_GO = (COURSE, "p95", "count", "GPU share", "GPU total", "median")
+OVER_RANKS = "ranks min / median / max"
+_FIRST_TO_GO = (OVER_RANKS, COURSE, "p95", "count", "GPU share", "GPU total", "median")
 """Columns that a narrow terminal leaves out, the first first; total and share stay."""
 
 
@@ -121,7 +122,7 @@ def lay_out(sheet: Sheet, *, width: int | None = None, whole_names: bool = False
         next_out = next((name for name in _FIRST_TO_GO if name in headers), None)
         names = table.widths[0]
         fewer = max(names - (table.width - width), _least(lines, width))
-        if next_out not in (COURSE, "p95") and not whole_names and fewer < min(names, most):
+        if next_out not in (OVER_RANKS, COURSE, "p95") and not whole_names and fewer < min(names, most):
             most = fewer
         elif next_out is not None:
             left_out.append(next_out)
@@ -182,6 +183,7 @@ def _cells(tree: Tree, lines: list[_Line]) -> dict[str, list[str]]:
         found["GPU total"] = columns.times([None if gpu is None else gpu.total_s for gpu in on_device], by_largest=True)
         if tree.is_nested:
             found["GPU share"] = ["" if gpu is None else columns.share(gpu.share) for gpu in on_device]
+    found[OVER_RANKS] = pick([columns.over_ranks(node) for node in nodes], empty)
     if any(node.trend for node in nodes):
         found[COURSE] = pick([columns.course(node) for node in nodes], empty)
     return {name: cells for name, cells in found.items() if {*cells} - {"", UNKNOWN} or name == "total"}

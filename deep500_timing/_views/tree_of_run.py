@@ -33,6 +33,8 @@ def tree_of_run(run: Run, *, rank: int | None = None, session: int | None = None
         width = max(-(-(last - first + 1) // max(buckets, 1)), 1)
         for path, trend in _trends(run, condition, first, width, buckets).items():
             more.setdefault(path, {})["trend"] = trend
+    for path, spread in _over_ranks(run, session).items():
+        more.setdefault(path, {})["over_ranks_s"] = spread
     return tree_of_rows(
         region_rows(run, rank=rank, session=session),
         more,
@@ -63,6 +65,18 @@ def _firsts(run: Run, condition: str) -> dict[str, float]:
         f"on i.path = b.path and i.unix_ns = b.unix_ns{condition} group by i.path"
     ).rows()
     return {row["path"]: row["dur_ns"] / 1e9 for row in rows}
+
+
+def _over_ranks(run: Run, session: int | None) -> dict[str, tuple[float, float, float]]:
+    condition = where(session=session) or " where true"
+    rows = run.sql(
+        "with totals as (select path, rank, cast(sum(dur_ns) as bigint) as total from intervals"
+        f"{condition} and device = 'CPU' group by path, rank) "
+        "select path, min(total) as low, median(total) as middle, max(total) as high, count(*) as ranks "
+        "from totals group by path"
+    ).rows()
+    several = [row for row in rows if row["ranks"] > 1]
+    return {row["path"]: (row["low"] / 1e9, float(row["middle"]) / 1e9, row["high"] / 1e9) for row in several}
 
 
 def _counters(run: Run, rank: int | None, session: int | None) -> dict[tuple[str, str], dict[str, int]]:

@@ -227,7 +227,7 @@ def in_spark(folder):
 @pytest.mark.slow
 def test_spark_agrees(trained, start):
     """Spark gives the same answers over the same Parquet."""
-    pytest.importorskip("pyspark", reason="needs PySpark: pip install --group spark")
+    pytest.importorskip("pyspark", reason="needs PySpark: pip install --group test")
     if shutil.which("java") is None:
         pytest.skip("needs a Java runtime of the system")
     program = "import runpy, sys; runpy.run_path(sys.argv[1])['in_spark'](sys.argv[2])"

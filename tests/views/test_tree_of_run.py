@@ -1,12 +1,15 @@
-"""The tree of a run: what lies in what, with shares, rests and how it went."""
+"""The tree of a run: nesting, shares, rests, trends and the spread over ranks."""
 
 from __future__ import annotations
 
 import pytest
 from made_runs import made_rank
 
+from deep500_timing import Timer
+from deep500_timing._views import columns
 from deep500_timing._views.tree_of_run import tree_of_run
-from deep500_timing.runs import Run
+from deep500_timing.runs import Run, RunLog
+from deep500_timing.testing import ManualClock
 
 
 @pytest.fixture(scope="module")
@@ -67,3 +70,20 @@ def test_failures_are_counted_where_the_region_took_most(tree):
     """A region that an exception ended is in no time, and counted once."""
     assert [1, 0] == [node.failed for node in tree.named("IO")]
     assert {("IO", "CPU"): {"failed": 1}} == tree.counters
+
+
+def test_the_spread_over_ranks(tmp_path):
+    """Each region has the smallest, median and largest total of the ranks; a region of one rank has none."""
+    for rank, length_s in enumerate((0.3, 0.1, 0.2)):
+        clock = ManualClock()
+        tmr = Timer(clock=clock)
+        with RunLog(tmp_path, tmr, rank=rank, flush_s=None), tmr.region("BATCH"):
+            clock.advance(length_s)
+            if rank == 1:
+                with tmr.region("checkpoint"):
+                    clock.advance(0.05)
+    with Run.open(tmp_path) as run:
+        tree = tree_of_run(run, rank=0)
+        assert pytest.approx((0.15, 0.2, 0.3)) == tree.at(("BATCH",)).over_ranks_s
+        assert "150 / 200 / 300 ms" == columns.over_ranks(tree.at(("BATCH",)))
+        assert tree_of_run(run, rank=1).at(("BATCH", "checkpoint")).over_ranks_s is None
