@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class PeakRow:
-    """What one device can do at most."""
+    """The peak of one device."""
 
     device: str
     """The name for people."""

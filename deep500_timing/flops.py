@@ -25,12 +25,12 @@ __all__ = ["ModelFlops", "Peak", "Utilization", "given_flops", "peak_flops", "tr
 
 @dataclass(frozen=True, slots=True)
 class ModelFlops:
-    """What a model computes for one unit of its input, forward and backward."""
+    """FLOPs of a model for one unit of its input, forward and backward."""
 
     flops: float
     """Floating-point operations per unit; a multiplication with an addition is two."""
     unit: str
-    """What it is counted for: ``"token"``, ``"sample"``, ``"step"``."""
+    """The unit: ``"token"``, ``"sample"``, ``"step"``."""
     formula: str
     """How the number was obtained."""
     recompute: bool = False
@@ -67,7 +67,7 @@ class Utilization:
     devices: int
     """How many they are."""
     device: str
-    """What they are."""
+    """The unit."""
     dtype: str
     """The data type that the peak is for."""
     formula: str
@@ -99,7 +99,7 @@ def transformer_flops(
     attention: bool = True,
     recomputed: float = 0.0,
 ) -> ModelFlops:
-    """What a dense decoder-only transformer computes for one token in training: 6·N + 12·L·H·Q·T.
+    """FLOPs of a dense decoder-only transformer for one token in training: 6·N + 12·L·H·Q·T.
 
     Source: Chowdhery et al., PaLM, arXiv 2204.02311, appendix B. The attention is counted in full, without half of it
     for a causal mask. For a mixture of experts, N is what one token passes through.
@@ -149,7 +149,7 @@ def given_flops(flops: float, unit: str = "token", *, formula: str = "given", re
 
     Args:
         flops: Per unit, forward and backward.
-        unit: What it is counted for.
+        unit: The unit.
         formula: How the number was obtained.
         recompute: Whether recomputed operations are in it.
 
@@ -166,7 +166,7 @@ def peak_flops(device: str, dtype: object = "bfloat16", *, given: float | None =
 
     Args:
         device: The name that the framework gives it, such as ``torch.cuda.get_device_name()``.
-        dtype: What the matrix products are computed in: a name, or the framework's object. ``"tf32"`` is not float32.
+        dtype: The data type of the matrix products: a name, or the framework's object. ``"tf32"`` is not float32.
         given: The peak in FLOP/s, if you know it; the table is not asked then.
 
     Raises:

@@ -43,7 +43,7 @@ _groups = itertools.count()
 
 
 class TimerBase:
-    """What a script may do with a timer, whether it is timed or not."""
+    """The interface of all timers, also those that time nothing."""
 
     def __init__(self, name: str) -> None:
         """A timer of that name."""
@@ -58,7 +58,7 @@ class TimerBase:
         raise NotImplementedError
 
     def reset(self) -> None:
-        """Begin anew from zero."""
+        """Restart from zero."""
         raise NotImplementedError
 
     def elapsed(self, reset: bool = True, barrier: bool = False) -> float:
@@ -71,7 +71,7 @@ class TimerBase:
 
 
 class DummyTimer(TimerBase):
-    """Stands for every timer whose log level is above that of the group: it times nothing."""
+    """Stands for every timer with a log level above the group's, and times nothing."""
 
     def __init__(self) -> None:
         super().__init__("dummy timer")
@@ -115,11 +115,11 @@ class Timer(TimerBase):
     """One named timer. Times are in seconds."""
 
     def __init__(self, name: str, core: NamedTimer | None = None) -> None:
-        """A timer of its own, or one of a group.
+        """A single timer, or one of a group.
 
         Args:
             name: Its name.
-            core: What times; one on the host's clock if None.
+            core: The timer below; a new one on the host's clock if None.
         """
         super().__init__(name)
         self._core = NamedTimer(name) if core is None else core
@@ -163,15 +163,15 @@ class Timer(TimerBase):
         self._set_s = None
 
     def set_elapsed(self, value: float) -> None:
-        """Let ``elapsed`` be a time that was measured by other means, in seconds; what is timed from now adds to it."""
+        """Set ``elapsed`` to a time in seconds that was measured otherwise; later times are added to it."""
         self._core.take()
         self._set_s = value
 
     def elapsed(self, reset: bool = True, barrier: bool = False) -> float:
-        """The time since the last reset, in seconds, with what a timer that runs has run so far.
+        """The time since the last reset in seconds, with the time of a running timer so far.
 
         Args:
-            reset: Begin anew from zero.
+            reset: Restart from zero.
             barrier: If it runs, wait for the other ranks before stopping it and again before starting it.
         """
         return self._read(reset, barrier)[0]
@@ -194,7 +194,7 @@ class Timer(TimerBase):
         return self._core.lifetime().total_ns / 1e9
 
     def _reported(self, reset: bool) -> float | None:
-        # What a report shows: None if nothing was timed since the last reset.
+        # The time for a report; None if nothing was timed since the last reset.
         total_s, timed = self._read(reset)
         return total_s if timed else None
 
@@ -204,12 +204,11 @@ class Timers:
 
     Args:
         log_level: Timers with a level above it are not timed: 0, 1 or 2.
-        log_option: What a report shows of the ranks: ``"max"``, ``"minmax"`` or ``"all"``.
-        timer: A timer of yours in which the times are to stand as regions, for its snapshots and exporters; the group
-            has one of its own if None.
-        clock: The host clock of the group's own timer; the system's monotonic clock if None.
-        device_clock: The device that is to be timed, by the group's own timer; the host's clock serves if None.
-        logging_fn: What ``log`` hands its text to; ``print`` if None.
+        log_option: How a report shows the times of the ranks: ``"max"``, ``"minmax"`` or ``"all"``.
+        timer: Your timer, which records the times as regions, for its snapshots and exporters; a new one if None.
+        clock: The host clock of a new timer; the system's monotonic clock if None.
+        device_clock: The device clock of a new timer; the host's clock if None.
+        logging_fn: Called by ``log`` with its text; ``print`` if None.
         deadline_s: How long a report waits for the other ranks, in seconds.
 
     Raises:
@@ -301,9 +300,9 @@ class Timers:
         Every rank calls it. Times are in ms; ranks that do not answer in time are named.
 
         Args:
-            names: The timers; all of them, and those that only other ranks have, if None.
+            names: The timers; all timers of all ranks if None.
             normalizer: What to divide each time by, such as the number of iterations since the last report.
-            reset: Begin anew from zero.
+            reset: Restart from zero.
             barrier: Wait for all ranks first.
 
         Raises:
@@ -331,7 +330,7 @@ class Timers:
             names: As for :meth:`get_all_timers_string`.
             rank: Where to log; on the last rank if None.
             normalizer: What to divide each time by.
-            reset: Begin anew from zero.
+            reset: Restart from zero.
             barrier: Wait for all ranks first.
 
         Raises:
@@ -365,7 +364,7 @@ class Timers:
                 step)`` or ``log(values, step)``. None on the ranks that do not write: they do not wait.
             iteration: The step.
             normalizer: What to divide each time by.
-            reset: Begin anew from zero.
+            reset: Restart from zero.
             barrier: Wait for all ranks first.
 
         Raises:

@@ -43,7 +43,7 @@ _MOST_WAITING = 1 << 20
 
 
 class GlobalTimer:
-    """Times named stages and writes a line for each, from a thread of its own.
+    """Times named stages and writes a line for each, from a background thread.
 
     Args:
         folder: Where the files go; made when there is something to write. A file that is there is never written to:
@@ -227,7 +227,7 @@ _timers: list[GlobalTimer] = []
 
 @after_fork
 def _begin_anew() -> None:
-    # The file and the thread are the parent's; a child that times its own stages writes a file of its own.
+    # The file and the thread are the parent's; a child that times stages writes another file.
     for timer in _timers:
         timer._forget()
 
@@ -239,8 +239,7 @@ global_timer = GlobalTimer()
 def read_rank_logs(folder: str | PathLike[str] = FOLDER, *, engine: Any = "duckdb") -> Run:
     """Read the logs of all ranks in a folder as the tables of a run.
 
-    What a line cannot hold, such as threads and steps, is as in a run without them; the steps are counted where a stage
-    is called ``BATCH``. Times are in steps of a microsecond, as the lines have them.
+    A line has no threads and no steps; stages called ``BATCH`` count the steps. Times are in steps of a microsecond, as the lines have them.
 
     Args:
         folder: Where ``timer_rank0.log`` and the others are.

@@ -1,4 +1,4 @@
-"""How much a training run gets through per second, in samples, tokens or whatever it counts.
+"""Throughput of a training run per second, in samples, tokens or another unit.
 
 The shape is that of DeepSpeed's ``ThroughputTimer``. A *global step* is one update of the weights; it may have several
 *micro-steps*, each from a ``start()`` to a ``stop()``, of which the last is ``stop(global_step=True)``. What lies
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from deep500_timing._base.protocols import Clock, DeviceClock
-    from deep500_timing._named.totals import Totals
+    from deep500_timing._named.sums import Totals
     from deep500_timing.timer import Timer
 
 __all__ = ["ThroughputTimer"]
 
 
 class ThroughputTimer:
-    """Counts what each step processes, times the steps, and says both as a rate.
+    """Counts the samples of each step, times the steps, and reports rates.
 
     A rate is None as long as there is none: before a step has been timed, and while the time of all steps is zero.
 
@@ -36,17 +36,17 @@ class ThroughputTimer:
         batch_size: What one global step processes, all its micro-steps and ranks together, unless the following say
             otherwise. None is 1.
         start_step: Global steps of this process that are warm-up and not timed.
-        steps_per_output: Log the rates after each global step whose number is a multiple of this; never if None.
+        steps_per_output: Log the rates every so many global steps; never if None.
         monitor_memory: Log the use of the host's memory and swap with them.
-        logging_fn: What the lines are handed to; ``print`` if None.
+        logging_fn: Called with each line; ``print`` if None.
         unit: What ``batch_size`` counts.
-        per_micro_step: ``batch_size`` is what one micro-step processes. Accumulated steps then count what they had.
-        data_parallel_size: Ranks that each process as much; what is counted here is multiplied by it.
+        per_micro_step: ``batch_size`` is what one micro-step processes. Accumulated steps then count each of them.
+        data_parallel_size: Ranks that each process as much; the counts of this rank are multiplied by it.
         global_step: Global steps that were done before this process began, for the numbers in the log. Rates and
             warm-up know only the steps that this process has seen.
-        timer: A timer of yours in which the times are to stand as region ``name``.
-        clock: The host clock of a timer of its own; the system's monotonic clock if None.
-        device_clock: The device that is to be timed; the host's clock serves if None.
+        timer: Your timer, which records the times as region ``name``; a new one if None.
+        clock: The host clock of a new timer; the system's monotonic clock if None.
+        device_clock: The device clock of a new timer; the host's clock if None.
         name: The region.
 
     Raises:
@@ -55,7 +55,7 @@ class ThroughputTimer:
     """
 
     memory_reader: MemoryReader | None = None
-    """What the logged line asks for the device's memory. The torch adapter's subclass has one."""
+    """Reads the device's memory for the logged line. Subclasses for frameworks have one."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class ThroughputTimer:
         self.timed_steps = 0
         """Global steps that the average stands on."""
         self.untimed_steps = 0
-        """Global steps after the warm-up whose time is not known in full; they are in no rate."""
+        """Global steps after the warm-up without a complete time; they are in no rate."""
         self._host = HostMemory() if monitor_memory else None
         self.config: Any = None
         """The config of DeepSpeed's that it was made with; the torch adapter's takes one."""
@@ -113,7 +113,7 @@ class ThroughputTimer:
         self._counted: dict[str, float] = {}
         # Of the micro-steps of the global step that is under way.
         self._parts: list[Totals] = []
-        # Steps whose time is still on its way from the device, oldest first.
+        # Steps with times on their way from the device, oldest first.
         self._unsettled: deque[tuple[list[Totals], dict[str, float]]] = deque()
         self._totals: dict[str, tuple[float, int]] = {}
         self._last: tuple[dict[str, float], int] | None = None
@@ -157,7 +157,7 @@ class ThroughputTimer:
             return
         self._init_timer()
         self._core.forget_running()
-        self._core.take()  # A pause may have cut what is forgotten in two.
+        self._core.take()  # A pause may have split the forgotten micro-step.
         self._started = True
         if self._seen_steps >= self.start_step:
             self._core.start()
@@ -178,9 +178,9 @@ class ThroughputTimer:
         Args:
             global_step: The weights were updated: the global step ends here as well.
             report_speed: Log the rates if it is time to; False on ranks that are to be silent.
-            batch_size: What this micro-step processed. A global step in which any micro-step says so counts what they
-                said, and not the ``batch_size`` of the class.
-            amounts: What else it processed, by unit: ``{"tokens": 8192}``.
+            batch_size: Amount that this micro-step processed. If any micro-step of a global step gives one, the step
+                counts their sum instead of the ``batch_size`` of the class.
+            amounts: Further amounts by unit: ``{"tokens": 8192}``.
 
         Raises:
             ValueError: An amount is negative or not finite. The step goes on.
@@ -229,7 +229,7 @@ class ThroughputTimer:
         """Keep what follows out of the rates: evaluation, a checkpoint. ``start`` and ``stop`` do nothing meanwhile.
 
         Returns:
-            A context manager whose end goes on with the timing; or call :meth:`resume`. Pauses nest.
+            A context manager that resumes at its end; or call :meth:`resume`. Pauses nest.
         """
         self._pauses += 1
         if self._pauses == 1:
@@ -253,7 +253,7 @@ class ThroughputTimer:
     # --- rates --------------------------------------------------------------------------------------------------------
 
     def _settle(self, wait: bool = False) -> None:
-        # Add up the steps whose times have all arrived.
+        # Add up the steps with complete times.
         if wait:
             self._core.wait()
         while self._unsettled and all(part.complete for part in self._unsettled[0][0]):
@@ -274,7 +274,7 @@ class ThroughputTimer:
 
     @property
     def total_elapsed_time(self) -> float:
-        """The time of all timed steps, in seconds; waits for what is on its way from the device."""
+        """The time of all timed steps, in seconds; waits for times on their way from the device."""
         self._settle(wait=True)
         return self._total_ns / 1e9
 
@@ -291,19 +291,19 @@ class ThroughputTimer:
         return sum(part.total_ns for part in self._parts) / 1e9
 
     def average(self, unit: str | None = None) -> float | None:
-        """The rate over all timed steps, per second, or None; waits for what is on its way from the device.
+        """The rate over all timed steps, per second, or None; waits for times on their way from the device.
 
         Args:
-            unit: What is counted; the timer's own unit if None. It stands on the steps that counted it.
+            unit: The unit; the timer's unit if None. Only steps that counted it are used.
         """
         self._settle(wait=True)
         return _rate(*self._totals.get(unit or self.unit, (0.0, 0)))
 
     def current(self, unit: str | None = None) -> float | None:
-        """The rate of the last timed step, per second, or None; waits for what is on its way from the device.
+        """The rate of the last timed step, per second, or None; waits for times on their way from the device.
 
         Args:
-            unit: What is counted; the timer's own unit if None.
+            unit: The unit; the timer's unit if None.
         """
         self._settle(wait=True)
         amounts, total_ns = self._last or ({}, 0)

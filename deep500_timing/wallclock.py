@@ -74,14 +74,14 @@ class SynchronizedWallClockTimer:
     """A group of named timers.
 
     Args:
-        timer: A timer of yours in which the times are to stand as regions, for its snapshots and exporters; the group
-            has one of its own (see :attr:`timer`) if None.
-        clock: The host clock of the group's own timer; the system's monotonic clock if None.
-        device_clock: The device that is to be timed, by the group's own timer; the host's clock serves if None.
+        timer: Your timer, which records the times as regions, for its snapshots and exporters; a new one (see
+            :attr:`timer`) if None.
+        clock: The host clock of a new timer; the system's monotonic clock if None.
+        device_clock: The device clock of a new timer; the host's clock if None.
         reentrant: Starting a timer that runs is counted instead of being an error, and the time ends with the last
             stop. DeepSpeed's ``PipelineEngine`` nests starts of the same name.
         memory: Read the memory at every stop: True, or what reads it. It stands in the snapshots.
-        logging_fn: What ``log`` hands its line to; ``print`` if None.
+        logging_fn: Called by ``log`` with its line; ``print`` if None.
     """
 
     memory_reader: MemoryReader | None = None
@@ -91,25 +91,25 @@ class SynchronizedWallClockTimer:
         """One named timer. Times are in milliseconds.
 
         ``start()`` and ``stop(reset=False, record=False)`` are errors where the timer runs already, or does not run.
-        With ``reset`` a stop forgets what was timed before. With ``record`` it keeps its time for ``mean``, which then
+        With ``reset`` a stop forgets earlier times. With ``record`` it keeps its time for ``mean``, which then
         stands on such times only, and which keeps them when ``elapsed`` or ``log`` resets the timer.
         """
 
         __slots__ = ()
 
         def elapsed(self, reset: bool = True) -> float:
-            """The time since the last reset, in ms, with what a timer that runs has run so far.
+            """The time since the last reset in ms, with the time of a running timer so far.
 
             Args:
-                reset: Begin anew from zero.
+                reset: Restart from zero.
             """
             return self.read(reset=reset).total_ns / 1e6
 
         def mean(self) -> float:
             """The mean of the times since the last reset in ms, without the largest and smallest tenth of them.
 
-            0.0 if there are none. It stands on the latest 65 536 times at most, or on those that ``stop(record=True)``
-            kept, if any.
+            0.0 if there are none. It uses the latest 65 536 times at most, or only the times of ``stop(record=True)``
+            if there are any.
             """
             return self._mean(reset=False)
 
@@ -181,7 +181,7 @@ class SynchronizedWallClockTimer:
         Args:
             names: The timers; one that does not exist is left out.
             normalizer: What to divide each time by, such as the number of steps since the last log.
-            reset: Begin anew from zero.
+            reset: Restart from zero.
             memory_breakdown: Add the memory in use now.
             ranks: Where to log: rank 0 if None, every rank if -1 is among them.
 
@@ -213,7 +213,7 @@ class SynchronizedWallClockTimer:
         Args:
             names: The timers.
             normalizer: What to divide each mean by.
-            reset: Begin anew from zero. A timer that runs goes on from now.
+            reset: Restart from zero. A running timer continues from now.
 
         Raises:
             ValueError: ``normalizer`` is not positive.
@@ -252,7 +252,7 @@ class NoopTimer:
             """Do nothing."""
 
         def stop(self, reset: bool = False, record: bool = False, **_: object) -> None:
-            """Do nothing, whatever it is told."""
+            """Do nothing, with any arguments."""
 
         def reset(self) -> None:
             """Do nothing."""
@@ -270,7 +270,7 @@ class NoopTimer:
         self.timer = self.Timer()
 
     def __call__(self, name: str) -> Timer:
-        """The one timer, whatever the name."""
+        """The one timer, for any name."""
         return self.timer
 
     def get_timers(self) -> dict[str, Timer]:

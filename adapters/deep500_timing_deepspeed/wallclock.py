@@ -95,10 +95,10 @@ class SynchronizedWallClockTimer(_core.SynchronizedWallClockTimer):
     """A group of named timers, on the accelerator where there is one.
 
     Args:
-        timer: A timer of yours in which the times are to stand as regions; one of its own if None.
+        timer: Your timer, which records the times as regions; a new one if None.
         device: Which device; None for the accelerator that is there, ``"cpu"`` for the host's clock.
-        clock: The host clock of the group's own timer; the system's monotonic clock if None.
-        device_clock: A device clock of your own, instead of ``device``.
+        clock: The host clock of a new timer; the system's monotonic clock if None.
+        device_clock: Your device clock, instead of ``device``.
         **settings: As for :class:`deep500_timing.wallclock.SynchronizedWallClockTimer`: ``reentrant``, ``memory``,
             ``logging_fn``.
 
@@ -130,9 +130,9 @@ class ThroughputTimer(_CoreThroughputTimer):
     Args:
         *args: As for :class:`deep500_timing.throughput.ThroughputTimer`, ``batch_size`` first; or a config before.
         device: Which device; None for the accelerator that is there, ``"cpu"`` for the host's clock.
-        timer: A timer of yours in which the times are to stand as a region; one of its own if None.
-        clock: The host clock of its own timer; the system's monotonic clock if None.
-        device_clock: A device clock of your own, instead of ``device``.
+        timer: Your timer, which records the times as a region; a new one if None.
+        clock: The host clock of a new timer; the system's monotonic clock if None.
+        device_clock: Your device clock, instead of ``device``.
         **settings: As for :class:`deep500_timing.throughput.ThroughputTimer`.
     """
 
@@ -163,11 +163,11 @@ class ThroughputTimer(_CoreThroughputTimer):
 
 
 def _start_nothing(self: object) -> None:
-    """What a start is in a compiled function: a clock there would break the graph."""
+    """Stands for a start in a compiled function, where a clock would break the graph."""
 
 
 def _stop_nothing(self: object, reset: bool = False, record: bool = False) -> None:
-    """What a stop is in a compiled function."""
+    """Stands for a stop in a compiled function."""
 
 
 NamedTimer.start._torchdynamo_inline = _start_nothing  # type: ignore[attr-defined]
@@ -175,14 +175,14 @@ NamedTimer.stop._torchdynamo_inline = _stop_nothing  # type: ignore[attr-defined
 
 
 def time_engine(engine: Any, timers: _core.SynchronizedWallClockTimer | None = None) -> Any:
-    """Put these timers in the place of a DeepSpeed engine's own.
+    """Replace the timers of a DeepSpeed engine.
 
     The engine logs its ``wall_clock_breakdown`` through them from then on. Nested starts of one name, as
     ``PipelineEngine`` makes them, time the outermost pair; its gradient reduction, which it does not time itself, is
     timed as ``bwd_allreduce``.
 
     Args:
-        engine: What ``deepspeed.initialize`` returned, a ``PipelineEngine`` too.
+        engine: The result of ``deepspeed.initialize``, also a ``PipelineEngine``.
         timers: The timers to put in; reentrant ones are made if None.
 
     Returns:

@@ -27,14 +27,14 @@ def count_flops(
 ) -> ModelFlops | None:
     """Run a step once and count its operations with ``torch.utils.flop_counter.FlopCounterMode``.
 
-    It counts matrix products, convolutions and attention, and no element-wise operations; what a custom kernel does,
+    It counts matrix products, convolutions and attention, and no element-wise operations; the work of a custom kernel,
     such as one from Triton, it cannot see.
 
     Args:
         function: Forward and backward of one step. It really runs, outside of any timing.
         *args: For the function.
         units: How many units of input the step processes, such as its tokens, on this device.
-        unit: What they are.
+        unit: The unit that is counted.
         recompute: Whether the step recomputes activations: PyTorch counts these operations too, so that what comes
             out is HFU.
         **kwargs: For the function.

@@ -30,11 +30,11 @@ class Timers(_core.Timers):
 
     Args:
         log_level: Timers with a level above it are not timed: 0, 1 or 2.
-        log_option: What a report shows of the ranks: ``"max"``, ``"minmax"`` or ``"all"``.
-        timer: A timer of yours in which the times are to stand as regions; one of its own if None.
+        log_option: How a report shows the times of the ranks: ``"max"``, ``"minmax"`` or ``"all"``.
+        timer: Your timer, which records the times as regions; a new one if None.
         device: Which device; None for the accelerator that is there, ``"cpu"`` for the host's clock.
-        clock: The host clock of the group's own timer; the system's monotonic clock if None.
-        device_clock: A device clock of your own, instead of ``device``.
+        clock: The host clock of a new timer; the system's monotonic clock if None.
+        device_clock: Your device clock, instead of ``device``.
         **settings: As for :class:`deep500_timing.megatron.Timers`: ``logging_fn``, ``deadline_s``.
 
     Raises:
@@ -57,7 +57,7 @@ class Timers(_core.Timers):
 
 
 def _nothing(self: object, barrier: bool = False) -> None:
-    """What a start or stop is in a compiled function: a clock there would break the graph."""
+    """Stands for a start or stop in a compiled function, where a clock would break the graph."""
 
 
 Timer.start._torchdynamo_inline = _nothing  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""What the ranks of a job report of their named timers, and the report of them all as text, as Megatron-LM's."""
+"""The reports of all ranks on their named timers, as text in Megatron-LM's form."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TimesByName: TypeAlias = "dict[str, dict[int, float]]"
 """Seconds by name and rank."""
 
 OPTIONS = ("max", "minmax", "all")
-"""What a report shows of the ranks."""
+"""The ways to show the times of all ranks."""
 
 
 def pack(times: dict[str, float]) -> bytes:
@@ -26,12 +26,12 @@ def pack(times: dict[str, float]) -> bytes:
 
 
 def join(reports: dict[int, bytes]) -> bytes:
-    """What rank 0 makes of the reports of all."""
+    """The reports of all ranks in one message, as rank 0 sends it."""
     return json.dumps({rank: json.loads(report) for rank, report in reports.items()}).encode()
 
 
 def read(reports: dict[int, bytes] | bytes) -> TimesByRank:
-    """Reports rank by rank, or what :func:`join` made of them."""
+    """Read single reports by rank, or the message of :func:`join`."""
     if isinstance(reports, bytes):
         joined: dict[str, dict[str, float]] = json.loads(reports)
         return {rank: joined[str(rank)] for rank in sorted(map(int, joined))}
@@ -55,7 +55,7 @@ def text_of(times: TimesByName, answers: Answers, option: str, normalizer: float
 
     Args:
         times: What to show.
-        answers: Who has answered and who has not.
+        answers: Which ranks answered.
         option: One of :data:`OPTIONS`.
         normalizer: What to divide each time by.
         deadline_s: How long the other ranks were waited for.

@@ -1,4 +1,4 @@
-"""What code that was written for DeepSpeed's timers reads of them beside their methods."""
+"""The attributes that DeepSpeed's timers have besides their methods."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from deep500_timing._named.named_timer import NamedTimer
 
 
 class ElapsedTime:
-    """A time between two events on the device, which is known."""
+    """A known time between two events on the device."""
 
     __slots__ = ("_ms",)
 
     def __init__(self, ms: float) -> None:
-        """Of so many milliseconds."""
         self._ms = ms
 
     def get_elapsed_msec(self) -> float:
@@ -20,9 +19,9 @@ class ElapsedTime:
 
 
 class DeepSpeedAttributes(NamedTimer):
-    """A named timer with DeepSpeed's attributes, which are read only: the times are kept elsewhere.
+    """A named timer with DeepSpeed's attributes, read-only.
 
-    As ``elapsed()``, they wait for times on their way from the device, and count what a running timer has run so far.
+    Like ``elapsed()`` they wait for times on their way from the device and include the time of a running timer so far.
     """
 
     __slots__ = ()
@@ -39,12 +38,12 @@ class DeepSpeedAttributes(NamedTimer):
 
     @property
     def use_host_timer(self) -> bool:
-        """Whether the times are the host's; a device that is looked for when it is first used is known then."""
+        """Whether the times are the host's. With a lazy device this is known after the first start."""
         return self._on_device is None
 
     @property
     def start_event(self) -> None:
-        """None: the events belong to a pool, and serve another timer as soon as they have been read."""
+        """None: the events belong to a pool and are reused as soon as they have been read."""
         return
 
     @property

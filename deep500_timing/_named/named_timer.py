@@ -1,9 +1,8 @@
-"""Timers by name, as training frameworks know them: started and stopped from anywhere, read and reset in between.
+"""Timers by name, as training frameworks have them: started and stopped on any thread, read and reset in between.
 
-One :class:`NamedTimer` is one region of a timer. Other than a region it belongs to no thread (backward passes end on
-autograd's threads), and it adds up what came since it was last reset: on the host's clock (``on_host.py``) or between
-events (``on_device.py``). Clock, intervals and events are the timer's own, so that the same times stand in its
-snapshots and reports.
+One :class:`NamedTimer` is one region of a timer. Unlike a region it belongs to no thread (backward passes end on
+autograd's threads), and it sums the times since its last reset (``sums.py``). The timer below owns clock, intervals
+and events, so the same times are in its snapshots and reports.
 """
 
 from __future__ import annotations
@@ -12,8 +11,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from deep500_timing._named.on_device import DeviceTimes
-from deep500_timing._named.on_host import HostTimes
+from deep500_timing._named.sums import DeviceTimes, HostTimes
 from deep500_timing.exceptions import RegionNotOpenError, RegionOpenError
 from deep500_timing.timer import CPUGPUTimer
 
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from deep500_timing._base.protocols import Clock, DeviceClock
-    from deep500_timing._named.totals import Totals
+    from deep500_timing._named.sums import Totals
     from deep500_timing._recording.recorder import Region
     from deep500_timing.memory import MemoryReader
     from deep500_timing.timer import Timer
@@ -33,26 +31,26 @@ KEEP_LAST = 1024
 def timer_for(
     timer: Timer | None, clock: Clock | None, device_clock: DeviceClock | None, make: Callable[..., Timer] = CPUGPUTimer
 ) -> Timer:
-    """The timer that records: the one given, or one of its own that keeps a bounded number of intervals.
+    """Return the given timer, or make one that keeps a bounded number of intervals.
 
     Args:
         timer: The one given, or None.
-        clock: The host clock of one of its own.
-        device_clock: The device clock of one of its own.
+        clock: The host clock of a new timer.
+        device_clock: The device clock of a new timer.
         make: Makes it.
 
     Raises:
-        ValueError: A clock is given beside a timer, which has its own.
+        ValueError: Both a clock and a timer are given.
     """
     if timer is None:
         return make(clock=clock, device_clock=device_clock, keep_last=KEEP_LAST)
     if clock is not None or device_clock is not None:
-        raise ValueError("Making named timers with timer= and a clock: the timer has clocks of its own. Leave one out.")
+        raise ValueError("Making named timers with timer= and a clock: the timer has a clock already. Leave one out.")
     return timer
 
 
 def check_normalizer(method: str, normalizer: float) -> None:
-    """Look at what a report divides times by.
+    """Check the divisor of a report.
 
     Raises:
         ValueError: It is not above 0.
@@ -68,9 +66,9 @@ class NamedTimer:
 
     Args:
         name: The region's name.
-        timer: The timer that records; one of its own if None.
-        reentrant: A start while it runs is counted, and the time ends with the last stop; else it is an error.
-        memory: What reads the memory at each stop, if anything does.
+        timer: The timer that records; a new one if None.
+        reentrant: Count a start of a running timer, and end with the last stop. Otherwise such a start is an error.
+        memory: Reads the memory at each stop, if not None.
     """
 
     __slots__ = (
@@ -100,12 +98,11 @@ class NamedTimer:
         while not _claim(self, timer._shared_region(name, self._number)):
             self._number += 1
         self._region = timer._shared_region(name, self._number)
-        # What follows from whether the timer below is enabled is asked anew when its generation changes.
+        # Depends on whether the timer below is enabled; updated when its generation changes.
         self._generation = timer._generation
         self._reentrant = reentrant
         self._memory = memory
         self._depth = 0
-        # A device that is looked for when it is first used is looked for at the first start.
         self._find_device = timer.device.is_lazy and timer.device.for_named_timers
         self._on_host = HostTimes()
         self._on_device = (
@@ -114,12 +111,12 @@ class NamedTimer:
         self._plain = self._is_plain()
 
     def _is_plain(self) -> bool:
-        # Whether a start and a stop are no more than two readings of the host's clock.
+        # Whether a start and a stop only read the host's clock.
         special = self._on_device is not None or self._find_device or self._memory is not None or self._reentrant
         return self._timer.enabled and not special
 
     def __reduce__(self) -> Any:
-        """Copy and pickle the settings; the copy is a timer of its own that has timed nothing yet."""
+        """Copy and pickle the settings; the copy is an independent timer without times."""
         return _rebuild, (type(self), self.name, self._timer, self._reentrant, self._memory)
 
     # --- timing -------------------------------------------------------------------------------------------------------
@@ -172,7 +169,7 @@ class NamedTimer:
         self._plain = self._is_plain()
         region = timer._shared_region(self.name, self._number)
         if region is not self._region:
-            # After a fork the recorder drops all regions but the calling thread's; the parent reports what it timed.
+            # After a fork the recorder drops the regions of other threads; the parent reports their times.
             self._region = region
             _users[id(region)] = self
             self._on_host = HostTimes()
@@ -183,8 +180,8 @@ class NamedTimer:
         """Stop.
 
         Args:
-            reset: Forget what was timed before, so that this time stands alone.
-            record: Keep this time by itself as well, which outlives resets of the others.
+            reset: Forget earlier times first.
+            record: Add this time to :meth:`recorded` too, which other resets leave alone.
 
         Raises:
             RegionNotOpenError: It is not running.
@@ -234,14 +231,14 @@ class NamedTimer:
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def read(self, *, reset: bool = False, before_restart: Callable[[], object] | None = None) -> Totals:
-        """What came since the last reset, waiting for what is on its way from the device, and for nothing else.
+        """The times since the last reset, after a wait for those on their way from the device.
 
-        What a timer has run so far is in it. On a device that takes two events on the current stream, so a timer that
-        another thread has started there is left alone, and its running time comes with its stop.
+        The time of a running timer so far is included. On a device that takes two events on the current stream, so a
+        timer that another thread started there is left alone: its time is included after its stop.
 
         Args:
-            reset: Begin anew from zero, in one step: what is stopped meanwhile is in this answer or in the next.
-            before_restart: Called before the time of a running timer goes on.
+            reset: Restart from zero, in one step: a concurrent stop is in this answer or in the next.
+            before_restart: Called before the time of a running timer continues.
         """
         if self._on_device is None:
             return self._on_host.read(self._region, self._now, reset=reset, before_restart=before_restart)
@@ -257,7 +254,7 @@ class NamedTimer:
         return totals
 
     def pass_over(self, *, reset: bool) -> None:
-        """As :meth:`read` where nobody looks at what came, without waiting."""
+        """As :meth:`read` without an answer, and without waiting."""
         if self._on_device is None:
             self._on_host.read(self._region, self._now, reset=reset)
             return
@@ -268,23 +265,27 @@ class NamedTimer:
         if reset:
             self._on_device.take()
 
-    def take(self) -> Totals:
-        """What was stopped since the last reset, beginning anew, without waiting.
+    @property
+    def _times(self) -> HostTimes | DeviceTimes:
+        return self._on_host if self._on_device is None else self._on_device
 
-        Times that are on their way from the device still go to what is returned.
+    def take(self) -> Totals:
+        """Return the finished times since the last reset and restart from zero, without waiting.
+
+        Times on their way from the device still go to the returned object.
         """
-        return self._on_host.take() if self._on_device is None else self._on_device.take()
+        return self._times.take()
 
     def lifetime(self) -> Totals:
-        """What ever came, waiting for what is on its way; only its sums."""
-        return self._on_host.lifetime() if self._on_device is None else self._on_device.lifetime()
+        """The sums of all times; waits for times on their way."""
+        return self._times.lifetime()
 
     def recorded(self, *, reset: bool = False) -> Totals:
-        """What ``stop(record=True)`` kept."""
-        return (self._on_host if self._on_device is None else self._on_device).recorded(reset=reset)
+        """The times of ``stop(record=True)``."""
+        return self._times.recorded(reset=reset)
 
     def wait(self) -> None:
-        """Wait for the times that are on their way from the device."""
+        """Wait for the times on their way from the device."""
         if self._on_device is not None:
             self._on_device.wait()
 
@@ -294,8 +295,8 @@ _users: WeakValueDictionary[int, NamedTimer] = WeakValueDictionary()
 
 
 def _claim(user: NamedTimer, region: Region) -> bool:
-    # Two named timers of one name over one timer have a region each, so that they may run at the same time. One that
-    # is made anew after another was dropped goes on with its region.
+    # Two named timers of one name over one timer have a region each, so they may run at the same time. A new one reuses
+    # the region of a dropped one.
     return _users.setdefault(id(region), user) is user
 
 

@@ -8,9 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from deep500_timing._named.on_device import Arrival, DeviceTimes
-from deep500_timing._named.on_host import _UNDRAINED, HostTimes
-from deep500_timing._named.totals import Totals
+from deep500_timing._named.sums import _UNDRAINED, Arrival, DeviceTimes, HostTimes, Totals
 from deep500_timing._recording.intervals import Intervals
 
 

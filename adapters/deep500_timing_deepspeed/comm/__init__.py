@@ -9,7 +9,7 @@
     dist.log_summary(show_straggler=True)
 
 Everything that :mod:`deep500_timing_torch.comm` has is here. Operations also take DeepSpeed's arguments ``prof``,
-``log_name`` and ``debug``, and DeepSpeed's parameter names. ``comms_logger`` shows what was timed in DeepSpeed's form.
+``log_name`` and ``debug``, and DeepSpeed's parameter names. ``comms_logger`` shows the log in DeepSpeed's form.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ __all__ += sorted({*_OPERATIONS, *_NAMES, *_torch_comm.__all__} - _OWN)  # pyrig
 
 
 def __getattr__(name: str) -> Any:
-    """The current backend under DeepSpeed's two names for it, and whatever ``torch.distributed`` has."""
+    """Return the current backend by DeepSpeed's two names for it, or a name of ``torch.distributed``."""
     if name in ("cdb", "global_comm_backend"):
         return _current_backend()
     if hasattr(_dist, name):

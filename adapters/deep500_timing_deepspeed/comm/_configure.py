@@ -22,11 +22,11 @@ def configure(
     debug: bool | None = None,
     **more: Any,
 ) -> None:
-    """Choose what is timed; a setting that is not given stays as it is.
+    """Choose the operations to time; a setting that is not given is kept.
 
     Args:
         deepspeed_config: DeepSpeed's config object, or its JSON as a dictionary with the key ``comms_logger``. An
-            object whose logger is disabled changes nothing, as in DeepSpeed.
+            object with a disabled logger changes nothing, as in DeepSpeed.
         enabled: See :func:`deep500_timing_torch.comm.configure`, also for the rest.
         prof_all: See there.
         prof_ops: See there.

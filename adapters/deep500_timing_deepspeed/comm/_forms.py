@@ -54,7 +54,7 @@ def accepting(name: str, operation: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _read(args: tuple[Any, ...], kwargs: dict[str, Any], most: int) -> tuple[tuple[Any, ...], CallOptions | None]:
-    # Take DeepSpeed's three out of the arguments. PyTorch has parameters of its own at their places, which are ranks.
+    # Remove DeepSpeed's three arguments. In PyTorch the same positions hold ranks.
     found = {key: kwargs.pop(key) for key in _ASKED if key in kwargs}
     if len(args) > most and isinstance(args[most], bool):
         found.update(zip(_ASKED, args[most:], strict=False))

@@ -1,4 +1,4 @@
-"""``init_distributed`` under whatever launcher started this process, and questions about the groups."""
+"""``init_distributed`` under any launcher, and queries of the groups."""
 
 from __future__ import annotations
 
@@ -54,23 +54,23 @@ def init_distributed(
     world_size: int = -1,
     **options: Any,
 ) -> None:
-    """Initialise the default process group from whatever launched this process; nothing if there is one already.
+    """Initialise the default process group under any launcher; nothing if there is one already.
 
     Args:
         dist_backend: The backend, such as ``"nccl"``; the one of the accelerator that is there if None, else gloo.
         auto_mpi_discovery: Look for other launchers than torchrun: Open MPI, MVAPICH2, jsrun, Flux, PMI, Slurm.
         distributed_port: Port of rank 0, if ``MASTER_PORT`` is not set.
-        verbose: Log what is initialised, with the logger ``deep500_timing_deepspeed.comm``.
+        verbose: Log the initialisation, with the logger ``deep500_timing_deepspeed.comm``.
         timeout: Of the operations; the backend's own if None.
         init_method: URL of the rendezvous; ``env://`` if None.
-        dist_init_required: False for a process group that somebody else makes: none is made here.
+        dist_init_required: False if other code makes the process group: none is made here.
         config: A config of DeepSpeed's, handed to :func:`configure`.
-        rank: This rank; found out if negative.
-        world_size: Ranks in all; found out if negative.
+        rank: This rank; taken from the launcher if negative.
+        world_size: Number of ranks; taken from the launcher if negative.
         **options: As for ``torch.distributed.init_process_group``.
 
     Raises:
-        RuntimeError: There are several processes and nothing tells where rank 0 is.
+        RuntimeError: There are several processes and the address of rank 0 is unknown.
     """
     if config is not None:
         configure(config)
@@ -129,7 +129,7 @@ def get_global_rank(group: Any = None, group_rank: int = 0) -> int:
 
 
 def get_all_ranks_from_group(group: Any = None) -> list[int]:
-    """The global ranks of a group (the default group if None), in the order of its own ranks."""
+    """The global ranks of a group (the default group if None), in the order of the group's ranks."""
     return list(dist.get_process_group_ranks(get_world_group() if group is None else group))
 
 

@@ -22,7 +22,7 @@ _TRIM = 0.1
 
 
 class CommsLogger:
-    """What was logged, by operation and message size. One of your own is off at first and has only what you append.
+    """A log of operations by name and message size. A new one is off and holds only appended operations.
 
     ``comms_logger`` is the one of this process: its settings are those of :func:`comm.configure`, its operations
     those of :func:`comm.summary`. Of each size the latest 256 latencies are kept one by one; counts are of all.
@@ -140,7 +140,7 @@ class CommsLogger:
 
     @comms_dict.setter
     def comms_dict(self, given: dict[str, dict[int, list[Any]]]) -> None:
-        # As from another run: what is logged from now on is added to it.
+        # As from another run: later operations are added to it.
         self.reset_data()
         self._given = deepcopy(given)
 
@@ -149,7 +149,7 @@ class CommsLogger:
         return self.comms_dict
 
     def has_data(self) -> bool:
-        """Whether anything was logged."""
+        """Whether any operation was logged."""
         return bool(self._given) or next(self._log.records(), None) is not None
 
     def reset_data(self) -> None:
@@ -158,7 +158,7 @@ class CommsLogger:
         self._log.reset()
 
     def get_operation_names(self) -> list[str]:
-        """What was logged."""
+        """The names of the logged operations."""
         return list(self.comms_dict)
 
     def get_total_operations(self) -> int:
@@ -195,11 +195,11 @@ class CommsLogger:
     def log_all(
         self, print_log: bool = True, show_straggler: bool = False, return_dict: bool = False
     ) -> dict[str, Any] | None:
-        """Print what was logged, return it as a dictionary, or both.
+        """Print the log, return it as a dictionary, or both.
 
         Args:
             print_log: Whether to print it.
-            show_straggler: Whether to compare with the other ranks, which must do the same; of the process's own only.
+            show_straggler: Whether to compare with the other ranks, which must do the same. Only for ``comms_logger``.
             return_dict: Whether to return it.
         """
         found = self.as_dict({} if show_straggler else None)

@@ -1,4 +1,4 @@
-"""Saving and loading an engine by ``torch.distributed.checkpoint``: by the names of parameters, whatever the cuts."""
+"""Saving and loading an engine by ``torch.distributed.checkpoint``: by parameter names, independent of the cuts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["load", "save"]
 
 
 def save(path: Path, module: nn.Module, optimizer: Any, state: Mapping[str, Any], group: Any) -> None:
-    """Write the parameters, the optimizer's state, this rank's random state, and what is plain data."""
+    """Write the parameters, the optimizer's state, this rank's random state, and plain data."""
     found: dict[str, Any] = {f"model.{name}": tensor for name, tensor in module.state_dict().items()}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         for key, value in ({} if optimizer is None else optimizer.state.get(parameter, {})).items():
@@ -80,7 +80,7 @@ def _packed(state: dict[str, Any]) -> torch.Tensor:
 def _room_for(about: Any, parameter: Any = None) -> Any:
     if not isinstance(about, TensorStorageMetadata):
         return None
-    # Steps are counted on the host, whatever device the parameter is on.
+    # Steps are counted on the host, also for parameters on a device.
     device = "cpu" if parameter is None or len(about.size) == 0 else parameter.device
     return torch.empty(about.size, dtype=about.properties.dtype, device=device)
 

@@ -1,4 +1,4 @@
-"""DeepSpeed's config, as far as it means the same here. A key that does not is an error, not silence."""
+"""DeepSpeed's config. A key without a meaning for this engine is an error."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["PipelineConfig", "read_config"]
 
 _MEANINGLESS = {
-    "zero_optimization": "ZeRO shards what a stage of a pipeline keeps whole; use replicas and smaller stages",
+    "zero_optimization": "ZeRO is not implemented; use replicas and smaller stages",
     "bf16": 'master weights are not kept; for autocast use "torch_autocast": {"enabled": true, "dtype": "bfloat16"}',
     "fp16": "losses are not scaled; use torch_autocast with bfloat16",
     "amp": "Apex is not used; use torch_autocast",
@@ -41,7 +41,7 @@ _HARMLESS = {
 
 @dataclass(frozen=True, slots=True)
 class PipelineConfig:
-    """What an engine is set to. Names are DeepSpeed's.
+    """The settings of an engine, by DeepSpeed's names.
 
     Attributes:
         train_batch_size: Samples of a batch, over all replicas.
@@ -189,7 +189,7 @@ def _autocast(left: dict[str, Any]) -> str | None:
 def _pipeline(left: dict[str, Any]) -> int | None:
     value = dict(left.pop("pipeline", None) or {})
     interval = value.pop("activation_checkpoint_interval", None)
-    # What is so anyway may be said.
+    # These values describe the engine.
     so_anyway: dict[str, tuple[Any, ...]] = {
         "use_reentrant": (False,),
         "pipe_partitioned": (False,),

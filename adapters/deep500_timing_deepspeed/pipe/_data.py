@@ -1,4 +1,4 @@
-"""Micro-batches: taken from an iterator, and a loader that begins anew and can go on where it was."""
+"""Micro-batches: taken from an iterator, and a loader that repeats and can resume."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["RepeatingLoader", "shape_of", "split_batch", "to_device"]
 
 
 class RepeatingLoader:
-    """Goes through a data set again and again, in micro-batches of this replica's share.
+    """Repeats a data set in micro-batches of this replica's share.
 
     Args:
         dataset: The data set, with a length.
@@ -24,7 +24,7 @@ class RepeatingLoader:
         drop_last: Whether a last micro-batch that is not full is left out.
         collate_fn: As for ``DataLoader``.
         seed: For shuffling.
-        shuffle: Whether each pass has an order of its own; the same on the first and the last stage.
+        shuffle: Whether to shuffle each pass, alike on the first and the last stage.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class RepeatingLoader:
         return len(self._batches)
 
     def go_to(self, taken: int) -> None:
-        """Go on after so many micro-batches, without reading those before."""
+        """Resume after so many micro-batches without reading the earlier ones."""
         self.taken, self._source = taken, None
 
     def __iter__(self) -> RepeatingLoader:

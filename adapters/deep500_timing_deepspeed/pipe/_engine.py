@@ -43,7 +43,7 @@ class PipelineEngine(Loading, Losses, Reports, Saving):
         optimizer: Its optimizer; None where there is only evaluation.
         lr_scheduler: Its schedule, stepped after each batch; None without one.
         timer: Where all times are. A batch is a ``BATCH``.
-        config: What it is set to.
+        config: Its settings.
         micro_batches: In a batch, for each replica.
         micro_batch_size: Samples of one.
         stage_id: This rank in the pipeline.
@@ -151,7 +151,7 @@ class PipelineEngine(Loading, Losses, Reports, Saving):
     def reset_activation_shape(self) -> None:
         """Exchange shapes again before the next batch.
 
-        Never needed: a change of the inputs' shape is seen by itself.
+        Never needed: the engine notices a change of the inputs' shape.
         """
         for _, runner in self._runners.values():
             runner.close()
@@ -173,7 +173,7 @@ class PipelineEngine(Loading, Losses, Reports, Saving):
             DataEndedError: On every rank, if the data of one end early. Nothing was trained, and what that rank took
                 is lost.
             PipelineError: A rank failed, or did not answer within ``timeout_s``: on every rank, with the name of that
-                rank as far as it can be told. The engine cannot go on.
+                rank where it is known. The engine cannot go on.
             RuntimeError: Gradients are switched off.
         """
         if not torch.is_grad_enabled():
@@ -213,7 +213,7 @@ class PipelineEngine(Loading, Losses, Reports, Saving):
         Args:
             data_iter: Gives ``(inputs, labels)``; the iterator of training stays as it is.
             return_logits: Whether to give the outputs of the last stage as well.
-            compute_loss: Whether to compute the loss; else the outputs are what is reduced.
+            compute_loss: Whether to compute the loss; otherwise the outputs are reduced.
             reduce_output: ``"avg"`` over micro-batches and replicas; None for a list by micro-batch.
             bcast_loss: Whether every rank gets the loss, or the last stage's alone.
             num_micro_batches: Of this batch; as many as in training if None.

@@ -1,4 +1,4 @@
-"""Whose fault it is that a batch failed: ranks leave word in the job's store, which needs no rank but its own."""
+"""Finds the rank at fault when a batch fails: each rank writes its error to the job's store."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from deep500_timing_torch.pipeline._errors import PipelineError
 __all__ = ["Faults"]
 
 _GRACE_S = 0.5
-"""How long to look for the word of others, once this rank has failed."""
+"""Seconds to look for the errors of other ranks after this rank has failed."""
 _STORE_S = 10.0
-"""How long the store may take; its rank may be the dead one. One that lives answers in a millisecond, but on a machine
-with more to do than cores its thread, and the one that asks, may have to wait for seconds."""
+"""Seconds that the store may take. It answers in a millisecond, in seconds on an overloaded machine, and never if its
+rank is dead."""
 
 
 class Faults:
-    """Tells the ranks of an engine apart that failed by themselves from those that failed since others did."""
+    """Tells ranks that failed from ranks that failed because another did."""
 
     def __init__(self, number: int) -> None:
         self._prefix = f"deep500_timing/pipeline/{number}"
@@ -28,15 +28,15 @@ class Faults:
         self._world = dist.get_world_size()
 
     def explain(self, doing: str, error: BaseException, *, own: bool) -> PipelineError:
-        """The error to raise, which names the rank that is at fault as far as can be told.
+        """Return the error to raise, which names the rank at fault where it is known.
 
         Args:
-            doing: What was under way.
+            doing: The part of the work, for the text.
             error: What came up on this rank.
             own: Whether it came up in this rank's own work, not in talking to others.
         """
         root = error
-        while own and root.__cause__ is not None:  # PyTorch wraps what a layer raises, with the shapes of its inputs.
+        while own and root.__cause__ is not None:  # PyTorch wraps a layer's error, with the shapes of its inputs.
             root = root.__cause__
         word = f"{type(root).__name__}: {str(root).strip()}"[:600]
         here = f"{doing}: rank {self._rank} failed with {word}."

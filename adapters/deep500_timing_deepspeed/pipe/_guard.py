@@ -1,4 +1,4 @@
-"""What stands around the parts of a batch: their times, and one error for whatever fails in them."""
+"""Context managers around the parts of a batch: their times, and one error for every failure."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Timed:
 
 
 class Guard:
-    """Makes of whatever fails in a batch one error that names the rank at fault."""
+    """Turns every failure in a batch into one error that names the rank at fault."""
 
     def __init__(self, engine: Any, doing: str) -> None:
         self._engine, self._doing = engine, doing

@@ -1,4 +1,4 @@
-"""DeepSpeed's own pipeline engine, timed without a change to it."""
+"""DeepSpeed's own pipeline engine, timed without changing it."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class DeepSpeedPipelineTimer:
                 "of torch.distributed.pipelining call instrument_schedule."
             )
         self.engine = engine
-        """What is timed."""
+        """The timed engine."""
         self.timer: Any = CPUGPUTimer() if timer is None else timer
         """Where the times are, those of DeepSpeed's names among them."""
         on_device = getattr(engine.device, "type", str(engine.device)).split(":")[0] != "cpu"

@@ -69,7 +69,7 @@ class Loading:
         return self.is_first_stage() or self.is_last_stage()
 
     def _load(self, microbatches: int) -> tuple[list[Any] | None, list[Any] | None, tuple[int, int]]:
-        # Nobody begins a batch that another rank cannot feed: a message that never comes would be waited for.
+        # No rank begins a batch that another rank cannot feed; it would wait for a message that never comes.
         if self.broken is not None:
             raise PipelineError(f"The engine cannot go on after a rank failed ({self.broken}). Start the job again.")
         inputs: list[Any] = []
@@ -125,7 +125,7 @@ class Loading:
             if code == _ENDED:
                 raise DataEndedError(
                     f"The data of rank {rank} ended after {count} of the {microbatches} micro-batches of a batch. "
-                    "Nothing was trained. Give longer data, a smaller batch, or a loader that begins anew "
+                    "Nothing was trained. Give longer data, a smaller batch, or a loader that repeats "
                     "(initialize(training_data=...))."
                 )
             if code in (_FAILED, _UNEVEN):

@@ -34,7 +34,7 @@ class Losses:
         raise NotImplementedError
 
     def get_additional_losses(self) -> dict[str, torch.Tensor] | None:
-        """What the model's ``get_additional_losses`` gave, averaged over the latest batch, on every rank."""
+        """The model's ``get_additional_losses``, averaged over the latest batch, on every rank."""
         return self._additional
 
     def _loss(self, output: Any, label: Any) -> Any:
@@ -80,7 +80,7 @@ class Losses:
 
 
 def joined(outputs: Sequence[Any]) -> Any:
-    """Outputs of micro-batches as one; those of a tuple each by itself."""
+    """Join the outputs of micro-batches; for tuples, each element."""
     if not isinstance(outputs[0], torch.Tensor):
         return tuple(joined(parts) for parts in zip(*outputs, strict=True))
     return torch.cat(list(outputs)) if outputs[0].dim() else torch.stack(list(outputs))

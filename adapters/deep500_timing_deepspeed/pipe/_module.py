@@ -64,7 +64,7 @@ class PipelineModule(nn.Module):
     """A model for :func:`initialize`: layers in a row, cut into stages.
 
     It is made on every rank, after ``torch.distributed`` is initialised, and builds the layers of this rank's stages.
-    Each layer gets what the one before it returns. Parameters have the names that they have in
+    The output of each layer is the input of the next. Parameters have the names that they have in
     ``nn.Sequential(*layers)``, so that its state fits and does not depend on the cuts.
 
     Args:
@@ -148,7 +148,7 @@ class PipelineModule(nn.Module):
     def from_stages(
         cls, stages: Sequence[nn.Module | None], loss_fn: Callable[..., Any] | None = None, **settings: Any
     ) -> PipelineModule:
-        """A model whose stages are made already: one module for each, None for those of other ranks."""
+        """A model of given stages: one module for each, None for stages on other ranks."""
         if "num_stages" not in settings:
             kind = normal_name(settings.get("schedule", "1F1B"))
             each = settings.get("stages_per_rank") or (1 if kind in SINGLE else 2)
@@ -169,7 +169,7 @@ class PipelineModule(nn.Module):
         return value
 
     def get_additional_losses(self) -> dict[str, torch.Tensor] | None:
-        """Losses of the latest micro-batch that are reported beside the loss; None for none. For overriding.
+        """Further losses of the latest micro-batch to report; None for none. For overriding.
 
         The engine asks for it after each forward pass of the last stage, and on the other ranks for the names.
         """

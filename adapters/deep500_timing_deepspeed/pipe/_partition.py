@@ -20,7 +20,7 @@ def partition(
     """The first layer of each stage, and the one after its last.
 
     Args:
-        method: ``"uniform"``, ``"parameters"``, ``"type:regex"`` (equally many layers whose class the expression
+        method: ``"uniform"``, ``"parameters"``, ``"type:regex"`` (equally many layers with a class that the expression
             finds), or the time of each layer in any unit, in the order of the layers.
         stages: How many.
         names: The layers' classes.
@@ -67,7 +67,7 @@ def partition(
 def balance(weights: Sequence[float], parts: int) -> list[tuple[int, int]]:
     """Cut a sequence into parts that are not empty, so that the heaviest is as light as can be.
 
-    Among those the sum of squares decides, so that what is left is even too.
+    Ties are broken by the sum of squares, so that the other parts are even too.
     """
     count = len(weights)
     sums = [0.0, *accumulate(float(one) for one in weights)]

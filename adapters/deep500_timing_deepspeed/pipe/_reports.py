@@ -1,4 +1,4 @@
-"""What an engine tells of itself: its bubble, its times by name, throughput, memory, lines on the terminal."""
+"""The reports of an engine: bubble, times by name, throughput, memory, lines on the terminal."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["Reports"]
 
 
 class Reports:
-    """The part of the engine that reads what the rest of it has recorded."""
+    """The part of the engine that reports."""
 
     module: PipelineModule
     config: PipelineConfig
@@ -99,7 +99,7 @@ class Reports:
         return sum(self._samples[-len(times) :]) / sum(times) if times else None
 
     def memory(self) -> dict[str, int | None]:
-        """What this rank's stages keep, in bytes: parameters, gradients, optimizer state, and the device's peak.
+        """Memory of this rank's stages in bytes: parameters, gradients, optimizer state, and the device's peak.
 
         The peak is that of the latest batch, None without a device.
         """

@@ -84,7 +84,7 @@ class Runner:
         Args:
             inputs: The micro-batches, on the first stage's rank.
             labels: Theirs, on the last stage's rank.
-            outputs: Whether the last stage keeps what it gives.
+            outputs: Whether the last stage keeps its outputs.
 
         Returns:
             The loss of each micro-batch, on the last stage's rank.
@@ -101,7 +101,7 @@ class Runner:
         return losses
 
     def outputs(self) -> list[Any]:
-        """What the last stage gave, by micro-batch, if it lies on this rank and kept it."""
+        """The outputs of the last stage by micro-batch, if it is on this rank and kept them."""
         return [one for stage in self.stages if stage.is_last for one in stage.output_chunks]
 
     def close(self) -> None:

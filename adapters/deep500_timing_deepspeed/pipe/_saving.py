@@ -100,5 +100,5 @@ class Saving:
 
 
 def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
-    # Functions of a schedule are not data; a schedule that is made anew has its own.
+    # The functions of a schedule are not data; a new schedule has them.
     return {key: value for key, value in state.items() if key != "lr_lambdas"}

@@ -1,4 +1,4 @@
-"""Which operators are attention, whatever a model calls its modules."""
+"""Finds attention by its operators, not by the names of modules."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 _OPERATORS = frozenset(
     {
-        # Composite: torch.nn.functional.scaled_dot_product_attention and what it dispatches to.
+        # Composite: torch.nn.functional.scaled_dot_product_attention and the operators below it.
         "aten::scaled_dot_product_attention",
         "aten::_scaled_dot_product_attention_math",
         "aten::_scaled_dot_product_attention_math_for_mps",

@@ -1,4 +1,4 @@
-"""Finds the block that a model repeats: what a person means by "its layers"."""
+"""Finds the block that a model repeats, commonly called its layers."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def plot_times(path: Path, ranges: Sequence[RangeTime], title: str) -> None:
     Args:
         path: The file to write, a PNG.
         ranges: The calls.
-        title: What was profiled.
+        title: The profiled model.
     """
     calls = [one for one in ranges if not one.holds_others]
     names = list(dict.fromkeys(one.name for one in calls))
@@ -55,12 +55,12 @@ def plot_times(path: Path, ranges: Sequence[RangeTime], title: str) -> None:
 
 
 def plot_memory(path: Path, samples: Sequence[MemorySample], title: str) -> None:
-    """Draw what tensors occupied, and what the allocator held, after each block.
+    """Draw the memory of tensors and of the allocator after each block.
 
     Args:
         path: The file to write, a PNG.
-        samples: What was read, in order; those of the host where there is no device, which the axis says.
-        title: What was profiled.
+        samples: The samples in order; the host's memory if there is no device, which the axis says.
+        title: The profiled model.
     """
     figure, axes = _figure(len(samples))
     places = range(len(samples))
@@ -90,7 +90,7 @@ def _figure(count: int) -> tuple[Any, Any]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    # A figure of its own: the user's pyplot state is left alone.
+    # Not by pyplot, to leave the user's state alone.
     figure = Figure(figsize=(min(max(7.0, 0.14 * count), 16.0), 4.2), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()

@@ -1,4 +1,4 @@
-"""What a profile says of each range that was recorded in it, as plain data."""
+"""The times of each range of a profile, as plain data."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class MemorySample:
     allocated_bytes: int | None
     """What tensors occupied on the device."""
     reserved_bytes: int | None
-    """What the device's allocator held."""
+    """Bytes that the device's allocator held."""
     host_bytes: int | None
     """The resident set of the process. Not the device's memory, and not shown as it."""
 
@@ -82,7 +82,7 @@ def _attention_us(event: Any, *, on_device: bool) -> float:
     total = 0.0
     for inner in event.cpu_children:
         if is_attention(inner.name):
-            # What it dispatches to lies within and is counted with it.
+            # Operators that it dispatches to lie within it and count with it.
             total += float(inner.device_time_total if on_device else inner.cpu_time_total)
         else:
             total += _attention_us(inner, on_device=on_device)

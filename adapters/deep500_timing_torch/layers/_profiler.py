@@ -31,7 +31,7 @@ _SNAPSHOT_EVENTS = 100_000
 
 
 class ProfilerWrapper:
-    """Profiles what runs within a ``with`` block and writes what it found: on a CPU, a GPU, one rank or many.
+    """Profiles a ``with`` block and writes the results: on a CPU, a GPU, one rank or many.
 
     ::
 
@@ -42,8 +42,8 @@ class ProfilerWrapper:
 
     The files, in ``log_dir``, with the rank in each name: ``*_trace.json`` (opens in Perfetto and chrome://tracing),
     ``*_cuda_time_plot.png`` (each block's time, attention apart), ``*_memory_usage_line_chart.png``,
-    ``*_memory_usage.txt``, ``*_rank_N.log`` (tables) and, if asked for, ``*_memory_snapshot.pickle``. What could not
-    be written costs a warning. An exception within the block goes on after they have been written.
+    ``*_memory_usage.txt``, ``*_rank_N.log`` (tables) and, if asked for, ``*_memory_snapshot.pickle``. A file that
+    cannot be written costs a warning. An exception within the block goes on after the files have been written.
 
     Attention is found by its operators (flash, memory-efficient, cuDNN and plain), not by the names of modules.
     Profiling costs: 1.5 times the time of a CPU step and more, so choose a window by ``schedule``.
@@ -51,7 +51,7 @@ class ProfilerWrapper:
     Args:
         is_st: The prefix of the files: True for ``opensora``, False for ``cogvideo``, as in the tool that this stands
             for; None for ``name``.
-        activities: What the profiler records; None for the CPU and CUDA, if it is there.
+        activities: The activities to record; None for the CPU and CUDA, if it is there.
         profile_memory: Whether the profiler follows allocations.
         record_shapes: Whether it notes the shapes of inputs.
         log_dir: The folder of all files; made if need be.
@@ -60,7 +60,7 @@ class ProfilerWrapper:
         enabled_record_cuda_average_time: Draw the times by block.
         enable_record_cuda_mm: Read the memory after each block, and draw it.
         enable_print_summary: Write the tables.
-        model: The model whose blocks are told apart; None for what ``record_function`` names alone.
+        model: The model to split into blocks; None for the ranges of ``record_function`` only.
         match: Which of its modules are the blocks, as for :class:`LayerTimer`; None for the block that it repeats.
         schedule: A ``torch.profiler.schedule``: which steps, ended by :meth:`step`, are profiled. None for all.
         name: The prefix of the files; None for the class of the model.
@@ -87,13 +87,13 @@ class ProfilerWrapper:
         self.folder = Path(log_dir)
         """Where the files are."""
         self.files: list[Path] = []
-        """Those that were written."""
+        """The files that were written."""
         self.ranges: list[RangeTime] = []
         """Each run through a range that was profiled, in order; there after the block."""
         self.memory: list[MemorySample] = []
         """Memory after each run through a range, in order."""
         self.out_of_memory: str | None = None
-        """The innermost layer in whose forward pass the device ran out of memory."""
+        """The innermost layer that ran out of device memory in its forward pass."""
         self._model = model
         self._failed = ""
         self._memory_folder = self.folder if mem_dir is None else Path(mem_dir)
@@ -157,13 +157,13 @@ class ProfilerWrapper:
         """Run a function as a range of that name.
 
         Args:
-            name: What the range is called in the trace, the pictures and the tables.
+            name: The name of the range in the trace, the pictures and the tables.
             function: What to run.
             *args: For it.
             **kwargs: For it.
 
         Returns:
-            What it returns.
+            The result of the function.
         """
         self._names.add(name)
         with torch.profiler.record_function(name):
@@ -171,7 +171,7 @@ class ProfilerWrapper:
         self._read_memory(name)
         return result
 
-    # --- what the hooks and the profiler call -------------------------------------------------------------------------
+    # --- called by the hooks and the profiler -------------------------------------------------------------------------
 
     def _read_memory(self, name: str) -> None:
         if self._reader is None:

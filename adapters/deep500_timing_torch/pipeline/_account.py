@@ -1,4 +1,4 @@
-"""Where the time of a batch went: its computations played through again under other conditions."""
+"""Accounts for the time of a batch by simulating its computations under other conditions."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ __all__ = ["account", "together"]
 
 
 def account(actions: Iterable[Action], schedule: str | None = None) -> Bubble:
-    """Where the time of a batch went.
+    """Account for the time of a batch.
 
-    The computations are played through again three times: as they were with messages that cost nothing, with equal
-    stages, and with equal stages and the messages of now. What the batch took longer than the first is the messages';
-    what a rank is idle in the first more than in the second is the imbalance's; the rest is the schedule's own.
+    The computations are simulated three times: as measured with free messages, with equal stages and free messages,
+    and with equal stages and the measured delay of messages. The time of the batch beyond the first is due to messages.
+    The idle time of a rank in the first beyond the second is due to imbalance. The rest is due to the schedule.
 
     Args:
-        actions: Of one batch and all ranks; what is no computation is passed over.
+        actions: The actions of one batch on all ranks; only computations count.
         schedule: The schedule's name, for the ideal and for twice the micro-batches.
 
     Raises:
@@ -83,7 +83,7 @@ def account(actions: Iterable[Action], schedule: str | None = None) -> Bubble:
 
 
 def together(bubbles: Sequence[Bubble]) -> Bubble:
-    """One account of several batches of the same shape: times are summed, what-ifs averaged.
+    """Combine the accounts of several batches of the same shape: sum the times, average the what-ifs.
 
     Raises:
         ValueError: There is none, or they differ in ranks, stages or micro-batches.
@@ -136,8 +136,7 @@ def _mean_of(actions: Sequence[Action], key: Callable[[Slot], object]) -> dict[o
 
 
 def _idle_before_backward(actions: Sequence[Action], rank: int) -> int:
-    # Of a batch that begins at 0: until the rank's first backward pass, less what it computes meanwhile. All of it for
-    # a batch that has none.
+    # The time until the rank's first backward pass minus its computations before that. The whole batch without one.
     own = [one for one in actions if one.rank == rank]
     first = min((one.start_ns for one in own if one.kind is not Kind.FORWARD), default=None)
     if first is None:
@@ -146,7 +145,7 @@ def _idle_before_backward(actions: Sequence[Action], rank: int) -> int:
 
 
 def _delay_ns(actions: Sequence[Action]) -> int:
-    # Where a rank waited for what another one computes: from that one's end to its own beginning.
+    # Where a rank waited for another one's result: from that result's end to the start of the computation.
     ends: dict[Slot, Action] = {one.slot: one for one in actions}
     free_ns: dict[int, int] = {}
     delays = []

@@ -1,4 +1,4 @@
-"""What a rank of a pipeline does: plain frozen data, measured or simulated."""
+"""The actions of a pipeline's ranks: plain frozen data, measured or simulated."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ __all__ = ["COMPUTE", "Action", "Kind", "Order", "Slot"]
 
 
 class Kind(StrEnum):
-    """What an action is. Sending and receiving are three things: the call that issues it, and the wait it exposes."""
+    """The kind of an action. A message has two: the call that issues it, and the exposed wait for it."""
 
     FORWARD = "F"
     """The forward pass of a micro-batch; on the last stage its loss as well."""
     BACKWARD = "B"
     """The whole backward pass of a micro-batch."""
     BACKWARD_INPUT = "I"
-    """The gradient of its input alone: what a zero-bubble schedule does first."""
+    """The gradient of the input alone, which a zero-bubble schedule computes first."""
     BACKWARD_WEIGHT = "W"
     """The gradients of its weights, later."""
     LOAD = "load"
@@ -31,7 +31,7 @@ class Kind(StrEnum):
     """Waiting for a message that is not there yet."""
     WAIT_GRADIENT = "wait for gradient"
     WAIT_SENT = "wait for sends"
-    """Waiting until a message of one's own has left."""
+    """Waiting until a sent message has left."""
     REDUCE = "reduce"
     """Summing gradients over replicas and tied layers."""
     STEP = "step"
@@ -58,13 +58,13 @@ Order = dict[int, list[Slot]]
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One thing that a rank did.
+    """One action of a rank.
 
     Attributes:
         rank: The rank in the pipeline, from 0.
         stage: The stage of the model, from 0; -1 where it belongs to none.
         microbatch: Which micro-batch of the batch, from 0; -1 where it belongs to none.
-        kind: What it did.
+        kind: The kind of action.
         start_ns: When it began, on a clock that all ranks share.
         end_ns: When it ended.
     """

@@ -1,4 +1,4 @@
-"""The bubble of a batch that ran, as plain data: how large, why, and what would make it smaller."""
+"""The bubble of a measured batch, as plain data: its size, its causes, and what would reduce it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 __all__ = ["Bubble", "RankBubble", "StageLoad"]
 
 _NOTABLE = 0.02
-"""From how much above the mean on a stage is called heavy."""
+"""Excess over the mean from which a stage is called heavy."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankBubble:
-    """What a rank did with the time of a batch; the four causes add up to ``idle_ns``.
+    """The time of one rank in a batch; the four causes add up to ``idle_ns``.
 
     Attributes:
         rank: Which one.
@@ -27,8 +27,8 @@ class RankBubble:
         idle_ns: The rest of the span.
         warm_up_ns: Idle until its first backward pass, as the schedule has it even of equal stages.
         drain_ns: Idle after that, as the schedule has it.
-        imbalance_ns: Idle since stages take different times.
-        messages_ns: What the batch took longer than its computations explain: messages, and all else between them.
+        imbalance_ns: Idle because stages take different times.
+        messages_ns: The time that the computations do not explain: messages, and everything else between them.
     """
 
     rank: int
@@ -47,7 +47,7 @@ class RankBubble:
 
 @dataclass(frozen=True, slots=True)
 class StageLoad:
-    """What a stage takes.
+    """The load of one stage.
 
     Attributes:
         stage: Which one.
@@ -74,10 +74,10 @@ class Bubble:
         ranks: By rank.
         stages: By stage.
         ideal: The bubble of the same order if all stages took the mean and messages took no time.
-        balanced: What-if: the bubble if all stages took the mean, and messages what they take now.
+        balanced: What-if: the bubble if all stages took the mean, with the measured delay of messages.
         doubled: What-if: with twice the micro-batches; None where the schedule cannot have them.
-        delay_ns: What a message takes of a rank that waits for it, the median; what-ifs are made with it.
-        model: What the simulation with that delay gives for the batch as it was: how far to trust the what-ifs.
+        delay_ns: Median delay of a message to a waiting rank; the what-ifs use it.
+        model: The bubble of the simulated batch with that delay. Near ``bubble``, the what-ifs can be trusted.
         balanced_span_ns: The span of the what-if with equal stages.
     """
 

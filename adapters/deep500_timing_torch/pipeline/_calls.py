@@ -60,7 +60,7 @@ class _Handles(list[Any]):
 
 
 def time_calls(function: Callable[..., Any], log: CallLog, code_of: Callable[[dict[str, Any]], int]) -> Any:
-    """Time each call of a function whose first argument is the micro-batch.
+    """Time each call of a function that takes the micro-batch as first argument.
 
     Args:
         function: The function to wrap.

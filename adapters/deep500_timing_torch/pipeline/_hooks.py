@@ -1,8 +1,7 @@
-"""Where a schedule of PyTorch's is timed: its stages' passes, the issue of its messages and the waits for them.
+"""Times a schedule of PyTorch: its stages' passes, the issue of its messages and the waits for them.
 
-Stages and schedules get functions of their own in the place of methods, as attributes of the object. The two functions
-of the module through which every message goes are replaced while any schedule is timed, and pass through what is not
-in a timed batch on the same thread.
+Methods of stages and schedules are replaced by attributes of the object. The two module functions that handle every
+message are replaced while any schedule is timed; they pass calls outside of a timed batch on unchanged.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ def require_private_names(doing: str, *wanted: tuple[Any, tuple[str, ...]]) -> N
 
 
 class Hooks:
-    """The functions that stand in for those of one schedule and its stages."""
+    """The replaced functions of one schedule and its stages."""
 
     def __init__(self, schedule: Any, recorder: Recorder) -> None:
         self._schedule = schedule
@@ -80,7 +79,7 @@ class Hooks:
         self._replaced: list[tuple[Any, str, Any, Any]] = []
 
     def attach(self) -> None:
-        """Put them in."""
+        """Replace the functions."""
         schedule = self._schedule
         stages = self._stages
         require_private_names(
@@ -101,7 +100,7 @@ class Hooks:
         self._replace(schedule, "_step_microbatches", self._batch(schedule._step_microbatches))
         for stage in stages:
             if stage.is_last:
-                # Of the micro-batch whose forward pass was the last one.
+                # The loss belongs to the micro-batch of the latest forward pass.
                 code = self._recorder.codes.of(None, stage.stage_index)
                 loss = time_calls(schedule._compute_loss, self._recorder.calls, _always(code))
                 self._replace(schedule, "_compute_loss", loss)
@@ -110,7 +109,7 @@ class Hooks:
         _MODULE.acquire()
 
     def detach(self) -> None:
-        """Take them out; what somebody else has put over them stays."""
+        """Remove them; replacements that other tools made later stay."""
         replaced, self._replaced = self._replaced, []
         for owner, name, before, ours in reversed(replaced):
             if owner.__dict__.get(name) is not ours:
@@ -152,12 +151,10 @@ class Hooks:
         return step_microbatches
 
     def _skipped(self) -> frozenset[int]:
-        """What is called in a batch without training as well, and does nothing then."""
+        """Codes of the calls that do nothing in a batch without training."""
         codes, kinds = self._recorder.codes, (Kind.BACKWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
         without = [stage.stage_index for stage in self._stages if not stage.has_backward]
         return frozenset(codes.of(kind, index) for index in without for kind in kinds)
-
-    # What these put in runs several times for each micro-batch, after a pass that has emptied the caches.
 
     def _pass(self, stage: Any, name: str, kind: Kind) -> Any:
         recorder, original, code = (
@@ -241,7 +238,7 @@ class _Module:
                     setattr(schedules, name, ours)
 
     def release(self) -> None:
-        """Put the originals back when nobody is left."""
+        """Restore the originals when no schedule is timed."""
         with self._lock:
             self._users -= 1
             if self._users == 0:

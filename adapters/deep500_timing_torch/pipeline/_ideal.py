@@ -23,7 +23,7 @@ def ideal_bubble(
 
     Of ``p`` ranks with ``v`` stages each and ``m`` micro-batches a rank computes ``v * m`` times, and is idle for
     ``p - 1`` times as long as one forward and one backward pass of a stage take: ``(p - 1) / (v * m + p - 1)``,
-    whatever the two take (GPipe: Huang et al. 2019, arXiv 1811.06965; 1F1B and interleaved: Narayanan et al. 2021,
+    for any times of the two (GPipe: Huang et al. 2019, arXiv 1811.06965; 1F1B and interleaved: Narayanan et al. 2021,
     arXiv 2104.04473). With the gradients of weights put off it is idle for ``(p - 1) * (F + I - W)`` only (Qi et al.
     2023, arXiv 2401.10241, table 1, ZB-H1), but never for less than ``(p - 1)`` times the longer of F and I: found by
     playing the schedule through.
@@ -33,9 +33,9 @@ def ideal_bubble(
         ranks: Of the pipeline.
         microbatches: In a batch.
         stages_per_rank: On each rank.
-        forward: What the forward pass of a stage takes, in any unit.
-        backward_input: What the gradient of its input takes, in the same unit.
-        backward_weight: What the gradients of its weights take.
+        forward: Time of the forward pass of a stage, in any unit.
+        backward_input: Time of the gradient of its input, in the same unit.
+        backward_weight: Time of the gradients of its weights.
 
     Returns:
         The share, exactly. None where none is known: for the V-shaped schedules unless the three take the same and

@@ -1,4 +1,4 @@
-"""What a rank's hooks note down by numbers, and what is made of it afterwards."""
+"""The numeric notes of a rank's hooks, and their meaning."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REGIONS = {
     Kind.BACKWARD_INPUT: "backward input",
     Kind.BACKWARD_WEIGHT: "backward weight",
 }
-"""What a stage's regions are called: ``stage 0 forward``. Others are ``pipeline load`` and so on."""
+"""The names in a stage's regions: ``stage 0 forward``. Others are ``pipeline load`` and so on."""
 
 Event = tuple[Kind, int, int, int, int, int]
 """Kind, stage, micro-batch, start, end, and which of its region's intervals on the device it is; -1 without one."""
@@ -29,7 +29,7 @@ class Codes:
     """Small numbers for kinds of actions on stages.
 
     Args:
-        evaluation: Whether these are forward passes without training, which have regions of their own.
+        evaluation: Whether these are forward passes without training, which have other regions.
     """
 
     def __init__(self, evaluation: bool = False) -> None:

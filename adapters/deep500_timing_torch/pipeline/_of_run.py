@@ -60,7 +60,7 @@ def read_batches(run: Run, *, replica: int = 0, last: int = 16) -> RunBatches:
 
 
 def batches_of_rows(rows: Callable[[str], list[tuple[Any, ...]]], *, replica: int = 0, last: int = 16) -> RunBatches:
-    """The same from whatever answers SQL over the run's tables with rows as tuples."""
+    """The same from a function that answers SQL over the run's tables with rows as tuples."""
     of = (
         f"from {TABLE} where schedule <> 'evaluation' and replica = {int(replica)} "
         f"and session = (select max(session) from {TABLE})"

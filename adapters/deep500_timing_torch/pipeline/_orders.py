@@ -52,7 +52,7 @@ def normal_name(name: str) -> str:
 
 
 def name_of_schedule(schedule: object) -> str | None:
-    """The normal name of a schedule of PyTorch's; None for a class of somebody else's."""
+    """The normal name of a schedule of PyTorch; None for other classes."""
     if type(schedule).__module__ != "torch.distributed.pipelining.schedules":
         return None
     name = type(schedule).__name__.removeprefix("Schedule").lower()
@@ -72,7 +72,7 @@ def order_of(name: str, ranks: int, microbatches: int, stages_per_rank: int = 1)
         name: The schedule.
         ranks: Of the pipeline.
         microbatches: In a batch.
-        stages_per_rank: More than one under the interleaved schedules, two under the V-shaped ones.
+        stages_per_rank: Two or more under the interleaved schedules, two under the V-shaped ones.
 
     Raises:
         ValueError: The schedule is unknown, or does not go with the numbers.

@@ -38,9 +38,9 @@ LAYER_OF = {
     Kind.WAIT_GRADIENT: "communication",
     Kind.WAIT_SENT: "communication",
 }
-"""What an action is drawn as; loading, reduction and steps lie outside of the schedule and are not."""
+"""The layer of an action; loading, reduction and steps are not drawn."""
 _DARKER = 0.72
-"""How bright a rank's second stage is beside its first, and its third beside the second."""
+"""Brightness of a rank's second stage relative to its first, and so on."""
 _POINTS_OF_A_DIGIT = 5.0
 
 
@@ -53,7 +53,7 @@ def draw_schedule(actions: Sequence[Action], path: str | PathLike[str], *, title
     Args:
         actions: Of all ranks and one batch, as ``gather()`` gives them.
         path: The file, a PNG unless its name says otherwise.
-        title: Over the picture; what the bubble is if None.
+        title: Title of the picture; the bubble if None.
 
     Returns:
         The path.
@@ -87,7 +87,7 @@ def draw_schedule(actions: Sequence[Action], path: str | PathLike[str], *, title
     for rank in ranks:
         axes.barh(place[rank], (last_ns - first_ns) / per_unit, height=0.8, color=COLOURS["idle"], zorder=1)
     used = {"idle"}
-    # What is computed lies over the waits that it ends.
+    # A computation is drawn over the wait that it ends.
     for one in sorted(shown, key=lambda one: one.kind in COMPUTE):
         layer = LAYER_OF[one.kind]
         start, end = max(one.start_ns, first_ns), min(one.end_ns, last_ns)

@@ -66,7 +66,7 @@ class PipelineTimer:
     ) -> None:
         stages = stages_of(schedule)
         self.schedule = schedule
-        """What is timed."""
+        """The timed schedule."""
         self.timer: Any = CPUGPUTimer() if timer is None else timer
         """Where the times are."""
         device = getattr(stages[0].device, "type", "cpu")
@@ -154,7 +154,7 @@ class PipelineTimer:
         return self._exchange
 
     def __repr__(self) -> str:
-        """Show what was recorded."""
+        """Show the number of batches."""
         state = "attached" if self.attached else "detached"
         return f"<PipelineTimer of {type(self.schedule).__name__}: {self.recorder.begun} batches, {state}>"
 
@@ -178,7 +178,7 @@ def bubble_of(batches: Sequence[Sequence[Action]], schedule: str | None) -> Bubb
 
 
 def gather(recorder: Recorder, stage: Any, exchange: Exchange, deadline_s: float) -> list[dict[str, Any]]:
-    """What the ranks of this pipeline have recorded.
+    """Exchange the records of the ranks of this pipeline.
 
     Raises:
         PipelineError: Some did not answer in time.

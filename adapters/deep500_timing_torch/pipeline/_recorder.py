@@ -43,7 +43,7 @@ class Batch(NamedTuple):
         rank: Which one, in the pipeline.
         peak_bytes: PyTorch's peak of allocated device memory, read after the batch and never reset; None without a
             device.
-        notes: What was noted down, in the order in which it ended.
+        notes: The notes in the order of their ends.
         codes: What their codes stand for.
     """
 
@@ -56,7 +56,7 @@ class Batch(NamedTuple):
 
     @property
     def events(self) -> list[Event]:
-        """What was done, in the order in which it ended, on the host's clock."""
+        """The actions in the order of their ends, on the host's clock."""
         return events_of(self.notes, self.codes)
 
     @property
@@ -69,13 +69,13 @@ class Recorder:
     """One rank's times.
 
     Args:
-        timer: Whose regions the times go to.
+        timer: Records the times as regions.
         schedule: The schedule's name, None for one of the user's own.
         rank: This rank in the pipeline.
         replica: Which replica of the pipeline it belongs to.
         keep: How many batches to keep as actions.
         gpu: Whether regions are timed on the device as well.
-        evaluation: Whether these are forward passes without training, which have regions of their own.
+        evaluation: Whether these are forward passes without training, which have other regions.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Recorder:
         self.batches: deque[Batch] = deque(maxlen=keep)
         self.begun = 0
         self.now_ns = self._clock_of(timer)
-        """The timer's clock; -1, and a warning, if it fails. What has such a time is not kept."""
+        """The timer's clock; -1 and a warning if it fails. Actions with such a time are dropped."""
         self.calls = CallLog(self.now_ns)
         """What hooks have noted down in the batch under way and :meth:`settle` makes regions and events of. Nothing
         else stands between two actions; the rest is done once for a batch, when its code is warm."""
@@ -113,7 +113,7 @@ class Recorder:
 
     def _clock_of(self, timer: Timer) -> Callable[[], int]:
         read_ns = timer.now_ns
-        kind: Any = type(timer)  # What stands in for a timer may have a clock of its own as well.
+        kind: Any = type(timer)  # A stand-in for a timer may have a clock too.
         if issubclass(kind, Timer) and kind.now_ns is Timer.now_ns and timer.clock is None:
             return read_ns  # The system's clock, which does not fail.
 
@@ -139,7 +139,7 @@ class Recorder:
             self.fault(f"a {kind.value}", error)
 
     def settle(self, skipped: Collection[int] = ()) -> None:
-        """Record the regions of what was noted down since the last time, below the region that is open now.
+        """Record the regions of the new notes, below the region that is open now.
 
         Args:
             skipped: The codes of what did nothing.
@@ -206,7 +206,7 @@ class Recorder:
             self.fault("a batch", error)
 
     def actions_of(self, batch: Batch) -> list[Action]:
-        """What was done in a batch, with the device's times where there are some. Waits for those on their way."""
+        """The actions of a batch, with device times where there are any. Waits for times on their way."""
         ordinals = [event[-1] for event in batch.events]
         if max(ordinals, default=-1) < 0:
             return list(batch.actions)

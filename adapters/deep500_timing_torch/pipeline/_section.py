@@ -42,7 +42,7 @@ class PipelineSection:
         self._replica = replica
 
     def build(self, context: Context) -> Content | None:
-        """What it shows of a run; None if that has no pipeline."""
+        """Build the section of a run; None if the run has no pipeline."""
         from deep500_timing.report import Content
 
         if TABLE not in context.run.tables:
@@ -135,6 +135,6 @@ def _figure(batch: Sequence[Action], number: int, bubble: Bubble) -> Figure:
         (Panel(spec),),
         heads,
         table,
-        note="Numbers are micro-batches; what a rank is idle for is split by cause in the table, of all batches.",
+        note="Numbers are micro-batches. The table splits the idle time of all batches by cause.",
         zooms=True,
     )
