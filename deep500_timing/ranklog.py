@@ -239,7 +239,8 @@ global_timer = GlobalTimer()
 def read_rank_logs(folder: str | PathLike[str] = FOLDER, *, engine: Any = "duckdb") -> Run:
     """Read the logs of all ranks in a folder as the tables of a run.
 
-    A line has no threads and no steps; stages called ``BATCH`` count the steps. Times are in steps of a microsecond, as the lines have them.
+    A line has no threads and no steps; stages called ``BATCH`` count the steps. Times are in steps of a microsecond, as
+    in the lines.
 
     Args:
         folder: Where ``timer_rank0.log`` and the others are.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 import types
 from datetime import timedelta
 
@@ -11,6 +12,7 @@ import torch
 import torch.distributed as plain
 
 from deep500_timing_deepspeed import comm
+from deep500_timing_deepspeed.comm._names import FROM_DEEPSPEED
 from deep500_timing_torch.comm._ops import OPS
 from deep500_timing_torch.comm._settings import SETTINGS
 
@@ -86,24 +88,8 @@ NAMES = [
     "get_local_rank",
     "get_global_rank",
     "get_all_ranks_from_group",
-    "get_caller_func",
     "default_pg_timeout",
-    "get_local_rank_from_launcher",
-    "get_world_rank_from_launcher",
-    "get_world_size_from_launcher",
-    "get_default_args",
-    "get_tensor_position",
-    "get_tensor_kwarg",
-    "get_msg_size_from_args",
-    "get_debug_log_name",
     "mpi_discovery",
-    "in_aml",
-    "in_aws_sm",
-    "in_dlts",
-    "patch_aml_env_for_torch_nccl_backend",
-    "patch_aws_sm_env_for_torch_nccl_backend",
-    "initialize_mesh_device",
-    "enable_symm_mem_for_group",
     "ReduceOp",
     "GradBucket",
     "NCCL_BACKEND",
@@ -367,12 +353,9 @@ def test_init_distributed_a_second_time():
 
 
 def test_what_launchers_say(monkeypatch):
-    """The ranks of a launcher, and into the environment of PyTorch what MPI says; a clear error without one."""
+    """What MPI says goes into the environment of PyTorch; without a launcher there is a clear error."""
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
-    assert (0, 1, 0) == (
-        comm.get_world_rank_from_launcher(), comm.get_world_size_from_launcher(), comm.get_local_rank_from_launcher()
-    )  # fmt: skip
     with pytest.raises(RuntimeError, match="no launcher has told this process its rank"):
         comm.mpi_discovery()
     for name, value in {"RANK": "3", "SIZE": "4", "LOCAL_RANK": "1", "LOCAL_SIZE": "4"}.items():
@@ -386,15 +369,14 @@ def test_what_launchers_say(monkeypatch):
     assert ("3", "4", "1") == tuple(os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
 
 
-def test_helpers():
-    """Sizes, defaults and names as DeepSpeed's helpers give them."""
-    assert 16 == comm.get_msg_size_from_args(comm.all_reduce, _ones())
-    assert 0 == comm.get_msg_size_from_args(len, _ones())
-    assert {"b": 2} == comm.get_default_args(lambda a, b=2: None)
-    assert 0 == comm.get_tensor_position(comm.all_reduce)
-    assert "x" == comm.get_debug_log_name({"log_name": "x", "debug": "f"}, False)
-    assert "x | [Caller Func: f]" == comm.get_debug_log_name({"log_name": "x", "debug": "f"}, True)
-    assert [False] * 3 == [comm.in_aml(), comm.in_aws_sm(), comm.in_dlts()]
+@pytest.mark.parametrize("name", sorted(FROM_DEEPSPEED))
+def test_a_helper_that_times_nothing_is_deepspeeds(name, monkeypatch):
+    """It comes from an installed DeepSpeed; without one the error says how to get it."""
+    monkeypatch.setitem(sys.modules, "deepspeed.comm", types.SimpleNamespace(**{name: name}))
+    assert name == getattr(comm, name)
+    monkeypatch.setitem(sys.modules, "deepspeed.comm", None)
+    with pytest.raises(AttributeError, match=f"comm.{name} is a helper of DeepSpeed: pip install deepspeed"):
+        getattr(comm, name)
 
 
 def test_names_of_its_timers():

@@ -32,8 +32,10 @@ from deep500_timing_deepspeed.comm._launch import (
 )
 from deep500_timing_deepspeed.comm._logger import CommsLogger, comms_logger
 from deep500_timing_deepspeed.comm._logger import log_summary_as as log_summary
+from deep500_timing_deepspeed.comm._names import FROM_DEEPSPEED as _FROM_DEEPSPEED
 from deep500_timing_deepspeed.comm._names import NAMES as _NAMES
 from deep500_timing_deepspeed.comm._names import current_backend as _current_backend
+from deep500_timing_deepspeed.comm._names import helper_of_deepspeed as _helper_of_deepspeed
 from deep500_timing_deepspeed.comm._operations import OPERATIONS as _OPERATIONS
 from deep500_timing_torch import comm as _torch_comm
 
@@ -64,6 +66,8 @@ def __getattr__(name: str) -> Any:
     """Return the current backend by DeepSpeed's two names for it, or a name of ``torch.distributed``."""
     if name in ("cdb", "global_comm_backend"):
         return _current_backend()
+    if name in _FROM_DEEPSPEED:
+        return _helper_of_deepspeed(name)
     if hasattr(_dist, name):
         return getattr(_dist, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}, and neither has torch.distributed")

@@ -15,10 +15,22 @@ from deep500_timing_torch.comm._report import log_summary
 from deep500_timing_torch.comm._settings import SETTINGS, Settings, configure
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 _GBIT_PER_GB = 8
 _TRIM = 0.1
+
+
+def _setting(
+    name: str, store: Callable[..., Any], doc: str, load: Callable[..., Any] = lambda value: value
+) -> property:
+    def get(logger: CommsLogger) -> Any:
+        return load(getattr(logger._settings, name))
+
+    def put(logger: CommsLogger, value: Any) -> None:
+        logger._set(name, store(value))
+
+    return property(get, put, doc=doc)
 
 
 class CommsLogger:
@@ -36,7 +48,7 @@ class CommsLogger:
         self._settings.enabled = False
 
     def configure(self, comms_config: Any) -> None:
-        """Take over a config of DeepSpeed's: ``comms_logger_enabled``, and what ``comms_logger`` says if that is so."""
+        """Apply DeepSpeed's config: ``comms_logger_enabled``, and if True the fields of ``comms_logger``."""
         self.enabled = comms_config.comms_logger_enabled
         if self.enabled:
             chosen = comms_config.comms_logger
@@ -46,50 +58,11 @@ class CommsLogger:
     def _set(self, name: str, value: Any) -> None:
         setattr(self._settings, name, value)
 
-    @property
-    def enabled(self) -> bool:
-        """Whether anything is logged."""
-        return self._settings.enabled
-
-    @enabled.setter
-    def enabled(self, value: bool) -> None:
-        self._set("enabled", bool(value))
-
-    @property
-    def prof_all(self) -> bool:
-        """Whether every operation is."""
-        return self._settings.prof_all
-
-    @prof_all.setter
-    def prof_all(self, value: bool) -> None:
-        self._set("prof_all", bool(value))
-
-    @property
-    def prof_ops(self) -> list[str]:
-        """Which operations are, if not all."""
-        return sorted(self._settings.prof_ops)
-
-    @prof_ops.setter
-    def prof_ops(self, value: Iterable[str]) -> None:
-        self._set("prof_ops", frozenset(value))
-
-    @property
-    def verbose(self) -> bool:
-        """Whether each is printed."""
-        return self._settings.verbose
-
-    @verbose.setter
-    def verbose(self, value: bool) -> None:
-        self._set("verbose", bool(value))
-
-    @property
-    def debug(self) -> bool:
-        """Whether they are kept apart by caller."""
-        return self._settings.debug
-
-    @debug.setter
-    def debug(self, value: bool) -> None:
-        self._set("debug", bool(value))
+    enabled: Any = _setting("enabled", bool, "Whether operations are logged.")
+    prof_all: Any = _setting("prof_all", bool, "Whether all operations are logged, or only those of ``prof_ops``.")
+    prof_ops: Any = _setting("prof_ops", frozenset, "The names of the operations to log unless ``prof_all``.", sorted)
+    verbose: Any = _setting("verbose", bool, "Whether each operation is printed.")
+    debug: Any = _setting("debug", bool, "Whether operations are separated by caller.")
 
     def start_profiling_comms(self) -> None:
         """Log every operation."""
@@ -100,18 +73,18 @@ class CommsLogger:
         self.prof_all = False
 
     def start_profiling_op(self, op_name_list: Iterable[str]) -> None:
-        """Log these as well."""
+        """Log these operations as well."""
         self.prof_ops = [*self.prof_ops, *op_name_list]
 
     def stop_profiling_op(self, op_name_list: Iterable[str]) -> None:
-        """Log these no more."""
+        """Stop logging these operations."""
         self.prof_ops = [name for name in self.prof_ops if name not in set(op_name_list)]
 
     def append(self, raw_name: str, record_name: str, latency: float, msg_size: int) -> None:
-        """Log an operation that the caller has timed.
+        """Log an operation that the caller timed.
 
         Args:
-            raw_name: Which operation it is, for the bandwidths.
+            raw_name: The operation, for the bandwidths.
             record_name: The name in the log.
             latency: Its time in ms.
             msg_size: Its message in bytes.

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import runpy
 import sys
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import Any
 
 import torch.distributed as dist
 
 from deep500_timing.adapters import discover_launch
 from deep500_timing_deepspeed.comm._configure import configure
-from deep500_timing_deepspeed.comm._launch import DEFAULT_PORT, default_backend, init_distributed
+from deep500_timing_deepspeed.comm._launch import DEFAULT_PORT, init_distributed
 from deep500_timing_deepspeed.comm._logger import comms_logger, log_summary_as
 from deep500_timing_deepspeed.wallclock import SynchronizedWallClockTimer
-from deep500_timing_torch.comm._ops import OPS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _COMM = "deep500_timing_deepspeed.comm"
 NCCL_BACKEND, GLOO_BACKEND, MPI_BACKEND = "nccl", "gloo", "mpi"
@@ -147,100 +143,6 @@ def mpi_discovery(distributed_port: int = DEFAULT_PORT, verbose: bool = True) ->
         print(f"{found.launcher}: {names}", file=sys.stderr)
 
 
-def in_aml() -> bool:
-    """Whether this runs in Azure ML."""
-    return "AZUREML_EXPERIMENT_ID" in os.environ
-
-
-def in_aws_sm() -> bool:
-    """Whether this runs in SageMaker."""
-    return "SM_TRAINING_ENV" in os.environ
-
-
-def in_dlts() -> bool:
-    """Whether this runs on a DLTS cluster."""
-    return "DLTS_JOB_ID" in os.environ
-
-
-def patch_aml_env_for_torch_nccl_backend(master_port: int = 6105, verbose: bool = True) -> None:
-    """Put what Azure ML's Open MPI says into the environment that PyTorch reads."""
-    mpi_discovery(master_port, verbose)
-
-
-def patch_aws_sm_env_for_torch_nccl_backend(verbose: bool = True) -> None:
-    """Put what SageMaker's Open MPI says into the environment that PyTorch reads."""
-    mpi_discovery(DEFAULT_PORT, verbose)
-
-
-def initialize_mesh_device(mesh_shape: tuple[int, ...], mesh_dim_names: tuple[str, ...]) -> Any:
-    """A device mesh over the ranks."""
-    from torch.distributed.device_mesh import init_device_mesh
-
-    device = "cpu" if default_backend() == "gloo" else str(dist.distributed_c10d._get_default_group()._device_types[0])
-    return init_device_mesh(device.split(":")[0], mesh_shape, mesh_dim_names=mesh_dim_names)
-
-
-def enable_symm_mem_for_group(group_name: str) -> None:
-    """Symmetric memory for a group, where PyTorch has it."""
-    from torch.distributed._symmetric_memory import enable_symm_mem_for_group as enable
-
-    enable(group_name)  # type: ignore[arg-type, unused-ignore]
-
-
-def get_local_rank_from_launcher() -> int:
-    """The local rank that the launcher tells; 0 without one."""
-    return discover_launch().local_rank
-
-
-def get_world_rank_from_launcher() -> int:
-    """The rank that the launcher tells; 0 without one."""
-    return discover_launch().rank
-
-
-def get_world_size_from_launcher() -> int:
-    """The number of ranks that the launcher tells; 1 without one."""
-    return discover_launch().world_size
-
-
-def get_caller_func(frame: int = 3) -> str:
-    """The name of the function that many frames up."""
-    return sys._getframe(frame).f_code.co_name
-
-
-def get_default_args(func: Callable[..., Any]) -> dict[str, Any]:
-    """The defaults of a function's parameters."""
-    parameters = inspect.signature(func).parameters.values()
-    return {found.name: found.default for found in parameters if found.default is not inspect.Parameter.empty}
-
-
-def get_tensor_position(func: Callable[..., Any]) -> int:
-    """Which parameter of an operation is its tensor, -1 if none."""
-    names = list(inspect.signature(func).parameters)
-    return next((names.index(name) for name in ("tensor", "tensors", "input_list", "input") if name in names), -1)
-
-
-def get_tensor_kwarg(func: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
-    """The tensor among the keyword arguments of an operation, None if it is not there."""
-    names = ("tensor", "tensors", "input_list", "input_tensor_list", "input")
-    return next((kwargs[name] for name in names if name in kwargs), None)
-
-
-def get_msg_size_from_args(func: Callable[..., Any], *args: Any, **kwargs: Any) -> int:
-    """The bytes of an operation's message, 0 if it has none."""
-    op = OPS.get(getattr(func, "__name__", ""))
-    if op is None:
-        return 0
-    kwargs = {key: value for key, value in kwargs.items() if key not in ("prof", "log_name", "debug")}
-    nbytes, per_rank, group, _ = op.describe(*args, **kwargs)
-    return int(nbytes or 0) * (dist.get_world_size(group) if per_rank else 1)
-
-
-def get_debug_log_name(func_args: dict[str, Any], debug: bool) -> str:
-    """The name under which an operation is logged."""
-    name = str(func_args["log_name"])
-    return f"{name} | [Caller Func: {func_args['debug']}]" if debug else name
-
-
 def has_comm_data() -> bool:
     """Whether any operation was logged."""
     return comms_logger.has_data()
@@ -261,6 +163,27 @@ def configure_logging(config: Any) -> None:
     configure(config)
 
 
+FROM_DEEPSPEED = frozenset({
+    "enable_symm_mem_for_group", "get_caller_func", "get_debug_log_name", "get_default_args",
+    "get_local_rank_from_launcher", "get_msg_size_from_args", "get_tensor_kwarg", "get_tensor_position",
+    "get_world_rank_from_launcher", "get_world_size_from_launcher", "in_aml", "in_aws_sm", "in_dlts",
+    "initialize_mesh_device", "patch_aml_env_for_torch_nccl_backend", "patch_aws_sm_env_for_torch_nccl_backend",
+})  # fmt: skip
+"""Helpers that time nothing: taken from ``deepspeed.comm`` of an installed DeepSpeed."""
+
+
+def helper_of_deepspeed(name: str) -> Any:
+    """A helper of an installed DeepSpeed.
+
+    Raises:
+        AttributeError: DeepSpeed is not installed.
+    """
+    try:
+        return getattr(import_module("deepspeed.comm"), name)
+    except ImportError as error:
+        raise AttributeError(f"comm.{name} is a helper of DeepSpeed: pip install deepspeed ({error})") from error
+
+
 timers = SynchronizedWallClockTimer(device="cpu")
 """DeepSpeed keeps an operation's time in here while it runs; operations are timed without it, and it is yours."""
 timer_summary: dict[str, Any] = {}
@@ -275,7 +198,6 @@ is_communication_package_available = dist.is_available
 create_new_group = dist.new_group
 set_current_backend = set_backend
 log_communication_summary = log_summary_as
-_configure_using_config_file = configure_logging
 
 
 def main() -> None:
@@ -283,14 +205,13 @@ def main() -> None:
     runpy.run_module("deep500_timing_torch.comm", run_name="__main__")
 
 
-NAMES: dict[str, Any] = {
-    name: value
-    for name, value in list(globals().items())
-    if not name.startswith("_")
-    and name not in ("Any", "TYPE_CHECKING", "annotations", "Backend", "dist", "discover_launch", "inspect",
-        "os",
-        "runpy", "runpy", "sys", "OPS", "cdb",
-                     "configure", "init_distributed", "log_summary_as", "default_backend", "DEFAULT_PORT",
-                     "SynchronizedWallClockTimer", "current_backend")
-}  # fmt: skip
-"""What :mod:`deep500_timing_deepspeed.comm` has of these, under DeepSpeed's names."""
+_PUBLIC = (
+    "CCLBackend", "CCL_BACKEND", "CommsBackend", "GLOO_BACKEND", "HCCL_BACKEND", "MPI_BACKEND", "NCCL_BACKEND",
+    "ProcessGroup", "ReduceOp", "SCCL_BACKEND", "TORCH_DISTRIBUTED_DEFAULT_PORT", "TimerManager", "TorchBackend",
+    "configure_logging", "create_new_group", "default_pg_timeout", "get_comm_operation_count", "get_logged_comm_ops",
+    "global_comms_logger", "global_timers", "has_comm_data", "init_deepspeed_backend", "initialize_backend",
+    "is_backend_initialized", "is_communication_package_available", "log_communication_summary", "main",
+    "mpi_discovery", "set_backend", "set_current_backend", "timer_summary", "timers",
+)  # fmt: skip
+NAMES: dict[str, Any] = {name: globals()[name] for name in _PUBLIC}
+"""The names that :mod:`deep500_timing_deepspeed.comm` takes from here."""
