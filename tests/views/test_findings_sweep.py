@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 from made_runs import made_rank
 
 from deep500_timing import Timer
 from deep500_timing._views.findings import RULES, evidence_of, find, verdict
+from deep500_timing._views.findings._cause import period_of
+from deep500_timing._views.findings._statistics import shift_of
 from deep500_timing._views.of_run import sheet_of_run
 from deep500_timing._views.of_snapshot import sheet_of
 from deep500_timing._views.tree_of_snapshot import tree_of_snapshot
@@ -464,3 +467,142 @@ def test_a_rule_that_fails_is_left_out(tmp_path, connection, monkeypatch):
         sheet = sheet_of_run(run)
     assert ["waits-for-data"] == [finding.rule for finding in sheet.findings]
     assert ("left out", "the rule late-rank: IndexError: index 0 is out of bounds") in sheet.notes
+
+
+def _first(loop, folder, connection):
+    loop(folder)
+    with Run.open(folder, engine=connection) as run:
+        return [finding.text for finding in find(run)], str(run.why())
+
+
+class OfRankThree(Loop):
+    """Four ranks that meet in each step; the fault is on rank 3."""
+
+    ranks = 4
+
+    def __init__(self, in_step):
+        super().__init__(0)
+        self.of_three = in_step
+
+    def _in_step(self, step, rank):
+        return self.of_three(step) if rank == 3 else {}
+
+
+def test_spikes_of_another_rank_are_its_own(tmp_path, connection):
+    """The others wait in COMM for rank 3: its IO is the cause, not their wait."""
+    (text, *_), why = _first(OfRankThree(lambda step: {"IO": 100} if step % 50 == 40 else {}), tmp_path, connection)
+    assert text.startswith("IO is 15 % of BATCH on rank 3: 4 of 240 steps, every 50 steps, wait 100 ms for data")
+    assert "on rank 3: IO took 100" in why
+
+
+def test_the_growth_of_another_rank_is_its_own(tmp_path, connection):
+    """BACKWARD of rank 3 grows, and so does the wait of the others."""
+    texts, _ = _first(OfRankThree(lambda step: {"BACKWARD": step / 40}), tmp_path, connection)
+    (drift,) = [text for text in texts if text.startswith("Steps become")]
+    assert "BACKWARD on rank 3 goes from " in drift
+
+
+class Saves(OfRankThree):
+    """Rank 3 pauses before every 50th step, in a region or in none, and the others wait for it in COMM."""
+
+    name = ""
+
+    def __call__(self, folder):
+        """Write the run."""
+        for rank in range(4):
+            with made_rank(folder, rank) as made:
+                for step in range(STEPS):
+                    if step % 50 == 40 and rank == 3 and self.name:
+                        made.spend(self.name, 2.0)
+                    elif step % 50 == 40 and rank == 3:
+                        made.wait(2.0)
+                    with made.region("BATCH"):
+                        made.spend("FORWARD", 0.01)
+                        self._meet(made, step, 2000 if step % 50 == 40 and rank != 3 else 0)
+
+
+@pytest.mark.parametrize(("name", "said"), [("", "the time between the steps"), ("checkpoint", "checkpoint")])
+def test_a_pause_of_one_rank_before_its_step(tmp_path, connection, name, said):
+    """Why looks at what lies between the steps, on every rank."""
+    loop = Saves(lambda step: {})
+    loop.name = name
+    texts, why = _first(loop, tmp_path, connection)
+    assert texts[0].endswith(f"every 50 steps: {said} on rank 3 takes most of the excess.")
+    assert f"on rank 3: {said} took 2.000 s" in why
+    assert "every 50 steps" in why
+
+
+def test_a_wait_is_no_transfer(tmp_path, connection):
+    """Of the waits for a late rank nothing is said as communication, and its rate is that of the transfer."""
+    texts, _ = _first(Late(0.15), tmp_path / "late", connection)
+    assert texts[0].startswith("Rank 1 is late at ")
+    assert "Communication" not in " ".join(texts)
+
+    class Both(Late):
+        def _transfer(self, step):
+            return 4.0
+
+    texts, _ = _first(Both(0.3), tmp_path / "both", connection)
+    (said,) = [text for text in texts if text.startswith("Communication")]
+    assert said.endswith("4.00 ms a step, 240 times all_reduce of 1.00 MiB in the median, 250.00 MiB/s.")
+
+
+def test_work_that_waits_inside_is_no_imbalance(tmp_path, connection):
+    """Rank 0 waits for rank 1 inside its BACKWARD: its own time there is the same, and it is not named."""
+    for rank in range(2):
+        with made_rank(tmp_path / "run", rank) as made:
+            dice = random.Random(3)
+            for step in range(100):
+                late = 8 * dice.lognormvariate(0, 0.1)
+                with made.region("BATCH"):
+                    made.spend("IO", (1 + late * (rank == 1)) * MS)
+                    with made.region("BACKWARD"):
+                        made.wait(10 * MS)
+                        start = made.clock.now_ns()
+                        made.wait((0.1 + late * (rank == 0)) * MS)
+                        made.log.collective("all_reduce", start, made.clock.now_ns(), sequence=step)
+    with Run.open(tmp_path / "run", engine=connection) as run:
+        found = find(run)
+    assert [1] * len(found) == [finding.rank for finding in found]
+    assert {"late-rank", "waits-for-data"} == {finding.rule for finding in found}
+    waits = next(finding for finding in found if finding.rule == "waits-for-data")
+    assert "of BATCH on rank 1: the loop waits for data" in waits.text
+
+
+def test_pauses_are_no_warm_up(tmp_path, connection):
+    """Where pauses go on all through the run, the first of them do not make a start."""
+
+    class Collections(Loop):
+        def _in_step(self, step, rank):
+            return {"": 65 if step % (4 if step < 80 else 40) == 3 else 0}
+
+    texts, _ = _first(Collections(0), tmp_path, connection)
+    assert "warm-up" not in " ".join(texts)
+    assert "the rest of BATCH takes most of the excess" in " ".join(texts)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "said"),
+    [
+        ([26, 53, 80, 107], "every 27 steps"),
+        ([10, 49, 99, 149, 199, 230], "4 of them every 50 steps"),
+        ([79, 80, 81], "one after the other"),
+        ([3, 7, 30], ""),
+        ([5, 10], ""),
+    ],
+)
+def test_a_period_is_found_among_others(numbers, said):
+    """Most steps must lie on it, and most of its places must be slow."""
+    assert said == period_of(numbers, numbers[-1])
+
+
+def test_a_shift_ends_where_it_ends():
+    """The stretch of higher values to the step; a slope, noise and a slow start are no shift."""
+    dice = np.random.default_rng(0)
+    values = np.where((np.arange(400) >= 123) & (np.arange(400) < 222), 1.3, 1.0) * np.exp(0.02 * dice.normal(size=400))
+    found = shift_of(values)
+    assert (123, 222) == (found.first, found.end)
+    assert shift_of(values[:200]).end == 200
+    assert shift_of(np.linspace(1, 2, 400)) is None
+    assert shift_of(np.exp(0.1 * dice.normal(size=400))) is None
+    assert shift_of(np.where(np.arange(400) < 60, 2.0, 1.0)) is None

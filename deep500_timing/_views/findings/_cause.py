@@ -23,7 +23,8 @@ _MOST = 0.9
 """Share of the steps that must have something in common for it to be said."""
 _MOSTLY = 0.6
 """Share of the excess that a cause must explain to be named."""
-_PERIODIC = 0.7
+_PERIODIC = 0.6
+"""Share of the steps that must lie on a period, and of its places that must be among them."""
 _LOOKED_AT = 40
 _ROWS = 20_000
 """Steps times ranks that are read."""

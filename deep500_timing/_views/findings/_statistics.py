@@ -126,7 +126,7 @@ def shift_of(values: Floats) -> Shift | None:
         _edge(values, blocks, int(place), middle, rises=rises)
         for place, rises in ((first[best], True), (end[best], False))
     ]
-    return Shift(edges[0], edges[1], usual, level)
+    return Shift(edges[0], edges[1], usual, level) if edges[0] else None
 
 
 def _edge(values: Floats, blocks: list[NDArray[np.int64]], place: int, middle: float, *, rises: bool) -> int:
