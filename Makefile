@@ -48,7 +48,7 @@ endif
 # Packages are installed uncompiled: where this is set, each of the suite's processes would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help setup demo test test-quick test-core core-environments test-plain test-rest coverage test-gpu gpu-session test-oldest asan fuzz mutants \
-	wheels release-check docs lint format bench bench-quick accuracy clean
+	wheels release-check docs lint format bench bench-quick accuracy findings clean
 
 help:
 	@echo "make setup        the package and all that its tests need, in $(VENV)"
@@ -72,6 +72,7 @@ help:
 	@echo "                  BEFORE=a commit: the hot path as it was there and as it is, in one run"
 	@echo "make bench-quick  the same in under two minutes"
 	@echo "make accuracy     measured against true times, into benchmarks/ACCURACY.md"
+	@echo "make findings     what is said of planted faults and of healthy runs, into benchmarks/FINDINGS.md"
 	@echo "make clean        remove what these commands left, the environments included"
 
 # --- Set-up: each stamp is one step, done again only if what it depends on changed ---------------------------------
@@ -286,6 +287,9 @@ bench-quick: $(VENV)/.stamp-bench
 
 accuracy: $(VENV)/.stamp-bench
 	@$(BIN)/python benchmarks/accuracy.py
+
+findings: $(VENV)/.stamp-bench
+	@$(BIN)/python -m benchmarks.findings
 
 clean:
 	rm -rf $(VENV) .venvs build dist demo-output .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
