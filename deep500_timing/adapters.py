@@ -48,10 +48,12 @@ if TYPE_CHECKING:
         safe_name,
         width_of,
     )
+    from deep500_timing._views.page._colours import REGION_COLOURS
 
 __all__ = [
     "DEADLINE_S",
     "QUANTILES",
+    "REGION_COLOURS",
     "TRIM",
     "UNKNOWN",
     "Exchange",
@@ -93,6 +95,7 @@ _LAZY = {
     "Launch": "deep500_timing._distributed.launchers",
     "NamedTimer": "deep500_timing._named.named_timer",
     "QUANTILES": "deep500_timing._summary.stats",
+    "REGION_COLOURS": "deep500_timing._views.page._colours",
     "TRIM": "deep500_timing._summary.stats",
     "UNKNOWN": "deep500_timing._summary.text",
     "after_import": "deep500_timing._base.imports",

@@ -18,7 +18,7 @@ COMMANDS: dict[str, Entry] = {
     "run": Entry("run", "Time a training program without editing it."),
     "show": Entry("show", "Show where the time of a run went."),
     "top": Entry("top", "Show a run while it is being written."),
-    "why": Entry("why", "Say why a step took as long as it did."),
+    "why": Entry("why", "Say why a step was slow."),
     "report": Entry("report", "Write a run as one HTML page that works offline."),
     "stragglers": Entry("stragglers", "Say which rank the others wait for, and why."),
     "timeline": Entry("timeline", "Write a run as a timeline, for Perfetto or Chrome."),

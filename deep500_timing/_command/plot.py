@@ -9,10 +9,12 @@ from deep500_timing._command._app import click
 @click.argument("folder")
 @click.argument("to", required=False)
 @click.option("--format", "kind", type=click.Choice(["png", "svg"]), default="png", show_default=True)
-@click.option("--only", multiple=True, metavar="SECTION", help="The charts of this section, such as over-the-run.")
+@click.option(
+    "--only", multiple=True, metavar="SECTION", help="Draw this section only, such as over-the-run; may be repeated."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as plain data.")
 def command(folder: str, to: str | None, kind: str, only: tuple[str, ...], as_json: bool) -> None:
-    """Draw the charts of the report as pictures into the folder TO; FOLDER-plots if not given."""
+    """Draw the charts of the report as pictures into the folder TO (default: FOLDER-plots)."""
     from deep500_timing._command._choices import beside, progress_of
     from deep500_timing._command._output import say_written
     from deep500_timing._summary.text import fit_encoding

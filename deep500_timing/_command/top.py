@@ -1,4 +1,4 @@
-"""``deep500-timing top``: a run while it is being written."""
+"""``deep500-timing top``: a running training."""
 
 from __future__ import annotations
 
@@ -13,21 +13,24 @@ if TYPE_CHECKING:
     from deep500_timing._views.drawing import Line
 
 _SHARE = 0.2
-"""Of the time that reading may take: a run that takes long to read is read less often."""
+"""The share of the time that reading may take: a run that is slow to read is read less often."""
 
 
 @click.command()
 @click.argument("folder", type=click.Path())
-@click.option("--rank", type=int, help="Show the times of this rank; the lowest if not given.")
-@click.option("--every", type=click.FloatRange(min=0.1), default=2.0, show_default=True, help="Seconds between looks.")
-@click.option("--once", is_flag=True, help="Look once, as where the output is no terminal.")
+@click.option("--rank", type=int, help="Show the times of this rank (default: the lowest).")
+@click.option(
+    "--every", type=click.FloatRange(min=0.1), default=2.0, show_default=True, help="Seconds between two readings."
+)
+@click.option("--once", is_flag=True, help="Read once, as without a terminal.")
 @click.option("--json", "as_json", is_flag=True, help="Print plain data instead, once.")
 def command(folder: str, rank: int | None, every: float, once: bool, as_json: bool) -> None:
-    """Show a run while it is being written, until it has ended or Ctrl-C.
+    """Show a run while it is being written, until it ends or Ctrl-C.
 
-    It only reads the run's files: the training does not notice.
+    It reads the run's files only, and does not touch the training.
     """
     from deep500_timing._command._output import print_sheet
+    from deep500_timing._views.about import live_line
     from deep500_timing._views.drawing import Span, draw
     from deep500_timing._views.of_run import sheet_of_run
     from deep500_timing._views.terminal import is_terminal, put, width_for
@@ -45,12 +48,14 @@ def command(folder: str, rank: int | None, every: float, once: bool, as_json: bo
                     return
                 lines = draw(sheet, width=width_for(stream))
                 ended = not sheet.title[-1].startswith("not ended")
+                if not ended:
+                    lines[1:1] = [[Span(live_line(run, rank))]]
                 if live:
-                    # Drawn over what is there, so that nothing flickers; the rest of the screen is emptied.
+                    # Drawn over the old text, which does not flicker, and the rest of the screen is cleared.
                     stream.write("\x1b[H\x1b[J")
                     lines = _fitting(lines)
                     if not ended:
-                        said = f"{time.strftime('%H:%M:%S')}, looks every {every:g} s; Ctrl-C leaves"
+                        said = f"{time.strftime('%H:%M:%S')}, every {every:g} s; Ctrl-C ends"
                         lines = [*lines, [], [Span(said, "dim")]]
                 put(stream, lines)
                 if not live or ended:
@@ -62,9 +67,12 @@ def command(folder: str, rank: int | None, every: float, once: bool, as_json: bo
 
 
 def _fitting(lines: list[Line]) -> list[Line]:
-    # What does not fit is left out at the end, so that the head stands still.
+    from deep500_timing._views.drawing import Span
+
+    # The end is cut, so that the head stands still.
     try:
         height = os.get_terminal_size(sys.stdout.fileno()).lines
     except (AttributeError, OSError, ValueError):
         height = 24
-    return lines[: max(height - 4, 5)]
+    room = max(height - 4, 5)
+    return lines if len(lines) <= room else [*lines[:room], [Span(f"{len(lines) - room} more lines", "dim")]]

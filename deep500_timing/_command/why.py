@@ -1,4 +1,4 @@
-"""``deep500-timing why``: what made a step slow."""
+"""``deep500-timing why``: the cause of a slow step."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from deep500_timing._command._app import click
 
 @click.command()
 @click.argument("folder", type=click.Path())
-@click.argument("step", type=int)
-@click.option("--session", type=int, help="Of this start of the run; the last that has the step if not given.")
+@click.argument("step", type=int, required=False)
+@click.option("--session", type=int, help="Session number (default: the latest that has the step).")
 @click.option("--json", "as_json", is_flag=True, help="Print plain data instead.")
-def command(folder: str, step: int, session: int | None, as_json: bool) -> None:
-    """Say why a step took as long as it did, beside its neighbours."""
+def command(folder: str, step: int | None, session: int | None, as_json: bool) -> None:
+    """Say why STEP took longer than its neighbours, the time since the step before it included.
+
+    Without STEP it is the slowest step after the first.
+    """
     from deep500_timing._command._output import busy, print_json
     from deep500_timing._summary.text import fit_encoding
     from deep500_timing.runs import Run

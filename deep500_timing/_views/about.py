@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 import os
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._summary.text import safe_name
+from deep500_timing._summary.text import format_time, safe_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
     from deep500_timing.runs import Run
 
 COMPLETE = "complete"
+_NEWEST = 21
+"""Steps whose speed is that of a running training."""
+_OLD_S = 60.0
+"""Seconds without data after which a run may have been killed: logs are written each second."""
 
 _FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "cupy", "lightning", "transformers", "deepspeed")
 _IN_ORDER = ("closed", "exit", "rotated")
@@ -147,6 +152,33 @@ def about_run(run: Run) -> About:
         missing_frames=sum(log["missing_frames"] or 0 for log in logs),
         clock_step_s=max(steps_of_clock, key=abs, default=0) / 1e9,
     )
+
+
+def live_line(run: Run, rank: int | None = None, *, now_unix_s: float | None = None) -> str:
+    """The state of a run that is being written: its speed, its last step and how old the data are.
+
+    Args:
+        run: The run.
+        rank: The rank; the lowest if None.
+        now_unix_s: The time; the system's if None.
+    """
+    about = about_run(run)
+    rank = about.ranks[0] if rank is None else rank
+    parts = []
+    rows = run.sql(
+        "select step, min(start_ns) as start_ns from intervals where region = 'BATCH' and device = 'CPU' "
+        f"and rank = {int(rank)} and step is not null and session = (select max(session) from intervals "
+        f"where rank = {int(rank)}) group by step order by start_ns desc limit {_NEWEST}"
+    ).rows()
+    if len(rows) > 1:
+        parts.append(f"{1e9 * (len(rows) - 1) / max(rows[0]['start_ns'] - rows[-1]['start_ns'], 1):.3g} steps/s")
+    if rows:
+        parts.append(f"last step {rows[0]['step']}")
+    if about.first_unix_s is not None and about.wall_s is not None:
+        now = time.time() if now_unix_s is None else now_unix_s
+        age_s = max(now - about.first_unix_s - about.wall_s, 0.0)
+        parts.append(f"data {format_time(age_s)} old" + ("; perhaps killed" if age_s > _OLD_S else ""))
+    return " · ".join(parts)
 
 
 def _replaced(logs: list[dict[str, Any]]) -> set[tuple[int, int]]:

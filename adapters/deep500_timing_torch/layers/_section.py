@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing.adapters import format_share, format_time, safe_name
+from deep500_timing.adapters import REGION_COLOURS, format_share, format_time, safe_name
 from deep500_timing_torch.layers._call import BACKWARD, FORWARD
 from deep500_timing_torch.layers._of_run import TABLE, layers_of_rows, models_of_rows
 from deep500_timing_torch.layers._table import cells_of, headline, notes_of, tree_of
@@ -18,8 +18,7 @@ __all__ = ["LayersSection"]
 
 _MOST_BARS = 30
 _MOST_LINES = 400
-_COLOURS = {"forward": "#56B4E9", "backward": "#E69F00"}
-"""Of Okabe and Ito's palette, and as a pipeline's."""
+_COLOURS = {"forward": REGION_COLOURS["FORWARD"], "backward": REGION_COLOURS["BACKWARD"]}
 
 
 class LayersSection:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing.adapters import require
+from deep500_timing.adapters import REGION_COLOURS, require
 from deep500_timing_torch.pipeline._actions import COMPUTE, Kind
 
 if TYPE_CHECKING:
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 __all__ = ["draw_schedule"]
 
 COLOURS = {
-    "forward": "#56B4E9",
-    "backward": "#E69F00",
-    "backward, input": "#D55E00",
-    "backward, weight": "#009E73",
-    "communication": "#CC79A7",
+    "forward": REGION_COLOURS["FORWARD"],
+    "backward": REGION_COLOURS["BACKWARD"],
+    "backward, input": REGION_COLOURS["BACKWARD"],
+    "backward, weight": "#7fceb9",
+    "communication": REGION_COLOURS["COMM"],
     "idle": "#EEEEEE",
 }
-"""Okabe and Ito's palette, told apart without red and green."""
+"""The colours of the regions on the whole page; the two parts of a backward pass are of its hue."""
 LAYER_OF = {
     Kind.FORWARD: "forward",
     Kind.BACKWARD: "backward",

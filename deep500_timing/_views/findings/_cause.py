@@ -50,7 +50,9 @@ class Cause(NamedTuple):
         return self.region if self.rank is None else f"{self.region} on rank {self.rank}"
 
 
-def cause_of(evidence: Evidence, steps: Steps, slow: NDArray[Any], usual: NDArray[Any]) -> Cause | None:
+def cause_of(
+    evidence: Evidence, steps: Steps, slow: NDArray[Any], usual: NDArray[Any], *, typical: bool = False
+) -> Cause | None:
     """The region that explains most of what slow steps take beyond usual ones, if one does.
 
     Waiting for a rank explains nothing where that rank's own time does.
@@ -60,6 +62,7 @@ def cause_of(evidence: Evidence, steps: Steps, slow: NDArray[Any], usual: NDArra
         steps: The steps.
         slow: The places of the slow ones.
         usual: The places of those to compare with.
+        typical: Compare medians: a few outliers among many slow steps explain nothing then.
     """
     from deep500_timing.runs._parts import parts_of
 
@@ -99,20 +102,14 @@ def _some(places: NDArray[Any], most: int) -> NDArray[Any]:
     return chosen
 
 
-def _excess(parts: Parts, slow: list[int], usual: list[int], *, deep: bool) -> dict[tuple[int, str], float]:
-    # What each region takes longer in all slow steps together; with its inner regions if not deep.
-    own: dict[tuple[int, str], dict[int, int]] = parts.own
-    if not deep:
-        whole: dict[tuple[int, str], dict[int, int]] = defaultdict(lambda: defaultdict(int))
-        least = min((len(split_path(path)) for path in parts.parents), default=0) + 1
-        for (rank, path), at in parts.own.items():
-            for step, took in at.items():
-                whole[rank, path_text(tuple(split_path(path)[:least]))][step] += took
-        own = whole
-    return {
-        key: sum(at.get(step, 0) for step in slow) - len(slow) * float(np.median([at.get(step, 0) for step in usual]))
-        for key, at in own.items()
-    }
+def _with_inner(parts: Parts) -> dict[tuple[int, str], dict[int, int]]:
+    # The regions directly in the step, with the regions inside them.
+    whole: dict[tuple[int, str], dict[int, int]] = defaultdict(lambda: defaultdict(int))
+    least = min((len(split_path(path)) for path in parts.parents), default=0) + 1
+    for (rank, path), at in parts.own.items():
+        for step, took in at.items():
+            whole[rank, path_text(tuple(split_path(path)[:least]))][step] += took
+    return whole
 
 
 def _best(evidence: Evidence, over: dict[tuple[int, str], float], excess_ns: float) -> tuple[str, int] | None:

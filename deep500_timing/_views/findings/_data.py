@@ -149,8 +149,9 @@ def _long_ones(waits: Any) -> Any:
     # The places of the few waits that hold most of the waiting; None if no few do.
     ordered = np.sort(waits)[::-1]
     few = max(int(_FEW * len(waits)), 1)
-    usual = float(np.median(waits))
-    slow = np.flatnonzero((waits > 4 * usual) & (waits > 0.25 * float(np.median(ordered[: max(few // 2, 1)]))))
+    # Half of all waiting lies in waits at least so long: a few long ones among many short ones set it.
+    typical = float(ordered[np.searchsorted(np.cumsum(ordered), 0.5 * float(ordered.sum()))])
+    slow = np.flatnonzero((waits > 4 * float(np.median(waits))) & (waits > 0.25 * typical))
     if not len(slow) or len(slow) > few or len(slow) < 2:
         return None
     return slow if float(waits[slow].sum()) >= _CONCENTRATED * float(waits.sum()) else None

@@ -126,7 +126,9 @@ def _halves(evidence: Evidence) -> dict[str, tuple[dict[int, float], dict[int, f
     return found
 
 
-class _Communication(NamedTuple):
+class Communication(NamedTuple):
+    """Communication in the steps of a rank."""
+
     nodes: list[Node]
     exposed_s: float
     """What overlaps nothing."""
@@ -135,7 +137,7 @@ class _Communication(NamedTuple):
     is_compared: bool
 
 
-def _communication(evidence: Evidence) -> _Communication | None:
+def communication_of(evidence: Evidence) -> Communication | None:
     step = evidence.step_node
     if step is None or not step.total_s or step.count < at_least.LEAST_STEPS:
         return None
@@ -155,10 +157,10 @@ def _communication(evidence: Evidence) -> _Communication | None:
     total_s = sum(operation.total_s for operation in own.values())
     if total_s > 0:
         share = sum(operation.transfer_s for operation in own.values()) / total_s
-        return _Communication(nodes, exposed_s, share, any(operation.is_compared for operation in own.values()))
+        return Communication(nodes, exposed_s, share, any(operation.is_compared for operation in own.values()))
     if len(evidence.by_rank) < 2 or evidence.run is None:
-        return _Communication(nodes, exposed_s, 1.0, is_compared=False)
-    return _Communication(nodes, exposed_s, _share_by_step(evidence, nodes), is_compared=True)
+        return Communication(nodes, exposed_s, 1.0, is_compared=False)
+    return Communication(nodes, exposed_s, _share_by_step(evidence, nodes), is_compared=True)
 
 
 def _share_by_step(evidence: Evidence, nodes: list[Node]) -> float:
@@ -177,7 +179,7 @@ def _share_by_step(evidence: Evidence, nodes: list[Node]) -> float:
 
 def exposed_communication(evidence: Evidence) -> Iterator[Finding]:
     """Communication that nothing hides takes a large part of the step, the waits for late ranks left out."""
-    found, step = _communication(evidence), evidence.step_node
+    found, step = communication_of(evidence), evidence.step_node
     if found is None or step is None or not step.total_s:
         return
     transfer_s = found.exposed_s * found.transfer_share
@@ -211,7 +213,7 @@ def exposed_communication(evidence: Evidence) -> Iterator[Finding]:
 
 def waits_for_ranks(evidence: Evidence) -> Iterator[Finding]:
     """Ranks wait for each other for a large part of the step, and none of them is always the last."""
-    found, step = _communication(evidence), evidence.step_node
+    found, step = communication_of(evidence), evidence.step_node
     if found is None or step is None or not step.total_s or len(evidence.by_rank) < 2 or any(late_rank(evidence)):
         return
     waited_s = found.exposed_s * (1 - found.transfer_share)

@@ -98,7 +98,7 @@ def level_shift(evidence: Evidence) -> Iterator[Finding]:
     usual = np.setdiff1d(np.arange(count), slow)
     first, last = int(steps.numbers[found.first]), int(steps.numbers[found.end - 1])
     when = f"from step {first} on" if found.end == count else f"from step {first} to {last}"
-    cause = cause_of(evidence, steps, slow, usual)
+    cause = cause_of(evidence, steps, slow, usual, typical=True)
     yield _of_steps(
         evidence,
         "level-shift",
@@ -130,7 +130,7 @@ def drift(evidence: Evidence) -> Iterator[Finding]:
         evidence,
         "drift",
         f"Steps become {percent(found.growth)} slower over the run, from {took(found.start)} to {took(found.end)}",
-        why=_goes(cause_of(evidence, steps, np.arange(count - third, count), np.arange(third))),
+        why=_goes(cause_of(evidence, steps, np.arange(count - third, count), np.arange(third), typical=True)),
         command=evidence.command("report"),
         cost_s=(found.end - found.start) / 2 * count,
         region=evidence.step_node.path if evidence.step_node is not None else (),

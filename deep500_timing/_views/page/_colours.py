@@ -1,4 +1,4 @@
-"""One colour for a region, everywhere. Grey is what no region covers, or what was not measured."""
+"""One colour for each region in every chart. Grey is time in no region, or time that was not measured."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ if TYPE_CHECKING:
 GREY = "#9a9a9a"
 ACCENT = "#0072b2"
 ALARM = "#d55e00"
-# The colours of Okabe and Ito, which colour-blind readers tell apart, and darker or lighter ones of the same hues.
-_KNOWN = {
+# The colours of Okabe and Ito, which colour-blind readers can tell apart, and variants of the same hues.
+REGION_COLOURS = {
     "FORWARD": "#0072b2",
     "BACKWARD": "#009e73",
     "IO": "#e69f00",
@@ -23,6 +23,7 @@ _KNOWN = {
     "EPOCH": "#a9b8c6",
     "FIT": "#c3ccd5",
 }
+"""The regions of nearly every run."""
 _OTHERS = (
     "#d55e00",
     "#56b4e9",
@@ -40,29 +41,29 @@ _OTHERS = (
 
 
 class Colours:
-    """Gives each region its colour: those that are in nearly every run always the same, the others by their order."""
+    """Colours by region: fixed for those of nearly every run, by order for the others."""
 
     def __init__(self, names: Iterable[str]) -> None:
         """Take the names in the order of their totals."""
         self._of: dict[str, str] = {}
         names = list(dict.fromkeys(names))
-        taken = {_KNOWN[name] for name in names if name in _KNOWN}
+        taken = {REGION_COLOURS[name] for name in names if name in REGION_COLOURS}
         free = [colour for colour in _OTHERS if colour not in taken]
         place = 0
         for name in names:
-            if name in _KNOWN:
-                self._of[name] = _KNOWN[name]
+            if name in REGION_COLOURS:
+                self._of[name] = REGION_COLOURS[name]
             else:
                 self._of[name] = free[place % len(free)]
                 place += 1
 
     def of(self, name: str) -> str:
-        """The colour of a region; grey for one that is not known."""
+        """The colour of a region; grey for an unknown one."""
         return self._of.get(name, GREY)
 
 
 def on(colour: str) -> str:
-    """Black or white: what is read better on a colour."""
+    """Black or white, whichever is easier to read on a colour."""
     red, green, blue = (int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5))
     linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in (red, green, blue)]
     return "#000000" if 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] > 0.179 else "#ffffff"

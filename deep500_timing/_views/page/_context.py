@@ -5,9 +5,11 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from deep500_timing._base.sql import literal
+from deep500_timing._summary.nesting import path_text
 from deep500_timing._summary.text import safe_name
 from deep500_timing._views.about import About, about_run
-from deep500_timing._views.findings import Finding, evidence_of, find
+from deep500_timing._views.findings import Finding, evidence_of, find, summary_of
 from deep500_timing._views.page._colours import Colours
 from deep500_timing._views.tree_of_run import tree_of_run
 
@@ -17,8 +19,8 @@ if TYPE_CHECKING:
     from deep500_timing._views.tree import Tree
     from deep500_timing.runs import Run
 
-BUCKETS = 160
-"""Into how many stretches a run is divided for charts over the run: what a reader can tell apart on a page."""
+PIXELS = 1000
+"""The width of a chart: more steps share bars."""
 
 
 class Steps:
@@ -27,7 +29,8 @@ class Steps:
     def __init__(self, first: int, last: int, path: str) -> None:
         """From the first to the last, both included."""
         self.first, self.last, self.path = first, last, path
-        self.width = max(-(-(last - first + 1) // BUCKETS), 1)
+        count = last - first + 1
+        self.width = 1 if count <= PIXELS else -(-2 * count // PIXELS)
 
     @property
     def bucket_sql(self) -> str:
@@ -78,6 +81,11 @@ class Context:
         return evidence_of(self.run)
 
     @cached_property
+    def summary(self) -> list[tuple[str, str]]:
+        """The run in a row of numbers: names and values."""
+        return summary_of(self.evidence)
+
+    @cached_property
     def colours(self) -> Colours:
         """A colour for each region."""
         nodes = sorted((node for node in self.tree.walk() if not node.is_rest), key=lambda node: -(node.total_s or 0))
@@ -100,16 +108,6 @@ class Context:
     def colour(self, name: str) -> str:
         """The colour of a region."""
         return self.colours.of(name)
-
-
-def literal(text: str) -> str:
-    """A text as SQL has it."""
-    return "'" + text.replace("'", "''") + "'"
-
-
-def path_text(names: tuple[str, ...]) -> str:
-    """A path as the table of intervals has it."""
-    return "/".join(name.replace("\\", "\\\\").replace("/", "\\/") for name in names)
 
 
 def shown(name: str) -> str:

@@ -1,13 +1,23 @@
-"""Over the run: the time of a step, with its parts, and which were slow."""
+"""Over the run: the time of each step with its parts, and the slow ones."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from deep500_timing._base.sql import literal
 from deep500_timing._summary.text import format_time
 from deep500_timing._views.page._colours import GREY
-from deep500_timing._views.page._context import literal, shown
-from deep500_timing._views.page._parts import ZOOM, colour_by_datum, data, rounded, step_axis, time_axis, tooltip
+from deep500_timing._views.page._context import shown
+from deep500_timing._views.page._parts import (
+    TIME_LABELS,
+    ZOOM,
+    colour_by_datum,
+    data,
+    rounded,
+    step_axis,
+    time_axis,
+    tooltip,
+)
 from deep500_timing._views.page._section import Content, Figure, Panel
 from deep500_timing._views.tree import REST
 
@@ -19,6 +29,8 @@ _PARTS = 8
 _SPIKE = 4
 """Times the median from which on a step is marked."""
 _MARKED = 60
+_LABELLED = 4
+"""Marks at the edge that carry their time."""
 
 
 class Over:
@@ -42,18 +54,9 @@ class Over:
         )
         parts = _parts(context, steps, batches)
         longest = max(row["longest"] for row in batches)
-        spikes = [row for row in batches if row["longest"] / 1e9 > _SPIKE * median]
-        spikes = sorted(spikes, key=lambda row: (-row["longest"], row["bucket"]))[:_MARKED]
-        marked = [
-            {"step": row["at"] + 0.5, "s": rounded(row["longest"] / 1e9), "time": format_time(row["longest"] / 1e9)}
-            | {"rank": row["rank"], "what": f"step {row['at']}"}
-            for row in spikes
-        ]
-        layers: list[dict[str, Any]] = [
-            _warm_up(context),
-            _bars(parts, steps.width, _top(batches, spikes)),
-            _spikes(marked),
-        ]
+        top = _top(batches, median)
+        marked = _marked(batches, median, top)
+        layers = [_warm_up(context), _bars(parts, steps.width, top), *_marks(marked)]
         figure = Figure(
             "Time of a step, by its parts",
             f"The median step takes {format_time(median)}, the longest {format_time(longest / 1e9)}. "
@@ -61,9 +64,9 @@ class Over:
             (Panel({"height": 260, "layer": [layer for layer in layers if layer]}),),
             ("first step", "steps timed", "mean", "longest", "in step", "on rank"),
             [_row(row) for row in batches],
-            note=_note(steps, len(spikes)),
+            note=_note(steps, marked, top),
             zooms=True,
-            legend=tuple(dict.fromkeys((row["region"], row["colour"]) for row in parts)),
+            legend=tuple((part["region"], part["colour"]) for part in parts.names),
         )
         return Content((figure,))
 
@@ -81,13 +84,20 @@ def _spiked(number: int, of: int) -> str:
     )
 
 
-def _note(steps: Steps, spikes: int) -> str:
+def _note(steps: Steps, marked: list[dict[str, Any]], top: float) -> str:
     said = f"Each bar is the mean of {steps.width} steps" if steps.width > 1 else "Each bar is a step"
-    marks = f"; a mark is a step over {_SPIKE} × the median" if spikes else ""
-    return f"{said}, all ranks together{marks}."
+    marks = f"; a mark is a step over {_SPIKE} × the median" if marked else ""
+    cut = f". The chart ends at {format_time(top)}: a mark at its edge has its time" if _is_cut(marked) else ""
+    return f"{said}, all ranks together{marks}{cut}."
 
 
-def _parts(context: Context, steps: Steps, batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
+class _Parts(NamedTuple):
+    names: list[dict[str, Any]]
+    """What each part is called, its colour, and its place from below."""
+    bars: list[dict[str, Any]]
+
+
+def _parts(context: Context, steps: Steps, batches: list[dict[str, Any]]) -> _Parts:
     depth = steps.path.count("/") - steps.path.count("\\/") + 1
     rows = context.rows(
         f"select {steps.bucket_sql} as bucket, region, sum(dur_ns)::double as total from intervals "
@@ -103,34 +113,62 @@ def _parts(context: Context, steps: Steps, batches: list[dict[str, Any]]) -> lis
         of = by_bucket.setdefault(row["bucket"], {})
         name = row["region"] if row["region"] in order else "other regions"
         of[name] = of.get(name, 0.0) + row["total"]
-    found = []
+    every = [*order, *(["other regions"] if len(totals) > _PARTS else []), REST]
+    colours = {REST: GREY, "other regions": "#c9c9c9"}
+    names = [
+        {"k": place, "region": shown(name), "colour": colours.get(name) or context.colour(name)}
+        for place, name in enumerate(every)
+    ]
+    bars = []
     for batch in batches:
         of, n = by_bucket.get(batch["bucket"], {}), batch["n"]
-        rest = max(batch["total"] - sum(of.values()), 0.0)
-        for place, name in enumerate([*order, "other regions", REST]):
-            total = rest if name == REST else of.get(name)
-            if not total:
-                continue
-            seconds = total / n / 1e9
-            colour = GREY if name == REST else "#c9c9c9" if name == "other regions" else context.colour(name)
-            found.append(
-                {"step": batch["bucket"], "end": batch["bucket"] + steps.width, "order": place, "region": shown(name)}
-                | {"s": rounded(seconds), "time": format_time(seconds), "colour": colour}
-            )
-    return found
+        of[REST] = max(batch["total"] - sum(of.values()), 0.0)
+        bars += [
+            {"step": batch["bucket"], "k": place, "s": rounded(of[name] / n / 1e9)}
+            for place, name in enumerate(every)
+            if of.get(name)
+        ]
+    return _Parts([name for name in names if any(bar["k"] == name["k"] for bar in bars)], bars)
 
 
-def _top(batches: list[dict[str, Any]], spikes: list[dict[str, Any]]) -> float:
-    # Room for a mark over the longest step.
-    lengths: list[float] = [row["total"] / row["n"] for row in batches] + [row["longest"] for row in spikes]
-    return 1.08 * max(lengths) / 1e9
+def _top(batches: list[dict[str, Any]], median: float) -> float:
+    # A few long steps must not flatten the others: the chart ends above 98 % of the bars.
+    lengths = sorted(row["total"] / row["n"] / 1e9 for row in batches)
+    usual = lengths[min(int(0.98 * len(lengths)), len(lengths) - 1)]
+    return float(1.15 * min(lengths[-1], max(usual, 1.5 * median)))
 
 
-def _bars(parts: list[dict[str, Any]], width: int, top: float) -> dict[str, Any]:
+def _marked(batches: list[dict[str, Any]], median: float, top: float) -> list[dict[str, Any]]:
+    spikes = [row for row in batches if row["longest"] / 1e9 > min(_SPIKE * median, top)]
+    spikes = sorted(spikes, key=lambda row: (-row["longest"], row["bucket"]))[:_MARKED]
+    return [
+        {
+            "step": row["at"] + 0.5,
+            "s": rounded(min(row["longest"] / 1e9, top)),
+            "time": format_time(row["longest"] / 1e9),
+        }
+        | {"rank": row["rank"], "what": f"step {row['at']}", "cut": row["longest"] / 1e9 > top}
+        | {"label": format_time(row["longest"] / 1e9) if number < _LABELLED and row["longest"] / 1e9 > top else ""}
+        for number, row in enumerate(spikes)
+    ]
+
+
+def _is_cut(marked: list[dict[str, Any]]) -> bool:
+    return any(mark["cut"] for mark in marked)
+
+
+def _bars(parts: _Parts, width: int, top: float) -> dict[str, Any]:
+    # Names and colours are looked up: a thousand steps repeat them too often.
+    names = {"data": data(parts.names), "key": "k", "fields": ["region", "colour"]}
     return {
-        "data": data(parts),
+        "data": data(parts.bars),
+        "transform": [
+            {"lookup": "k", "from": names},
+            {"calculate": f"datum.step + {width}", "as": "end"},
+            {"calculate": TIME_LABELS.replace("datum.value", "datum.s").replace("'~s'", "'.3~s'"), "as": "time"},
+        ],
         "params": [ZOOM],
-        "mark": {"type": "bar", "clip": True, "binSpacing": 0 if width > 1 or len(parts) > 600 else 1},
+        "mark": {"type": "bar", "clip": True, "binSpacing": 0 if width > 1 or len(parts.bars) > 600 else 1},
         "encoding": {
             "x": {
                 "field": "step",
@@ -142,32 +180,31 @@ def _bars(parts: list[dict[str, Any]], width: int, top: float) -> dict[str, Any]
             "x2": {"field": "end"},
             "y": {"field": "s", "type": "quantitative", "stack": "zero", "axis": time_axis(None)}
             | {"scale": {"domain": [0, rounded(top)], "nice": False}},
-            "order": {"field": "order"},
+            "order": {"field": "k"},
             "color": colour_by_datum(),
             "tooltip": tooltip(step="from step", region="region", time="mean"),
         },
     }
 
 
-def _spikes(marked: list[dict[str, Any]]) -> dict[str, Any]:
+def _marks(marked: list[dict[str, Any]]) -> list[dict[str, Any]]:
     if not marked:
-        return {}
-    return {
-        "data": data(marked),
-        "mark": {
-            "type": "point",
-            "shape": "triangle-down",
-            "size": 60,
-            "yOffset": -6,
-            "filled": True,
-            "color": "currentColor",
+        return []
+    x, y = {"field": "step", "type": "quantitative"}, {"field": "s", "type": "quantitative"}
+    point = {"type": "point", "shape": "triangle-down", "size": 60, "yOffset": -6, "filled": True, "clip": False}
+    label = {"type": "text", "align": "left", "xOffset": 8, "yOffset": -4, "fontSize": 11, "clip": False}
+    return [
+        {
+            "data": data(marked),
+            "mark": point | {"color": "currentColor"},
+            "encoding": {"x": x, "y": y, "tooltip": tooltip(what="slow", time="took", rank="on rank")},
         },
-        "encoding": {
-            "x": {"field": "step", "type": "quantitative"},
-            "y": {"field": "s", "type": "quantitative"},
-            "tooltip": tooltip(what="slow", time="took", rank="on rank"),
+        {
+            "data": data(marked),
+            "mark": label | {"color": "currentColor"},
+            "encoding": {"x": x, "y": y, "text": {"field": "label", "type": "nominal"}},
         },
-    }
+    ]
 
 
 def _warm_up(context: Context) -> dict[str, Any]:

@@ -79,6 +79,7 @@ def write_report(
             about=context.about,
             head=_head(context.about),
             findings=findings,
+            summary=context.summary,
             verdict=None if findings else verdict(context.evidence),
             sections=built,
             main=body,

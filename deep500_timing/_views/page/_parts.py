@@ -48,7 +48,8 @@ def time_axis(title: str | None) -> dict[str, Any]:
 
 def step_axis() -> dict[str, Any]:
     """An axis of steps."""
-    return {"title": "step", "labelExpr": WHOLE_LABELS.format("d"), "grid": False, "tickMinStep": 1}
+    labels = {"labelExpr": WHOLE_LABELS.format("d"), "labelOverlap": True, "labelSeparation": 6}
+    return {"title": "step", "grid": False, "tickMinStep": 1, **labels}
 
 
 def data(rows: list[dict[str, Any]]) -> dict[str, Any]:

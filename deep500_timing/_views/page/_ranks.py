@@ -1,17 +1,17 @@
-"""Ranks: who worked longer than the others, and when."""
+"""Ranks: how late each came, over the run."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._summary.text import format_time
-from deep500_timing._views.page._context import literal
+from deep500_timing._base.sql import literal
 from deep500_timing._views.page._parts import TIME_LABELS, data, rounded, step_axis, tooltip
 from deep500_timing._views.page._section import Content, Figure, Panel
+from deep500_timing._views.page._stragglers import against_others, signed
 
 if TYPE_CHECKING:
+    from deep500_timing._distributed.late import Steps as RankSteps
     from deep500_timing._views.page._context import Context, Steps
 
 _ROWS = 64
@@ -20,7 +20,7 @@ _BUCKETS = 80
 
 
 class Ranks:
-    """The lateness of ranks."""
+    """The lateness of ranks over the run."""
 
     name, title, place = "ranks", "Ranks", 70
     missing = "There is one rank."
@@ -31,8 +31,8 @@ class Ranks:
         if steps is None or len(ranks) < 2:
             return None
         width = max(-(-(steps.last - steps.first + 1) // _BUCKETS), 1)
-        own = _own_times(context, steps, width)
-        late = _lateness(own)
+        meeting = context.evidence.rank_steps
+        late = _of_meetings(meeting, steps, width) if meeting is not None else _of_lengths(context, steps, width)
         if not late:
             return None
         by_rank: dict[int, list[float]] = defaultdict(list)
@@ -41,44 +41,52 @@ class Ranks:
         mean = {rank: sum(values) / len(values) for rank, values in by_rank.items()}
         latest = sorted(mean, key=lambda rank: (-mean[rank], rank))
         share = -(-len(ranks) // _ROWS)
+        if meeting is not None:
+            title, verb = "How late each rank came, by step", "came latest"
+            note = "How long after the median of the other ranks each came to where they meet."
+        else:
+            title, verb = "How much longer each rank's steps took", "has the longest steps"
+            note = "The ranks do not meet in the steps, or nothing says where: lengths of BATCH are compared."
         figure = Figure(
-            "How much longer than the median of the ranks each rank worked, by step",
-            f"Rank {latest[0]} worked longest: {_signed(mean[latest[0]])} a step against the median of the ranks.",
+            title,
+            f"Rank {latest[0]} {verb}: {signed(mean[latest[0]])} a step against the median of the others.",
             (Panel(_spec(late, ranks, share, width)),),
-            ("rank", "against the median, mean of a step", "stretches in which it was the latest"),
-            [(rank, _signed(mean[rank]), firsts) for rank, firsts in _counts(late, latest)],
-            note="Time in BATCH without communication, in which ranks wait for each other. Orange is longer than the "
-            "median of the ranks, blue is shorter. Whether a rank is late by more than chance is said by the findings."
+            ("rank", "against the median of the others, mean of a step", "stretches in which it was the latest"),
+            [(rank, signed(mean[rank]), firsts) for rank, firsts in _counts(late, latest)],
+            note=f"{note} Orange is later, blue is earlier. The findings say whether it is more than chance."
             + (f" Each row is {share} ranks, and shows the one that is furthest off." if share > 1 else ""),
         )
         return Content((figure,))
 
 
-def _own_times(context: Context, steps: Steps, width: int) -> dict[tuple[int, int], float]:
-    bucket = f"(step - ((step - {steps.first}) % {width}))"
-    depth = steps.path.count("/") - steps.path.count("\\/") + 1
-    is_step = f"path = {literal(steps.path)}"
-    is_part = f"depth = {depth} and starts_with(path, {literal(steps.path + '/')})"
-    is_waiting = f"{is_part} and (region = 'COMM' or region in (select distinct op from collectives))"
-    rows = context.rows(
-        f"select rank, {bucket} as bucket, sum(case when {is_step} then dur_ns else 0 end)::double as whole, "
-        f"sum(case when {is_step} then 1 else 0 end)::bigint as n, "
-        f"sum(case when {is_waiting} then dur_ns else 0 end)::double as waited from intervals "
-        f"where device = 'CPU' and step is not null and ({is_step} or ({is_part})) group by 1, 2"
-    )
-    return {(row["rank"], row["bucket"]): (row["whole"] - row["waited"]) / row["n"] / 1e9 for row in rows if row["n"]}
-
-
-def _lateness(own: dict[tuple[int, int], float]) -> dict[tuple[int, int], float]:
-    by_bucket: dict[int, dict[int, float]] = defaultdict(dict)
-    for (rank, bucket), seconds in own.items():
-        by_bucket[bucket][rank] = seconds
+def _of_meetings(found: RankSteps, steps: Steps, width: int) -> dict[tuple[int, int], float]:
+    # The verdict's own lateness, as means over stretches of steps.
+    buckets: dict[int, list[int]] = defaultdict(list)
+    for place, number in enumerate(found.numbers):
+        buckets[number - (number - steps.first) % width].append(place)
     late = {}
-    for bucket, of in by_bucket.items():
-        if len(of) > 1:
-            middle = median(of.values())
-            late.update({(rank, bucket): seconds - middle for rank, seconds in of.items()})
+    for bucket, places in buckets.items():
+        means = found.lateness[places].mean(axis=0).tolist()
+        of = against_others(dict(zip(found.ranks, means, strict=True)))
+        late.update({(rank, bucket): seconds for rank, seconds in of.items()})
     return late
+
+
+def _of_lengths(context: Context, steps: Steps, width: int) -> dict[tuple[int, int], float]:
+    bucket = f"(step - ((step - {steps.first}) % {width}))"
+    rows = context.rows(
+        f"select rank, {bucket} as bucket, avg(dur_ns) / 1e9 as mean from intervals "
+        f"where device = 'CPU' and step is not null and path = {literal(steps.path)} group by 1, 2"
+    )
+    by_bucket: dict[int, dict[int, float]] = defaultdict(dict)
+    for row in rows:
+        by_bucket[row["bucket"]][row["rank"]] = row["mean"]
+    return {
+        (rank, bucket): seconds
+        for bucket, of in by_bucket.items()
+        if len(of) > 1
+        for rank, seconds in against_others(of).items()
+    }
 
 
 def _counts(late: dict[tuple[int, int], float], order: list[int]) -> list[tuple[int, int]]:
@@ -101,11 +109,11 @@ def _spec(late: dict[tuple[int, int], float], ranks: tuple[int, ...], share: int
         if cell not in cells or abs(seconds) > abs(cells[cell][0]):
             cells[cell] = seconds, rank
     sizes = sorted(abs(seconds) for seconds, _ in cells.values())
-    # A few that are far off would leave the others all the same; beyond the scale is as dark as it gets.
+    # The scale ends at the 98th percentile: a few extremes would make all others look alike.
     most = max(sizes[int(len(sizes) * 0.98)] if len(sizes) > 50 else sizes[-1], 1e-9)
     rows = [
         {"step": bucket, "end": bucket + width, "row": row, "below": row + 1, "s": rounded(seconds, 3), "rank": rank}
-        | {"late": _signed(seconds)}
+        | {"late": signed(seconds)}
         for (row, bucket), (seconds, rank) in sorted(cells.items())
     ]
     number = max(row_of.values()) + 1
@@ -154,7 +162,3 @@ def _spec(late: dict[tuple[int, int], float], ranks: tuple[int, ...], share: int
             "tooltip": tooltip(rank="rank", step="from step", late="against the median"),
         },
     }
-
-
-def _signed(seconds: float) -> str:
-    return ("+" if seconds > 0 else "−" if seconds < 0 else "") + format_time(abs(seconds))

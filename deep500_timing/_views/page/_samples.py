@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from deep500_timing._base.sql import literal
 from deep500_timing._summary.text import UNKNOWN, format_bytes
 from deep500_timing._views.page._colours import ACCENT
-from deep500_timing._views.page._context import literal, shown
+from deep500_timing._views.page._context import shown
 from deep500_timing._views.page._parts import BYTE_LABELS, data, rounded, tooltip
 from deep500_timing._views.page._section import Content, Figure, Panel
 from deep500_timing._views.timeline._tracks import unit_of

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from deep500_timing._base.sql import literal
 from deep500_timing._summary.histogram import bin_bounds
+from deep500_timing._summary.nesting import path_text
 from deep500_timing._summary.text import format_time
-from deep500_timing._views.page._context import literal, path_text, shown
+from deep500_timing._views.page._context import shown
 from deep500_timing._views.page._parts import WHOLE_LABELS, data, rounded, time_axis, tooltip
 from deep500_timing._views.page._section import Content, Figure, Panel
 

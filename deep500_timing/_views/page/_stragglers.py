@@ -1,7 +1,8 @@
-"""Who is late: the verdict in sentences, how late each rank came, and what the late one does longer."""
+"""The straggler: the verdict in sentences, how late each rank came, and what the late one does longer."""
 
 from __future__ import annotations
 
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing._distributed.late import FEW_RANKS
@@ -40,22 +41,33 @@ class Stragglers:
         return Content(tuple(figures), text=tuple(part for part in text if part))
 
 
-def _signed(seconds: float) -> str:
+def signed(seconds: float) -> str:
+    """A time with its sign."""
     return ("+" if seconds > 0 else "−" if seconds < 0 else "") + format_time(abs(seconds))
 
 
+def against_others(values: dict[int, float]) -> dict[int, float]:
+    """Each rank's value against the median of the other ranks: the page's one definition of lateness."""
+    found = {}
+    for rank, value in values.items():
+        others = [other for of, other in values.items() if of != rank]
+        found[rank] = value - median(others) if others else 0.0
+    return found
+
+
 def _of_ranks(found: Verdict) -> Figure:
+    lateness = against_others(found.lateness)
     each = "an operation" if found.operations is not None else "a step"
-    order = sorted(found.lateness, key=lambda rank: (-found.lateness[rank], rank))
+    order = sorted(lateness, key=lambda rank: (-lateness[rank], rank))
     drawn = order if len(order) <= _ROWS else [*order[: _ROWS // 2], *order[-_ROWS // 2 :]]
     rows = [
-        {"rank": f"rank {rank}", "s": rounded(found.lateness[rank]), "late": _signed(found.lateness[rank])}
+        {"rank": f"rank {rank}", "s": rounded(lateness[rank]), "late": signed(lateness[rank])}
         | {"colour": _LATE if rank in found.ranks else _OTHER}
         for rank in drawn
     ]
-    bars = _bars(rows, "rank", time_axis(f"later than the median of the ranks, {each}"))
+    bars = _bars(rows, "rank", time_axis(f"later than the median of the other ranks, {each}"))
     layers: list[dict[str, Any]] = [bars]
-    note = "How long after the median of the ranks each typically came to where they meet, as its waits there tell."
+    note = "How long after the median of the other ranks each typically came to where they meet."
     # Of fewer ranks a test of who comes last decides, and no bound.
     if found.bound_s > 0 and len(order) >= FEW_RANKS:
         line = {"type": "rect", "width": 2, "color": "#7f8a93"}  # A rule would have the colour of the page.
@@ -65,10 +77,10 @@ def _of_ranks(found: Verdict) -> Figure:
         note += f" Of {len(order)} ranks the {_ROWS // 2} latest and the {_ROWS // 2} earliest are drawn."
     return Figure(
         "How late each rank came",
-        f"Rank {order[0]} came latest: {_signed(found.lateness[order[0]])} {each} against the median of the ranks.",
+        f"Rank {order[0]} came latest: {signed(lateness[order[0]])} {each} against the median of the others.",
         (Panel({"height": max(18 * len(rows), 60), "layer": layers}),),
         ("rank", f"typically, {each}", "called late"),
-        [(rank, _signed(found.lateness[rank]), "yes" if rank in found.ranks else "no") for rank in order],
+        [(rank, signed(lateness[rank]), "yes" if rank in found.ranks else "no") for rank in order],
         note=note,
         legend=(("called late", _LATE), ("not late", _OTHER)) if found.ranks else (),
     )
@@ -76,20 +88,20 @@ def _of_ranks(found: Verdict) -> Figure:
 
 def _of_regions(found: Verdict) -> Figure:
     rank = found.ranks[0]
-    over = {region: of[rank] for region, of in found.excess.items()}
+    over = {region: against_others(of)[rank] for region, of in found.excess.items()}
     order = sorted(over, key=lambda region: (-over[region], region))
     rows = [
-        {"region": shown(region), "s": rounded(over[region]), "over": _signed(over[region])}
+        {"region": shown(region), "s": rounded(over[region]), "over": signed(over[region])}
         | {"colour": _LATE if region == found.region else _OTHER}
         for region in order
     ]
     return Figure(
         f"What rank {rank} does longer",
-        f"{shown(order[0])} takes {_signed(over[order[0]])} a step against the median of the ranks.",
+        f"{shown(order[0])} takes {signed(over[order[0]])} a step against the median of the other ranks.",
         (Panel({"height": max(22 * len(rows), 60), "layer": [_bars(rows, "region", time_axis("a step"))]}),),
-        ("region", "against the median of the ranks, a step"),
+        ("region", "against the median of the other ranks, a step"),
         [(row["region"], row["over"]) for row in rows],
-        note="Each region's own time, without what it waited in it for others.",
+        note="Own times: the waits for other ranks inside a region are left out.",
         legend=(("the cause", _LATE), ("no cause", _OTHER)) if found.region is not None else (),
     )
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from deep500_timing._base.sql import literal
 from deep500_timing._summary.text import format_time, safe_name
 from deep500_timing._views.page._colours import on
-from deep500_timing._views.page._context import literal, shown
+from deep500_timing._views.page._context import shown
 from deep500_timing._views.page._parts import ZOOM, colour_by_datum, data, fitting, rounded, time_axis, tooltip
 from deep500_timing._views.page._section import Content, Figure, Panel
 

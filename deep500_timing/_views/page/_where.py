@@ -1,10 +1,14 @@
-"""Where a step goes: the tree as an icicle, in which each region is as wide as its share."""
+"""Where a step goes: the tree as an icicle. Each region is as wide as its share, the start-up left out."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from deep500_timing._base.sql import literal
+from deep500_timing._summary.nesting import split_path
 from deep500_timing._summary.text import format_time
+from deep500_timing._views.findings import FIRST_STEP
 from deep500_timing._views.page._colours import GREY, on
 from deep500_timing._views.page._context import shown
 from deep500_timing._views.page._parts import colour_by_datum, data, fitting, rounded, tooltip
@@ -27,7 +31,7 @@ class Where:
 
     def build(self, context: Context) -> Content | None:
         """See :class:`Section`."""
-        tree = context.tree
+        tree, start = _steady(context)
         if not any(_total(node, on_device=False) for node in tree.roots):
             return None
         figures = [_figure(context, tree, on_device=False)]
@@ -36,8 +40,54 @@ class Where:
         ranks = len(context.about.ranks)
         every = "Both" if ranks == 2 else f"All {ranks}"
         whose = f"{every} ranks together" if ranks > 1 else f"Rank {context.about.ranks[0]}"
-        text = f"{whose}, the whole run. A region lies below the one that it is in, and is as wide as its share of it."
+        text = f"{whose}, {start}. A region lies below the one that it is in, and is as wide as its share of it."
         return Content(tuple(figures), (text,))
+
+
+def _steady(context: Context) -> tuple[Tree, str]:
+    # The tree without the first steps, which pay for the start: all of the run if there are none.
+    tree, steps, evidence = context.tree, context.steps, context.evidence
+    count = evidence.warm_up_steps
+    first = [node for node in tree.walk() if node.name == FIRST_STEP and node.total_s]
+    taken: dict[tuple[str, ...], tuple[float, float]] = {node.path: (node.total_s or 0.0, 0.0) for node in first}
+    if steps is not None and evidence.steps is not None and count:
+        session, before = int(evidence.steps.sessions[0]), int(evidence.steps.numbers[count - 1])
+        rows = context.rows(
+            "select path, sum(case when device = 'CPU' then dur_ns - overlap_ns else 0 end)::double as total, "
+            "sum(case when device <> 'CPU' then dur_ns else 0 end)::double as gpu from intervals "
+            f"where session = {session} and step <= {before} and (path = {literal(steps.path)} "
+            f"or starts_with(path, {literal(steps.path + '/')})) group by path"
+        )
+        taken |= {tuple(split_path(row["path"])): (row["total"] / 1e9, row["gpu"] / 1e9) for row in rows}
+    outer = {path: both for path, both in taken.items() if path[:-1] not in taken}
+    spent_s = sum(total for total, _ in outer.values())
+    if not spent_s:
+        return tree, "the whole run"
+    said = f"without the start: {'' if not count else f'{count} steps, '}{format_time(spent_s)}"
+    return replace(tree, roots=tuple(_without(node, taken, outer) for node in tree.roots)), said
+
+
+def _without(
+    node: Node, taken: dict[tuple[str, ...], tuple[float, float]], outer: dict[tuple[str, ...], tuple[float, float]]
+) -> Node:
+    less_s, less_gpu_s = taken.get(node.path, (0.0, 0.0))
+    if node.path not in taken:
+        inside = [both for path, both in outer.items() if path[: len(node.path)] == node.path]
+        less_s, less_gpu_s = sum(total for total, _ in inside), sum(gpu for _, gpu in inside)
+    children = [_without(child, taken, outer) for child in node.children if not child.is_rest]
+    total_s = None if node.total_s is None else max(node.total_s - less_s, 0.0)
+    gpu = None if node.gpu is None else replace(node.gpu, total_s=max(node.gpu.total_s - less_gpu_s, 0.0))
+    for rest in node.children:
+        if rest.is_rest and total_s is not None:
+            covered_s = sum((child.total_s or 0.0) - child.overlap_s for child in children)
+            children.append(replace(rest, total_s=max(total_s - covered_s, 0.0)))
+    children = [
+        replace(child, share=child.total_s / total_s if total_s and child.total_s is not None else child.share)
+        for child in children
+        if child.total_s is None or child.total_s > 0 or child.gpu is not None
+    ]
+    children.sort(key=lambda child: (child.is_rest, -(child.total_s or 0.0)))
+    return replace(node, total_s=total_s, gpu=gpu, children=tuple(children))
 
 
 def _figure(context: Context, tree: Tree, *, on_device: bool) -> Figure:
