@@ -20,7 +20,7 @@ _SHARE = 0.2
 @click.argument("folder", type=click.Path())
 @click.option("--rank", type=int, help="Show the times of this rank (default: the lowest).")
 @click.option(
-    "--every", type=click.FloatRange(min=0.1), default=2.0, show_default=True, help="Seconds between two readings."
+    "--every", type=click.FloatRange(min=0.1), default=2.0, show_default=True, help="Seconds between readings."
 )
 @click.option("--once", is_flag=True, help="Read once, as without a terminal.")
 @click.option("--json", "as_json", is_flag=True, help="Print plain data instead, once.")

@@ -70,10 +70,10 @@ def cause_of(
         return None
     session = int(steps.sessions[slow[0]])
     most = max(min(_LOOKED_AT, _ROWS // max(len(evidence.by_rank), 1)), 5)
-    chosen = [_some(of[steps.sessions[of] == session], most) for of in (slow, usual)]
-    if not all(map(len, chosen)):
+    sampled = [_some(of[steps.sessions[of] == session], most) for of in (slow, usual)]
+    if not all(map(len, sampled)):
         return None
-    of_slow, of_usual = (steps.numbers[of].tolist() for of in chosen)
+    of_slow, of_usual = (steps.numbers[of].tolist() for of in sampled)
     parts = parts_of(evidence.run, [*of_slow, *of_usual], session)
     ranks = sorted({rank for rank, _ in parts.lengths})
     if not ranks:
@@ -81,11 +81,18 @@ def cause_of(
     lengths = {
         step: max((parts.lengths.get((rank, step), 0) for rank in ranks), default=0) for step in (*of_slow, *of_usual)
     }
-    excess_ns = sum(lengths[step] for step in of_slow) - len(of_slow) * float(np.median([*map(lengths.get, of_usual)]))
+
+    def over_usual(of: dict[int, int]) -> float:
+        both = [[of.get(step, 0) for step in chosen] for chosen in (of_slow, of_usual)]
+        return float((np.median(both[0]) if typical else np.mean(both[0])) - np.median(both[1]))
+
+    excess_ns = over_usual(lengths)
     if excess_ns <= 0:
         return None
-    over = _excess(parts, of_slow, of_usual, deep=True)
-    best = _best(evidence, over, excess_ns) or _best(evidence, _excess(parts, of_slow, of_usual, deep=False), excess_ns)
+    over = {key: over_usual(at) for key, at in parts.own.items()}
+    best = _best(evidence, over, excess_ns) or _best(
+        evidence, {key: over_usual(at) for key, at in _with_inner(parts).items()}, excess_ns
+    )
     if best is None:
         return None
     path, rank = best

@@ -64,7 +64,7 @@ class Over:
             (Panel({"height": 260, "layer": [layer for layer in layers if layer]}),),
             ("first step", "steps timed", "mean", "longest", "in step", "on rank"),
             [_row(row) for row in batches],
-            note=_note(steps, marked, top),
+            note=_note(steps, marked, top, min(_SPIKE * median, top)),
             zooms=True,
             legend=tuple((part["region"], part["colour"]) for part in parts.names),
         )
@@ -84,9 +84,9 @@ def _spiked(number: int, of: int) -> str:
     )
 
 
-def _note(steps: Steps, marked: list[dict[str, Any]], top: float) -> str:
+def _note(steps: Steps, marked: list[dict[str, Any]], top: float, least: float) -> str:
     said = f"Each bar is the mean of {steps.width} steps" if steps.width > 1 else "Each bar is a step"
-    marks = f"; a mark is a step over {_SPIKE} × the median" if marked else ""
+    marks = f"; a mark is a step over {format_time(least)}" if marked else ""
     cut = f". The chart ends at {format_time(top)}: a mark at its edge has its time" if _is_cut(marked) else ""
     return f"{said}, all ranks together{marks}{cut}."
 
