@@ -1,0 +1,110 @@
+"""What ``torch.compile`` does: a region ``compile``, and a table of compilations with the reason of each repetition.
+
+The times are from the callbacks of ``torch._dynamo``, frames and reasons from its own metrics. Both are there once
+Dynamo is imported, which is watched for.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from deep500_timing.adapters import after_import, warn_once
+from deep500_timing.runs import feeders
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from deep500_timing_torch.autolog._steps import Steps
+
+TABLE = "compilations"
+
+
+class Compilations:
+    """Records compilations, until it is undone."""
+
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+        self._undo: list[Callable[[], object]] = []
+        self._seen: list[Any] = []
+        self._rows: list[tuple[Any, ...]] = []
+        self._declared_in: Any = None
+        self._count = self._again = 0
+        self._took_s = 0.0
+        self._last = ("", "")
+        self._undo.append(after_import("torch._dynamo", self._begin))
+        feeders.append(self._feed)
+        steps.log.before_report(self._note)
+
+    def undo(self) -> None:
+        """Record no more."""
+        self._feed()
+        if self._feed in feeders:
+            feeders.remove(self._feed)
+        while self._undo:
+            self._undo.pop()()
+
+    def _begin(self) -> None:
+        try:
+            from torch._dynamo.callback import callback_handler
+
+            start = callback_handler.register_start_callback(self._start)
+            end = callback_handler.register_end_callback(self._end)
+            self._undo += [partial(callback_handler.remove_start_callback, start)]
+            self._undo += [partial(callback_handler.remove_end_callback, end)]
+        except Exception as error:
+            warn_once(f"This PyTorch does not tell when torch.compile works, so there is no region compile: {error!r}.")
+
+    def _start(self, _about: Any) -> None:
+        region = self._steps.regions["compile"]
+        if not getattr(region, "is_open", False):
+            region.start()
+
+    def _end(self, _about: Any) -> None:
+        region = self._steps.regions["compile"]
+        if getattr(region, "is_open", True):
+            region.end()
+
+    def _feed(self) -> None:
+        # On the log's thread. Dynamo keeps the newest 64 metrics.
+        import sys
+
+        utils = sys.modules.get("torch._dynamo.utils")
+        if utils is None or not hasattr(utils, "get_compilation_metrics"):
+            return
+        metrics = utils.get_compilation_metrics()
+        fresh = [one for one in metrics if not any(one is known for known in self._seen)]
+        self._seen = metrics
+        for one in fresh:
+            self._add(one)
+        run = self._steps.log.run
+        if run is None or not self._rows:
+            return
+        if self._declared_in is not run:
+            run.declare(TABLE, unix_us="int", dur_us="int", compile_id="name", frame="name", reason="name")
+            self._declared_in = run
+        rows, self._rows = self._rows, []
+        run.add(TABLE, *rows)
+
+    def _add(self, one: Any) -> None:
+        reason = str(one.recompile_reason or "")
+        frame = f"{one.co_name} ({Path(one.co_filename or '').name}:{one.co_firstlineno})"
+        start_us, end_us = one.start_time_us or 0, one.end_time_us or one.start_time_us or 0
+        self._rows.append((start_us, end_us - start_us, str(one.compile_id), frame, reason[:500]))
+        if one.co_name is None:
+            return  # a part of a compilation, such as that of a backward pass
+        self._count += 1
+        self._took_s += (end_us - start_us) / 1e6
+        if reason:
+            self._again += 1
+            self._last = frame, " ".join(reason.split())[:200]
+
+    def _note(self) -> None:
+        self._feed()
+        if self._again:
+            frame, reason = self._last
+            self._steps.log.note(
+                f"compile: {self._count} compilations took {self._took_s:.1f} s, {self._again} of them recompilations; "
+                f"the last of {frame}, because {reason}"
+            )

@@ -1,0 +1,110 @@
+"""Finds the models of a program: the modules that it calls itself, and times their calls as FORWARD.
+
+The class of each module that gets a parameter or a part is watched until a module is called from outside of every
+other. From then on the class of that one stays watched and those of its parts do not, before they are called. So a
+module inside a model costs nothing, and ``torch.compile``, which reads what is inside, finds PyTorch's own.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+from _thread import get_ident
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.modules import module as modules
+
+from deep500_timing_torch.autolog._patches import hide
+from deep500_timing_torch.autolog._steps import FORWARD, NO_GRAD
+
+if TYPE_CHECKING:
+    from deep500_timing_torch.autolog._steps import Steps
+
+
+class Roots:
+    """Watches classes of modules, until it is undone."""
+
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+        self._known: set[type] = set()
+        """The classes of models."""
+        self._watched: dict[type, int] = {}
+        """The classes that are watched, with the number of steps when it began."""
+        self._dropped: set[type] = set()
+        self._hooks = [
+            modules.register_module_parameter_registration_hook(self._registered),
+            modules.register_module_module_registration_hook(self._registered),
+        ]
+        # Models that are there already; a program that is launched has none.
+        for kind in {type(one) for one in gc.get_objects() if issubclass(type(one), torch.nn.Module)}:
+            self._watch(kind)
+
+    def undo(self) -> None:
+        """Watch no class any more."""
+        for hook in self._hooks:
+            hook.remove()
+        for kind in list(self._watched):
+            self._unwatch(kind)
+
+    def _registered(self, module: Any, name: str, part: Any) -> None:
+        kind = type(module)
+        if kind not in self._watched and kind not in self._dropped:
+            self._watch(kind)
+
+    def _watch(self, kind: Any) -> None:
+        if kind is torch.nn.Module or issubclass(kind, torch.jit.ScriptModule):
+            return
+        self._watched[kind] = self._steps.steps
+        steps, own = self._steps, vars(kind).get("__call__")
+
+        @functools.wraps(own or torch.nn.Module.__call__)
+        def called(module: Any, *args: Any, **kwargs: Any) -> Any:
+            call = super(kind, module).__call__ if own is None else functools.partial(own, module)  # type: ignore[misc]
+            if steps.in_forward or steps.in_backward:
+                return call(*args, **kwargs)
+            if kind not in self._known:
+                self._found(kind, module)
+            here, evaluates = steps.is_here(), steps.counts_as_evaluation(module.training, torch.is_grad_enabled())
+            name, depth = NO_GRAD if evaluates else FORWARD, steps.depth
+            if here:
+                if not evaluates:
+                    steps.thread = steps.thread or get_ident()
+                steps.enter(name)
+            steps.in_forward, region = True, steps.regions[name]
+            region.start()
+            try:
+                result = call(*args, **kwargs)
+            except BaseException as error:
+                hide(error)
+                steps.timer.fail(name)
+                steps.in_forward, steps.depth = False, depth
+                raise
+            region.end()
+            steps.in_forward = False
+            if here:
+                steps.leave(name)
+            steps.called(module, evaluates)
+            return result
+
+        called._torchdynamo_inline = own or torch.nn.Module.__call__  # type: ignore[attr-defined]
+        called._deep500_timing_own = own  # type: ignore[attr-defined]
+        kind.__call__ = called
+
+    def _unwatch(self, kind: Any) -> None:
+        self._watched.pop(kind, None)
+        ours = vars(kind).get("__call__")
+        if not hasattr(ours, "_deep500_timing_own"):
+            return
+        if ours._deep500_timing_own is None:
+            del kind.__call__
+        else:
+            kind.__call__ = ours._deep500_timing_own
+
+    def _found(self, kind: type, model: Any) -> None:
+        # A program may call parts of a model by themselves, as a class of its own with a method for the loss does.
+        self._known.add(kind)
+        for part in {type(one) for one in model.modules()} - self._known:
+            self._unwatch(part)
+            self._dropped.add(part)
+        self._steps.find_device(model.parameters())

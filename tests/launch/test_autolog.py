@@ -1,0 +1,308 @@
+"""``autolog``: what it leaves as it was, what it says at the end, and how a program may end."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+import suite_ranks
+from suite_ranks import Job
+
+pytest.importorskip("torch", reason="times PyTorch")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+TRAIN = """
+import sys, os, signal, torch
+from torch.utils.data import DataLoader, TensorDataset
+torch.manual_seed(0); torch.set_num_threads(1)
+net = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4))
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+loader = DataLoader(TensorDataset(torch.randn(320, 16), torch.randint(4, (320,))), 32)
+def steps(n=1):
+    for _ in range(n):
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss = torch.nn.functional.cross_entropy(net(x), y)
+            loss.backward()
+            optimizer.step()
+"""
+BEGIN = "import deep500_timing as t, json, sys\nlog = t.autolog({run!r}, quiet={quiet})\n"
+
+
+def printed(forks, tmp_path, program, *, status=0, quiet=True):
+    """What a program under autolog prints, and its run's folder."""
+    run = tmp_path / "run"
+    output = tmp_path / "output"
+    text = BEGIN.format(run=str(run), quiet=quiet) + program
+    started = forks.start(["-c", text], suite_ranks.environment(), output)
+    found = started.wait(100)
+    said = output.read_text(errors="replace")
+    assert status == found, said
+    return said, run
+
+
+def regions_of(run):
+    """The regions of a run by name, with their numbers."""
+    pytest.importorskip("duckdb", reason="reads a run")
+    from deep500_timing.runs import Run
+
+    with Run.open(run) as opened:
+        rows = opened.intervals().arrow().to_pylist()
+    return {name: sum(row["region"] == name for row in rows) for name in {row["region"] for row in rows}}
+
+
+def test_close_undoes_everything(forks, tmp_path):
+    """After ``close`` each function and hook of PyTorch is the one that was there."""
+    program = """
+import torch
+from torch.utils.data import dataloader
+from torch.optim import optimizer as o
+from torch.nn.modules import module as m
+def state():
+    owners = (torch, torch.autograd, torch.nn.Module, torch.Tensor, torch.nn.Linear, torch.nn.Sequential,
+              dataloader.DataLoader, dataloader._BaseDataLoaderIter, torch.distributed, torch._dynamo.callback)
+    return [{k: id(v) for k, v in vars(owner).items()} for owner in owners], [
+        len(h) for h in (o._global_optimizer_pre_hooks, o._global_optimizer_post_hooks,
+        m._global_parameter_registration_hooks, m._global_module_registration_hooks,
+        torch._dynamo.callback.callback_handler.start_callbacks)], len(sys.meta_path)
+log.close()
+import torch._dynamo
+"""
+    program += TRAIN + "before = state()\nlog = t.autolog(sys.argv[0] + 'x', quiet=True)\n"
+    program += "during = state()\nsteps(); net.eval(); log.close()\nafter = state()\n"
+    program += "print(before == after, before == during, log.timer().get_time_stats('BATCH').count)"
+    said, _ = printed(forks, tmp_path, program)
+    assert "True False 10\n" == said
+
+
+def test_it_keeps_types_and_random_state(forks, tmp_path):
+    """An iterator has its type; a model pickles, scripts and deep-copies as ever."""
+    program = TRAIN + (
+        "import copy, io, pickle\n"
+        "print(type(iter(loader)).__name__, type(net).__name__, torch.rand(1).item() == torch.rand(1).item())\n"
+        "steps(); pickle.loads(pickle.dumps(net)); copy.deepcopy(net); torch.jit.script(net)(torch.randn(1, 16))\n"
+        "torch.jit.trace(net, torch.randn(1, 16)); torch.fx.symbolic_trace(net)(torch.randn(1, 16)); print('ok')"
+    )
+    said, _ = printed(forks, tmp_path, program)
+    assert said.startswith("_SingleProcessDataLoaderIter Sequential False\n")
+    assert said.endswith("ok\n")
+
+
+FAULTS = {
+    "data": "class D(torch.utils.data.Dataset):\n  def __len__(self): return 3\n"
+    "  def __getitem__(self, i): return 1 // 0\n"
+    "for x in DataLoader(D()): pass",
+    "forward": "steps(); net(torch.randn(3, 5))",
+    "backward": "steps(); torch.zeros(3, requires_grad=True).backward()",
+    "step": "steps(); optimizer.step(lambda: 1 / 0)",
+    "save": "steps(); torch.save(net, '/nowhere/x.pt')",
+    "loss": "steps(); steps(1 / 0)",
+}
+
+
+@pytest.mark.parametrize("what", FAULTS)
+def test_a_traceback_has_no_frame_of_ours(what, forks, tmp_path):
+    """An error inside a timed call shows the frames that it shows without the timing."""
+    plain, timed = tmp_path / "plain", tmp_path / "timed"
+    program = TRAIN + FAULTS[what]
+    begin = "import deep500_timing as t\n" + BEGIN.splitlines()[1].format(run=str(tmp_path / "run"), quiet=True)
+    tracebacks = []
+    for text, output in (("\n\n" + program, plain), (begin + "\n" + program, timed)):
+        started = forks.start(["-c", text], suite_ranks.environment(), output)
+        assert 1 == started.wait(100)
+        tracebacks.append(output.read_text())
+    assert "Traceback" in tracebacks[0]
+    assert tracebacks[0] == tracebacks[1]
+
+
+def test_regions_by_hand_are_kept_and_not_doubled(forks, tmp_path):
+    """A timer of the user's own joins the run; what it times is timed by it alone."""
+    program = TRAIN + (
+        "mine = t.Timer()\n"
+        "for x, y in mine.iterate(loader, 'IO'):\n"
+        "    with mine.region('FORWARD'):\n        loss = torch.nn.functional.cross_entropy(net(x), y)\n"
+        "    with mine.region('augment'):\n        pass\n"
+        "    loss.backward(); optimizer.step()\n"
+        "log.close()\nprint(sorted(log.taken))\n"
+    )
+    said, run = printed(forks, tmp_path, program)
+    assert "['FORWARD', 'IO', 'augment']\n" == said
+    found = regions_of(run)
+    assert (10, 10) == (found["FORWARD"], found["augment"])
+    assert 10 <= found["IO"] <= 11
+    assert 9 == found["BACKWARD"]  # the first step's was recorded before the timer was seen
+
+
+def test_a_program_that_does_not_train(forks, tmp_path):
+    """It writes nothing; the end says what was seen and what to do."""
+    said, run = printed(
+        forks, tmp_path, TRAIN + "with torch.no_grad(): net.eval()(torch.randn(3, 16))\nlog.close()", quiet=False
+    )
+    assert "no optimizer was seen to step. Seen were 1 calls of a model without gradients" in said
+    assert not run.exists()
+
+
+def test_compilation_is_a_region(forks, tmp_path):
+    """Each compilation is timed, with its frame and the reason of its repetition; there are as many as without."""
+    program = TRAIN + (
+        "import torch._dynamo\nfrom torch._dynamo.utils import counters\n"
+        "fast = torch.compile(net, backend='eager')\n"
+        "for n in (4, 4, 8, 8):\n"
+        "    fast(torch.randn(n, 16)).sum().backward(); optimizer.step()\n"
+        "print(dict(counters['stats']), sum(counters['graph_break'].values()), fast(torch.ones(2, 16)).sum().item())\n"
+    )
+    said, run = printed(forks, tmp_path, program + "log.close()", quiet=False)
+    bare = tmp_path / "bare"
+    started = forks.start(["-c", "import sys\n" + program], suite_ranks.environment(), bare)
+    assert 0 == started.wait(100), bare.read_text()
+    assert bare.read_text() in said
+    assert re.search(
+        r"compile: recompiled 1 times, .* s for 2 compilations\. The last of forward .*because: .*size", said
+    )
+    found = regions_of(run)
+    assert 2 == found["compile"]
+    assert 4 == found["FORWARD"]
+    from deep500_timing.runs import Run
+
+    with Run.open(run) as opened:
+        reasons = [row["reason"] for row in opened.table("compilations").arrow().to_pylist()]
+    assert 2 == len(reasons)
+    assert 1 == sum("size" in reason for reason in reasons)
+
+
+class TestEnds:
+    """However a program ends, it ends as without the timing, and its run can be read."""
+
+    @pytest.mark.parametrize(
+        ("ending", "status"),
+        [
+            ("sys.exit(3)", 3),
+            ("1 / 0", 1),
+            ("os.kill(os.getpid(), signal.SIGTERM); import time; time.sleep(60)", -signal.SIGTERM),
+            ("os.kill(os.getpid(), signal.SIGINT)", -signal.SIGINT),
+            ("signal.signal(signal.SIGTERM, lambda *_: sys.exit(42)); os.kill(os.getpid(), signal.SIGTERM)", 42),
+        ],
+    )
+    def test_an_end(self, ending, status, forks, tmp_path):
+        """The exit status is the program's; the log is whole."""
+        _, run = printed(forks, tmp_path, TRAIN + "steps(2)\n" + ending, status=status)
+        assert 20 == regions_of(run)["BACKWARD"]
+
+    def test_an_end_at_once(self, forks, tmp_path):
+        """``os._exit`` and a kill lose what was recorded since the last flush, and no more."""
+        program = TRAIN + "steps(); log.run.flush(); steps(); os._exit(5)"
+        _, run = printed(forks, tmp_path, program, status=5)
+        assert 10 == regions_of(run)["BACKWARD"]
+
+
+def test_the_command(tmp_path):
+    """One command in front of a script: the same output and status, a table, the folder, and what opens it."""
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN + "steps(2); print(net[0].weight.sum().item(), torch.rand(1).item(), sys.argv)")
+    environment = suite_ranks.environment()
+    plain, timed = (
+        subprocess.run(
+            [sys.executable, *more, "train.py", "--epochs", "2"],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=200,
+        )
+        for more in ([], ["-m", "deep500_timing", "run"])
+    )
+    assert (plain.returncode, plain.stdout) == (timed.returncode, timed.stdout)
+    (run,) = (tmp_path / "runs").iterdir()
+    assert run.name.startswith("train-")
+    assert f"deep500-timing show runs/{run.name}" in timed.stderr
+    assert re.search(r"├─ BATCH .* 20 ", timed.stderr) or re.search(r"BATCH .* 20 ", timed.stderr)
+    assert 20 == regions_of(run)["BACKWARD"]
+
+
+DDP = """
+import torch.distributed as dist
+dist.init_process_group("gloo")
+net = torch.nn.parallel.DistributedDataParallel(net)
+steps(2)
+open(sys.argv[-1] + f"/{dist.get_rank()}.json", "w").write("{}")
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("faulty", [False, True])
+def test_ranks(faulty, forks, tmp_path):
+    """Each rank writes a log, and rank 0 prints once; so it is when a rank crashes."""
+    program = BEGIN.format(run=str(tmp_path / "run"), quiet=False) + TRAIN + DDP
+    if faulty:
+        program += "if os.environ['RANK'] == '1': raise ValueError('rank 1')\n"
+    job = Job(tmp_path, forks.start, ["-c", program, str(tmp_path)], 2)
+    try:
+        if faulty:
+            statuses = job.wait()
+            assert 1 == statuses[1]
+        else:
+            job.results()
+    finally:
+        job.kill()
+    assert 20 <= regions_of(tmp_path / "run")["BACKWARD"] <= 40
+    assert "rank 0 of 2" in job.text(0) or faulty
+    assert "deep500-timing show" not in job.text(1)
+
+
+def test_torchrun_as_it_is(tmp_path):
+    """Before torchrun: its ranks see the same, write their logs, and the agent does not."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        TRAIN
+        + "import torch.distributed as dist\ndist.init_process_group('gloo')\nsteps()\n"
+        "print(json.dumps([dist.get_rank(), sys.argv, sys.path[0], __name__, 'PYTHONPATH' in os.environ]))".replace(
+            "json.dumps", "repr"
+        )
+    )
+    command = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(suite_ranks.free_port())]
+    environment = suite_ranks.environment()
+    environment.pop("PYTHONPATH", None)
+    outputs = []
+    for more in ([], ["-m", "deep500_timing", "run", "--run", str(tmp_path / "run"), "--", sys.executable]):
+        done = subprocess.run(
+            [sys.executable, *more, *command, "train.py", "--lr", "1"],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=250,
+        )
+        assert 0 == done.returncode, done.stderr
+        outputs.append(sorted(done.stdout.splitlines()))
+    assert outputs[0] == outputs[1]
+    assert 1 == done.stderr.count("deep500-timing show")
+    assert 2 == len(list((tmp_path / "run").glob("rank-*")))
+    assert 20 == regions_of(tmp_path / "run")["BACKWARD"]
+
+
+def test_spawned_ranks_of_a_script(tmp_path):
+    """A script that starts its ranks by ``multiprocessing``: they are found, and their parent says nothing."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os\n"
+        + TRAIN.replace("net =", "def main(rank):\n  global net, optimizer, loader\n  net =")
+        .replace("\noptimizer =", "\n  optimizer =")
+        .replace("\nloader =", "\n  loader =")
+        .replace("\ndef steps", "\n  steps()\ndef steps")
+        + "if __name__ == '__main__':\n    torch.multiprocessing.spawn(main, nprocs=1)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "deep500_timing", "run", "--run", "run", "train.py"],
+        cwd=tmp_path,
+        env=suite_ranks.environment(),
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+    assert 0 == done.returncode, done.stderr
+    assert 1 == done.stderr.count("deep500-timing show"), done.stderr
+    assert "nothing was timed" not in done.stderr
+    assert 10 == regions_of(tmp_path / "run")["BACKWARD"]
