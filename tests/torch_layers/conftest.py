@@ -54,9 +54,10 @@ def value():
 
 @pytest.fixture
 def ms(tmr):
-    """The times of a region of ``tmr`` in milliseconds, in the order of their ends."""
+    """The times of a layer's region of ``tmr`` in milliseconds, in the order of their ends, of whichever model."""
 
     def read(name):
-        return [round(seconds * 1e3, 6) for seconds in tmr.get_time(name)]
+        found = [region.name for region in tmr.snapshot() if name in (region.name, region.name.partition(".")[2])]
+        return [round(seconds * 1e3, 6) for seconds in tmr.get_time(found[0])] if found else []
 
     return read

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import gc
 import pickle
+import re
+import threading
 import weakref
 
 import pytest
@@ -17,7 +18,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from deep500_timing.testing import ManualClock  # noqa: E402
 from deep500_timing_torch import CPUGPUTimer  # noqa: E402
-from deep500_timing_torch.layers import LayerTimer, _backward  # noqa: E402
+from deep500_timing_torch.layers import LayerTimer, _private  # noqa: E402
 from deep500_timing_torch.layers._call import Call  # noqa: E402
 
 
@@ -115,6 +116,142 @@ class TestOneLayerBehindTheOther:
         assert ([10], [], [20]) == (ms("0 backward"), ms("1 backward"), ms("2 backward"))
 
 
+class TestNumbering:
+    """A backward pass is the nodes that the forward pass made, by autograd's own numbers."""
+
+    def test_a_leaf_among_the_inputs_ends_nothing(self, work, tmr, ms, value):
+        """A parameter of the model that a layer is given beside its input does not end the layer's pass early."""
+        head = Around(lambda m, x, weight: m.slow(x) @ weight, slow=work(1, 100, weight=False))
+        model = Around(lambda m, x: m.head(m.body(x), m.queries), body=work(1, 10), head=head)
+        model.queries = nn.Parameter(torch.eye(3))
+        with LayerTimer(model, tmr, depth=1):
+            model(value).sum().backward()
+        assert ([10], [100], [110]) == (ms("body backward"), ms("head backward"), ms("Around backward"))
+
+    def test_the_caller_s_work_between_layers_side_by_side_is_its_own(self, work, tmr, ms, value):
+        """Nodes that the caller makes between two layers belong to neither of them."""
+        slow = work(1, 100, weight=False)
+
+        def forward(m, x):
+            x = m.stem(x)
+            a = slow.forward(m.a(x))
+            return a + m.b(x)
+
+        model = Around(forward, stem=work(1, 5), a=work(1, 10), b=work(1, 20))
+        with LayerTimer(model, tmr) as layers:
+            model(value).sum().backward()
+        assert ([5], [10], [20]) == (ms("stem backward"), ms("a backward"), ms("b backward"))
+        assert pytest.approx(0.1) == layers.times().model.self_s["backward"]
+
+    def test_an_auxiliary_loss_that_is_not_returned(self, work, tmr, ms, value):
+        """A loss that a layer keeps on itself for its caller is the layer's work."""
+
+        def expert(m, x):
+            y = m.gate(x)
+            m.loss = m.penalty.forward(y)
+            return y
+
+        inner = Around(expert, gate=work(1, 10))
+        inner.__dict__["penalty"] = work(1, 30, weight=False)
+        model = Around(lambda m, x: m.inner(x) + m.inner.loss, inner=inner)
+        with LayerTimer(model, tmr):
+            model(value).sum().backward()
+        assert ([10], [40], [40]) == (ms("inner.gate backward"), ms("inner backward"), ms("Around backward"))
+
+    def test_a_backward_pass_on_another_thread_that_is_overtaken_is_counted(self, work, tmr, value):
+        """A pass that the main thread loses by calling the model again is counted as untimed."""
+        model = nn.Sequential(work(1, 10))
+        reached, go_on = threading.Event(), threading.Event()
+
+        class Waits(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                return x.clone()
+
+            @staticmethod
+            def backward(ctx, gradient):
+                reached.set()
+                go_on.wait(60)
+                return gradient
+
+        with LayerTimer(Around(lambda m, x: m.model(Waits.apply(x)), model=model), tmr) as layers:
+            layers._model(value)
+            loss = layers._model(value * 2).sum()
+            thread = threading.Thread(target=loss.backward)
+            thread.start()
+            assert reached.wait(60)
+            layers._model(value)
+            go_on.set()
+            thread.join()
+        assert 1 == layers.untimed
+
+
+class TestModels:
+    """What is timed of one model is that model's, and goes with it."""
+
+    def test_a_detached_model_is_freed(self, work, value):
+        """Model, layer timer and timer go when they are dropped, after any number of passes."""
+        model = nn.Sequential(work(1, 10), work(1, 20))
+        layers = LayerTimer(model).attach()
+        for _ in range(2):
+            model(value).sum().backward()
+        layers.detach()
+        alive = [weakref.ref(one) for one in (model, layers, layers.timer)]
+        del model, layers
+        gc.collect()
+        assert [None] * 3 == [one() for one in alive]
+
+    def test_two_models_in_one_timer_do_not_mix(self, work, tmr, value):
+        """Models of one class that are timed at once have regions of their own, and each table has its own times."""
+        models = [nn.Sequential(work(1, 10)), nn.Sequential(work(2, 20))]
+        timed = [LayerTimer(model, tmr).attach() for model in models]
+        for _ in range(2):
+            models[1](models[0](value)).sum().backward()
+        for place, layers in enumerate(timed):
+            layers.detach()
+            times = layers.times()
+            assert (0, 0) == (times.faults, times.untimed)
+            for layer in times.layers:
+                assert pytest.approx([0.001 * (place + 1)] * 2) == [
+                    layer.stats["forward"].mean,
+                    layer.stats["backward"].mean / 10,
+                ]
+        assert ["Sequential", "Sequential (2)"] == [layers.times().model.path for layers in timed]
+        assert "Sequential" == LayerTimer(models[0], tmr).times().model.path
+
+    def test_a_model_whose_forward_is_not_called_has_a_table(self, work, tmr, value):
+        """Of parts that are called by themselves the table has times and shares, per call of the most frequent part."""
+        model = nn.ModuleDict({"encoder": nn.Sequential(work(1, 10)), "decoder": work(2, 20)})
+        wrapper = Around(lambda m, x: x, parts=model)
+        with LayerTimer(wrapper, tmr) as layers:
+            for _ in range(4):
+                model["decoder"](model["encoder"](value)).sum().backward()
+        times, table = layers.times(), layers.table()
+        assert (4, pytest.approx(0.132)) == (times.steps, times.step_s)
+        assert "4 training steps" in table
+        assert "itself was not called" in table
+        decoder = next(line for line in table.splitlines() if "decoder" in line)
+        assert ["2.000 ms", "20.00 ms", "67 %"] == re.findall(r"[\d.]+ (?:ms|%)", decoder)
+
+    def test_a_lazy_model(self):
+        """Parameters that are not initialized yet are not counted, and are once they are."""
+        model = nn.Sequential(nn.Flatten(), nn.LazyLinear(8))
+        with LayerTimer(model) as layers:
+            assert [0, 0, 0] == [layer.parameters for layer in layers.layers]
+            model(torch.ones(2, 3))
+        assert ("Linear", 32) == (layers.times().get("1").kind, layers.times().get("1").parameters)
+
+    def test_another_pytorch_is_refused(self, monkeypatch):
+        """A PyTorch whose nodes are numbered otherwise is refused by name, and the model is untouched."""
+        _private.check.cache_clear()
+        monkeypatch.setattr(_private, "sequence_nr", lambda: 0)
+        model = nn.Sequential(nn.Linear(1, 1))
+        with pytest.raises(RuntimeError, match=r"are not numbered in the order of their making.*docs/layers\.md"):
+            LayerTimer(model).attach()
+        assert 0 == traces_on(model)
+        _private.check.cache_clear()
+
+
 class TestMarks:
     """Where a backward pass begins and ends is marked at the nodes of the graph, and nothing else is touched."""
 
@@ -167,21 +304,15 @@ class TestMarks:
             gc.collect()
             assert [None] == [one() for one in saved]
 
-    @pytest.mark.parametrize("way", ["the carrier is busy", "setting attributes does nothing"])
-    def test_the_long_way_marks_the_same(self, work, tmr, ms, value, monkeypatch, way):
-        """A second thread, and a mode that overrides functions of tensors, get the times that others get."""
+    def test_overridden_functions_of_tensors_change_nothing(self, work, tmr, ms, value):
+        """A mode that overrides functions of tensors gets the same times."""
 
         class Overrides(torch.overrides.TorchFunctionMode):
             def __torch_function__(self, function, types, args=(), kwargs=None):
                 return None if getattr(function, "__name__", "") == "__set__" else function(*args, **(kwargs or {}))
 
-        mode = contextlib.nullcontext()
-        if way == "the carrier is busy":
-            monkeypatch.setattr(_backward, "_carriers", [])
-        else:
-            mode = Overrides()
         model = nn.Sequential(work(1, 10), work(2, 20))
-        with LayerTimer(model, tmr), mode:
+        with LayerTimer(model, tmr), Overrides():
             model(value).sum().backward()
         assert ([10], [20], [30]) == (ms("0 backward"), ms("1 backward"), ms("Sequential backward"))
 
@@ -333,7 +464,7 @@ class TestFaults:
                 model(value)
             broken[0] = False
             model(value).sum().backward()
-        assert {"Sequential forward": 1, "0 forward": 1, "0.inner forward": 0} == {
+        assert {"Sequential forward": 1, "Sequential.0 forward": 1, "Sequential.0.inner forward": 0} == {
             region.name: region.failed for region in tmr.snapshot() if region.name.endswith(" forward")
         }
         assert ([1], [10]) == (ms("0 forward"), ms("0 backward"))
@@ -479,7 +610,7 @@ class TestTheModelIsAsItWas:
         timers[0].detach()
         model(value).sum().backward()
         assert 2 - first == len(other.get_time("Work forward")) == len(other.get_time("Work backward"))
-        assert 1 + first == len(tmr.get_time("0 forward")) == len(tmr.get_time("0 backward"))
+        assert 1 + first == len(tmr.get_time("Sequential.0 forward")) == len(tmr.get_time("Sequential.0 backward"))
         assert 0 == traces_on(model)
 
     def test_a_layer_that_is_compiled_meanwhile(self, tmr, value):

@@ -64,6 +64,27 @@ def test_what_is_read_back_is_what_was_timed(layers, tmp_path):
     assert layers.table() == render(found)
 
 
+def test_two_models_in_a_run_have_each_their_own(work, tmr, value, tmp_path):
+    """A generator and a discriminator with layers of the same names are read back by the name of the model."""
+
+    class G(nn.Sequential):
+        pass
+
+    class D(nn.Sequential):
+        pass
+
+    models = [G(work(1, 2)), D(work(3, 4))]
+    with RunLog(tmp_path / "run", tmr, rank=0, flush_s=None):
+        with LayerTimer(models[0], tmr), LayerTimer(models[1], tmr):
+            models[1](models[0](value)).sum().backward()
+    with Run.open(tmp_path / "run") as run:
+        found = {name: read_layers(run, model=name).get("0").stats for name in ("G", "D")}
+    means = {
+        name: [round(1e3 * stats[what].mean, 6) for what in ("forward", "backward")] for name, stats in found.items()
+    }
+    assert {"G": [1, 2], "D": [3, 4]} == means
+
+
 def test_the_report_has_a_section_of_them(layers, tmp_path):
     """The page has the tree, folded, and a chart whose bars add up to the step."""
     with Run.open(tmp_path / "run") as run:

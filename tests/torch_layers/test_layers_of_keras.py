@@ -44,5 +44,5 @@ def test_layers_of_a_fit_are_timed_step_by_step(forks, tmp_path):
     paths, counts, faults, left = json.loads(output.read_text().splitlines()[-1])
     assert (0, []) == (faults, left)
     assert {"Sequential", "first", "inner", "inner.re_lu"} <= set(paths)
-    for layer in ("Sequential", "first"):
+    for layer in ("Sequential", "Sequential.first"):
         assert (8, 8, 2) == tuple(counts[f"{layer} {what}"] for what in ("forward", "backward", "evaluation forward"))

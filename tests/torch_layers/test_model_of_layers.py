@@ -140,17 +140,17 @@ def test_times_and_counts_are_those_of_the_tree(tree, steps):
     calls = Counter(calls_of(model))
     again = recomputed_by(model)
     result = layers.times()
-    by_module = {layer.module: layer.path for layer in layers.layers}
+    by_module = {layer.module: layer for layer in layers.layers}
     for leaf, count in calls.items():
-        path = by_module[leaf]
+        path, name = by_module[leaf].path, by_module[leaf].region
         forward_s, backward_s = (milliseconds / 1e3 for milliseconds in leaf.ms)
-        assert pytest.approx([forward_s] * (count * steps)) == timer.get_time(f"{path} forward")
+        assert pytest.approx([forward_s] * (count * steps)) == timer.get_time(f"{name} forward")
         assert pytest.approx([backward_s * count * steps]) == [result.get(path).self_s["backward"]]
-        backward = timer.get_time(f"{path} backward")
+        backward = timer.get_time(f"{name} backward")
         # What a checkpoint computes again lies in the backward pass that needs it.
         assert count * steps == len(backward)
         assert leaf in again or pytest.approx([backward_s] * (count * steps)) == backward
-        recomputed = timer.get_time(f"{path} recomputed forward")
+        recomputed = timer.get_time(f"{name} recomputed forward")
         assert pytest.approx(sorted(again[leaf] * steps)) == sorted(1e3 * seconds for seconds in recomputed)
     repeated_ms = sum(map(sum, again.values()))
     for place, purpose in enumerate(("forward", "backward")):

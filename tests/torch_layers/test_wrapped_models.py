@@ -46,5 +46,6 @@ def test_each_layer_has_each_pass_of_each_step(results, how, root, inner):
         assert (0, 0) == (counts.pop("faults and untimed"), counts.pop("not ended"))
         layers = [root, *(f"{inner}{name}" for name in ("0", "1", "1.0", "1.1", "2"))]
         layers += ["module"] if how == "ddp" else []
-        expected = {f"{layer} {purpose}": STEPS for layer in layers for purpose in ("forward", "backward")}
+        regions = [root, *(f"{root}.{layer}" for layer in layers[1:])]
+        expected = {f"{layer} {purpose}": STEPS for layer in regions for purpose in ("forward", "backward")}
         assert expected == counts

@@ -1,26 +1,24 @@
-"""The backward pass of a layer: from the autograd node that made its output to the one that made its input.
+"""The backward pass of a layer: the autograd nodes that its forward pass made.
 
-A hook on a module's backward pass (``register_full_backward_hook``) costs 50 µs a module, raises with in-place modules
-and never fires for outputs in a dict. A prehook of an autograd node has none of these faults: the engine calls it as
-it reaches the node. A layer's backward pass begins as the engine reaches the node of one of its outputs, and ends as
-it reaches the node of one of its inputs: nodes run in the reverse order of their making, so the first of these nodes
-to be reached comes after all of the layer's own.
+Autograd numbers its nodes in the order of their making, on each thread, and the engine runs the nodes of a graph in the
+reverse order. The nodes of one call have the numbers that were given during the call, so its backward pass begins as
+the engine reaches the first of them, and ends as it reaches a node with a lower number. Prehooks at chosen nodes tell
+where the engine is: at the outputs of each call, and at the nodes just before each call. To find the latter, the graph
+of a call is walked from its outputs as it returns; timed calls within it are stepped over.
 
-Layers that lie one behind the other share nodes, so there is one prehook a node and not two a layer. Two things end a
-layer's pass before its input's node is reached, or without one: layers side by side have the same input, whose node
-waits for all of them, so one ends where a layer begins that was called before it; and where the model's input needs no
-gradient, the first layers end with the pass.
+A node that takes a leaf's gradient has no number, and runs as soon as it can, so it neither begins nor ends a pass. A
+full backward hook of a module would cost 50 µs a call, fails with in-place modules, and ignores outputs in a dict.
 """
 
 from __future__ import annotations
 
 from _thread import get_ident
+from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, Any
-from weakref import ref
 
 import torch
-from torch.autograd import Variable
-from torch.autograd.graph import get_gradient_edge
+
+from deep500_timing_torch.layers._private import current_graph_task, when_task_ends
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,28 +28,23 @@ if TYPE_CHECKING:
     from deep500_timing_torch.layers._select import Layer
 
 _KEY = "deep500_timing"
-_current_graph_task = torch._C._current_graph_task_id
+_LEAF = 2**64 - 1
+"""The number of every node that takes a leaf's gradient."""
 _Tensor = torch.Tensor
-_AccumulateGrad: Any = vars(torch._C)["_functions"].AccumulateGrad
-_functions_overridden = torch._C._len_torch_function_stack
-_carriers = [torch.empty(0, device="cpu")]
 
 
 class _NodeMarks:
-    """Which calls' backward passes begin and end at one node; the prehook of that node."""
+    """The prehook of a node: the passes that begin there, and the number that ends others."""
 
-    __slots__ = ("begin", "end", "owner")
+    __slots__ = ("begin", "caller", "number", "owner")
 
-    def __init__(self, owner: BackwardMarks, begin: tuple[Call, ...]) -> None:
+    def __init__(self, owner: BackwardMarks, number: int, caller: int) -> None:
         self.owner = owner
-        self.begin = begin
+        self.number = number
+        self.caller = caller
+        """The thread that numbered it."""
+        self.begin: tuple[Call, ...] = ()
         """Outer layers first."""
-        self.end: tuple[Call, ...] = ()
-        """Inner layers first."""
-
-    def ends(self, call: Call) -> None:
-        """The node made an input of this call."""
-        self.end = (*self.end, call)
 
     def __call__(self, _gradients: object) -> None:
         """The engine has reached the node."""
@@ -60,32 +53,21 @@ class _NodeMarks:
             return
         # Written without helpers, as for the forward pass.
         try:
-            thread = get_ident()
-            opened = owner.opened
-            for call in self.end:
-                region = call.region
-                if region is not None:
-                    if call.thread == thread and owner.memory is None and opened[-1] is call:
-                        call.region = None
-                        del opened[-1]
-                        region.end()
-                    else:
+            opened, number = owner.opened, self.number
+            if opened and opened[-1].begin > number:
+                thread = get_ident()
+                for call in opened[::-1]:  # Inner layers first.
+                    if call.begin > number and call.thread == thread and call.caller == self.caller:
                         owner.close(call)
             if not self.begin:
                 return
-            task = _current_graph_task()
+            task = current_graph_task()
             if task not in owner.tasks:
                 owner.expect_end_of(task)
             for call in self.begin:
                 if call.region is None:
                     call.task = task
-                    call.thread = thread
-                    if opened:
-                        order = call.order
-                        for other in opened:
-                            if other.order > order:
-                                owner.close_beside(call)
-                                break
+                    call.thread = get_ident()
                     region = call.layer.backward
                     if region is None:
                         region = owner.region_of(call.layer)
@@ -98,131 +80,120 @@ class _NodeMarks:
                     opened.append(call)
                     region.start()
         except Exception as error:
-            owner.fault("backward pass", (self.begin or self.end)[0].layer, error)
-
-
-class _LeafMarks(_NodeMarks):
-    """The marks of a node that takes a leaf's gradient: it outlives a step's graph, as under DDP, and keeps no call."""
-
-    __slots__ = ("_calls",)
-
-    def __init__(self, owner: BackwardMarks) -> None:
-        super().__init__(owner, ())
-        self._calls: list[ref[Call]] = []
-
-    def ends(self, call: Call) -> None:
-        """The leaf is an input of this call."""
-        self._calls = [*(one for one in self._calls if one() is not None), ref(call)]
-
-    def __call__(self, gradients: object) -> None:
-        """The engine has reached the node."""
-        self.end = tuple(call for one in self._calls if (call := one()) is not None)
-        super().__call__(gradients)
-        self.end = ()
+            layer = self.begin[0].layer if self.begin else None
+            owner.fault("backward pass", layer, error)
 
 
 class BackwardMarks:
-    """Opens and closes the regions of layers as the autograd engine passes them."""
+    """Opens and closes the regions of layers as the autograd engine passes their nodes.
+
+    Args:
+        region_of: Makes the region of a layer's backward pass.
+        fault: Called with a prehook's exception, and its layer if that is known.
+        task_ended: Called when the engine has ended one of its tasks.
+    """
 
     def __init__(
         self,
         region_of: Callable[[Layer], Any],
-        fault: Callable[[str, Layer, Exception], None],
+        fault: Callable[[str, Layer | None, Exception], None],
         task_ended: Callable[[], None],
     ) -> None:
-        """Start with no pass under way.
-
-        Args:
-            region_of: Makes the region of a layer's backward pass.
-            fault: Is told of a prehook that failed.
-            task_ended: Is called when the engine has ended one of its tasks.
-        """
         self.region_of = region_of
         self.task_ended = task_ended
         self.fault = fault
         self.attached = True
         self.untimed = 0
-        """Backward passes of layers that were left out: they ended on another thread than they began on, or another
-        call of the same layer was in its backward pass."""
+        """Backward passes of layers that were left out: they ended on another thread than they began on, another call
+        of the same layer was in its backward pass, or the model was called again before they ended."""
         self.memory: MemoryLog | None = None
-        """What reads the memory, if it is read."""
+        """Reads the memory, if it is read."""
         self.opened: list[Call] = []
         """Calls whose backward pass is under way."""
-        self._last: tuple[Any, _NodeMarks] | None = None
-        """The node that was marked last, and its marks, while the model that it is part of is being called."""
         self.tasks: set[int] = set()
-        """The engine's tasks that are under way, as far as layers were met in them."""
+        """The engine's tasks that are under way and have met a layer."""
 
-    def mark(self, call: Call, inputs: list[Any], output: Any) -> None:
-        """Note where the backward pass of a call that has returned will begin and end.
+    def mark(self, call: Call, output: Any) -> None:
+        """Note the nodes of a call that has returned.
 
         Args:
-            call: The call.
-            inputs: The autograd nodes that made its inputs.
-            output: What it returned.
+            call: The call; its ``inputs``, ``begin`` and ``end`` are set.
+            output: Its result.
         """
-        last, self._last = self._last, None
-        if isinstance(output, _Tensor) and (node := output.grad_fn) is not None:
-            # What is handed through unchanged is no work of the layer's.
-            if node in inputs:
-                return
-            if last is not None and last[0] is node:  # The last layer within this one returned it.
-                marks = last[1]
-                marks.begin = (call, *marks.begin)
-            else:
-                metadata: Any = node.metadata
-                found: Any = metadata.get(_KEY) if metadata else None
-                if found is None or found.owner is not self:
-                    metadata[_KEY] = marks = _NodeMarks(self, (call,))
-                    _hook(node, marks)
-                else:
-                    marks = found
-                    marks.begin = (call, *marks.begin)
-            if call.parent is not None:
-                self._last = node, marks
+        parent, call.parent = call.parent, None
+        nodes: dict[Any, None] = {}
+        find_nodes(output, nodes)
+        # An output with a lower number was handed through, and is no work of the layer's.
+        made = [(node, number) for node in nodes if (number := node._sequence_nr()) >= call.begin]
+        call.outputs = [number for _, number in made]
+        children, call.children = call.children, []
+        if not made:
+            if parent is not None:
+                parent.children += children
+            return
+        for node, number in made:
+            marks = self._marks_of(node, number, call)
+            marks.begin = (call, *marks.begin)
+        if children:
+            self._mark_before(call, children, [node for node, _ in made], is_outermost=parent is None)
+        elif parent is None:
+            for node in call.inputs:
+                self._marks_of(node, node._sequence_nr(), call)
+        if parent is None:
+            call.inputs = {}
         else:
-            nodes: list[Any] = []
-            find_nodes(output, nodes, leaves=False)
-            nodes = [node for node in nodes if node not in inputs]
-            if not nodes:
-                return
-            for node in nodes:
-                marks = self._marks_of(node)
-                marks.begin = (call, *marks.begin)
-        for node in inputs:
-            # Mostly it is the node that was marked last: asking a node for its marks takes longer than to compare.
-            if last is not None and last[0] is node:
-                marks = last[1]
-                marks.end = (*marks.end, call)
-            else:
-                self._marks_of(node).ends(call)
+            parent.children.append(call)
 
-    def _marks_of(self, node: Any) -> _NodeMarks:
+    def _mark_before(self, call: Call, children: list[Call], todo: list[Any], *, is_outermost: bool) -> None:
+        # Marks the node just before each child; of the outermost call also those before itself.
+        begins = [child.begin for child in children]
+        reached: set[int] = set()
+        numbers: set[int] = set()
+        own: dict[int, Any] = {}
+        while todo:
+            node = todo.pop()
+            number = node._sequence_nr()
+            if number == _LEAF or number in numbers:
+                continue
+            numbers.add(number)
+            place = bisect_right(begins, number) - 1
+            if place >= 0 and number < children[place].end:
+                child = children[place]
+                if number not in child.outputs:  # Such as an auxiliary loss that is kept on the module.
+                    child.outputs.append(number)
+                    marks = self._marks_of(node, number, call)
+                    marks.begin = (child, *marks.begin)
+                if place not in reached:
+                    reached.add(place)
+                    todo += child.inputs
+                continue
+            own[number] = node
+            if number >= call.begin:
+                todo += [following for following, _ in node.next_functions if following is not None]
+        in_order = sorted(numbers)
+        for place in reached:
+            before = bisect_left(in_order, begins[place]) - 1
+            if before >= 0 and (node := own.get(in_order[before])) is not None:
+                self._marks_of(node, in_order[before], call)
+        if is_outermost:
+            for number, node in own.items():
+                if number < call.begin:
+                    self._marks_of(node, number, call)
+        for child in children:
+            child.inputs = {}
+
+    def _marks_of(self, node: Any, number: int, call: Call) -> _NodeMarks:
         metadata: dict[str, Any] = node.metadata
         marks: _NodeMarks | None = metadata.get(_KEY)
         if marks is None or marks.owner is not self:
-            if isinstance(node, _AccumulateGrad):
-                marks = metadata[_KEY] = _LeafMarks(self)
-                node.register_prehook(marks)
-            else:
-                marks = metadata[_KEY] = _NodeMarks(self, ())
-                _hook(node, marks)
+            marks = metadata[_KEY] = _NodeMarks(self, number, call.caller)
+            node.register_prehook(marks)
         return marks
-
-    def forget_last(self) -> None:
-        """A model raised: nothing of its graph is kept, which may be what the device's memory is full of."""
-        self._last = None
 
     def expect_end_of(self, task: int) -> None:
         """A layer was met in a task of the engine's for the first time."""
         self.tasks.add(task)
-        Variable._execution_engine.queue_callback(lambda: self._task_ended(task))
-
-    def close_beside(self, call: Call) -> None:
-        """End what was called after a call whose backward pass begins, and not within it."""
-        for other in self.opened[::-1]:  # Inner layers first.
-            if call.order < other.order and call.thread == other.thread and not other.is_within(call):
-                self.close(other)
+        when_task_ends(lambda: self._task_ended(task))
 
     def close(self, call: Call) -> None:
         """End the backward pass of a call."""
@@ -237,7 +208,7 @@ class BackwardMarks:
             self.untimed += 1  # A region belongs to the thread that began it; on this one it is not open.
 
     def fail_of(self, caller: int) -> None:
-        """End what a backward pass left open that raised: its thread calls a model anew, and the engine said nothing.
+        """End the passes that a backward pass which raised left open: its thread calls a model again.
 
         Args:
             caller: The thread.
@@ -249,16 +220,18 @@ class BackwardMarks:
                 region, call.region = call.region, None
                 if call.thread == get_ident():
                     region.__exit__(RuntimeError, None, None)
+                else:
+                    self.untimed += 1  # The pass goes on, on another thread.
 
     def end_failed(self, region: Any) -> bool:
-        """End a region that a pass left open which raised, on this thread of the engine's; False if it is under way."""
+        """End a region that a pass which raised left open on this thread of the engine's; False if it is under way."""
         if any(other.region is region for other in self.opened):
             return False
         region.__exit__(RuntimeError, None, None)
         return True
 
     def _task_ended(self, task: int) -> None:
-        # A reentrant checkpoint runs a task of its own within that of the whole pass.
+        # A reentrant checkpoint runs its own task within that of the whole pass.
         self.tasks.discard(task)
         for call in self.opened[::-1]:  # Inner layers first, so that they lie within their own.
             if call.task == task:
@@ -269,49 +242,23 @@ class BackwardMarks:
         self.task_ended()
 
 
-def _hook(node: Any, marks: _NodeMarks) -> None:
-    # What Node.register_prehook takes over 1 µs for, a tensor's hooks do in 0.2: they belong to the node that made the
-    # tensor, which takes all of them over at once, as a dict. So it takes them from a tensor of ours, and the user's is
-    # not touched. One thread at a time has that; any other, and code that overrides what setting an attribute of a
-    # tensor does, goes the long way.
-    try:
-        carrier = _carriers.pop()
-    except IndexError:
-        node.register_prehook(marks)
-        return
-    try:
-        if _functions_overridden():
-            node.register_prehook(marks)
-        else:
-            carrier._backward_hooks = {0: marks}
-            node._register_hook_dict(carrier)
-    finally:
-        _carriers.append(carrier)
-
-
-def find_nodes(value: Any, nodes: list[Any], *, leaves: bool = True) -> None:
-    """Append the autograd nodes that made the tensors in ``value``, which may hold them in containers.
+def find_nodes(value: Any, nodes: dict[Any, None]) -> None:
+    """Add the autograd nodes that made the tensors in ``value``, which may hold them in containers.
 
     Args:
         value: A tensor, or a container.
-        nodes: Is appended to; each node is there once.
-        leaves: Whether those count that take a leaf's gradient: no layer made a leaf.
+        nodes: Is added to, in the order of the tensors.
     """
     if isinstance(value, _Tensor):
-        if value.requires_grad:
-            node = value.grad_fn
-            if node is None:
-                if not leaves:
-                    return
-                node = get_gradient_edge(value).node
-            if node not in nodes:
-                nodes.append(node)
+        node = value.grad_fn
+        if node is not None:
+            nodes[node] = None
     elif isinstance(value, (list, tuple)):
         for one in value:
-            find_nodes(one, nodes, leaves=leaves)
+            find_nodes(one, nodes)
     elif isinstance(value, dict):
         for one in value.values():
-            find_nodes(one, nodes, leaves=leaves)
+            find_nodes(one, nodes)
     elif hasattr(type(value), "__dataclass_fields__"):
         for name in value.__dataclass_fields__:
-            find_nodes(getattr(value, name), nodes, leaves=leaves)
+            find_nodes(getattr(value, name), nodes)

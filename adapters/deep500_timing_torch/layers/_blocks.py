@@ -12,19 +12,25 @@ if TYPE_CHECKING:
 
 
 def repeated_blocks(model: nn.Module) -> list[str]:
-    """The names of the modules that a model repeats: the largest group of one class within one container.
+    """The names of the modules that a model repeats: the largest group of one class.
 
-    Of groups within one another the outermost is taken: the layers of a transformer, not the projections within each.
-    Largest means most parameters in all, then most members.
+    A group is in one list of the model, or in several lists of the same kind, as of an encoder and a decoder. Of groups
+    within one another the outermost is taken: the layers of a transformer, not the projections within each. Modules
+    that are attributes count only if no list repeats any. Largest means most parameters in all, then most members.
 
     Returns:
-        Their names, in order; empty if nothing with modules within stands there twice.
+        Their names, in order; empty if no module with modules within it is repeated.
     """
-    groups: dict[tuple[str, type[nn.Module]], list[str]] = defaultdict(list)
+    in_lists: dict[tuple[int, type[nn.Module]], list[str]] = defaultdict(list)
+    as_attributes: dict[tuple[str, type[nn.Module]], list[str]] = defaultdict(list)
     for container, name, module in _children(model, ""):
         if any(True for _ in module.children()):  # Leaves of one class have nothing in common but the class.
-            groups[container, type(module)].append(name)
-    repeated = [names for names in groups.values() if len(names) > 1]
+            if name.rpartition(".")[2].isdecimal():
+                in_lists[name.count("."), type(module)].append(name)
+            else:
+                as_attributes[container, type(module)].append(name)
+    repeated = [names for names in in_lists.values() if len(names) > 1]
+    repeated = repeated or [names for names in as_attributes.values() if len(names) > 1]
     outermost = [
         names
         for names in repeated

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -15,17 +14,37 @@ RECOMPUTED = "recomputed forward"
 EVALUATION = "evaluation forward"
 PURPOSES = (FORWARD, BACKWARD, RECOMPUTED, EVALUATION)
 
-new_order = itertools.count(1).__next__
-
 
 class Call:
     """One call of a layer that is under way, or whose backward pass may still come."""
 
-    __slots__ = ("__weakref__", "caller", "layer", "memory", "of_root", "order", "parent", "region", "task", "thread")
+    __slots__ = (
+        "begin",
+        "caller",
+        "children",
+        "end",
+        "inputs",
+        "layer",
+        "memory",
+        "of_root",
+        "outputs",
+        "parent",
+        "region",
+        "task",
+        "thread",
+    )
 
-    # What only one of the passes needs is set there: this is made for every call of every layer.
+    # Set only in the pass that needs it, as a call of every layer makes one of these.
     memory: MemoryUsage | None
-    """What was in use as the pass that is under way began, if it is read."""
+    """The memory in use as the pass that is under way began, if it is read."""
+    begin: int
+    """The number of the first autograd node made in it, if it made one."""
+    end: int
+    """The number of the first node made after it."""
+    inputs: dict[Any, None]
+    """The autograd nodes of its inputs, until its caller has returned."""
+    outputs: list[int]
+    """The numbers of the nodes of its outputs."""
     thread: int
     """The thread that began its backward pass."""
     task: int
@@ -35,24 +54,16 @@ class Call:
         """Begin; the caller opens the region."""
         self.layer = layer
         self.parent = parent
+        """The call that made it, while that is under way."""
         self.caller = caller
-        """The thread that made it."""
+        """The thread that made it, which numbers its nodes."""
         self.of_root = of_root
         """Whether the model itself was called, and not a part of it."""
-        self.order = new_order()
-        """Calls that begin later have higher numbers."""
+        self.children: list[Call] = []
+        """The timed calls directly within it that have a backward pass, until it has returned."""
         self.region: Any = None
         """Its open region, of the forward pass and later of the backward pass; None while neither runs, and for a
         module that calls itself."""
-
-    def is_within(self, other: Call) -> bool:
-        """Whether this call was made, directly or not, by ``other``."""
-        call = self.parent
-        while call is not None and call.order >= other.order:
-            if call is other:
-                return True
-            call = call.parent
-        return False
 
     def is_repeated(self) -> bool:
         """Whether the same layer is under way further out: the module calls itself."""

@@ -1,13 +1,12 @@
-"""The forward pass: which layer is being called, by which, and on whose behalf.
+"""The forward pass: the layer that is being called, its caller, and the purpose.
 
-A module looks for a function of its own to be called by, ``_compiled_call_impl``, before it does anything else; that is
-how ``Module.compile`` works. A layer's timing stands there. So it surrounds everything that the module does, an FSDP
-unit's all-gather and other hooks included, it sees every exception, and it costs a tenth of what PyTorch's own way to
-forward hooks costs, which is 1.6 µs before any hook has done anything. PyTorch leaves that attribute out of pickles and
-copies.
+A module that has the attribute ``_compiled_call_impl`` is called through it; that is how ``Module.compile`` works. A
+layer's timing stands there. So it surrounds everything that the module does, an FSDP unit's all-gather and other hooks
+included, it sees every exception, and it costs a tenth of PyTorch's forward hooks, which take 1.6 µs before a hook has
+done anything. PyTorch leaves that attribute out of pickles and copies.
 
-What runs for every call of every layer is written without helpers: a call of a Python function costs as much as opening
-and closing a region.
+The code that runs for every call of every layer has no helpers: calling a Python function costs as much as opening and
+closing a region.
 """
 
 from __future__ import annotations
@@ -19,10 +18,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from torch.compiler import is_dynamo_compiling
-from torch.utils.checkpoint import _StopRecomputationError
 
 from deep500_timing_torch.layers._backward import find_nodes
 from deep500_timing_torch.layers._call import EVALUATION, FORWARD, RECOMPUTED, Call
+from deep500_timing_torch.layers._private import (
+    REPLICATE,
+    SLOT,
+    StopRecomputation,
+    check,
+    current_graph_task,
+    sequence_nr,
+)
 from deep500_timing_torch.layers._select import is_keras
 
 if TYPE_CHECKING:
@@ -32,21 +38,19 @@ if TYPE_CHECKING:
     from deep500_timing_torch.layers._memory import MemoryLog
     from deep500_timing_torch.layers._select import Layer
 
-_SLOT = "_compiled_call_impl"
 _Tensor = torch.Tensor
-_current_graph_task = torch._C._current_graph_task_id
 _is_grad_enabled = torch.is_grad_enabled
 
 
 class Calls:
-    """What the timed layers of one model share."""
+    """The state that the timed layers of one model share."""
 
     def __init__(
         self,
         root: nn.Module,
         region_of: Callable[[Layer, str], Any],
         marks: BackwardMarks,
-        fault: Callable[[str, Layer, Exception], None],
+        fault: Callable[[str, Layer | None, Exception], None],
         now_ns: Callable[[], int],
     ) -> None:
         """Start with no call under way.
@@ -60,8 +64,8 @@ class Calls:
         """
         self.now_ns = now_ns
         self.recomputed: list[tuple[Layer, int, int]] = []
-        """Recomputations that have ended, to be recorded when the timer records again: it leaves out what a
-        checkpoint repeats, so that no region is timed twice."""
+        """Recomputations that have ended, to be recorded when the timer records again: during a recomputation it
+        records nothing, so that no region is timed twice."""
         self.root = root
         self.region_of = region_of
         self.marks = marks
@@ -81,10 +85,15 @@ class Calls:
         return bool(self._timed)
 
     def attach(self, layers: tuple[Layer, ...]) -> None:
-        """Stand before each layer's module."""
+        """Stand before each layer's module.
+
+        Raises:
+            RuntimeError: This PyTorch is not one that layers can be timed with.
+        """
+        check()
         for layer in layers:
             timed = TimedModule(self, layer)
-            layer.module.__dict__[_SLOT] = timed
+            layer.module.__dict__[SLOT] = timed
             self._timed.append(timed)
         _replicas.watch(+1)
 
@@ -97,13 +106,13 @@ class Calls:
             timed.attached = False
             attributes = timed.module.__dict__
             # Another timer that was attached later may stand before this one, and outlive it.
-            inner = attributes.get(_SLOT)
+            inner = attributes.get(SLOT)
             while isinstance(inner, TimedModule) and not inner.attached:
                 inner = inner.before
                 if inner is None:
-                    del attributes[_SLOT]
+                    del attributes[SLOT]
                 else:
-                    attributes[_SLOT] = inner
+                    attributes[SLOT] = inner
         self._timed = []
 
 
@@ -143,7 +152,7 @@ class TimedModule:
     def __init__(self, shared: Calls, layer: Layer) -> None:
         """Take the place of what the module is called by now."""
         self.module = layer.module
-        self.before: Any = layer.module.__dict__.get(_SLOT)
+        self.before: Any = layer.module.__dict__.get(SLOT)
         """What stood there before; None for the module's own call."""
         self.attached = True
         """Whether it times; what is detached hands calls through, wherever it is still known."""
@@ -170,7 +179,7 @@ class TimedModule:
             try:
                 of_root = self.is_root if parent is None else parent.of_root
                 of_thread.call = call = Call(layer, parent, of_root, of_thread.ident)
-                if _current_graph_task() != -1:
+                if current_graph_task() != -1:
                     purpose = RECOMPUTED
                 elif (self._shared.root if of_root else self.module).training:
                     purpose = FORWARD
@@ -179,14 +188,16 @@ class TimedModule:
                 if parent is None and self._marks.opened and purpose is not RECOMPUTED:
                     self._marks.fail_of(of_thread.ident)
                 if purpose is not EVALUATION and _is_grad_enabled():
-                    inputs = []
+                    inputs = call.inputs = {}
                     for value in args:
-                        if isinstance(value, _Tensor) and (node := value.grad_fn) is not None:
-                            inputs.append(node)
+                        if isinstance(value, _Tensor):
+                            if (node := value.grad_fn) is not None:
+                                inputs[node] = None
                         else:
                             find_nodes(value, inputs)
                     if kwargs:
                         find_nodes(kwargs, inputs)
+                    call.begin = sequence_nr()  # After the inputs: asking a view for its node may make one.
                 if purpose is RECOMPUTED:
                     start_ns = self._shared.now_ns()
                 else:
@@ -205,23 +216,25 @@ class TimedModule:
             output = self._call_module(*args, **kwargs)
         except BaseException as raised:
             of_thread.call = parent
-            if parent is None:
-                self._marks.forget_last()
+            if call is not None:
+                call.parent, call.children, call.inputs = None, [], {}  # Memory may have run out: keep no graph.
             self._raised(call, start_ns, raised)
             raise
         of_thread.call = parent
         try:
+            if inputs is not None:
+                call.end = sequence_nr()
             if region is not None:
                 call.region = None
                 region.end()
                 if self._shared.memory is not None:
                     self._shared.memory.end(call, forward=True, training=inputs is not None)
-                if inputs is not None:
-                    self._marks.mark(call, inputs, output)
             elif start_ns:
                 self._shared.recomputed.append((layer, start_ns, self._shared.now_ns()))
-                if inputs is not None:
-                    self._marks.mark(call, inputs, output)
+            elif parent is not None:
+                parent.children += call.children
+            if inputs is not None and (region is not None or start_ns):
+                self._marks.mark(call, output)
         except Exception as error:
             self._shared.fault("end", layer, error)
         return output
@@ -232,7 +245,7 @@ class TimedModule:
             if isinstance(raised, torch.OutOfMemoryError) and shared.out_of_memory is None:
                 shared.out_of_memory = self._layer.path
             # A checkpoint stops its recomputation by an exception, as soon as it has what it needs.
-            if start_ns and isinstance(raised, _StopRecomputationError):
+            if start_ns and isinstance(raised, StopRecomputation):
                 shared.recomputed.append((self._layer, start_ns, shared.now_ns()))
             elif call is not None and call.region is not None:
                 region, call.region = call.region, None
@@ -251,7 +264,7 @@ def _nothing() -> None:
 
 class _Replicas:
     # nn.DataParallel copies a module's attributes, this one included, into replicas that have other parameters: they
-    # would call the original. So while any layer is timed, what makes replicas leaves it out.
+    # would call the original. While any layer is timed, the function that makes replicas leaves the attribute out.
     def __init__(self) -> None:
         self._attached = 0
         self._lock = threading.Lock()
@@ -262,19 +275,19 @@ class _Replicas:
             before, self._attached = self._attached, self._attached + change
             if not before:
                 make: Any
-                self._make = make = nn.Module._replicate_for_data_parallel
+                self._make = make = getattr(nn.Module, REPLICATE)
 
                 def make_untimed(module: nn.Module) -> Any:
                     replica = make(module)
-                    inner = replica.__dict__.get(_SLOT)
+                    inner = replica.__dict__.get(SLOT)
                     while isinstance(inner, TimedModule):
                         inner = inner.before
-                        replica.__dict__[_SLOT] = inner
+                        replica.__dict__[SLOT] = inner
                     return replica
 
-                nn.Module._replicate_for_data_parallel = make_untimed  # type: ignore[method-assign]
+                setattr(nn.Module, REPLICATE, make_untimed)
             elif not self._attached:
-                nn.Module._replicate_for_data_parallel = self._make  # type: ignore[method-assign]
+                setattr(nn.Module, REPLICATE, self._make)
 
 
 _replicas = _Replicas()

@@ -30,9 +30,9 @@ class FlopCounter:
     def record(self, key: str, start_ns: int, end_ns: int) -> None:
         """Nothing: see :meth:`now_ns`."""
 
-    def of(self, path: str) -> int:
+    def of(self, name: str) -> int:
         """The operations of a layer in the training steps so far, with those of the layers within."""
-        found = (self.regions.get(f"{path} {purpose}") for purpose in (FORWARD, BACKWARD))
+        found = (self.regions.get(f"{name} {purpose}") for purpose in (FORWARD, BACKWARD))
         return sum(region.total for region in found if region is not None)
 
 

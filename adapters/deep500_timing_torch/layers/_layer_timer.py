@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary, ref
 
 import torch
 
@@ -14,6 +16,7 @@ from deep500_timing_torch.layers._calls import Calls, TimedModule
 from deep500_timing_torch.layers._flops import FlopCounter
 from deep500_timing_torch.layers._memory import MemoryLog
 from deep500_timing_torch.layers._of_run import write_layers
+from deep500_timing_torch.layers._private import SLOT
 from deep500_timing_torch.layers._select import Layer, select
 from deep500_timing_torch.layers._table import render
 from deep500_timing_torch.layers._times import ModelTimes, add_memory, describe, read_times
@@ -40,12 +43,13 @@ class LayerTimer:
                 train_step(model, batch)
         print(layers.table())
 
-    Each layer has up to four regions in the timer: ``"blocks.0 forward"``, ``"blocks.0 backward"``, ``"blocks.0
-    recomputed forward"`` (activation checkpointing, in the middle of a backward pass) and ``"blocks.0 evaluation
-    forward"`` (the model is not training). So they are in every exporter and every report that the timer is in.
+    Each layer has up to four regions in the timer: ``"GPT.blocks.0 forward"``, ``"GPT.blocks.0 backward"``,
+    ``"GPT.blocks.0 recomputed forward"`` (activation checkpointing, inside a backward pass) and ``"GPT.blocks.0
+    evaluation forward"`` (the model is not training). They begin with the model's class; a second model of that class
+    in the same timer is ``GPT (2)``. Every exporter and report of the timer has them.
 
-    Nothing of the training changes: no order of operations, no random number, no gradient. A model that was compiled
-    by ``torch.compile`` is timed as a whole, from outside: what is within it is not visible, and is said so.
+    The training does not change: the order of operations, random numbers and gradients stay the same. A model that was
+    compiled by ``torch.compile`` is timed as a whole, from outside; its layers are not visible, and a warning says so.
 
     Args:
         model: The model, or any part of one.
@@ -78,9 +82,13 @@ class LayerTimer:
     ) -> None:
         reader = TorchMemory() if memory is True else memory
         layers = select(model, depth=depth, match=match)
+        timer = CPUGPUTimer() if timer is None else timer
+        name = _model_name(model, timer)
+        for layer in layers:
+            layer.model = name
         gpu = _is_on_a_device(model) if gpu is None else gpu
         peak = _peak_of(model, peak_flops_per_s)
-        self._prepare(model, layers, CPUGPUTimer() if timer is None else timer, gpu=gpu, peak=peak)
+        self._prepare(model, layers, timer, gpu=gpu, peak=peak)
         if reader:
             self._read_memory(MemoryLog(reader, self.layers))
         self._say_what_is_hidden()
@@ -111,7 +119,7 @@ class LayerTimer:
 
     @property
     def untimed(self) -> int:
-        """Backward passes that were left out, since they began on one thread and ended on another."""
+        """Backward passes that were left out: another thread or another call of the layer ended them."""
         return self._marks.untimed
 
     def attach(self) -> Self:
@@ -130,7 +138,7 @@ class LayerTimer:
         return self
 
     def detach(self) -> None:
-        """Leave the model as it was. Graphs that were made meanwhile are not timed any more."""
+        """Restore the model. Graphs that were made meanwhile are not timed any more."""
         if self.attached:
             self._calls.detach()
             self._marks.attached = False
@@ -192,7 +200,7 @@ class LayerTimer:
         finally:
             if attached:
                 self.attach()
-        self._flops = {layer.path: counts.of(layer.path) for layer in self.layers}
+        self._flops = {layer.path: counts.of(layer.region) for layer in self.layers}
         return int(counts.counter.get_total_flops())
 
     def table(self, *, fold: bool = True, width: int | None = None) -> str:
@@ -214,7 +222,7 @@ class LayerTimer:
         return other
 
     def _region(self, layer: Layer, purpose: str) -> Any:
-        region = self.timer.region(f"{layer.path} {purpose}", gpu=self.gpu)
+        region = self.timer.region(f"{layer.region} {purpose}", gpu=self.gpu)
         layer.handles[purpose] = region
         return region
 
@@ -226,14 +234,15 @@ class LayerTimer:
         recomputed, self._calls.recomputed = self._calls.recomputed, []
         for layer, start_ns, end_ns in recomputed:
             try:
-                self.timer.record(f"{layer.path} {RECOMPUTED}", start_ns, end_ns)
+                self.timer.record(f"{layer.region} {RECOMPUTED}", start_ns, end_ns)
             except Exception as error:
                 self._fault("recomputation", layer, error)
 
-    def _fault(self, doing: str, layer: Layer, error: Exception) -> None:
+    def _fault(self, doing: str, layer: Layer | None, error: Exception) -> None:
         self.faults += 1
+        where = "a layer" if layer is None else f"layer {layer.path!r}"
         warn_once(
-            f"Timing the {doing} of layer {layer.path!r} failed; training goes on, its time is missing: "
+            f"Timing the {doing} of {where} failed; training goes on, its time is missing: "
             f"{type(error).__name__}: {error}",
             key=f"layer hook {doing}",
         )
@@ -248,13 +257,31 @@ class LayerTimer:
             )
 
 
+_names: WeakKeyDictionary[Any, dict[str, ref[nn.Module]]] = WeakKeyDictionary()
+
+
+def _model_name(model: nn.Module, timer: Any) -> str:
+    # One name for one model in each timer, also after it is gone: its times are still there.
+    names = _names.setdefault(timer, {})
+    kind = type(model).__name__
+    for number in itertools.count(1):
+        name = kind if number == 1 else f"{kind} ({number})"
+        known = names.get(name)
+        if known is None:
+            names[name] = ref(model)
+            return name
+        if known() is model:
+            return name
+    raise AssertionError("unreachable")
+
+
 def _is_on_a_device(model: nn.Module) -> bool:
     tensors = [*model.parameters(), *model.buffers()]
     return any(tensor.device.type not in {"cpu", "meta"} for tensor in tensors)
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    called_by = module.__dict__.get("_compiled_call_impl")
+    called_by = module.__dict__.get(SLOT)
     while isinstance(called_by, TimedModule):
         called_by = called_by.before
     return hasattr(module, "_orig_mod") or called_by is not None

@@ -15,7 +15,7 @@ from deep500_timing import TimeStats
 from deep500_timing.adapters import QUANTILES
 from deep500_timing_torch.layers._call import PURPOSES
 from deep500_timing_torch.layers._memory import LayerMemory
-from deep500_timing_torch.layers._times import LayerTimes, ModelTimes, add_times
+from deep500_timing_torch.layers._times import LayerTimes, ModelTimes, add_times, region_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -122,7 +122,8 @@ def layers_of_rows(
         return None
     session = int(written[0]["session"])
     layers = [_layer_of(row) for row in written]
-    names = ", ".join(_literal(f"{layer.path} {purpose}") for layer in layers for purpose in PURPOSES)
+    regions = [region_of(position, layers) for position in range(len(layers))]
+    names = ", ".join(_literal(f"{region} {purpose}") for region in regions for purpose in PURPOSES)
     intervals = f"from intervals where rank = {place} and session = {session} and region in ({names})"
     stats = {
         (str(row["region"]), str(row["device"])): _stats_of(row)

@@ -37,7 +37,7 @@ def plot_times(path: Path, ranges: Sequence[RangeTime], title: str) -> None:
     names = list(dict.fromkeys(one.name for one in calls))
     on_device = any(one.device_us is not None for one in calls)
     whole = [fmean(one.time_us for one in calls if one.name == name) / 1e3 for name in names]
-    attention = [fmean(one.attention_us for one in calls if one.name == name) / 1e3 for name in names]
+    attention = [fmean(one.attention_us or 0.0 for one in calls if one.name == name) / 1e3 for name in names]
     figure, axes = _figure(len(names))
     places = range(len(names))
     axes.bar(places, whole, width=0.85, color=_TIME, label="all operations")

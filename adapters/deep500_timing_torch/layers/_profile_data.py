@@ -23,8 +23,9 @@ class RangeTime:
     """Its time on the CPU, in microseconds."""
     device_us: float | None
     """The time of the kernels that it launched, in microseconds; None if it launched none."""
-    attention_us: float
-    """Of that (of the CPU's time, where there were no kernels) what attention took, in microseconds."""
+    attention_us: float | None
+    """The part of that in attention (of the CPU's time, where there were no kernels), in microseconds; None if no
+    attention operator was found."""
 
     holds_others: bool = False
     """Whether other ranges lie within it."""
@@ -78,12 +79,15 @@ def _holds(event: Any, names: frozenset[str]) -> bool:
     return any(inner.name in names or _holds(inner, names) for inner in event.cpu_children)
 
 
-def _attention_us(event: Any, *, on_device: bool) -> float:
-    total = 0.0
+def _attention_us(event: Any, *, on_device: bool) -> float | None:
+    total: float | None = None
     for inner in event.cpu_children:
+        found: float | None
         if is_attention(inner.name):
-            # Operators that it dispatches to lie within it and count with it.
-            total += float(inner.device_time_total if on_device else inner.cpu_time_total)
+            # The operators that it dispatches to lie within it.
+            found = float(inner.device_time_total if on_device else inner.cpu_time_total)
         else:
-            total += _attention_us(inner, on_device=on_device)
+            found = _attention_us(inner, on_device=on_device)
+        if found is not None:
+            total = (total or 0.0) + found
     return total

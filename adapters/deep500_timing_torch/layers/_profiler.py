@@ -260,11 +260,14 @@ class ProfilerWrapper:
         for name in sorted({one.name for one in self.ranges}, key=[one.name for one in self.ranges].index):
             calls = [one for one in self.ranges if one.name == name]
             device = [one.device_us for one in calls if one.device_us is not None]
-            whole, attention = sum(one.time_us for one in calls), sum(one.attention_us for one in calls)
+            whole = sum(one.time_us for one in calls)
+            found = [one.attention_us for one in calls if one.attention_us is not None]
+            attention = UNKNOWN if not found else format_time(sum(found) / 1e6)
+            share = UNKNOWN if not found or not whole else f"{100 * sum(found) / whole:.1f} %"
             lines.append(
                 f"{safe_name(name):40}  {len(calls):6}  {format_time(sum(one.cpu_us for one in calls) / 1e6):>10}  "
-                f"{format_time(sum(device) / 1e6) if device else UNKNOWN:>10}  {format_time(attention / 1e6):>10}  "
-                f"{100 * attention / whole if whole else 0:5.1f} %"
+                f"{format_time(sum(device) / 1e6) if device else UNKNOWN:>10}  {attention:>10}  "
+                f"{share:>6}"
             )
         return "\n".join([*lines, "", self._summary, ""])
 

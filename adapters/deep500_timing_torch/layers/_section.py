@@ -103,7 +103,7 @@ def _figure(times: ModelTimes) -> Figure:
 
 def _bars(times: ModelTimes) -> list[tuple[str, dict[str, float]]]:
     """Lines that together are the whole model: the tree is opened where it takes the most time, while there is room."""
-    steps = times.model.calls(FORWARD)
+    steps = times.steps
     if not steps:
         return []
     opened: list[Row] = [tree_of(times)]
@@ -127,7 +127,7 @@ def _bars(times: ModelTimes) -> list[tuple[str, dict[str, float]]]:
                 known = [total for layer in row.layers if (total := layer.total_s(what)) is not None]
             if known:
                 passes[what] = sum(known) / steps
-        if id(row) in own and sum(passes.values()) <= 0.005 * (times.model.step_s or 0.0) / steps:
+        if id(row) in own and sum(passes.values()) <= 0.005 * (times.step_s or 0.0) / steps:
             continue  # A container that does nothing of its own is no bar.
         label = (f"{row.label}, its own" if id(row) in own else row.label) or "?"
         # Layers of one name in different blocks have a bar each.

@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
+from torch.nn.parameter import UninitializedParameter
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -17,35 +18,48 @@ if TYPE_CHECKING:
 class Layer:
     """One module that is timed."""
 
-    __slots__ = ("backward", "depth", "handles", "kind", "module", "names", "parameters")
+    __slots__ = ("backward", "depth", "handles", "model", "module", "names")
 
-    def __init__(self, module: nn.Module, name: str) -> None:
+    def __init__(self, module: nn.Module, name: str, model: str) -> None:
         """Start with the one place at which the module was found first."""
         self.module = module
+        self.model = model
+        """The name of the model, which is in the names of its regions."""
         self.names = [name]
         """Its places in the model, as ``named_modules`` calls them; more than one if the module is shared."""
-        self.kind = type(module).__name__
-        """The name of its class."""
         self.depth = name.count(".") + 1 if name else 0
         """How deep it lies at its first place; the model itself is 0."""
-        self.parameters = sum(parameter.numel() for parameter in module.parameters(recurse=False))
-        """Elements of its own parameters, without those of the modules within."""
         self.handles: dict[str, Any] = {}
-        """The regions of its forward pass that were used so far, by what the layer was called for."""
+        """The regions of its forward pass that were used so far, by purpose."""
         self.backward: Any = None
         """The region of its backward pass, once there was one."""
+
+    @property
+    def kind(self) -> str:
+        """The name of its class, which a lazy module changes in its first call."""
+        return type(self.module).__name__
+
+    @property
+    def parameters(self) -> int:
+        """Elements of its own parameters, without those of the modules within and those that are not initialized."""
+        return sum(0 if isinstance(one, UninitializedParameter) else one.numel() for one in self.module.parameters(recurse=False))
 
     @classmethod
     def again(cls, layer: Layer) -> Layer:
         """The same layer, of which nothing has been timed yet."""
-        made = cls(layer.module, layer.names[0])
+        made = cls(layer.module, layer.names[0], layer.model)
         made.names = list(layer.names)
         return made
 
     @property
     def path(self) -> str:
-        """Its first place; the name of the class for the model itself."""
-        return self.names[0] or self.kind
+        """Its first place; the name of the model for the model itself."""
+        return self.names[0] or self.model
+
+    @property
+    def region(self) -> str:
+        """The begin of the names of its regions, which no layer of another model in the same timer has."""
+        return f"{self.model}.{self.names[0]}" if self.names[0] else self.model
 
     def __repr__(self) -> str:
         """Show the place and the class."""
@@ -74,7 +88,7 @@ def select(model: nn.Module, *, depth: int | None, match: Match | None) -> list[
     wanted = None if match is None else _as_list(match)
     by_module: dict[int, Layer] = {}
     for name, module in _named(model):
-        # A container is never called, and a compiled model shows nothing of its inside.
+        # A container is never called.
         if isinstance(module, (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)):
             continue
         if name and depth is not None and name.count(".") + 1 > depth:
@@ -83,7 +97,7 @@ def select(model: nn.Module, *, depth: int | None, match: Match | None) -> list[
             continue
         known = by_module.get(id(module))
         if known is None:
-            by_module[id(module)] = Layer(module, name)
+            by_module[id(module)] = Layer(module, name, type(model).__name__)
         else:
             known.names.append(name)
     if wanted is not None and len(by_module) == 1:

@@ -81,7 +81,7 @@ def render(times: ModelTimes, *, fold: bool = True, width: int | None = None) ->
 
 def cells_of(times: ModelTimes, *, fold: bool = True) -> tuple[list[str], list[list[str]]]:
     """The table's heads, and its lines as cells; the first cell has the branches of the tree before the name."""
-    steps = times.model.calls(FORWARD)
+    steps = times.steps
     columns = [("forward", FORWARD), ("backward", BACKWARD)]
     columns += [
         (header, purpose)
@@ -96,8 +96,8 @@ def cells_of(times: ModelTimes, *, fold: bool = True) -> tuple[list[str], list[l
 
 def headline(times: ModelTimes) -> str:
     """What the table is of."""
-    steps = times.model.calls(FORWARD)
-    where = "on the device" if times.model.on_device else "on the CPU"
+    steps = times.steps
+    where = "on the device" if any(layer.on_device for layer in times.layers) else "on the CPU"
     steady = f"{steps} training step{'s' if steps != 1 else ''}" if steps else "no training step"
     return f"Layers of {safe_name(times.model.path)}, time per step {where}, {steady}"
 
@@ -118,7 +118,7 @@ def _extra_cells(times: ModelTimes, row: Row) -> list[str]:
     for header in _extra_headers(times):
         if header in {"GFLOP/s", "of peak"}:
             flops, seconds = sum(layer.flops or 0 for layer in row.layers), row.step_s
-            rate = flops * times.model.calls(FORWARD) / seconds if flops and seconds else None
+            rate = flops * times.steps / seconds if flops and seconds else None
             if header == "GFLOP/s":
                 cells.append(format_number(None if rate is None else rate / 1e9))
             else:
@@ -138,6 +138,11 @@ def _extra_cells(times: ModelTimes, row: Row) -> list[str]:
 def notes_of(times: ModelTimes) -> list[str]:
     """What stands below the table."""
     notes = []
+    if times.steps and not times.model.calls(FORWARD):
+        notes.append(
+            f"{safe_name(times.model.path)} itself was not called: a step is a call of its most frequent part, and "
+            "shares are of the sum of its parts."
+        )
     if times.out_of_memory is not None:
         notes.append(f"The device ran out of memory in {safe_name(times.out_of_memory)}.")
     growth, leak = times.growth, times.leak
@@ -178,7 +183,7 @@ def tree_of(times: ModelTimes, *, fold: bool = True) -> Row:
         made = Row(label or _label(times, first), [times.layers[position] for position in positions])
         if len(positions) > 1:
             slowest = max(made.layers, key=lambda layer: layer.step_s or 0.0)
-            made.slowest = f"{slowest.path} {format_time(_per_step(slowest.step_s, times.model.calls(FORWARD)))}"
+            made.slowest = f"{slowest.path} {format_time(_per_step(slowest.step_s, times.steps))}"
         children = [inner.get(position, []) for position in positions]
         if len({tuple(times.layers[child].kind for child in group) for group in children}) == 1:
             # Of the same build: what stands at one place in each of them belongs together.
@@ -233,7 +238,7 @@ def _add(
     *,
     marked: bool,
 ) -> None:
-    whole = times.model.step_s
+    whole = times.step_s
     share = format_share(None if not whole or row.step_s is None else row.step_s / whole)
     cells = [_cell(row.total_s(purpose), purpose, steps, row) for _, purpose in columns]
     lines.append(

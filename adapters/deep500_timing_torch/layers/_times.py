@@ -24,7 +24,7 @@ class LayerTimes:
     """One layer: what it is, and its times for each purpose that it was called for."""
 
     path: str
-    """Its place in the model, such as ``"blocks.0.attn"``; the name of the class for the model itself."""
+    """Its place in the model, such as ``"blocks.0.attn"``; the model's name for the model itself."""
     kind: str
     """Its class."""
     depth: int
@@ -100,9 +100,26 @@ class ModelTimes:
         most = max(self.layers, key=lambda layer: _unreturned(layer) or 0.0)
         return most if (_unreturned(most) or 0.0) > self.growth.bytes_per_step / 2 else None
 
+    @property
+    def steps(self) -> int:
+        """Training steps: calls of the model; if its own ``forward`` is not called, of its most frequent part."""
+        return self.model.calls(FORWARD) or max((layer.calls(FORWARD) for layer in self._outermost), default=0)
+
+    @property
+    def step_s(self) -> float | None:
+        """Total time of the training steps: the model's, or the sum of its parts. None if nothing was timed."""
+        if self.model.step_s is not None:
+            return self.model.step_s
+        known = [step for layer in self._outermost if (step := layer.step_s) is not None]
+        return sum(known) if known else None
+
+    @property
+    def _outermost(self) -> list[LayerTimes]:
+        return [layer for layer in self.layers[1:] if layer.depth == 1]
+
     def flops_per_s(self, layer: LayerTimes) -> float | None:
         """Operations a second of a layer in the training steps; None if they were not counted or not timed."""
-        steps, seconds = self.model.calls(FORWARD), layer.step_s
+        steps, seconds = self.steps, layer.step_s
         return layer.flops * steps / seconds if layer.flops and steps and seconds else None
 
     def share_of_peak(self, layer: LayerTimes) -> float | None:
@@ -112,7 +129,7 @@ class ModelTimes:
 
     def share(self, layer: LayerTimes) -> float | None:
         """A layer's part of the model's training steps; None if either was not timed."""
-        whole, part = self.model.step_s, layer.step_s
+        whole, part = self.step_s, layer.step_s
         return None if not whole or part is None else part / whole
 
     def get(self, path: str) -> LayerTimes:
@@ -141,7 +158,7 @@ def describe(layers: Sequence[Layer], flops: Mapping[str, int] | None = None) ->
     positions = {name: position for position, layer in enumerate(layers) for name in layer.names}
     found: list[LayerTimes] = []
     for layer in layers:
-        parent = None if layer.path == layers[0].path or len(layer.names) > 1 else _parent_of(layer.names[0], positions)
+        parent = None if layer is layers[0] or len(layer.names) > 1 else _parent_of(layer.names[0], positions)
         found.append(
             LayerTimes(
                 layer.path,
@@ -197,20 +214,27 @@ def add_times(
         intervals: Gives the starts and ends of a region's intervals, on the device if asked to, shape ``(n, 2)``, in
             nanoseconds; all of them or the newest.
     """
+    regions = [region_of(position, found) for position in range(len(found))]
     timed = [
-        replace(times, stats=_stats(stats, times, "CPU"), gpu_stats=_stats(stats, times, "GPU")) for times in found
+        replace(times, stats=_stats(stats, region, "CPU"), gpu_stats=_stats(stats, region, "GPU"))
+        for times, region in zip(found, regions, strict=True)
     ]
     on_device = any(times.on_device for times in timed)
     own = _self_times(
         {
-            (position, purpose): intervals(f"{times.path} {purpose}", on_device)
-            for position, times in enumerate(timed)
+            (position, purpose): intervals(f"{region} {purpose}", on_device)
+            for position, region in enumerate(regions)
             for purpose in PURPOSES
         },
         # What stands at several places lies within each of its callers, wherever it is listed.
         [position + times.shared * len(timed) for position, times in enumerate(timed) for _ in PURPOSES],
     )
     return [replace(times, self_s=_scaled(own, position, times)) for position, times in enumerate(timed)]
+
+
+def region_of(position: int, found: Sequence[LayerTimes]) -> str:
+    """The begin of the names of a layer's regions: the model's name, and the layer's path."""
+    return f"{found[0].path}.{found[position].path}" if position else found[0].path
 
 
 def _path_of(position: int | None, found: Sequence[LayerTimes]) -> str | None:
@@ -259,8 +283,8 @@ def _self_times(
     }
 
 
-def _stats(stats: Mapping[tuple[str, str], TimeStats | None], layer: LayerTimes, device: str) -> dict[str, TimeStats]:
-    named = {purpose: stats.get((f"{layer.path} {purpose}", device)) for purpose in PURPOSES}
+def _stats(stats: Mapping[tuple[str, str], TimeStats | None], region: str, device: str) -> dict[str, TimeStats]:
+    named = {purpose: stats.get((f"{region} {purpose}", device)) for purpose in PURPOSES}
     return {purpose: found for purpose, found in named.items() if found is not None}
 
 
