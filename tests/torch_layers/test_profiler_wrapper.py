@@ -178,6 +178,33 @@ def test_the_block_that_a_model_repeats_is_found():
     assert [] == repeated_blocks(nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1)))
 
 
+def test_lists_of_blocks_come_before_attributes():
+    """An encoder and a decoder of one class repeat their layers, not themselves."""
+
+    class Stack(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.block = nn.ModuleList(nn.Sequential(nn.Linear(4, 4)) for _ in range(2))
+
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.encoder, self.decoder = Stack(), Stack()
+
+    assert ["encoder.block.0", "encoder.block.1", "decoder.block.0", "decoder.block.1"] == repeated_blocks(Both())
+
+
+def test_attention_that_is_not_found_is_unknown(tmp_path):
+    """A model whose attention is made of plain products has a dash, not 0 s."""
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4)) for _ in range(2)))
+    with ProfilerWrapper(model=model, log_dir=tmp_path) as profiler:
+        model(torch.ones(2, 4))
+    assert {None} == {one.attention_us for one in profiler.ranges}
+    (log,) = tmp_path.glob("*.log")
+    line = next(line for line in log.read_text().splitlines() if line.startswith("0 "))
+    assert ["–", "–", "–"] == line.split()[-3:]
+
+
 @pytest.mark.parametrize(
     ("name", "expected"),
     [

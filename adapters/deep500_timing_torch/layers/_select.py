@@ -42,7 +42,10 @@ class Layer:
     @property
     def parameters(self) -> int:
         """Elements of its own parameters, without those of the modules within and those that are not initialized."""
-        return sum(0 if isinstance(one, UninitializedParameter) else one.numel() for one in self.module.parameters(recurse=False))
+        return sum(
+            0 if isinstance(one, UninitializedParameter) else one.numel()
+            for one in self.module.parameters(recurse=False)
+        )
 
     @classmethod
     def again(cls, layer: Layer) -> Layer:
