@@ -1,4 +1,4 @@
-"""What adapters of frameworks are made of, beside a timer and :mod:`deep500_timing.devices`.
+"""The parts of framework adapters, besides timers and :mod:`deep500_timing.devices`.
 
 ::
 
@@ -9,8 +9,8 @@
     except Exception as error:
         warn_once(f"Asking rank {rank_and_world()[0]} for its layers failed; they go by number: {error}")
 
-The adapters of this distribution take from the core what is public and nothing else. ``adapters/README.md`` says what
-is here for what. Each name is imported when it is first asked for.
+The adapters of this distribution use only public names of the core. ``adapters/README.md`` explains each name. A name
+is imported at its first use.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from deep500_timing._distributed.launchers import Launch, discover_launch
     from deep500_timing._named.named_timer import NamedTimer, timer_for
     from deep500_timing._recording.intervals import Intervals
-    from deep500_timing._recording.left_open import ask_before_reading
     from deep500_timing._recording.recorder import begin_recomputation, end_recomputation
     from deep500_timing._summary.anchor import take_anchor
     from deep500_timing._summary.reading import summarize
@@ -61,7 +60,6 @@ __all__ = [
     "Launch",
     "NamedTimer",
     "after_import",
-    "ask_before_reading",
     "begin_recomputation",
     "discover_launch",
     "end_recomputation",
@@ -99,7 +97,6 @@ _LAZY = {
     "TRIM": "deep500_timing._summary.stats",
     "UNKNOWN": "deep500_timing._summary.text",
     "after_import": "deep500_timing._base.imports",
-    "ask_before_reading": "deep500_timing._recording.left_open",
     "begin_recomputation": "deep500_timing._recording.recorder",
     "discover_launch": "deep500_timing._distributed.launchers",
     "end_recomputation": "deep500_timing._recording.recorder",

@@ -66,7 +66,7 @@ class DeviceUnavailableError(TimingError, RuntimeError):
 
 
 class MissingPackageError(TimingError, ImportError):
-    """What was called needs a package that is not installed."""
+    """The call needs a package that is not installed."""
 
 
 class ExportError(TimingError, RuntimeError):

@@ -75,7 +75,7 @@ def _pid() -> int:
 
 
 def read_or_none(reader: MemoryReader) -> MemoryUsage | None:
-    """What the reader says, or None with one warning if it fails."""
+    """Return the reader's result, or None with one warning if it fails."""
     try:
         return reader.read()
     except Exception as error:
@@ -124,7 +124,7 @@ def sample_region(recorder: Recorder, name: str, reader: MemoryReader) -> None:
 
 
 def amounts_of(usage: MemoryUsage) -> list[tuple[str, float]]:
-    """The numbers of a reading by the names of their fields, those that are unknown left out."""
+    """The known numbers of a reading, by field."""
     named = ((field.name, getattr(usage, field.name)) for field in fields(usage))
     return [(name, value) for name, value in named if isinstance(value, (int, float))]
 
@@ -140,7 +140,7 @@ class MemoryTimer(CPUGPUTimer):
 
     Args:
         memory: What reads it; the host's memory if None.
-        memory_keys: The regions at whose ends to read; all of them if None.
+        memory_keys: Read at the ends of these regions; None for all.
         **settings: As for :class:`deep500_timing.CPUGPUTimer`.
 
     Raises:

@@ -57,9 +57,9 @@ class ManualEvent:
 
 
 class ManualDeviceClock:
-    """A device whose streams take work of known length and whose time moves only when told to.
+    """A device with streams that take work of known length, and with a time that tests advance.
 
-    It counts in ``calls`` what it is asked: ``record``, ``is_done``, ``wait``, ``elapsed_ns``, ``new_event``,
+    ``calls`` counts its calls: ``record``, ``is_done``, ``wait``, ``elapsed_ns``, ``new_event``,
     ``stream``, ``is_capturing``.
     """
 
@@ -73,7 +73,7 @@ class ManualDeviceClock:
         self._current: dict[int, object] = {}
         self._faults: dict[str, Exception] = {}
 
-    # --- what a test does ---------------------------------------------------------------------------------------
+    # --- for tests ---------------------------------------------------------------------------------------
 
     def launch(self, seconds: float) -> None:
         """Queue work of that length in the current stream."""
@@ -99,7 +99,7 @@ class ManualDeviceClock:
         else:
             self._faults[method] = error
 
-    # --- what a timer does --------------------------------------------------------------------------------------
+    # --- for timers --------------------------------------------------------------------------------------
 
     def stream(self) -> object:
         """The calling thread's current stream."""
@@ -117,7 +117,7 @@ class ManualDeviceClock:
         return ManualEvent()
 
     def record(self, event: ManualEvent, stream: object) -> None:
-        """Queue the event behind what the stream holds."""
+        """Queue the event behind the stream's work."""
         self._called("record")
         event.recorded_ns = max(self._tails.get(stream, 0), self.now_ns)
         event.stream = stream

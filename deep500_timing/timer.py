@@ -344,7 +344,7 @@ class Timer(Recorder):
 
         Args:
             iterable: Yields the batches, such as a data loader, with or without a length.
-            micro_batches: How many items are one BATCH, for gradient accumulation. Each item is yielded by itself.
+            micro_batches: How many items are one BATCH, for gradient accumulation. Items are yielded one by one.
             start: The number of the first step, for a resumed run; see :meth:`step`.
             gpu: Time BATCH on the device as well.
 

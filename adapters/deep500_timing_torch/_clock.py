@@ -230,7 +230,7 @@ def _named(asked: torch.device | str) -> torch.device:
 def _unavailable(asked: str, reason: str) -> DeviceUnavailableError:
     return DeviceUnavailableError(
         f"Timing on {asked}: this PyTorch ({torch.__version__}) cannot, {reason}. Leave `device` out to time on "
-        "whatever is there (CPU times only, where there is nothing), or check the driver and install a PyTorch "
+        "the accelerator of this machine (CPU times only without one), or check the driver and install a PyTorch "
         "that is built for the device: https://pytorch.org/get-started."
     )
 

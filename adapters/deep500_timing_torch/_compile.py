@@ -1,18 +1,16 @@
-"""Regions inside functions that ``torch.compile`` compiles: nothing, at no cost to those outside.
+"""Makes regions inside functions that ``torch.compile`` compiles do nothing.
 
-What stands between two regions in a compiled function has no time of its own: the compiler fuses it with the rest and
-moves it about. And a compiler that meets a clock gives up on the graph there. So while PyTorch's compiler (Dynamo)
-reads a function, the timer's methods read as the ones below, which do nothing; in all other code they are what they
-are, without a check at run time.
+The compiler fuses and moves the code between two regions, so its time is undefined, and a call of a clock breaks the
+graph. While PyTorch's compiler (Dynamo) traces a function, it sees the functions below in place of the timer's methods.
+All other code calls the timer's methods, without a check at run time.
 
-Dynamo offers two ways to say so. For a method in C, as in the compiled form, ``torch.compiler.substitute_in_graph``,
-which only exists once Dynamo is imported: that takes a second, so it is not imported for the purpose, but watched for.
-For a method in Python, as in the plain form, an attribute on the function.
+Dynamo offers two ways. C methods, as in the compiled form, use ``torch.compiler.substitute_in_graph``, which exists
+only after Dynamo is imported. That import takes a second, so it is watched for and not triggered. Python methods, as in
+the plain form, use an attribute of the function.
 
-What this does not reach: `with handle:` where the handle was made outside of the compiled function (Dynamo enters only
-what it has seen made), and, in the compiled form, `handle.start()` of one made with `gpu=True`. There the graph breaks,
-or the function runs uncompiled, and the region is timed as ever. So is a `with` block that the user's own code breaks
-the graph in; between `start` and `end` both halves compile.
+Not covered: `with handle:` with a handle from outside the compiled function, and, in the compiled form,
+`handle.start()` of a handle with `gpu=True`. There the graph breaks, or the function runs uncompiled, and the region is
+timed. The same holds for a `with` block that contains a graph break; between `start` and `end` both halves compile.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Untimed:
-    """What ``timer.region(key)`` is in a compiled function."""
+    """The result of ``timer.region(key)`` in a compiled function."""
 
     # So that `timed` calls its function without timing it.
     is_open = True
@@ -59,8 +57,8 @@ class Untimed:
         """Do nothing."""
 
 
-# The signatures are those of the originals to the letter: Dynamo checks the defaults of the one against the other.
-# A fresh `Untimed` each time, since Dynamo enters only those context managers that it has seen made.
+# Dynamo compares the defaults with those of the originals.
+# A new `Untimed` each time: Dynamo enters only context managers whose creation it traced.
 
 
 def _start(self: Timer, key: TimeType | str, gpu: bool = False) -> None:
@@ -113,7 +111,7 @@ _SUBSTITUTES: Sequence[tuple[Any, Callable[..., object]]] = (
     (Timer.region, _region),
     (Timer.timed, _timed),
     (Timer.iterate, _iterate),
-    # The adapter's class has methods of its own in the compiled form, see `call_directly`.
+    # In the compiled form the adapter's class has its own methods, see `call_directly`.
     (CPUGPUTimer.start, _start),
     (CPUGPUTimer.end, _end),
     (CPUGPUTimer.region, _region),
@@ -130,7 +128,7 @@ _SUBSTITUTES: Sequence[tuple[Any, Callable[..., object]]] = (
 
 
 def prepare() -> None:
-    """See to it that compiled functions pass over regions, whenever Dynamo is or was imported."""
+    """Make compiled functions skip regions, now or when Dynamo is imported."""
     for original, substitute in _SUBSTITUTES:
         if isinstance(original, FunctionType):
             original._torchdynamo_inline = substitute  # type: ignore[attr-defined]
@@ -149,5 +147,5 @@ def _substitute() -> None:
     except Exception as error:
         warn_once(
             f"Preparing PyTorch {torch.__version__} for regions in compiled functions failed; a region there will "
-            f"break the graph, and all others are timed as ever: {error}"
+            f"break the graph, and all others are timed: {error}"
         )

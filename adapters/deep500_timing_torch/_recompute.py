@@ -1,8 +1,8 @@
-"""Activation checkpointing: what a recomputation repeats is counted as recomputed, and not timed a second time.
+"""Activation checkpointing: repeated regions are counted as recomputed, and not timed a second time.
 
 A checkpoint runs its part of the forward pass again in the backward pass, from PyTorch's own code, and stops it by an
 exception as soon as it has what it needs. So the functions that it keeps for that are wrapped where it keeps them; the
-rest of it, and whoever uses none, is left alone.
+rest of it is not changed.
 """
 
 from __future__ import annotations

@@ -61,10 +61,10 @@ class CPUGPUTimer(_CoreTimer):
 
 
 class Search:
-    """Looks for the device that a timer was made for; what can be told without starting a driver is told at once.
+    """Searches for a timer's device. Errors that need no driver are raised at once.
 
     Args:
-        asked: What the user named: None for the accelerator that is there, if one is.
+        asked: The user's device; None for the accelerator of this machine.
 
     Raises:
         DeviceUnavailableError: PyTorch knows no such device, is not built for it, or has been started without it.
@@ -109,12 +109,12 @@ class Search:
         return hash(self.asked)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copy and pickle what was asked for, not what was found: a checkpoint may be loaded on another machine."""
+        """Copy and pickle the request, not the found device: a checkpoint may be loaded on another machine."""
         return _search_again, (self.asked,)
 
 
 def _search_again(asked: str | None) -> Search:
-    # Who loads a checkpoint wants what is in it, not the device that it was written on.
+    # A checkpoint may be loaded without the device that it was written on.
     try:
         search = Search(asked)
         search.insist = False
@@ -138,7 +138,7 @@ def timer_for(
     """The timer given, or one of the accelerator that is there.
 
     Raises:
-        ValueError: A clock or a device is given beside a timer, which has its own.
+        ValueError: A clock or a device is given together with a timer, which has its own.
         DeviceUnavailableError: The device that was named is not there.
     """
     if timer is not None and device is not None:

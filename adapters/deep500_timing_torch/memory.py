@@ -1,4 +1,4 @@
-"""Memory of the accelerator beside the host's, see :mod:`deep500_timing.memory`."""
+"""Memory of the accelerator and the host, see :mod:`deep500_timing.memory`."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class TorchMemory:
         return dataclasses.replace(
             usage,
             device=str(device),
-            # MPS has no cache of its own accounting and names its one number otherwise.
+            # MPS counts no cache and has another name for its one number.
             device_allocated_bytes=_ask(module, ("memory_allocated", "current_allocated_memory"), device),
             device_peak_allocated_bytes=_ask(module, ("max_memory_allocated",), device),
             device_reserved_bytes=_ask(module, ("memory_reserved", "driver_allocated_memory"), device),
@@ -62,7 +62,7 @@ class TorchMemory:
 
 
 def _current_device() -> torch.device | None:
-    # A device that nobody has started holds nothing of this process, and asking whether it is there may start it.
+    # A device that is not started holds nothing of this process, and a query may start it.
     kind = started_accelerator()
     return None if kind is None else torch.device(kind, torch.accelerator.current_device_index())
 
@@ -91,7 +91,7 @@ class MemoryTimer(_CoreMemoryTimer, CPUGPUTimer):
 
     Args:
         memory: What reads it; host and current device if None.
-        memory_keys: The regions at whose ends to read; all of them if None.
+        memory_keys: Read at the ends of these regions; None for all.
         **settings: As for :class:`deep500_timing_torch.CPUGPUTimer`.
     """
 

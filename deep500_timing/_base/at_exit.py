@@ -20,7 +20,7 @@ _PATIENCE_S = 10.0
 _LAST_PATIENCE_S = 5.0
 """How long what comes after them may take."""
 _PAUSE_S = 1.0
-"""How long SIGTERM holds up what it interrupts. A report that takes longer may need a lock that the interrupted code
+"""How long SIGTERM holds up the interrupted code. A report that takes longer may need a lock that the interrupted code
 holds, an export's or that of the standard output, so that code goes on until the report is made."""
 
 
@@ -114,7 +114,7 @@ def do_not_do_last(call: Callable[[], None]) -> None:
 def report_at_exit(report: Callable[[], None], prepare: Callable[[], None]) -> None:
     """Call ``report`` once when this process ends. See :meth:`deep500_timing.Timer.report_at_exit`.
 
-    At SIGTERM it is called on a thread of its own, after ``prepare`` has been called on the main thread; that must
+    At SIGTERM it is called on a separate thread, after ``prepare`` has been called on the main thread; that must
     neither wait nor take a lock.
     """
     made = _Report(report, prepare)
@@ -157,7 +157,7 @@ def _end(number: int, _frame: FrameType | None) -> None:
 
 
 def _do_all(number: int) -> None:
-    # Each on a thread of its own, since either may wait for what the interrupted code never lets go.
+    # Each on a separate thread: either may wait for a lock that the interrupted code holds for ever.
     _do((*(made.make for made in _reports), *_afterwards), _PATIENCE_S)
     _do(tuple(_last), _LAST_PATIENCE_S)
     _kill(number)

@@ -1,4 +1,4 @@
-"""What must begin anew in a process that was forked."""
+"""Callbacks in forked children."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ _PAUSE_S = 0.001
 if sys.platform == "win32":
     import msvcrt
 
-    # Far beyond what is written, since there a lock keeps others from reading what it covers.
+    # Far beyond the file's content: a lock on Windows blocks reading of the locked bytes.
     _FAR = 2**31 - 2
 
     def _try(descriptor: int) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 
 def _amount(shown_as: str) -> Any:
-    # A size that is unknown unless it is read, and what a table calls it.
+    # A size that is None until it is read, and its title in a table.
     return field(default=None, metadata={"shown_as": shown_as})
 
 
@@ -23,7 +23,7 @@ class MemoryUsage:
     """Memory at one moment; None where it cannot be known."""
 
     host_rss_bytes: int | None = _amount("resident")
-    """What the process holds in the machine's memory (resident set)."""
+    """The process's resident set."""
     host_used_percent: float | None = None
     """How much of the machine's memory all processes use together."""
     swap_used_percent: float | None = None
@@ -35,11 +35,11 @@ class MemoryUsage:
     device_peak_allocated_bytes: int | None = None
     """The most that tensors have occupied since the program last reset the framework's counter."""
     device_reserved_bytes: int | None = _amount("reserved on {device}")
-    """What the framework's allocator holds, free blocks in its cache included."""
+    """Memory of the framework's allocator, free blocks in its cache included."""
     device_peak_reserved_bytes: int | None = None
     """The most that it has held since the program last reset the framework's counter."""
     device_total_bytes: int | None = None
-    """What the device has, whoever uses it."""
+    """The device's total memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class MemorySamples:
         self.total()
 
     def total(self) -> RegionMemory | None:
-        """What they come to; None without a sample."""
+        """Their summary; None without a sample."""
         if self._adding.acquire(False):
             try:
                 while self._new:
@@ -101,4 +101,4 @@ def _largest(first: int | None, second: int | None) -> int | None:
 MAXIMA = tuple(field.name for field in fields(RegionMemory) if field.name.startswith("max_"))
 """The fields of :class:`RegionMemory` that hold the largest of an amount, in bytes."""
 SHOWN = {field.name: field.metadata["shown_as"] for field in fields(MemoryUsage) if "shown_as" in field.metadata}
-"""The fields of :class:`MemoryUsage` that a table shows, with what it calls them."""
+"""The fields of :class:`MemoryUsage` that a table shows, with their titles."""

@@ -17,10 +17,10 @@ def names(group: str) -> tuple[str, ...]:
 
 
 def load(group: str, name: str) -> Any:
-    """Import what is registered under a name.
+    """Import the plug-in of a name.
 
     Raises:
-        LookupError: Nothing is; the text lists what is.
+        LookupError: There is none; the text lists the registered names.
         ImportError: Importing it would end the program.
         Exception: What importing it raises.
     """
@@ -35,7 +35,7 @@ def load(group: str, name: str) -> Any:
 
 
 def loadable(group: str, only: Container[str] | None = None) -> Iterator[tuple[str, Any]]:
-    """Each name with what it stands for, in order; one that cannot be imported costs a warning and is left out.
+    """Each name with its plug-in, in order. One that cannot be imported costs a warning and is left out.
 
     Args:
         group: Of entry points.
@@ -61,7 +61,7 @@ def registered(group: str) -> dict[str, EntryPoint]:
         if taken is None or taken.value == point.value:
             found[point.name] = point
             continue
-        # First come, but for the names of the built-in parts, which are this distribution's whoever comes first.
+        # The first one wins, except that the built-in names are always this distribution's.
         used, other = (point, taken) if _is_built_in(point) and not _is_built_in(taken) else (taken, point)
         found[point.name] = used
         warn_once(

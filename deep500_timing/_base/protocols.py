@@ -1,7 +1,7 @@
-"""What a timer asks of parts that a user may bring: a clock of the host, a clock of a device, a text stream.
+"""Interfaces that a user may implement: a host clock, a device clock, a text stream.
 
-A *host clock* answers at once. A *device clock* cannot: work is queued, and so are the marks around it. It therefore
-deals in events that are recorded into a stream now and read later.
+A *host clock* returns the time at once. A device works through a queue, so a *device clock* records events into a
+stream now and reads them later.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Writable(Protocol):
-    """A text stream, as far as a report needs one."""
+    """The part of a text stream that a report needs."""
 
     def write(self, text: str, /) -> object:
         """Take the text."""
@@ -43,7 +43,7 @@ class DeviceClock(Protocol):
     """The device type in the framework's own term, such as ``"cuda"``."""
 
     def stream(self) -> Hashable:
-        """The stream that receives what the calling thread issues now, on the current device.
+        """The stream that receives the calling thread's work, on the current device.
 
         Equal streams compare equal and hash alike; streams of different devices differ.
         """

@@ -1,4 +1,4 @@
-"""Warnings that say a thing once."""
+"""Warnings that are issued once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def warn_once(message: str, *, key: str | None = None) -> None:
     """Warn with a ``TimingWarning``, once per process.
 
     Args:
-        message: What was done, what is wrong, what happens now.
+        message: The action, the fault, and the consequence.
         key: Warnings with the same key count as one; None takes the message.
     """
     key = key or message
@@ -39,7 +39,7 @@ def stacklevel_of_user() -> int:
 
 
 def _is_ours(frame: FrameType) -> bool:
-    # The adapters are packages of their own, of the same name's beginning.
+    # The adapters are separate packages with the same prefix.
     return str(frame.f_globals.get("__name__", "")).startswith("deep500_timing")
 
 

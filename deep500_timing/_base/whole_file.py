@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 @contextmanager
 def whole_file(path: str) -> Iterator[IO[bytes]]:
-    """Write a file beside its place and put it there at the end, over one that is there.
+    """Write a temporary file and rename it at the end, replacing an existing one.
 
-    Whatever ends the writing early, Ctrl-C among it, leaves what was there before.
+    If the writing fails, Ctrl-C included, the existing file stays as it was.
 
     Args:
         path: Where the file shall be.
@@ -29,12 +29,12 @@ def whole_file(path: str) -> Iterator[IO[bytes]]:
         raise IsADirectoryError(errno.EISDIR, "is a folder; name a file in it", path)
     try:
         handle, scratch = tempfile.mkstemp(prefix=f".{name[:100]}.", dir=folder)
-    except OSError as error:  # It names a file that nobody has asked for.
+    except OSError as error:  # It names the temporary file.
         raise type(error)(error.errno, error.strerror, path) from None
     try:
         with os.fdopen(handle, "wb", buffering=1 << 20) as file:
             yield file
-        # mkstemp lets nobody else read; a result has the rights that any new file would have.
+        # mkstemp creates private files; a result has the permissions of any new file.
         mask = os.umask(0)
         os.umask(mask)
         os.chmod(scratch, 0o666 & ~mask)

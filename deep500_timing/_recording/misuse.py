@@ -1,4 +1,4 @@
-"""What a start does that finds its region open, and the texts of the errors of misuse.
+"""The start of an open region, and the error texts of misuse.
 
 * A second entry (a finalizer, a callback of the garbage collector or a signal handler that interrupted the code that
   opened the region): both stretches are timed.

@@ -218,7 +218,7 @@ class Region:
             self._device_intervals = self._timer._new_intervals()
         return self._device_intervals
 
-    # Used by named timers, which measure the time themselves and keep it in a region of their own.
+    # Used by named timers, which measure the time themselves and keep it in a separate region.
 
     def _open_at(self, start_ns: int) -> None:
         self._start_ns, self._is_open = start_ns, True

@@ -81,7 +81,7 @@ class SizedSteps(Steps[T]):
 
 def _loop_was_left() -> bool:
     # Whether the loop that closes this generator was left by `break` or `return`, and not by an exception. The closing
-    # loop has then removed its iterator from the stack by an instruction of its own. Generators in between, such as
+    # loop has then removed its iterator from the stack by a separate instruction. Generators in between, such as
     # tqdm's, are closed by the loop around them.
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_code.co_flags & inspect.CO_GENERATOR:

@@ -1,4 +1,4 @@
-"""Threads and forks: when a thread ends, what it is called, and who starts anew in a forked process."""
+"""The end of a thread, its name, and the reset of timers in a forked process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from typing import Any, Protocol
 
     class Releasable(Protocol):
-        """What a thread has recorded."""
+        """The regions of a thread."""
 
         def release(self) -> None:
             """Become free for another thread."""
@@ -24,21 +24,21 @@ all_recorders: WeakSet[Any] = WeakSet()
 claim_lock = RLock()
 _of_thread = _local()
 _ending: dict[int, int] = {}
-"""By its id, which is used again, the system's number of the last thread whose local storage was taken down."""
+"""Per thread id, which is reused, the native id of the last thread whose local storage was cleared."""
 
 
 class _Token:
-    """Lives in a thread's local storage, and so for as long as the thread does."""
+    """Lives in a thread's local storage, as long as the thread."""
 
 
 def watch_thread(regions: Releasable) -> ref[Any] | None:
-    """See to it that the regions are released when the calling thread ends.
+    """Release the regions when the calling thread ends.
 
-    Not for the main thread, which ends with the process, nor for one that Python did not start, whose local storage
-    may go after each call into Python.
+    The main thread is not watched: it ends with the process. A thread that Python did not start is not watched: its
+    local storage may be cleared after each call into Python.
 
     Returns:
-        What must be kept for as long as the thread is watched.
+        A reference to keep while the thread is watched, or None.
     """
     import threading
 
@@ -55,7 +55,7 @@ def watch_thread(regions: Releasable) -> ref[Any] | None:
     if token is None:
         token = _of_thread.token = _Token()
     watched = ref(regions)
-    is_finalizing = sys.is_finalizing  # Daemon threads outlive what a module holds.
+    is_finalizing = sys.is_finalizing  # Daemon threads outlive module globals.
 
     def release(_token: ref[Any]) -> None:
         released = watched()
@@ -68,12 +68,12 @@ def watch_thread(regions: Releasable) -> ref[Any] | None:
 
 
 def is_ending() -> bool:
-    """Whether the calling thread, which cannot be watched, has let go of what it had: what it keeps nobody releases."""
+    """Whether the calling thread has cleared its local storage, so that it cannot be watched any more."""
     return _ending.get(get_ident()) == get_native_id()
 
 
 def thread_name(ident: int) -> str:
-    """How an error's text names a thread."""
+    """Return a thread's name for an error text."""
     import threading
 
     for thread in threading.enumerate():
@@ -82,11 +82,11 @@ def thread_name(ident: int) -> str:
     return f"thread {ident}"
 
 
-def _start_anew() -> None:
+def _reset_after_fork() -> None:
     global claim_lock
     claim_lock = RLock()
     for recorder in list(all_recorders):
         recorder._after_fork()
 
 
-after_fork(_start_anew)
+after_fork(_reset_after_fork)

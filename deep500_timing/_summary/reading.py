@@ -13,7 +13,6 @@ import numpy as np
 
 from deep500_timing._base.time_type import TimeType
 from deep500_timing._distributed.identity import known_rank_and_world
-from deep500_timing._recording.left_open import end_what_is_over
 from deep500_timing._summary.anchor import take_anchor
 from deep500_timing._summary.distribution import Distribution, RecordedTimes, merge
 from deep500_timing._summary.kept_tree import Store, tree_of_kept
@@ -38,7 +37,6 @@ def take_snapshot(recorder: Recorder, pending: dict[int, int], *, places: bool =
         pending: Device times still to come, by the ``id`` of a region's device intervals.
         places: Build the tree of regions from the intervals that are kept.
     """
-    end_what_is_over(recorder)
     stores, running, waiting = [], Counter[str](), Counter[str]()
     for region in recorder._regions():
         # Read before the intervals: a region that ends in between is then among them.
@@ -141,6 +139,6 @@ def kept_intervals(stores: Iterable[Intervals]) -> NDArray[np.int64]:
             joined = joined[max(len(joined) - copied["keep_last"], 0) :]
         parts.append(joined)
     if len(parts) == 1:
-        return parts[0]
+        return parts[0] if parts[0].flags.writeable else parts[0].copy()
     merged = np.concatenate(parts) if parts else np.zeros((0, 2), dtype=np.int64)
     return merged[np.argsort(merged[:, 1], kind="stable")]

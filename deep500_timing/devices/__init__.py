@@ -1,14 +1,14 @@
-"""Times on a device: what an adapter is made of, and what to time with it beside regions.
+"""Times on a device, for adapters.
 
-A device is timed by events in its streams. An adapter brings a :class:`DeviceClock`, which records and reads them; the
-pool of events over it, their collecting, forks and faults are here and are the same for every device:
+Events in the device's streams time it. An adapter supplies a :class:`DeviceClock`, which records and reads them. The
+pool of events, its collecting, forks and faults are the same for every device:
 
 * :func:`pool_of` gives the :class:`EventPool` of a clock, which all timers of the process share.
 * :func:`lazy_device` defers the search for a clock to the first ``gpu=True``.
 * :mod:`~deep500_timing.devices.clocks` finds the clocks of every distribution by name.
 * :class:`DeviceClockContract` is the suite of tests that a clock must pass.
 
-See ``adapters/README.md`` for an adapter made of nothing else.
+``adapters/README.md`` has an adapter made of these.
 """
 
 from __future__ import annotations

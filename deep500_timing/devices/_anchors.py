@@ -1,7 +1,7 @@
-"""Where a device's events lie: how far apart two of them are, and when, on the host's clock, the device reached one.
+"""The time between a device's events, and their place on the host's clock.
 
-Now and then the start of a pair serves as an anchor: an event of which the host knows, by asking, between which two
-moments of its own clock the device reached it. The pairs behind it are placed by it.
+Every two seconds the start of a pair serves as an anchor: queries give two bounds for the host time at which the device
+reached it. The pairs behind it are placed by it.
 
 This file runs as plain Python and, with the C types of ``_anchors.pxd``, compiled.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _ANCHOR_NS = 2_000_000_000
 """Time between two anchors. Events give a float32 of milliseconds, which is exact to 0.25 µs at 4 s."""
 _ANCHOR_QUERIES = 8
-"""Queries right after an anchor was recorded: on an idle stream the device is there within microseconds."""
+"""Queries right after an anchor is recorded: an idle stream reaches it within microseconds."""
 
 
 def record_function(clock: Any) -> Callable[[Any, Any], object]:
@@ -36,18 +36,18 @@ class Anchors:
     __slots__ = ("_clock", "_elapsed_ms", "_record")
 
     def __init__(self, clock: DeviceClock) -> None:
-        """Ask nothing of the clock yet; the pool calls :meth:`prepare` when the device is first used."""
+        """Call nothing of the clock; the pool calls :meth:`prepare` at the first use of the device."""
         self._clock = clock
         self._elapsed_ms: Callable[[Any, Any], float] | None = None
         self._record: Callable[[Any, Any], object] = clock.record
 
     def prepare(self) -> None:
-        """Look up what is called for each pair; the clock may have bound it anew at its first use."""
+        """Look up the functions that the clock may have rebound at its first use."""
         self._elapsed_ms = getattr(self._clock, "elapsed_ms", None)
         self._record = record_function(self._clock)
 
     def take(self, queue: StreamQueue, now_ns: Any, event: Any) -> EventAnchor:
-        """The anchor for a pair on this queue, with one user more: the one that is there, or a new one.
+        """Return the anchor for a pair on this queue, with one more user: the current one, or a new one.
 
         A new one is recorded, and its event is the start of the pair.
         """
@@ -69,7 +69,7 @@ class Anchors:
         return anchor
 
     def ask(self, anchor: EventAnchor) -> bool:
-        """Whether the device has reached it; either answer narrows the time at which it did."""
+        """Whether the device has reached the anchor. Either answer narrows its bounds."""
         with captures.query_lock:
             if captures.under_way:
                 return False
@@ -81,11 +81,11 @@ class Anchors:
                 else:
                     anchor.raise_low(low_ns)
             except Exception:
-                return False  # Who reads the pair will say what is wrong.
+                return False  # Reading the pair reports the fault.
             return done
 
     def place(self, queue: StreamQueue, anchor: EventAnchor) -> None:
-        """The device has passed a pair behind this anchor: settle where it stands on the host's clock."""
+        """Fix the place of an anchor on the host's clock; the device has passed a pair behind it."""
         if not anchor.is_done:
             anchor.done_before(anchor.now_ns())
         previous = anchor.previous
@@ -104,8 +104,8 @@ class Anchors:
         queue.uncertainty_ns = anchor.uncertainty_ns()
 
     def elapsed_ns(self, start: Any, end: Any) -> int:
-        """From one event to another, both of which the device has passed; negative if it passed them in reverse."""
-        # Asked twice for each pair: a function of C, where the clock has one, costs half of a method around it.
+        """The time between two finished events; negative if the device passed them in reverse."""
+        # Called twice per pair: a C function costs half of a method around it.
         if self._elapsed_ms is None:
             return int(self._clock.elapsed_ns(start, end))
         elapsed_ms = self._elapsed_ms(start, end)

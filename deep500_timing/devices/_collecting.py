@@ -1,6 +1,6 @@
-"""Collecting: the pairs that a device has passed are read, all at once, by a query that answers at once.
+"""Reads the pairs that a device has passed, by queries that never wait.
 
-Pairs that it has not passed stay pending. Only who asks for times by name waits for them.
+Other pairs stay pending. Only a method that the user calls for device times waits for them.
 
 This file runs as plain Python and, with the C types of ``_collecting.pxd``, compiled.
 """
@@ -14,7 +14,7 @@ from deep500_timing.devices._queue import captures
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator
+    from collections.abc import Callable, Hashable
     from typing import Any
 
     from deep500_timing._base.protocols import DeviceClock
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 
     Queues = dict[Hashable, StreamQueue]
 _SPARE_PAIRS = 16
-"""Pairs that a stream gets before it asks whether older ones are done; half as many regions share one query."""
+"""Pairs that a stream gets before it queries older ones; half as many regions share one query."""
 _BATCH_PAIRS = 16
-"""Pairs that are read at most at the end of one region, so that a backlog does not stall the training thread."""
+"""Most pairs to read at the end of one region, so that a backlog does not stall the training thread."""
 _DOUBTS = 16
-"""How many times in a row the device may fail to say whether it has passed a pair before the pair counts as failed."""
+"""How many queries in a row may fail before a pair counts as failed."""
 
 
 def owner_of(sink: Any) -> Any:
-    """By what the times of a sink are asked for: by its owner if it names one, as of several that share one."""
+    """Return the owner of a sink, by which its times are asked for; a sink without one owns itself."""
     return getattr(sink, "owner", sink)
 
 
 def _count_to(queue: StreamQueue, sink: Any) -> int:
-    # How many pairs there are up to the last one for that sink, 0 without one.
+    # The number of pairs up to the last one for that sink; 0 without one.
     pairs = list(queue.pending)
     count = len(pairs)
     while count and owner_of(pairs[count - 1][2]) is not sink:
@@ -47,46 +47,43 @@ def _count_to(queue: StreamQueue, sink: Any) -> int:
 class Collector:
     """Reads the pairs of one device's clock, one thread at a time.
 
-    A pair that the device fails to answer for may be one of a capture that nobody told of: it stays pending, and
-    counts as failed only when the device has refused to answer many times in a row.
+    A query that fails may mean a capture that is not known here. The pair stays pending, and counts as failed only
+    after many failed queries in a row.
     """
 
     __slots__ = ("_anchors", "_clock", "_device_now", "_lock", "_stalls", "_thread")
 
     def __init__(self, clock: DeviceClock, anchors: Anchors) -> None:
-        """Ask nothing of the clock yet; the pool calls :meth:`prepare` when the device is first used."""
+        """Call nothing of the clock; the pool calls :meth:`prepare` at the first use of the device."""
         self._clock = clock
         self._anchors = anchors
         self._device_now: Callable[[], Any] | None = None
         self._stalls = False
-        """Whether reading a time stops the device: then only who asks for times by name has them read."""
-        # Only ever tried on the training thread, never waited for.
+        """Whether reading a time stops the device. Then only methods that may wait read times."""
+        # The training thread only tries it, and never waits for it.
         self._lock = allocate_lock()
         self._thread = 0
-        """The thread that has, or had, the lock: a signal handler may run in the middle of its collecting."""
+        """The last thread that took the lock: a signal handler may run in the middle of its collecting."""
 
     def prepare(self) -> None:
-        """Look up what the clock may bind anew at its first use."""
+        """Look up the functions that the clock may rebind at its first use."""
         self._device_now = getattr(self._clock, "device_now", None)
         self._stalls = bool(getattr(self._clock, "stalls", False))
 
     def abandon(self) -> None:
-        """Forget who collects: in a forked child nobody does."""
+        """Free the lock, in a forked child."""
         self._lock = allocate_lock()
 
     def reclaim(self, queue: StreamQueue) -> None:
-        """Read a few pairs of a queue that has no free event left, if the device has passed them; never wait."""
-        # At most one query for each region that ends, and none while events are left. It asks for the pair in the
-        # middle of the queue: a yes frees half of them, so that the next query is half a pool of regions away; a no
-        # lets the pool grow by one pair, until it holds twice the work in flight and the middle is always done.
+        """Read a few finished pairs of a queue without a free event. Never wait."""
+        # At most one query per ended region, and none while events are free. The query is for the middle of the queue:
+        # a yes frees half of the pairs; a no lets the pool grow by one pair, until it holds twice the work in flight
+        # and the middle is always done.
         if len(queue.pending) < _SPARE_PAIRS or self._stalls:
             return
-        got = False
+        if not self._lock.acquire(False):
+            return
         try:
-            for got in map(self._lock.acquire, (False,)):  # noqa: B007 (see _attempts)
-                pass
-            if not got:
-                return
             self._thread = get_ident()
             with captures.query_lock:
                 count = len(queue.pending)
@@ -105,12 +102,11 @@ class Collector:
                     queue.known_done = middle + 1
                 self._collect(queue, min(queue.known_done, _BATCH_PAIRS))
         finally:
-            if got:
-                self._lock.release()
+            self._lock.release()
 
     def _doubt(self, queue: StreamQueue, error: Exception) -> bool:
-        # The device could not say whether it has passed a pair. That may be a capture that nobody told us of: the pairs
-        # stay pending. Returns whether it has failed so often that it will never answer better.
+        # A query failed, perhaps in a capture that is not known here: the pairs stay pending. Returns whether queries
+        # have failed too often.
         warn_once(
             f"Asking the device {self._clock.name!r} how far it is failed; its times stay pending: {error}",
             key=f"query {self._clock.name}",
@@ -119,7 +115,7 @@ class Collector:
         return queue.faults >= _DOUBTS
 
     def _collect(self, queue: StreamQueue, count: int) -> None:
-        # Read the oldest pairs, which are done.
+        # Read the oldest pairs, which are finished.
         device = None if self._device_now is None else self._device_now()
         for _ in range(count):
             entry = queue.pending[0]
@@ -136,14 +132,14 @@ class Collector:
             start_queue.give_back(entry[0], entry[7])
 
     def _settle(self, queue: StreamQueue, entry: Any, device: Any) -> None:
-        # Keep the time of a pair, or count it as failed. Where the device turns out not to have passed it: neither.
+        # Keep the time of a pair, or count it as failed; neither if the device has not passed it.
         clock: Any = self._clock
         start, end, sink, start_ns, end_ns, start_queue, pair, anchor = entry
         try:
             duration_ns = self._anchors.elapsed_ns(start, end)
             if anchor is not None and duration_ns >= 0:
                 since_ns = 0 if start is anchor.event else self._anchors.elapsed_ns(anchor.event, start)
-                # Issued at that moment of the host, it cannot have been reached before.
+                # The device cannot have reached it before the host issued it.
                 anchor.raise_low(end_ns - duration_ns - since_ns)
                 if not anchor.placed:
                     self._anchors.place(start_queue, anchor)
@@ -155,9 +151,9 @@ class Collector:
                 start_ns = placed_ns
         except Exception as error:
             if device is not None:
-                clock.back_to(device)  # the comparison may have left another one current
-            # Two threads that share a stream may queue their pairs in another order than they recorded them, and a
-            # start on another stream may be behind: then the pair is not lost, only early.
+                clock.back_to(device)  # the comparison may have changed it
+            # Not finished: two threads that share a stream may queue their pairs in another order than they recorded
+            # them, and a start may be on another stream.
             try:
                 done = clock.is_done(start) and clock.is_done(end)
             except Exception as doubt:
@@ -173,7 +169,7 @@ class Collector:
             )
             return
         if duration_ns < 0:
-            # It ended on a stream that was there before the one on which it began: no time at all.
+            # It ended on another stream, which was ahead of the first.
             sink.failed += 1
             queue.settled = entry
             warn_once(
@@ -190,19 +186,16 @@ class Collector:
         """Collect the pairs that the device has passed.
 
         Args:
-            queues: Those of the pool, by stream.
-            wait: Wait for those that it has not. Only for a user who asked for times by name.
-            sink: Collect and wait for what is for it, and for nothing queued after that; None for everything.
+            queues: The pool's queues, by stream.
+            wait: Wait for the others. Only for a user who asked for device times.
+            sink: Collect and wait for the pairs of this sink, and for nothing queued after them; None for all.
         """
         if self._stalls and not wait:
             return
-        got = False
+        # A signal handler that interrupts the collecting of its own thread would wait for itself.
+        if not self._lock.acquire(False) and not (wait and self._thread != get_ident() and self._lock.acquire()):
+            return
         try:
-            for got in map(self._lock.acquire, self._attempts(wait=wait)):
-                if got:
-                    break
-            if not got:
-                return
             self._thread = get_ident()
             for queue in list(queues.values()):
                 if not self._can_query():
@@ -218,19 +211,7 @@ class Collector:
                     done = self._count_done(queue, len(queue.pending))
                     self._collect(queue, done if sink is None else min(count, done))
         finally:
-            if got:
-                self._lock.release()
-
-    def _attempts(self, *, wait: bool) -> Iterator[bool]:
-        # With what to try the lock, one after another. Who does not want to wait for the device does not wait for
-        # others who collect, either. A signal handler that interrupts the collecting of its own thread would wait for
-        # itself.
-        #
-        # Go through them with `map`: plain, the interpreter looks for an interrupt after a call, so that one may come
-        # between the lock's `acquire` and the name that says it is ours; a loop over a `map` has no such place.
-        yield False
-        if wait and self._thread != get_ident():
-            yield True
+            self._lock.release()
 
     def _can_query(self) -> bool:
         if captures.under_way:
@@ -246,18 +227,18 @@ class Collector:
             pairs = list(queue.pending)[:count]
             if pairs:
                 self._clock.wait(pairs[len(pairs) - 1][1])
-            # What comes later in a stream is done later, but a start may be on another stream.
+            # Streams are in order, but a start may be on another stream.
             for start, _, _, _, _, start_queue, _, _ in pairs:
                 if start_queue is not queue:
                     self._clock.wait(start)
         except Exception as error:
             warn_once(
-                f"Waiting for the device {self._clock.name!r} failed; times that it has reached are reported: {error}",
+                f"Waiting for the device {self._clock.name!r} failed; times of finished work are reported: {error}",
                 key=f"wait {self._clock.name}",
             )
 
     def _count_done(self, queue: StreamQueue, count: int) -> int:
-        # The newest first: in most cases one query answers for all.
+        # The newest first: mostly one query answers for all.
         pending, is_done = queue.pending, self._clock.is_done
         if count == 0:
             return 0
@@ -277,7 +258,7 @@ class Collector:
         return low
 
     def _count_from_the_front(self, queue: StreamQueue, count: int) -> int:
-        # Some pair cannot be asked for, such as one that was recorded in a capture: those before it can.
+        # A pair cannot be queried, such as one that was recorded in a capture. Count the pairs before it.
         for index in range(count):
             try:
                 if not self._clock.is_done(queue.pending[index][1]):
@@ -288,7 +269,7 @@ class Collector:
         return count
 
     def pending(self, queues: Queues) -> dict[int, int]:
-        """How many pairs are on their way, by the ``id`` of the sink that they are for."""
+        """The number of pending pairs, by the ``id`` of their sink."""
         counts: dict[int, int] = {}
         for queue in list(queues.values()):
             for entry in list(queue.pending):

@@ -1,4 +1,4 @@
-"""What every device clock must do, as a suite of tests that an adapter's own tests inherit."""
+"""The contract of device clocks, as a suite of tests that an adapter's tests inherit."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class DeviceClockContract:
         assert hash(first) == hash(second)
 
     def test_another_stream_is_not(self, rig: DeviceRig) -> None:
-        """Another current stream is told from the first, which is back afterwards."""
+        """Another current stream differs from the first, which is current again afterwards."""
         before = rig.clock.stream()
         with rig.side_stream():
             assert rig.clock.stream() != before
@@ -76,7 +76,7 @@ class DeviceClockContract:
         rig.finish()
 
     def test_done_when_the_device_is(self, rig: DeviceRig) -> None:
-        """Every event is done once the device has done what was queued."""
+        """Every event is done when the device has finished the queued work."""
         before = self._recorded(rig)
         rig.launch(self.work_seconds)
         after = self._recorded(rig)
@@ -134,7 +134,7 @@ class DeviceClockContract:
         assert not rig.clock.is_capturing()
 
     def test_a_timer_over_it(self, rig: DeviceRig) -> None:
-        """A timer gives the times of regions, however many and whether or not anybody waits in between."""
+        """A timer returns the times of many regions without waiting in between."""
         timer = CPUGPUTimer(device_clock=rig.clock)
         rounds = 50
         for _ in range(rounds):

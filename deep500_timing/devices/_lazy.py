@@ -1,4 +1,4 @@
-"""A device that is looked for when it is first used, so that making a timer starts nothing and imports nothing."""
+"""A device that is searched for at its first use, so that creating a timer starts and imports nothing."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ if TYPE_CHECKING:
 
 
 class LazyDevice(Device):
-    """Stands in for a device until the first region on it begins; only that starts the search.
+    """Stands for a device until the first region on it starts the search.
 
-    Until then it reads as no device (``is_null`` is True, ``clock`` is None, nothing is pending), and asking for any
-    of it searches nothing. A timer replaces it by what :meth:`find` gives as soon as it needs the device; whoever goes
-    on using it is handed on to that.
+    Until then ``is_null`` is True, ``clock`` is None and nothing is pending. A timer replaces it by the result of
+    :meth:`find` when it needs the device. Later calls are forwarded to that.
     """
 
     __slots__ = ("_found", "reason", "search")
@@ -36,7 +35,7 @@ class LazyDevice(Device):
 
     @property
     def clock(self) -> DeviceClock | None:
-        """The clock that was found, None before the search."""
+        """The found clock, or None before the search."""
         return None if self._found is None else self._found.clock
 
     @property
@@ -46,15 +45,15 @@ class LazyDevice(Device):
 
     @property
     def uncertainty_ns(self) -> int:
-        """As the device's that was found."""
+        """That of the found device."""
         return 0 if self._found is None else self._found.uncertainty_ns
 
     def find(self) -> Device:
-        """Search, unless that was done before, and return the device: a pool, or the null device.
+        """Search once, and return the device: a pool, or the null device.
 
         Raises:
-            Exception: What the search raises, such as ``DeviceUnavailableError`` for a device that was named and is
-                not there. The next call searches again.
+            Exception: Raised by the search, such as ``DeviceUnavailableError`` for a named device. The next call
+                searches again.
         """
         if self._found is None:
             found = self.search()
@@ -67,18 +66,18 @@ class LazyDevice(Device):
         return self._found
 
     def find_for_regions(self) -> Device:
-        """As :meth:`find`, with one warning that gives the reason if there is no device."""
+        """As :meth:`find`, with one warning that tells why there is no device."""
         found = self.find()
         if found.is_null:
             warn_once(f"Timing a region with gpu=True: {self.reason}", key=f"no device {self.reason}")
         return found
 
     def begin(self, pair: EventPair) -> None:
-        """Search if need be, and begin on the device that was found."""
+        """Search if necessary, and begin on the found device."""
         self.find_for_regions().begin(pair)
 
     def end(self, pair: EventPair, sink: Any, start_ns: int, end_ns: int) -> None:
-        """End on the device that was found."""
+        """End on the found device."""
         if self._found is not None:
             self._found.end(pair, sink, start_ns, end_ns)
 
@@ -88,7 +87,7 @@ class LazyDevice(Device):
             self._found.drop(pair)
 
     def collect(self, *, wait: bool) -> None:
-        """Collect what is done."""
+        """Collect the finished pairs."""
         if self._found is not None:
             self._found.collect(wait=wait)
 
@@ -98,23 +97,23 @@ class LazyDevice(Device):
             self._found.collect_for(sink)
 
     def pending(self) -> dict[int, int]:
-        """How many pairs are on their way."""
+        """How many pairs are pending."""
         return {} if self._found is None else self._found.pending()
 
     def __repr__(self) -> str:
-        """Show what was found, if anybody looked."""
-        return f"<LazyDevice: {self._found or 'not looked for yet'}>"
+        """Show the found device."""
+        return f"<LazyDevice: {self._found or 'not searched for yet'}>"
 
     def __eq__(self, other: object) -> bool:
-        """Equal ones make the same search."""
+        """Equal if they make the same search."""
         return isinstance(other, LazyDevice) and self.search == other.search
 
     def __hash__(self) -> int:
-        """As equality has it."""
+        """Hash the search."""
         return hash(self.search)
 
     def __reduce__(self) -> Any:
-        """A copy looks for its device anew, in the process that it is in."""
+        """A copy searches again, in its own process."""
         return _rebuild, (self.search, self.for_named_timers)
 
 
@@ -123,24 +122,24 @@ def _rebuild(search: Callable[[], DeviceClock | str], for_named_timers: bool) ->
 
 
 def lazy_device(search: Callable[[], DeviceClock | str], *, for_named_timers: bool = True) -> LazyDevice:
-    """What to pass as ``device_clock`` of a timer whose device is to be looked for at the first ``gpu=True``.
+    """Return a ``device_clock`` for a timer that searches for its device at the first ``gpu=True``.
 
     ::
 
         Timer(device_clock=lazy_device(lambda: clocks.get("worker")()))
 
     Args:
-        search: Returns the clock, or the reason why there is none as one or two sentences; the first ``gpu=True`` says
-            it in one warning, and CPU times go on. It is called once, on the thread that uses the device first. What
-            it raises reaches that call: for a device that the user named.
-        for_named_timers: Whether named timers, which have no ``gpu=True``, look for the device at their first start.
-            False where a time on the device costs more than two events.
+        search: Returns the clock, or one or two sentences that tell why there is none; the first ``gpu=True`` warns
+            with them, and CPU times go on. It is called once, on the thread that uses the device first. That call
+            raises its exceptions, for a device that the user named.
+        for_named_timers: Whether named timers, which have no ``gpu=True``, search for the device at their first start.
+            False where a device time costs more than two events.
     """
     return LazyDevice(search, for_named_timers=for_named_timers)
 
 
 def device_of(device_clock: DeviceClock | LazyDevice | None) -> Device:
-    """What times the regions of a timer that was given this as its ``device_clock``."""
+    """Return the device of a timer with this ``device_clock``."""
     if device_clock is None:
         return NULL_DEVICE
     if isinstance(device_clock, LazyDevice):

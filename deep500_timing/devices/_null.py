@@ -1,4 +1,4 @@
-"""What a timer asks of its device, and the null device, which a timer without one has in the place of a pool."""
+"""The interface of a timer's device, and the null device of a timer without one."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
 
 class Device:
-    """What a timer asks of its device. Here everything does nothing, as without a device.
+    """The interface of a timer's device. Here every method does nothing.
 
     Attributes:
         is_null: Whether there is no device behind this.
-        is_lazy: Whether this only stands in for a device that :meth:`find` gives, see :class:`LazyDevice`.
-        for_named_timers: Whether named timers are to look for it.
+        is_lazy: Whether :meth:`find` returns the real device, see :class:`LazyDevice`.
+        for_named_timers: Whether named timers search for it.
     """
 
     __slots__ = ("for_named_timers", "is_lazy", "is_null")
@@ -34,51 +34,51 @@ class Device:
 
     @property
     def events(self) -> int:
-        """Events created so far, those in use and those that are free: bounded by the work in flight."""
+        """Events created so far, used and free: bounded by the work in flight."""
         return 0
 
     @property
     def uncertainty_ns(self) -> int:
-        """How far off the place of a device's time on the host's clock may be, either way, in ns."""
+        """Uncertainty (±) of device times on the host's clock, in ns."""
         return 0
 
     def find(self) -> Device:
-        """The device, looked for if need be."""
+        """Return the device, after a search if necessary."""
         return self
 
     def find_for_regions(self) -> Device:
-        """As :meth:`find`, with one warning that gives the reason if there is none."""
+        """As :meth:`find`, with one warning that tells why there is no device."""
         return self
 
     def begin(self, pair: EventPair) -> None:
-        """Record the start of a pair on the current stream; a fault costs its time and a warning."""
+        """Record the start of a pair on the current stream. A fault costs its time and a warning."""
 
     def end(self, pair: EventPair, sink: Any, start_ns: int, end_ns: int) -> None:
         """Record the end of a pair on the current stream, and queue it. Never waits.
 
         Args:
-            pair: What was begun.
-            sink: Where its time goes when the device has passed it: ``append(start_ns, end_ns)`` is called, or 1 is
-                added to its attribute ``failed`` or ``captured``.
+            pair: The begun pair.
+            sink: Receives the time when the device has passed the pair, by ``append(start_ns, end_ns)``, or a count in
+                its attribute ``failed`` or ``captured``.
             start_ns: When it began on the host, in ns.
-            end_ns: When it ended there; the device cannot have been there before.
+            end_ns: When it ended on the host.
         """
 
     def drop(self, pair: EventPair) -> None:
-        """Take back the start of a pair that will have no end."""
+        """Take back the start of a pair without an end."""
 
     def collect(self, *, wait: bool) -> None:
         """Collect every pair that the device has passed.
 
         Args:
-            wait: Wait for those that it has not. Only for a user who asked for it by name.
+            wait: Wait for the others. Only for a user who asked for device times.
         """
 
     def collect_for(self, sink: Any) -> None:
-        """Collect the pairs that are for ``sink``, waiting for them and for nothing queued after them."""
+        """Collect the pairs of ``sink``, waiting for them and for nothing queued after them."""
 
     def pending(self) -> dict[int, int]:
-        """How many pairs are on their way, by the ``id`` of the sink that they are for."""
+        """The number of pending pairs, by the ``id`` of their sink."""
         return {}
 
 
@@ -88,9 +88,9 @@ class NullDevice(Device):
     __slots__ = ()
 
     def __repr__(self) -> str:
-        """Say what it is."""
+        """Name it."""
         return "<NullDevice>"
 
 
 NULL_DEVICE = NullDevice()
-"""The one that every timer without a device shares."""
+"""Shared by every timer without a device."""

@@ -1,9 +1,8 @@
-"""Device times: pairs of events from a pool.
+"""Device times by pairs of events from a pool.
 
-The end of a pair only queues its second event. Pairs that the device has passed are collected later (see
-``_collecting.py``); then their events serve again. So the events in use are bounded by the work in flight, whatever the
-length of the run, and the training thread neither waits nor allocates in the steady state. When on the host's clock the
-device reached a pair is told by anchors (see ``_anchors.py``).
+The end of a pair only queues its second event. ``_collecting.py`` reads finished pairs later and frees their events, so
+the number of events is bounded by the work in flight, and the training thread neither waits nor allocates in the steady
+state. ``_anchors.py`` places the pairs on the host's clock.
 
 This file runs as plain Python and, with the C types of ``_pool.pxd``, compiled.
 """
@@ -33,7 +32,7 @@ if not cython.compiled:
     import ctypes
 
     def keep_for_good(event: Any) -> None:
-        """Hold a reference that nobody gives back, not even the interpreter as it ends."""
+        """Take a reference that is never released, not even when the interpreter ends."""
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(event))
 
 
@@ -63,7 +62,7 @@ class EventPool(Device):
         self._collector = Collector(clock, self._anchors)
         self._queues: dict[Hashable, StreamQueue] = {}
         self._last: StreamQueue | None = None
-        # What is called at each end of a region; looked up when the device is first used.
+        # Called at the ends of regions; looked up at the first use of the device.
         self._stream: Callable[[], Hashable] | None = None
         self._is_capturing: Callable[[], bool] | None = None
         self._record: Callable[[Any, Any], object] | None = None
@@ -76,7 +75,7 @@ class EventPool(Device):
         return self._clock
 
     def _prepare(self) -> None:
-        # The first call of the clock may bind its functions anew.
+        # The first call may rebind the clock's functions.
         clock: Any = self._clock
         clock.stream()
         self._handle_of = clock.handle_of if hasattr(clock, "record_handle") else None
@@ -88,7 +87,7 @@ class EventPool(Device):
         self._stream = clock.stream
 
     def _current_queue(self) -> StreamQueue | None:
-        # The queue of the current stream, None while it is captured.
+        # The current stream's queue, or None while the stream is captured.
         if self._stream is None:
             self._prepare()
         stream = self._stream()  # type: ignore[misc]
@@ -106,7 +105,7 @@ class EventPool(Device):
         return queue
 
     def begin(self, pair: EventPair) -> None:
-        """Record the start of a pair on the current stream; a fault costs its time and a warning."""
+        """Record the start of a pair on the current stream. A fault costs its time and a warning."""
         pair.start = None
         pair.anchor = None
         pair.captured = captures.under_way != 0
@@ -194,7 +193,7 @@ class EventPool(Device):
             self._collector.reclaim(queue)
 
     def drop(self, pair: EventPair) -> None:
-        """Take back the start of a pair that will have no end."""
+        """Take back the start of a pair without an end."""
         start = pair.start
         pair.start = None
         if start is not None:
@@ -211,40 +210,40 @@ class EventPool(Device):
         """Collect every pair that the device has passed.
 
         Args:
-            wait: Wait for those that it has not. Only for a user who asked for it by name.
+            wait: Wait for the others. Only for a user who asked for device times.
         """
         self._collector.collect(self._queues, wait=wait)
 
     def collect_for(self, sink: Any) -> None:
-        """Collect the pairs that are for ``sink``, waiting for them and for nothing queued after them.
+        """Collect the pairs of ``sink``, waiting for them and for nothing queued after them.
 
-        Only for a user who asked for their times.
+        Only for a user who asked for device times.
         """
         self._collector.collect(self._queues, wait=True, sink=sink)
 
     def pending(self) -> dict[int, int]:
-        """How many pairs are on their way, by the ``id`` of the sink that they are for."""
+        """The number of pending pairs, by the ``id`` of their sink."""
         return self._collector.pending(self._queues)
 
     @property
     def events(self) -> int:
-        """Events created so far, those in use and those that are free: bounded by the work in flight."""
+        """Events created so far, used and free: bounded by the work in flight."""
         return sum(queue.created for queue in list(self._queues.values()))
 
     @property
     def uncertainty_ns(self) -> int:
-        """How far off the place of a device's time on the host's clock may be, either way, in ns."""
+        """Uncertainty (±) of device times on the host's clock, in ns."""
         return max((queue.uncertainty_ns for queue in list(self._queues.values())), default=0)
 
     def _fault(self, doing: str, pair: EventPair, error: Exception) -> None:
         warn_once(
             f"{doing.capitalize()} region {pair.name!r} on the device {self._clock.name!r} failed; device times that "
-            f"cannot be had are counted as failed, CPU times go on: {error}",
+            f"cannot be read are counted as failed, CPU times go on: {error}",
             key=f"record {self._clock.name}",
         )
 
     def __repr__(self) -> str:
-        """Show the device and how many events it took."""
+        """Show the device and its number of events."""
         return f"<EventPool of {self._clock.name!r}: {self.events} events>"
 
     def abandon(self) -> None:
@@ -258,7 +257,7 @@ _pools: dict[DeviceClock, EventPool] = {}
 
 
 def pool_of(clock: DeviceClock) -> EventPool:
-    """The pool of a device clock; it lives as long as the process."""
+    """Return the pool of a device clock, which lives as long as the process."""
     pool = _pools.get(clock)
     if pool is None:
         pool = _pools[clock] = EventPool(clock)
@@ -266,7 +265,7 @@ def pool_of(clock: DeviceClock) -> EventPool:
 
 
 def _abandon_after_fork() -> None:
-    # The events belong to the parent's context, as do the captures.
+    # Events and captures belong to the parent's context.
     captures.after_fork()
     for pool in _pools.values():
         pool.abandon()

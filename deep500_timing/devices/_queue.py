@@ -1,4 +1,4 @@
-"""The events of one stream: those that are free, the pairs on their way, and the anchors that place them.
+"""The events of one stream: free events, pending pairs, and the anchors that place them.
 
 This file runs as plain Python and, with the C types of ``_queue.pxd``, compiled.
 """
@@ -19,12 +19,11 @@ DRIFT = 50e-6
 
 
 class EventPair:
-    """One stretch of a device's time after another: the start that was recorded, until the end is.
+    """Two events around a stretch of device time; used again for the next stretch.
 
     Args:
-        name: What is timed, for warnings.
-        now_ns: The host clock on whose timeline the times are to be placed; None to place each where it is said to
-            have begun on the host.
+        name: The region's name, for warnings.
+        now_ns: The host clock on which to place the times; None places each at its given start on the host.
     """
 
     __slots__ = ("anchor", "captured", "lead_count", "lead_max_ns", "lead_total_ns", "name", "now_ns", "queue", "start")
@@ -40,18 +39,18 @@ class EventPair:
         self.forget_lead()
 
     def forget_lead(self) -> None:
-        """Forget by how much the device was behind the host."""
+        """Forget how far the device was behind the host."""
         self.lead_count = 0
         self.lead_total_ns = 0
         self.lead_max_ns = 0
 
 
 class EventAnchor:
-    """An event whose time on the host is known to lie between two bounds; pairs behind it are placed by it.
+    """An event with two bounds for its time on the host; the pairs behind it are placed by it.
 
-    The device reaches the event after it was recorded and before a query says that it has. Each query that says no,
-    each end of a pair that was issued later than it ran, and the anchor before it (less the drift of the clocks) narrow
-    the bounds further. The middle is taken, and half of what lies between is the uncertainty.
+    The device reaches the event after the record and before the first query that says so. Each query that says no,
+    each end of a pair that was issued later than it ran, and the previous anchor (less the clocks' drift) narrow the
+    bounds. The middle is the anchor's time, and half of the width is the uncertainty.
     """
 
     __slots__ = (
@@ -72,32 +71,32 @@ class EventAnchor:
     def __init__(
         self, event: Any, now_ns: Callable[[], int], low_ns: int, due_ns: int, previous: EventAnchor | None
     ) -> None:
-        """Start with what is known when the event is recorded: it is not reached before ``low_ns``."""
+        """Start when the event is recorded: the device does not reach it before ``low_ns``."""
         self.event = event
         self.due_ns = due_ns
         """When the next anchor is due, on the host's clock."""
         self.is_due = False
         self.previous = previous
-        """The one before it, until this one is placed."""
+        """The previous anchor, until this one is placed."""
         self.placed = False
         self.place_ns = 0
         self.retired = False
-        """Whether another has been placed after it: its event is free when its last user has been read."""
+        """Whether a later anchor is placed: the event is free when its last user has been read."""
         self.now_ns = now_ns
         self.low_ns = low_ns
         self.high_ns = 0
         self.is_done = False
         self.users = 0
-        """Pairs that are to be placed by it."""
+        """Pairs that it will place."""
 
     def done_before(self, high_ns: int) -> None:
-        """The device has reached the event, at this moment of the host at the latest."""
+        """Note that the device reached the event at this host time or earlier."""
         if not self.is_done or high_ns < self.high_ns:
             self.high_ns = high_ns
         self.is_done = True
 
     def narrow(self, earlier: EventAnchor, elapsed_ns: int) -> None:
-        """Take over what an anchor knows that lies ``elapsed_ns`` before."""
+        """Narrow the bounds by those of an anchor ``elapsed_ns`` earlier."""
         drift_ns = int(elapsed_ns * DRIFT)
         low_ns = max(self.low_ns, earlier.low_ns + elapsed_ns - drift_ns)
         high_ns = min(self.high_ns, earlier.high_ns + elapsed_ns + drift_ns)
@@ -105,17 +104,17 @@ class EventAnchor:
             self.low_ns, self.high_ns = low_ns, high_ns
 
     def raise_low(self, low_ns: int) -> None:
-        """The device was not there before this moment of the host."""
+        """Note that the device reached the event at this host time or later."""
         if low_ns > self.low_ns and (not self.is_done or low_ns <= self.high_ns):
             self.low_ns = low_ns
 
     def place(self) -> None:
-        """Settle when the device reached the event, on the host's clock; all pairs behind it are placed alike."""
+        """Fix the event's time on the host's clock, for all pairs behind it."""
         self.place_ns = (self.low_ns + self.high_ns) // 2
         self.placed = True
 
     def uncertainty_ns(self) -> int:
-        """How far off that may be, either way."""
+        """Half of the width between the bounds."""
         return max(self.high_ns - self.low_ns, 0) // 2
 
 
@@ -141,9 +140,9 @@ class StreamQueue:
         """Start without events.
 
         Args:
-            stream: What the clock calls the stream.
-            handle: What it records into.
-            device: On which device it is; events of two devices have no time between them.
+            stream: The stream, as the clock returns it.
+            handle: What the clock records into.
+            device: The stream's device; events of two devices have no time between them.
         """
         self.stream = stream
         self.handle = handle
@@ -151,21 +150,21 @@ class StreamQueue:
         self.free: list[Any] = []
         self.pending: deque[tuple[Any, Any, Any, int, int, StreamQueue, EventPair, EventAnchor | None]] = deque()
         self.settled: Any = None
-        """The pair whose time was kept, or counted as failed, last: not once more if an interrupt left it pending."""
+        """The pair that was settled last, so that it is not settled twice if an interrupt left it pending."""
         self.known_done = 0
-        """Of how many pairs it is known that the device has passed them."""
+        """How many of the oldest pairs are known to be finished."""
         self.created = 0
         self.faults = 0
-        """How many times in a row asking for the pairs has failed."""
+        """How many queries in a row have failed."""
         self.anchors: dict[Callable[[], int], EventAnchor] = {}
         """The latest anchor for each host clock."""
         self.latest: EventAnchor | None = None
-        """That of them which was used last."""
+        """The anchor that was used last."""
         self.uncertainty_ns = 0
-        """Of the place of the time that was read last."""
+        """The uncertainty of the time that was read last."""
 
     def give_back(self, start: Any, anchor: EventAnchor | None) -> None:
-        """A start event serves again, unless it is the anchor's; that does when no pair needs the anchor."""
+        """Free a start event; the anchor's is freed when no pair needs the anchor."""
         if anchor is None:
             self.free.append(start)
             return
@@ -178,26 +177,26 @@ class StreamQueue:
 
 
 class Captures:
-    """The captures into graphs that are known to be under way, on any thread.
+    """The captures into graphs that are known to be active, on any thread.
 
-    An adapter calls :meth:`begin` before each and :meth:`end` after it. Meanwhile no pool asks the device anything,
-    waits for it or records: on CUDA a query from any thread ends the capture.
+    An adapter calls :meth:`begin` before each and :meth:`end` after it. Meanwhile no pool queries the device, waits for
+    it or records: on CUDA a query from any thread ends the capture.
     """
 
     __slots__ = ("__weakref__", "_graphs", "query_lock", "under_way")
 
     def __init__(self) -> None:
-        """None are."""
+        """Start without captures."""
         self.under_way = 0
-        """How many."""
+        """The number of active captures."""
         self.query_lock = RLock()
-        """Held by who asks the device, so that no capture begins between the look at ``under_way`` and the query."""
+        """Held during a query, so that no capture begins between the check of ``under_way`` and the query."""
         self._graphs: dict[int, Any] = {}
 
     def begin(self, graph: object) -> None:
-        """A capture into this graph is about to begin."""
+        """Note that a capture into this graph is about to begin."""
         with self.query_lock:
-            # One that is dropped in the middle of its capture will never end it.
+            # A graph that is dropped during its capture never ends it.
             key = id(graph)
             try:
                 self._graphs[key] = ref(graph, lambda _: self._forget(key))
@@ -206,7 +205,7 @@ class Captures:
             self.under_way = len(self._graphs)
 
     def end(self, graph: object) -> None:
-        """It has ended, or failed, or never began."""
+        """Note that it has ended, failed, or never began."""
         self._forget(id(graph))
 
     def _forget(self, key: int) -> None:
@@ -214,11 +213,11 @@ class Captures:
         self.under_way = len(self._graphs)
 
     def after_fork(self) -> None:
-        """Forget the parent's."""
+        """Forget the parent's captures."""
         self.query_lock = RLock()
         self._graphs = {}
         self.under_way = 0
 
 
 captures = Captures()
-"""The one of the process."""
+"""The captures of the process."""

@@ -255,7 +255,7 @@ class TestFaults:
                 tmr.end("a", gpu=True)
         assert 1 == len(caught)
         assert (
-            "Recording the start of region 'a' on the device 'manual' failed; device times that cannot be had are "
+            "Recording the start of region 'a' on the device 'manual' failed; device times that cannot be read are "
             "counted as failed, CPU times go on: device lost"
         ) == str(caught[0].message)
         device.fail(method, None)
@@ -320,7 +320,7 @@ class TestFaults:
         device.fail("wait", RuntimeError("hung"))
         with pytest.warns(TimingWarning) as caught:
             assert [1.0] == tmr.get_time("a", gpu=True)
-        assert ("Waiting for the device 'manual' failed; times that it has reached are reported: hung") == str(
+        assert ("Waiting for the device 'manual' failed; times of finished work are reported: hung") == str(
             caught[0].message
         )
 
