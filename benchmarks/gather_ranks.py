@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from deep500_timing._distributed.merge import Merger
-from deep500_timing._distributed.packed import pack_snapshot
+from deep500_timing._distributed.message import pack_snapshot
 from deep500_timing._distributed.transport import StoreTransport
 from deep500_timing._summary.distribution import RecordedTimes
 from deep500_timing._summary.snapshot import RegionTimes, Snapshot
@@ -65,45 +65,27 @@ def snapshot(rank: int, steps: int, spread: float) -> Snapshot:
     return Snapshot(tuple(regions), 1.7e9, f"host-{rank // 8:04}", 1000 + rank, rank=rank)
 
 
-def measure(ranks: int, steps: int, spread: float, fan: int | None = None) -> dict[str, Any]:
-    """Gather so many ranks, by groups of ``fan`` if that is given."""
-    begun = time.process_time()
+def measure(ranks: int, steps: int, spread: float) -> dict[str, Any]:
+    """Gather so many ranks."""
     own = [snapshot(rank, steps, spread) for rank in range(min(DIFFERENT, ranks))]
     made = time.process_time()
     messages = [pack_snapshot(one) for one in own]
     pack_s = (time.process_time() - made) / len(own)
-    del begun, own
+    del own
     store = Store()
-    transport = StoreTransport(store, 0, ranks)
-    group_s = []
-    size = fan or ranks
-    root = Merger()
-    bytes_at_root = 0
-    for first in range(0, ranks, size):
-        senders = range(first, min(first + size, ranks))
-        for rank in senders:
-            # A copy: no two ranks share their bytes.
-            StoreTransport(store, rank, ranks).send("t", first, bytes(bytearray(messages[rank % len(messages)])))
-        begun = time.process_time()
-        merger = Merger() if first else root
-        merger.add(transport.take("t", first, senders))
-        part = merger.to_bytes() if first else b""
-        group_s.append(time.process_time() - begun)
-        if part:
-            bytes_at_root += len(part)
-            begun = time.process_time()
-            root.add_part(part)
-            group_s[0] += time.process_time() - begun
+    for rank in range(ranks):
+        # A copy: no two ranks share their bytes.
+        StoreTransport(store, rank, ranks).send("t", 0, bytes(bytearray(messages[rank % len(messages)])))
     begun = time.process_time()
-    report = root.gathered(range(ranks))
-    group_s[0] += time.process_time() - begun
+    merger = Merger()
+    merger.add(StoreTransport(store, 0, ranks).take("t", 0, range(ranks)))
+    report = merger.gathered(range(ranks))
+    root_s = time.process_time() - begun
     assert len(report.ranks) == ranks, report.missing
     return {
         "bytes": float(np.mean([len(message) for message in messages])),
         "pack_ms": pack_s * 1e3,
-        "root_s": group_s[0],
-        "aggregator_s": max(group_s[1:], default=0.0),
-        "root_bytes": bytes_at_root,
+        "root_s": root_s,
         "memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }
 
@@ -114,14 +96,12 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=10_000)
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--spread", type=float, default=0.05)
-    parser.add_argument("--fan", type=int, help="ranks of a group, for a tree")
     chosen = parser.parse_args()
-    found = measure(chosen.ranks, chosen.steps, chosen.spread, chosen.fan)
+    found = measure(chosen.ranks, chosen.steps, chosen.spread)
     print(
         f"{chosen.ranks} ranks x {REGIONS} regions, {chosen.steps} steps, {chosen.spread:.0%} spread: "
         f"{found['bytes']:.0f} B a rank, packed in {found['pack_ms']:.1f} ms; rank 0 {found['root_s']:.2f} s of "
-        f"processor time, an aggregator {found['aggregator_s']:.2f} s, {found['root_bytes'] / 1e6:.1f} MB of parts; "
-        f"{found['memory_mb']:.0f} MB in this process"
+        f"processor time, {found['memory_mb']:.0f} MB in this process"
     )
 
 

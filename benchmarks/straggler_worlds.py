@@ -1,62 +1,140 @@
-"""Simulated trainings in which one rank is late, or none: what a timer with regions and collectives would see.
+"""Simulated trainings in which one rank or host is late, or none: what a timer with regions and collectives would see.
 
-A step is IO 10 %, FORWARD 30 %, BACKWARD 46 %, COMM 6 %, the rest (the host) 8 %. Ranks meet twice: at the end of
-BACKWARD, whose time holds the wait, and in COMM after what each does there by itself. Own times are log-normal about
-their share: autocorrelated (AR(1), 0.5) with 3 %, spikes (exponential, half the region's time on average) on 2 % of the
-steps, and 1 % between ranks, drawn anew for each rank and region. The late rank takes a fixed time longer in one place.
+A step of about 1 s is IO 5 %, FORWARD 30 %, BACKWARD 50 %, the optimizer 8 %, the rest 7 %. Ranks meet once a step, at
+the end of BACKWARD. Each rank differs from the others by 1 % in each region. Eight ranks share a host.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from deep500_timing._distributed.late import REST, Steps
 
-STEPS = 200
-PLACES = ("IO", "FORWARD", "BACKWARD", "COMM", REST)
-SHARES = np.array([0.10, 0.30, 0.46, 0.06, 0.08])
-SPREAD, CORRELATION, SPIKES, SPIKE, BETWEEN = 0.03, 0.5, 0.02, 0.5, 0.01
+REGIONS = ("BACKWARD", "FORWARD", "IO", "optimizer", REST)
+SHARES = np.array([0.50, 0.30, 0.05, 0.08, 0.07])
+NOISES = {
+    "ar5": "AR(1) 0.5, 3 %",
+    "ar9": "AR(1) 0.9, 3 %",
+    "heavy": "Student t2",
+    "pareto": "Pareto spikes",
+    "periodic": "periodic",
+    "host": "shared by a host, AR 0.95",
+    "lengths": "variable lengths, 25 %",
+    "warm-up": "warm-up of 20 steps",
+    "apart": "ranks 3 % apart",
+}
+LONG = ("ar9", "lengths", "apart", "host")
+"""Noises that are given 1 000 steps; the others have 300."""
+KINDS = ("none", "late", "evaluation", "host late", "now and then")
 
 
-def own_times(rng: Any, ranks: int, steps: int) -> Any:
-    """Each rank's own times in steps of about 1 s, of shape (steps, ranks, places)."""
-    shape = (steps, ranks, len(PLACES))
+class World(NamedTuple):
+    """One training and the truth about it."""
+
+    steps: Steps
+    late: tuple[int, ...]
+    """The late ranks."""
+    region: str | None
+    """Where they lose time."""
+
+
+def correlated(rng: Any, shape: tuple[int, ...], rho: float) -> Any:
+    """AR(1) noise along the first axis, of variance 1."""
     noise = rng.standard_normal(shape, dtype=np.float32)
-    for step in range(1, steps):
-        noise[step] = CORRELATION * noise[step - 1] + np.sqrt(1 - CORRELATION**2) * noise[step]
-    logs = SPREAD * noise + BETWEEN * rng.standard_normal(shape[1:])
-    logs += (rng.random(shape, dtype=np.float32) < SPIKES) * rng.exponential(SPIKE, shape)
-    return SHARES * np.exp(logs)
+    fresh = np.float32(np.sqrt(1 - rho * rho))
+    for step in range(1, len(noise)):
+        noise[step] *= fresh
+        noise[step] += np.float32(rho) * noise[step - 1]
+    return noise
+
+
+def own_times(rng: Any, noise: str, ranks: int, steps: int) -> Any:
+    """Each rank's own times, of shape (steps, ranks, regions)."""
+    shape = (steps, ranks, len(REGIONS))
+    apart = (0.03 if noise == "apart" else 0.01) * rng.standard_normal(shape[1:])
+    if noise in ("ar5", "apart", "warm-up"):
+        logs = 0.03 * correlated(rng, shape, 0.5)
+        if noise == "warm-up":
+            logs[:20] += np.linspace(1.5, 0, 20)[:, None, None] * (1 + 0.3 * rng.random((1, ranks, 1)))
+    elif noise == "ar9":
+        logs = 0.03 * correlated(rng, shape, 0.9)
+    elif noise == "heavy":
+        logs = 0.02 * np.clip(rng.standard_t(2, shape), -40, 40)
+    elif noise == "pareto":
+        spikes = (rng.random(shape, dtype=np.float32) < 0.03) * np.minimum(rng.pareto(1.5, shape), 3.0)
+        logs = 0.02 * rng.standard_normal(shape, dtype=np.float32) + spikes
+    elif noise == "periodic":
+        moment = np.arange(steps)[:, None, None] + rng.integers(0, 60, (1, ranks, 1))
+        period = rng.integers(15, 60, (1, ranks, 1))
+        logs = 0.02 * rng.standard_normal(shape, dtype=np.float32) + 0.15 * (moment % period == 0)
+        logs += 0.02 * np.sin(2 * np.pi * moment / period)
+    elif noise == "host":
+        shared = np.repeat(0.03 * correlated(rng, (steps, -(-ranks // 8), 1), 0.95), 8, axis=1)[:, :ranks]
+        logs = shared + 0.01 * rng.standard_normal(shape, dtype=np.float32)
+    elif noise == "lengths":
+        logs = 0.02 * rng.standard_normal(shape, dtype=np.float32)
+        logs[:, :, :2] += 0.25 * rng.standard_normal((steps, ranks, 1), dtype=np.float32)
+    else:
+        raise ValueError(f"own_times({noise!r}): the noises are {', '.join(NOISES)}.")
+    return SHARES * np.exp(logs + apart)
 
 
 def seen(own: Any) -> Steps:
-    """What is seen of own times: waits where ranks meet, and regions with the waits inside them taken off."""
-    io, forward, backward, comm, rest = range(5)
-    # Since they met in COMM: the rest of the step before, IO, FORWARD, BACKWARD.
-    before = np.concatenate((np.zeros_like(own[:1, :, rest]), own[:-1, :, rest]))
-    first = before + own[:, :, io] + own[:, :, forward] + own[:, :, backward]
-    second = own[:, :, comm]
-    waits = (first.max(axis=1, keepdims=True) - first, second.max(axis=1, keepdims=True) - second)
-    length = float(np.median(first.max(axis=1) + second.max(axis=1)))
+    """What is seen of own times: who waits for whom at the end of BACKWARD, and own times with the waits taken off."""
+    backward, forward, io, optimizer, rest = range(5)
+    after = own[:, :, optimizer] + own[:, :, rest]
+    came = own[:, :, backward] + own[:, :, forward] + own[:, :, io]
+    came[1:] += after[:-1]
     ranks = own.shape[1]
     return Steps(
         ranks=tuple(range(ranks)),
         hosts=tuple(f"host{rank // 8}" for rank in range(ranks)),
         numbers=tuple(range(len(own))),
-        regions=PLACES,
-        lateness=-(waits[0] + waits[1]),
+        regions=REGIONS,
+        lateness=came - came.max(axis=1, keepdims=True),
         own=own,
-        step_s=length,
-        met_at="BACKWARD and COMM",
+        step_s=float(np.median(came.max(axis=1))),
+        met_at="collective operations",
     )
 
 
-def world(seed: int, ranks: int, delay: float, *, steps: int = STEPS) -> tuple[Steps, int, str]:
-    """A training, which rank is late by ``delay`` (a share of a step), and where; nobody is if that is 0."""
-    rng = np.random.default_rng([seed, ranks, round(delay * 1000)])
-    own = own_times(rng, ranks, steps)
-    rank, place = int(rng.integers(ranks)), int(rng.integers(len(PLACES)))
-    own[:, rank, place] += delay
-    return seen(own), rank, PLACES[place]
+def world(seed: int, noise: str, ranks: int, delay: float, kind: str = "late", *, steps: int | None = None) -> World:
+    """A training.
+
+    Args:
+        seed: The same world each time.
+        noise: One of :data:`NOISES`.
+        ranks: How many.
+        delay: How late, as a share of a step.
+        kind: ``"none"``, ``"late"`` (one rank, drawn, in one region, drawn), ``"evaluation"`` (rank 0 works alone for
+            a whole step, every 50 steps), ``"host late"`` (all ranks of one host), ``"now and then"`` (one rank, in
+            one of 50 steps).
+        steps: Their number; what the noise is given if None.
+    """
+    rng = np.random.default_rng([seed, ranks, list(NOISES).index(noise), KINDS.index(kind), round(delay * 1000)])
+    count = steps or (1000 if noise in LONG else 300)
+    own = own_times(rng, noise, ranks, count)
+    rank, place = int(rng.integers(ranks)), int(rng.integers(len(REGIONS)))
+    late: tuple[int, ...] = ()
+    if kind == "late":
+        own[:, rank, place] += delay
+        late = (rank,)
+    elif kind == "evaluation":
+        own[49::50, 0, 4] += 1.0
+    elif kind == "host late":
+        first = rank // 8 * 8
+        own[:, first : first + 8, place] += delay
+        late = tuple(range(first, min(first + 8, ranks)))
+    elif kind == "now and then":
+        own[:, rank, place] += delay * (rng.random(count) < 0.02)
+        late = (rank,)
+    return World(seen(own), late, REGIONS[place] if late else None)
+
+
+def operations_of(steps: Steps) -> Steps:
+    """The same waits, as operations of which nothing else is known, with a transfer of 2 % of a step."""
+    from deep500_timing._distributed.late import steps_of_operations
+
+    return steps_of_operations(steps.ranks, 0.02 * steps.step_s - steps.lateness, met_at="collective operations")

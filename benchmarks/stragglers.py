@@ -1,154 +1,149 @@
-"""How often a rank is called late: where none is, and where one is: `python -m benchmarks.stragglers`.
+"""How often a rank is called late where none is, and the right one where one is: `python -m benchmarks.stragglers`.
 
-Worlds are simulated. In the first table operations are all that is seen: each rank comes to each at a time that is
-drawn alike for all, every rank waits for the last one, and the transfer takes 1 ms. Then one rank, drawn too, comes
-late by the transfer time. In the second table regions are seen as well, ranks differ by nature, and the cause is asked
-for; see `benchmarks/straggler_worlds.py`. Every world has a seed of its own, so the tables are the same on every
-machine.
+Every world has a seed, so the tables are the same on every machine. See `benchmarks/straggler_worlds.py`.
 """
 
 from __future__ import annotations
 
 import argparse
-from typing import Any
+import sys
+import time
+from collections import Counter
+from multiprocessing import get_context
 
-import numpy as np
+from benchmarks.straggler_worlds import LONG, NOISES, operations_of, world
+from deep500_timing._distributed.late import LEVEL, judge
 
-from benchmarks import straggler_worlds
-from deep500_timing._distributed.late import LEAST_SHARE, judge
-from deep500_timing._distributed.operation_stragglers import LEAST_OPERATIONS, LEVEL, find_late_rank
-
-OPERATIONS = 1000
-RANKS = (2, 4, 8, 16, 64)
-KINDS = ("uniform", "exponential", "spikes", "autocorrelated")
-LABELS = {
-    "uniform": "uniform, 0 to 1 ms",
-    "exponential": "exponential, mean 1 ms",
-    "spikes": "2 % of 20 ms, else 0 to 0.1 ms",
-    "autocorrelated": "normal, 0.69 ms, autocorrelated 0.9",
-}
+RANKS = (2, 4, 8, 64, 256)
+WORLDS = {2: 500, 4: 500, 8: 500, 64: 120, 256: 30}
+"""Worlds of a cell, by ranks."""
+DELAYS = (0.01, 0.02, 0.05, 0.10)
+Cell = tuple[str, int, float, str, bool, int, int]
 
 
-def arrivals(rng: Any, kind: str, operations: int, ranks: int) -> Any:
-    """When each rank comes to each operation, in ms, of shape (operations, ranks)."""
-    shape = (operations, ranks)
-    if kind == "uniform":
-        return rng.random(shape)
-    if kind == "exponential":
-        return rng.exponential(1.0, shape)
-    if kind == "spikes":
-        return np.where(rng.random(shape) < 0.02, 20.0, 0.1 * rng.random(shape))
-    found = rng.normal(0.0, 0.3, shape)
-    found[0] *= 1 / np.sqrt(1 - 0.9**2)
-    for i in range(1, operations):
-        found[i] += 0.9 * found[i - 1]
+def count(cell: Cell) -> Counter[str]:
+    """What was said of the worlds of a cell: noise, ranks, delay, kind, operations alone, first seed, worlds."""
+    noise, ranks, delay, kind, alone, first, worlds = cell
+    found: Counter[str] = Counter(worlds=worlds)
+    for seed in range(first, first + worlds):
+        made = world(seed, noise, ranks, delay, kind, steps=1000 if kind == "now and then" else None)
+        said = judge(operations_of(made.steps) if alone else made.steps)
+        found["listed"] += any(rank in said.intermittent for rank in made.late)
+        found["others listed"] += any(rank not in (*made.late, 0) for rank in said.intermittent)
+        if not said.ranks:
+            found["nobody"] += 1
+            continue
+        # In the worlds in which rank 0 evaluates, naming it would be true.
+        right = set(said.ranks) == set(made.late) if made.late else kind == "evaluation" and said.ranks == (0,)
+        found["right" if right else "wrong"] += 1
+        if right and made.region is not None:
+            found["cause" if said.region == made.region else "no cause" if said.region is None else "wrong cause"] += 1
     return found
 
 
-def world(seed: int, kind: str, operations: int, ranks: int, late_ms: float) -> tuple[Any, int]:
-    """Durations in ns, of shape (operations, ranks), and which rank is late by ``late_ms``."""
-    rng = np.random.default_rng([seed, KINDS.index(kind), ranks])
-    came = arrivals(rng, kind, operations, ranks)
-    late = int(rng.integers(ranks))
-    came[:, late] += late_ms
-    return (came.max(axis=1, keepdims=True) - came + 1.0) * 1e6, late
+def cells(share: float, sizes: tuple[int, ...], noises: tuple[str, ...], first: int = 0) -> list[Cell]:
+    """All cells of the tables; ``share`` of the worlds."""
+    found: list[Cell] = []
+    for noise in noises:
+        for ranks in sizes:
+            worlds = max(round(WORLDS[ranks] * share), 1)
+            found.append((noise, ranks, 0.0, "none", False, first, worlds))
+            found += [(noise, ranks, delay, "late", False, first, worlds if delay == 0.05 else max(worlds // 4, 1))
+                      for delay in DELAYS]  # fmt: skip
+            found += [(noise, ranks, delay, kind, True, first, max(worlds // 2, 1))
+                      for delay, kind in ((0.0, "none"), (0.05, "late"))]  # fmt: skip
+            found.append((noise, ranks, 1.0, "evaluation", False, first, max(worlds // 4, 1)))
+    for ranks in sizes:
+        worlds = max(round(WORLDS[ranks] * share / 4), 1)
+        if ranks > 8 and "ar5" in noises:
+            found.append(("ar5", ranks, 0.05, "host late", False, first, worlds))
+        if "ar5" in noises:
+            found.append(("ar5", ranks, 0.30, "now and then", False, first, worlds))
+    if "ar5" in noises:
+        found += [("ar5", 16, delay, "host late", False, first, max(round(200 * share), 1)) for delay in (0.05, 0.2)]
+        found += [("host", 16, 0.05, "host late", False, first, max(round(100 * share), 1))]
+        found += [("lengths", 16, 0.0, "none", False, first, max(round(200 * share), 1))]
+    return found
 
 
-def row(kind: str, ranks: int, *, worlds: int = 1000, operations: int = OPERATIONS) -> dict[str, float]:
-    """Shares of the worlds.
-
-    Returns:
-        ``false``: some rank was named though none is late; ``right``, ``wrong``: where one is late by the transfer
-        time, it was named, or another one was.
-    """
-    none = [find_late_rank(world(seed, kind, operations, ranks, 0.0)[0]).rank for seed in range(worlds)]
-    found = [world(seed, kind, operations, ranks, 1.0) for seed in range(worlds)]
-    named = [(find_late_rank(durations).rank, late) for durations, late in found]
-    return {
-        "false": sum(rank is not None for rank in none) / worlds,
-        "right": sum(rank == late for rank, late in named) / worlds,
-        "wrong": sum(rank not in (None, late) for rank, late in named) / worlds,
-    }
+def percent(found: Counter[str], name: str) -> str:
+    """A share of the worlds."""
+    return f"{100 * found[name] / max(found['worlds'], 1):.1f}"
 
 
-def as_lines(*, worlds: int = 1000, operations: int = OPERATIONS) -> list[str]:
-    """The table in Markdown."""
+def as_lines(results: dict[Cell, Counter[str]]) -> list[str]:
+    """The tables in Markdown."""
+    by = {cell[:5]: found for cell, found in results.items()}
+    sizes = sorted({cell[1] for cell in by if cell[3] == "none" and cell[1] != 16})
+    head = ["", "| noise | " + " | ".join(f"{ranks} ranks" for ranks in sizes) + " |", "|---|" + "---:|" * len(sizes)]
+    total: Counter[str] = Counter()
+    for found in results.values():
+        total += found
     lines = [
-        f"How often a rank is called late, of {worlds} simulated worlds a cell, each of {operations} operations with a "
-        f"transfer of 1 ms (level {LEVEL}, at least {LEAST_OPERATIONS} independent operations). First: none is late "
-        "and one was named. Second: one is late by 1 ms and was named; in brackets, another one was.",
-        "",
-        "| arrivals | " + " | ".join(f"{ranks} ranks" for ranks in RANKS) + " |",
-        "|---|" + "---:|" * len(RANKS),
-    ]
-    for kind in KINDS:
-        cells = []
-        for ranks in RANKS:
-            found = row(kind, ranks, worlds=worlds, operations=operations)
-            cells.append(f"{found['false']:.1%}, {found['right']:.1%} ({found['wrong']:.1%})")
-        lines.append(f"| {LABELS[kind]} | " + " | ".join(cells) + " |")
-    return [*lines, ""]
+        f"{total['worlds']} simulated worlds (level {LEVEL}); {', '.join(NOISES[noise] for noise in LONG)} have 1 000 "
+        "steps, the others 300. Worlds of a cell: " + ", ".join(
+            f"{by[next(c for c in by if c[1] == ranks and c[3] == 'none')]['worlds']} of {ranks} ranks"
+            for ranks in sizes) + ". All figures are per cent of the worlds.",
+    ]  # fmt: skip
 
+    def table(title: str, text: object) -> None:
+        lines.extend(["", f"## {title}", *head])
+        for noise in dict.fromkeys(cell[0] for cell in by):
+            row = [text(noise, ranks) for ranks in sizes]  # type: ignore[operator]
+            lines.append(f"| {NOISES[noise]} | " + " | ".join(row) + " |")
 
-TRAININGS = (8, 64, 512)
-DELAYS = (0.10, 0.05)
+    def named(delay: float, alone: bool) -> object:
+        def text(noise: str, ranks: int) -> str:
+            found = by.get((noise, ranks, delay, "late" if delay else "none", alone))
+            if found is None:
+                return ""
+            if not delay:
+                return percent(found, "wrong")
+            return f"{percent(found, 'right')} ({percent(found, 'wrong')})"
 
+        return text
 
-def training_row(ranks: int, delay: float, *, worlds: int = 1000) -> dict[str, float]:
-    """Shares of the worlds, by the seeds from 0.
+    def causes(noise: str, ranks: int) -> str:
+        found = by.get((noise, ranks, 0.05, "late", False))
+        return "" if found is None else f"{percent(found, 'no cause')}, {percent(found, 'wrong cause')}"
 
-    Returns:
-        ``rank``: the late rank was named and no other; ``cause``: and where it is late as well; ``wrong``: another
-        one was named, or nobody is late and one was named; ``where``: the late rank was named and a wrong cause.
-    """
-    counts = dict.fromkeys(("rank", "cause", "wrong", "where"), 0)
-    for seed in range(worlds):
-        steps, late, place = straggler_worlds.world(seed, ranks, delay)
-        found = judge(steps)
-        right = bool(delay) and found.ranks == (late,)
-        counts["rank"] += right
-        counts["cause"] += right and found.region == place
-        counts["wrong"] += bool(found.ranks) and not right
-        counts["where"] += right and found.region not in (place, None)
-    return {name: count / worlds for name, count in counts.items()}
+    def evaluation(noise: str, ranks: int) -> str:
+        found = by.get((noise, ranks, 1.0, "evaluation", False))
+        return "" if found is None else percent(found, "wrong")
 
-
-def training_lines(*, worlds: int = 1000, rows: tuple[int, ...] = TRAININGS) -> list[str]:
-    """The table of trainings in Markdown."""
-    lines = [
-        f"A training of {straggler_worlds.STEPS} steps, {worlds} worlds a cell (seeds 0 to {worlds - 1}): one rank is "
-        "late in IO, FORWARD, BACKWARD, COMM or outside of all regions, drawn alike. Ranks differ by 1 % in each "
-        "region, own times are autocorrelated with a spread of 3 % and spikes, "
-        "see `benchmarks/straggler_worlds.py`. Named: the late rank and no other. Cause: and the region as well. "
-        f"Lateness below {LEAST_SHARE:.0%} of a step is never called late. For a table beyond the seeds that the rule "
-        "was tried on while it was made, the first 500 of 8 ranks may be left out.",
-        "",
-        "| ranks | false alarms | delay | named | and the cause | a wrong rank | a wrong cause |",
-        "|---:|---:|---:|---:|---:|---:|---:|",
-    ]
-    for ranks in rows:
-        false = training_row(ranks, 0.0, worlds=worlds)["wrong"]
-        for delay in DELAYS:
-            found = training_row(ranks, delay, worlds=worlds)
-            lines.append(
-                f"| {ranks} | {false:.1%} | {delay:.0%} of a step | {found['rank']:.1%} | {found['cause']:.1%} | "
-                f"{found['wrong']:.1%} | {found['where']:.1%} |"
-            )
-    return [*lines, ""]
+    table("False names: no rank is late", named(0.0, False))
+    table("False names where rank 0 alone evaluates every 50 steps", evaluation)
+    for delay in (0.05, 0.10, 0.02, 0.01):
+        table(f"One rank late by {delay:.0%} of a step: the right rank (in brackets, others)", named(delay, False))
+    table("One rank late by 5 %: rank without a cause, wrong cause", causes)
+    table("Operations alone, no rank is late: false names", named(0.0, True))
+    table("Operations alone, one rank late by 5 % of a step: the right rank (others)", named(0.05, True))
+    lines += ["", "## One host late, and one rank late now and then", ""]
+    lines += ["| world | right | others | listed as intermittent | another rank listed |", "|---|---:|---:|---:|---:|"]
+    for (noise, ranks, delay, kind, alone), found in by.items():
+        if kind in ("host late", "now and then") or ranks == 16:
+            what = f"{NOISES[noise]}, {ranks} ranks, {kind}" + (f" by {delay:.0%}" if delay else "")
+            lines.append(f"| {what} | {percent(found, 'right')} | {percent(found, 'wrong')} | "
+                         f"{percent(found, 'listed')} | {percent(found, 'others listed')} |")  # fmt: skip
+        del alone
+    return lines
 
 
 def main() -> None:
     """Simulate, and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--worlds", type=int, default=1000, help="worlds in each cell, twice")
-    parser.add_argument("--operations", type=int, default=OPERATIONS)
-    parser.add_argument("--only", choices=["operations", "trainings"], help="one of the two tables")
-    parser.add_argument("--ranks", type=int, nargs="*", default=TRAININGS, help="sizes of the trainings")
+    parser.add_argument("--share", type=float, default=1.0, help="share of the worlds of each cell")
+    parser.add_argument("--ranks", type=int, nargs="*", default=RANKS)
+    parser.add_argument("--noises", nargs="*", choices=list(NOISES), default=list(NOISES))
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--processes", type=int, default=2)
     chosen = parser.parse_args()
-    if chosen.only != "trainings":
-        print("\n".join(as_lines(worlds=chosen.worlds, operations=chosen.operations)))
-    if chosen.only != "operations":
-        print("\n".join(training_lines(worlds=chosen.worlds, rows=tuple(chosen.ranks))))
+    begun = time.monotonic()
+    wanted = cells(chosen.share, tuple(chosen.ranks), tuple(chosen.noises), chosen.first)
+    with get_context("spawn").Pool(chosen.processes) as pool:
+        results = dict(zip(wanted, pool.map(count, wanted, chunksize=1), strict=True))
+    print("\n".join(as_lines(results)))
+    print(f"{time.monotonic() - begun:.0f} s", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from deep500_timing._distributed.connection import store_connection
     from deep500_timing._distributed.exchange import DEADLINE_S, Exchange
     from deep500_timing._distributed.identity import rank_and_world
-    from deep500_timing._distributed.late_of_operations import steps_of_operations
+    from deep500_timing._distributed.late import steps_of_operations
     from deep500_timing._distributed.launchers import Launch, discover_launch
     from deep500_timing._named.named_timer import NamedTimer, timer_for
     from deep500_timing._recording.intervals import Intervals
@@ -113,7 +113,7 @@ _LAZY = {
     "rank_and_world": "deep500_timing._distributed.identity",
     "require": "deep500_timing._base.require",
     "safe_name": "deep500_timing._summary.text",
-    "steps_of_operations": "deep500_timing._distributed.late_of_operations",
+    "steps_of_operations": "deep500_timing._distributed.late",
     "store_connection": "deep500_timing._distributed.connection",
     "summarize": "deep500_timing._summary.reading",
     "take_anchor": "deep500_timing._summary.anchor",

@@ -282,12 +282,7 @@ class Timers:
         return pack(times)
 
     def _post(self, own: bytes) -> None:
-        fault = self._exchange.post(own, self._deadline_s)
-        if fault is not None:
-            warn_once(
-                f"Handing times to the other ranks failed; their reports lack this rank's: {fault}",
-                key="exchange post",
-            )
+        self._exchange.post(own, self._deadline_s)
 
     def _text(self, times: TimesByName, answers: Answers, normalizer: float) -> str | None:
         return text_of(times, answers, self._log_option, normalizer, self._deadline_s)

@@ -1,14 +1,17 @@
-"""A connection of our own to the store of a job, whose requests nobody has to wait for.
+"""A connection of our own to the store of a job, whose requests never keep a caller longer than its deadline.
 
-A request to a process that is stopped, or to a machine that no longer answers, ends when its connection does, which
-may be minutes; while it waits, it keeps other requests on the same connection waiting. So requests are made on a
-thread and a connection of their own.
+A request to a stopped process, or to a host that no longer answers, ends when its connection does, which may take
+minutes, and holds up other requests on the same connection. So requests are made on a thread and a connection of their
+own.
 """
 
 from __future__ import annotations
 
+import atexit
 import threading
+import time
 import weakref
+from collections import deque
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -20,45 +23,75 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 NO_ANSWER = "the store does not answer"
+NOT_CONNECTED = "the connection to the store is not made yet"
 _TIMEOUT_S = 1.0
-"""So long a key is waited for that is not there: one that was deleted between a look and a get."""
+"""How long the store waits for a key that is not there: one that was deleted between a look and a get."""
+_STUCK_SHARE = 0.5
+"""Share of its deadline that a call waits for an earlier request that is past its own deadline."""
+_RETRY_S = 60.0
+"""How long a store whose connection is closed is not asked again."""
+_CLOSED = ("DistNetworkError", "ConnectionError", "ConnectionResetError", "BrokenPipeError", "ConnectionRefusedError")
+_MOST_POSTED = 16
+"""Posted requests that wait for the connection; the oldest are dropped."""
+_EXIT_S = 2.0
+"""How long the end of the process waits for posted requests."""
 
 
 class Connection:
-    """Requests to one store, one thread at a time."""
+    """Requests to one store, or over one transport, one at a time.
+
+    Args:
+        store: What is asked, over a clone of it if it can be cloned. It is not kept alive.
+    """
 
     def __init__(self, store: Any) -> None:
-        """Connect to a store of ``torch.distributed`` when it is first asked something.
-
-        Args:
-            store: It is not kept alive.
-        """
         self._shared = weakref.ref(store)
         self._own: Any = None
         self._free = threading.Lock()
         self._stuck = False
-        self.kept: dict[Any, Any] = {}
-        """What its users know of the store, to be forgotten with the connection."""
+        self._connected = threading.Event()
+        self._connecting = False
+        self._fault: str | None = None
+        self._closed_until_s = 0.0
+        self._posted: deque[tuple[Callable[[Any], object], float, Callable[[str], object]]] = deque(maxlen=_MOST_POSTED)
+        self._posting = threading.Lock()
+        self._idle = threading.Event()
+        self._idle.set()
 
     def is_to(self, store: Any) -> bool:
         """Whether it is to this store."""
         return self._shared() is store
 
+    def connect(self) -> None:
+        """Begin to connect, on a thread; it counts towards no deadline."""
+        if not self._connecting:
+            self._connecting = True
+            try:
+                threading.Thread(target=self._connect, name="deep500-timing connect", daemon=True).start()
+            except RuntimeError:  # no more threads, or the interpreter is about to end
+                self._connecting = False
+
     def run(self, work: Callable[[Any], object], deadline_s: float) -> str | None:
         """Do something with the store, on another thread.
 
-        It returns within the deadline even if the store is gone and its requests never end; then the thread goes on
-        by itself, and whatever ``work`` still does must not be looked at. As long as it has not ended, later calls
-        return at once.
+        It returns within the deadline even if a request never ends. The thread then goes on by itself, so ``work`` must
+        look whether its caller has given up before it writes anything.
 
         Args:
             work: Called with the store.
             deadline_s: Seconds that it may take.
 
         Returns:
-            What went wrong, as one line; None if nothing did.
+            The fault as one line; None if there is none.
         """
-        if not self._free.acquire(timeout=0 if self._stuck else max(deadline_s, 0.0)):
+        until = time.monotonic() + max(deadline_s, 0.0)
+        if self._fault is not None and time.monotonic() < self._closed_until_s:
+            return self._fault
+        self.connect()
+        if not self._connected.wait(max(deadline_s, 0.0)):
+            return NOT_CONNECTED
+        share = _STUCK_SHARE if self._stuck else 1.0
+        if not self._free.acquire(timeout=max(share * (until - time.monotonic()), 0.0)):
             return NO_ANSWER
         faults: list[str] = []
         done = threading.Event()
@@ -67,7 +100,10 @@ class Connection:
             try:
                 work(self._store())
             except Exception as error:
-                faults.append(f"{type(error).__name__}: {error}".splitlines()[0])
+                fault = f"{type(error).__name__}: {error}".splitlines()[0]
+                faults.append(fault)
+                if type(error).__name__ in _CLOSED:
+                    self._fault, self._closed_until_s = fault, time.monotonic() + _RETRY_S
             finally:
                 self._stuck = False
                 self._free.release()
@@ -78,32 +114,96 @@ class Connection:
         except RuntimeError as error:  # no more threads, or the interpreter is about to end
             self._free.release()
             return f"{type(error).__name__}: {error}"
-        if not done.wait(max(deadline_s, 0.0)):
+        if not done.wait(max(until - time.monotonic(), 0.0)):
             self._stuck = not done.is_set()
             if self._stuck:
                 return NO_ANSWER
         return faults[0] if faults else None
 
-    def _store(self) -> Any:
-        if self._own is None:
-            shared = self._shared()
-            if shared is None:
-                raise RuntimeError("the process group has been destroyed")
-            try:
-                self._own = own = shared.clone()
-                # That of a HashStore is the store itself, whose time-out is the user's.
+    def post(self, work: Callable[[Any], object], deadline_s: float, failed: Callable[[str], object]) -> None:
+        """Do something with the store later, on another thread. It never waits.
+
+        Args:
+            work: Called with the store.
+            deadline_s: Seconds after which it is given up.
+            failed: Called with the fault, on that thread.
+        """
+        with self._posting:
+            self._posted.append((work, time.monotonic() + deadline_s, failed))
+            if not self._idle.is_set():
+                return
+            self._idle.clear()
+            _connections.add(self)
+        try:
+            threading.Thread(target=self._work_off, name="deep500-timing post", daemon=True).start()
+        except RuntimeError as error:
+            self._posted.clear()
+            self._idle.set()
+            failed(f"{type(error).__name__}: {error}")
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until everything posted is done, and say whether it is."""
+        return self._idle.wait(timeout_s)
+
+    def _work_off(self) -> None:
+        while True:
+            with self._posting:
+                if not self._posted:
+                    self._idle.set()
+                    return
+                work, until, failed = self._posted.popleft()
+            fault = self.run(work, until - time.monotonic())
+            if fault is not None:
+                failed(fault)
+
+    def _connect(self) -> None:
+        shared = self._shared()
+        try:
+            if shared is not None:
+                own = shared.clone()
+                # The clone of a HashStore is the store itself, whose time-out is the user's.
                 if _innermost(own) is not _innermost(shared):
                     own.set_timeout(timedelta(seconds=_TIMEOUT_S))
-            except Exception:
-                # A store that cannot be cloned, such as one of the user's own, is used as it is.
-                return shared
-        return self._own
+                self._own = own
+        except Exception:
+            self._own = None  # A store that cannot be cloned is used as it is.
+        finally:
+            self._connected.set()
+
+    def _store(self) -> Any:
+        store = self._own or self._shared()
+        if store is None:
+            raise RuntimeError("the process group has been destroyed")
+        return store
 
 
 def _innermost(store: Any) -> Any:
     while (underlying := getattr(store, "underlying_store", None)) is not None:
         store = underlying
     return store
+
+
+_connections: weakref.WeakSet[Connection] = weakref.WeakSet()
+"""Those that something was posted to."""
+
+
+@atexit.register
+def _flush_all() -> None:
+    until = time.monotonic() + _EXIT_S
+    for connection in list(_connections):
+        connection.flush(max(until - time.monotonic(), 0.0))
+
+
+def job_store() -> Any:
+    """The store of the job's default process group; None where there is none."""
+    dist = distributed()
+    if dist is None:
+        return None
+    try:
+        return dist.distributed_c10d._get_default_store()
+    except Exception as error:
+        warn_once(f"The job's store cannot be had; reports show this rank only: {error}", key="exchange store")
+        return None
 
 
 _lock = threading.Lock()
@@ -113,13 +213,8 @@ _current: Connection | None = None
 def store_connection() -> Connection | None:
     """The connection to the store of the job's default process group, one for the process; None where there is none."""
     global _current
-    dist = distributed()
-    if dist is None:
-        return None
-    try:
-        store = dist.distributed_c10d._get_default_store()
-    except Exception as error:
-        warn_once(f"The job's store cannot be had; reports show this rank only: {error}", key="exchange store")
+    store = job_store()
+    if store is None:
         return None
     with _lock:
         if _current is None or not _current.is_to(store):
@@ -132,3 +227,5 @@ def _forget_connection() -> None:
     # The socket is the parent's, and the lock may be held by a thread that does not exist here.
     global _current, _lock
     _current, _lock = None, threading.Lock()
+    for connection in list(_connections):
+        connection._idle.set()

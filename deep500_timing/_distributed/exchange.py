@@ -1,298 +1,361 @@
-"""Reports from every rank of a job, through its store, in bounded time.
+"""Reports from every rank of a job in bounded time, over a transport. No collective operation is involved.
 
-A collective would hang, or fail, when a rank is dead, late or timed other regions; keys in a store do neither. There
-are two ways to take part, and an exchange may be used in both:
+A collective would hang, or fail, when a rank is dead, late or timed other regions. Messages that are sent and taken do
+neither. There are two ways to take part:
 
-- :meth:`Exchange.post` leaves a report and goes on; the rank that wants the reports calls :meth:`Exchange.gather`.
-- :meth:`Exchange.round` leaves a report and waits for what rank 0 makes of all of them, so that the store serves each
-  rank a handful of requests whatever the size of the world.
+- :meth:`Exchange.post` leaves a report and goes on; the rank that wants the reports calls :meth:`Exchange.gather`. Each
+  report carries the number of its call and its time, and each rank's newest one is used. With ``step=`` reports are
+  matched by step.
+- :meth:`Exchange.round` leaves a report and waits for what rank 0 makes of all of them. Rank 0 asks every rank that
+  waits to confirm its report for this very round, so no result mixes two rounds: a rank confirms while its caller
+  waits, and accepts a result only if that holds the report of this call. Where rank 0 does not come, rank 1 leads.
 
-A round is known by what it holds and not by how often a rank has asked: rank 0 takes the reports of ranks that wait
-now, and a rank that has given up takes its report back. So a call too many on one rank costs that rank its deadline,
-is told in the next round (``Answers.ahead``), and spoils nothing. Exchanges of one name are one on each connection.
+A rank that has called once too often or too rarely is noticed in the next round (``Answers.ahead``), and spoils none.
+A rank that was silent in :data:`SILENT_ROUNDS` rounds is looked at, and not waited for, until it is heard again.
 """
 
 from __future__ import annotations
 
 import json
-import struct
 import time
+import weakref
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._distributed import connection as _connection
+from deep500_timing._base.warn import warn_once
+from deep500_timing._distributed.connection import Connection
 from deep500_timing._distributed.identity import rank_and_world
-from deep500_timing._distributed.store_keys import get_all, get_if_there, present, present_by_chunks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
-    from deep500_timing._distributed.connection import Connection
+    from deep500_timing._distributed.transport import Transport
 
 DEADLINE_S = 10.0
 """How long a report waits for ranks that do not answer, in seconds. Every such deadline has this default."""
-PREFIX = "deep500_timing"
-"""Put before every key in the store."""
-_KEPT_ROUNDS = 16
-"""Posted reports that stay in the store: how far a rank may run ahead of one that gathers."""
+SILENT_ROUNDS = 2
+"""After this many rounds without a report, a rank is no longer waited for."""
+ANY = -1
+"""The mailbox of reports for the ranks that gather, whichever they are. Only a store has it."""
+_KEPT = 4
+"""Reports of steps that a rank leaves for the rank that gathers; older ones are withdrawn."""
+_AGAIN_S = 0.25
+"""After how long a rank that waits in a round says so again; twice as long after each further time."""
 _POLL_S = 0.002
 _LONGEST_POLL_S = 0.1
 """Pauses between looks grow by half each time, up to this, so that many ranks do not overrun the store."""
-_SEARCH_S = 1e-4
-"""What looking for one rank among many may take: two requests."""
 _GATHER_SHARE = 0.7
-"""How much of the deadline rank 0 gives the others, so that what it makes of their reports reaches them within it."""
+"""Share of the deadline in which rank 0 takes reports, so that its result reaches the others within the deadline."""
+_HANDOVER_SHARE = 0.55
+"""Share of the deadline after which rank 1 leads the round if rank 0 has not come."""
 _SLACK, _SLACK_S = 0.05, 0.5
 """Share of a deadline, and seconds, of which the longer is kept for ending in time; of a short deadline a quarter."""
-_CALLS = struct.Struct("<q")
-_LENGTH = struct.Struct("<q")
+_PATIENCE_SHARE, _PATIENCE_S = 0.1, 1.0
+"""How long a newer report is waited for where a rank's newest one was made long before: a share of the time since the
+round before, at most some seconds."""
 
 
 @dataclass(slots=True)
 class Answers:
-    """What came back."""
+    """The outcome of one round."""
 
     reports: dict[int, bytes]
     """The reports that this rank has itself seen, its own included, by rank."""
     combined: bytes | None = None
-    """What rank 0 made of the reports of a round; None if that did not come, or was not asked for."""
+    """The result that one rank made of the reports of a round; None if it did not come, or was not asked for."""
     missing: list[int] = field(default_factory=list)
     """Ranks that did not answer within the deadline: dead, stuck, or not asked for a report. Empty if there is a
-    fault, since then nobody could be asked."""
+    fault, since then no rank could be asked."""
     ahead: dict[int, int] = field(default_factory=dict)
-    """Ranks that have asked for so many more rounds than most others since the round before."""
+    """Ranks that have called more often than most others since the round before, and how many times more; below 0 for
+    those that have called less often."""
     fault: str | None = None
-    """What went wrong with the store, if anything did."""
+    """The fault of the transport, if there was one."""
 
 
 class Exchange:
-    """Hands reports among the ranks of a job.
+    """Hands reports among the ranks of a job. Exchanges of one name over one transport are one.
 
     Args:
         name: Tells apart exchanges of one job; the same on every rank.
-        store: A store of ``torch.distributed``; that of the job's default process group if None, asked for anew each
-            time.
-        rank: This rank; what :func:`rank_and_world` says if None.
-        world_size: Ranks in all; what :func:`rank_and_world` says if None.
+        store: A store of ``torch.distributed``; that of the job's default process group, as it is at each call, if
+            neither this nor ``transport`` is given.
+        rank: This rank; found out if None.
+        world_size: The number of ranks; found out if None.
+        transport: Connects the ranks, instead of a store.
     """
 
-    def __init__(self, name: str, *, store: Any = None, rank: int | None = None, world_size: int | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        store: Any = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        transport: Transport | None = None,
+    ) -> None:
         self._name = name
-        self._given = None if store is None else (store, _connection.Connection(store))
-        self._rank, self._world_size = rank, world_size
+        self._given = transport
+        if store is not None:
+            from deep500_timing._distributed.transport import StoreTransport
+
+            here, size = (0, 1) if None not in (rank, world_size) else rank_and_world()
+            self._given = StoreTransport(
+                store, here if rank is None else rank, size if world_size is None else world_size, restarts=True
+            )
+        if self._given is not None and self._given.world_size > 1:
+            line_of(self._given).connection.connect()
 
     def __reduce__(self) -> Any:
         """A copy takes part in the job that it is in, over its default process group."""
         return Exchange, (self._name,)
 
-    def _connect(self) -> tuple[Connection, _Past] | None:
-        found = _connection.store_connection() if self._given is None else self._given[1]
-        # Another exchange of this name goes on where this one is; over another connection each begins anew.
-        return None if found is None else (found, found.kept.setdefault((self._name, self._place()[0]), _Past()))
+    def _find(self) -> Transport | None:
+        if self._given is not None:
+            return self._given
+        from deep500_timing._distributed.transport import job_transport
 
-    def _place(self) -> tuple[int, int]:
-        rank, world_size = rank_and_world() if None in (self._rank, self._world_size) else (0, 1)
-        return (
-            rank if self._rank is None else self._rank,
-            world_size if self._world_size is None else self._world_size,
-        )
-
-    def _begin(self, store: Any, past: _Past) -> Callable[..., str]:
-        # Gives the names of keys: of their own for each beginning, since the store may have been that of an earlier
-        # process group, whose reports are still in it. All ranks have begun equally often.
-        def key(*parts: object) -> str:
-            return "/".join(map(str, (PREFIX, self._name, past.beginning, *parts)))
-
-        if not past.beginning:
-            past.beginning = int(store.add(key("begun", self._place()[0]), 1))
-        return key
+        return job_transport()
 
     # --- posted reports -----------------------------------------------------------------------------------------------
 
-    def post(self, report: bytes, deadline_s: float = DEADLINE_S) -> str | None:
-        """Leave this rank's next report for the rank that gathers. Every rank posts equally often.
-
-        It waits for no rank; only for the store, and at most until the deadline.
-
-        Returns:
-            What went wrong with the store, if anything did.
-        """
-        connected = self._connect()
-        if connected is None:
-            return None
-        connection, past = connected
-        past.posted += 1
-        number, rank = past.posted, self._place()[0]
-
-        def put(store: Any) -> None:
-            key = self._begin(store, past)
-            store.set(key("posted", number, rank), report)
-            if number > _KEPT_ROUNDS:
-                store.delete_key(key("posted", number - _KEPT_ROUNDS, rank))
-
-        return connection.run(put, deadline_s)
-
-    def gather(self, own: bytes, deadline_s: float = DEADLINE_S) -> Answers:
-        """The reports that each rank posted in the round of this rank's latest post.
+    def post(
+        self,
+        report: bytes | Callable[[], bytes],
+        deadline_s: float = DEADLINE_S,
+        *,
+        to: int = ANY,
+        step: int | None = None,
+    ) -> None:
+        """Leave this rank's next report for the rank that gathers. It never waits; a fault is a warning.
 
         Args:
-            own: What this rank posted.
-            deadline_s: Seconds that it may take.
+            report: The report, or a function that makes it on another thread.
+            deadline_s: Seconds after which it is given up.
+            to: The rank that gathers; any of them if not given.
+            step: The step of the report. Without it, the newest report is used.
         """
-        rank, world_size = self._place()
-        connected = self._connect()
-        found = {rank: own}
-        fault = None
-        if connected is not None and world_size > 1:
-            connection, past = connected
-            number = past.posted
-            until = time.monotonic() + time_to_ask(deadline_s)
+        transport = self._find()
+        if transport is None or transport.world_size == 1:
+            return
+        line = line_of(transport)
+        past = line.past(f"{self._name}/posted")
+        past.calls += 1
+        head = {"call": past.calls, "unix": time.time()}
 
-            def read(store: Any) -> None:
-                key = self._begin(store, past)
-                others = (other for other in range(world_size) if other != rank)
-                _collect(store, {other: key("posted", number, other) for other in others}, found, until)
+        def send(channel: Any) -> None:
+            payload = report if isinstance(report, bytes) else report()
+            topic = self._topic(channel, past, "report", step)
+            channel.send(topic, to, frame(head, payload))
+            if step is not None:
+                past.left.append((topic, to))
+                while len(past.left) > _KEPT:
+                    channel.withdraw(*past.left.popleft())
 
-            fault = connection.run(read, deadline_s)
-        return _answers(dict(found), None, world_size, (), {}, fault)
+        def failed(fault: str) -> None:
+            warn_once(
+                f"This rank's times are not in the report of all ranks: {fault}. The training goes on.",
+                key=f"post {self._name}",
+            )
+
+        line.connection.post(send, deadline_s, failed)
+
+    def gather(
+        self,
+        own: bytes,
+        deadline_s: float = DEADLINE_S,
+        *,
+        to: int = ANY,
+        step: int | None = None,
+        senders: Iterable[int] | None = None,
+    ) -> Answers:
+        """The newest reports that the other ranks have posted since the round before.
+
+        Args:
+            own: This rank's report.
+            deadline_s: Seconds that it may take.
+            to: As for :meth:`post`, which this rank has called as well if it is any.
+            step: As for :meth:`post`.
+            senders: Ranks whose reports are wanted; all if None.
+        """
+        transport = self._find()
+        if transport is None or transport.world_size == 1:
+            rank, world_size = rank_and_world() if transport is None else (transport.rank, 1)
+            return _answers({rank: own}, None, range(world_size), (), {}, None)
+        line = line_of(transport)
+        past = line.past(f"{self._name}/posted")
+        past.calls += to != ANY
+        asked = set(range(transport.world_size) if senders is None else senders)
+        call = _Call(transport.rank, own, past.calls, deadline_s, frozenset(asked - {transport.rank}))
+
+        def collect(channel: Any) -> None:
+            topic = self._topic(channel, past, "report", step)
+            look = channel.read if to == ANY else channel.take
+            _collect(lambda ranks: look(topic, to, ranks), past, call, step)
+
+        fault = line.connection.run(collect, deadline_s)
+        call.given_up = True
+        return _answers(dict(call.reports), None, sorted(asked), (), call.ahead, fault)
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until this rank's posted reports are sent, and say whether they are."""
+        transport = self._find()
+        return transport is None or line_of(transport).connection.flush(timeout_s)
 
     # --- rounds -------------------------------------------------------------------------------------------------------
 
     def round(self, report: bytes, combine: Callable[[dict[int, bytes]], bytes], deadline_s: float) -> Answers:
-        """Leave a report and wait for what rank 0 makes of all of them. Every rank calls it.
+        """Leave a report and wait for the result that rank 0 makes of all of them. Every rank calls it.
 
         It returns within the deadline even if the store is gone and its requests never end. If rank 0 does not come,
-        ``combined`` is None and ``reports`` has those of the ranks that wait as well.
+        rank 1 makes the result.
 
         Args:
             report: Of this rank.
-            combine: Called on rank 0 with the reports that came in time.
+            combine: Called with the reports that came in time, on the rank that leads.
             deadline_s: Seconds that it may take.
         """
-        rank, world_size = self._place()
-        connected = self._connect()
-        if connected is None or world_size == 1:
-            return _answers({rank: report}, combine({rank: report}), world_size, (), {}, None)
-        connection, past = connected
+        transport = self._find()
+        if transport is None or transport.world_size == 1:
+            rank, world_size = rank_and_world() if transport is None else (transport.rank, 1)
+            return _answers({rank: report}, combine({rank: report}), range(world_size), (), {}, None)
+        line = line_of(transport)
+        past = line.past(f"{self._name}/rounds")
         past.calls += 1
-        until = time.monotonic() + time_to_ask(deadline_s)
-        progress = _Round(rank, world_size, report, combine, past.calls, until, deadline_s)
-        work = self._lead if rank == 0 else self._follow
-        fault = connection.run(lambda store: work(store, past, progress), deadline_s)
-        return _answers(
-            dict(progress.reports), progress.combined, world_size, progress.held, dict(progress.ahead), fault
-        )
+        others = frozenset(range(transport.world_size)) - {transport.rank}
+        call = _Call(transport.rank, report, past.calls, deadline_s, others)
+        work = self._lead if transport.rank == 0 else self._follow
+        fault = line.connection.run(lambda channel: work(channel, past, call, combine), deadline_s)
+        call.given_up = True
+        combined = call.combined
+        # A result that has arrived is a result, whatever failed afterwards.
+        fault = None if combined is not None else fault
+        return _answers(dict(call.reports), combined, range(transport.world_size), call.held, call.ahead, fault)
 
-    def _lead(self, store: Any, past: _Past, progress: _Round) -> None:
-        # Rank 0: take the reports of those that wait, and leave what is made of them.
-        key = self._begin(store, past)
-        serials = {other: past.serials.get(other, 0) + 1 for other in range(1, progress.world_size)}
-        keys = {other: key("waiting", other, serial) for other, serial in serials.items()}
-        packed: dict[int, bytes] = {}
-        _collect(store, keys, packed, progress.until - (1 - _GATHER_SHARE) * progress.deadline_s)
-        # A report is part of the round if it is rank 0 that deletes it. Else the rank has given up meanwhile, and will
-        # use this serial again.
-        calls = {other: int(_CALLS.unpack_from(raw)[0]) for other, raw in sorted(packed.items())}
-        calls = {other: number for other, number in calls.items() if past.delete(store, keys[other], number)}
-        for other in calls:
-            past.serials[other] = serials[other]
-            progress.reports[other] = packed[other][_CALLS.size :]
-        progress.ahead = past.ahead({0: 0, **{other: number - progress.calls for other, number in calls.items()}})
-        progress.combined = progress.combine(dict(progress.reports))
-        past.results = number = past.results + 1
-        head = json.dumps({"calls": calls, "ahead": progress.ahead}).encode()
-        store.set(key("result", number), _LENGTH.pack(len(head)) + head + progress.combined)
-        store.set(key("latest"), str(number))
-        store.delete_key(key("result", number - 1))
-        store.delete_key(key("taken", number - 1))
-        # The store may live in this process, which may have nothing left to do after this.
-        for pause_s in pauses(progress.until):
-            if store.add(key("taken", number), 0) >= len(calls):
+    def _lead(self, channel: Any, past: _Past, call: _Call, combine: Callable[[dict[int, bytes]], bytes]) -> None:
+        # Take the reports of those that wait now, and give them the result.
+        inbox, outbox = (self._topic(channel, past, what) for what in ("to-leader", "to-follower"))
+        number = call.number
+        here = call.rank
+        others = sorted(rank for rank in call.others if rank > here)
+        waiting = {rank for rank in others if past.silent.get(rank, 0) < SILENT_ROUNDS}
+        calls: dict[int, int] = {}
+        share = _GATHER_SHARE if here == 0 else (1 + _HANDOVER_SHARE) / 2
+        for pause_s in pauses(call.begun_s + share * (call.until_s - call.begun_s)):
+            # An earlier call that had given up may have taken messages that it could not use.
+            past.unread.update(channel.take(inbox, here, others))
+            if call.given_up:
+                return
+            for rank, raw in past.unread.items():
+                head, payload = unframe(raw)
+                if head.get("confirms") == [here, number]:
+                    calls[rank] = int(head["call"])
+                    call.reports[rank] = past.payloads[rank]
+                elif "waits" in head:
+                    past.payloads[rank] = payload
+                    waiting.add(rank)
+                    channel.send(outbox, rank, frame({"ask": [here, number], "call": head["call"]}))
+                if call.given_up:
+                    return
+            past.unread.clear()
+            if waiting <= calls.keys():
                 break
             time.sleep(pause_s)
-
-    def _follow(self, store: Any, past: _Past, progress: _Round) -> None:
-        # Any other rank: wait for a result that holds this report.
-        key = self._begin(store, past)
-        rank, serial = progress.rank, past.serial + 1
-        own = key("waiting", rank, serial)
-        store.set(own, _CALLS.pack(progress.calls) + progress.reports[rank])
-        # Leave time to look for the others' reports, should rank 0 be the one that is dead.
-        for pause_s in pauses(progress.until - (1 - _GATHER_SHARE) / 2 * progress.deadline_s):
-            head, combined = past.newest_result(store, key)
-            # By the call, since rank 0 may have read what was here under this serial before, and was taken back.
-            if head is not None and head["calls"].get(str(rank)) == progress.calls:
-                past.serial = serial
-                progress.held = {0, *map(int, head["calls"])}
-                progress.ahead = {int(other): calls for other, calls in head["ahead"].items()}
-                progress.combined = combined
-                store.add(key("taken", past.seen), 1)
+        for rank in others:
+            past.silent[rank] = 0 if rank in calls else past.silent.get(rank, 0) + 1
+        known = bool(past.excess)
+        changed = past.changed({here: 0, **{rank: n - number for rank, n in sorted(calls.items())}})
+        # Where a rank leads for the first time, calls are counted from rounds that it has not seen.
+        call.ahead = changed if known or here == 0 else {}
+        combined = combine({rank: call.reports[rank] for rank in sorted(call.reports)})
+        call.held = {here, *calls}
+        call.combined = combined
+        result = frame({"calls": calls, "round": number, "ahead": call.ahead}, combined)
+        for rank in calls:
+            if call.given_up:
+                return
+            channel.send(outbox, rank, result)
+        past.payloads.clear()
+        # The store may live in this process, which may end after this.
+        left = set(calls)
+        for pause_s in pauses(call.until_s):
+            for rank, raw in channel.take(inbox, here, sorted(left)).items():
+                head, _ = unframe(raw)
+                if head.get("confirms") == [here, number] and not call.given_up:
+                    channel.send(outbox, rank, result)  # It was overwritten while it was taken.
+                else:
+                    left.discard(rank)
+                    past.unread |= {rank: raw} if "waits" in head else {}
+            if not left or call.given_up:
                 return
             time.sleep(pause_s)
-        others = (other for other in range(1, progress.world_size) if other != rank)
-        packed: dict[int, bytes] = {}
-        _collect(store, {other: key("waiting", other, serial) for other in others}, packed, 0.0)
-        progress.reports.update((other, raw[_CALLS.size :]) for other, raw in packed.items())
-        # The others look for a moment longer; then nobody may take this report for one of a later round.
-        time.sleep(max(progress.until - time.monotonic(), 0.0))
-        if not past.delete(store, own, progress.calls):
-            past.serial = serial  # Rank 0 has taken it meanwhile.
+
+    def _follow(self, channel: Any, past: _Past, call: _Call, combine: Callable[[dict[int, bytes]], bytes]) -> None:
+        inbox, outbox = (self._topic(channel, past, what) for what in ("to-follower", "to-leader"))
+        here, number = call.rank, call.number
+        # What each leader is told, again and again: a message may be overwritten while another one is taken.
+        told = {0: frame({"call": number, "waits": True}, call.report)}
+        handover_s = call.begun_s + _HANDOVER_SHARE * (call.until_s - call.begun_s)
+        tell_s, again_s = call.begun_s, _AGAIN_S
+        led = False
+        for pause_s in pauses(call.until_s):
+            if time.monotonic() >= tell_s:
+                for leader, message in told.items():
+                    if call.given_up:
+                        return
+                    channel.send(outbox, leader, message)
+                tell_s, again_s = time.monotonic() + again_s, 2 * again_s
+            for leader, raw in channel.take(inbox, here, list(told)).items():
+                head, payload = unframe(raw)
+                if call.given_up:
+                    return
+                if "ask" in head and head["call"] == number:
+                    led = True
+                    told[leader] = frame({"call": number, "confirms": head["ask"]})
+                    channel.send(outbox, leader, told[leader])
+                elif head.get("calls", {}).get(str(here)) == number:
+                    call.held = {leader, *map(int, head["calls"])}
+                    call.ahead = {int(rank): calls for rank, calls in head["ahead"].items()}
+                    call.combined = payload
+                    channel.send(outbox, leader, frame({"call": number, "has": head["round"]}))
+                    return
+            if call.given_up:
+                return
+            if not led and 1 not in told and time.monotonic() >= handover_s:
+                if here == 1:
+                    channel.withdraw(outbox, 0)
+                    self._lead(channel, past, call, combine)
+                    return
+                told[1] = told[0]
+                channel.send(outbox, 1, told[1])
+            time.sleep(pause_s)
+        if not call.given_up:
+            for leader in told:
+                channel.withdraw(outbox, leader)
+
+    @staticmethod
+    def _topic(channel: Any, past: _Past, what: str, step: int | None = None) -> str:
+        # The store may hold messages of an earlier process group, so that each beginning has its own names. All ranks
+        # have begun equally often.
+        if past.beginning is None:
+            begin = getattr(channel, "begin", None)
+            past.beginning = 0 if begin is None else begin(past.name)
+        end = "" if step is None else f"/step-{step}"
+        return f"{past.name}/{past.beginning}/{what}{end}"
 
 
 @dataclass(slots=True)
-class _Past:
-    # What a rank has done in an exchange over one connection, with which it ends: a request that goes on for ever, on
-    # the connection of an earlier process group, changes nothing of a later one.
-    posted: int = 0
-    calls: int = 0
-    # What follows belongs to the thread that has the connection.
-    beginning: int = 0
-    deleting_tells: bool | None = None  # which of two that delete a key has deleted it; None if not known yet
-    serial: int = 0  # of this rank's report in the latest round that held it
-    seen: int = 0  # the latest result that was looked at
-    # On rank 0:
-    results: int = 0
-    serials: dict[int, int] = field(default_factory=dict)
-    excess: dict[int, int] = field(default_factory=dict)  # calls of each more than rank 0's, as of the latest round
-
-    def delete(self, store: Any, key: str, call: int) -> bool:
-        # Delete the report of a call, unless another rank has; of two that do so at once one is told that it has.
-        if self.deleting_tells is None:
-            self.deleting_tells = not store.delete_key(f"{key}/nothing")
-        if self.deleting_tells:
-            return bool(store.delete_key(key))
-        # A FileStore says so to both, but it counts them.
-        return store.add(f"{key}/{call}", 1) == 1 and bool(store.delete_key(key))
-
-    def ahead(self, excess: dict[int, int]) -> dict[int, int]:
-        # Who has called more often than most since the round before; of two ranks, the one that has.
-        gained = {rank: calls - self.excess.get(rank, 0) for rank, calls in excess.items()}
-        self.excess.update(excess)
-        usual = min(gained.values(), key=lambda gain: (-list(gained.values()).count(gain), gain))
-        return {rank: gain - usual for rank, gain in sorted(gained.items()) if gain > usual}
-
-    def newest_result(self, store: Any, key: Callable[..., str]) -> tuple[dict[str, Any] | None, bytes]:
-        latest = get_if_there(store, key("latest"))
-        number = 0 if latest is None else int(latest)
-        # The result of a round that this rank was not part of may be replaced by the next one at any moment.
-        raw = get_if_there(store, key("result", number)) if number > self.seen else None
-        if raw is None:
-            return None, b""
-        self.seen = number
-        end = _LENGTH.size + _LENGTH.unpack_from(raw)[0]
-        return json.loads(raw[_LENGTH.size : end]), raw[end:]
-
-
-@dataclass(slots=True)
-class _Round:
-    # What a round needs and what has become of it so far; written by another thread while the caller waits.
+class _Call:
+    # One call, and its outcome so far: written by another thread while the caller waits.
     rank: int
-    world_size: int
     report: bytes
-    combine: Callable[[dict[int, bytes]], bytes]
-    calls: int
-    until: float
+    number: int
     deadline_s: float
+    others: frozenset[int]
+    begun_s: float = 0.0
+    until_s: float = 0.0
+    given_up: bool = False
     reports: dict[int, bytes] = field(default_factory=dict)
     combined: bytes | None = None
     held: Iterable[int] = ()
@@ -300,30 +363,146 @@ class _Round:
 
     def __post_init__(self) -> None:
         self.reports[self.rank] = self.report
+        self.begun_s = time.monotonic()
+        self.until_s = self.begun_s + time_to_ask(self.deadline_s)
+
+
+@dataclass(slots=True)
+class _Past:
+    # What a rank has done in one exchange over one transport, by posted reports or by rounds.
+    name: str
+    calls: int = 0
+    beginning: int | None = None
+    silent: dict[int, int] = field(default_factory=dict)
+    excess: dict[int, int] = field(default_factory=dict)
+    """Calls of each rank more than this one's, as of the latest round."""
+    # Of rounds:
+    unread: dict[int, bytes] = field(default_factory=dict)
+    """Messages that were taken and not used yet."""
+    payloads: dict[int, bytes] = field(default_factory=dict)
+    """The report of each rank that has not confirmed it yet."""
+    # Of posted reports:
+    newest: dict[int, tuple[dict[str, Any], bytes]] = field(default_factory=dict)
+    """The newest report of each rank."""
+    left: deque[tuple[str, int]] = field(default_factory=deque)
+    used: dict[int, int] = field(default_factory=dict)
+    """The call of the report that was used last."""
+    early: set[int] = field(default_factory=set)
+    """Ranks that always post long before this one gathers."""
+    gathered_s: float | None = None
+    """When the latest call of gather began, in Unix time."""
+
+    def changed(self, excess: dict[int, int]) -> dict[int, int]:
+        """Ranks whose calls have grown by another number than those of most ranks."""
+        gained = {rank: calls - self.excess.get(rank, 0) for rank, calls in excess.items()}
+        self.excess.update(excess)
+        counts = list(gained.values())
+        usual = min(counts, key=lambda gain: (-counts.count(gain), gain))
+        return {rank: gain - usual for rank, gain in sorted(gained.items()) if gain != usual}
+
+
+class _Line:
+    # What is known of one transport.
+    def __init__(self, transport: Transport) -> None:
+        self.connection = Connection(transport)
+        self._past: dict[str, _Past] = {}
+
+    def past(self, name: str) -> _Past:
+        return self._past.setdefault(name, _Past(name))
+
+
+_lines: weakref.WeakKeyDictionary[Transport, _Line] = weakref.WeakKeyDictionary()
+
+
+def line_of(transport: Transport) -> _Line:
+    """The connection of a transport, and what its exchanges have done."""
+    line = _lines.get(transport)
+    if line is None:
+        line = _lines.setdefault(transport, _Line(transport))
+    return line
+
+
+def _collect(look: Callable[[list[int]], dict[int, bytes]], past: _Past, call: _Call, step: int | None) -> None:
+    now_s, before_s = time.time(), past.gathered_s
+    past.gathered_s = now_s
+    interval_s = None if before_s is None or step is not None else now_s - before_s
+    patient_until_s = call.begun_s + min(_PATIENCE_SHARE * (interval_s or 0.0), _PATIENCE_S)
+    expected = {rank for rank in call.others if past.silent.get(rank, 0) < SILENT_ROUNDS}
+    excess: dict[int, int] = {}
+
+    def use(rank: int) -> None:
+        head, payload = past.newest[rank]
+        past.used[rank] = head["call"]
+        excess[rank] = head["call"] - call.number
+        call.reports[rank] = payload
+
+    def is_new(rank: int) -> bool:
+        return rank in past.newest and past.newest[rank][0]["call"] > past.used.get(rank, 0)
+
+    def may_be_old(rank: int) -> bool:
+        # Made long before this round, perhaps by a call too many after the round before. A newer one may follow.
+        if interval_s is None or rank in past.early:
+            return False
+        return bool(past.newest[rank][0]["unix"] < now_s - interval_s / 2)
+
+    for pause_s in pauses(call.until_s):
+        left = sorted(call.others - excess.keys())
+        for rank, raw in look(left).items():
+            past.newest[rank] = unframe(raw)
+        if call.given_up:
+            return
+        patient = time.monotonic() < patient_until_s
+        for rank in left:
+            if step is not None and rank in past.newest:
+                call.reports[rank] = past.newest.pop(rank)[1]
+                excess[rank] = 0
+            elif is_new(rank) and not (patient and may_be_old(rank)):
+                if may_be_old(rank):
+                    past.early.add(rank)
+                use(rank)
+        if expected <= excess.keys():
+            break
+        time.sleep(pause_s)
+    for rank in call.others:
+        past.silent[rank] = 0 if rank in excess else past.silent.get(rank, 0) + 1
+    if step is None:
+        call.ahead = past.changed({call.rank: 0, **excess})
+
+
+def frame(head: dict[str, Any], payload: bytes = b"") -> bytes:
+    """A message: a line of JSON, and what follows it."""
+    return json.dumps(head, separators=(",", ":")).encode() + b"\n" + payload
+
+
+def unframe(raw: bytes) -> tuple[dict[str, Any], bytes]:
+    """The inverse of :func:`frame`."""
+    line, _, payload = raw.partition(b"\n")
+    head: dict[str, Any] = json.loads(line)
+    return head, payload
 
 
 def _answers(
     reports: dict[int, bytes],
     combined: bytes | None,
-    world_size: int,
+    asked: Iterable[int],
     held: Iterable[int],
     ahead: dict[int, int],
     fault: str | None,
 ) -> Answers:
     known = {*reports, *held}
-    missing = [] if fault else [rank for rank in range(world_size) if rank not in known]
+    missing = [] if fault else [rank for rank in asked if rank not in known]
     return Answers(reports, combined, missing, ahead, fault)
 
 
 def time_to_ask(deadline_s: float) -> float:
     """How much of a deadline may be spent on asking, in seconds.
 
-    A store that answers must not pass for one that does not, because a busy machine runs the thread late that asks.
+    The rest is for a busy machine that runs the asking thread late, so that its store does not pass for a dead one.
     """
     return deadline_s - max(_SLACK * deadline_s, min(_SLACK_S, deadline_s / 4))
 
 
-def pauses(until: float) -> Iterable[float]:
+def pauses(until: float) -> Iterator[float]:
     """Pauses that grow, in seconds, one at least; the last ends at a moment of ``time.monotonic``."""
     pause_s = _POLL_S
     while True:
@@ -332,20 +511,3 @@ def pauses(until: float) -> Iterable[float]:
         if left_s <= 0:
             return
         pause_s = min(pause_s * 1.5, _LONGEST_POLL_S)
-
-
-def _collect(store: Any, keys: dict[int, str], found: dict[int, bytes], until: float) -> None:
-    """Read keys by rank into ``found`` as they arrive, until all are there or a moment of ``time.monotonic``."""
-    waiting = dict(keys)
-    # Who of many is there is found out once, at the end; the search takes its time from the waiting.
-    until = max(until - _SEARCH_S * len(waiting), (time.monotonic() + until) / 2)
-    for pause_s in pauses(until):
-        arrived = present_by_chunks(store, waiting) if pause_s > 0 else present(store, waiting)
-        if arrived:
-            values = get_all(store, {rank: waiting[rank] for rank in arrived})
-            found.update(values)
-            for rank in values:
-                del waiting[rank]
-        if not waiting:
-            return
-        time.sleep(pause_s)

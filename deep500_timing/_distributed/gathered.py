@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -80,6 +80,9 @@ class Gathered:
     """Ranks whose snapshot could not be read, and why; they are among the missing."""
     step: int | None = None
     """The step that the ranks were asked about, if it was said."""
+    ahead: dict[int, int] = field(default_factory=dict)
+    """Ranks that have called more often than most others since the report before, and how many times more; below 0 for
+    those that have called less often."""
     values: dict[str, NDArray[np.float64]] | None = None
     """For each of :data:`OF_EACH_RANK` and for ``count``: shape ``(ranks, regions)``, NaN where a rank has no time."""
 

@@ -1,11 +1,11 @@
-"""What gathered reports say of the ranks, window by window, for the judgement on who is late."""
+"""The windows of gathered reports, for the judgement of lateness."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from deep500_timing._distributed.late import REST, Steps
-from deep500_timing._summary.snapshot import CPU
+from deep500_timing._summary.snapshot import CPU, GPU
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 PHASES = ("IO", "FORWARD", "BACKWARD", "OPTIMIZER", "optimizer", "COMM")
-"""Regions that a step is made of. A snapshot does not say what lies inside what, so others are not looked at."""
+"""The parts of a step. A snapshot does not say how regions nest, so other regions are not used."""
 MEETING = ("COMM", "BACKWARD")
 LEAST_WINDOWS = 6
 """Windows that a verdict needs; each is the mean of many steps."""
 
 
 class NoWindowsError(ValueError):
-    """Reports do not have what a judgement needs; the text says what."""
+    """A judgement needs something that the reports do not have; the text names it."""
 
 
 def windows_of(reports: Sequence[Gathered]) -> Steps:
@@ -44,12 +44,20 @@ def windows_of(reports: Sequence[Gathered]) -> Steps:
     meeting = next((name for name in MEETING if name in names), None)
     if meeting is None:
         raise NoWindowsError(f"no region says where the ranks meet: {' or '.join(MEETING)}")
-    times = np.array([[_mean_of_step(report, name, ranks) for name in names] for report in reports]).transpose(0, 2, 1)
-    batch = np.array([_mean_of_step(report, "BATCH", ranks) for report in reports])
+    # Times of the device where every rank has them.
+    on_device = [all(report.get(name, GPU) and len(report.of_ranks(name, "mean", GPU).keys() & set(ranks)) == len(ranks)
+                     for report in reports) for name in names]  # fmt: skip
+    devices = [GPU if there else CPU for there in on_device]
+    times = np.array(
+        [[_mean_of_step(report, *of, ranks) for of in zip(names, devices, strict=True)] for report in reports]
+    ).transpose(0, 2, 1)
+    batch = np.array([_mean_of_step(report, "BATCH", CPU, ranks) for report in reports])
     # Whether IO lies inside BATCH is not said; where all of it fits in, it is taken to.
     rest = batch - times.sum(axis=2)
     if (rest < 0).any() and "IO" in names:
         rest += times[:, :, names.index("IO")]
+    if any(on_device):
+        rest = np.zeros_like(rest)  # The host runs ahead of the device: their times do not add up.
     place = names.index(meeting)
     waited = times[:, :, place] - times[:, :, place].min(axis=1, keepdims=True)
     own = times.copy()
@@ -66,10 +74,11 @@ def windows_of(reports: Sequence[Gathered]) -> Steps:
         step_s=float(np.median(batch)),
         met_at=meeting,
         least=LEAST_WINDOWS,
+        one_clock=on_device[place] or not any(on_device),
     )
 
 
-def _mean_of_step(report: Gathered, name: str, ranks: list[int]) -> Floats:
+def _mean_of_step(report: Gathered, name: str, device: str, ranks: list[int]) -> Floats:
     # A region's time for each BATCH, of the ranks in order; 0 where it has none.
     import numpy as np
 
@@ -77,7 +86,7 @@ def _mean_of_step(report: Gathered, name: str, ranks: list[int]) -> Floats:
     columns = {(region.name, region.device): place for place, region in enumerate(report.regions)}
     rows = np.searchsorted(np.array(report.ranks), ranks)
     batches = report.values["count"][rows, columns["BATCH", CPU]]
-    place = columns.get((name, CPU))
+    place = columns.get((name, device))
     if place is None:
         return np.zeros(len(ranks))
     total = np.nan_to_num(report.values["count"][rows, place] * report.values["mean"][rows, place])

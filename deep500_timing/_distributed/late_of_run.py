@@ -1,12 +1,11 @@
-"""What a run says of its ranks, step by step, for the judgement on who is late."""
+"""The steps of a run's ranks, for the judgement of lateness."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from deep500_timing._base.require import require
-from deep500_timing._distributed.late import REST, Steps
-from deep500_timing._distributed.late_of_operations import steps_of_operations
+from deep500_timing._distributed.late import REST, Steps, steps_of_operations
 from deep500_timing._summary.nesting import split_path
 
 if TYPE_CHECKING:
@@ -18,20 +17,23 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 MEETING = ("all_", "allreduce", "allgather", "alltoall", "barrier", "ddp_", "inference_all_", "reduce_scatter")
-"""How the names of operations begin that no rank leaves before every rank has come."""
+"""Name prefixes of synchronizing operations."""
 IMPLIED = ("COMM", "BACKWARD")
-"""Regions in which ranks meet if no operation is recorded: communication, else what sums the gradients."""
+"""Regions in which ranks meet if no operation is recorded: communication, or the one that sums the gradients."""
 _WARM_UP = 2
-"""Steps at the beginning that are not looked at."""
-_MOST_ROWS = 40_000
-"""Steps that are looked at, the newest, times ranks: thirty regions in each fit into half a GB."""
-_LEAST_STEPS = 200
+"""Steps at the beginning that are left out."""
+_MOST_ROWS = 500_000
+"""Steps times ranks that are judged, the newest ones: with ten regions, 40 MB an array."""
+_LEAST_STEPS = 1000
+"""Steps that are judged of any number of ranks: correlated noise needs that many."""
 _ALIKE = 0.5
-"""Ranks that meet have steps of one length: these differ by less than so much of what the waits differ by."""
+"""Ranks that meet have steps of one length, whose spread is below this share of that of the waits."""
+_INSIDE = 0.9
+"""Share of the operations that end within their region, if both are of one clock."""
 
 
 class NoStepsError(ValueError):
-    """A run does not have what a judgement needs; the text says what."""
+    """A judgement needs something that the run does not have; the text names it."""
 
 
 class _Phases(NamedTuple):
@@ -41,6 +43,8 @@ class _Phases(NamedTuple):
     """Shape ``(steps, ranks, phases)``, in seconds."""
     periods: Floats
     """Shape ``(steps, ranks)``: from the beginning of a step to that of the next one."""
+    on_device: tuple[bool, ...]
+    """For each phase, whether its times are the device's."""
 
 
 def steps_of_run(run: Run, *, session: int | None = None) -> Steps:
@@ -72,11 +76,13 @@ def steps_of_run(run: Run, *, session: int | None = None) -> Steps:
         if meetings is None:
             raise
         return steps_of_operations(tuple(ranks), meetings[1] / 1e9, met_at="collective operations")
-    waits, lateness, met_at = _meetings(run, ranks, session, phases, meetings)
+    waits, lateness, met_at, one_clock = _meetings(run, ranks, session, phases, meetings)
     if met_at == "":
         waits, lateness, met_at = _implied(phases)
     own = np.maximum(phases.times - waits[:, :, :-1], 0.0)
     rest = np.maximum(phases.periods - phases.times.sum(axis=2) - waits[:, :, -1], 0.0)
+    if any(phases.on_device):
+        rest = np.zeros_like(rest)  # The host runs ahead of the device: their times do not add up.
     return Steps(
         ranks=tuple(ranks),
         hosts=tuple(hosts.get(rank, "") for rank in ranks),
@@ -86,14 +92,15 @@ def steps_of_run(run: Run, *, session: int | None = None) -> Steps:
         own=np.concatenate((own, rest[:, :, None]), axis=2),
         step_s=float(np.median(phases.periods)),
         met_at=met_at,
+        one_clock=one_clock,
     )
 
 
 def _phases(run: Run, ranks: list[int], session: int) -> _Phases:
-    # What a step is made of: the regions directly inside BATCH, and those beside it; without BATCH the outermost.
+    # The parts of a step: the regions directly inside BATCH, and those beside it; without BATCH the outermost.
     import numpy as np
 
-    nw = require("narwhals", extra="runs", caller="Looking for who is late")
+    nw = require("narwhals", extra="runs", caller="Looking for stragglers")
     begun = run.steps(session=session).arrow()
     begun_rank, begun_step, begun_ns = (begun[name].to_numpy() for name in ("rank", "step", "start_ns"))
     of_rank = []
@@ -112,9 +119,9 @@ def _phases(run: Run, ranks: list[int], session: int) -> _Phases:
             "the ranks have no steps in common; time each as TimeType.BATCH, or number them with timer.step(n)"
         )
     frame = run.intervals(session=session).frame.filter(
-        (nw.col("device") == "CPU") & (nw.col("step") >= int(steps[0])) & (nw.col("step") <= int(steps[-1]))
+        (nw.col("step") >= int(steps[0])) & (nw.col("step") <= int(steps[-1]))
     )
-    grouped = frame.group_by("rank", "path", "step").agg(nw.col("dur_ns").sum().cast(nw.Int64).alias("total"))
+    grouped = frame.group_by("rank", "path", "step", "device").agg(nw.col("dur_ns").sum().cast(nw.Int64).alias("total"))
     # Columns, not rows: a run may have millions of these, and a row in Python takes hundreds of bytes.
     table = grouped.collect("pyarrow").to_native().combine_chunks()
     coded = table["path"].combine_chunks().dictionary_encode()
@@ -129,25 +136,29 @@ def _phases(run: Run, ranks: list[int], session: int) -> _Phases:
         if (batches and (parts[:-1] in inside or parts[:-1] in around)) or (not batches and len(parts) == 1):
             label[path] = parts[-1]
     names = sorted(set(label.values()))
-    times = np.zeros((len(steps), len(ranks), len(names)))
+    times = np.zeros((2, len(steps), len(ranks), len(names)))
     name_of = np.array([names.index(label[path]) if path in label else -1 for path in known], dtype=np.int64)
     name_at = name_of[coded.indices.to_numpy()] if len(known) else np.zeros(0, dtype=np.int64)
     rank_at, rank_known = _places(np.array(ranks), table["rank"].to_numpy())
     step_at, step_known = _places(steps, table["step"].to_numpy())
     here = (name_at >= 0) & rank_known & step_known
     taken_s = table["total"].to_numpy()[here] / 1e9
-    np.add.at(times, (step_at[here], rank_at[here], name_at[here]), taken_s)
+    on_gpu = np.array(table["device"].to_pylist())[here] == "GPU" if len(here) else here
+    np.add.at(times, (on_gpu.astype(np.int64), step_at[here], rank_at[here], name_at[here]), taken_s)
+    # Times of the device where every rank has them in most steps.
+    on_device = tuple((np.median(times[1], axis=0) > 0).all(axis=0).tolist())
+    times = np.where(np.array(on_device, dtype=bool), times[1], times[0])
     periods = np.empty((len(steps), len(ranks)))
     for place, (numbers, started_ns) in enumerate(of_rank):
         periods[:, place] = (
             started_ns[np.searchsorted(numbers, steps + 1)] - started_ns[np.searchsorted(numbers, steps)]
         )
     periods /= 1e9
-    return _Phases(names, steps.tolist(), times, periods)
+    return _Phases(names, steps.tolist(), times, periods, on_device)
 
 
 def _places(values: Any, asked: Any) -> tuple[Any, Any]:
-    # Where each of those asked for stands among values in order, and whether it does.
+    # The index of each number asked for among ordered values, and whether it is one of them.
     import numpy as np
 
     at = np.minimum(np.searchsorted(values, asked), len(values) - 1)
@@ -159,7 +170,7 @@ def _operations(run: Run, ranks: list[int], session: int) -> tuple[Any, Any] | N
     # order of time; None if there are none.
     import numpy as np
 
-    nw = require("narwhals", extra="runs", caller="Looking for who is late")
+    nw = require("narwhals", extra="runs", caller="Looking for stragglers")
     frame = run.table("collectives").frame.filter((nw.col("session") == session) & (nw.col("sequence") >= 0))
     names = [row for row in frame.select("op").unique().collect("pyarrow").to_native()["op"].to_pylist() if row]
     frame = frame.filter(nw.col("op").is_in([name for name in names if name.startswith(MEETING)]))
@@ -184,17 +195,19 @@ def _operations(run: Run, ranks: list[int], session: int) -> tuple[Any, Any] | N
 
 def _meetings(
     run: Run, ranks: list[int], session: int, phases: _Phases, meetings: tuple[Any, Any] | None
-) -> tuple[Floats, Floats, str]:
+) -> tuple[Floats, Floats, str, bool]:
     # Waits by step, rank and phase (the last is outside of all), and how late each came; where they meet in words, ""
-    # if nothing says.
+    # if nothing tells; whether the waits are of one clock with the phases.
     import numpy as np
 
     waits = np.zeros((len(phases.steps), len(ranks), len(phases.names) + 1))
     lateness = np.zeros(waits.shape[:2])
     if meetings is None:
-        return waits, lateness, ""
+        return waits, lateness, "", True
     starts, lengths = meetings
-    steps, places = _where(run, ranks[0], session, phases, starts[:, 0])
+    steps, places, inside = _where(run, ranks[0], session, phases, starts[:, 0], lengths[:, 0])
+    # A rank that is late itself hardly waits, so that another one is asked as well.
+    inside = np.minimum(inside, _where(run, ranks[-1], session, phases, starts[:, -1], lengths[:, -1])[2])
     waited = (lengths - lengths.min(axis=1, keepdims=True)) / 1e9
     ends = starts + lengths
     last = len(starts) - 1
@@ -208,30 +221,41 @@ def _meetings(
             continue
         waits[steps[place], :, places[place]] += waited[place]
         lateness[steps[place]] -= waited[place]
-    return waits, lateness, "collective operations"
+    fits = (waits[:, :, :-1] <= phases.times).mean(axis=(0, 1)) >= _INSIDE
+    one_clock = all(
+        bool(fits[place]) if phases.on_device[place] else bool(inside[place] >= _INSIDE)
+        for place in range(len(phases.names))
+        if waits[:, :, place].any()
+    )
+    return waits, lateness, "collective operations", one_clock
 
 
-def _where(run: Run, rank: int, session: int, phases: _Phases, times: Any) -> tuple[Any, Any]:
-    # In which step and phase each moment of a rank lies: as indices, -1 for a step that is not looked at.
+def _where(run: Run, rank: int, session: int, phases: _Phases, times: Any, lengths: Any) -> tuple[Any, Any, Any]:
+    # The step and the phase of each operation of a rank, as indices, -1 for a step that is not judged; for each phase
+    # the share of its operations that end within it on the host's clock.
     import numpy as np
 
-    nw = require("narwhals", extra="runs", caller="Looking for who is late")
+    nw = require("narwhals", extra="runs", caller="Looking for stragglers")
     step_at = {step: place for place, step in enumerate(phases.steps)}
-    name_at = {name: place for place, name in enumerate(phases.names)}
     begins = sorted((int(row["start_ns"]), int(row["step"])) for row in run.steps(rank=rank, session=session).rows())
     at = np.searchsorted([begin for begin, _ in begins], times, side="right") - 1
     steps = np.array([step_at.get(begins[place][1], -1) if place >= 0 else -1 for place in at.tolist()])
     places = np.full(len(times), len(phases.names))
+    within = np.ones(len(phases.names))
     frame = run.intervals(rank=rank, session=session).frame.filter(nw.col("device") == "CPU")
-    for name, place in name_at.items():
+    for place, name in enumerate(phases.names):
         rows = frame.filter(nw.col("region") == name).select("start_ns", "dur_ns").collect("pyarrow").to_native()
+        if not len(rows):
+            continue
         order = np.argsort(rows["start_ns"].to_numpy(), kind="stable")
         starts = rows["start_ns"].to_numpy()[order]
         ends = starts + rows["dur_ns"].to_numpy()[order]
-        which = np.searchsorted(starts, times, side="right") - 1
-        inside = (which >= 0) & (times < ends[np.maximum(which, 0)])
+        which = np.maximum(np.searchsorted(starts, times, side="right") - 1, 0)
+        inside = (times >= starts[which]) & (times < ends[which])
         places[inside] = place
-    return steps, places
+        if inside.any():
+            within[place] = (times + lengths <= ends[which])[inside].mean()
+    return steps, places, within
 
 
 def _implied(phases: _Phases) -> tuple[Floats, Floats, str]:

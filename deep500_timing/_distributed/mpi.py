@@ -17,12 +17,12 @@ _NAME_BYTES = 2
 class MpiTransport:
     """Messages between the ranks of an MPI communicator, by mpi4py.
 
-    All its ranks make it, once, as a collective operation: it works on a duplicate of the communicator, where no
-    message of the program's can be met. After that no call waits for another rank. MPI must allow calls from any
+    All its ranks make it, once, as a collective operation: it works on a duplicate of the communicator, which no
+    message of the program uses. After that no call waits for another rank. MPI must allow calls from any
     thread (``MPI_THREAD_MULTIPLE``, what mpi4py asks for), since the program may be in a call of its own meanwhile.
 
-    MPI has no word for a rank that does not answer: one that sends nothing within the deadline is called missing. What
-    was sent to a rank that never takes it stays in the sender's memory.
+    MPI does not report ranks that do not answer: one that sends nothing within the deadline is missing. A message to a
+    rank that never takes it stays in the sender's memory.
 
     Args:
         comm: ``MPI.COMM_WORLD`` if None.
@@ -32,14 +32,13 @@ class MpiTransport:
         RuntimeError: MPI was started without support for threads.
     """
 
-    overhears = False
-
     def __init__(self, comm: Any = None) -> None:
         self._mpi: Any = require("mpi4py.MPI", extra="mpi", caller="MpiTransport")
         if self._mpi.Query_thread() < self._mpi.THREAD_MULTIPLE:
             raise RuntimeError(
-                "MpiTransport: MPI was started without MPI_THREAD_MULTIPLE, so it cannot be used beside the program's "
-                "own calls. Import mpi4py.MPI before anything else starts MPI, or pass FolderTransport to gather."
+                "MpiTransport: MPI was started without MPI_THREAD_MULTIPLE, so it cannot be used along with "
+                "the program's own calls. Import mpi4py.MPI before anything else starts MPI, or pass "
+                "FolderTransport to gather."
             )
         self._comm = (self._mpi.COMM_WORLD if comm is None else comm).Dup()
         self.rank: int = self._comm.Get_rank()
@@ -57,7 +56,7 @@ class MpiTransport:
             self._sent.append((self._comm.Isend([framed, self._mpi.BYTE], dest=to, tag=_TAG), framed))
 
     def take(self, topic: str, to: int, senders: Sequence[int]) -> dict[int, bytes]:
-        """Receive all that has arrived, and give what was asked for."""
+        """Receive all messages that have arrived, and give those asked for."""
         if to != self.rank:
             return {}
         with self._lock:
@@ -72,7 +71,7 @@ class MpiTransport:
             return {sender: self._mailbox.pop((topic, sender)) for sender in there}
 
     def withdraw(self, topic: str, to: int) -> None:
-        """Forget what came for this rank too late; what was sent cannot be taken back."""
+        """Forget messages that came for this rank too late; a sent message cannot be taken back."""
         if to == self.rank:
             with self._lock:
                 for key in [key for key in self._mailbox if key[0] == topic]:

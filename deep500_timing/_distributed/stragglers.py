@@ -23,7 +23,6 @@ def find_stragglers(source: Run | Sequence[Gathered] | Steps, *, session: int | 
             which nothing else is known.
         session: Of a run, which start of its ranks; the last that all have if None.
     """
-    from deep500_timing._distributed.late_of_operations import judge_operations
     from deep500_timing._distributed.late_of_reports import NoWindowsError, windows_of
     from deep500_timing._distributed.late_of_run import NoStepsError, steps_of_run
 
@@ -38,4 +37,4 @@ def find_stragglers(source: Run | Sequence[Gathered] | Steps, *, session: int | 
             steps = windows_of(reports)
     except (NoStepsError, NoWindowsError) as error:
         return Stragglers("unknown", reason=str(error))
-    return judge(steps) if steps.regions else judge_operations(steps)
+    return judge(steps)

@@ -1,16 +1,20 @@
-"""What carries messages between ranks: one contract, and what needs no package.
+"""What carries messages between ranks: one contract, and the transports that need no package.
 
-A transport never waits for another rank. It may wait for what it is made of, a store or a file system, for ever; so it
-is asked on a thread of its own, which nobody waits for longer than a deadline.
+A transport never waits for another rank. It may wait for ever for a store or a file system, so it is used on a thread
+that no caller waits for beyond its deadline.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import weakref
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
+from deep500_timing._base.fork import after_fork
+from deep500_timing._distributed.connection import job_store
+from deep500_timing._distributed.identity import rank_and_world
 from deep500_timing._distributed.store_keys import get_all, get_if_there, present
 
 if TYPE_CHECKING:
@@ -18,36 +22,35 @@ if TYPE_CHECKING:
     from os import PathLike
 
 _TRIES = 100
-"""So often a folder may be removed under a rank that is about to write into it."""
+"""How often a folder may be removed before this rank has written its file into it."""
+PREFIX = "deep500_timing"
+"""Put before every key in a store."""
 
 
 class Transport(Protocol):
-    """Hands messages from rank to rank. One of your own must pass :func:`deep500_timing.ranks.check_transport`."""
+    """Hands messages from rank to rank. Your own one must pass :func:`deep500_timing.ranks.check_transport`."""
 
     @property
     def rank(self) -> int:
-        """Of this process, from 0."""
+        """The rank of this process, from 0."""
         ...
 
     @property
     def world_size(self) -> int:
-        """How many ranks there are."""
-        ...
-
-    @property
-    def overhears(self) -> bool:
-        """Whether a rank can take messages that were sent to another one."""
+        """The number of ranks."""
         ...
 
     def send(self, topic: str, to: int, message: bytes) -> None:
-        """Leave a message for a rank: one for each topic, whose name is some words with slashes between them.
+        """Leave a message for a rank, instead of an earlier one of the topic that it has not taken yet.
+
+        A topic is some words with slashes between them.
 
         Raises:
-            Exception: It could not be left. Whoever calls this takes any exception as a fault of the transport.
+            Exception: It could not be left. Any exception counts as a fault of the transport.
         """
 
     def take(self, topic: str, to: int, senders: Sequence[int]) -> dict[int, bytes]:
-        """The messages of a topic that have arrived for a rank; each is given once.
+        """The messages of a topic that have arrived for this rank, by sender. Each is given once, the newest first.
 
         Raises:
             Exception: As :meth:`send`.
@@ -55,7 +58,7 @@ class Transport(Protocol):
         ...
 
     def withdraw(self, topic: str, to: int) -> None:
-        """Take back what this rank has left, if it is still there.
+        """Take back this rank's message, if it is still there.
 
         Raises:
             Exception: As :meth:`send`.
@@ -67,43 +70,38 @@ class AloneTransport:
 
     rank = 0
     world_size = 1
-    overhears = True
 
     def __init__(self) -> None:
-        """Nothing is left yet."""
+        """Empty."""
         self._left: dict[tuple[str, int], bytes] = {}
 
     def send(self, topic: str, to: int, message: bytes) -> None:
-        """Leave a message for oneself."""
+        """Leave a message for this rank."""
         self._left[topic, to] = message
 
     def take(self, topic: str, to: int, senders: Sequence[int]) -> dict[int, bytes]:
-        """What was left."""
+        """The message, if there is one."""
         found = self._left.pop((topic, to), None) if 0 in senders else None
         return {} if found is None else {0: found}
 
     def withdraw(self, topic: str, to: int) -> None:
-        """Forget it."""
+        """Forget the message."""
         self._left.pop((topic, to), None)
 
 
 class FolderTransport:
     """Messages as files in a folder that all ranks see, such as one on NFS or Lustre.
 
-    A file is written beside its place and renamed into it, so that nobody reads half of one. The folder must be the
-    job's own: what an earlier job has left in it would be taken for this one's.
+    A file is written under another name and renamed, so that no rank reads half a file. The folder must be the job's
+    own: messages that an earlier job left in it would be read as this job's.
 
     Args:
         folder: Made if need be.
-        rank: Of this process; what torch.distributed or the launcher says if None.
+        rank: Of this process; as torch.distributed or the launcher says if None.
         world_size: Likewise.
     """
 
-    overhears = True
-
     def __init__(self, folder: str | PathLike[str], *, rank: int | None = None, world_size: int | None = None) -> None:
-        from deep500_timing._distributed.identity import rank_and_world
-
         found = rank_and_world() if rank is None or world_size is None else (rank, world_size)
         self.rank = found[0] if rank is None else rank
         self.world_size = found[1] if world_size is None else world_size
@@ -118,7 +116,7 @@ class FolderTransport:
         os.replace(path, os.path.join(mailbox, str(self.rank)))
 
     def _open_in(self, mailbox: str, path: str) -> IO[bytes]:
-        # Who takes the last message removes the mailbox, perhaps between our making it and our file's being in it.
+        # The rank that takes the last message removes the mailbox, perhaps before our file is in it.
         for left in range(_TRIES, -1, -1):
             try:
                 os.makedirs(mailbox, exist_ok=True)
@@ -129,7 +127,7 @@ class FolderTransport:
         raise AssertionError
 
     def take(self, topic: str, to: int, senders: Sequence[int]) -> dict[int, bytes]:
-        """Read and remove files; the folder is looked through once, however many ranks there are."""
+        """Read and remove files; the folder is listed once, however many ranks there are."""
         mailbox = self._mailbox(topic, to)
         wanted = {str(sender): sender for sender in senders}
         try:
@@ -139,13 +137,13 @@ class FolderTransport:
         found = {}
         for name in names:
             if name in wanted:
-                # Another one that was asked for the same messages may be faster.
-                with contextlib.suppress(FileNotFoundError):
-                    path = os.path.join(mailbox, name)
-                    with open(path, "rb") as file:
-                        message = file.read()
-                    os.unlink(path)
-                    found[wanted[name]] = message
+                path, taken = os.path.join(mailbox, name), os.path.join(mailbox, f".taken-{name}")
+                with contextlib.suppress(FileNotFoundError):  # It was withdrawn.
+                    # By a name of our own, since the sender may replace it while it is read.
+                    os.replace(path, taken)
+                    with open(taken, "rb") as file:
+                        found[wanted[name]] = file.read()
+                    os.unlink(taken)
         if not set(names) - set(wanted):
             with contextlib.suppress(OSError):
                 os.rmdir(mailbox)
@@ -166,19 +164,20 @@ class StoreTransport:
     Args:
         store: One with ``set``, ``get``, ``check`` and ``delete_key``. Where it has them, ``append`` tells who has
             arrived by one request, ``multi_get`` reads many messages by one, and with ``compare_set`` no request waits
-            for what another rank has just deleted.
+            for a message that another rank has just deleted.
         rank: Of this process.
         world_size: How many ranks there are.
         keep: Keep the store alive. A job's own ends with its process group.
+        restarts: The store may hold messages of an earlier transport, as that of a process group that was begun again
+            does; all ranks begin equally often.
     """
 
-    overhears = True
-
-    def __init__(self, store: Any, rank: int, world_size: int, *, keep: bool = True) -> None:
+    def __init__(self, store: Any, rank: int, world_size: int, *, keep: bool = True, restarts: bool = False) -> None:
         self.rank, self.world_size = rank, world_size
         self._kept = store if keep else None
         self._found = weakref.ref(store)
         self._appends = hasattr(store, "append")
+        self._restarts = restarts and hasattr(store, "add")
 
     @property
     def _store(self) -> Any:
@@ -189,47 +188,57 @@ class StoreTransport:
 
     @property
     def underlying_store(self) -> Any:
-        """What carries the messages."""
+        """The store."""
         return self._store
 
     def clone(self) -> StoreTransport:
-        """The same over a connection of its own, which nobody else waits on."""
-        return StoreTransport(self._store.clone(), self.rank, self.world_size)
+        """The same over a connection that no other user of the store waits for."""
+        return StoreTransport(self._store.clone(), self.rank, self.world_size, restarts=self._restarts)
 
     def set_timeout(self, timeout: Any) -> None:
         """After how long a request gives up by itself."""
         self._store.set_timeout(timeout)
 
+    def begin(self, name: str) -> int:
+        """How often this rank has begun an exchange of that name in this store."""
+        return int(self._store.add(self._key("begun", name, self.rank), 1)) if self._restarts else 0
+
     def send(self, topic: str, to: int, message: bytes) -> None:
         """Set a key, and add this rank to the list of those that have arrived."""
         store = self._store
         store.set(self._key(topic, to, self.rank), message)
-        if self._appends:
+        if self._appends and to >= 0:
             try:
                 store.append(self._key(topic, to, "arrived"), f"{self.rank} ")
             except (NotImplementedError, RuntimeError):
                 self._appends = False
 
     def take(self, topic: str, to: int, senders: Sequence[int]) -> dict[int, bytes]:
-        """Get what has arrived, and delete it."""
+        """Get the messages that have arrived, and delete them."""
         keys = {sender: self._key(topic, to, sender) for sender in self._arrived(topic, to, senders)}
         found = get_all(self._store, keys)
-        # Another one that was asked for the same messages may be faster, or the sender has withdrawn its own.
-        return {sender: message for sender, message in found.items() if self._store.delete_key(keys[sender])}
+        for sender in found:
+            self._store.delete_key(keys[sender])
+        return found
+
+    def read(self, topic: str, to: int, senders: Sequence[int]) -> dict[int, bytes]:
+        """Get the messages that have arrived, and leave them there for other ranks."""
+        keys = {sender: self._key(topic, to, sender) for sender in senders}
+        return get_all(self._store, {sender: keys[sender] for sender in present(self._store, keys)})
 
     def _arrived(self, topic: str, to: int, senders: Sequence[int]) -> list[int]:
         keys = {sender: self._key(topic, to, sender) for sender in senders}
         if keys and self._store.check(list(keys.values())):
             return list(keys)
         listed = self._key(topic, to, "arrived")
-        if not self._appends:
+        if not self._appends or len(keys) < 2:
             return present(self._store, keys)
-        # One that was taken is still in the list, and so is one that was taken back.
+        # Senders whose message was taken or withdrawn are still in the list.
         text = get_if_there(self._store, listed) or b""
         said = set(map(int, text.split()))
         arrived = present(self._store, {sender: key for sender, key in keys.items() if sender in said})
         if text and said <= keys.keys():
-            # Who has come is known now. Where a topic is used again and again the list would grow for ever.
+            # All of them are known now. Where a topic is used again and again the list would grow for ever.
             with contextlib.suppress(AttributeError, NotImplementedError, RuntimeError):
                 self._store.compare_set(listed, text.decode(), "")
         return arrived
@@ -242,7 +251,31 @@ class StoreTransport:
         if found is not None and (to == self.rank or {int(text) for text in found.split()} <= {self.rank}):
             store.delete_key(listed)
 
-    def _key(self, *parts: object) -> str:
-        from deep500_timing._distributed.exchange import PREFIX
-
+    @staticmethod
+    def _key(*parts: object) -> str:
         return "/".join(map(str, (PREFIX, "gather", *parts)))
+
+
+_lock = threading.Lock()
+_of_job: tuple[weakref.ref[Any], StoreTransport] | None = None
+"""The job's store, and its transport."""
+
+
+def job_transport() -> StoreTransport | None:
+    """What goes over the store of ``torch.distributed`` as it is now; None where that is not initialised."""
+    global _of_job
+    store = job_store()
+    if store is None:
+        return None
+    place = rank_and_world()
+    with _lock:
+        if _of_job is None or _of_job[0]() is not store or (_of_job[1].rank, _of_job[1].world_size) != place:
+            _of_job = (weakref.ref(store), StoreTransport(store, *place, keep=False, restarts=True))
+        return _of_job[1]
+
+
+@after_fork
+def _forget() -> None:
+    # Sockets are the parent's, and the lock may be held by a thread that does not exist here.
+    global _lock, _of_job
+    _lock, _of_job = threading.Lock(), None

@@ -1,44 +1,65 @@
-"""The verdict on who is late: plain data, and sentences."""
+"""The verdict on stragglers: plain data, and sentences."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from deep500_timing._summary.text import format_share, format_time, safe_name
-
-if TYPE_CHECKING:
-    from deep500_timing._distributed.operation_stragglers import Verdict
 
 SLOW_STEP = 1.5
 """A step so many times as long as the median is a slow one."""
 _MOST_STEPS = 5
+LEAST_OPERATIONS = 16
+"""Steps or operations that a verdict needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the test says where operations are all that is known. Times are in seconds."""
+
+    operations: int
+    """How many were compared."""
+    judged: int
+    """How many of them the verdict is about: all, or the few that hold most of the waiting."""
+    independent_operations: float
+    """As how many independent ones they count."""
+    chance: float
+    """Probability that ranks which are all alike make one of them look as late as the latest does here."""
+    cost_s: float
+    """How much later each operation began on average because of the late ranks alone; 0 if there are none."""
+    waiting_s: float
+    """How long a rank waited for the last one in an operation: the mean over ranks and operations."""
+
+    @property
+    def enough(self) -> bool:
+        """Whether there were enough operations to tell."""
+        return self.operations >= LEAST_OPERATIONS
 
 
 @dataclass(frozen=True, slots=True)
 class WhatIf:
-    """How much faster steps had been, if each ends for all when the last rank comes and nothing else differed."""
+    """How much shorter steps would be, if each ends for all when the last rank comes, and nothing else changed."""
 
     without_rank_s: float
-    """For each step on average, had the late ranks been late by no more than the others typically are."""
+    """For each step on average, if the late ranks came as the others typically do."""
     all_alike_s: float
-    """Had every rank come with the median of them, in each step: all that waiting costs."""
+    """If every rank came with the median of them, in each step: the cost of all waiting."""
 
 
 @dataclass(frozen=True)
 class Stragglers:
-    """Who is late, and why. As a text it is sentences. Times are in seconds for a step."""
+    """The late ranks and the cause. As a text it is sentences. Times are in seconds for a step."""
 
     kind: str
     """``"rank"``, ``"ranks"``, ``"node"``, ``"nobody"``, or ``"unknown"`` where the data do not say."""
     ranks: tuple[int, ...] = ()
     """The late ones, the latest first."""
     host: str | None = None
-    """Their machine, if it is the machine that is late."""
+    """The host that is late, if it is a host."""
     region: str | None = None
-    """Whose excess explains it; None if none does."""
+    """The region whose excess explains the lateness; None if none does."""
     cause: str | None = None
-    """What that region is: ``"IO"``, ``"compute"``, ``"communication"`` or ``"host"``."""
+    """The kind of that region: ``"IO"``, ``"compute"``, ``"communication"`` or ``"host"``."""
     lateness_s: float = 0.0
     """How much later than the median of the others the latest one typically came."""
     last_share: float = 0.0
@@ -46,24 +67,25 @@ class Stragglers:
     excess_s: float = 0.0
     """How much longer its region took than the median of ranks."""
     bound_s: float = 0.0
-    """From which lateness on a rank is called late here."""
+    """Least lateness of a rank that is called late here."""
     step_s: float = 0.0
     steps: int = 0
-    """How many were looked at."""
+    """Steps that were judged."""
     since: int | None = None
     """From which step on it is late; None if from the first."""
     grows: bool = False
     """Whether its lateness grows: drift, such as a device that heats up."""
     what_if: WhatIf | None = None
     slow_steps: dict[int, int | None] = field(default_factory=dict)
-    """Steps that took :data:`SLOW_STEP` times the median or more: which rank the others waited for, or None if it was
-    slow for everybody."""
+    """Steps that took :data:`SLOW_STEP` times the median or more: the rank that the others waited for, or None if it
+    was slow for every rank."""
+    intermittent: dict[int, int] = field(default_factory=dict)
+    """Ranks that came late in some steps, more often than the other ranks: in how many."""
     reason: str = ""
-    """Why nobody is named."""
+    """Why no rank is named."""
     met_at: str = ""
     operations: Verdict | None = None
-    """The test that has judged, where operations are all that is known: then there are neither regions nor steps, and
-    times are for an operation."""
+    """The test of operations alone: then there are neither regions nor steps, and times are for an operation."""
     lateness: dict[int, float] = field(default_factory=dict, repr=False)
     """For each rank, how much later than the median of ranks it typically came."""
     excess: dict[str, dict[int, float]] = field(default_factory=dict, repr=False)
@@ -89,7 +111,7 @@ class Stragglers:
 
 
 def sentences(found: Stragglers) -> list[str]:
-    """A few lines: who, by how much, why, what it costs."""
+    """A few lines: the ranks, by how much, the cause, the cost."""
     lines = [_verdict(found)]
     if found.ranks:
         lines.append(_because(found))
@@ -99,9 +121,11 @@ def sentences(found: Stragglers) -> list[str]:
     if found.what_if is not None and (found.step_s > 0 or found.operations is not None):
         lines += _what_if(found)
     lines += _slow_steps(found)
+    for rank, count in sorted(found.intermittent.items(), key=lambda item: (-item[1], item[0]))[:_MOST_STEPS]:
+        lines.append(f"Rank {rank} came late in {count} of {found.steps} steps, more often than the other ranks.")
     if found.met_at:
         what = "operations" if found.operations is not None else "steps"
-        lines.append(f"Judged from {found.steps} {what}, by who waited least in {found.met_at}.")
+        lines.append(f"Judged from {found.steps} {what}, by the waits in {found.met_at}.")
     return lines
 
 
@@ -115,14 +139,14 @@ def _share(seconds: float, found: Stragglers) -> str:
 
 def _verdict(found: Stragglers) -> str:
     if found.kind == "unknown":
-        return f"Nobody can tell who is late: {found.reason}."
+        return f"The data do not tell whether a rank is late: {found.reason}."
     if found.kind == "nobody":
         bound = f" (from {_share(found.bound_s, found)} on)" if found.bound_s else ""
         return f"No rank is late: {found.reason}{bound}."
     lateness = _share(found.lateness_s, found)
     named = ", ".join(map(str, found.ranks[:_MOST_STEPS])) + (", …" if len(found.ranks) > _MOST_STEPS else "")
     if found.kind == "node":
-        return f"The machine {safe_name(found.host or '')} is late, its ranks {named}: by {lateness}."
+        return f"The host {safe_name(found.host or '')} is late, its ranks {named}: by {lateness}."
     if found.kind == "ranks":
         return f"{len(found.ranks)} ranks are late: {named}; the latest by {lateness}."
     return f"Rank {named} is late by {lateness}."
@@ -130,9 +154,9 @@ def _verdict(found: Stragglers) -> str:
 
 def _because(found: Stragglers) -> str:
     if found.operations is not None:
-        return "Operations alone do not say why: no steps with regions are known."
+        return "The cause is unknown: there are operations, and no steps with regions."
     if found.region is None:
-        return "Its regions do not say why: none takes so much longer than on the other ranks."
+        return "The cause is unknown: no region takes that much longer than on the other ranks."
     what = f"its {safe_name(found.region)}" if found.region.isupper() else safe_name(found.region)
     kind = "" if found.cause == found.region else f" ({found.cause})"
     return f"Because {what}{kind} takes {format_time(found.excess_s)} longer than on the other ranks."
@@ -153,8 +177,8 @@ def _what_if(found: Stragglers) -> list[str]:
         if found.operations is None:
             what, share = "step", f" ({format_share(saved / found.step_s)})"
         shorter = f"{format_time(saved)}{share}"
-        lines.append(f"Were it as the others are, {_a(what)} would be {shorter} shorter, if nothing else changed.")
-    lines.append(f"All that ranks wait for each other costs {_share(found.what_if.all_alike_s, found)}.")
+        lines.append(f"Without this lateness {_a(what)} would be {shorter} shorter.")
+    lines.append(f"All waiting of ranks for each other costs {_share(found.what_if.all_alike_s, found)}.")
     return lines
 
 
@@ -164,9 +188,9 @@ def _a(what: str) -> str:
 
 def _slow_steps(found: Stragglers) -> list[str]:
     lines = []
-    everybody = sorted(step for step, rank in found.slow_steps.items() if rank is None)
-    if everybody:
-        lines.append(f"{_some(everybody)} slow for every rank alike.")
+    everyone = sorted(step for step, rank in found.slow_steps.items() if rank is None)
+    if everyone:
+        lines.append(f"{_some(everyone)} slow for every rank alike.")
     by_rank: dict[int, list[int]] = {}
     for step, rank in found.slow_steps.items():
         if rank is not None:

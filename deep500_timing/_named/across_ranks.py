@@ -85,4 +85,6 @@ def _notes(answers: Answers, deadline_s: float) -> Iterator[str]:
     if answers.missing:
         yield f"no times from rank {', '.join(map(str, answers.missing))} within {deadline_s:g} s"
     for rank, calls in answers.ahead.items():
-        yield f"rank {rank} is {'a round' if calls == 1 else f'{calls} rounds'} ahead: it has asked for so many more"
+        where, more = ("ahead", "more") if calls > 0 else ("behind", "fewer")
+        rounds = "a round" if abs(calls) == 1 else f"{abs(calls)} rounds"
+        yield f"rank {rank} is {rounds} {where}: it has asked for so many {more}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 import types
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from deep500_timing import Timer, TimingWarning
 from deep500_timing._distributed import identity as _ranks
 from deep500_timing._distributed import launchers
-from deep500_timing._distributed.exchange import Exchange
+from deep500_timing._distributed.exchange import Exchange, frame, unframe
 
 LAUNCHERS = [name for row in launchers._LAUNCHERS for name in (row.rank, row.world_size)]
 
@@ -142,6 +143,11 @@ class Job:
         self.barriers.append(group)
 
 
+def ranks_of(store):
+    """The exchange of three ranks over one store."""
+    return [Exchange("x", store=store, rank=rank, world_size=3) for rank in range(3)]
+
+
 class TestInAJob:
     @pytest.fixture
     def store(self):
@@ -180,64 +186,75 @@ class TestInAJob:
         _ranks.wait_for_ranks("group")
         assert job.barriers == ["group"]
 
-    def test_reports_are_handed_over(self, job):
-        """Who gathers has the report of every rank that has posted, its own included."""
-        exchanges = [Exchange("x") for _ in range(3)]
-        for job.rank, exchange in enumerate(exchanges):
-            assert exchange.post(b"report %d" % job.rank) is None
-        job.rank = 1
+    def test_reports_are_handed_over(self, store):
+        """A rank that gathers has the report of every rank that has posted, its own included."""
+        exchanges = ranks_of(store)
+        for rank, exchange in enumerate(exchanges):
+            exchange.post(b"report %d" % rank)
         answers = exchanges[1].gather(b"own")
         assert {0: b"report 0", 1: b"own", 2: b"report 2"} == answers.reports
         assert ([], None) == (answers.missing, answers.fault)
 
-    def test_a_silent_rank_is_missing_after_the_deadline(self, job):
+    def test_a_silent_rank_is_missing_after_the_deadline(self, store):
         """Waiting has an end."""
-        first, second = Exchange("x"), Exchange("x")
+        first, second, _ = ranks_of(store)
         first.post(b"report 0")
-        job.rank = 1
         second.post(b"report 1")
-        answers = second.gather(b"own", deadline_s=2.0)  # A busy machine may not look for the other one in less.
+        answers = second.gather(b"own", deadline_s=2.0)  # A busy machine may need that long for the other one.
         assert ({0: b"report 0", 1: b"own"}, [2]) == (answers.reports, answers.missing)
 
-    def test_a_late_rank_is_waited_for(self, job, store):
+    def test_a_late_rank_is_waited_for(self, store):
         """A report that comes within the deadline counts."""
-        exchange = Exchange("x")
-        exchange.post(b"report 0")
+        exchanges = ranks_of(store)
+        exchanges[0].post(b"report 0")
         looks = iter(range(100))
 
         def look(key):
-            if next(looks) == 20:
+            if next(looks) == 6:
                 for rank in (1, 2):
-                    store.set(f"deep500_timing/x/1/posted/1/{rank}", b"report %d" % rank)
+                    message = frame({"call": 1, "unix": time.time()}, b"report %d" % rank)
+                    store.set(f"deep500_timing/gather/x/posted/1/report/-1/{rank}", message)
 
         store.on_look = look
-        assert {0: b"own", 1: b"report 1", 2: b"report 2"} == exchange.gather(b"own").reports
+        assert {0: b"own", 1: b"report 1", 2: b"report 2"} == exchanges[0].gather(b"own").reports
 
-    def test_old_reports_leave_the_store(self, job, store):
-        """However long the run, a rank has a handful of reports in it."""
-        exchange = Exchange("x")
+    def test_old_reports_leave_the_store(self, store):
+        """However long the run, a rank has one report in it; of numbered steps a handful."""
+        exchange, *_ = ranks_of(store)
         for number in range(100):
             exchange.post(b"%d" % number)
-        assert len([key for key in store.values if "/posted/" in key]) == 16
-        assert len(store.values) == 17  # That it has begun.
-        assert store.values["deep500_timing/x/1/posted/100/0"] == b"99"
+            exchange.flush(30)
+        # That it has begun, and the report.
+        assert ["begun", "posted"] == sorted({key.split("/")[2 if "begun" in key else 3] for key in store.values})
+        assert 2 == len(store.values)
+        for number in range(100):
+            exchange.post(b"%d" % number, step=number)
+            exchange.flush(30)
+        assert 2 + 4 == len(store.values)
 
-    def test_with_a_fault_nobody_is_missing(self, job, store):
-        """Who could not be asked is not said to be silent, in either way to take part."""
+    def test_with_a_fault_no_rank_is_missing(self, store):
+        """A rank that could not be asked is not said to be silent, in either way to take part."""
         store.fault = OSError("connection lost\nand more")
-        exchange = Exchange("x")
-        assert "OSError: connection lost" == exchange.post(b"report")
+        exchange, *_ = ranks_of(store)
+        with pytest.warns(TimingWarning, match="OSError: connection lost"):
+            exchange.post(b"report")
+            exchange.flush(30)
         for answers in (exchange.gather(b"own"), exchange.round(b"own", b"".join, 5.0)):
             assert ({0: b"own"}, [], "OSError: connection lost") == (answers.reports, answers.missing, answers.fault)
 
-    def test_another_process_group_begins_anew(self, job, store):
+    def test_another_process_group_begins_again(self, job, store):
         """A store that has seen nothing of the exchange is not asked for the rounds of the one before."""
         exchange = Exchange("x")
         exchange.post(b"in the first")
+        assert exchange.flush(30)
         other = Store()
         job.distributed_c10d = types.SimpleNamespace(_get_default_store=lambda: other)
         exchange.post(b"in the second")
-        assert {"deep500_timing/x/0/begun/0": 1, "deep500_timing/x/1/posted/1/0": b"in the second"} == other.values
+        assert exchange.flush(30)
+        begun, report = other.values
+        assert "deep500_timing/gather/begun/x/posted/0" == begun
+        assert "deep500_timing/gather/x/posted/1/report/-1/0" == report
+        assert b"in the second" == unframe(other.values[report])[1]
 
     def test_a_job_without_a_store_costs_a_warning(self, job):
         """As on a release of PyTorch that has another name for it."""

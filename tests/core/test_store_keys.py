@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deep500_timing._distributed.exchange import Exchange
-from deep500_timing._distributed.store_keys import get_all, present, present_by_chunks
+from deep500_timing._distributed.exchange import Exchange, frame
+from deep500_timing._distributed.store_keys import get_all, present
 
 
 class Counting:
@@ -76,15 +76,12 @@ class Plain(Counting):
 
 
 @given(st.integers(1, 300).flatmap(lambda n: st.tuples(st.just(n), st.sets(st.integers(0, n - 1), max_size=20))))
-def test_who_is_there_is_found(drawn):
-    """By halves exactly; by chunks nobody who is not there, and exactly where they are few."""
+def test_the_keys_that_are_there_are_found(drawn):
+    """By halves, whichever are missing."""
     number, absent = drawn
     keys = {rank: f"k{rank}" for rank in range(number)}
     store = Counting({f"k{rank}": b"" for rank in range(number) if rank not in absent})
-    there = [rank for rank in range(number) if rank not in absent]
-    assert there == present(store, keys)
-    found = present_by_chunks(store, keys)
-    assert there == found if number <= 64 or not absent else set(found) <= set(there)
+    assert [rank for rank in range(number) if rank not in absent] == present(store, keys)
 
 
 @pytest.mark.parametrize(("kind", "few", "many"), [(Counting, 4, 1), (Comparing, 2, 1), (Plain, 4, 200)])
@@ -109,17 +106,20 @@ def test_what_is_gone_is_left_out(values, asked, everything):
 
 @pytest.mark.parametrize("absent", [0, 1, 3])
 def test_thousands_of_reports_cost_few_requests(absent):
-    """Reports of 5 000 ranks are read in chunks, and the silent ones found by halves: not a request for each."""
+    """Reports of 5 000 ranks are read at once, and the missing ones found by halves: not by a request for each."""
     ranks = 5000
     silent = [1000 * (n + 1) for n in range(absent)]
-    values = {f"deep500_timing/x/1/posted/1/{rank}": b"%d" % rank for rank in range(ranks) if rank not in silent}
+    values = {
+        f"deep500_timing/gather/x/posted/1/report/-1/{rank}": frame({"call": 1, "unix": 0.0}, b"%d" % rank)
+        for rank in range(ranks) if rank not in silent
+    }  # fmt: skip
     store = Comparing(values)
     exchange = Exchange("x", store=store, rank=0, world_size=ranks)
     exchange.post(b"own")
+    assert exchange.flush(30)
     store.requests = 0
-    answers = exchange.gather(b"own", deadline_s=0.5 if absent else 60.0)
+    answers = exchange.gather(b"own", deadline_s=4.0 if absent else 60.0)
     assert (silent, ranks - absent, None) == (answers.missing, len(answers.reports), answers.fault)
     assert b"4999" == answers.reports[4999]
-    # 79 chunks and two requests for values; then, for each silent rank, its chunk again and again, its halves, and the
-    # values of its neighbours.
-    assert store.requests < 82 + absent * 120
+    # A look costs a check and a request for values, or, for each missing rank, two checks for each halving.
+    assert store.requests < 3 + absent * 200

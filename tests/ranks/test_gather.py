@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import shutil
@@ -18,7 +17,10 @@ import pytest
 import suite_coverage
 
 from deep500_timing import Timer
+from deep500_timing._distributed import exchange
 from deep500_timing._distributed import gather as _gather
+from deep500_timing._distributed import transport as _transport
+from deep500_timing._distributed.exchange import line_of
 from deep500_timing._distributed.identity import known_rank_and_world
 from deep500_timing._distributed.launchers import discover_launch
 from deep500_timing.ranks import (
@@ -145,23 +147,16 @@ def test_every_transport_does_what_the_contract_says(transports):
     at_once(check_transport, transports)
 
 
+def test_a_message_that_was_withdrawn_is_gone(transports):
+    """Where the sender can still reach it."""
+    transports[1].send("t", 0, b"message")
+    transports[1].withdraw("t", 0)
+    assert {} == transports[0].take("t", 0, range(4))
+
+
 def test_a_world_of_one_does_so_too():
     """A single process is a world of one."""
     check_transport(AloneTransport())
-
-
-def test_each_of_many_takers_at_once_gets_its_own(transports, request):
-    """Ranks that take each other's messages at the same time have each message once between them."""
-    if "file" in request.node.callspec.id:
-        pytest.skip("a FileStore says that it has deleted whatever it was asked to")
-    for number in range(30):
-        for transport in transports:
-            transport.send(f"n{number}", 0, b"%d" % transport.rank)
-    topics = [f"n{number}" for number in range(30)]
-    found = at_once(
-        lambda one: [(topic, sender) for topic in topics for sender in one.take(topic, 0, range(4))], transports
-    )
-    assert sorted((topic, sender) for topic in topics for sender in range(4)) == sorted(itertools.chain(*found))
 
 
 @pytest.mark.parametrize("transports", ["hash", "tcp"], indirect=True)
@@ -203,6 +198,7 @@ def test_ranks_are_matched_by_step(transports):
     ahead, root = (Gatherer(transports[rank], ranks=[0, 1]) for rank in (1, 0))
     for step in (10, 20):
         ahead.gather(snapshot(1, [step]), step=step)
+    assert ahead.flush(30)
     for step in (10, 20):
         report = root.gather(snapshot(0), step=step)
         assert ({1: pytest.approx(step * 1e-3)}, step) == ({1: report.of_ranks("BATCH")[1]}, report.step)
@@ -244,28 +240,102 @@ def test_messages_do_not_pile_up():
     for _ in range(20):
         at_once(lambda g: g.gather(snapshot(g.transport.rank)), gatherers)
     assert len(store.values) < 10
-    for _ in range(50):
-        gatherers[1].gather(snapshot(1))
+    for number in range(50):
+        gatherers[1].gather(snapshot(1), step=number)
+        assert gatherers[1].flush(30)
     assert len(store.values) < 20
 
 
-@pytest.mark.parametrize("overhears", [True, False])
-def test_a_tree_of_aggregators(overhears):
-    """Groups are taken in by their first rank; one that is dead is replaced by rank 0, where it can be."""
-    store = Able()
-    transports = of_store(store, 12)
-    for transport in transports:
-        transport.overhears = overhears
-    gatherers = [Gatherer(transport, fan=3, tree_from=4) for transport in transports]
-    for gatherer in gatherers[1:]:
-        if gatherer.transport.rank not in (6, 10):
-            gatherer.gather(snapshot(gatherer.transport.rank, [gatherer.transport.rank + 1]), deadline_s=2.0)
-    report = gatherers[0].gather(snapshot(0), deadline_s=2.0)
-    # Without its aggregator nobody of the group of 6 can be heard, unless rank 0 reads its messages.
-    missing = (6, 10) if overhears else (6, 7, 8, 10)
-    assert (missing, None) == (report.missing, report.fault)
-    expected = {rank: pytest.approx((rank + 1) * 1e-3, rel=1e-6) for rank in range(12) if rank not in missing}
-    assert expected == report.of_ranks("BATCH")
+class Calls:
+    """Two ranks that gather without a step, over a folder, as a script that calls gather() once in each step."""
+
+    def __init__(self, folder):
+        self.clock = ManualClock()
+        self.timers = [Timer(clock=self.clock) for _ in range(2)]
+        self.transports = [FolderTransport(folder, rank=rank, world_size=2) for rank in range(2)]
+
+    def step(self, calls_of_rank_1=1, deadline_s=5.0):
+        """Both ranks work for a step; rank 1 gathers so often, then rank 0 does."""
+        for timer in self.timers:
+            with timer.region("BATCH"):
+                self.clock.advance(1e-3)
+        for _ in range(calls_of_rank_1):
+            gather(self.timers[1].snapshot(), transport=self.transports[1])
+        assert line_of(self.transports[1]).connection.flush(30)
+        report = gather(self.timers[0].snapshot(), transport=self.transports[0], deadline_s=deadline_s)
+        return report.of_ranks("BATCH", "count"), report.missing, report.ahead
+
+
+@pytest.mark.parametrize("extra", [2, 0])
+def test_a_call_too_many_or_too_few_heals_in_the_next_round(tmp_path, extra):
+    """Without step=, the newest snapshot of each rank counts, and the report says that the calls differ."""
+    calls = Calls(tmp_path)
+    assert ({0: 1, 1: 1}, (), {}) == calls.step()
+    found = [calls.step(extra, 0.5), calls.step(), calls.step(), calls.step()]
+    if extra:
+        assert [({0: n, 1: n}, ()) for n in (2, 3, 4, 5)] == [of[:2] for of in found]
+        assert [{1: 1}, {}, {}, {}] == [of[2] for of in found]
+    else:
+        assert ({0: 2}, (1,), {}) == found[0]
+        assert [({0: n, 1: n}, ()) for n in (3, 4, 5)] == [of[:2] for of in found[1:]]
+        # Of two ranks, the one that has called more often is ahead.
+        assert [{0: 1}, {}, {}] == [of[2] for of in found[1:]]
+
+
+def test_a_newer_snapshot_is_waited_for_where_the_newest_one_is_old(tmp_path, monkeypatch):
+    """A call too many just after a round leaves a snapshot that the next round finds; the right one follows."""
+    now = [1000.0]
+    monkeypatch.setattr(exchange, "time", types.SimpleNamespace(
+        time=lambda: now[0], monotonic=time.monotonic, sleep=time.sleep))  # fmt: skip
+    monkeypatch.setattr(exchange, "_PATIENCE_S", 30.0)
+    first, second = (exchange.Exchange("x", transport=one) for one in of_store(Able(), 2))
+
+    def post(text):
+        second.post(text, to=0)
+        assert second.flush(30)
+
+    post(b"1")
+    assert b"1" == first.gather(b"own", to=0).reports[1]
+    now[0] += 1
+    post(b"1 again")
+    now[0] += 999  # The interval between two rounds is 1 000 s.
+    later = threading.Timer(0.2, post, [b"2"])
+    later.start()
+    answers = first.gather(b"own", 60.0, to=0)
+    later.join()
+    assert (b"2", {1: 1}) == (answers.reports[1], answers.ahead)
+
+
+def test_a_killed_rank_costs_the_deadline_twice(tmp_path):
+    """After two silent rounds a rank is looked at without waiting; when it is back, it is in the report at once."""
+    calls = Calls(tmp_path)
+    calls.step()
+    for _ in range(2):
+        assert (1,) == calls.step(0, 0.5)[1]
+    begun = time.monotonic()
+    assert (1,) == calls.step(0, 60.0)[1]
+    assert time.monotonic() - begun < 20
+    assert ({0: 5, 1: 5}, ()) == calls.step()[:2]
+
+
+def test_the_training_thread_does_not_pack(tmp_path):
+    """A rank that leaves its snapshot goes on before that is packed; the transport has it a moment later."""
+    packed = threading.Event()
+    release = threading.Event()
+
+    class Slow(Able):
+        def set(self, key, value):
+            release.wait(30)
+            super().set(key, value)
+            packed.set()
+
+    _, second = of_store(store := Slow(), 2)
+    gatherer = Gatherer(second)
+    assert None is gatherer.gather(snapshot(1))
+    assert not packed.is_set()
+    release.set()
+    assert gatherer.flush(30)
+    assert 8000 >= max(map(len, store.values.values()))
 
 
 def test_a_store_that_fails_costs_a_line():
@@ -280,7 +350,9 @@ def test_a_store_that_fails_costs_a_line():
     first, second = of_store(store := Broken(), 2)
     store.set = lambda key, value: store.check(key)
     with pytest.warns(match="OSError: connection lost"):
-        assert None is Gatherer(second).gather(snapshot(1))
+        gatherer = Gatherer(second)
+        assert None is gatherer.gather(snapshot(1))
+        assert gatherer.flush(30)
     report = Gatherer(first).gather(snapshot(0))
     assert ((0,), (), "OSError: connection lost") == (report.ranks, report.missing, report.fault)
 
@@ -296,7 +368,7 @@ def test_a_store_that_hangs_keeps_nobody():
 
     (first, _), begun = of_store(Hanging(), 2), time.monotonic()
     gatherer = Gatherer(first)
-    for deadline_s in (0.2, 60.0):
+    for deadline_s in (0.2, 2.0):
         report = gatherer.gather(snapshot(0), deadline_s=deadline_s)
         assert ((0,), (), "the store does not answer") == (report.ranks, report.missing, report.fault)
     assert time.monotonic() - begun < 30
@@ -324,6 +396,7 @@ class TestFindingATransport:
         for name in ("RANK", "WORLD_SIZE", "TF_CONFIG", "DEEP500_TIMING_GATHER", "OMPI_COMM_WORLD_RANK", "PMI_RANK"):
             monkeypatch.delenv(name, raising=False)
         _gather._forget()
+        _transport._forget()
 
     def test_a_single_process(self):
         """It is a world of one: its report has it, and nobody is missing."""
@@ -346,6 +419,7 @@ class TestFindingATransport:
         for rank in (1, 0):
             monkeypatch.setenv("RANK", str(rank))
             report = gather(snapshot(rank))
+            assert line_of(find_transport()).connection.flush(30)
         assert (0, 1) == report.ranks
 
     def test_tensorflows_workers(self, monkeypatch, tmp_path):
@@ -371,6 +445,7 @@ class TestFindingATransport:
         )  # fmt: skip
         monkeypatch.setitem(sys.modules, "torch.distributed", job)
         gather(snapshot(1))
+        assert line_of(find_transport()).connection.flush(30)
         assert any("gather" in key for key in stores[0].values)
         transport = find_transport()
         assert transport is find_transport()
@@ -407,6 +482,7 @@ class TestLive:
     def test_a_report_after_the_process_group_has_begun_anew(self, monkeypatch):
         """Over the store that the job has then; between the two, a report costs a warning."""
         _gather._forget()
+        _transport._forget()
         monkeypatch.delenv("DEEP500_TIMING_GATHER", raising=False)
         stores, reports = [Able()], []
         job = types.SimpleNamespace(

@@ -11,18 +11,39 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.straggler_worlds import PLACES, SHARES, own_times, seen, world
+from benchmarks.straggler_worlds import correlated, world
 from deep500_timing import Timer
 from deep500_timing._command._app import app
 from deep500_timing._distributed import late_of_run
-from deep500_timing._distributed.late import REST, judge
+from deep500_timing._distributed.late import REST, Steps, judge
 from deep500_timing._distributed.late_of_run import steps_of_run
 from deep500_timing._distributed.merge import Merger
-from deep500_timing._distributed.packed import pack_snapshot
+from deep500_timing._distributed.message import pack_snapshot
 from deep500_timing._distributed.verdict import WhatIf
 from deep500_timing.ranks import Stragglers, find_stragglers
 from deep500_timing.runs import Run, RunLog
 from deep500_timing.testing import ManualClock
+
+PLACES = ("IO", "FORWARD", "BACKWARD", "COMM", REST)
+SHARES = np.array([0.10, 0.30, 0.46, 0.06, 0.08])
+
+
+def own_times(rng, ranks, steps):
+    """Each rank's own times in steps of about 1 s, of shape (steps, ranks, places): 1 % apart, with 3 % of noise."""
+    logs = 0.03 * correlated(rng, (steps, ranks, len(PLACES)), 0.5) + 0.01 * rng.standard_normal((ranks, len(PLACES)))
+    return SHARES * np.exp(logs)
+
+
+def seen(own):
+    """The steps of a training whose ranks meet after BACKWARD and in COMM."""
+    before = np.concatenate((np.zeros_like(own[:1, :, 4]), own[:-1, :, 4]))
+    first, second = before + own[:, :, :3].sum(axis=2), own[:, :, 3]
+    late = first - first.max(axis=1, keepdims=True) + second - second.max(axis=1, keepdims=True)
+    ranks = own.shape[1]
+    return Steps(
+        tuple(range(ranks)), tuple(f"host{rank // 8}" for rank in range(ranks)), tuple(range(len(own))), PLACES,
+        late, own, float(np.median(first.max(axis=1) + second.max(axis=1))), "BACKWARD and COMM",
+    )  # fmt: skip
 
 
 def training(delays=(), *, ranks=8, steps=200, seed=1):
@@ -33,32 +54,58 @@ def training(delays=(), *, ranks=8, steps=200, seed=1):
     return judge(seen(own))
 
 
-@settings(max_examples=40)
+@settings(max_examples=30)
 @given(st.integers(2000, 10**6), st.sampled_from([8, 24]), st.sampled_from([0.08, 0.3]))
 def test_the_late_rank_and_its_cause(seed, ranks, delay):
     """In any world the rank that is late by 8 % of a step or more is named, no other, and the region as well."""
-    steps, late, place = world(seed, ranks, delay)
+    steps, late, region = world(seed, "ar5", ranks, delay)
     found = judge(steps)
-    assert ((late,), "rank", place) == (found.ranks, found.kind, found.region)
+    assert (late, "rank", region) == (found.ranks, found.kind, found.region)
     assert delay == pytest.approx(found.lateness_s, rel=0.5)
 
 
-def test_nobody_is_named_where_nobody_is_late():
-    """Of forty worlds without a late rank at most one has one named; the benchmark has the share of a thousand."""
-    named = [judge(world(seed, ranks, 0.0)[0]).ranks for seed in range(20) for ranks in (8, 32)]
-    assert sum(bool(ranks) for ranks in named) <= 1
-
-
-def test_in_backward_nothing_but_who_waits_tells():
+def test_in_backward_only_the_waits_tell():
     """A delay inside BACKWARD, where all ranks' times are alike with the wait in them, is found by own times alone."""
-    steps, late, _ = next(found for found in (world(seed, 8, 0.1) for seed in range(100)) if found[2] == "BACKWARD")
-    as_timed = steps.own[:, :, 2] + steps.lateness.max(axis=1, keepdims=True) - steps.lateness
+    steps, late, _ = next(w for w in (world(seed, "ar5", 8, 0.1) for seed in range(100)) if w.region == "BACKWARD")
+    as_timed = steps.own[:, :, 0] + steps.lateness.max(axis=1, keepdims=True) - steps.lateness
     spread = np.median(as_timed, axis=0)
     assert spread.max() - spread.min() < 0.5 * 0.1
-    assert ((late,), "BACKWARD", "compute") == (judge(steps).ranks, judge(steps).region, judge(steps).cause)
+    assert (late, "BACKWARD", "compute") == (judge(steps).ranks, judge(steps).region, judge(steps).cause)
 
 
-def test_a_machine_is_late():
+def test_where_waits_and_regions_are_of_different_clocks_there_is_no_cause():
+    """The rank is named, and no region is."""
+    steps, late, _ = world(5, "ar5", 8, 0.1)
+    found = judge(replace(steps, one_clock=False))
+    assert (late, None, None) == (found.ranks, found.region, found.cause)
+
+
+@pytest.mark.parametrize("delay", [0.05, 0.2])
+def test_one_of_two_hosts_is_late(delay):
+    """All ranks of one of two hosts come late: the host is named, though half of the ranks stand out."""
+    found = [(judge(made.steps), made) for made in (world(seed, "ar5", 16, delay, "host late") for seed in range(5))]
+    assert [("node", set(made.late), made.region) for _, made in found] == [
+        (of.kind, set(of.ranks), of.region) for of, _ in found
+    ]
+
+
+def test_a_rank_that_is_late_now_and_then_is_listed():
+    """One step in 50, by 30 % of a step: too short for a slow step, and too rare for a late rank."""
+    for seed in range(5):
+        made = world(seed, "ar5", 8, 0.3, "now and then", steps=1000)
+        found = judge(made.steps)
+        assert ((), set(made.late)) == (found.ranks, set(found.intermittent))
+        (count,) = found.intermittent.values()
+        assert f"Rank {made.late[0]} came late in {count} of 1000 steps" in str(found)
+
+
+def test_slow_noise_and_many_ranks_are_no_reason_to_abstain():
+    """Of 256 ranks one is late by a half, and neighbouring steps are alike: 200 steps are enough."""
+    made = world(1, "ar9", 256, 0.5, steps=200)
+    assert made.late == judge(made.steps).ranks
+
+
+def test_a_host_is_late():
     """All ranks of one machine come late: it is the machine that is named."""
 
     def slow(own):
@@ -67,7 +114,7 @@ def test_a_machine_is_late():
     found = training([slow], ranks=32)
     assert ("node", "host1", "FORWARD") == (found.kind, found.host, found.region)
     assert set(range(8, 16)) == set(found.ranks)
-    assert "The machine host1 is late, its ranks" in str(found)
+    assert "The host host1 is late, its ranks" in str(found)
 
 
 def test_two_ranks_are_late():
@@ -134,24 +181,21 @@ def test_what_if():
 
 
 def test_abstentions_say_why():
-    """Too few steps, steps that are all alike, one rank: nobody is named, with the reason."""
-    steps, *_ = world(1, 8, 0.3)
+    """Too few steps, one rank: no rank is named, with the reason."""
+    steps, *_ = world(1, "ar5", 8, 0.3)
     few = replace(steps, lateness=steps.lateness[:10], own=steps.own[:10], numbers=steps.numbers[:10])
-    assert "Nobody can tell who is late: 10 steps are too few, 16 are the least." in str(judge(few))
-    alike = judge(replace(steps, lateness=np.repeat(steps.lateness[:10], 20, axis=0)))
-    assert "unknown" == alike.kind
-    assert "200 steps in which neighbours are alike count as" in alike.reason
+    assert "The data do not tell whether a rank is late: 10 steps are too few, 16 are the least." in str(judge(few))
     alone = replace(steps, ranks=(0,), lateness=steps.lateness[:, :1], own=steps.own[:, :1])
     assert ("unknown", "there is one rank") == (judge(alone).kind, judge(alone).reason)
 
 
 def test_a_cause_that_the_regions_do_not_show():
     """Who is late by what no region has is named without a cause."""
-    steps, late, _ = world(3, 8, 0.2)
-    blind = replace(steps, own=own_times(np.random.default_rng(5), 8, 200))
+    steps, late, _ = world(3, "ar5", 8, 0.2)
+    blind = replace(steps, own=world(4, "ar5", 8, 0.0).steps.own)
     found = judge(blind)
-    assert ((late,), None, None) == (found.ranks, found.region, found.cause)
-    assert "Its regions do not say why" in str(found)
+    assert (late, None, None) == (found.ranks, found.region, found.cause)
+    assert "The cause is unknown" in str(found)
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -296,8 +340,8 @@ def test_a_run_with_operations_alone(tmp_path, late):
         assert "an operation would be" in str(found)
     else:
         assert ("nobody", ()) == (found.kind, found.ranks)
-        assert "No rank is late: chance or jitter explains who came last.\n" in str(found)
-    assert "Judged from 120 operations, by who waited least in collective operations." in str(found)
+        assert "No rank is late: no rank stands out from the differences between ranks (" in str(found)
+    assert "Judged from 120 operations, by the waits in collective operations." in str(found)
 
 
 def test_shares_are_written_as_everywhere():

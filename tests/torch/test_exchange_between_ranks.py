@@ -8,14 +8,12 @@ import subprocess
 import sys
 import threading
 import time
-from functools import partial
 
 import pytest
 import torch.distributed as plain
 
 from deep500_timing._distributed import connection
-from deep500_timing._distributed.connection import Connection
-from deep500_timing._distributed.exchange import Exchange
+from deep500_timing._distributed.exchange import Exchange, line_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.one_form]
 
@@ -32,6 +30,11 @@ class Ranks:
         self.exchanges = [
             Exchange("trial", store=store, rank=rank, world_size=world_size) for rank in range(world_size)
         ]
+
+    def took_part(self, rank):
+        """Whether a rank has left its report for rank 0."""
+        given = self.exchanges[rank]._given
+        return given._store.check([given._key("trial/rounds/1/to-leader", 0, rank)])
 
     def round(self, report, present=None, deadline_s=30.0):
         """What each rank that is present gets."""
@@ -78,7 +81,7 @@ def test_rounds_leave_nothing_but_the_last_result(store):
     before = store.num_keys()
     for number in range(5):
         ranks.round(number)
-    assert 3 + 3 >= store.num_keys() - before
+    assert 3 + 3 + 6 >= store.num_keys() - before
 
 
 def test_absent_ranks_are_missing(store):
@@ -88,12 +91,11 @@ def test_absent_ranks_are_missing(store):
     assert [[1, 3], [1, 3]] == [answers[rank].missing for rank in (0, 2)]
 
 
-def test_without_rank_0_the_others_look_for_themselves(store):
-    """They have no common result, but each has the reports of those that wait as well."""
-    answers = Ranks(store, 3).round(0, present=[1, 2], deadline_s=1.0)
+def test_without_rank_0_rank_1_leads(store):
+    """The ranks that wait have a common result all the same, which says that rank 0 is missing."""
+    answers = Ranks(store, 4).round(0, present=[1, 2, 3], deadline_s=2.0)
     for answer in answers.values():
-        assert (None, [0], None) == (answer.combined, answer.missing, answer.fault)
-        assert {1: b"1.0", 2: b"2.0"} == answer.reports
+        assert (b"1.0 2.0 3.0", [0], None) == (answer.combined, answer.missing, answer.fault)
 
 
 @pytest.mark.parametrize("eager", [0, 1])
@@ -119,59 +121,21 @@ def test_a_rank_that_missed_a_round_is_heard_in_the_next(store):
     assert {b"0.3 1.3 2.3"} == {answer.combined for answer in answers.values()}
 
 
-class Overtaken:
-    """A store as one rank sees it that is held up just before it reads a key, until another rank has deleted that."""
-
-    def __init__(self, store, ending):
-        self.store, self.ending = store, ending
-        self.held_up = 0
-
-    def __getattr__(self, name):
-        request = getattr(self.store, name)
-        return request if name not in ("get", "multi_get", "compare_set") else partial(self._read, request)
-
-    def _read(self, request, keys, *values):
-        for key in [keys] if isinstance(keys, str) else keys:
-            if key.endswith(self.ending):
-                self.held_up += 1
-                deadline = time.monotonic() + 30
-                while self.store.check([key]):
-                    assert time.monotonic() < deadline
-        return request(keys, *values)
-
-    def clone(self):
-        """Another connection, which is held up as well."""
-        return self
-
-
-def test_a_result_that_is_replaced_while_it_is_read_is_not_waited_for(store):
-    """Who missed a round finds its result, which rank 0 deletes for the next one before it is read."""
+def test_a_silent_rank_is_not_waited_for(store):
+    """A rank that was silent in two rounds costs the others no deadline, and is heard when it comes back."""
     ranks = Ranks(store, 3)
-    slow = Overtaken(store, "result/2")
-    ranks.exchanges[2] = Exchange("trial", store=slow, rank=2, world_size=3)
-    ranks.round(1)
-    ranks.round(2, present=[0, 1], deadline_s=0.5)
-    answers = ranks.round(3)
+    for number in range(2):
+        assert [2] == ranks.round(number, present=[0, 1], deadline_s=1.0)[0].missing
+    begun = time.monotonic()
+    assert [2] == ranks.round(2, present=[0, 1], deadline_s=60.0)[0].missing
+    assert time.monotonic() - begun < 30
+    waiting = threading.Thread(target=ranks.round, args=(3, [2], 30.0))
+    waiting.start()
+    while not ranks.took_part(2):
+        pass
+    answers = ranks.round(3, present=[0, 1])
+    waiting.join()
     assert {b"0.3 1.3 2.3"} == {answer.combined for answer in answers.values()}
-    assert 1 == slow.held_up
-
-
-def test_a_report_that_is_withdrawn_while_it_is_read_is_not_waited_for(store):
-    """Rank 0 goes on with those that are there, and the rank is heard in the next round."""
-    ranks = Ranks(store, 3)
-    slow = Overtaken(store, "waiting/1/2")
-    ranks.exchanges[0] = Exchange("trial", store=slow, rank=0, world_size=3)
-    ranks.round(1)
-    leader = threading.Thread(target=ranks.exchanges[0].round, args=(b"0.2", combine, 4.0))
-    leader.start()
-    given_up = ranks.round(2, present=[1], deadline_s=1.0)[1]
-    leader.join()
-    assert (None, None) == (given_up.combined, given_up.fault)
-    assert 1 <= slow.held_up
-    slow.ending = "nothing"
-    answers = ranks.round(3)
-    assert {b"0.3 1.3 2.3"} == {answer.combined for answer in answers.values()}
-    assert [(None, [])] * 3 == [(answer.fault, answer.missing) for answer in answers.values()]
 
 
 def test_a_result_that_comes_too_late_is_not_taken_for_the_next_one(store):
@@ -194,59 +158,50 @@ def test_a_result_that_comes_too_late_is_not_taken_for_the_next_one(store):
         assert {f"0.{number} 1.{number}".encode()} == {answer.combined for answer in answers.values()}
 
 
-class Watched:
-    """A store as one rank sees it that says when a report is left in it."""
+class Slow:
+    """A store as one rank sees it whose next request of a kind is held up."""
 
-    def __init__(self, store, left):
-        self.store, self.left = store, left
+    def __init__(self, store, kind, word):
+        self.store, self.kind, self.word = store, kind, word
+        self.reached, self.go = threading.Event(), threading.Event()
 
     def __getattr__(self, name):
-        return getattr(self.store, name)
+        request = getattr(self.store, name)
 
-    def set(self, key, value):
-        """Leave it, then say so."""
-        self.store.set(key, value)
-        if "/waiting/" in key:
-            self.left.set()
+        def held(key, *values):
+            if self.word in key and not self.reached.is_set():
+                self.reached.set()
+                assert self.go.wait(30)
+            return request(key, *values)
+
+        return held if name == self.kind else request
 
     def clone(self):
-        """Another connection, which is watched as well."""
+        """Another connection, which is held up as well."""
         return self
 
 
 @pytest.mark.parametrize("store", ["tcp"], indirect=True)
-def test_a_report_that_rank_0_has_read_before_is_not_taken_for_the_next_one(store):
-    """A rank gives up and asks again before rank 0, which has read its first report, deletes that."""
-    ranks = Ranks(store, 2)
-    left, read, again = threading.Event(), threading.Event(), threading.Event()
-
-    class Slow(Watched):
-        def compare_set(self, key, *values):
-            found = self.store.compare_set(key, *values)
-            if key.endswith("waiting/1/2"):
-                read.set()
-                assert again.wait(30)
-            return found
-
-    ranks.exchanges[0] = Exchange("trial", store=(slow := Slow(store, left)), rank=0, world_size=2)
-    ranks.exchanges[1] = Exchange("trial", store=(watched := Watched(store, left)), rank=1, world_size=2)
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize(("kind", "word"), [("set", "to-"), ("delete_key", "to-")])
+def test_a_request_that_outlives_its_deadline_spoils_no_later_round(store, victim, kind, word):
+    """Whatever is held up on whichever rank, the next round waits for it, and holds its own reports alone."""
+    slow, ranks = Slow(store, kind, word), Ranks(store, 3)
     ranks.round(1)
-    left.clear()
-    first = threading.Thread(target=ranks.round, args=("old", [1], 1.0))
-    first.start()
-    assert left.wait(30)
-    leader = threading.Thread(target=ranks.exchanges[0].round, args=(b"0", combine, 1.0))
-    leader.start()
-    first.join()
-    assert read.is_set()
-    watched.left = again
-    assert ranks.round("new", present=[1], deadline_s=0.5)[1].combined is None
-    leader.join()
-    slow.store = watched.store = store
-    assert [b"0.3 1.3"] * 2 == [answer.combined for answer in ranks.round(3).values()]
+    line = line_of(ranks.exchanges[victim]._given)
+    own = line.connection._own
+    line.connection._own = type(own)(slow, victim, 3, restarts=True)
+    answers = ranks.round(2, present=[0, 1], deadline_s=0.5)
+    assert slow.reached.is_set()
+    assert answers[victim].fault == connection.NO_ANSWER or answers[victim].combined == b"0.2 1.2"
+    timer = threading.Timer(0.2, slow.go.set)
+    timer.start()
+    for number in (3, 4):
+        expected = f"0.{number} 1.{number} 2.{number}".encode()
+        assert [(expected, None)] * 3 == [(a.combined, a.fault) for a in ranks.round(number).values()]
 
 
-def test_ranks_that_begin_anew_in_a_used_store_meet_nothing_old(store):
+def test_ranks_that_begin_again_in_a_used_store_meet_nothing_old(store):
     """As under torchrun, where the store outlives the process group: neither a result nor a posted report is old."""
     for beginning in ("first", "second"):
         ranks = Ranks(store, 2)
@@ -258,49 +213,8 @@ def test_ranks_that_begin_anew_in_a_used_store_meet_nothing_old(store):
         first.post(b"0")
         assert {0: b"0"} == first.gather(b"0", deadline_s=0.2).reports
         second.post(f"1 {beginning}".encode())
+        assert second.flush(30)
         assert {0: b"0", 1: f"1 {beginning}".encode()} == first.gather(b"0").reports
-
-
-@pytest.mark.parametrize("renewed", [0, 1])
-def test_another_exchange_of_the_same_name_goes_on_with_the_rounds(store, renewed, monkeypatch):
-    """Such as that of a second pipeline timer in one job: each rank has both on one connection."""
-    job = Connection(store)
-    monkeypatch.setattr(connection, "store_connection", lambda: job)
-    ranks = Ranks(store, 2)
-    for number in range(3):
-        ranks.exchanges[renewed] = Exchange("trial", rank=renewed, world_size=2)
-        answers = ranks.round(number)
-        expected = f"0.{number} 1.{number}".encode()
-        assert [(expected, [], {})] * 2 == [(a.combined, a.missing, a.ahead) for a in answers.values()]
-
-
-def test_a_request_to_an_earlier_process_group_changes_nothing_of_the_next(monkeypatch):
-    """A thread that waits for an answer of the old store wakes when rounds in the new one have begun."""
-    stores = [plain.HashStore(), plain.HashStore()]
-    asked, answers = threading.Event(), threading.Event()
-
-    class Stuck(Watched):
-        def delete_key(self, key):
-            if "/waiting/" in key:
-                asked.set()
-                assert answers.wait(30)
-            return False
-
-    old, new = Stuck(stores[0], threading.Event()), stores[1]
-    jobs = [Connection(old), Connection(new)]
-    monkeypatch.setattr(connection, "store_connection", lambda: jobs[0])
-    ranks = Ranks(new, 2)
-    ranks.exchanges[1] = Exchange("trial", rank=1, world_size=2)
-    assert connection.NO_ANSWER == ranks.round(0, present=[1], deadline_s=0.2)[1].fault
-    assert asked.wait(30)
-    monkeypatch.setattr(connection, "store_connection", lambda: jobs[1])
-    ranks.round(1)
-    ranks.round(2)
-    answers.set()
-    deadline = time.monotonic() + 30
-    while jobs[0].run(lambda store: None, 30.0) is not None:
-        assert time.monotonic() < deadline
-    assert [b"0.3 1.3"] * 2 == [answer.combined for answer in ranks.round(3).values()]
 
 
 def test_the_time_out_of_a_store_is_the_users(store):
@@ -310,15 +224,14 @@ def test_the_time_out_of_a_store_is_the_users(store):
     assert before == store.timeout
 
 
-def test_posted_reports_are_gathered_round_by_round(store):
-    """Ranks that go on at once are read in the round of the rank that gathers, not in the one that they are in."""
+def test_posted_reports_of_steps_are_gathered_step_by_step(store):
+    """Where the step is said, ranks that go on at once are read in the step that is gathered."""
     exchanges = [Exchange("trial", store=store, rank=rank, world_size=3) for rank in range(3)]
     for number in range(3):
         for rank in (0, 1):
-            exchanges[rank].post(f"{rank}.{number}".encode())
+            exchanges[rank].post(f"{rank}.{number}".encode(), step=number)
     for number in range(3):
-        exchanges[2].post(b"")
-        answers = exchanges[2].gather(b"own")
+        answers = exchanges[2].gather(b"own", step=number)
         assert {0: f"0.{number}".encode(), 1: f"1.{number}".encode(), 2: b"own"} == answers.reports
 
 
@@ -337,15 +250,18 @@ def test_the_deadline_holds_while_the_stores_process_is_stopped():
     try:
         store = plain.TCPStore("127.0.0.1", int(holder.stdout.readline()), is_master=False)
         exchange = Exchange("trial", store=store, rank=1, world_size=3)
-        assert exchange.post(b"while it answers", 30.0) is None
+        exchange.post(b"while it answers", 30.0)
+        assert exchange.flush(30)
         os.kill(holder.pid, signal.SIGSTOP)
         begun = time.monotonic()
         first = exchange.gather(b"own", 0.5)
-        later = exchange.post(b"own", 30.0), exchange.gather(b"own", 30.0), exchange.round(b"own", combine, 30.0)
+        with pytest.warns(match="the store does not answer"):
+            exchange.post(b"own", 0.5)
+            later = exchange.gather(b"own", 2.0), exchange.round(b"own", combine, 2.0)
+            exchange.flush(30)
         assert time.monotonic() - begun < 15.0
-        for answers in (first, *later[1:]):
+        for answers in (first, *later):
             assert ("the store does not answer", []) == (answers.fault, answers.missing)
-        assert "the store does not answer" == later[0]
         os.kill(holder.pid, signal.SIGCONT)
     finally:
         holder.kill()
@@ -389,9 +305,8 @@ def test_a_store_that_hangs_is_given_up():
     store = Hanging()
     exchange = Exchange("trial", store=store, rank=1, world_size=2)
     answers = exchange.round(b"own", combine, 0.05)
-    assert (None, {1: b"own"}, "the store does not answer") == (answers.combined, answers.reports, answers.fault)
+    assert (None, {1: b"own"}, connection.NOT_CONNECTED) == (answers.combined, answers.reports, answers.fault)
     release.set()
-    deadline = time.monotonic() + 30
-    while exchange.post(b"again") is not None:
-        assert time.monotonic() < deadline
-    assert b"again" in store.values.values()
+    exchange.post(b"again", 30.0)
+    assert exchange.flush(30)
+    assert any(b"again" in bytes(value) for value in store.values.values() if isinstance(value, bytes))

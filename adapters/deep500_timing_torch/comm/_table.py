@@ -135,8 +135,9 @@ def _straggler_lines(summary: SummaryData, skews: list[Skew]) -> list[str]:
         ranks = ", ".join(map(str, summary.missing_ranks))
         lines.append(f"No report from rank {ranks} within the deadline: dead, stuck, or without a summary of its own.")
     for rank, rounds in summary.ahead_ranks.items():
-        times = "a round" if rounds == 1 else f"{rounds} rounds"
-        lines.append(f"Rank {rank} is {times} ahead: it has asked for more comparisons than the others.")
+        where, more = ("ahead", "more") if rounds > 0 else ("behind", "fewer")
+        times = "a round" if abs(rounds) == 1 else f"{abs(rounds)} rounds"
+        lines.append(f"Rank {rank} is {times} {where}: it has asked for {more} comparisons than the others.")
     if summary.unmatched:
         lines.append(f"Not compared: {summary.unmatched} operations that some rank of their group did not report.")
     if summary.mismatched:
