@@ -34,7 +34,7 @@ def late_rank(evidence: Evidence) -> Iterator[Finding]:
     rank, each = found.ranks[0], "operations" if found.operations is not None else "steps"
     who = f"Rank {rank} is late"
     if found.kind == "node":
-        who = f"The machine {name_of(found.host or '')} is late, its rank {rank}"
+        who = f"The host {name_of(found.host or '')} is late, its rank {rank}"
     elif len(found.ranks) > 1:
         who = f"{len(found.ranks)} ranks are late, rank {rank}"
     judged = found.operations.judged if found.operations is not None else found.steps
