@@ -47,7 +47,7 @@ endif
 .PRECIOUS: .venvs/%/.stamp-tools
 # Packages are installed uncompiled: where this is set, each of the suite's processes would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help setup demo test test-quick test-core core-environments test-plain test-rest coverage test-gpu gpu-session test-oldest asan fuzz mutants \
+.PHONY: help setup demo test test-quick test-core core-environments test-plain test-rest coverage test-gpu gpu-session test-oldest test-zoo asan fuzz mutants \
 	wheels release-check docs lint format bench bench-quick accuracy findings clean
 
 help:
@@ -60,6 +60,7 @@ help:
 	@echo "make gpu-session  all that a GPU can show, into benchmarks/GPU.md, with the PyTorch of GPU_PYTHON; under 8 minutes"
 	@echo "make test-oldest  with the oldest versions that pyproject.toml admits"
 	@echo "make asan         the core's tests on a core compiled with AddressSanitizer and checked bounds"
+	@echo "make test-zoo     layer timing on 31 public models, in autograd nodes"
 	@echo "make test-peers   PyTorch's own tests, and DeepSpeed's (DEEPSPEED_SOURCE=its sources), against ours"
 	@echo "make fuzz         the properties with a thousand new examples each, and 200 programs at random"
 	@echo "make mutants      mutation testing of MUTATE=FILE with TESTS=FOLDER, by cosmic-ray"
@@ -226,6 +227,11 @@ asan: setup
 	@PYTHONPATH=$(CURDIR)/build/asan LD_PRELOAD=`$(or $(CC),cc) -print-file-name=libasan.so` PYTHONMALLOC=malloc \
 		ASAN_OPTIONS=detect_leaks=0 $(BIN)/pytest -p no:cacheprovider \
 		--deselect tests/core/test_lifecycle.py::TestFork::test_forks_amid_everything $(PYTEST_ARGS) tests/core
+
+# Not in CI, as it installs model libraries. Without their dependencies: they would replace the PyTorch of the tree.
+test-zoo: setup
+	@$(PIP) install --quiet --no-deps --constraint constraints.txt --group zoo
+	@$(BIN)/$(PYTEST) $(PYTEST_ARGS) tests/torch_layers/test_zoo.py
 
 # Not in CI: the originals' own tests, which take minutes. DeepSpeed's are in its sources alone.
 test-peers: setup

@@ -1,4 +1,4 @@
-"""Times for TensorFlow and for Keras on any backend: the core's public face, a GPU timer over CuPy, a Keras callback.
+"""Times for TensorFlow and for Keras on any backend: the core's public names, a GPU timer over CuPy, a Keras callback.
 
 ::
 
@@ -8,7 +8,7 @@
     model.fit(x, y, callbacks=[timer.TimerCallback(tmr)])
     tmr.print_all_time_stats()
 
-Importing it imports neither TensorFlow nor Keras nor CuPy: CuPy is looked for when a ``CPUGPUTimer`` is made, Keras
+Importing it imports neither TensorFlow nor Keras nor CuPy: CuPy is looked for at the first ``gpu=True``, Keras
 when ``TimerCallback`` is first named, TensorFlow when a Keras model that runs on it trains.
 """
 
@@ -92,7 +92,7 @@ def _callback_class() -> type[Any]:
     return callback_class()
 
 
-# Of the core what it imports late itself; ``TimerCallback`` derives from a class of the Keras that is there.
+# Names that the core imports lazily; ``TimerCallback`` derives from a class of the Keras that is installed.
 _HOMES: dict[str, str | Callable[[], Any]] = {
     **{name: "deep500_timing" for name in __all__ if name not in globals()},
     "CupyEventClock": "deep500_timing_tensorflow._clock",

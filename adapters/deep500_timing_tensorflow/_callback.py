@@ -109,7 +109,7 @@ class TimerHooks:
 
     @property
     def withheld(self) -> int:
-        """Batches whose phases were lost or contradicted the batch; they count as failed, and are not reported."""
+        """Batches without reported phases: their stamps were lost or contradict the batch. They count as failed."""
         return self._options.withheld
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -119,7 +119,7 @@ class TimerHooks:
         return copied
 
     def __reduce__(self) -> Any:
-        """Pickle the settings and the timer's, see ``Timer``, and what a subclass has put beside them."""
+        """Pickle the settings, the timer's, see ``Timer``, and the attributes of a subclass."""
         return _rebuild, (type(self), self.timer, self._settings), self._attributes_of_a_subclass()
 
     def _attributes_of_a_subclass(self) -> dict[str, Any]:
@@ -129,7 +129,7 @@ class TimerHooks:
     # --- Keras's hooks ------------------------------------------------------------------------------------------------
 
     def set_model(self, model: Any) -> None:
-        """A model is about to call the hooks: close what an aborted fit left open, and join the list."""
+        """A model is about to call the hooks: close the regions of aborted fits, and join the list."""
         super().set_model(model)  # type: ignore[misc]
         self._attach(model)
 

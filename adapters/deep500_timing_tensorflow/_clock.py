@@ -20,7 +20,7 @@ _gpus: list[str] = []
 
 
 class CupyEventClock:
-    """Marks the device's time with CuPy's events, each after TensorFlow has finished what it was given.
+    """Marks the device's time with CuPy's events, each after TensorFlow has finished its work.
 
     TensorFlow does not expose its streams, and they do not wait for any other stream, so an event alone is not ordered
     with its kernels. Before each event the clock therefore waits, on the host, until TensorFlow's local GPUs are idle.

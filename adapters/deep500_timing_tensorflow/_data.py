@@ -61,7 +61,7 @@ class Batches:
         execution.steps = self._announced()
 
     def settle(self) -> None:
-        """Record what is not recorded yet."""
+        """Record the waits that are not recorded yet."""
 
     def abort(self) -> None:
         """An exception has ended the fit."""

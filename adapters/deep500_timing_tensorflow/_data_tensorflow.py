@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from deep500_timing_tensorflow._regions import FitRegions
 
 READ_EACH_NS = 10_000_000
-"""An execution that takes this long is read by itself: a reading takes a hundredth of it."""
+"""An execution that takes this long is read alone: a reading takes a hundredth of it."""
 READ_AFTER_NS = 50_000_000
 """How long the sums of shorter ones may stay unread."""
 WAITS_NS = 100_000
@@ -41,7 +41,7 @@ _numbers = itertools.count()
 
 
 class Fetched(NamedTuple):
-    """What the iterators of a fit have handed out so far."""
+    """The batches that the iterators of a fit have handed out so far."""
 
     batches: int
     wait_us: float
@@ -49,7 +49,7 @@ class Fetched(NamedTuple):
     bytes: int
     """The size of all tensors of all replicas."""
     whole: int
-    """Batches without those that were waited for in vain, as the data raised."""
+    """Batches without waits that ended in an exception of the data."""
 
 
 class WaitSums:
@@ -71,7 +71,7 @@ class WaitSums:
         self._read = functools.partial(tf.raw_ops.StatsAggregatorSummary, iterator=self.handle)
 
     def fetched(self) -> Fetched:
-        """What was handed out until now."""
+        """The sums until now."""
         batches, wait_us, size, whole = 0, 0.0, 0, 0
         for value in self._parse(self._read().numpy()).value:
             sums = value.histo
@@ -88,7 +88,7 @@ class WaitSums:
         return size // self.bytes_per_sample
 
     def on_top_of(self, tf: Any, variant: Any, tag: str, *, finalizes: bool) -> Any:
-        """A pipeline that adds up what it hands out; tf.data does not optimize it again.
+        """A pipeline that adds up its waits and bytes; tf.data does not optimize it again.
 
         Args:
             tf: TensorFlow.
@@ -97,7 +97,7 @@ class WaitSums:
             finalizes: Whether to apply the pipeline's options first, as making an iterator does.
         """
         ops = tf.raw_ops
-        # The operations hand on what their input holds, whatever they are told that it is.
+        # The operations ignore these two and keep the types of their input.
         held = {"output_types": [tf.variant], "output_shapes": [tf.TensorShape(None)]}
         if finalizes:
             variant = ops.FinalizeDataset(input_dataset=variant, **held)
@@ -115,7 +115,7 @@ class WaitSums:
 
 
 class TimedDataset:
-    """A data set whose iterators add up their waits; it hands on everything else.
+    """Wraps a data set so that its iterators add up their waits; it hands on everything else.
 
     Args:
         dataset: A ``tf.data.Dataset``, or one that a strategy distributes to the replicas of this process.
@@ -226,9 +226,9 @@ def _options(tf: Any) -> bytes:
 
 
 class SummedBatches(Batches):
-    """Batches of TensorFlow, whose waits tf.data adds up.
+    """Batches of TensorFlow: tf.data adds up the waits.
 
-    Reading the sums takes one operation, about 0.1 ms beside a running model. Executions of 10 ms and more, and those
+    Reading the sums takes one operation, about 0.1 ms while a model runs. Executions of 10 ms and more, and those
     that wait, are read one by one, and IO has their waits. Shorter ones are read in groups: only the sum of a group is
     known, so each of its batches has the group's mean, in the region ``"IO (mean)"``.
 
@@ -247,7 +247,7 @@ class SummedBatches(Batches):
         self._before: Fetched | None = Fetched(0, 0.0, 0, 0) if sums.is_untouched else None
         self._now: Fetched | None = None
         self._group: list[Execution] = []
-        """Executions whose sums are not read yet."""
+        """Executions since the last reading."""
         self._running: Execution | None = None
         self._readings = 0
         self._read_at_ns = 0
@@ -315,7 +315,7 @@ class SummedBatches(Batches):
             self._sums.samples_in(now.bytes - before.bytes), None if 0 < steady < len(group) else steady > 0
         )
         if group:
-            group[-1].steps = max(batches - len(group) + 1, 1)  # Those that were not read had one each.
+            group[-1].steps = max(batches - len(group) + 1, 1)  # The others had one each.
         if len(group) == 1:
             group[0].wait_ns = wait_ns
         if self.times_io and batches:

@@ -42,14 +42,14 @@ if TYPE_CHECKING:
 _TRACING_TAKES_NS = 200_000
 """No function is traced or compiled in less."""
 
-# Executions of different lists have different numbers: a model that is fitted in a hook of its own fit has one graph
-# for both, whose stamps are told apart by them. Callbacks of one list count alike.
+# Executions of different lists have different numbers: a model that is fitted again in a hook of its fit has one graph
+# for both, and the numbers tell their stamps apart. Callbacks of one list count alike.
 _fits = itertools.count()
 _first_numbers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
 
 class CallbackOptions:
-    """The arguments of one callback, and what it counts over all its fits."""
+    """The arguments of one callback, and its counters over all its fits."""
 
     def __init__(self, timer: Timer, *, gpu: bool, io: bool | str, phases: bool, log_prefix: str | None) -> None:
         self.timer, self.gpu, self.io, self.phases, self.log_prefix = timer, gpu, io, phases, log_prefix
@@ -57,7 +57,7 @@ class CallbackOptions:
         self.batches = self.withheld = 0
 
     def withhold(self, batches: int) -> None:
-        """Count batches whose phases are not reported."""
+        """Count batches without reported phases."""
         self.withheld += batches
 
 
@@ -164,7 +164,7 @@ class FitTimer:
 
     @guarded
     def test_hooks_begin(self, logs: Any = None) -> None:
-        """An evaluation, inside a fit or by itself, is next after the first hooks."""
+        """An evaluation, inside a fit or alone, is next after the first hooks."""
         if FIT in self.regions.open:
             self._batches_are_over()
             self.regions.start(CALLBACKS)

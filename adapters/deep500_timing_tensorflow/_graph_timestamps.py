@@ -3,7 +3,7 @@
 A ``tf.timestamp`` has no inputs, so nothing but an order between operations holds it in place, and Grappler changes
 such orders: it splits an ``IdentityN`` that joins a stamp to the values which are to wait for it. Here the values are
 packed into an ``Optional``, which Grappler does not look into; the stamp is taken after that, packed together with it,
-and what comes later computes with what is unpacked. Nothing is copied, and values are passed on unchanged, so the
+and later operations use the unpacked values. Nothing is copied, and values are passed on unchanged, so the
 results of the step are the same to the last bit.
 """
 
@@ -26,14 +26,13 @@ _original_gradient: Any = None
 
 
 class StepStamps:
-    """The stamps of one step: of one tracing of it, or in eager mode of one execution.
+    """The stamps of one step: of one trace, or in eager mode of one execution.
 
     Args:
         tf: TensorFlow.
     """
 
     def __init__(self, tf: Any) -> None:
-        """No anchor is passed yet."""
         self._tf = tf
         self._eager = bool(tf.executing_eagerly())
         self.data_s: Any = NOT_PASSED
@@ -55,7 +54,7 @@ class StepStamps:
             return batch
         tf = self._tf
         leaves = tf.nest.flatten(batch)
-        # Not variables, iterators and whatever else a step may be given: those are not data.
+        # Variables, iterators and other arguments of a step are not data.
         places = [
             place
             for place, leaf in enumerate(leaves)
@@ -81,8 +80,8 @@ class StepStamps:
         targets = tf.nest.flatten(target)
         given = output_gradients is not None
         seeds = tf.nest.flatten(output_gradients) if given else [tf.ones_like(part) for part in targets]
-        # The backward pass starts from the seeds, so it starts after the stamp. What is no tensor stays what it is: a
-        # None among the seeds means something else than a one.
+        # The backward pass starts from the seeds, so it starts after the stamp. Only tensors are replaced: a None
+        # among the seeds differs from a one.
         hung = [place for place, seed in enumerate(seeds) if isinstance(seed, tf.Tensor)]
         passed, self.loss_s = self._stamp(targets, also=[seeds[place] for place in hung])
         for place, seed in zip(hung, passed[len(targets) :], strict=True):
@@ -105,7 +104,7 @@ class StepStamps:
             return list(also or []), tf.timestamp()
         taken: list[Any] = []
 
-        # Without a gradient of its own the packing would end the way of a tape around this one.
+        # Without a custom gradient the packing would stop the gradients of an outer tape.
         def pass_on(*parts: Any) -> Any:
             there = _pack(tf, parts[: len(values)])
             with tf.control_dependencies([there]):
@@ -163,7 +162,7 @@ def stamping(stamps: StepStamps) -> Iterator[None]:
 
 
 def watch_tapes(tf: Any) -> None:
-    """From now on ``tf.GradientTape.gradient`` looks whether its thread is stamping; see :func:`unwatch_tapes`."""
+    """Make ``tf.GradientTape.gradient`` stamp on threads that are stamping; see :func:`unwatch_tapes`."""
     global _users, _original_gradient
     tape_class = tf.GradientTape
     with _lock:
@@ -187,7 +186,7 @@ def watch_tapes(tf: Any) -> None:
 
 
 def unwatch_tapes(tf: Any) -> None:
-    """When nobody watches any more, ``tf.GradientTape`` is as it was."""
+    """The last one to leave restores ``tf.GradientTape``."""
     global _users
     with _lock:
         _users -= 1

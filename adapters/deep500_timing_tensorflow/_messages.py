@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def warn_fault(where: str, error: Exception) -> None:
     """Warn once that timing itself failed; the fit goes on."""
     warn_once(
-        f"TimerCallback failed in {where} and goes on with what it can time; the fit is not affected: "
+        f"TimerCallback failed in {where} and goes on with the other times; the fit is not affected: "
         f"{type(error).__name__}: {error}",
         key=f"callback {where} {type(error).__name__}",
     )

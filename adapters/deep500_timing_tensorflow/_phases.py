@@ -60,7 +60,7 @@ class PhaseMatcher:
 
     Args:
         regions: Where they go.
-        withheld: Called with the number of batches whose stamps are lost or contradict their execution.
+        withheld: Called with the number of batches with lost or contradictory stamps.
     """
 
     def __init__(self, regions: FitRegions, withheld: Callable[[int], None] = lambda batches: None) -> None:
@@ -85,7 +85,7 @@ class PhaseMatcher:
         self.regions.start(key, self.regions.gpu)
 
     def pass_is_unknown(self, key: TimeType) -> None:
-        """The step ended inside a pass, whose end is not known."""
+        """The step ended inside a pass, so the pass has no known end."""
         self.regions.drop(key)
         warn_no_phases()
 
@@ -116,7 +116,7 @@ class PhaseMatcher:
             self.match(execution, own)
 
     def match(self, execution: Execution, batches: list[Stamps]) -> None:
-        """Record the phases and waits of the batches of one execution, as far as their stamps are there."""
+        """Record the phases and waits of the batches of one execution."""
         free_ns = execution.began_ns
         wait_ns = 0
         for position, stamps in enumerate(batches):

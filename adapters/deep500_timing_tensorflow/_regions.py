@@ -1,4 +1,4 @@
-"""The regions of a fit, and how those that an exception left open are closed.
+"""The regions of a fit, and the way to close them after an exception.
 
 Keras calls no hook after an exception or Ctrl-C. The regions of such a fit stay open, and count as running, until a
 callback is next given a model; then they are closed as failed.
@@ -28,7 +28,7 @@ class FitRegions:
 
     Args:
         timer: Where the times go.
-        callbacks: Keras's list; None for a loop that calls the hooks itself, whose end cannot be seen.
+        callbacks: Keras's list; None for a loop that calls the hooks itself. The end of such a loop cannot be seen.
     """
 
     def __init__(self, timer: Timer, callbacks: Any = None) -> None:
@@ -138,7 +138,7 @@ class FitRegions:
                 self.timer.fail(key)
 
     def abort(self) -> None:
-        """Close what an exception left open; without effect on a fit that came to its end."""
+        """Close the regions that an exception left open; without effect on a fit that came to its end."""
         on_abort, self.on_abort = self.on_abort, None
         try:
             if on_abort is not None:
@@ -162,7 +162,7 @@ def end_aborted_fits() -> None:
             if not regions.is_running():
                 regions.abort()
         elif regions._callbacks is not None and regions.callbacks is None:
-            # Its thread has dropped the list. Regions belong to their thread, so only what is watched is released.
+            # Its thread has dropped the list. Regions belong to their thread, so only ``on_abort`` is called.
             _unfinished.remove(regions)
             on_abort, regions.on_abort = regions.on_abort, None
             regions.open.clear()

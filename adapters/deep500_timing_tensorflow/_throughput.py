@@ -60,7 +60,7 @@ class EpochTotals:
 
     Args:
         now_ns: When the epoch began, on the timer's clock.
-        settle: Adds what is not added yet, and the epoch's duration until now, while the epoch lasts.
+        settle: Adds unread executions, and the epoch's duration until now, while the epoch lasts.
     """
 
     def __init__(self, now_ns: int, settle: Callable[[], None] | None = None) -> None:
@@ -75,7 +75,7 @@ class EpochTotals:
         self._sums: dict[Key, list[int]] = {BATCH: self._batches, CALLBACKS: self.callbacks}
 
     def add(self, key: Key, duration_ns: int, count: int = 1) -> None:
-        """Add a duration that counts as ``count`` of what the region's mean is of."""
+        """Add a duration that counts ``count`` times in the region's mean."""
         found = self._sums.setdefault(key, [0, 0])
         found[0] += duration_ns
         found[1] += count

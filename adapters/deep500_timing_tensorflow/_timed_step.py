@@ -37,7 +37,7 @@ def timed_step(step: Callable[..., Any], timer: Timer, *, gpu: bool = False) -> 
 
     FORWARD goes from the arguments to the loss, BACKWARD from the loss to the gradients, by stamps in the graph that
     its optimizer cannot move; the rest of BATCH is the update. Calls that trace are kept in ``"BATCH (first)"`` and
-    so on. The step has to ask one tape for one gradient, on its own thread; otherwise, and where stamps cannot be had
+    so on. The step has to ask one tape for one gradient, on its thread; otherwise, and where stamps are impossible
     (XLA, op determinism, a GPU), BATCH alone is timed and one warning says why.
 
     Args:

@@ -22,8 +22,8 @@ class CPUGPUTimer(_core.CPUGPUTimer):
 
     ``gpu=True`` asks for a synchronization: TensorFlow exposes no stream, so before each start and end with
     ``gpu=True`` the calling thread waits until TensorFlow's GPUs are idle, and CuPy's events are recorded after that.
-    The times are true; the cost is that the host no longer runs ahead of the GPU across that boundary. Without a GPU,
-    or without CuPy, CPU times are taken all the same and the first ``gpu=True`` says in one warning what is missing.
+    The times are true, but the host no longer runs ahead of the GPU across that boundary. Without a GPU,
+    or without CuPy, CPU times are still taken, and the first ``gpu=True`` names the missing part in one warning.
 
     Args:
         device: None for a GPU if there is one; ``"cuda"`` to insist on it.

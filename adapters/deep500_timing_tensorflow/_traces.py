@@ -1,8 +1,8 @@
 """Whether an execution traced or compiled, read off the functions that it calls.
 
 A train function of Keras is a Python function around compiled ones, which it holds in its closure. TensorFlow's count
-how often they were traced, JAX's how many compilations they keep; ``torch.compile`` counts for the process. Of XLA
-under TensorFlow there is no count: it compiles for each size of a batch that it has not had.
+their traces, JAX's their cached compilations; ``torch.compile`` counts for the process. XLA under TensorFlow has no
+count: it compiles for each new size of a batch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class TraceCounts:
         self._counters: list[Callable[[], int]] = []
         self._compiled_by_xla: list[Any] = []
         found_ones = _functions_in(function)
-        # What a compiled function calls is traced as a part of it, and need not be counted by itself.
+        # A function that a compiled one calls is traced as a part of it, so it is not counted.
         inner = {id(part) for found in found_ones for part in _functions_in(found) if part is not found}
         if inner.issuperset(map(id, found_ones)):  # They refer to one another in a circle.
             inner.clear()
@@ -46,7 +46,7 @@ class TraceCounts:
         self._before = [counter() for counter in self._counters]
         self.needs_sizes = bool(self._compiled_by_xla)
         """Whether XLA compiles parts of it, for each size of a batch."""
-        # What its first execution is going to be; what it was is told afterwards.
+        # A guess about its first execution; ``grew`` knows afterwards.
         self.is_new = 0 in self._before and _dynamo_compilations not in self._counters
 
     def grew(self, size: Any = None) -> bool:

@@ -3,6 +3,9 @@
 # ruff: noqa: D103
 from __future__ import annotations
 
+import re
+import sys
+
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
@@ -18,6 +21,7 @@ SMALL = {
 ZOO = {}
 NEEDS = {}
 """The packages that models come from."""
+_LIBRARIES = []
 
 
 def ids(n=16, vocab=100):
@@ -28,6 +32,25 @@ def ids(n=16, vocab=100):
 def image(size=64, channels=3):
     """Images."""
     return torch.randn(B, channels, size, size)
+
+
+def import_torchvision():
+    """Torchvision, whose models need none of the operators that its builds for other PyTorchs lack."""
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    _LIBRARIES.append(library)
+    for _ in range(40):
+        try:
+            import torchvision
+        except RuntimeError as error:
+            name = re.search(r"torchvision::(\w+)", str(error))
+            if name is None:
+                raise
+            for module in [module for module in sys.modules if module.startswith("torchvision")]:
+                del sys.modules[module]
+            library.define(f"{name[1]}(Tensor a, Tensor b, float c) -> Tensor")
+        else:
+            return torchvision
+    raise ImportError("torchvision asks for too many operators")
 
 
 def entry(needs=None):
@@ -52,15 +75,36 @@ def hf(name, **kw):
     return transformers, cfg
 
 
-@entry("timm")
+@entry("torchvision")
+def resnet18():
+    torchvision = import_torchvision()
+    return torchvision.models.resnet18(num_classes=10), lambda m: cls(m(image()))
+
+
+@entry("torchvision")
+def densenet():
+    torchvision = import_torchvision()
+    return torchvision.models.DenseNet(8, (2, 2), 8, num_classes=10), lambda m: cls(m(image()))
+
+
+@entry("torchvision")
+def inception_aux():
+    torchvision = import_torchvision()
+    m = torchvision.models.GoogLeNet(num_classes=10, aux_logits=True, init_weights=False)
+    return m, lambda m: sum(cls(o) for o in m(image(96)))
+
+
+@entry("torchvision")
 def vit_timm():
+    import_torchvision()
     import timm
 
     return timm.create_model("vit_tiny_patch16_224", img_size=64, depth=3, num_classes=10), lambda m: cls(m(image()))
 
 
-@entry("timm")
+@entry("torchvision")
 def swin_timm():
+    import_torchvision()
     import timm
 
     return timm.create_model(
@@ -75,6 +119,7 @@ def swin_timm():
 
 @entry("transformers")
 def efficientnet_timm():
+    import_torchvision()
     import timm
 
     return timm.create_model("efficientnet_b0", num_classes=10), lambda m: cls(m(image()))

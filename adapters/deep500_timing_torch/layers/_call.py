@@ -1,4 +1,4 @@
-"""One call of a layer, and what layers are called for."""
+"""One call of a layer, and the purposes of calls."""
 
 from __future__ import annotations
 

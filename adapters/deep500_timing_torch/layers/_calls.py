@@ -56,10 +56,10 @@ class Calls:
         """Start with no call under way.
 
         Args:
-            root: The model, whose ``training`` says what a call is for.
+            root: The model, whose ``training`` gives the purpose of a call.
             region_of: Makes a layer's region for a purpose.
             marks: Takes each call's inputs and outputs, for the backward pass.
-            fault: Is told of timing that failed.
+            fault: Called with the exception of timing that failed.
             now_ns: The timer's clock.
         """
         self.now_ns = now_ns
@@ -117,7 +117,7 @@ class Calls:
 
 
 def _symbolic_of_keras() -> Callable[[], bool] | None:
-    # Keras calls a model on the "meta" device before its first step, and says so in a state of its own.
+    # Keras calls a model on the "meta" device before its first step, and keeps that in a global state.
     try:
         from keras.src.backend.common.global_state import get_global_attribute
     except ImportError:
@@ -150,12 +150,12 @@ class TimedModule:
     )
 
     def __init__(self, shared: Calls, layer: Layer) -> None:
-        """Take the place of what the module is called by now."""
+        """Take the place of the module's present call."""
         self.module = layer.module
         self.before: Any = layer.module.__dict__.get(SLOT)
         """What stood there before; None for the module's own call."""
         self.attached = True
-        """Whether it times; what is detached hands calls through, wherever it is still known."""
+        """Whether it times; a detached one hands calls through."""
         self.is_root = layer.module is shared.root
         """Whether this is the model."""
         self._call_module: Callable[..., Any] = self.before or layer.module._call_impl
@@ -244,7 +244,7 @@ class TimedModule:
         try:
             if isinstance(raised, torch.OutOfMemoryError) and shared.out_of_memory is None:
                 shared.out_of_memory = self._layer.path
-            # A checkpoint stops its recomputation by an exception, as soon as it has what it needs.
+            # A checkpoint stops its recomputation by an exception, as soon as it has the tensors that it needs.
             if start_ns and isinstance(raised, StopRecomputation):
                 shared.recomputed.append((self._layer, start_ns, shared.now_ns()))
             elif call is not None and call.region is not None:

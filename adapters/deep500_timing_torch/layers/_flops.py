@@ -1,6 +1,6 @@
 """Floating-point operations by layer, as PyTorch counts them and as our hooks tell the layers apart.
 
-``FlopCounterMode`` has a tally by module of its own, which puts the backward passes of layers side by side (the three
+``FlopCounterMode`` counts by module too, but puts the backward passes of layers side by side (the three
 projections of attention) on top of one another. So only its total is read, where a layer's passes begin and end.
 """
 
@@ -24,7 +24,7 @@ class FlopCounter:
         return self.regions.setdefault(key, _CountedRegion(self.counter))
 
     def now_ns(self) -> int:
-        """No time: what is recomputed is counted where it is, in the backward pass."""
+        """No time: a recomputation counts in the backward pass that it lies in."""
         return 1
 
     def record(self, key: str, start_ns: int, end_ns: int) -> None:

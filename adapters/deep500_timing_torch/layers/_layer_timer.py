@@ -58,10 +58,10 @@ class LayerTimer:
         match: Which modules: a name (``fnmatch`` patterns), a compiled regular expression, a class, or a list of
             these; None for all within ``depth``.
         gpu: Whether to time on the device as well; None for yes if a parameter or buffer of the model is on one.
-        memory: Whether to read the device's memory as layers begin and end, beside their times: it costs tens of
+        memory: Whether to read the device's memory as layers begin and end, with their times: it costs tens of
             microseconds each time. Or what reads it. A CPU has none to read: the host's is not passed off as it.
         peak_flops_per_s: The dense peak of the device in FLOP/s, for each layer's share of it; None for the data
-            sheet's, if that is known and the parameters have 16 bits. Of others nothing says what is computed in
+            sheet's, if that is known and the parameters have 16 bits. Otherwise the precision is not known
             (``autocast``, TF32), and a CPU's is not known: then there is no share.
 
     Raises:
@@ -97,13 +97,13 @@ class LayerTimer:
         self, model: nn.Module, layers: Sequence[Layer], timer: Any, *, gpu: bool, peak: float | None = None
     ) -> None:
         self.layers = tuple(layers)
-        """What is timed, in the order in which the model names its modules; the model itself first."""
+        """The timed layers, in the order in which the model names its modules; the model itself first."""
         self.timer = timer
         """Where the times are."""
         self.gpu = gpu
         """Whether they are taken on the device as well."""
         self.faults = 0
-        """Hooks that failed; what they would have timed is missing."""
+        """Hooks that failed; their times are missing."""
         self._model = model
         self._marks = BackwardMarks(self._backward_region, self._fault, self._record_recomputed)
         self._calls = Calls(model, self._region, self._marks, self._fault, timer.now_ns)
@@ -145,7 +145,7 @@ class LayerTimer:
             self._write()
 
     def _write(self) -> None:
-        # Into the run: what the layers are as soon as they are timed, and at the end what was found out meanwhile.
+        # Into the run: the layers as soon as they are timed, and at the end with their operations and memory.
         log = getattr(self.timer, "run", None)
         if log is None:
             return
@@ -252,7 +252,7 @@ class LayerTimer:
         if compiled:
             warn_once(
                 f"Timing layers: {', '.join(compiled[:3])} is compiled by torch.compile, so it is timed from outside "
-                "and what is within it is not visible. Time the layers of the model before it is compiled.",
+                "and its layers are not visible. Time the layers of the model before it is compiled.",
                 key="layers of a compiled model",
             )
 

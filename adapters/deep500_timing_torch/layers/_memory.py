@@ -1,4 +1,4 @@
-"""What each layer does to the device's memory: before and after its calls, what it keeps, and what it never gives back.
+"""The device's memory before and after each layer's calls: the memory that it keeps, and that it never returns.
 
 Nothing is reset: a peak within a layer is known when the layer raised the framework's own peak, and not otherwise.
 """
@@ -35,18 +35,18 @@ class LayerMemory:
     samples: int
     """Forward passes at whose ends it was read."""
     allocated_before_bytes: int | None
-    """What tensors occupied before the last of them."""
+    """The memory of tensors before the last of them."""
     allocated_after_bytes: int | None
-    """What they occupied after it."""
+    """The memory of tensors after it."""
     reserved_after_bytes: int | None
-    """What the allocator held after it."""
+    """The memory that the allocator held after it."""
     kept_bytes: float | None
-    """What a forward pass in training left occupied, in the mean: its output, and what it keeps for backward."""
+    """The mean memory that a forward pass in training left occupied: its output, and tensors saved for backward."""
     peak_within_bytes: int | None
     """The most that tensors occupied within a call; None if no call raised the framework's own peak."""
     unreturned_bytes: float | None
-    """What a step's forward and backward passes left occupied beside new gradients, without the layers within: in the
-    mean over steps but the first. Above 0 it is what a leak looks like."""
+    """The mean memory that a step's passes left occupied, without new gradients and the layers within it; the first
+    step is left out. A value above 0 suggests a leak."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class _Layer:
     def __init__(self, layer: Layer) -> None:
         self.parameters = tuple(layer.module.parameters(recurse=False))
         self.without_gradient: list[torch.nn.Parameter] = []
-        """Those of its own parameters that had no gradient as its forward pass began."""
+        """Its parameters that had no gradient as its forward pass began."""
         self.samples = 0
         self.before: int | None = None
         self.after: int | None = None
@@ -95,9 +95,9 @@ class _Layer:
         self.kept_count = 0
         self.peak: int | None = None
         self.unreturned: deque[tuple[int, int]] = deque(maxlen=_KEPT_STEPS)
-        """By step: what is left of its passes, with the layers within."""
+        """By step: the memory left by its passes, with the layers within it."""
         self.gradients: deque[tuple[int, int]] = deque(maxlen=_KEPT_STEPS)
-        """By step: what the gradients take up that its backward pass made for its own parameters."""
+        """By step: the memory of the gradients that its backward pass made for its parameters."""
 
 
 class MemoryLog:
@@ -108,7 +108,7 @@ class MemoryLog:
 
         Args:
             reader: What reads it.
-            layers: What is timed, the model first.
+            layers: The timed layers, the model first.
         """
         self._reader = reader
         self._root = layers[0]
@@ -156,7 +156,7 @@ class MemoryLog:
             sums.peak = max(sums.peak or 0, peaks[1])
 
     def times(self, parents: Mapping[str, str | None]) -> dict[str, LayerMemory]:
-        """What was read, by the path of the layer.
+        """The memory that was read, by the path of the layer.
 
         Args:
             parents: For each layer's path that of the layer around it, None for the model.

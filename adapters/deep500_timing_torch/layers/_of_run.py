@@ -1,7 +1,7 @@
-"""The layers of a model in a run: what they are is written as a table of its own, their times are its regions.
+"""The layers of a model in a run: a table describes them, and their times are regions of the run.
 
-Shapes and sums are written twice: as layers begin to be timed, so that a run whose process was killed has them, and as
-they end to be, with what was found out meanwhile.
+The table is written twice: as timing begins, so that the run of a killed process has it, and as timing ends, with the
+operations and memory that are known by then.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ _NONE = float("nan")
 def write_layers(
     log: RunLog, found: Sequence[LayerTimes], *, version: int, peak_flops_per_s: float | None = None
 ) -> None:
-    """Write what layers are into a run.
+    """Write the description of layers into a run.
 
     Args:
         log: The run's log.
         found: The layers, the model first.
-        version: Counts how often they were written; the last is what counts.
+        version: Counts the writes; readers use the last.
         peak_flops_per_s: The device's peak, if it is known.
     """
     log.declare(TABLE, **_COLUMNS)
@@ -105,7 +105,7 @@ def models_of_rows(rows: Rows) -> list[tuple[int, str]]:
 def layers_of_rows(
     rows: Rows, tables: Mapping[str, object], *, rank: int | None = None, model: str | None = None
 ) -> ModelTimes | None:
-    """The same from whatever answers DuckDB's SQL over the run's tables."""
+    """The same, by a function that answers DuckDB's SQL over the run's tables."""
     if TABLE not in tables:
         return None
     known = [one for one in models_of_rows(rows) if model is None or one[1] == model]

@@ -1,4 +1,4 @@
-"""The private names of PyTorch that layer timing stands on, and a check that they still do what they did."""
+"""The private names of PyTorch that layer timing uses, and a check that they behave as expected."""
 
 from __future__ import annotations
 

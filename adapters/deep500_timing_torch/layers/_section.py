@@ -22,13 +22,13 @@ _COLOURS = {"forward": REGION_COLOURS["FORWARD"], "backward": REGION_COLOURS["BA
 
 
 class LayersSection:
-    """A section of :func:`deep500_timing.report.write_report`; found by itself for a run that has layers."""
+    """A section of :func:`deep500_timing.report.write_report`; used for every run that has layers."""
 
     name, title, place = "layers", "Layers", 74
     missing = "No layers were timed."
 
     def build(self, context: Context) -> Content | None:
-        """What it shows of a run; None if no layers were timed in it."""
+        """The section for a run; None if no layers were timed in it."""
         from deep500_timing.report import Content
 
         if TABLE not in context.run.tables:
@@ -60,7 +60,7 @@ def _figure(times: ModelTimes) -> Figure:
         alt = "No training step was timed."
     else:
         took = sum(slowest[1].values())
-        alt = f"{slowest[0]} takes {format_time(took)} of a step, {format_share(took / whole)} of what is drawn."
+        alt = f"{slowest[0]} takes {format_time(took)} of a step, {format_share(took / whole)} of the bars."
     spec: dict[str, Any] = {
         "height": {"step": 20},
         "data": {"values": values},
@@ -88,7 +88,9 @@ def _figure(times: ModelTimes) -> Figure:
             ],
         },
     }
-    note = "In the order in which the model names them; what a layer does beside calling those within it is its own."
+    note = (
+        "In the order in which the model names them; a layer's own operations are those outside the layers within it."
+    )
     if len(lines) > _MOST_LINES:
         note += f" The table has the first {_MOST_LINES} of {len(lines)} lines."
     return Figure(
@@ -128,7 +130,7 @@ def _bars(times: ModelTimes) -> list[tuple[str, dict[str, float]]]:
             if known:
                 passes[what] = sum(known) / steps
         if id(row) in own and sum(passes.values()) <= 0.005 * (times.step_s or 0.0) / steps:
-            continue  # A container that does nothing of its own is no bar.
+            continue  # A container without its own operations is no bar.
         label = (f"{row.label}, its own" if id(row) in own else row.label) or "?"
         # Layers of one name in different blocks have a bar each.
         labels[label] = labels.get(label, 0) + 1

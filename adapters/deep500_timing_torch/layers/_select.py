@@ -26,7 +26,7 @@ class Layer:
         self.model = model
         """The name of the model, which is in the names of its regions."""
         self.names = [name]
-        """Its places in the model, as ``named_modules`` calls them; more than one if the module is shared."""
+        """Its places in the model, as ``named_modules`` names them; several if the module is shared."""
         self.depth = name.count(".") + 1 if name else 0
         """How deep it lies at its first place; the model itself is 0."""
         self.handles: dict[str, Any] = {}
@@ -41,7 +41,7 @@ class Layer:
 
     @property
     def parameters(self) -> int:
-        """Elements of its own parameters, without those of the modules within and those that are not initialized."""
+        """Elements of its parameters, without uninitialized ones and those of the modules within it."""
         return sum(
             0 if isinstance(one, UninitializedParameter) else one.numel()
             for one in self.module.parameters(recurse=False)
@@ -125,7 +125,7 @@ def _named(model: nn.Module) -> Iterable[tuple[str, nn.Module]]:
 
 
 def _named_in_keras(model: nn.Module, name: str) -> Iterable[tuple[str, nn.Module]]:
-    # Keras keeps its layers in lists of its own. A Sequential's Functional is never called.
+    # Keras keeps its layers in other lists. A Sequential's Functional is never called.
     yield name, model
     inner: Any = getattr(model, "layers", None) or getattr(model, "_layers", ())
     for layer in inner:

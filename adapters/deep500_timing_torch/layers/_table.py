@@ -95,7 +95,7 @@ def cells_of(times: ModelTimes, *, fold: bool = True) -> tuple[list[str], list[l
 
 
 def headline(times: ModelTimes) -> str:
-    """What the table is of."""
+    """The table's first line."""
     steps = times.steps
     where = "on the device" if any(layer.on_device for layer in times.layers) else "on the CPU"
     steady = f"{steps} training step{'s' if steps != 1 else ''}" if steps else "no training step"
@@ -217,7 +217,7 @@ def _alike(times: ModelTimes, inner: dict[int, list[int]], one: int, other: int)
     def build(position: int) -> object:
         return times.layers[position].kind, tuple(build(child) for child in inner.get(position, []))
 
-    # Leaves of one class may have any size: only what has layers within is a block.
+    # Leaves of one class may have any size: only a layer that has layers within it is a block.
     return bool(inner.get(one)) and build(one) == build(other)
 
 
@@ -271,7 +271,7 @@ def _add(
 
 
 def _rest(row: Row, columns: Sequence[tuple[str, str]], steps: int) -> tuple[list[str], float] | None:
-    # What a layer does beside calling the layers within it.
+    # The time of a layer that no layer within it covers.
     if not row.inner:
         return None
     cells, step_s = [], 0.0

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LayerTimes:
-    """One layer: what it is, and its times for each purpose that it was called for."""
+    """One layer, and its times by the purpose of its calls."""
 
     path: str
     """Its place in the model, such as ``"blocks.0.attn"``; the model's name for the model itself."""
@@ -42,7 +42,7 @@ class LayerTimes:
     shared: bool = False
     """Whether the same module stands at several places of the model."""
     parameters: int = 0
-    """Elements of its own parameters, without those of the layers within."""
+    """Elements of its parameters, without those of the layers within it."""
     flops: int | None = None
     """Floating-point operations of one step's calls, forward and backward; None if they were not counted."""
     memory: LayerMemory | None = None
@@ -81,11 +81,11 @@ class ModelTimes:
     out_of_memory: str | None = None
     """The innermost layer in which the device ran out of memory."""
     faults: int = 0
-    """Hooks that failed; what they would have timed is missing."""
+    """Hooks that failed; their times are missing."""
     untimed: int = 0
     """Backward passes that were left out, since they could not be told from others'."""
     peak_flops_per_s: float | None = None
-    """What the device can do at most, in FLOP/s; None if that is not known."""
+    """The device's peak, in FLOP/s; None if it is not known."""
 
     @property
     def model(self) -> LayerTimes:
@@ -149,10 +149,10 @@ def _unreturned(layer: LayerTimes) -> float | None:
 
 
 def describe(layers: Sequence[Layer], flops: Mapping[str, int] | None = None) -> list[LayerTimes]:
-    """What layers are, without times.
+    """Describe layers, without times.
 
     Args:
-        layers: What was timed, the model first.
+        layers: The timed layers, the model first.
         flops: Operations of one step by path, if they were counted.
     """
     positions = {name: position for position, layer in enumerate(layers) for name in layer.names}
@@ -183,10 +183,10 @@ def read_times(
     """Read the times of layers out of a timer.
 
     Args:
-        layers: What was timed, the model first.
+        layers: The timed layers, the model first.
         timer: Where the times are.
         flops: Operations of one step by path, if they were counted.
-        memory: What read the memory, if it was read.
+        memory: The reader of the memory, if it was read.
     """
     found = add_memory(describe(layers, flops), memory)
     stats = {(region.name, region.device): region.stats for region in timer.snapshot()}
@@ -226,7 +226,7 @@ def add_times(
             for position, region in enumerate(regions)
             for purpose in PURPOSES
         },
-        # What stands at several places lies within each of its callers, wherever it is listed.
+        # A shared layer lies within each of its callers, wherever it is listed.
         [position + times.shared * len(timed) for position, times in enumerate(timed) for _ in PURPOSES],
     )
     return [replace(times, self_s=_scaled(own, position, times)) for position, times in enumerate(timed)]
