@@ -22,7 +22,7 @@ STEPS = st.lists(
 
 
 class Model:
-    """What a named timer ought to know. Time is the work so far, in ns; each step comes after a stretch of its own."""
+    """The expected state of a named timer. Time is the work so far, in ns; each step follows a stretch of work."""
 
     def __init__(self, reentrant):
         self.reentrant = reentrant
@@ -60,7 +60,7 @@ class Model:
             self.since = None
 
     def count(self):
-        """Count what the running stretch has run so far."""
+        """Count the running stretch up to now."""
         if self.since is not None:
             self.times.append(self.now - self.since)
             self.ever.append(self.now - self.since)
@@ -72,12 +72,12 @@ class Model:
         return self.take() if reset else self.times
 
     def take(self):
-        """What was stopped since the last reset, beginning anew."""
+        """Return the finished times since the last reset and restart."""
         taken, self.times = self.times, []
         return taken
 
     def recorded(self, reset):
-        """What was kept beside."""
+        """The recorded times."""
         kept = self.kept
         self.kept = [] if reset else kept
         return kept
@@ -94,7 +94,7 @@ class Model:
 
 
 def outcome(call, *arguments, **settings):
-    """What a call returns, or the class of the timer's own error that it raises."""
+    """The result of a call, or the class of the timer's error."""
     try:
         return call(*arguments, **settings)
     except (RegionOpenError, RegionNotOpenError) as error:
@@ -105,7 +105,7 @@ def outcome(call, *arguments, **settings):
 @given(steps=STEPS, reentrant=st.booleans())
 @example(steps=["start", "start", "forget", "start", "stop"], reentrant=True)
 def test_it_does_as_a_simple_model(on_device, steps, reentrant):
-    """Every answer and every error is the model's, whatever was called before."""
+    """Every answer and every error is the model's, after any history."""
     clock, device = ManualClock(), ManualDeviceClock()
     below = CPUGPUTimer(clock=clock, device_clock=device if on_device else None)
     timer, model = NamedTimer("a", below, reentrant=reentrant), Model(reentrant)
@@ -117,7 +117,7 @@ def test_it_does_as_a_simple_model(on_device, steps, reentrant):
 
     waits = []
     for number, step in enumerate(steps):
-        work(2**number)  # so that a sum tells what is in it
+        work(2**number)  # so that a sum identifies its parts
         name, *rest = step.split(", ")
         reset, record = "reset" in rest, "record" in rest
         if name == "start":

@@ -15,7 +15,7 @@ from deep500_timing.testing import ManualClock
 
 @pytest.fixture
 def lines():
-    """What was logged."""
+    """The logged lines."""
     return []
 
 
@@ -69,7 +69,7 @@ class TestTimer:
         assert timer.elapsed() == 0.0
 
     def test_elapsed_of_a_running_timer(self, make, clock):
-        """It reads and goes on, with a barrier too where there is nobody to wait for."""
+        """It reads and continues, also with a barrier in a world of one."""
         timer = make()("forward")
         timer.start(barrier=True)
         clock.advance(1.0)
@@ -147,7 +147,7 @@ class TestTimer:
         assert timer.elapsed() == pytest.approx(2.0)
 
     def test_a_timer_serves_without_a_group(self):
-        """``Timer(name)`` times by itself."""
+        """``Timer(name)`` works without a group."""
         timer = MegatronTimer("alone")
         timer.set_barrier_group(None)
         timer.start()
@@ -301,7 +301,7 @@ class TestWrite:
         assert timers("forward").elapsed() == 0.0
 
     def test_something_else_is_an_error(self, make):
-        """It names what a writer has."""
+        """It names the methods of a writer."""
         with pytest.raises(TypeError, match="add_scalar"):
             make().write(["forward"], object(), 0)
 

@@ -23,7 +23,7 @@ def test_it_has_blocks():
 
 @pytest.mark.parametrize(("block", "words"), [(0, "time (ms) | fwd: "), (1, "MFU ")])
 def test_a_block_runs(block, words, tmp_path):
-    """Each block runs as it stands, and prints what it says."""
+    """Each block runs as it stands, and prints the shown output."""
     done = subprocess.run(
         [sys.executable, "-c", BLOCKS[block]], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
     )

@@ -1,4 +1,4 @@
-"""What a named timer adds up: on the host when somebody reads, on a device as the times arrive."""
+"""The sums of a named timer: added up on the host at a reading, on a device as the times arrive."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from deep500_timing._recording.intervals import Intervals
 
 
 class _Pool:
-    """Stands for a pool of events: writes down what it is asked for, and does what a test has put into it."""
+    """A stand-in for a pool of events: notes the calls and plays the faults of a test."""
 
     def __init__(self):
         self.calls = []
@@ -79,7 +79,7 @@ class TestArrival:
         )
 
     def test_a_time_that_cannot_be_had_is_counted_and_missing(self, store):
-        """The intervals say why, and nobody waits for it."""
+        """The intervals say why, and no reader waits for it."""
         totals = Totals()
         totals.expected = 2
         arrival = Arrival(store, (totals,))
@@ -129,7 +129,7 @@ class TestOnADevice:
         assert times.read().complete
 
     def test_a_reader_looks_again_while_another_thread_is_amid_its_stop(self, times, pool, store):
-        """What is not on its way yet and expected will be; what is there is not waited for."""
+        """An expected time will be on its way soon; the reader looks until it arrives."""
         stop(times, store)
         looks = iter([lambda: None, lambda: None, lambda: pool.sink.append(0, 5)])
         pool.when_collected = lambda: next(looks)()
@@ -137,14 +137,14 @@ class TestOnADevice:
         assert ["collect for"] * 3 == pool.calls[2:]
 
     def test_a_reader_does_not_look_again_at_a_device_that_does_not_answer(self, times, pool, store):
-        """What is on its way after the wait will not come by asking."""
+        """A time still on its way after the wait does not arrive by asking again."""
         stop(times, store)
         pool.on_its_way = {id(store): 1}
         assert 0 == times.read().count
         assert ["collect for"] == pool.calls[2:]
 
     def test_a_lifetime_waits_and_collecting_does_not(self, times, pool, store):
-        """Whoever asks for all that ever came gets what is on its way."""
+        """The sum of all times includes those on their way."""
         stop(times, store)
         times.collect()
         times.lifetime()
@@ -162,7 +162,7 @@ class TestOnTheHost:
         assert (5, 0) == (times.lifetime().total_ns, len(times.lifetime().durations_ns))
 
     def test_stops_without_a_reader_are_added_up_now_and_then(self):
-        """What nobody reads does not gather without end."""
+        """Unread stops do not gather without end."""
         times = HostTimes()
         for _ in range(3 * _UNDRAINED):
             times.add(0, 1, False)
@@ -195,7 +195,7 @@ class TestOnTheHost:
         assert (6, 1) == attrgetter("total_ns", "count")(times.read(begun_anew, lambda: 12))
 
     def test_recorded_times_stay_until_they_are_reset(self):
-        """Reading hands out a copy; resetting hands out the times and begins anew."""
+        """Reading hands out a copy; resetting hands out the times and restarts."""
         times = HostTimes()
         times.add(0, 5, True)
         times.add(5, 6, False)

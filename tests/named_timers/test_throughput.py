@@ -19,7 +19,7 @@ from deep500_timing.throughput import ThroughputTimer
 
 @pytest.fixture
 def lines():
-    """What was logged."""
+    """The logged lines."""
     return []
 
 
@@ -137,7 +137,7 @@ class TestRates:
 
 class TestAmounts:
     def test_the_batch_size_may_differ_from_step_to_step(self, make, clock):
-        """A step counts what it is said to have processed."""
+        """A step counts the given amount."""
         timer = make(10)
         step(timer, clock, 1.0, batch_size=30)
         step(timer, clock, 1.0)
@@ -152,7 +152,7 @@ class TestAmounts:
         assert timer.average() == pytest.approx(15.0)
 
     def test_any_unit_may_be_counted_beside(self, make, clock):
-        """Tokens, images, whatever a step names."""
+        """Tokens, images, any unit of a step."""
         timer = make(4)
         step(timer, clock, 1.0, amounts={"tokens": 2048})
         step(timer, clock, 1.0, amounts={"tokens": 1024, "images": 3})
@@ -180,7 +180,7 @@ class TestAmounts:
         assert timer.current() == pytest.approx(32.0)
 
     def test_accumulation_counts_micro_batches_where_asked(self, make, clock):
-        """``per_micro_step`` counts those that there were, in a short last step too."""
+        """``per_micro_step`` counts the actual micro-steps, in a short last step too."""
         timer = make(8, per_micro_step=True)
         for last in (False, False, False, True, False, True):
             step(timer, clock, 0.5, global_step=last)
@@ -227,7 +227,7 @@ class TestAmounts:
         assert (3, True) == (timer.global_step_count, timer.started)
 
     def test_a_start_forgets_what_a_pause_has_cut_off_as_well(self, make, clock):
-        """A micro-step that is begun anew after a pause in it has no part of the one that was given up."""
+        """A micro-step that restarts after a pause has no part of the abandoned one."""
         timer = make(batch_size=1, start_step=0)
         timer.start()
         clock.advance(10.0)
@@ -303,7 +303,7 @@ class TestResume:
         assert lines == ["epoch=0/micro_step=2/global_step=1002, RunningAvgSamplesPerSec=10.0, CurrSamplesPerSec=10.0"]
 
     def test_warm_up_is_of_this_process(self, make, clock):
-        """A resumed run compiles and fills caches anew, so its first steps are left out too."""
+        """A resumed run compiles and fills caches again, so its first steps are left out too."""
         timer = make(10, start_step=1, global_step=1_000)
         step(timer, clock, 50.0)
         assert timer.average() is None
@@ -408,7 +408,7 @@ class TestLog:
         assert ", swap %: " in lines[1]
 
     def test_it_logs_the_devices_memory_where_it_is_known(self, clock, lines):
-        """The original's two numbers, in units of 1024³ bytes; what a device does not say is no 0."""
+        """The original's two numbers, in units of 1024³ bytes; an unknown value is not 0."""
         usage = MemoryUsage(device_allocated_bytes=3 * 2**29)
 
         class WithDevice(ThroughputTimer):
@@ -456,7 +456,7 @@ class TestOnADevice:
         assert timer.current() == pytest.approx(5.0)
 
     def test_long_runs_need_few_events_and_little_memory(self, clock, device):
-        """What has arrived is added up without being asked for."""
+        """Arrived times are added up without a reading."""
         timer = ThroughputTimer(10, 0, clock=clock, device_clock=device)
         for _ in range(2_000):
             self.train(timer, device, 0.001)
@@ -476,7 +476,7 @@ class TestOnADevice:
         assert (timer.timed_steps, timer.untimed_steps) == (2, 1)
 
     def test_a_device_that_fails_costs_the_rate_only(self, timer, device):
-        """Steps whose events cannot be read are left out, with one warning."""
+        """Steps with unreadable events are left out, with one warning."""
         self.train(timer, device, 1.0)
         device.fail("elapsed_ns", RuntimeError("lost"))
         with pytest.warns(TimingWarning, match="lost"):

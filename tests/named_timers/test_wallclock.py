@@ -31,7 +31,7 @@ from deep500_timing.wallclock import (
 
 @pytest.fixture
 def lines():
-    """What was logged."""
+    """The logged lines."""
     return []
 
 
@@ -57,7 +57,7 @@ def spend(timer, clock, *seconds, **stop):
 
 class TestOnTheHost:
     def test_elapsed_is_the_sum_in_milliseconds(self, timers, clock):
-        """``elapsed`` adds up what was timed since the last reset, in ms."""
+        """``elapsed`` is the sum of the times since the last reset, in ms."""
         spend(timers("fwd"), clock, 0.010, 0.020)
         assert timers("fwd").elapsed(reset=False) == pytest.approx(30.0)
         assert timers("fwd").elapsed() == pytest.approx(30.0)
@@ -86,7 +86,7 @@ class TestOnTheHost:
         assert timers("fwd").mean() == 0.0
 
     def test_stop_with_reset_keeps_this_time_alone(self, timers, clock):
-        """``stop(reset=True)`` forgets what was timed before."""
+        """``stop(reset=True)`` forgets earlier times."""
         spend(timers("fwd"), clock, 0.010)
         spend(timers("fwd"), clock, 0.020, reset=True)
         assert timers("fwd").elapsed() == pytest.approx(20.0)
@@ -139,7 +139,7 @@ class TestOnTheHost:
         assert timers("bwd").elapsed() == pytest.approx(10.0)
 
     def test_regions_of_the_same_name_are_their_own(self, clock):
-        """A region of the timer below may be open beside a named timer of its name; reports add them up."""
+        """A region of the timer below may be open together with a named timer of its name; reports add them up."""
         tmr = Timer(clock=clock)
         group = SynchronizedWallClockTimer(tmr)
         with tmr.region("fwd"):
@@ -163,7 +163,7 @@ class TestOnTheHost:
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
     @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
     def test_a_forked_process_has_none_of_its_parents_times(self, timers, clock):
-        """What the parent has timed and not yet read is the parent's to report."""
+        """The parent reports the times that it had not read yet."""
         spend(timers("fwd"), clock, 0.010, 0.020)
         child = os.fork()
         if child == 0:
@@ -231,7 +231,7 @@ class TestOnTheHost:
         assert timer.elapsed() == pytest.approx(15.0)
 
     def test_means_stand_on_a_bounded_number_and_sums_on_all(self, timers, clock):
-        """A timer that nobody resets does not grow for ever."""
+        """A timer without resets does not grow for ever."""
         timer = timers("fwd")
         for _ in range(70_000):
             timer.start()
@@ -242,7 +242,7 @@ class TestOnTheHost:
 
     @given(st.lists(st.integers(0, 10**9), max_size=40))
     def test_sum_and_mean_hold_for_any_times(self, lengths):
-        """Sum and mean are those of the times, whatever they are, zero included."""
+        """Sum and mean are right for any times, zero included."""
         clock = ManualClock()
         timer = SynchronizedWallClockTimer(clock=clock)("any")
         for length in lengths:
@@ -295,20 +295,20 @@ class TestReadFromAnotherThread:
         return timer, int((pairs[:, 1] - pairs[:, 0]).sum()) if len(pairs) == stops else None
 
     def test_elapsed_adds_up(self, switching):
-        """What the reads have together is what was timed, to the nanosecond, running intervals cut in two included."""
+        """The reads add up to the timed total, to the nanosecond, with running intervals split."""
         got_ns = []
         timer, _ = self.train_and_read(lambda group: got_ns.append(group("fwd").read(reset=True).total_ns))
         assert timer.lifetime().total_ns == sum(got_ns)
         assert timer.lifetime().count >= 3000
 
     def test_means_can_be_had(self, switching):
-        """A mean is made of times that nobody adds to meanwhile."""
+        """A mean uses a copy that no thread adds to."""
         means = []
         self.train_and_read(lambda group: means.append((group("fwd").mean(), group.get_mean(["fwd"])["fwd"])))
         assert all(mean >= 0.0 for pair in means for mean in pair)
 
     def test_the_lines_of_a_log_have_every_time(self, switching):
-        """What is stopped while a line is made is in that line or in the next."""
+        """A stop during a log is in that line or in the next."""
         lines = []
 
         def read(group):
@@ -320,7 +320,7 @@ class TestReadFromAnotherThread:
         assert logged_ns == pytest.approx(timer.lifetime().total_ns, abs=0.01 * len(lines))
 
     def test_a_running_timer_is_read_without_being_stopped(self, timers, clock):
-        """Another thread sees what it has run so far, and its interval stays whole in the snapshot."""
+        """Another thread sees the time so far, and the interval stays whole in the snapshot."""
         timer = timers("fwd")
         timer.start()
         clock.advance(0.010)
@@ -350,7 +350,7 @@ class TestReadFromAnotherThread:
         assert timer.elapsed() == pytest.approx(15.0)
 
     def test_a_finalizer_amid_the_adding_up_costs_nothing(self, timers, clock):
-        """Whatever reads on the same thread between two lines of the adding up leaves each time counted once."""
+        """A reader on the same thread between two lines of the addition leaves each time counted once."""
         timer = timers("fwd")
         spend(timer, clock, 0.010, 0.020)
         times = timer._on_host
@@ -427,7 +427,7 @@ class TestNames:
         assert tmr.get_time("fwd") == [pytest.approx(0.015), pytest.approx(0.005)]
 
     def test_groups_that_come_and_go_use_the_same_regions(self, clock):
-        """A group made anew goes on with what the one before it has left, so that regions do not add up."""
+        """A new group reuses the regions of a dropped one, so their number does not grow."""
         tmr = Timer(clock=clock)
         for _ in range(20):
             spend(SynchronizedWallClockTimer(tmr)("fwd"), clock, 0.010)
@@ -536,12 +536,12 @@ class TestGroup:
         assert mine.get_time_stats("fwd").count == 2
 
     def test_a_timer_and_a_clock_exclude_each_other(self, clock):
-        """A timer has clocks of its own."""
+        """A timer has clocks already."""
         with pytest.raises(ValueError, match="Leave one out"):
             SynchronizedWallClockTimer(Timer(), clock=clock)
 
     def test_memory_is_read_at_each_stop_where_asked(self, clock):
-        """What a reader of yours, or with ``memory=True`` the class's, says at a stop stands in the timer's row."""
+        """The memory read at a stop is in the timer's row, from a given reader or with ``memory=True`` the class's."""
         usage = MemoryUsage(host_rss_bytes=3 << 30)
         reader = types.SimpleNamespace(read=lambda: usage)
         of_class = type("Group", (SynchronizedWallClockTimer,), {"memory_reader": reader})
@@ -568,7 +568,7 @@ class TestOnADevice:
             timer.stop()
 
     def test_times_are_the_devices(self, device_timers, device, clock):
-        """What is read is the time between events, whatever the host's clock says."""
+        """The time is that between events, independent of the host's clock."""
         self.run(device_timers("fwd"), device, 0.010, 0.020)
         clock.advance(5.0)
         assert device_timers("fwd").elapsed(reset=False) == pytest.approx(30.0)
@@ -584,7 +584,7 @@ class TestOnADevice:
         assert device.calls["wait"] == 1
 
     def test_reading_waits_for_the_events_concerned_only(self, device_timers, device):
-        """Asking for one timer leaves the device busy with what was queued after it."""
+        """Asking for one timer leaves the device busy with later work."""
         self.run(device_timers("fwd"), device, 0.010)
         self.run(device_timers("bwd"), device, 0.500)
         assert device_timers("fwd").elapsed() == pytest.approx(10.0)
@@ -630,7 +630,7 @@ class TestOnADevice:
         assert device_timers("fwd").elapsed() == 0.0
 
     def test_ranks_that_do_not_log_split_a_running_timer(self, device_timers, device, monkeypatch):
-        """A timer that runs over a log elsewhere begins anew from there, without a wait; reports have both parts."""
+        """A timer that runs during a log on another rank restarts there without a wait; reports have both parts."""
         monkeypatch.setenv("RANK", "1")
         monkeypatch.setenv("WORLD_SIZE", "2")
         timer = device_timers("fwd")
@@ -660,7 +660,7 @@ class TestOnADevice:
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
     @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
     def test_a_forked_process_has_none_of_its_parents_times(self, device_timers, device):
-        """The child times on events of its own, from nothing; the parent still has what was on its way."""
+        """The child starts from nothing with new events; the parent keeps the times on their way."""
         self.run(device_timers("fwd"), device, 0.020)
         device_timers("fwd").elapsed(reset=False)
         self.run(device_timers("fwd"), device, 0.010)
@@ -680,7 +680,7 @@ class TestOnADevice:
         assert device_timers("fwd").elapsed() == pytest.approx(2_000.0)
 
     def test_a_reset_of_the_timer_below_loses_nothing_that_was_on_its_way(self, device_timers, device, lines):
-        """Times arrive at the named timer, whatever the timer below has forgotten meanwhile."""
+        """Times arrive at the named timer although the timer below was reset meanwhile."""
         self.run(device_timers("fwd"), device, 0.010)
         device_timers.timer.reset()
         self.run(device_timers("fwd"), device, 0.005)
@@ -694,7 +694,7 @@ class TestOnADevice:
 
     @pytest.mark.parametrize(("keep_last", "skip_first"), [(None, 0), (0, 0), (0, 5), (10, 50), (0, 200), (0, 999)])
     def test_what_the_timer_below_leaves_out_is_not_left_out_here(self, device, clock, keep_last, skip_first):
-        """Sums and means of named timers do not depend on warm-up or on what the timer below keeps."""
+        """Sums and means of named timers do not depend on warm-up or on the bounds of the timer below."""
         tmr = CPUGPUTimer(clock=clock, device_clock=device, keep_last=keep_last, skip_first=skip_first)
         timer = SynchronizedWallClockTimer(tmr)("fwd")
         for number in range(1000):
@@ -874,7 +874,7 @@ class TestNoop:
         assert capsys.readouterr().out == ""
 
     def test_it_has_the_same_face(self):
-        """Whatever the real group and its timers offer, the no-op ones do."""
+        """The no-op group and timers offer every method of the real ones."""
 
         def public(kind):
             return {name for name in vars(kind) if not name.startswith("_")}

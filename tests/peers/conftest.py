@@ -1,4 +1,4 @@
-"""What the comparisons with DeepSpeed share: the real package, on the CPU, reading a clock that stands still."""
+"""Fixtures of the comparisons with DeepSpeed: the real package, on the CPU, reading a manual clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real DeepSpeed engines on the CPU, with our timers in the place of their own."""
+"""Real DeepSpeed engines on the CPU, with our timers instead of their own."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ VARIABLES = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
 
 @pytest.fixture
 def run_alone(forks, tmp_path):
-    """Run a program as the one rank of its job; gives what it printed."""
+    """Run a program as the one rank of its job; returns its output."""
 
     def run(program, *arguments):
         job = suite_ranks.Job(tmp_path, forks.start, [str(PROGRAMS / program), *arguments], 1, **VARIABLES)
@@ -55,7 +55,7 @@ def test_wall_clock_breakdown_of_an_engine_is_right(run_alone):
 @pytest.mark.parametrize(("whose", "survives"), [("theirs", False), ("ours", True)])
 def test_a_pipeline_engine_with_breakdown(forks, tmp_path, whose, survives):
     """Two stages crash on the engine's own timers, which it starts twice; with ours they train to the end."""
-    # Ours are shown in interpreters of their own, which share neither a seed of hashes nor what is imported.
+    # Ours run in separate interpreters, which share neither a hash seed nor imported modules.
     start = suite_ranks.interpreter if survives else forks.start
     job = suite_ranks.Job(tmp_path, start, [str(PROGRAMS / "pipeline.py"), whose], 2, **VARIABLES)
     statuses = job.wait(180)

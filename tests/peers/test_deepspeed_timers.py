@@ -39,7 +39,7 @@ def values(text):
 
 
 def perform(operation, name, length_ns, timers, clock, log, unit):
-    """Do one thing with one group; hand back what it answers, errors by their kind."""
+    """Do one thing with one group; return the answer, errors by their kind."""
     timer = timers(name) if name else None
     if operation == "wait":
         clock.advance_ns(length_ns)
@@ -74,7 +74,7 @@ def perform(operation, name, length_ns, timers, clock, log, unit):
 @given(script=operations)
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_script_reads_the_same(their, script):
-    """Whatever is started, stopped, read and reset, in any order: every value that the original gives is ours."""
+    """After any order of starts, stops, reads and resets every value of the original is ours."""
     printed, logged, answers = [], [], {}
     for whose in ("theirs", "ours"):
         clock = ManualClock()
@@ -82,7 +82,7 @@ def test_any_script_reads_the_same(their, script):
             patch.setattr(their, "time", types.SimpleNamespace(time=lambda clock=clock: 1.0 + clock.now_ns() / 1e9))
             patch.setattr(their, "print_dist", lambda text, ranks: printed.append(text))
             if whose == "theirs":
-                # Its get_mean is 1000 times what its mean is; that fault has a test of its own.
+                # Its get_mean is 1000 times its mean; another test shows that fault.
                 timers, log, unit = their.SynchronizedWallClockTimer(), lambda: values(printed[-1]), 1000.0
             else:
                 timers, unit = ours.SynchronizedWallClockTimer(clock=clock, logging_fn=logged.append), 1.0
@@ -98,7 +98,7 @@ def test_any_script_reads_the_same(their, script):
 
 
 def logged_values(text):
-    """What a line says of each name."""
+    """The value of each name in a line."""
     pairs = (part.split(":") for part in text.split("|") if ":" in part)
     return {name.strip(): float(value) for name, value in pairs}
 
@@ -111,7 +111,7 @@ def test_the_names_are_the_same(deepspeed):
 
 
 def test_the_faces_are_the_same(deepspeed):
-    """Whatever can be called there can be called here."""
+    """Every method there is a method here."""
     for kind in ("SynchronizedWallClockTimer", "NoopTimer", "ThroughputTimer"):
         theirs, mine = vars(getattr(deepspeed, kind)), dir(getattr(ours, kind))
         assert {name for name in theirs if not name.startswith("_")} <= set(mine)
@@ -134,7 +134,7 @@ def test_trim_mean_is_the_same_where_something_is_left(deepspeed, data, share):
 
 
 class TestFaultsOfTheOriginal:
-    """What is wrong there, shown, and right here."""
+    """Faults of the original, shown, and right here."""
 
     @pytest.fixture
     def both(self, their, clock):
@@ -156,7 +156,7 @@ class TestFaultsOfTheOriginal:
         assert mine("fwd").mean() == pytest.approx(20.0)
 
     def test_get_mean_ignores_reset(self, both):
-        """Theirs keeps what it was asked to forget."""
+        """Theirs keeps times that it was asked to forget."""
         theirs, mine = both
         for group in both:
             group.get_mean(["fwd"], reset=True)
@@ -164,7 +164,7 @@ class TestFaultsOfTheOriginal:
         assert mine("fwd").elapsed(reset=False) == 0.0
 
     def test_stop_ignores_reset(self, both, clock):
-        """Theirs adds up where it was asked to begin anew."""
+        """Theirs adds up where it was asked to restart."""
         theirs, mine = both
         for group in both:
             group("fwd").start()
@@ -175,7 +175,7 @@ class TestFaultsOfTheOriginal:
         assert mine("fwd").elapsed() == pytest.approx(5.0)
 
     def test_stop_ignores_record(self, both, clock):
-        """Theirs has no mean any more once a log has reset the sum; ours keeps what was recorded."""
+        """Theirs has no mean any more once a log has reset the sum; ours keeps the recorded times."""
         theirs, mine = both
         for group in both:
             group("fwd").start()
@@ -337,7 +337,7 @@ class TestThroughput:
         assert mine.global_step_count == theirs.global_step_count
 
     def test_accumulation_lowers_the_average_between_global_steps(self, their, clock):
-        """Theirs counts the time of micro-steps whose samples are yet to come."""
+        """Theirs counts the time of micro-steps before their samples."""
         theirs, mine = timers = throughputs(their, clock, batch_size=10, start_step=0)
         step(timers, clock, 1.0)
         step(timers, clock, 1.0, global_step=False)
@@ -367,7 +367,7 @@ def test_trimming_everything(deepspeed):
 
 
 def test_the_no_op_timers_answer_alike(deepspeed):
-    """What a script reads with timing off is the same."""
+    """A script reads the same values with timing off."""
     for timers in (deepspeed.NoopTimer(), ours.NoopTimer()):
         timers("x").start()
         timers("x").stop(record=True)

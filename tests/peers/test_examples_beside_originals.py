@@ -18,7 +18,7 @@ VARIABLES = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
 
 @pytest.fixture
 def run(forks, tmp_path):
-    """Run a script to its end; gives what it printed."""
+    """Run a script to its end; returns its output."""
 
     def run_alone(script, *arguments):
         output = tmp_path / "output"
@@ -35,7 +35,7 @@ def run(forks, tmp_path):
 
 @pytest.fixture
 def run_two(tmp_path):
-    """Run a script on two ranks, in interpreters of their own; gives what they printed."""
+    """Run a script on two ranks, in separate interpreters; returns their output."""
 
     def run_ranks(script):
         job = suite_ranks.Job(tmp_path, suite_ranks.interpreter, [str(script)], 2, **VARIABLES)
@@ -46,7 +46,7 @@ def run_two(tmp_path):
 
 
 def shape(text):
-    """What a script printed without its numbers, ranks, memory, and the lines that only DeepSpeed prints."""
+    """A script's output without its numbers, ranks, memory, and the lines that only DeepSpeed prints."""
     lines = [line for line in text.splitlines() if re.match(r"\[Rank|step \d|epoch=|means|[0-9]+ samples", line)]
     without = [re.sub(r"( \| (host|mem|max_mem|cache|max_cache).*|, MemAllocated.*)", "", line) for line in lines]
     return [re.sub(r"-?\d+(\.\d+)?(e-?\d+)?", "#", line) for line in without]

@@ -80,7 +80,7 @@ operations = st.lists(
 
 
 def perform(timer, operation, value):
-    """Do one thing with one timer; hand back what it answers, errors by their kind."""
+    """Do one thing with one timer; return the answer, errors by their kind."""
     try:
         if operation.startswith("elapsed"):
             return timer.elapsed(reset=operation == "elapsed")
@@ -94,7 +94,7 @@ def perform(timer, operation, value):
 @given(script=operations)
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_script_reads_the_same(megatron, script):
-    """Whatever is started, stopped, set, read and reset, in any order: every value is the original's."""
+    """After any order of starts, stops, sets, reads and resets every value is the original's."""
     if not hasattr(megatron.Timer, "set_elapsed"):
         script = [step for step in script if step[0] != "set_elapsed"]
     with Both(megatron, "max") as both:

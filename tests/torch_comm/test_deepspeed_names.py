@@ -140,7 +140,7 @@ def test_names(name):
     ],
 )
 def test_configure(call, expected):
-    """A config, by position or by name, a dictionary, and the settings by position mean what they mean there."""
+    """A config, by position or by name, a dictionary, and the settings by position mean the same as there."""
     call()
     assert expected == _in_force()
 
@@ -287,7 +287,7 @@ def test_the_logger_of_this_process():
 
 
 def test_a_logger_of_one_s_own(capsys):
-    """It is off at first, has what is appended to it, and nothing of this process's."""
+    """It is off at first, has the appended operations, and nothing of this process's log."""
     comm.all_reduce(_ones())
     logger = comm.CommsLogger()
     assert (False, True, [], False, {}) == (
@@ -305,7 +305,7 @@ def test_a_logger_of_one_s_own(capsys):
 
 
 def test_records_that_are_set():
-    """Records of another run are summarised as they are, and what is logged later is added to them."""
+    """Records of another run are summarised unchanged, and later operations are added to them."""
     logger = comm.CommsLogger()
     given = {"all_reduce": {1024: [3, [3.0, 1.0, 2.0], [1.0, 3.0, 2.0], [0.0, 0.0, 0.0]]}}
     logger.comms_dict = given
@@ -320,7 +320,7 @@ def test_records_that_are_set():
 
 
 def test_groups_and_reductions_of_both_kinds():
-    """DeepSpeed's notes of groups and its ``UNUSED`` beside PyTorch's classes, under one name each."""
+    """DeepSpeed's notes of groups and its ``UNUSED`` together with PyTorch's classes, under one name each."""
     assert 2 == comm.ProcessGroup(0, [0, 1]).size
     assert [0] == comm.ProcessGroup(comm_id=0, ranks=[0]).ranks
     assert isinstance(plain.group.WORLD, comm.ProcessGroup)

@@ -1,4 +1,4 @@
-"""A process group from what the launcher tells."""
+"""A process group from the launcher's variables."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_init_distributed_alone(monkeypatch, tmp_path):
     """Without a launcher it makes a world of one, and a second call leaves that alone."""
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
-    # init_distributed sets these for the process; monkeypatch takes back what it knows of.
+    # init_distributed sets these for the process; monkeypatch restores the variables that it set.
     monkeypatch.setenv("LOCAL_RANK", "0")
     comm.init_distributed("gloo", init_method=f"file://{tmp_path}/rendezvous")
     try:
@@ -39,7 +39,7 @@ def test_init_distributed_alone(monkeypatch, tmp_path):
 
 
 def test_queries_about_this_pytorch():
-    """This PyTorch has what the queries ask for."""
+    """This PyTorch has all the queried operations."""
     assert comm.has_all_gather_into_tensor()
     assert comm.has_reduce_scatter_tensor()
     assert comm.has_all_reduce_coalesced()

@@ -9,7 +9,7 @@ from benchmarks import _between_passes, bench_pipeline
 
 
 def found(added, passes_ms=0.5):
-    """What the two ranks may have measured."""
+    """Measurements of two ranks."""
     again = busy = [0.0, -1.0, 1.0]
     row = {"pass_ms": passes_ms, "rounds": 9, "bare_ms": 12.0, "added_wall_us": added, "again_wall_us": again}
     row |= {"added_busy_us": busy, "again_busy_us": busy}

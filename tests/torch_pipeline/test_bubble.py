@@ -60,7 +60,7 @@ def _shapes(draw):
 @given(_shapes())
 @settings(max_examples=60, deadline=None)
 def test_a_simulated_schedule_has_the_bubble_of_its_closed_form(shape):
-    """Exactly, for every schedule, whatever the passes take."""
+    """Exactly, for every schedule and for any times of the passes."""
     name, ranks, microbatches, stages, (forward, backward_input, backward_weight) = shape
     actions = simulate(order_of(name, ranks, microbatches, stages), _times(forward, backward_input, backward_weight))
     assert 0 < len(actions)
@@ -188,7 +188,7 @@ def test_a_heavy_stage_is_named_with_what_it_costs():
 
 
 def test_slow_messages_are_told_from_slow_stages():
-    """Equal stages with messages of 7: they are the only cause beside the schedule's own, and their time is found."""
+    """Equal stages with messages of 7: they are the only cause besides the schedule, and their time is found."""
     actions = simulate(order_of("GPipe", 3, 6), _times(10, 10, 10), delay_ns=7)
     bubble = account(actions, "GPipe")
     assert 7 == bubble.delay_ns
@@ -218,7 +218,7 @@ def test_the_ideal_of_v_shaped_schedules_is_known_for_any_times(name, most):
 
 
 def test_a_stage_far_above_the_others_is_compared_with_the_lightest():
-    """Of two stages one can take at most 100 % more than their mean, whatever the factor."""
+    """Of two stages one can take at most 100 % more than their mean, for any factor."""
     bubble = account(simulate(order_of("GPipe", 2, 4), lambda slot: 85 if slot.stage else 10))
     assert "stage 1 takes 8.5 times stage 0" in str(bubble)
 
@@ -267,7 +267,7 @@ def test_several_batches_are_one_account():
 
 
 def test_an_order_that_cannot_be_followed_is_an_error():
-    """Ranks that wait for one another are named with what they wait at."""
+    """The error names the ranks that wait for one another and their actions."""
     order = {
         0: [Slot(0, Kind.BACKWARD, 0), Slot(0, Kind.FORWARD, 0)],
         1: [Slot(1, Kind.FORWARD, 0), Slot(1, Kind.BACKWARD, 0)],
@@ -300,7 +300,7 @@ def test_the_order_of_a_batch_is_read_from_its_times(shape):
     ],
 )
 def test_bad_input(call, text):
-    """Each error says what is wrong."""
+    """Each error describes the mistake."""
     with pytest.raises(ValueError) as raised:
         call()
     assert text in str(raised.value)

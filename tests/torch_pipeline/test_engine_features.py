@@ -1,4 +1,4 @@
-"""What an engine can do beside its schedules, on two real ranks: see ``workers/features.py``."""
+"""The features of an engine besides its schedules, on two real ranks: see ``workers/features.py``."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_stages_may_be_given_as_modules(both):
 
 
 def test_layers_are_cut_by_measured_time(both):
-    """The slow layer is a stage of its own, on every rank alike; by numbers as well."""
+    """The slow layer becomes one stage, alike on every rank; by numbers as well."""
     for found in both:
         assert [[0, 5], [5, 6]] == found["measured"]["timer"]
         assert [[0, 3], [3, 6]] == found["measured"]["hand"]
@@ -133,7 +133,7 @@ def test_an_engine_goes_on_after_bad_input(both):
 
 
 def test_the_bubble_of_stages_that_sleep_is_the_ideal(both):
-    """Within 15 % of the closed form, where sleeping is long against what the machine adds."""
+    """Within 15 % of the closed form, where sleeping is long compared with other delays."""
     for found in both:
         equal = found["sleeping"]["equal"]
         assert 0.2 == equal["ideal"]
@@ -143,7 +143,7 @@ def test_the_bubble_of_stages_that_sleep_is_the_ideal(both):
 
 
 def test_the_heavy_stage_of_real_ranks_is_named(both):
-    """A stage that sleeps three times as long as the other, and what it costs."""
+    """A stage that sleeps three times as long as the other, and its cost."""
     for found in both:
         equal, unequal = found["sleeping"]["equal"], found["sleeping"]["unequal"]
         assert 1 == unequal["heaviest"]
@@ -154,7 +154,7 @@ def test_the_heavy_stage_of_real_ranks_is_named(both):
 
 @pytest.mark.parametrize("part", ["record", "now_ns", "run"])
 def test_timing_that_fails_costs_a_warning_and_no_training(both, part):
-    """Whatever of a timer raises: the same losses and gradients, and what is missing is counted."""
+    """If any part of a timer raises, losses and gradients are the same, and missing times are counted."""
     for found in both:
         faulty = found["faulty"]
         assert faulty["plain"] == faulty[part]["values"]

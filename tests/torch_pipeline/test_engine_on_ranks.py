@@ -1,4 +1,4 @@
-"""The engine on real gloo ranks: beside the model that is not cut, and when one of them dies, stops or fails."""
+"""The engine on real gloo ranks: compared with the uncut model, and when a rank dies, stops or fails."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SEVERAL = ["Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubb
 
 @pytest.fixture(scope="module", autouse=True)
 def failing(ranks):
-    """Jobs of three ranks, of which the second goes wrong: what they wait for takes no processor from the others."""
+    """Jobs of three ranks, of which the second goes wrong. Waiting takes no processor from the other jobs."""
     return {how: ranks("faults.py", 3, how) for how in ("killed", "stopped", "raised")}
 
 
@@ -55,7 +55,7 @@ def test_a_schedule_trains_as_the_model_does_that_is_not_cut(request, world, sch
 
 @pytest.mark.parametrize("schedule", ["1F1B 2x2", "Interleaved1F1B 2x2"])
 def test_replicas_of_a_pipeline_train_as_one_model(four, schedule):
-    """Two replicas of two stages, each with data of its own."""
+    """Two replicas of two stages, each with other data."""
     _check([found[schedule] for found in four], replicas=2)
 
 
@@ -94,7 +94,7 @@ def test_a_batch_that_exchanges_shapes_is_warm_up(two):
         assert [True, True, True, False] == found["1F1B"]["warm"]
 
 
-# --- a rank that dies, is stopped or fails in a batch: an error on every other rank in time, and nobody is left -------
+# --- a rank that dies, is stopped or fails in a batch: an error on every other rank in time, no process left ----------
 
 
 def _found(job, rank):
@@ -122,7 +122,7 @@ def test_ranks_that_lose_another_say_so_in_time(failed, how):
         silent = re.search(r"ranks \[([\d, ]+)\] say nothing", found["error"])
         assert silent is not None, found["error"]
         assert "1" in silent[1].split(", ")
-        # The deadline of 15 s for the message, 10.5 s for finding out who is missing, and what busy cores add to it.
+        # The deadline of 15 s for the message, 10.5 s for finding out who is missing, and the delay of busy cores.
         assert 45 > found["took_s"]
 
 
@@ -136,7 +136,7 @@ def test_a_layer_that_raises_is_named_on_every_rank(failed):
 
 
 def test_an_engine_that_failed_does_not_go_on(failed):
-    """What is left of the messages of a batch would be taken for those of the next one."""
+    """Leftover messages of a batch would be taken for messages of the next one."""
     for rank in (0, 1, 2):
         assert "cannot go on after a rank failed" in _found(failed["raised"], rank)["again"]
 

@@ -52,7 +52,7 @@ ACTIONS = {
 
 @pytest.mark.parametrize("name", SAME)
 def test_a_method_of_that_name_is_there(name):
-    """With a docstring that says what it does."""
+    """With a docstring."""
     assert inspect.getdoc(getattr(PipelineEngine, name))
 
 
@@ -89,7 +89,7 @@ def test_an_instruction_is_a_kind_of_action(instruction):
 
 
 def test_timers_of_deepspeed_s_names_are_there():
-    """Those that its engine has for passes, messages, reduction, step and batch."""
+    """DeepSpeed's engine has these for passes, messages, reduction, step and batch."""
     assert {
         "batch_input",
         "train_batch",
@@ -137,7 +137,7 @@ def test_sizes_that_are_left_out_follow(config, sizes):
 
 
 def test_a_config_is_read_from_a_file(tmp_path):
-    """As DeepSpeed's users write it; what is switched off needs no meaning."""
+    """As DeepSpeed's users write it; a disabled feature is accepted."""
     path = tmp_path / "config.json"
     path.write_text('{"train_batch_size": 8, "fp16": {"enabled": false}, "zero_optimization": {"stage": 0}}')
     assert 8 == read_config(path, replicas=1).train_batch_size
@@ -156,7 +156,7 @@ def test_a_config_is_read_from_a_file(tmp_path):
     ],
 )
 def test_a_key_that_changes_nothing_is_taken(harmless):
-    """It switches a thing off, or asks for what the engine does anyway."""
+    """It switches a thing off, or asks for the engine's only behaviour."""
     assert 8 == read_config({"train_batch_size": 8, **harmless}, replicas=1).train_batch_size
 
 
@@ -188,7 +188,7 @@ def test_a_key_without_a_meaning_is_an_error(config, text):
 
 
 def test_optimizers_and_schedules_go_by_deepspeed_s_names():
-    """Adam decays as AdamW there; rates of a warm-up are those that are set, not multiples of the optimizer's."""
+    """Adam decays as AdamW there; rates of a warm-up are absolute, not multiples of the optimizer's."""
     import torch
 
     from deep500_timing_deepspeed.pipe._optimizers import make_optimizer, make_scheduler

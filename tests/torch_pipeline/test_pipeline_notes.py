@@ -1,4 +1,4 @@
-"""What hooks note down between the actions of a rank, and what is made of it."""
+"""The notes of hooks between the actions of a rank, and their meaning."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from deep500_timing_torch.pipeline._recorder import Recorder
 
 
 class Stage:
-    """A stage in the middle, whose passes and messages are free."""
+    """A stage in the middle with free passes and messages."""
 
     stage_index, is_first, is_last, has_backward = 1, False, False, True
 
@@ -103,7 +103,7 @@ def run():
     [pytest.param(issued, [Kind.WAIT_SENT], id="each alone"), pytest.param(together, [], id="put together")],
 )
 def test_every_action_is_there_in_its_order(run, issue, sent):
-    """Of messages that the backend put together, what is waited for is what comes in."""
+    """A wait for messages that the backend combined counts for the incoming one."""
     recorder = run(issue)
     expected = [
         Kind.RECEIVE_ACTIVATION,
@@ -144,7 +144,7 @@ def test_what_does_nothing_in_a_batch_without_training_is_left_out(run, monkeypa
 
 
 def test_a_forward_pass_reaches_to_the_end_of_its_loss():
-    """That which follows it; a loss whose clock failed changes nothing."""
+    """A loss extends the forward pass before it; a loss without a time changes nothing."""
     codes = Codes()
     forward, loss = codes.of(Kind.FORWARD, 1), codes.of(None, 1)
     other = codes.of(Kind.FORWARD, 0)

@@ -1,4 +1,4 @@
-"""The schedule as a picture, and what a run holds of it."""
+"""The schedule as a picture, and its rows in a run."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_schedule_is_drawn(tmp_path, name, stages):
 
 
 def test_waits_are_drawn_where_nothing_is_computed(tmp_path):
-    """Communication has a colour of its own; what lies outside of the batch is left out."""
+    """Communication has another colour; actions outside of the batch are left out."""
     pytest.importorskip("matplotlib")
     from matplotlib.image import imread
 

@@ -1,4 +1,4 @@
-"""What an engine tells of itself, from times that are given to it."""
+"""The reports of an engine, from given times."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def batches(timer, *lengths_ms):
 
 
 def test_the_rate_counts_the_samples_of_each_batch():
-    """Whose number may change; the first batch does not count, and of a timer that forgets, those that it has do."""
+    """Of batches that may differ in size; the first does not count, and a bounded timer uses the times that it kept."""
     timer, forgetful = Timer(), Timer(keep_last=1)
     assert engine_of(timer, 8).samples_per_second() is None
     for one in (timer, forgetful):
@@ -62,7 +62,7 @@ def test_the_rate_counts_the_samples_of_each_batch():
     ],
 )
 def test_a_time_of_deepspeeds_name_is_that_of_a_whole_step(name, regions, mean, count):
-    """What has two regions here, as a pass with its loss or a message with the wait for it, is one there."""
+    """Two regions here, as a pass with its loss or a message with its wait, are one timer there."""
     timer = Timer()
     for region, lengths in regions.items():
         for length in lengths:

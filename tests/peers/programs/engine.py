@@ -1,9 +1,9 @@
-"""Trains a DeepSpeed engine of one process on the CPU with our timers in the place of its own; prints what was seen.
+"""Trains a DeepSpeed engine of one process on the CPU with our timers instead of its own; prints the findings.
 
 The clock moves only in the forward pass, the backward pass and the optimizer, by known times.
 """
 
-# ruff: noqa: E402 (what is imported looks for MLflow)
+# ruff: noqa: E402 (DeepSpeed looks for MLflow)
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 Argument: ``theirs`` for the engine as it is, ``ours`` for our timers in it.
 """
 
-# ruff: noqa: E402 (what is imported looks for MLflow)
+# ruff: noqa: E402 (DeepSpeed looks for MLflow)
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class Case(originals.TestDistBackend, originals.DistributedTest._DistTestBase):
 
 
 def outcome(name: str) -> str:
-    """Run one: "passed", "skipped", or what was raised."""
+    """Run one: "passed", "skipped", or the error."""
     case = Case(name)
     case.rank, case.file_name = rank, str(folder / "files" / "unused")
     torch.manual_seed(0)

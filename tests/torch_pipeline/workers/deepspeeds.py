@@ -63,7 +63,7 @@ def main():
     }
     (folder / f"{dist.get_rank()}.json").write_text(json.dumps(found))
     dist.barrier()
-    os._exit(0)  # DeepSpeed's handlers at exit are not what is tested.
+    os._exit(0)  # DeepSpeed's handlers at exit are not under test.
 
 
 main()

@@ -1,4 +1,4 @@
-"""What an engine can do beside its schedules, on two ranks: each check leaves what it found."""
+"""The features of an engine besides its schedules, on two ranks: each check returns its findings."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def resumed(folder):
 
 
 def additional(_):
-    """Losses that the model reports beside the loss, on every rank."""
+    """Additional losses of the model, on every rank."""
 
     class Model(PipelineModule):
         def get_additional_losses(self):
@@ -282,7 +282,7 @@ class Topology:
 
 
 def in_place(_):
-    """A stage that begins with a layer that works in place, beside the same model with a layer that does not."""
+    """A stage that begins with an in-place layer, and the same model with a layer that copies."""
     found = {}
     for name, layer in (("in place", nn.ReLU(inplace=True)), ("copy", nn.ReLU())):
         torch.manual_seed(0)
@@ -335,7 +335,7 @@ class _Sleep(torch.autograd.Function):
 def sleeping(_):
     """The bubble of stages that sleep, equal and not, and the stage that is named."""
     found = {}
-    # What a busy machine adds to a batch does not grow with the batch; every rank sees the same account of it.
+    # The delay of a busy machine does not grow with the batch; every rank sees the same account of it.
     for factor in (1, 2, 4, 8):
         found["equal"] = _asleep(0.05 * factor, 0.05 * factor)
         if abs(found["equal"]["bubble"] / found["equal"]["ideal"] - 1) < 0.15:
@@ -358,7 +358,7 @@ def _asleep(*seconds):
 
 
 def faulty(_):
-    """Timing that fails, now in one way and now in another, beside a batch that nobody times."""
+    """Timing that fails in several ways, and an untimed batch."""
     stage_of = lambda: PipelineStage(layer(), dist.get_rank(), 2, torch.device("cpu"))  # noqa: E731
 
     def layer():
@@ -391,7 +391,7 @@ def faulty(_):
 
 
 def own_schedule(folder):
-    """A schedule of one's own, timed and left as it was."""
+    """A custom schedule, timed and restored."""
     rank = dist.get_rank()
     stage = PipelineStage(nn.Linear(4, 4), rank, 2, torch.device("cpu"))
     schedule = Schedule1F1B(stage, 4, loss_fn=nn.MSELoss())

@@ -47,7 +47,7 @@ class Reference:
         self.model = nn.Sequential(*layers)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01, weight_decay=0.1)
         self.replicas, self.clip = replicas, clip
-        # Replicas keep running statistics of their own, as everywhere without SyncBatchNorm.
+        # Replicas keep separate running statistics, as everywhere without SyncBatchNorm.
         self.statistics = [{name: one.clone() for name, one in self.model.named_buffers()} for _ in range(replicas)]
         self.loss_fn = nn.CrossEntropyLoss()
 
