@@ -11,14 +11,7 @@ if TYPE_CHECKING:
     from deep500_timing_torch.pipeline._actions import Kind
     from deep500_timing_torch.pipeline._recorder import Recorder
 
-__all__ = ["Guard", "Member", "Timed"]
-
-
-class Member:
-    """Stands for a stage where only its group is asked for."""
-
-    def __init__(self, group: Any) -> None:
-        self.group = group
+__all__ = ["Guard", "Timed"]
 
 
 class Timed:

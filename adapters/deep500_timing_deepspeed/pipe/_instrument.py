@@ -5,21 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing import TimeType
-from deep500_timing.adapters import DEADLINE_S, Exchange
-from deep500_timing_deepspeed.pipe._guard import Member
+from deep500_timing.adapters import Exchange
 from deep500_timing_deepspeed.wallclock import SynchronizedWallClockTimer
 from deep500_timing_torch._timer import CPUGPUTimer
 from deep500_timing_torch.pipeline._actions import Kind
-from deep500_timing_torch.pipeline._pipeline_timer import batches_of, bubble_of, gather
-from deep500_timing_torch.pipeline._recorder import Batch, Recorder
+from deep500_timing_torch.pipeline._pipeline_timer import TimedPipeline
+from deep500_timing_torch.pipeline._recorder import Recorder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Self
 
     from deep500_timing import Timer
-    from deep500_timing_torch.pipeline._actions import Action
-    from deep500_timing_torch.pipeline._bubble import Bubble
 
 __all__ = ["DeepSpeedPipelineTimer", "instrument_deepspeed"]
 
@@ -57,7 +54,7 @@ def instrument_deepspeed(engine: Any, timer: Timer | None = None, *, keep: int =
     return DeepSpeedPipelineTimer(engine, timer, keep=keep).attach()
 
 
-class DeepSpeedPipelineTimer:
+class DeepSpeedPipelineTimer(TimedPipeline):
     """Times DeepSpeed's engine from :meth:`attach` to :meth:`detach`; see :func:`instrument_deepspeed`."""
 
     def __init__(self, engine: Any, timer: Timer | None = None, *, keep: int = 64) -> None:
@@ -151,27 +148,8 @@ class DeepSpeedPipelineTimer:
 
         return instruction
 
-    @property
-    def batches(self) -> tuple[Batch, ...]:
-        """What this rank did, batch by batch, the newest last."""
-        return tuple(self.recorder.batches)
-
-    def gather(self, *, deadline_s: float = DEADLINE_S) -> list[list[Action]]:
-        """The actions of all ranks of this pipeline, batch by batch, without the first. Every rank of the job calls it.
-
-        Raises:
-            PipelineError: Ranks did not answer in time.
-        """
-        member = Member(self.engine.mpu.get_pipe_parallel_group())
-        return batches_of(gather(self.recorder, member, self._exchange, deadline_s))
-
-    def bubble(self, *, deadline_s: float = DEADLINE_S) -> Bubble:
-        """Where the time of the batches went. Every rank of the job calls it.
-
-        Raises:
-            PipelineError: Ranks did not answer in time, or there was one batch only.
-        """
-        return bubble_of(self.gather(deadline_s=deadline_s), self.recorder.schedule)
+    def _group_and_exchange(self) -> tuple[Any, Exchange]:
+        return self.engine.mpu.get_pipe_parallel_group(), self._exchange
 
     def __enter__(self) -> Self:
         """Attach, unless it is."""

@@ -8,10 +8,9 @@ import torch
 
 from deep500_timing import TimeType
 from deep500_timing.adapters import DEADLINE_S, Exchange
-from deep500_timing_deepspeed.pipe._guard import Member
 from deep500_timing_deepspeed.pipe._names import DEEPSPEED_NAMES, NamedTimes
 from deep500_timing_torch.pipeline._notes import REGIONS
-from deep500_timing_torch.pipeline._pipeline_timer import batches_of, bubble_of, gather, gather_of_ranks
+from deep500_timing_torch.pipeline._pipeline_timer import TimedPipeline, gather_of_ranks
 
 if TYPE_CHECKING:
     from array import array
@@ -19,21 +18,17 @@ if TYPE_CHECKING:
     from deep500_timing_deepspeed.pipe._config import PipelineConfig
     from deep500_timing_deepspeed.pipe._grid import Grid
     from deep500_timing_deepspeed.pipe._module import PipelineModule
-    from deep500_timing_torch.pipeline._actions import Action
-    from deep500_timing_torch.pipeline._bubble import Bubble
-    from deep500_timing_torch.pipeline._recorder import Recorder
 
 __all__ = ["Reports"]
 
 
-class Reports:
+class Reports(TimedPipeline):
     """The part of the engine that reports."""
 
     module: PipelineModule
     config: PipelineConfig
     optimizer: Any
     timer: Any
-    recorder: Recorder
     grid: Grid
     stage_id: int
     global_steps: int
@@ -49,21 +44,8 @@ class Reports:
         """Samples of a batch, over all replicas."""
         raise NotImplementedError
 
-    def gather(self, *, deadline_s: float = DEADLINE_S) -> list[list[Action]]:
-        """The actions of all ranks of this pipeline, batch by batch, warm-up left out. Every rank of the job calls it.
-
-        Raises:
-            PipelineError: Ranks did not answer in time.
-        """
-        return batches_of(gather(self.recorder, Member(self.grid.pipe), self._exchange, deadline_s))
-
-    def bubble(self, *, deadline_s: float = DEADLINE_S) -> Bubble:
-        """Where the time of the latest batches went, over all ranks of this pipeline. Every rank of the job calls it.
-
-        Raises:
-            PipelineError: Ranks did not answer in time, or all batches were warm-up.
-        """
-        return bubble_of(self.gather(deadline_s=deadline_s), self.module.schedule)
+    def _group_and_exchange(self) -> tuple[Any, Exchange]:
+        return self.grid.pipe, self._exchange
 
     def timers(self, name: str) -> NamedTimes:
         """The times that DeepSpeed's timer of a name would have; see ``DEEPSPEED_NAMES``.
@@ -122,7 +104,7 @@ class Reports:
             PipelineError: Ranks did not answer in time.
         """
         report = {"stages": list(self.module.stage_numbers), **self.memory()}
-        return gather_of_ranks("the memory of a pipeline", report, Member(self.grid.pipe), self._exchange, deadline_s)
+        return gather_of_ranks("the memory of a pipeline", report, self.grid.pipe, self._exchange, deadline_s)
 
     def log_for_device(self, *msg: object) -> None:
         """Print a message with the place of this rank, if ``log_stage`` and ``log_data_parallel_id`` include it."""

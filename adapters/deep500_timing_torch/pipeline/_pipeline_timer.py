@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from deep500_timing import Timer
     from deep500_timing_torch.pipeline._bubble import Bubble
 
-__all__ = ["PipelineTimer", "instrument_schedule"]
+__all__ = ["PipelineTimer", "TimedPipeline", "instrument_schedule"]
 
 
 def instrument_schedule(
@@ -51,7 +51,44 @@ def instrument_schedule(
     return PipelineTimer(schedule, timer, gpu=gpu, keep=keep).attach()
 
 
-class PipelineTimer:
+class TimedPipeline:
+    """The batches of a timed pipeline: this rank's, those of all ranks, and the account of the bubble."""
+
+    recorder: Recorder
+
+    def _group_and_exchange(self) -> tuple[Any, Exchange]:
+        # The process group of this pipeline, and the exchange of all ranks of the job.
+        raise NotImplementedError
+
+    @property
+    def batches(self) -> tuple[Batch, ...]:
+        """The batches of this rank, the newest last."""
+        return tuple(self.recorder.batches)
+
+    def gather(self, *, deadline_s: float = DEADLINE_S) -> list[list[Action]]:
+        """The actions of every rank of the pipeline, for each batch that all have kept and that was no warm-up.
+
+        Every rank of the job calls it. Times are on one clock: the host's if all ranks are on one host, else Unix time.
+
+        Args:
+            deadline_s: How long to wait for the others, in seconds.
+
+        Raises:
+            PipelineError: Ranks of this pipeline did not answer in time.
+        """
+        group, exchange = self._group_and_exchange()
+        return batches_of(gather(self.recorder, group, exchange, deadline_s))
+
+    def bubble(self, *, deadline_s: float = DEADLINE_S) -> Bubble:
+        """Account for the time of the batches on all ranks of the pipeline, without warm-up. Every rank calls it.
+
+        Raises:
+            PipelineError: Ranks did not answer in time, or every batch was warm-up.
+        """
+        return bubble_of(self.gather(deadline_s=deadline_s), self.recorder.schedule)
+
+
+class PipelineTimer(TimedPipeline):
     """Times a schedule from :meth:`attach` (or the ``with`` block's begin) to :meth:`detach`.
 
     Each pass of each stage is a region: ``"stage 0 forward"``, ``"stage 0 backward"``, and under zero-bubble schedules
@@ -106,7 +143,7 @@ class PipelineTimer:
 
     @property
     def faults(self) -> int:
-        """Measurements that failed and are missing; training went on."""
+        """Measurements that failed and are missing; training continued."""
         return self.recorder.faults
 
     def __enter__(self) -> Self:
@@ -117,41 +154,10 @@ class PipelineTimer:
         """Detach."""
         self.detach()
 
-    @property
-    def batches(self) -> tuple[Batch, ...]:
-        """What this rank did, batch by batch, the newest last."""
-        return tuple(self.recorder.batches)
-
-    def gather(self, *, deadline_s: float = DEADLINE_S) -> list[list[Action]]:
-        """The actions of every rank of the pipeline, for each batch that all have kept and that was no warm-up.
-
-        Every rank of the job calls it. Times are on one clock: the host's, where all ranks are on one host, else Unix
-        time.
-
-        Args:
-            deadline_s: How long to wait for the others, in seconds.
-
-        Raises:
-            PipelineError: Ranks of this pipeline did not answer in time.
-        """
-        reports = gather(self.recorder, self._stages(), self._in_exchange(), deadline_s)
-        return batches_of(reports)
-
-    def bubble(self, *, deadline_s: float = DEADLINE_S) -> Bubble:
-        """Where the time of the batches went, over all ranks of the pipeline, warm-up left out. Every rank calls it.
-
-        Raises:
-            PipelineError: Ranks did not answer in time, or there is no batch but for the warm-up.
-        """
-        return bubble_of(self.gather(deadline_s=deadline_s), self.recorder.schedule)
-
-    def _stages(self) -> Any:
-        return stages_of(self.schedule)[0]
-
-    def _in_exchange(self) -> Exchange:
+    def _group_and_exchange(self) -> tuple[Any, Exchange]:
         if self._exchange is None:
             self._exchange = Exchange("pipeline")
-        return self._exchange
+        return stages_of(self.schedule)[0].group, self._exchange
 
     def __repr__(self) -> str:
         """Show the number of batches."""
@@ -177,7 +183,7 @@ def bubble_of(batches: Sequence[Sequence[Action]], schedule: str | None) -> Bubb
     return together([one for one in accounts if one.microbatches == last.microbatches])
 
 
-def gather(recorder: Recorder, stage: Any, exchange: Exchange, deadline_s: float) -> list[dict[str, Any]]:
+def gather(recorder: Recorder, group: Any, exchange: Exchange, deadline_s: float) -> list[dict[str, Any]]:
     """Exchange the records of the ranks of this pipeline.
 
     Raises:
@@ -204,20 +210,20 @@ def gather(recorder: Recorder, stage: Any, exchange: Exchange, deadline_s: float
             for batch in recorder.batches
         ],
     }
-    return gather_of_ranks("the times of a pipeline", report, stage, exchange, deadline_s)
+    return gather_of_ranks("the times of a pipeline", report, group, exchange, deadline_s)
 
 
 def gather_of_ranks(
-    what: str, report: dict[str, Any], stage: Any, exchange: Exchange, deadline_s: float
+    what: str, report: dict[str, Any], group: Any, exchange: Exchange, deadline_s: float
 ) -> list[dict[str, Any]]:
-    """What each rank of this pipeline reports, in their order.
+    """The reports of the ranks of this pipeline, in their order.
 
     Raises:
         PipelineError: Some did not answer in time.
     """
     import torch.distributed as dist
 
-    members = dist.get_process_group_ranks(stage.group or dist.group.WORLD)
+    members = dist.get_process_group_ranks(group or dist.group.WORLD)
     answers = exchange.round(json.dumps(report).encode(), _join, deadline_s)
     packed = json.loads(answers.combined) if answers.combined is not None else {}
     found = {int(rank): one for rank, one in packed.items()}
@@ -225,7 +231,7 @@ def gather_of_ranks(
     if missing:
         raise PipelineError(
             f"Gathering {what}: ranks {missing} did not answer within {deadline_s:g} s. Every rank "
-            f"has to call this; {answers.fault or 'those may be dead, or busy with something else'}."
+            f"has to call this; {answers.fault or 'they may be dead or busy'}."
         )
     return [found[rank] for rank in members]
 
