@@ -58,7 +58,7 @@ class Untimed:
 
 
 # Dynamo compares the defaults with those of the originals.
-# A new `Untimed` each time: Dynamo enters only context managers whose creation it traced.
+# A new `Untimed` each time: Dynamo enters only context managers that it saw created.
 
 
 def _start(self: Timer, key: TimeType | str, gpu: bool = False) -> None:

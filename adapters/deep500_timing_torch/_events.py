@@ -25,7 +25,7 @@ _get_stream: Callable[[int], torch.Stream] | None = getattr(torch._C, "_accelera
 _get_index: Callable[[], int] | None = getattr(torch._C, "_accelerator_getDeviceIndex", None)
 
 WAIT_S = 10.0
-"""Time limit for a device whose events may never complete."""
+"""Time limit for events that may never complete."""
 
 
 def functions_of_cuda(kind: str, index: int | None) -> Functions:

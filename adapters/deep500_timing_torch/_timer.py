@@ -41,7 +41,7 @@ class CPUGPUTimer(_CoreTimer):
     from using it.
 
     Raises:
-        DeviceUnavailableError: PyTorch is not built for the device that was named. That it is not there is told here
+        DeviceUnavailableError: PyTorch is not built for the named device. Its absence is reported here
             if PyTorch has started the device already, and else by the first ``gpu=True``.
         ValueError: ``keep_last`` or ``skip_first`` is negative.
     """

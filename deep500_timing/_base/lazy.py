@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 def lazy_names(
     module: str, public: Iterable[str], homes: Mapping[str, str | Callable[[], Any]]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """The ``__getattr__`` and ``__dir__`` of a package whose parts cost something to import.
+    """Return ``__getattr__`` and ``__dir__`` for a package with parts that are slow to import.
 
     ::
 

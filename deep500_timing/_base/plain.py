@@ -1,6 +1,6 @@
 """Loads the plain form of the modules that also exist compiled, for ``DEEP500_TIMING_PURE=1``.
 
-Import prefers a compiled module to the ``.py`` beside it; this puts the ``.py`` into ``sys.modules`` first.
+Import prefers a compiled module to its ``.py``; this puts the ``.py`` into ``sys.modules`` first.
 """
 
 from __future__ import annotations

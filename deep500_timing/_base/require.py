@@ -28,7 +28,7 @@ def require(package: str, *, extra: str, caller: str) -> Any:
     Args:
         package: Its import name.
         extra: The extra of this distribution that installs it.
-        caller: What the user called, for the error.
+        caller: The user's call, for the error.
 
     Raises:
         MissingPackageError: It is not installed.
@@ -45,7 +45,7 @@ def missing_package(package: str, *, extra: str, caller: str) -> MissingPackageE
     Args:
         package: Its import name or that of a module in it, or the name that it is known by.
         extra: The extra of this distribution that installs it.
-        caller: What the user called.
+        caller: The user's call.
     """
     # Of a module inside a package the package is what one looks for.
     return MissingPackageError(f"{caller} requires {package.partition('.')[0]}; {remedy(extra)}", name=package)

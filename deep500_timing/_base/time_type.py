@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class TimeType(Enum):
-    """What a timed region is, in the terms of a training loop.
+    """The kind of a timed region, in the terms of a training loop.
 
     A region key is one of these or a string that names a region of the user's own. A string that is the name of a
     member (``"BATCH"``) is that member.

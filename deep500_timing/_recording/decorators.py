@@ -1,6 +1,6 @@
 """Timing by decoration and by iteration: ``timer.timed(key)`` and ``timer.iterate(iterable)``.
 
-A call or a wait whose key the thread has open already is part of that stretch, as in a recursion.
+If the thread has the key open already, a call or a wait is part of that stretch, as in a recursion.
 """
 
 from __future__ import annotations

@@ -155,7 +155,7 @@ class Intervals:
     ``skip_first`` intervals are left out of aggregates and statistics.
 
     Attributes:
-        failed: Intervals that ended in an exception, or whose device time could not be read.
+        failed: Intervals that ended in an exception, or without a readable device time.
         discarded: Intervals that were forgotten while open.
         captured: Device times that were not taken because the stream was captured into a graph.
         recomputed: Intervals of a recomputation, such as activation checkpointing.
@@ -266,7 +266,7 @@ class Intervals:
         return parts[gone:], start
 
     def spared_by_log(self, surplus: int, aggregated: int) -> int:
-        """How many surplus intervals may be aggregated: those that a log has taken, and those beyond ``LOG_BOUND``.
+        """How many surplus intervals may be aggregated: taken by a log, or beyond ``LOG_BOUND``.
 
         Args:
             surplus: Intervals beyond ``keep_last``.

@@ -57,7 +57,7 @@ _IGNORE_NEXT_END = 2**32 - 1
 SHARED = 1
 """Thread identity of regions that all threads share. No system gives a thread a small odd identity."""
 _ASIDE = 2
-"""Thread identity of regions whose thread is recomputing, see :func:`begin_recomputation`."""
+"""Thread identity of regions during a recomputation, see :func:`begin_recomputation`."""
 _MOST = 2**63 - 1
 _NOT_COUNTED, _FAILED, _DISCARDED = 0, 1, 2
 """How :meth:`Recorder._forget_open` counts a region that is closed without an interval."""
@@ -499,7 +499,7 @@ class Recorder:
         return True
 
     def _discard_all(self, region: Region) -> None:
-        # The open stretch, and those that second entries interrupted.
+        # The open stretch, and the stretches that second entries interrupted.
         while region._is_open:
             self._forget_open(region, _DISCARDED)
 
@@ -526,7 +526,7 @@ class Recorder:
 
     @property
     def enabled(self) -> bool:
-        """Whether the timer records. May be set at any time; an ``end`` whose ``start`` was not seen is ignored."""
+        """Whether the timer records. May be set at any time; an ``end`` without a recorded ``start`` is ignored."""
         return self._enabled
 
     @enabled.setter
@@ -725,7 +725,7 @@ class Recorder:
         self._memory_at_ends = {}
 
     def _after_fork(self) -> None:
-        # The parent reports what it recorded. The child starts empty, with one thread.
+        # The parent reports its own times. The child starts empty, with one thread.
         self._run = None
         self._close_all()
         self.reset()
@@ -741,9 +741,9 @@ class Recorder:
 
     @cython.locals(region=Region, known=Region)  # type: ignore[untyped-decorator, unused-ignore]
     def _end_recomputation(self, ident: int) -> None:
-        # Count what the thread recorded meanwhile, and drop it.
+        # Count the repeated intervals, and drop them.
         regions = self._set_aside.pop(ident, None)
-        if regions is None:  # The timer was created meanwhile; what it recorded is no repetition.
+        if regions is None:  # The timer was created meanwhile; its intervals are no repetition.
             return
         again = self._threads.pop(ident, None)
         regions.ident = ident

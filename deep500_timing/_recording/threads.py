@@ -24,7 +24,7 @@ all_recorders: WeakSet[Any] = WeakSet()
 claim_lock = RLock()
 _of_thread = _local()
 _ending: dict[int, int] = {}
-"""Per thread id, which is reused, the native id of the last thread whose local storage was cleared."""
+"""Per thread id, which is reused, the native id of the last thread with cleared local storage."""
 
 
 class _Token:

@@ -192,7 +192,7 @@ class Collector:
         """
         if self._stalls and not wait:
             return
-        # A signal handler that interrupts the collecting of its own thread would wait for itself.
+        # A signal handler that interrupts its own thread's collecting would wait for itself.
         if not self._lock.acquire(False) and not (wait and self._thread != get_ident() and self._lock.acquire()):
             return
         try:

@@ -39,7 +39,7 @@ class DeviceRig(Protocol):
 class DeviceClockContract:
     """What every :class:`~deep500_timing.DeviceClock` must do, as tests.
 
-    Under pytest, an adapter's tests run it by a subclass whose fixture ``rig`` gives a :class:`DeviceRig`::
+    Under pytest, an adapter's tests subclass it with a fixture ``rig`` that returns a :class:`DeviceRig`::
 
         class TestMyClock(DeviceClockContract):
             @pytest.fixture

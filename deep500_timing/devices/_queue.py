@@ -141,7 +141,7 @@ class StreamQueue:
 
         Args:
             stream: The stream, as the clock returns it.
-            handle: What the clock records into.
+            handle: The stream's handle for the clock's record.
             device: The stream's device; events of two devices have no time between them.
         """
         self.stream = stream

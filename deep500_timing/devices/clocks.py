@@ -7,7 +7,7 @@
 
     tmr = Timer(device_clock=clocks.get("cupy")())
 
-``all()`` names every clock that is registered, ``available()`` those that have a device here, ``get(name)`` gives one.
+``all()`` names every clock that is registered, ``available()`` the usable ones, and ``get(name)`` returns one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ GROUP = "deep500_timing.clocks"
 """The entry point group under which a distribution registers its device clocks."""
 
 
-def all() -> tuple[str, ...]:  # noqa: A001 (read as `clocks.all()`, beside `clocks.available()`)
+def all() -> tuple[str, ...]:  # noqa: A001 (read as `clocks.all()`)
     """The names of every registered device clock, sorted; none is imported."""
     from deep500_timing._base.plugins import names
 
@@ -34,8 +34,8 @@ def available() -> tuple[str, ...]:
     """The names of the device clocks that have a device here, sorted.
 
     To know it the frameworks are imported and asked, which may start their drivers: do not call it before a fork.
-    Left out are clocks whose framework is not installed (importing them raises ``MissingPackageError``), those whose
-    class has a ``why_unavailable()`` that gives a reason, and, with one warning each, those that fail otherwise.
+    Clocks without their framework (the import raises ``MissingPackageError``) and clocks with a reason from
+    ``why_unavailable()`` are left out, as are, with one warning each, clocks that fail otherwise.
     """
     return tuple(name for name in all() if _has_device(name))
 
