@@ -47,7 +47,7 @@ endif
 .PRECIOUS: .venvs/%/.stamp-tools
 # Packages are installed uncompiled: where this is set, each of the suite's processes would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help setup demo test test-quick test-core core-environments test-plain test-rest coverage test-gpu gpu-session test-oldest test-zoo asan fuzz mutants \
+.PHONY: help setup demo test test-quick test-core core-environments test-plain test-rest coverage test-gpu test-rehearsal gpu-session test-oldest test-zoo asan fuzz mutants \
 	wheels release-check docs lint format bench bench-quick accuracy findings clean
 
 help:
@@ -57,6 +57,7 @@ help:
 	@echo "make test-quick   what most changes need, in under 90 seconds"
 	@echo "make coverage     what depends on the form, plain, and all the rest, with the lines that no test passes through"
 	@echo "make test-gpu     the tests that need a GPU, with the PyTorch of GPU_PYTHON ($(GPU_PYTHON)); installs nothing"
+	@echo "make test-rehearsal  PyTorch's CUDA code over libraries that only keep time, without a GPU (3 GB, minutes)"
 	@echo "make gpu-session  all that a GPU can show, into benchmarks/GPU.md, with the PyTorch of GPU_PYTHON; under 8 minutes"
 	@echo "make test-oldest  with the oldest versions that pyproject.toml admits"
 	@echo "make asan         the core's tests on a core compiled with AddressSanitizer and checked bounds"
@@ -209,6 +210,23 @@ coverage: setup
 GPU_TESTS = $(shell grep -rlE 'mark\.gpu' tests --include='test_*.py')
 test-gpu:
 	@PYTHONPATH=.:adapters $(GPU_PYTHON) -m pytest -m gpu $(PYTEST_ARGS) $(or $(GPU_TESTS),$(error no test is marked gpu))
+
+# Not in CI: 3 GB. PyTorch's own CUDA build over libraries that compute nothing (tests/rehearsal/README.md).
+REHEARSAL := $(CURDIR)/.venvs/rehearsal
+.venvs/rehearsal/.stamp: tests/rehearsal/requirements.txt
+	@test -n "$(call find-python,3.12)" || { echo "make test-rehearsal needs Python 3.12, as PyTorch's CUDA build" \
+		"for the tests; install it with \`pyenv install 3.12\` or \`uv python install 3.12\`"; exit 1; }
+	@echo "setup: .venvs/rehearsal with PyTorch's CUDA build (3 GB, minutes)"
+	@test -x .venvs/rehearsal/bin/python || $(call find-python,3.12) -m venv .venvs/rehearsal
+	@.venvs/rehearsal/bin/python -m pip install --quiet --disable-pip-version-check -r tests/rehearsal/requirements.txt
+	@touch $@
+
+.venvs/rehearsal/fake/libfakecuda.so: .venvs/rehearsal/.stamp tests/rehearsal/fakecuda.cpp tests/rehearsal/build_fakes.py
+	@.venvs/rehearsal/bin/python tests/rehearsal/build_fakes.py .venvs/rehearsal/fake
+
+test-rehearsal: .venvs/rehearsal/fake/libfakecuda.so
+	@DEEP500_TIMING_REHEARSAL=$(REHEARSAL)/fake DEEP500_TIMING_PURE=1 PYTHONPATH=.:adapters \
+		.venvs/rehearsal/bin/python -m pytest --timeout 900 $(PYTEST_ARGS) $(or $(TESTS),tests/rehearsal)
 
 # What a section needs and does not find it says in its line; without a GPU nothing is written.
 gpu-session:

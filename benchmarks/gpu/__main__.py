@@ -43,21 +43,27 @@ def main() -> int:
     if unknown:
         parser.error(f"no section is called {', '.join(sorted(unknown))}")
     found = {}
-    end = time.monotonic() + LIMIT_S
+    end = time.monotonic() + asked.limit_s
     for name in asked.sections or _sections.ALL:
         began = time.monotonic()
         if began < end:
             found[name] = run(name, min(_sections.ALL[name].limit_s, end - began))
         else:
-            found[name] = {"failed": f"not begun, since the session has had its {LIMIT_S:g} s"}
+            found[name] = {"failed": f"not started: the session has used its {asked.limit_s:g} s"}
         what = found[name].get("skipped") or found[name].get("failed") or f"{len(found[name]['rows'])} row(s)"
         print(f"{name:<12} {time.monotonic() - began:5.0f} s  {what}", flush=True)
-    if any("rows" in result and not _sections.ALL[name].anywhere for name, result in found.items()):
-        asked.page.write_text(page(found), encoding="utf-8")
+        # After each section, so that a session that is cut off has a page.
+        if _is_worth_a_page(found):
+            asked.page.write_text(page(found), encoding="utf-8")
+    if _is_worth_a_page(found):
         print(f"written: {asked.page}")
     else:
         print("no section that needs a GPU could run here, so nothing is written")
     return 0
+
+
+def _is_worth_a_page(found: dict[str, dict[str, object]]) -> bool:
+    return any("rows" in result and not _sections.ALL[name].anywhere for name, result in found.items())
 
 
 def _inside(name: str) -> int:

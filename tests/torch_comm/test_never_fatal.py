@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as plain
 
 import deep500_timing_torch as timer
 from deep500_timing_torch import comm
@@ -133,3 +134,38 @@ def test_a_failed_hook_is_the_run_s_own_failure():
         hooked(torch.ones(2, 4)).sum().backward()
     (found,) = comm.summary().ops
     assert ("ddp_hook", 0, 1, 0) == (found.op, found.count, found.failed, found.pending)
+
+
+class Stuck(plain.Work):
+    """An operation whose peer does not come."""
+
+    def wait(self, timeout=None):
+        """As gloo's."""
+        raise RuntimeError("Timed out waiting 2000ms for recv operation to complete")
+
+    def get_future(self):
+        """It tells of no end."""
+        raise RuntimeError("no future")
+
+
+def test_a_time_out_names_what_has_not_finished():
+    """What this rank has issued and not finished, with sequence numbers, once; the error itself reaches the caller."""
+    group = plain.GroupMember.WORLD
+
+    def stuck(tensor, op=None, group=None, async_op=False):
+        plain.barrier()  # which advances the group's number
+        return Stuck()
+
+    issue = comm.timed_op(stuck, name="all_reduce")
+    before = group._get_sequence_number_for_group()
+    first, second = issue(torch.ones(4)), issue(torch.ones(8))
+    found = comm.summary()
+    assert [("all_reduce", before + 1, 16), ("all_reduce", before + 2, 32)] == [
+        (op.op, op.sequence, op.message_bytes) for op in found.unfinished
+    ]
+    assert f"Not finished: all_reduce #{before + 1} of group '0', 16 B, issued" in str(found)
+    named = rf"all_reduce timed out on rank 0\. .*#{before + 1} of group '0', 16 B.*; all_reduce #{before + 2}"
+    with pytest.warns(timer.TimingWarning, match=named), pytest.raises(RuntimeError, match="Timed out waiting 2000ms"):
+        first.wait()
+    assert [before + 2] == [op.sequence for op in comm.summary().unfinished]
+    del second

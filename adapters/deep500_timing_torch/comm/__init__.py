@@ -72,7 +72,7 @@ def reset_log() -> None:
 
 
 def __getattr__(name: str) -> Any:
-    """Pass on whatever ``torch.distributed`` has, and DeepSpeed's names from the adapter that has them."""
+    """Pass on every other name of ``torch.distributed``, and DeepSpeed's names from the DeepSpeed adapter."""
     if hasattr(_dist, name):
         return getattr(_dist, name)
     if not name.startswith("_"):

@@ -140,14 +140,14 @@ class DeviceOverlap:
         self._piece()
 
     def took(self, index: int, duration_ns: int | None) -> None:
-        """An operation took so long; None if that cannot be had."""
+        """An operation took so long; None if unknown."""
         if index in self._expected:
             self._expected.discard(index)
             self._duration_ns[index] = duration_ns
             self._piece()
 
     def stood(self, stood_ns: int | None) -> None:
-        """The stream that computes stood still so long for all of them; None if that cannot be had."""
+        """The stream that computes stood still so long for all of them; None if unknown."""
         self._stood_ns = stood_ns
         self._piece()
 

@@ -56,11 +56,11 @@ class World:
         return torch.tensor(values, dtype=self.dtype, device=self.device).repeat_interleave(count)
 
     def filled(self, shares: int, count: int, rank: int) -> torch.Tensor:
-        """What a rank contributes: ``count`` elements for each share, which differ by rank and share."""
+        """The input of a rank: ``count`` elements for each share, which differ by rank and share."""
         return self._spread(self._values(shares, rank), count)
 
     def reduced(self, shares: int, count: int) -> torch.Tensor:
-        """What a reduction of every rank's contribution gives."""
+        """The result of reducing every rank's input."""
         every = zip(*(self._values(shares, rank) for rank in range(self.size)), strict=True)
         reductions: dict[str, Callable[[tuple[int, ...]], Any]] = {"sum": sum, "max": max, "min": min}
         return self._spread([reductions[self.redop](values) for values in every], count)
@@ -72,11 +72,11 @@ class Case:
 
     run: Callable[[], Any]
     result: torch.Tensor
-    """What the collective writes to."""
+    """The tensor that the collective writes."""
     start: Callable[[], object]
     """Puts the inputs into place."""
     expected: torch.Tensor | None
-    """What the result should hold afterwards on this rank, None where it says nothing."""
+    """The expected result on this rank, None where it is undefined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +209,7 @@ class Line:
     algbw_gb_per_s: float
     busbw_gb_per_s: float
     wrong: int | None
-    """Elements that are not what they should be, over all ranks; None if they were not looked at."""
+    """Wrong elements over all ranks; None if they were not checked."""
 
     def __str__(self) -> str:
         """The columns of nccl-tests."""
@@ -275,7 +275,7 @@ def _measure(
         case.run()
         if case.expected is not None:
             wrong = int((case.result != case.expected).sum().item())
-    # Zeros stay what they are however often they are summed up.
+    # Zeros stay zero however often they are summed.
     case.result.zero_()
     for _ in range(warmup):
         case.run()

@@ -30,8 +30,8 @@ def instrument_ddp(
 ) -> None:
     """Time the gradient buckets of a DDP model, which its reducer sends from C++.
 
-    Each bucket is a ``ddp_all_reduce`` in the summary. Its exposed time is what remained to be waited for when the
-    backward pass had nothing left to compute. The hook does what DDP does by itself, so gradients and losses stay
+    Each bucket is a ``ddp_all_reduce`` in the summary. Its exposed time is the wait that remained when the backward
+    pass had nothing left to compute. The hook repeats DDP's default, so gradients and losses stay
     bit-identical (with ``gradient_as_bucket_view=True`` and gradients that are kept from step to step, equal to
     rounding, unless the number of ranks is a power of two). DDP takes one hook in its life and cannot remove it:
     switch the timing off with ``configure(enabled=False)``. :func:`instrument` with the compiled kernel sees the
@@ -88,7 +88,7 @@ class _Buckets:
             return self._launch(bucket).then(self._result)
         thread = get_ident()
         nested = thread in inside
-        inside.add(thread)  # What a hook calls is part of the bucket.
+        inside.add(thread)  # Operations of a hook are part of the bucket.
         try:
             future = self._launch(bucket)
         except BaseException as error:

@@ -49,7 +49,7 @@ def pool_for(tensor: torch.Tensor | None) -> EventPool | None:
 
 
 def is_captured(pool: EventPool, tensor: torch.Tensor) -> bool:
-    """Whether what is issued now is captured into a graph instead of run."""
+    """Whether an operation issued now is captured into a graph instead of run."""
     if tensor.device.type == "cuda":
         return torch.cuda.is_current_stream_capturing()
     clock: Any = pool.clock
@@ -66,7 +66,7 @@ class Stretch:
 
         Args:
             pool: The events.
-            name: What is timed, for warnings.
+            name: The operation, for warnings.
             start_ns: When it began on the host, in ns.
         """
         self._pool = pool
@@ -79,7 +79,7 @@ class Stretch:
 
         Args:
             keep: Takes start and end in ns, placed on the host's clock when the device was there.
-            fail: Called instead if the time cannot be had.
+            fail: Called instead if the time is unknown.
         """
         self._keep = keep
         self._fail = fail
@@ -89,7 +89,7 @@ class Stretch:
         """Take back the first event."""
         self._pool.drop(self._pair)
 
-    # --- what the pool calls --------------------------------------------------------------------------------------
+    # --- called by the pool ---------------------------------------------------------------------------------------
 
     def append(self, start_ns: int, end_ns: int) -> None:
         """Take the time."""
@@ -97,7 +97,7 @@ class Stretch:
 
     @property
     def failed(self) -> int:
-        """Zero. Adding to it reports a time that cannot be had."""
+        """Zero. Adding to it reports a time that is unknown."""
         return 0
 
     @failed.setter

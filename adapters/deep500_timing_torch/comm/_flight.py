@@ -40,7 +40,7 @@ class Expected(Protocol):
         """It took that long."""
 
     def untimed(self) -> None:
-        """How long it took cannot be had."""
+        """Its duration is unknown."""
 
 
 class FlightRecorder:
@@ -121,7 +121,7 @@ class FlightRecorder:
             if captures.under_way:
                 return
             dump = _dump_function()
-            found = pickle.loads(dump(True, False, False))  # collectives, no stacks, those that are over as well
+            found = pickle.loads(dump(True, False, False))  # collectives, no stacks, completed ones too
         entries = found.get("entries", ())
         self.is_empty = not entries
         oldest: dict[str, int] = {}

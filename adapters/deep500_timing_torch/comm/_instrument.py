@@ -191,7 +191,7 @@ def _load_kernel(*, required: bool) -> Kernel | None:
         _build_for_the_next_run()
         return None
     except Exception as error:
-        # Whatever it is, the program runs with the patched functions.
+        # The program goes on with the patched functions.
         if required:
             raise
         IN_FORCE.why_no_kernel = f"it cannot be loaded: {type(error).__name__}: {error}"

@@ -66,7 +66,7 @@ class Unfinished:
 
 
 class UnderWay(Protocol):
-    """An operation whose end is not known."""
+    """An unfinished operation."""
 
     record: Record
     start_ns: int
@@ -89,7 +89,7 @@ class CommLog:
         self.alone = Group(None, "", 1, 0, [0])
         """Stands in for the group before there is one: the user's own operations need none."""
         self.under_way: dict[int, weakref.ref[UnderWay]] = {}
-        """Operations whose end is not known, by ``id``, in the order in which they were issued."""
+        """Unfinished operations by ``id``, in the order in which they were issued."""
         self.observer: Callable[[Record, int, int, int], None] | None = None
         """Called with every message as it is counted: record, kind, start and end in ns."""
         self._watching = False
@@ -171,7 +171,7 @@ class CommLog:
             rank = group.global_ranks[group.rank]
             warn_once(
                 f"{op.record.label} timed out on rank {rank}. Issued and not finished on this rank: {named}{more}. "
-                "A rank whose list lacks a number has not issued that operation.",
+                "A rank that does not list a number has finished or not issued that operation.",
                 key=f"comm time-out {op.record.label} {op.sequence}",
             )
         except Exception as failed:

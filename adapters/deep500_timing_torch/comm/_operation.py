@@ -54,7 +54,7 @@ class Overlap(Protocol):
     """What of the operations of a backward pass was hidden."""
 
     def took(self, index: int, duration_ns: int | None) -> None:
-        """An operation took so long; None if that cannot be had."""
+        """An operation took so long; None if unknown."""
 
 
 class PendingOp:
@@ -236,7 +236,7 @@ class PendingOp:
             self._overlap[0].took(self._overlap[1], duration_ns)
 
     def untimed(self) -> None:
-        """Its time cannot be had."""
+        """Its time is unknown."""
         self._give_up(UNTIMED)
         if self._overlap is not None:
             self._overlap[0].took(self._overlap[1], None)
@@ -306,7 +306,7 @@ class PendingOp:
 
         Args:
             token: What :meth:`start_wait` returned.
-            error: What it raised, if it did.
+            error: Its exception, if it raised one.
         """
         if error is not None:
             LOG.report_time_out(self, error, SETTINGS.now_ns)

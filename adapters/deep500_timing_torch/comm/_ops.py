@@ -2,7 +2,7 @@
 
 The definitions are those of nccl-tests (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md): ``algbw = S / t``, and
 ``busbw = algbw`` times a factor that depends on the operation and on the number of ranks *of the group*, so that busbw
-can be held against the speed of the links whatever the number of ranks.
+can be held against the speed of the links for any number of ranks.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def bandwidths(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Op:
-    """What is known about one operation."""
+    """One operation: its name, size and bandwidth."""
 
     name: str
     """The name in ``torch.distributed``, or the user's own."""
@@ -146,7 +146,7 @@ def _all_to_all_single(
     group: Any = None,
     async_op: bool = False,
 ) -> Moved:
-    # Uneven splits still fill the buffer: what a rank sends is all of it.
+    # Uneven splits still fill the buffer: a rank sends all of it.
     return input.nbytes, False, group, output
 
 

@@ -178,7 +178,7 @@ def log_summary(
     found = summary(wait=True)
     if show_straggler:
         add_stragglers(found, deadline_s)
-    # Should rank 0 be dead, the first of the others prints; with it goes the store, and then nobody knows who lives.
+    # If rank 0 is dead, the first of the others prints; without its store the ranks do not know which of them live.
     first = next((rank for rank in range(found.world_size) if rank not in found.missing_ranks), 0)
     if found.rank == first or (found.fault is not None and found.rank == 1):
         stream = file or sys.stdout

@@ -1,4 +1,4 @@
-"""What is timed, and into which timer."""
+"""The settings: which operations are timed, how, and into which timer."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def configure(
     timer: Timer | None = _UNSET,
     device_times: str | None = None,
 ) -> None:
-    """Choose what is timed; a setting that is not given stays as it is.
+    """Choose which operations are timed; a setting that is not given stays as it is.
 
     Args:
         enabled: Whether anything is timed, as it is at first. Off costs each call one test.

@@ -20,7 +20,7 @@ class OpTimes:
     group_size: int
     """Ranks of the group."""
     count: int
-    """Operations whose time is known."""
+    """Operations with a known time."""
     total_s: float
     """Sum of their times."""
     mean_s: float | None
@@ -45,11 +45,11 @@ class OpTimes:
     device: str
     """``"GPU"`` for times between events on a device, ``"CPU"`` for times on the host's clock."""
     pending: int
-    """Operations that have not ended, or whose end is not known yet."""
+    """Operations that have not ended, or were not read since."""
     failed: int
     """Operations that raised."""
     untimed: int
-    """Operations without a time of their own: in a coalescing block, or with a device time that cannot be had."""
+    """Operations without a known time, as in a coalescing block."""
     captured: int = 0
     """Operations that were captured into a CUDA graph, and have not run when they were called."""
 
@@ -71,13 +71,13 @@ class SummaryData:
     hints: list[str] = field(default_factory=list)
     """Reasons why nothing was recorded, or not everything, with the remedy."""
     stragglers: list[Skew] | None = None
-    """The comparison across ranks, None if it was not asked for or could not be had."""
+    """The comparison across ranks, None if it was not requested or failed."""
     lateness: list[Lateness] = field(default_factory=list)
     """For each group, the straggler, if there is one."""
     ahead_ranks: dict[int, int] = field(default_factory=dict)
     """Ranks that have asked for so many more comparisons than the others since the one before."""
     missing_ranks: list[int] = field(default_factory=list)
-    """Ranks that did not report within the deadline: dead, stuck, or without a call of their own."""
+    """Ranks that did not report within the deadline: dead, stuck, or they did not call it."""
     unmatched: int = 0
     """Operations that some rank of their group did not report."""
     mismatched: int = 0

@@ -22,14 +22,14 @@ from deep500_timing_torch.comm._work import replace_handles
 F = TypeVar("F", bound=Callable[..., Any])
 
 inside: set[int] = set()
-"""The threads that are within a timed operation, by ident: what it calls in turn is part of it."""
+"""The threads that are within a timed operation, by ident: nested operations are part of it."""
 
 
 class CallOptions(NamedTuple):
     """DeepSpeed's arguments for the timing of one call."""
 
     prof: bool
-    """Time it, whatever ``prof_all`` says."""
+    """Time it regardless of ``prof_all``."""
     log_name: str | None
     """The name in the log, the operation's own if None."""
     debug: str | None
@@ -69,7 +69,7 @@ def timed_op(
         @comm.timed_op(size=lambda tensor, group=None: tensor.nbytes, busbw=lambda ranks: (ranks - 1) / ranks)
         def ring_exchange(tensor, group=None): ...
 
-    What it calls in turn is part of it and not counted again. If it returns a ``Work``, a list of them or a future,
+    Nested operations are part of it and not counted again. If it returns a ``Work``, a list of them or a future,
     its completion and the waits for it are timed as well. Inside ``torch.compile`` it is left alone.
 
     Args:

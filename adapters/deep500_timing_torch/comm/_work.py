@@ -62,7 +62,7 @@ class TimedWork(dist.Work):
         return result
 
     def __repr__(self) -> str:
-        """Name what it stands for."""
+        """Name the original."""
         return f"<TimedWork for {self._work!r}>"
 
 

@@ -32,7 +32,7 @@ SOURCE = Path(__file__).with_name("kernel.cpp")
 SWITCH = "DEEP500_TIMING_COMM_KERNEL"
 """Environment variable: ``off`` for no kernel; with any other value, or unset, the kernel is used where it can be."""
 CACHE = "DEEP500_TIMING_CACHE"
-"""Environment variable: the folder for what is built; the user's cache folder if it is not set."""
+"""Environment variable: the folder of the library; the user's cache folder if unset."""
 BUILD_LIMIT_S = 300.0
 _FLAGS = ("-O2",)
 _REBUILD = "delete its folder, then `python -m deep500_timing_torch.comm build`"
@@ -138,7 +138,7 @@ def _import(library: Path) -> ModuleType:
 
 
 def why_not_buildable() -> str | None:
-    """What the build lacks on this machine, None if nothing."""
+    """Why this machine cannot build it, None if it can."""
     from torch.utils import cpp_extension
 
     if os.name != "posix":
@@ -160,7 +160,7 @@ def build(*, limit_s: float = BUILD_LIMIT_S) -> ModuleType:
         limit_s: Seconds that it may take, the wait for another process's build included.
 
     Raises:
-        KernelUnavailableError: It is switched off, the machine lacks what the build needs, the compiler refused, or the
+        KernelUnavailableError: It is switched off, the machine cannot build it, the compiler refused, or the
             time was over.
     """
     until = time.monotonic() + limit_s
@@ -193,13 +193,13 @@ def _failure_note() -> Path:
 
 
 def start_build(*, quiet: bool = False) -> subprocess.Popen[str] | None:
-    """Start the build in a process of its own, which goes on if this one ends; None if another process is at it.
+    """Start the build in a separate process, which outlives this one; None if another process builds it.
 
     Args:
         quiet: Discard its output instead of piping it.
 
     Raises:
-        KernelUnavailableError: The machine lacks what the build needs.
+        KernelUnavailableError: The machine cannot build it.
     """
     lacks = why_not_buildable()
     if lacks is not None:

@@ -1,4 +1,4 @@
-"""The compiled kernel in PyTorch's dispatcher, and what it calls when an operation begins."""
+"""The compiled kernel in PyTorch's dispatcher, and the functions that it calls."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Kernel:
         SETTINGS.changed()
 
     def configure(self) -> None:
-        """Tell the kernel what is to be timed."""
+        """Tell the kernel which operations to time."""
         self._module.configure(SETTINGS.enabled, [SETTINGS.wants(op.name) for op in self._operations])
 
     def mute(self, by: int) -> None:

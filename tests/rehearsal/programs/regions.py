@@ -1,0 +1,30 @@
+"""CUDA calls of 2 000 regions, events and memory of many, counted below PyTorch: ``regions.py COUNT``."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import sys
+
+import torch
+
+import deep500_timing_torch as timer
+
+fake = ctypes.CDLL(None)
+fake.fake_count.restype = ctypes.c_long
+WAITS = ["cudaEventSynchronize", "cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaMalloc", "cudaSetDevice"]
+tmr = timer.CPUGPUTimer(keep_last=100)
+for _ in range(200):
+    with tmr.region("warm", gpu=True):
+        pass
+torch.cuda.synchronize()
+tmr.snapshot()
+fake.fake_counts_reset()
+for _ in range(2000):
+    with tmr.region("region", gpu=True):
+        pass
+waits = {name: fake.fake_count(name.encode()) for name in WAITS}
+for _ in range(int(sys.argv[1])):
+    with tmr.region("many", gpu=True):
+        pass
+print(json.dumps({"waits": waits, "events": tmr.device.events, "contexts": fake.fake_contexts()}))
