@@ -62,7 +62,7 @@ def load(path: Path, module: nn.Module, optimizer: Any, group: Any) -> dict[str,
     state_dict_loader.load(wanted, checkpoint_id=str(path), process_group=group)
     module.load_state_dict(model)
     for name, parameter in module.named_parameters(remove_duplicate=False):
-        if parameter in states:
+        if optimizer is not None and parameter in states:
             kept = states[parameter]
             optimizer.state[parameter] = {key: wanted[f"optimizer.{name}.{key}"] for key in kept}
     _set_random_state({name.split(".")[2]: wanted[name] for name in random}, module)

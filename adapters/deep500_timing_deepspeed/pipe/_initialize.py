@@ -84,8 +84,7 @@ def initialize(
         raise PipelineError(
             f"initialize(): {len(given)} configs are given; pass one, as config= or as args.deepspeed_config."
         )
-    config = given[0]
-    settings = read_config(config, model.replicas)
+    settings = read_config(given[0], model.replicas)
     if settings.activation_checkpoint_interval is not None:
         for stage in model.stages:
             stage.checkpoint_interval = settings.activation_checkpoint_interval
