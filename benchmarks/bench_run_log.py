@@ -86,7 +86,7 @@ def keep_up(seconds: float, keys: Sequence[TimeType | str]) -> dict[str, object]
         took = time.monotonic() - began
         used = _cpu_of("deep500-timing run log")
         log.close()
-        dropped = log._harvest.dropped
+        dropped = log._collector.dropped
     return {
         "intervals a second": round(recorded / took),
         "log thread's CPU s for each 10⁶ intervals": None if used is None else round(used / recorded * MILLION, 3),

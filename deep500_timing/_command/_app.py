@@ -1,4 +1,4 @@
-"""The command itself: finds subcommands, and says what is wrong in one line and by the exit code."""
+"""The command: loads subcommands and reports errors in one line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ else:
 __all__ = ["app", "click", "main", "said"]
 
 WRONG_DATA = 1
-"""Exit code: what was asked for is not there, or cannot be read."""
+"""Exit code: the run is missing or cannot be read."""
 WRONG_USE = 2
 """Exit code: the command does not know the arguments (click's own)."""
 INTERRUPTED = 130
@@ -33,7 +33,7 @@ EPILOG = (
 
 
 class Commands(click.Group):
-    """A group whose subcommands are imported when they are used, and listed without being imported."""
+    """A group that imports a subcommand when it is used."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Their names, in the order of the table."""
@@ -47,7 +47,7 @@ class Commands(click.Group):
         return import_module(f"deep500_timing._command.{entry.module}").command
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Name what is near to a name that is unknown."""
+        """Suggest names similar to an unknown one."""
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             from difflib import get_close_matches
 
@@ -59,7 +59,7 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """List them by the table alone: importing all would take longer than anybody reads."""
+        """List subcommands without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, entry.summary) for name, entry in COMMANDS.items()])
 
@@ -71,7 +71,7 @@ def app() -> None:
 
 
 def main(arguments: list[str] | None = None, *, prog_name: str = "deep500-timing") -> int:
-    """Run the command and return its exit code; never a traceback for what the user can mend."""
+    """Run the command and return its exit code. Errors that the user can fix have no traceback."""
     stdout = sys.stdout
     try:
         result = app.main(args=arguments, prog_name=prog_name, standalone_mode=False)
@@ -99,7 +99,7 @@ def main(arguments: list[str] | None = None, *, prog_name: str = "deep500-timing
 
 
 def said(error: BaseException) -> str:
-    """What an error says, in one line."""
+    """An error in one line."""
     if isinstance(error, OSError) and error.strerror and error.filename:
         return f"{error.filename}: {error.strerror}"
     text = error.args[0] if error.args and isinstance(error.args[0], str) else str(error)

@@ -52,8 +52,8 @@ def numbers_of(text: str | None, option: str) -> list[int] | None:
     return sorted(found)
 
 
-def beside(folder: str, ending: str) -> str:
-    """The path of a run with another ending, for what is written beside it; that of ``.`` has the folder's name."""
+def default_path(folder: str, ending: str) -> str:
+    """The path of a run with another ending, for output files; for ``.`` it uses the folder's name."""
     path = folder.rstrip("/\\") or folder
     if os.path.basename(path) in (os.curdir, os.pardir):
         path = os.path.abspath(path)
@@ -62,7 +62,7 @@ def beside(folder: str, ending: str) -> str:
 
 @contextmanager
 def progress_of(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on a terminal for what takes longer than a second; it is told how much is done, and of how much."""
+    """A progress bar on terminals, after one second. Call it with the done and the total number."""
     began = time.monotonic()
     bars: list[Any] = []
     # A dumb terminal would show each state of the bar behind the one before.

@@ -1,4 +1,4 @@
-"""What subcommands print: plain data as JSON, and a word to whoever waits."""
+"""Output of subcommands: JSON and progress messages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def print_json(data: Any) -> None:
 
 
 def say_written(paths: list[str], *, as_json: bool) -> None:
-    """Say which files were written: a path on each line, to be copied, or what they are and how large."""
+    """Print the paths of written files, or paths and sizes as JSON."""
     if as_json:
         print_json({"files": [{"path": path, "bytes": os.path.getsize(path)} for path in paths]})
         return
@@ -44,7 +44,7 @@ def _plain(value: Any) -> Any:
 
 
 def print_sheet(run: Run, sheet: Sheet) -> None:
-    """Print what is shown of a run as JSON."""
+    """Print the report of a run as JSON."""
     from deep500_timing._views.about import about_run
 
     print_json(
@@ -55,7 +55,7 @@ def print_sheet(run: Run, sheet: Sheet) -> None:
 
 @contextmanager
 def busy(what: str) -> Iterator[None]:
-    """Say on the terminal what takes longer than a second, and take it back at the end."""
+    """Show a message on the terminal after one second, and remove it at the end."""
     stream: Any = sys.stderr
     if stream is None or not stream.isatty() or os.environ.get("TERM") == "dumb":
         yield

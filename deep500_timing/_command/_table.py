@@ -9,9 +9,9 @@ class Entry(NamedTuple):
     """A subcommand."""
 
     module: str
-    """The module of this package whose ``command`` it is."""
+    """The module with its ``command``."""
     summary: str
-    """What it does, for the list of commands."""
+    """Its help in the list of commands."""
 
 
 COMMANDS: dict[str, Entry] = {
@@ -24,7 +24,7 @@ COMMANDS: dict[str, Entry] = {
     "timeline": Entry("timeline", "Write a run as a timeline, for Perfetto or Chrome."),
     "plot": Entry("plot", "Draw the charts of the report as pictures."),
     "compact": Entry("compact", "Make Parquet of the logs of a run."),
-    "doctor": Entry("doctor", "Say what is installed, what is missing and what installs it."),
+    "doctor": Entry("doctor", "List installed and missing packages."),
     "bench": Entry("bench", "Measure what timing costs on this machine."),
 }
 """In the order in which they are listed."""

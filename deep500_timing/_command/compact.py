@@ -11,10 +11,9 @@ from deep500_timing._command._app import click
 @click.argument("folder", type=click.Path())
 @click.option("--json", "as_json", is_flag=True, help="Print plain data instead.")
 def command(folder: str, as_json: bool) -> None:
-    """Make Parquet of the logs of a run, beside them, as the first reader does.
+    """Convert a run's logs to Parquet (done automatically on first read).
 
-    Once a run has ended this makes every later look at it quick. The logs are left as they are. A log that has not
-    grown since is not read again; stopped in between, it begins again with the part that it was at.
+    The logs stay. Only logs that have grown are read again.
     """
     from deep500_timing._command._output import busy, print_json
     from deep500_timing._summary.text import format_bytes

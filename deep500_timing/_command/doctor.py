@@ -1,4 +1,4 @@
-"""``deep500-timing doctor``: what is there, what is missing, and what installs it."""
+"""``deep500-timing doctor``: installed and missing packages, and how to install them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ENVIRONMENT = "DEEP500_TIMING_"
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print plain data instead.")
 def command(as_json: bool) -> None:
-    """Say what is installed, which clocks and devices there are, and what to install for the rest.
+    """List installed packages, clocks and devices, and the commands that install the rest.
 
     Looks for devices, so it may take seconds where a framework is installed. Changes nothing.
     """
@@ -36,7 +36,7 @@ def command(as_json: bool) -> None:
 
 
 def examine() -> dict[str, Any]:
-    """What the command says, as plain data."""
+    """The report as plain data."""
     from deep500_timing import exporters
     from deep500_timing._distributed.launchers import discover_launch
     from deep500_timing._recording.recorder import COMPILED

@@ -12,14 +12,14 @@ from deep500_timing._command._app import click
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as plain data.")
 def command(folder: str, file: str | None, output: str | None, as_json: bool) -> None:
     """Write a run as one HTML page that works offline (default: FOLDER.html)."""
-    from deep500_timing._command._choices import beside, progress_of
+    from deep500_timing._command._choices import default_path, progress_of
     from deep500_timing._command._output import say_written
     from deep500_timing.report import write_report
     from deep500_timing.runs import Run
 
     if file is not None and output is not None:
         raise click.UsageError("The file is named twice: give it as FILE or by -o.")
-    path = output or file or beside(folder, ".html")
+    path = output or file or default_path(folder, ".html")
     if not path.lower().endswith((".html", ".htm")):
         remedy = "deep500-timing plot writes pictures" if path.lower().endswith((".png", ".svg")) else "name it .html"
         raise click.UsageError(f"The report is an HTML page, and {path!r} does not end in .html: {remedy}.")

@@ -1,1 +1,1 @@
-"""Plain data about what was recorded: statistics, snapshots, and times and sizes as text."""
+"""Plain data: distributions, statistics, snapshots, trees, and the text of times and sizes."""

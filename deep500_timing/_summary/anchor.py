@@ -1,4 +1,4 @@
-"""Where a monotonic clock stands in Unix time."""
+"""The relation of a monotonic clock to Unix time."""
 
 from __future__ import annotations
 
@@ -17,18 +17,17 @@ class ClockAnchor:
     """One moment on two clocks. The Unix time of ``t`` on the host's clock is ``unix_ns + t - host_ns``."""
 
     host_ns: int
-    """On the timer's host clock, in nanoseconds since an arbitrary moment."""
+    """Time on the timer's host clock, in nanoseconds."""
     unix_ns: int
     """In nanoseconds since 1970."""
     width_ns: int
-    """The two readings of the host's clock between which Unix time was read lie so far apart."""
+    """Time between the two readings of the host clock around the reading of Unix time."""
 
 
 def take_anchor(now_ns: Callable[[], int]) -> ClockAnchor:
-    """Read both clocks some tens of times and keep the narrowest reading.
+    """Read both clocks 32 times and keep the narrowest reading.
 
-    Unix time is stepped and slewed while a monotonic clock is not, so an anchor holds for the moment at which it is
-    taken; take another one later rather than carry one through a long run.
+    Unix time may be stepped and slewed, so an anchor is exact only at its own time. Take new ones in a long run.
 
     Args:
         now_ns: The host's clock.

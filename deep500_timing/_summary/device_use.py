@@ -1,4 +1,4 @@
-"""How much of the time a device had something timed to do, and how far the host ran ahead of it."""
+"""The share of time in which a device was busy with timed regions, and the host's lead."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DeviceUse:
-    """What ``Timer.gpu_busy`` says; None where nothing was timed on the device.
+    """The result of ``Timer.gpu_busy``; None for unknown values.
 
     Attributes:
-        share: Of the wall time, the part in which at least one timed region ran on a device, 0 to 1.
-        busy_s: That part, in seconds; regions that overlap count once.
+        share: Share of the wall time in which at least one timed region ran on a device, 0 to 1.
+        busy_s: The same in seconds; overlapping regions count once.
         wall_s: From the start of the first region on the device to the end of the last, in seconds.
-        mean_lead_s: By how much a region began later on the device than on the host, in seconds: the work that was
-            queued before it. Near 0 the device waits for the host.
-        max_lead_s: The most, in seconds.
-        uncertainty_s: How far off the place of a device's time on the host's clock may be, either way, in seconds.
-        regions: How many regions this stands on: those that are kept.
+        mean_lead_s: Mean time from the start of a region on the host to its start on the device, in seconds. Near 0 the
+            device waits for the host.
+        max_lead_s: The largest, in seconds.
+        uncertainty_s: Uncertainty (±) of device times on the host clock, in seconds.
+        regions: Number of kept intervals used.
     """
 
     share: float | None
@@ -42,12 +42,12 @@ class DeviceUse:
 
 
 def device_use(stores: Sequence[Intervals], leads: Sequence[tuple[int, int, int]], uncertainty_ns: int) -> DeviceUse:
-    """Put together what is kept of every region on the device.
+    """Compute it from the kept device intervals.
 
     Args:
-        stores: The intervals, on the host's clock.
-        leads: Count, sum and maximum in ns of what each region was late by.
-        uncertainty_ns: Of the places.
+        stores: The intervals on the host clock.
+        leads: Count, sum and maximum of the leads in ns.
+        uncertainty_ns: Uncertainty of device times on the host clock.
     """
     pairs = kept_intervals(stores)
     count = sum(count for count, _, _ in leads)
@@ -64,7 +64,7 @@ def device_use(stores: Sequence[Intervals], leads: Sequence[tuple[int, int, int]
 
 
 def _union(pairs: NDArray[np.int64]) -> tuple[int, int]:
-    # What the intervals cover together, and from where to where they reach, in ns.
+    # The length of the union of the intervals and of their span, in ns.
     if not len(pairs):
         return 0, 0
     ordered = pairs[np.argsort(pairs[:, 0], kind="stable")]

@@ -1,4 +1,4 @@
-"""What lies inside what: the tree of regions, from nothing but when they began and ended."""
+"""Computes the nesting of regions from their starts and ends."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ if TYPE_CHECKING:
     BoolArray = NDArray[np.bool_]
 
 ENDLESS = (1 << 63) - 1
-"""The end of a region that is open."""
+"""The end of an open region."""
 ROOT = -1
 
 
 def parents_of(starts: Int64Array, ends: Int64Array) -> tuple[Int64Array, BoolArray]:
-    """For each interval of one thread the smallest that encloses it.
+    """The parent of each interval of one thread.
 
     Args:
-        starts: Shape ``(n,)``, rising; of those that begin together the longest first.
+        starts: Shape ``(n,)``, rising; for equal starts the longest interval first.
         ends: Shape ``(n,)``.
 
     Returns:
-        The place of the parent (:data:`ROOT`: none), and whether an interval overlaps one before it that does not
+        The index of the parent, :data:`ROOT` for none; and whether an interval overlaps an earlier one that does not
         enclose it.
     """
     count = len(starts)
     parents = _parents_without_overlap(starts, ends)
     if parents is not None:
         return parents, np.zeros(count, dtype=np.bool_)
-    # The candidate is the interval before; as long as it does not enclose this one, the candidate's candidate. What
-    # a candidate has passed over encloses nothing that comes after it either, so that the leaps double.
+    # The first candidate is the interval before; the next is the candidate's own candidate. An interval that a
+    # candidate passed over encloses no later one, so the steps double.
     parents = np.arange(-1, count - 1, dtype=np.int64)
     overlaps = np.zeros(count, dtype=np.bool_)
     active = np.arange(count, dtype=np.int64)
@@ -43,7 +43,7 @@ def parents_of(starts: Int64Array, ends: Int64Array) -> tuple[Int64Array, BoolAr
         active = active[parents[active] >= 0]
         candidates = parents[active]
         start, end, end_of_candidate = starts[active], ends[active], ends[candidates]
-        # What begins where another ends comes after it, so that what took no time holds nothing.
+        # An interval that begins at the end of another follows it, so an empty interval encloses nothing.
         encloses = (end_of_candidate >= end) & (start < end_of_candidate)
         active, passed = active[~encloses], candidates[~encloses]
         overlaps[active] |= ends[passed] > starts[active]
@@ -52,9 +52,9 @@ def parents_of(starts: Int64Array, ends: Int64Array) -> tuple[Int64Array, BoolAr
 
 
 def covered_by_siblings(starts: Int64Array, ends: Int64Array, parents: Int64Array, overlaps: BoolArray) -> Int64Array:
-    """How much of each interval lies within those before it that have the same parent, in ns.
+    """The part of each interval in ns that earlier siblings cover.
 
-    What is left of them adds up to the time that they cover together.
+    The remaining parts add up to the length of the siblings' union.
 
     Args:
         starts: As for :func:`parents_of`.
@@ -71,7 +71,7 @@ def covered_by_siblings(starts: Int64Array, ends: Int64Array, parents: Int64Arra
     family = np.cumsum(is_first) - 1
     begun = starts[rows][is_first][family]
     finite = np.where(ends[rows] == ENDLESS, starts[rows], ends[rows])
-    # One family behind the other on one line, so that the latest end so far is never one of the family before.
+    # Shift the families behind each other, so that one running maximum serves all.
     lengths = np.maximum.reduceat(finite, np.flatnonzero(is_first)) - starts[rows][is_first] + 1
     shift = (np.cumsum(lengths) - lengths)[family] - begun
     latest = np.maximum.accumulate(finite + shift)
@@ -82,12 +82,11 @@ def covered_by_siblings(starts: Int64Array, ends: Int64Array, parents: Int64Arra
 
 
 def _parents_without_overlap(starts: Int64Array, ends: Int64Array) -> Int64Array | None:
-    # Where nothing overlaps, how many are open at a start is how deep it lies, and its parent is the last one before
-    # it that lies one less deep. That every parent found so encloses its child proves that nothing overlaps: else more
-    # would be open at some start than enclose it.
+    # Without overlap, the number of open intervals at a start is the depth, and the parent is the last interval before
+    # with one depth less. If every such parent encloses its child, nothing overlaps.
     count = len(starts)
     if not count or (ends <= starts).any():
-        return None  # What took no time is not open at its start.
+        return None  # An empty interval is not open at its start.
     depths = np.arange(count, dtype=np.int64) - np.searchsorted(np.sort(ends), starts, side="right")
     parents = np.full(count, ROOT, dtype=np.int64)
     above = np.flatnonzero(depths == 0)
@@ -104,7 +103,7 @@ def _parents_without_overlap(starts: Int64Array, ends: Int64Array) -> Int64Array
 
 
 def order_for_nesting(starts: Int64Array, ends: Int64Array, regions: Int64Array) -> Int64Array:
-    """Rising by start; what begins together: the longest first, then by the region's number, the outer the smaller."""
+    """The order by start; for equal starts the longest first, then the smaller number of the region."""
     order = np.argsort(starts, kind="stable")
     ordered = starts[order]
     same = ordered[1:] == ordered[:-1]
@@ -118,20 +117,20 @@ def order_for_nesting(starts: Int64Array, ends: Int64Array, regions: Int64Array)
 
 
 class Nested(NamedTuple):
-    """Where intervals are in the tree."""
+    """The positions of intervals in the tree."""
 
     paths: Int64Array
     """Numbers of paths."""
     overlaps: BoolArray
     covered: Int64Array
-    """How much of each lies within its siblings before it, in ns."""
+    """The part in ns that earlier siblings cover."""
 
 
 class Paths:
-    """The paths of a log: each a region's name below another path."""
+    """Numbers for paths: each is a region below another path."""
 
     def __init__(self) -> None:
-        """Know none."""
+        """Start without paths."""
         self.parents: list[int] = []
         self.regions: list[int] = []
         self.depths: list[int] = []
@@ -205,7 +204,7 @@ class Paths:
 
     def of_thread(self, parents: Int64Array, regions: Int64Array) -> Int64Array:
         """The paths of the intervals of one thread, from :func:`parents_of` and the numbers of their names."""
-        # A level at a time, from the outermost: few levels, and few different paths on each.
+        # Level by level, because there are few levels with few paths each.
         paths = np.full(len(parents), ROOT, dtype=np.int64)
         if not len(parents):
             return paths
@@ -238,7 +237,7 @@ class Paths:
 
 
 def distinct(numbers: Int64Array) -> list[int]:
-    """The different values of an array of small numbers, rising. Sorting would cost more than all else here."""
+    """The distinct values of an array of small numbers, rising, without sorting."""
     if not len(numbers):
         return []
     if int(numbers.max()) < 1 << 22:

@@ -1,4 +1,4 @@
-"""The only thing that leaves a timer: its times at one moment, as plain frozen data."""
+"""The times of a timer at one moment, as plain frozen data."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ GPU = "GPU"
 
 
 def _counter(note: str, *, stored: bool = True) -> int:
-    # A field of RegionTimes that counts what is not in the statistics: what a table's note says of it, and whether
-    # the intervals count it themselves.
+    # A field of RegionTimes for intervals without a time: its note in a table, and whether the stores count it.
     counter: int = field(default=0, metadata={"note": note, "stored": stored})
     return counter
 
@@ -40,23 +39,23 @@ class RegionTimes:
     running: int = _counter("open now; not included", stored=False)
     """Threads that have the region open now; their time so far is not in the statistics."""
     pending: int = _counter("ended, but not reached by the device yet; not included", stored=False)
-    """Ended regions whose events the device has not reached yet."""
+    """Ended regions with events that the device has not reached yet."""
     failed: int = _counter("ended by an exception, or not to be measured; not included")
-    """Regions ended by an exception, or whose device time could not be had; not in the statistics."""
+    """Regions that an exception ended, or without a device time; not in the statistics."""
     discarded: int = _counter("forgotten while open; not included")
-    """Regions that were forgotten while open."""
+    """Regions discarded while open."""
     captured: int = _counter("in a graph being captured, where nothing can be timed; not included")
-    """Device times not taken because the stream was being captured into a graph."""
+    """Regions without a device time because a graph was being captured."""
     recomputed: int = _counter("run a second time, as by an activation checkpoint; not included")
-    """Stretches that an activation checkpoint ran again in the backward pass."""
+    """Regions that an activation checkpoint ran again in the backward pass."""
     memory: RegionMemory | None = None
-    """Memory of host and device at the region's ends, in its CPU times; None unless it was asked for."""
+    """Memory of host and device at the region's ends; None unless requested, and on the GPU."""
     distribution: Distribution | None = None
-    """The same times as moments and a histogram, which merge with those of other ranks and subtract from those of a
-    later moment; None while no time is recorded, and in what was written by an earlier version."""
+    """The same times as a distribution, which merges and subtracts; None while no time is recorded, and in data of an
+    earlier version."""
 
     def since(self, earlier: RegionTimes | None) -> RegionTimes | None:
-        """What came after an earlier moment, see :meth:`Snapshot.since`; None if nothing did or is on its way."""
+        """The times after an earlier moment, see :meth:`Snapshot.since`; None if there are none."""
         if earlier is None:
             return self
         counters = {name: getattr(self, name) - getattr(earlier, name) for name in STORED_COUNTERS}
@@ -81,14 +80,14 @@ class RegionTimes:
 
 
 COUNTERS: dict[str, str] = {item.name: item.metadata["note"] for item in fields(RegionTimes) if "note" in item.metadata}
-"""The fields of :class:`RegionTimes` that count, with what a table says of each. Columns and notes are made from it."""
+"""The counting fields of :class:`RegionTimes` with their notes in tables."""
 STORED_COUNTERS = tuple(item.name for item in fields(RegionTimes) if item.metadata.get("stored"))
-"""Those that the intervals count themselves; they only grow, the others say how it is now."""
+"""Counters of the stores. They only grow; the others show the current state."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The times of a timer at one moment. Plain data: it can be pickled, compared and sent to another rank."""
+    """The times of a timer at one moment. It can be pickled, compared and sent to another rank."""
 
     regions: tuple[RegionTimes, ...]
     """Every region that was used, in the order of ``TimeType`` and then of names; CPU before GPU."""
@@ -99,14 +98,13 @@ class Snapshot:
     pid: int
     """The process."""
     rank: int | None = None
-    """Which process of its job this is, as torch.distributed or the launcher tells; None if neither does."""
+    """Rank of the process, from torch.distributed or the launcher; None if unknown."""
     world_size: int | None = None
-    """How many processes the job has; None if nothing tells."""
+    """Number of processes of the job; None if unknown."""
     anchor: ClockAnchor | None = None
-    """The timer's host clock and Unix time at one moment, by which intervals can be placed in time; None in what was
-    written by an earlier version."""
+    """The timer's host clock and Unix time at one moment; None in data of an earlier version."""
     since_unix_time_s: float | None = None
-    """When the earlier snapshot was taken, where this is a difference (:meth:`since`); None where it holds all."""
+    """Time of the earlier snapshot if this is a difference (:meth:`since`), else None."""
     tree: Tree | None = None
     """The tree of regions; None unless :meth:`Timer.snapshot` was asked for it."""
     enabled: bool = True
@@ -125,15 +123,15 @@ class Snapshot:
         return None
 
     def since(self, earlier: Snapshot | None) -> Snapshot:
-        """What came after an earlier snapshot of the same timer, as a snapshot of its own.
+        """The times after an earlier snapshot of the same timer, as a snapshot.
 
         Counts, totals, means, histograms and the counters that only grow (failed, discarded, captured, warm-up left
         out) are exact differences. Median and percentiles are from the histogram, within 1 % (``quantile_error``); the
-        shortest and longest time are exact where they are new, else within 1 %. What is running and pending, and the
-        memory, are as in this snapshot. A region in which nothing came is left out unless it is running or pending;
-        its ``stats`` are None then.
+        shortest and longest time are exact where they are new, else within 1 %. Running and pending regions and memory
+        are those of this snapshot. A region without new times is left out unless it is running or pending; then its
+        ``stats`` are None.
 
-        A region that was reset in between has all it has now. Subtracting another timer's snapshot is not detected.
+        A region that was reset in between keeps all its times. Another timer's snapshot is not detected.
 
         Args:
             earlier: The snapshot to subtract; None gives this one unchanged, for the first of a series.

@@ -18,25 +18,25 @@ if TYPE_CHECKING:
     Int64Array = NDArray[np.int64]
 
 _PART = 1 << 16
-"""Values whose deviations are in memory at a time, half a MiB."""
+"""Number of deviations in memory at a time, half a MiB."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimeStats:
-    """What the times of one region look like. Times are in seconds."""
+    """Statistics of the times of one region, in seconds."""
 
     min: float
     """Shortest time, exact."""
     mean: float
     """Arithmetic mean, exact."""
     median: float = field(metadata={"quantile": 0.5})
-    """Middle time; ``quantile_error`` says how exact this and the percentiles are."""
+    """Median. ``quantile_error`` bounds its relative error and that of the percentiles."""
     max: float
     """Longest time, exact."""
     stdev: float
     """Sample standard deviation (divisor ``count - 1``), 0 for a single time."""
     count: int
-    """Times that these statistics stand on."""
+    """Number of times."""
     total: float
     """Their sum, exact."""
     p90: float = field(metadata={"quantile": 0.90})
@@ -57,8 +57,7 @@ class TimeStats:
 QUANTILES: dict[str, float] = {
     item.name: item.metadata["quantile"] for item in fields(TimeStats) if "quantile" in item.metadata
 }
-"""The fields of :class:`TimeStats` that hold a quantile, with its share of the times. What computes, writes or shows
-quantiles goes by this list, so that a further percentile is one more field."""
+"""The quantile fields of :class:`TimeStats` with their shares. All code that handles quantiles uses this list."""
 
 
 def stats_of(durations_ns: Int64Array, *, skipped: int = 0) -> TimeStats:
@@ -99,7 +98,7 @@ def stats_of(durations_ns: Int64Array, *, skipped: int = 0) -> TimeStats:
 
 def squared_deviations(values: Int64Array, mean: float) -> float:
     """The sum of squared deviations from the mean, in the unit of the values squared."""
-    # A part at a time: a second array of this size costs more than its arithmetic.
+    # In parts: a second array of this size costs more than the arithmetic.
     parts = []
     for first in range(0, len(values), _PART):
         deviations = values[first : first + _PART] - mean
@@ -120,7 +119,7 @@ def _between(ordered: Int64Array, position: float) -> float:
 def median_confidence_ranks(count: int) -> tuple[int, int] | None:
     """The ranks (from 1) of the order statistics that enclose the median with at least 95 % confidence.
 
-    How many of ``count`` independent times lie below the median is binomial with p = 1/2, whatever their
+    The number of independent times below the median is binomial with p = 1/2 for any
     distribution: W. J. Conover, Practical Nonparametric Statistics, 3rd ed., 1999, section 3.2. Above 70 times the
     normal approximation of J.-Y. Le Boudec, Performance Evaluation of Computer and Communication Systems, 2010,
     section 2.2, serves. Times of successive steps depend on each other, which makes the true confidence lower.
@@ -142,17 +141,17 @@ def median_confidence_ranks(count: int) -> tuple[int, int] | None:
 
 
 TRIM = 0.1
-"""Share of the times that a trimmed mean of a report leaves out at either end."""
+"""Share of the times that a trimmed mean of a report leaves out at each end."""
 
 
 def trim_mean(data: Iterable[float], trim_percent: float) -> float:
-    """The mean of what is left when a share of the values is cut off at either end.
+    """The mean without a share of the values at each end.
 
     As DeepSpeed's function of this name: at each end ``round(n * trim_percent)`` of ``n`` values are cut, a half
     rounded to the even number (``scipy.stats.trim_mean`` rounds down).
 
     Args:
-        data: Values in any unit and order; left as they are.
+        data: Values in any unit and order.
         trim_percent: Share to cut at each end, 0 to below 0.5; 0.1 is 10 %.
 
     Returns:

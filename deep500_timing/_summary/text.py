@@ -1,7 +1,7 @@
-"""Times, sizes, rates and names as a reader wants to see them: the one vocabulary of every report.
+"""Formats times, sizes, rates and names for all reports.
 
-What is unknown is :data:`UNKNOWN` in a table and :data:`UNKNOWN_IN_LOG` in a line for a logger. Lines that must look
-like DeepSpeed's have their functions at the end.
+An unknown value is :data:`UNKNOWN` in a table and :data:`UNKNOWN_IN_LOG` in a logger's line. Functions for lines in
+DeepSpeed's format are at the end.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 UNKNOWN = "–"
 UNKNOWN_IN_LOG = "n/a"
-"""Lines for ``print`` and loggers stay ASCII: nobody asks for the encoding of what they end in."""
+"""ASCII, because the encoding of a logger's stream is unknown."""
 GAP = "  "
 """Between two columns."""
 _GIB = 1024**3
@@ -28,8 +28,8 @@ _PLAIN = str.maketrans(
     {"µ": "u", "–": "-", "─": "-", "±": "+-", "·": "|", "…": "~", "×": "x", "→": ">", "│": "|", "├": "|", "└": "`"}
     | dict(zip("▁▂▃▄▅▆▇█", "_.-~=+*#", strict=True))
 )
-"""What stands for a sign that an encoding lacks, as wide as that."""
-# They let whoever chooses a region's name reorder what follows it on the line.
+"""ASCII replacements of the same width, for encodings without these characters."""
+# They would reorder the text after a region's name.
 _DIRECTION = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
@@ -78,14 +78,14 @@ def format_ms(seconds: float | None, *, mark: str = "") -> str:
 
 
 def format_share(share: float | None) -> str:
-    """A share of 1, such as ``"46 %"``; what is there and rounds to nothing is ``"<1 %"``."""
+    """A share of 1, such as ``"46 %"``; ``"<1 %"`` for less than half a percent."""
     if share is None or not math.isfinite(share):
         return UNKNOWN
     return "<1 %" if 0 < share < 0.005 else f"{100 * share:.0f} %"
 
 
 def format_utilization(ratio: float) -> str:
-    """A share of a peak, with a decimal, as ``"38.2 %"``; what is there and rounds to nothing is ``"<0.1 %"``."""
+    """A share of a peak, with a decimal, as ``"38.2 %"``; ``"<0.1 %"`` for less than half of that."""
     return "<0.1 %" if 0 < ratio < 0.0005 else f"{100 * ratio:.1f} %"
 
 
@@ -117,7 +117,7 @@ def _digits(value: float, decimals: int) -> str:
 
 
 def safe_name(name: str) -> str:
-    """A region's name with what would break a line, or steer the terminal, shown as its escape."""
+    """A region's name with control characters and line breaks as escapes."""
     if name.isprintable():
         return name
     return "".join(_escaped(character) for character in name)
@@ -130,7 +130,7 @@ def _escaped(character: str) -> str:
 
 
 def width_of(text: str) -> int:
-    """How many columns a text takes up on a terminal."""
+    """The width of a text in terminal columns."""
     if text.isascii():
         return len(text)
     try:
@@ -147,7 +147,7 @@ def _width_of_character(character: str) -> int:
 
 
 def shorten(text: str, width: int) -> str:
-    """A text of no more than ``width`` columns: what is too long loses its middle, as names differ at both ends."""
+    """A text of at most ``width`` columns. A longer text loses its middle, because names differ at both ends."""
     if width_of(text) <= width:
         return text
     head, tail, left = "", "", width - 1
@@ -162,7 +162,7 @@ def shorten(text: str, width: int) -> str:
 
 
 def pad(text: str, width: int, *, right: bool = False) -> str:
-    """A text filled up with blanks to a width in columns, pushed to the right if ``right`` is true."""
+    """A text padded with blanks to a width in columns, on the left if ``right`` is true."""
     blanks = " " * (width - width_of(text))
     return blanks + text if right else text + blanks
 
@@ -173,7 +173,7 @@ def widths_of(rows: Iterable[Sequence[str]]) -> list[int]:
 
 
 def cells_of(row: Sequence[str], widths: Sequence[int], *, left: int = 2) -> list[str]:
-    """The cells of a row, filled up to their columns' widths: the first ``left`` to the left, the rest to the right."""
+    """The cells of a row padded to their columns' widths: the first ``left`` left-aligned, the others right-aligned."""
     return [pad(cell, width, right=place >= left) for place, (cell, width) in enumerate(zip(row, widths, strict=True))]
 
 
@@ -183,13 +183,13 @@ def line_of(row: Sequence[str], widths: Sequence[int], *, left: int = 2) -> str:
 
 
 def lines_of(rows: Sequence[Sequence[str]], *, left: int = 2) -> list[str]:
-    """Rows, the heading first, as lines whose columns stand below each other."""
+    """Rows, the heading first, as aligned lines."""
     widths = widths_of(rows)
     return [line_of(row, widths, left=left).rstrip() for row in rows]
 
 
 def align_units(rows: list[tuple[str, ...]], *, left: int = 2) -> tuple[tuple[str, ...], ...]:
-    """Rows in which "s" and "h" take the room of the units of two letters beside them, so that numbers line up."""
+    """Rows in which "s" and "h" are as wide as units of two letters, so that numbers align."""
     columns = [
         [cell + " " if cell.endswith((" s", " h")) else cell for cell in column]
         if place >= left and any(cell.endswith(("ms", "µs", "ns")) for cell in column)
@@ -211,7 +211,7 @@ def wrap(text: str, width: int, indent: int) -> str:
 
 
 def fit_encoding(text: str, encoding: str | None) -> str:
-    """A text as a stream of that encoding can take it: unchanged, or with plain signs for those that it lacks."""
+    """A text that an encoding can represent: unchanged, or with ASCII replacements."""
     if encoding is None:
         return text
     try:

@@ -1,4 +1,4 @@
-"""The columns of the tree: numbers that do not jump from unit to unit, shares, and a region's course over the run."""
+"""The cells of the table: times in a common unit, shares, spreads and trends."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 _BARS = "▁▂▃▄▅▆▇█"
 _USUAL = 3 / 8
-"""The height at which what does not change is drawn: there is room for what takes longer."""
+"""Height of a constant value, which leaves room for longer times."""
 FEW = 20
-"""A 95th percentile of fewer times is a dash."""
+"""Fewest times for a 95th percentile."""
 LEAST_FOR_MEDIAN = 3
-"""A median of fewer says no more than the total."""
+"""Fewest times for a median."""
 
 
 def times(values: Sequence[float | None], *, by_largest: bool = False) -> list[str]:
@@ -26,8 +26,7 @@ def times(values: Sequence[float | None], *, by_largest: bool = False) -> list[s
 
     Args:
         values: None is an empty cell, a value that is not finite a dash.
-        by_largest: Whether the column's unit is that of its largest value, as for parts of a whole, and not that of
-            most of them.
+        by_largest: Use the unit of the largest value, as for parts of a whole, instead of the most frequent unit.
     """
     known = [value for value in values if value is not None and math.isfinite(value) and value > 0]
     scale, unit, most = _unit_of_column([max(known)] if known and by_largest else known)
@@ -35,7 +34,7 @@ def times(values: Sequence[float | None], *, by_largest: bool = False) -> list[s
 
 
 def _unit_of_column(known: list[float]) -> tuple[float, str, int]:
-    # The unit of most of the values, of two alike the larger one; and how many decimals its largest value has.
+    # The most frequent unit, of two the larger one; and the decimals of its largest value.
     if not known:
         return 1.0, "s", 2
     units = [_own_unit(value) for value in known]
@@ -49,7 +48,7 @@ def _own_unit(value: float) -> tuple[float, str]:
 
 
 def _limit(unit: str) -> float:
-    # An hour takes more reading than a second.
+    # Seconds are used up to 10 000, because hours are harder to read.
     return 9999.5 if unit == "s" else 999.5
 
 
@@ -75,9 +74,9 @@ def share(value: float | None) -> str:
 
 
 def course(node: Node) -> str:
-    """A region's course over the run, a sign for each stretch of time, from nothing at the bottom.
+    """A region's trend over the run as a bar chart of one character for each part of the run, starting at zero.
 
-    Of few intervals those stretches that have one stand side by side: three EPOCHs are three signs.
+    For few intervals, parts without any are left out: three EPOCHs are three characters.
     """
     trend = node.trend
     known = [value for value in trend if value is not None]

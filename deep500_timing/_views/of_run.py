@@ -1,4 +1,4 @@
-"""What is shown of a run: one rank of it in a table, findings about all."""
+"""The report of a run: findings about all ranks, the table of one."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
 COMMAND = "deep500-timing"
 _NAMED = 6
-"""Ranks that are named one by one."""
+"""Most ranks that are listed."""
 
 
 def sheet_of_run(run: Run, *, rank: int | None = None, session: int | None = None, off: Iterable[str] = ()) -> Sheet:
-    """Put together what is shown of a run.
+    """Build the report of a run.
 
     Args:
         run: The run.
-        rank: Whose times to show; the lowest rank's if None.
-        session: Of which start of the run; all if None.
-        off: Rules of findings that are not to be asked.
+        rank: The rank of the table; the lowest if None.
+        session: Of this session only.
+        off: Rules of findings to leave out.
 
     Raises:
         LookupError: The run has no such rank, or no such session.
@@ -51,7 +51,7 @@ def sheet_of_run(run: Run, *, rank: int | None = None, session: int | None = Non
 
 
 def choose_rank(about: About, rank: int | None) -> int:
-    """The rank whose times to show.
+    """The rank of the table.
 
     Raises:
         LookupError: The run has no such rank.
@@ -127,7 +127,7 @@ def _ranks(about: About) -> str:
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """Numbers, rising, as a reader wants them: ``"0, 1, 4"``, ``"0 to 63"``."""
+    """Rising numbers as text: ``"0, 1, 4"``, ``"0 to 63"``."""
     if len(numbers) > 2 and list(numbers) == list(range(numbers[0], numbers[-1] + 1)):
         return f"{numbers[0]} to {numbers[-1]}"
     shown = ", ".join(map(str, numbers[:_NAMED]))

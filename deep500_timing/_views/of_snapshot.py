@@ -1,4 +1,4 @@
-"""What is shown of a snapshot: one process at one moment."""
+"""The report of a snapshot: one process at one moment."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OF_A_RUN = "Which steps are slow, and whether they drift, only a run tells: Tim
 
 
 def sheet_of(snapshot: Snapshot, step: int | None = None) -> Sheet:
-    """Put together what is shown of a snapshot.
+    """Build the report of a snapshot.
 
     Args:
         snapshot: The times.

@@ -1,4 +1,4 @@
-"""How busy the device was in a step, and how the CPU kept pace with it, in one line beneath a table."""
+"""One line below a table: how busy the device was in a step, and the CPU's pace."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ if TYPE_CHECKING:
     from deep500_timing._views.tree import Node, Tree
 
 AHEAD = 0.7
-"""The CPU's time as a share of the device's, below which it ran ahead."""
+"""The CPU runs ahead if its time is below this share of the device's."""
 ALIKE = 0.1
-"""How close they are for the CPU to have taken as long."""
+"""Largest relative difference of equal times."""
 LEAST_COUNT = 3
-"""Of fewer times the medians say little."""
+"""Fewest times for a median."""
 _WIDTH = 32
 
 
 def busy_in(step: Node) -> tuple[float, float] | None:
     """The seconds of a region, and in how many of them a region directly inside it was timed on the device.
 
-    None where none was: the region's own time there is from the moment the device reached it to the moment it was
-    done, whatever the device did between.
+    None without such regions: the region's own device time includes idle time.
     """
     inside = [child.gpu.total_s for child in step.children if child.gpu is not None]
     if step.gpu is None or step.total_s is None or not inside:

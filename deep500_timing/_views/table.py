@@ -1,7 +1,7 @@
-"""The table of regions as a tree: what it says, independent of how it is drawn.
+"""The table of regions, independent of its output format.
 
-A :class:`Sheet` is what is shown: a heading, findings, a tree, notes. :func:`lay_out` puts it into columns for a width,
-and ``_views/drawing.py`` makes lines of it.
+A :class:`Sheet` holds heading, findings, tree and notes. :func:`lay_out` arranges it in columns for a width, and
+``_views/drawing.py`` draws it as text.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ if TYPE_CHECKING:
     from deep500_timing._views.tree import Node, Tree
 
 LONGEST_NAME = 48
-"""Columns of a terminal that a region's name takes up at most; files and trackers have it whole."""
+"""Largest width of a region's name on a terminal. Files and trackers have the whole name."""
 SHORTEST_NAME = 8
 NARROW = 60
-"""Below so many columns each level of the tree is indented by one."""
+"""On terminals below this width each level of the tree is indented by one column."""
 
 
 @dataclass(frozen=True)
 class Sheet:
-    """What is shown."""
+    """The content of a report."""
 
     title: tuple[str, ...]
-    """What it is, where and when: parts of one line."""
+    """Parts of the heading."""
     separator: str
     """Between the parts."""
     tree: Tree
     """The regions."""
     findings: tuple[Finding, ...] = ()
-    """What stands out, the verdict first."""
+    """The findings, the most important first."""
     verdict: str = ""
-    """What to say where nothing does; empty to say nothing."""
+    """The sentence for a report without findings; may be empty."""
     notes: tuple[tuple[str, str], ...] = ()
-    """A short label, or none, and a sentence for each thing that the reader must know."""
+    """Notes: a short label, which may be empty, and a sentence."""
 
 
 class Row(NamedTuple):
@@ -63,7 +63,7 @@ class Table:
     headers: tuple[str, ...]
     rows: tuple[Row, ...]
     notes: tuple[tuple[str, str], ...]
-    """The sheet's, and what a narrow terminal leaves out."""
+    """The sheet's notes, and one about columns that did not fit."""
 
     @property
     def widths(self) -> list[int]:
@@ -88,17 +88,16 @@ class _Line(NamedTuple):
 COURSE = "over the run"
 OVER_RANKS = "ranks min / median / max"
 _FIRST_TO_GO = (OVER_RANKS, COURSE, "p95", "count", "GPU share", "GPU total", "median")
-"""Columns that a narrow terminal leaves out, the first first; total and share stay."""
+"""Columns that a narrow terminal leaves out, in this order."""
 
 
 def lay_out(sheet: Sheet, *, width: int | None = None, whole_names: bool = False) -> Table:
-    """Put a sheet into columns.
+    """Arrange a sheet in columns.
 
     Args:
         sheet: What to show.
-        width: How many columns there are on the terminal; what does not fit is left out, and that is noted. Nothing
-            is left out if None, nor are the columns without which a table says little.
-        whole_names: Shorten no name, however long.
+        width: Width of the terminal. Columns that do not fit are left out and noted; None leaves out nothing.
+        whole_names: Do not shorten names.
     """
     narrow = width is not None and (width < NARROW or 9 * _depth(sheet.tree) > width)
     lines = list(_lines(sheet.tree, narrow=narrow))

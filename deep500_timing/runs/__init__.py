@@ -1,14 +1,15 @@
-"""Runs: what the processes of a training leave behind, and how it is read.
+"""Runs: the logs that the processes of a training write, and their reader.
 
-**Writing.** ``Timer(run="folder")`` or ``DEEP500_TIMING_RUN=folder`` lets a timer write down every interval; ``RunLog``
-is the log itself, with its settings. Others write through the same door: ``timer.run`` is the log, or None::
+**Writing.** ``Timer(run="folder")`` or ``DEEP500_TIMING_RUN=folder`` makes a timer log every interval; ``RunLog``
+is the log itself, with its settings. ``timer.run`` is the log, or None, and takes other records as well::
 
     log = RunLog(folder, timer)                      # or Timer(run=log), for settings of your own
-    timer.step(n)                                    # the step n begins here
+    timer.step(n)                                    # step n begins here
     log.sample("memory.rss_bytes", value, region="FORWARD")
     log.collective("all_reduce", start_ns, end_ns, group="data", sequence=7, nbytes=4096)
-    log.event("checkpoint", "saved", path="...")
-    log.declare("layers", start_ns="time", dur_ns="int", layer="name")    # a table of a later capability
+    log.event("retry", "the file server was away")
+    log.mark("checkpoint_saved", step=n, dur_s=2.5)  # goodput reads it
+    log.declare("layers", start_ns="time", dur_ns="int", layer="name")    # a table of an extension
     log.add("layers", (start_ns, dur_ns, "conv1"))
 
 What is recorded by no timer finds the process's log by ``runs.current()``, and may hand over what it has queued when a

@@ -1,4 +1,4 @@
-"""One log for each folder and clock of a process, however many timers write to it."""
+"""One log for each folder and clock of a process. Several timers may share it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 def attach(timer: Recorder, run: RunLog | str | PathLike[str]) -> RunLog:
-    """Let a timer write to a run: to the log that this process has in that folder, or to a new one.
+    """Make a timer write to a run: to this process's log in that folder, or to a new one.
 
     Args:
         timer: The timer.
-        run: A folder, or a log that was made with settings of its own.
+        run: A folder or a log.
 
     Raises:
         ValueError: The log's timers have another host clock.

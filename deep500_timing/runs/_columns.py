@@ -1,8 +1,8 @@
-"""Columns of numbers as few bytes: what varies in them, and nothing else.
+"""Columns of numbers in few bytes.
 
-A column is its smallest value and the distances from it, whose bytes are put in planes: first the lowest byte of
-every row, then the next, up to the highest that any row needs. Times that rise are stored as differences first. What
-zlib then gets is a third of the numbers' bytes, and of those most repeat.
+A column is its smallest value and the distances from it. The distances are stored in planes: the lowest byte of every
+row, then the next, up to the highest byte that is used. Rising times are stored as differences. That leaves a third of
+the bytes, and zlib compresses most of those.
 """
 
 from __future__ import annotations

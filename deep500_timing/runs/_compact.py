@@ -1,7 +1,7 @@
-"""From logs to Parquet: what every engine reads fast, made from what survives everything.
+"""Converts logs, which survive crashes, to Parquet, which engines read fast.
 
-The Parquet lies beside the logs, in ``compacted/``. It is made on first use and made again for logs that have grown;
-it can be deleted at any time.
+The Parquet is in ``compacted/`` in the run's folder. It is made on first use and renewed for logs that have grown. It
+may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 FOLDER = "compacted"
 MANIFEST = "manifest.json"
 VERSION = 2
-"""Of what is compacted; another one is made anew."""
+"""Version of the Parquet files; files of another version are replaced."""
 PART_BYTES = 64 << 20
-"""Logs of about this size together make one file of Parquet, so that 10 000 ranks do not make 10 000 of them."""
+"""Size of the logs that share one Parquet file, so that 10 000 ranks do not make 10 000 files."""
 
 
 class LogFile(NamedTuple):
-    """A log as it lies in the folder."""
+    """A log in the folder."""
 
     path: str
     size: int
@@ -46,26 +46,26 @@ class LogFile(NamedTuple):
 
     @property
     def key(self) -> list[Any]:
-        """What tells whether it is as it was."""
+        """It changes when the log does."""
         return [os.path.basename(self.path), self.size, self.mtime_ns]
 
 
 class Compacted(NamedTuple):
-    """Where the Parquet of a run is."""
+    """The Parquet files of a run."""
 
     folder: str
     files: dict[str, list[str]]
     """Paths by table."""
     schemas: dict[str, dict[str, str]]
-    """Columns with types by table, of a log's own tables as well."""
+    """Columns with types by table, including tables that a log declares."""
 
 
 def find_logs(folder: str) -> list[LogFile]:
-    """The logs in a folder, by name. Files of another suffix are not looked at."""
+    """The logs in a folder, by name. Other files are ignored."""
     found = []
     with os.scandir(folder) as entries:
         for entry in entries:
-            # A rank that keeps to `keep_bytes` may remove its oldest one while the folder is looked through.
+            # A rank with `keep_bytes` may remove its oldest log meanwhile.
             with contextlib.suppress(FileNotFoundError):
                 if entry.name.endswith(SUFFIX) and entry.is_file():
                     status = entry.stat()
@@ -75,11 +75,11 @@ def find_logs(folder: str) -> list[LogFile]:
 
 
 def compact(folder: str, reading: Reading) -> Compacted:
-    """Make or renew the Parquet of a run.
+    """Write or renew the Parquet of a run.
 
     Args:
-        folder: The run's folder. Where it cannot be written to, the Parquet lies in a temporary one.
-        reading: Keeps the Parquet from being removed by others that find the logs grown, until it is closed.
+        folder: The run's folder. If it cannot be written to, the Parquet goes to a temporary folder.
+        reading: Protects the Parquet files from other processes until it is closed.
 
     Raises:
         FileNotFoundError: There is no such folder.
@@ -114,7 +114,7 @@ def _compact_to(target: str, folder: str, reading: Reading) -> Compacted:
     groups = list(_groups(logs, manifest))
     with alone(target):
         reading.say(target, [_name_of(group) for group in groups])
-    # From here on nobody removes them, but somebody may have since the manifest was read.
+    # The parts are protected from here on; other processes may have removed some since the manifest was read.
     parts = []
     for group in groups:
         part = known.get(_identity(log.key for log in group))
@@ -148,8 +148,8 @@ def _read_manifest(target: str) -> dict[str, Any]:
 
 
 def _groups(logs: list[LogFile], manifest: dict[str, Any]) -> Iterator[list[LogFile]]:
-    # A log stays in the part that it is in, so that a rank that goes on costs its own part only. The logs of a session
-    # stay together: they share a clock and its anchor.
+    # A log stays in its part, so that a log that grows costs only its own part. The logs of a session stay together:
+    # they share a clock and its anchor.
     by_session: dict[str, list[LogFile]] = {}
     for log in sorted(logs):
         by_session.setdefault(_session_of(log.path), []).append(log)
@@ -189,7 +189,7 @@ def _make_part(folder: str, group: list[LogFile], target: str) -> dict[str, Any]
     scratch = tempfile.mkdtemp(prefix=".new-", dir=target)
     try:
         for table, batch in _tables_of(group, schemas):
-            # A table whose columns differ from those that it has in another log gets a file of its own.
+            # Logs may declare the same table with different columns: a file for each.
             key = f"{table}-{name}-{len(batch.schema)}"
             if key not in tables:
                 tables[key] = _TableWriter(os.path.join(scratch, key + ".parquet"))
@@ -207,7 +207,7 @@ def _make_part(folder: str, group: list[LogFile], target: str) -> dict[str, Any]
 
 
 class _TableWriter:
-    """Writes one table; small batches are put together, so that a row group is worth its head."""
+    """Writes one table. Small batches share a row group."""
 
     def __init__(self, path: str) -> None:
         self._pa: Any = require("pyarrow", extra="runs", caller="Reading a run")
@@ -299,7 +299,7 @@ def _found(target: str, parts: list[dict[str, Any]]) -> Compacted:
 
 
 def empty_file(target: str, table: str) -> str:
-    """A file of a table that no log has rows of, so that a query of it gives no rows and no error."""
+    """Write an empty file for a table without rows, so that queries of it work."""
     pa: Any = require("pyarrow", extra="runs", caller="Reading a run")
     parquet: Any = require("pyarrow.parquet", extra="runs", caller="Reading a run")
     folder = os.path.join(target, "empty")
@@ -314,7 +314,7 @@ def empty_file(target: str, table: str) -> str:
 
 
 _temporary: dict[str, str] = {}
-"""The temporary folders that hold the Parquet of runs whose folder cannot be written to."""
+"""Temporary folders by run, for folders that cannot be written to."""
 
 
 @atexit.register

@@ -1,4 +1,4 @@
-"""Which logs this process has, for what is recorded by no timer. Imports nothing, so that asking costs nothing."""
+"""The logs of this process, for recorders without a timer. It imports nothing."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ if TYPE_CHECKING:
     from typing import Any
 
 logs: dict[tuple[str, int], Any] = {}
-"""Every :class:`~deep500_timing.runs.RunLog` by folder and clock; this stands below it."""
+"""Every :class:`~deep500_timing.runs.RunLog` by folder and clock. This module is below it."""
 feeders: list[Callable[[], object]] = []
-"""Called by a log's thread before each flush: who queues what belongs into runs hands it over then."""
+"""Called by a log's thread before each flush. They write queued records to the log."""
 
 
 def current() -> Any:
-    """The log of this process on the system's clock, for what is recorded by no timer; None if there is none."""
+    """The log of this process on the system's clock; None without one."""
     return next((log for log in logs.values() if log.clock is None and not log.closed), None)

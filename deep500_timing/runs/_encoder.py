@@ -1,4 +1,4 @@
-"""From rows to frames: the names, numbers and order that one log file has."""
+"""Encodes rows as frames of one log file."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Encoder:
         self._described = 0
 
     def restart(self) -> None:
-        """Begin the next file: every name is written again."""
+        """Begin the next file and write every name again."""
         self._sequence = 0
         self._named = 1
         self._described = 0
@@ -48,7 +48,7 @@ class Encoder:
         return number
 
     def declare(self, table: str, columns: Mapping[str, str]) -> None:
-        """Describe a table of a later capability's own, once.
+        """Declare an additional table, once.
 
         Raises:
             ValueError: The name or a type is unknown, or the table is declared with other columns.

@@ -1,4 +1,4 @@
-"""How a process ends, and what its logs do then."""
+"""Closes run logs at process exit."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from deep500_timing._base.at_exit import do_last, do_not_do_last, in_last
 from deep500_timing._base.fork import after_fork
 
 _open: dict[int, Any] = {}
-"""Every open :class:`RunLog`; this stands below it."""
+"""Every open :class:`RunLog`. This module is below it."""
 
 
 def watch(log: Any) -> None:
     """Close the log when the process ends: at exit, after an exception, by SIGINT and by SIGTERM.
 
-    A handler for SIGTERM is set only if the program has none: it writes what there is, and lets the signal have its
-    effect. A program that sets its own later replaces it, and ends as it likes.
+    A handler for SIGTERM is set only if the program has none. It writes the rest, then the signal takes effect. A
+    handler that the program sets later replaces it.
     """
     _open[id(log)] = log
     if len(_open) == 1:
@@ -26,7 +26,7 @@ def watch(log: Any) -> None:
 
 
 def unwatch(log: Any) -> None:
-    """Forget a log that is closed."""
+    """Forget a closed log."""
     _open.pop(id(log), None)
     if not _open:
         atexit.unregister(_at_exit)
@@ -52,7 +52,7 @@ def _at_sigterm() -> None:
 
 @after_fork
 def _after_fork() -> None:
-    # The files and the thread are the parent's; a child that ends must not end its logs.
+    # The files and the thread belong to the parent. A child must not end them.
     for log in list(_open.values()):
         log.abandon()
     _open.clear()

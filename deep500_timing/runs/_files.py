@@ -1,4 +1,4 @@
-"""The files of a run: their names, and one that is being written."""
+"""Names of log files, and an append-only file."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def name_of(rank: int, session: int, segment: int) -> str:
 
 
 def parse_name(name: str) -> tuple[int, int, int] | None:
-    """Rank, session and segment that a name says, or None if it is not a log's."""
+    """Rank, session and segment from a name; None for other files."""
     match = _NAME.match(name)
     return None if match is None else (int(match[1]), int(match[2] or 0), int(match[3] or 0))
 
 
 def segments_of(folder: str, rank: int) -> list[tuple[int, int, str]]:
-    """The logs of one rank that a folder holds: session, segment, path; in order. Empty if it cannot be read."""
+    """Session, segment and path of one rank's logs in a folder, in order; empty if it cannot be read."""
     found = []
     try:
         with os.scandir(folder) as entries:
@@ -37,17 +37,17 @@ def segments_of(folder: str, rank: int) -> list[tuple[int, int, str]]:
 
 
 class LogFile:
-    """A file that is only ever appended to, by one process.
+    """A file that one process appends to.
 
-    It is made new: a file that is there is never written to, whoever made it.
+    An existing file is never opened.
     """
 
     def __init__(self, path: str) -> None:
-        """Make the file.
+        """Create the file.
 
         Raises:
-            FileExistsError: There is one of that name.
-            OSError: It cannot be made, for the reason that the system gives.
+            FileExistsError: A file of that name exists.
+            OSError: The file cannot be created.
         """
         self.path = path
         self.size = 0
@@ -55,17 +55,17 @@ class LogFile:
         self._handle = os.open(path, flags | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0), 0o644)
 
     def append(self, data: bytes) -> None:
-        """Write all of it, or nothing.
+        """Write all data, or nothing.
 
         Raises:
-            OSError: The system did not take it; the file ends where it ended before.
+            OSError: Writing failed; the file has its former end.
         """
         view = memoryview(data)
         try:
             while view:
                 view = view[os.write(self._handle, view) :]
         except OSError:
-            # Half a frame costs a reader nothing but a search; still, the file had better not grow by halves.
+            # A reader skips half a frame, but it would waste space.
             try:
                 os.ftruncate(self._handle, self.size)
             except OSError:
@@ -75,7 +75,7 @@ class LogFile:
 
     @property
     def is_gone(self) -> bool:
-        """Whether nobody will ever read what is written: the file was deleted."""
+        """Whether the file was deleted."""
         return os.fstat(self._handle).st_nlink == 0
 
     def close(self) -> None:

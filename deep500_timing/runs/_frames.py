@@ -1,7 +1,7 @@
-"""Frames: what a log is made of. Each says what it is, how long it is, and whether it is whole.
+"""Frames: the records of a log, each with its kind, length and checksum.
 
-A frame is a head of 24 bytes and a payload, see ``docs/run-format.md``. The checksum covers both, so that a flipped bit
-anywhere in a frame is noticed; and a reader that meets one goes on at the next whole frame. Standard library only.
+A frame is a head of 24 bytes and a payload, see ``docs/run-format.md``. The checksum covers both, so that every flipped
+bit is detected. The reader continues at the next whole frame. Standard library only.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from mmap import mmap
 
 MAGIC = b"\xd5RUN"
-"""The first byte stands in no UTF-8 text of ASCII, the others name the format in a hex dump."""
+"""The first byte is not ASCII; the others name the format in a hex dump."""
 HEAD = Struct("<4sHHIIII")
 """Magic, kind, flags, sequence, rows, bytes of the payload, CRC-32."""
 _CRC_AT = HEAD.size - 4
 ZLIB = 1
-"""The flag of a payload that is compressed."""
+"""The flag of a compressed payload."""
 _CRC_BYTES = 4096
-"""Of so few, zlib takes the checksum without letting go of the interpreter's lock, which a loop may hold for 5 ms."""
+"""Up to this size ``zlib.crc32`` keeps the GIL. Waiting for it may take 5 ms."""
 LARGEST_PAYLOAD = 1 << 28
-"""No frame holds more: a longer one is damaged."""
+"""A frame that claims more is damaged."""
 
 
 class Frame(NamedTuple):
@@ -32,20 +32,20 @@ class Frame(NamedTuple):
 
     kind: int
     sequence: int
-    """Its number in the file, from 0: a gap tells how many are missing."""
+    """Its number in the file, from 0. A gap shows missing frames."""
     rows: int
     stored: bytes
-    """The payload as it lies in the file."""
+    """The payload as stored."""
     is_compressed: bool
     offset: int
-    """Where it begins in the file."""
+    """Its position in the file."""
 
     @property
     def payload(self) -> bytes:
-        """The payload, not compressed any more.
+        """The payload, decompressed.
 
         Raises:
-            ValueError: It cannot be decompressed, though it is as it was written.
+            ValueError: It cannot be decompressed, though its checksum is right.
         """
         try:
             return zlib.decompress(self.stored) if self.is_compressed else self.stored
@@ -54,16 +54,16 @@ class Frame(NamedTuple):
 
 
 class Damage(NamedTuple):
-    """A stretch of a file that holds no whole frame."""
+    """A part of a file without a whole frame."""
 
     offset: int
     length: int
     at_end: bool
-    """Whether it reaches to the end of the file: a torn tail, or a write that is under way."""
+    """Whether it reaches the end of the file: a torn tail or an unfinished write."""
 
 
 def encode(kind: int, sequence: int, rows: int, payload: bytes) -> bytes:
-    """A frame as bytes, its payload compressed."""
+    """Encode a frame and compress its payload."""
     packed = zlib.compress(payload, 1)
     flags = ZLIB
     if len(packed) >= len(payload):
@@ -76,7 +76,7 @@ def encode(kind: int, sequence: int, rows: int, payload: bytes) -> bytes:
 
 
 def read_frames(data: bytes | mmap, start: int = 0) -> Iterator[Frame | Damage]:
-    """Every whole frame in order, and what lies between them.
+    """Every whole frame in order, and the damage between them.
 
     Args:
         data: The bytes of a log.
@@ -103,7 +103,7 @@ def read_frames(data: bytes | mmap, start: int = 0) -> Iterator[Frame | Damage]:
 
 
 def _frame_at(data: bytes | mmap, position: int, end: int) -> tuple[Frame, int] | None:
-    # The frame that begins at a position, and where the next one does; None if there is no whole one.
+    # The frame at a position and the position after it; None without a whole frame.
     body = position + HEAD.size
     if body > end:
         return None

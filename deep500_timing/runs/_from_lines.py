@@ -1,4 +1,4 @@
-"""Logs of lines as a run: each file as the log that it would have been."""
+"""Reads text logs of ranks as a run, by converting each file to a run log."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 class _RunOfLines(Run):
-    """A run whose logs lie in a temporary folder."""
+    """A run with its logs in a temporary folder."""
 
     scratch: tempfile.TemporaryDirectory[str]
 
     def close(self) -> None:
-        """Let go of the engine and the folder."""
+        """Close the engine and remove the folder."""
         super().close()
         self.scratch.cleanup()
 
@@ -62,7 +62,7 @@ def _write_log(folder: str, rank: int, session: int, lines: list[Line]) -> None:
     header = describe(
         place, session=session, segment=0, anchor=ClockAnchor(0, 0, 0), clock="Unix time, of lines", attributes={}
     )
-    # Of which process it was, a line does not say.
+    # The lines do not name their process.
     header |= {"host": None, "pid": None, "versions": {}, "devices": [], "command_sha256": None}
     lines = sorted(lines, key=lambda line: (line.start_ns, -line.end_ns))
     steps = StepCounter()

@@ -1,4 +1,4 @@
-"""What a log says about itself: which process wrote it, where, with what, and how its clock lies to Unix time."""
+"""The header of a log: process, machine, versions, and the relation of its clock to Unix time."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _PACKAGES = ("numpy", "torch", "tensorflow", "keras", "jax", "cupy", "lightning"
 
 
 class Place(NamedTuple):
-    """Which process of a job this is."""
+    """The ranks of this process."""
 
     rank: int
     world_size: int | None
-    """None where nobody told."""
+    """None if unknown."""
     local_rank: int | None
 
 
 def find_place(rank: int | None) -> Place:
-    """The rank of this process, as ``torch.distributed`` or the launcher say it, unless it is given."""
+    """The given rank of this process, or that of ``torch.distributed`` or the launcher."""
     found, world_size = known_rank_and_world()
     launch = discover_launch()
     local_rank = None if launch.launcher == "none" else launch.local_rank
@@ -70,12 +70,12 @@ def describe(
 
 
 def to_json(value: object) -> bytes:
-    """Plain data as ASCII, so that no byte of a text can look like the beginning of a frame."""
+    """JSON in ASCII, so that no text looks like the start of a frame."""
     return json.dumps(value, ensure_ascii=True, separators=(",", ":"), allow_nan=False, default=str).encode("ascii")
 
 
 def _plain(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    # What is no plain data, a NaN among it, is kept as its text: a header is never refused for an attribute.
+    # Values that JSON cannot hold, such as NaN, become text.
     plain = {}
     for name, value in attributes.items():
         try:
@@ -93,7 +93,7 @@ def _version(distribution: str) -> str:
 
 
 def _versions() -> dict[str, str]:
-    # Of what the program has imported: nothing is imported for the sake of its version.
+    # Only of packages that the program has imported.
     found = {}
     for name in _PACKAGES:
         version = getattr(sys.modules.get(name), "__version__", None)
@@ -115,7 +115,7 @@ def _process_start_unix_ns() -> int | None:
 
 
 def _devices() -> list[str]:
-    # Only if the program uses them already: asking would make a context on each.
+    # Only if the program uses CUDA already: the query would create a context on each device.
     torch = sys.modules.get("torch")
     try:
         if torch is not None and torch.cuda.is_initialized():

@@ -1,4 +1,4 @@
-"""What is kept of intervals that a run can no longer afford to keep one by one: histograms, a window for each file."""
+"""Replaces the intervals of old log files by histograms (``keep_bytes``)."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 HISTORY = ".history"
 SUMMARIZED = "summarized"
-"""What the event says that names a file whose intervals are in the histograms: it is not to be read any more."""
+"""The event that names a file whose intervals are in the histograms. Readers skip the file."""
 
 
 class History:
-    """Replaces the oldest files of a session by their histograms, so that its files stay within a size.
+    """Replaces the oldest files of a session by histograms, to limit their size.
 
     Args:
-        keep_bytes: The size. The file that is being written, and the histograms, count as well.
+        keep_bytes: The limit, including the current file and the histograms.
     """
 
     def __init__(self, keep_bytes: int) -> None:
@@ -37,10 +37,10 @@ class History:
         self._encoder = Encoder()
 
     def keep_within(self, writer: Writer, rank: int) -> None:
-        """Summarize and remove files until the others fit; called when a file was ended.
+        """Summarize and remove files until the rest fits. Called after each rotation.
 
         Raises:
-            OSError: The histograms could not be written; the file is kept then.
+            OSError: The histograms could not be written; the file is kept.
         """
         while writer.sealed and self._size_of(writer) > self._keep_bytes:
             path, _ = writer.sealed[0]
@@ -50,7 +50,7 @@ class History:
             if self._file is None:
                 stem = name_of(rank, writer.session, 0).removesuffix(SUFFIX)
                 self._file = LogFile(os.path.join(writer.folder, stem + HISTORY + SUFFIX))
-            # The histograms first: whoever reads in between sees that the file is among them.
+            # The histograms first, so that a reader in between knows that they include the file.
             self._file.append(data)
             os.unlink(path)
             writer.sealed.pop(0)
@@ -86,7 +86,7 @@ class _Window:
 
 
 def summarize(log: Log) -> list[tuple[Any, ...]]:
-    """The histograms of a log's intervals, as rows of the table ``windows``."""
+    """The histograms of a log's intervals as rows of the table ``windows``."""
     paths = Paths()
     windows: dict[tuple[int, int], _Window] = {}
     chunk: list[Batch] = []
@@ -152,7 +152,7 @@ def _add_durations(bins: dict[int, list[int]], durations: Any) -> None:
 
 
 def summarized_files(paths: list[str]) -> set[str]:
-    """The names of files whose intervals are in a history: between two lines of a writer both may be there.
+    """The names of files that a history includes. Such a file may still exist for a moment.
 
     Args:
         paths: The logs of a folder.

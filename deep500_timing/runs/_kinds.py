@@ -1,11 +1,11 @@
-"""The kinds of records in a log, and the columns of those that are tables."""
+"""The kinds of records in a log, and the columns of tables."""
 
 from __future__ import annotations
 
 from deep500_timing.runs._columns import Column
 
 SCHEMA = 1
-"""Version of the schema: raised when a reader of the former one would misread. New kinds and attributes do not."""
+"""Version of the schema. It rises when older readers would misread; new kinds and attributes do not raise it."""
 
 HEADER = 0
 NAMES = 1
@@ -15,7 +15,7 @@ END = 4
 """Kinds below 16 are JSON."""
 FIRST_TABLE = 16
 FIRST_OWN = 64
-"""Tables that a log describes itself, by a record of the kind ``KINDS``, have numbers from here on."""
+"""The first number of tables that a log declares by a record of the kind ``KINDS``."""
 
 
 def _columns(**types: str) -> tuple[Column, ...]:

@@ -1,4 +1,4 @@
-"""Logs of lines: one for each time, as people grep them; written and read back."""
+"""Text logs with one line for each time: writing and reading."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Line(NamedTuple):
     rank: int
     name: str
     start_ns: int
-    """In Unix time, as the two below; in steps of a microsecond."""
+    """Unix time, as the two below, rounded to 1 µs."""
     end_ns: int
     cpu_ns: int
     cuda_ns: int | None
-    """None if it is missing: there is no device, or the time could not be had."""
+    """None without a device, or without a time of it."""
 
 
 def write_line(line: Line) -> str:
@@ -36,7 +36,7 @@ def write_line(line: Line) -> str:
 
 
 def read_line(text: str) -> Line | None:
-    """The time of a line, None if it is no such line."""
+    """The time of a line; None for other lines."""
     match = _LINE.fullmatch(text.rstrip("\r\n"))
     if match is None:
         return None
@@ -67,7 +67,7 @@ def find_files(folder: str) -> list[tuple[int, int, str]]:
 
 
 def read_file(path: str) -> list[Line]:
-    """The times of a log; lines that are none, as one cut short is, are counted in one warning."""
+    """The times of a log. Other lines, such as one cut short, are counted in one warning."""
     with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
         texts = file.readlines()
     lines = [line for text in texts if (line := read_line(text)) is not None]

@@ -1,4 +1,4 @@
-"""The log of a rank: a thread that takes what a timer has finished and appends it to a file."""
+"""The log of a rank: a thread that appends finished intervals to a file."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from deep500_timing._base.warn import warn_once
 from deep500_timing._summary.anchor import take_anchor
+from deep500_timing.runs._collector import Collector
 from deep500_timing.runs._current import feeders
 from deep500_timing.runs._encoder import Encoder
 from deep500_timing.runs._gc import CollectorTimes
-from deep500_timing.runs._harvest import Harvest
 from deep500_timing.runs._header import describe, find_place
 from deep500_timing.runs._kinds import END, HEADER, NO_STEP
 from deep500_timing.runs._source import Source
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 FLUSH_S = 1.0
 ROTATE_BYTES = 64 << 20
 _FILES_KEPT = 8
-"""Into how many files what may be kept is divided, so that not all of it goes at once."""
+"""Number of files that ``keep_bytes`` is divided into, so that only a part is summarized at a time."""
 _FLUSH_ROWS = 1 << 16
-"""Intervals that a flush should find; an eighth of what a bounded timer keeps for its log in one region."""
+"""Intended intervals of one flush: an eighth of the room of a bounded timer for its log."""
 _MOST_PAUSE_S = 0.2
-"""How often the log looks how many there are: at 2 x 10^6 a second, a bounded timer's room is full a little later."""
+"""Longest time between two looks at the number of intervals, short enough for 2 x 10^6 a second."""
 _LEAST_PAUSE_S = 0.01
 _LOCK_S = 5.0
 _MEMORY_S = 1.0
@@ -44,23 +44,20 @@ _MEMORY_S = 1.0
 
 
 class RunLog:
-    """Writes what timers record into a run's folder, from a thread of its own.
+    """Writes the intervals of timers into a run's folder, from a background thread.
 
-    The training thread never waits for it, takes no lock and does no I/O: the log's thread reads finished intervals
-    out of the timers' stores. A fault, such as a full disk, is warned of once, counted and written down as soon as
-    something can be written again; it never reaches the training.
+    The training thread never waits, takes no lock and does no I/O: the log's thread reads finished intervals from the
+    timers' stores. A fault, such as a full disk, causes one warning and an event in the log.
 
     Args:
-        folder: The run's folder; made if need be. Every rank of a run writes its own files there.
-        *timers: Whose intervals to take, those recorded before included. More may come by :meth:`attach`; all share
-            one host clock.
-        rank: Which rank this is; ``torch.distributed`` or the launcher are asked if None, when the file is begun.
-        attributes: Anything about the run that is plain data, kept in the header.
-        flush_s: Seconds between flushes; what a kill loses at most. None starts no thread: call :meth:`flush`.
-        rotate_bytes: Size from which on the next file is begun.
-        keep_bytes: How much this rank may keep on disk for one start. When it is exceeded, the oldest intervals are
-            replaced by histograms, one for each place in the tree and file; what else their files held, such as
-            samples, goes with them. None keeps everything.
+        folder: The run's folder, created if it does not exist. Every rank writes separate files there.
+        *timers: The timers. Their earlier intervals are included. :meth:`attach` adds more; all share one host clock.
+        rank: The rank of this process; from ``torch.distributed`` or the launcher if None.
+        attributes: Plain data about the run, stored in the header.
+        flush_s: Seconds between flushes, and the most that a kill loses. None starts no thread: call :meth:`flush`.
+        rotate_bytes: Size at which the next file begins.
+        keep_bytes: Limit of this rank's files on disk for one session. Above it, the oldest intervals are replaced by
+            histograms, and samples of the same age are deleted. None keeps everything.
         system_s: Seconds between samples of processor, memory, disk, network and GPUs; None takes none. Needs psutil;
             GPUs need nvidia-ml-py. The resident memory of the process is sampled once a second in any case.
         gc: Record garbage collections of 1 ms and longer as the region ``GC``.
@@ -94,7 +91,7 @@ class RunLog:
             from deep500_timing.runs._system import SystemSampler
 
             self._system = SystemSampler(system_s)
-        self._harvest = Harvest()
+        self._collector = Collector()
         self._encoder = Encoder()
         self._history = None
         if keep_bytes is not None:
@@ -127,59 +124,59 @@ class RunLog:
 
         watch(self)
 
-    # --- what others call, from any thread -------------------------------------------------------------------------
+    # --- for any thread ----------------------------------------------------------------------------------------------
 
     def attach(self, timer: Recorder) -> None:
-        """Take the intervals of one more timer.
+        """Add a timer.
 
         Raises:
-            ValueError: Its host clock is another than that of the timers before.
+            ValueError: Its host clock differs from that of the other timers.
         """
-        if any(source.timer is timer for source in self._harvest.sources):
+        if any(source.timer is timer for source in self._collector.sources):
             return
-        if not self._harvest.sources:
+        if not self._collector.sources:
             self._clock, self._now = timer._clock, timer.now_ns
             if self._collect_gc:
-                self._harvest.collector = CollectorTimes(self._now)
+                self._collector.gc_times = CollectorTimes(self._now)
         elif timer._clock is not self._clock:
             raise ValueError(
-                f"Attaching a timer to the run {self.folder!r}: its clock is {timer._clock!r}, that of the timers "
-                f"before it is {self._clock!r}. Give each clock a folder of its own."
+                f"Attaching a timer to the run {self.folder!r}: its clock is {timer._clock!r}, the other timers have "
+                f"{self._clock!r}. Use a separate folder for each clock."
             )
-        self._harvest.sources.append(Source(timer, self._harvest.threads))
+        self._collector.sources.append(Source(timer, self._collector.threads))
         timer._attach_log()
         timer._run = self
 
     @property
     def clock(self) -> Any:
-        """The host clock of the timers, None for the system's."""
+        """The host clock of the timers; None for the system's."""
         return self._clock
 
     def step(self, number: int, time_ns: int | None = None) -> None:
-        """Say that the training step of that number begins: at this moment, or at a time of the timers' clock."""
-        self._harvest.put("marks", (self._now() if time_ns is None else time_ns, int(number)))
+        """Mark the start of a training step: now, or at a time of the timers' clock."""
+        self._collector.put("marks", (self._now() if time_ns is None else time_ns, int(number)))
 
     def sample(self, metric: str, value: float, *, region: str = "", time_ns: int | None = None) -> None:
-        """Write down a number that was read at this moment.
+        """Record a sample of a metric.
 
         Args:
-            metric: What it is, with its unit: ``"memory.host_rss_bytes"``.
-            value: The number; NaN for one that could not be had.
-            region: The region at whose end it was read, if it was.
-            time_ns: When it was read, on the timers' clock.
+            metric: Its name with the unit, such as ``"memory.host_rss_bytes"``.
+            value: The value; NaN if it is unknown.
+            region: The region at the end of which it was read.
+            time_ns: Its time on the timers' clock; now if None.
         """
         self.add("samples", (self._now() if time_ns is None else time_ns, metric, float(value), region))
 
     def collective(
         self, op: str, start_ns: int, end_ns: int, *, group: str = "", sequence: int | None = None, nbytes: int = -1
     ) -> None:
-        """Write down a collective operation: its number in its group tells which ones belong together on all ranks."""
+        """Record a collective operation. Its number in the group identifies it on all ranks."""
         number = -1 if sequence is None else sequence
         self.add("collectives", (start_ns, end_ns - start_ns, op, group, number, nbytes))
 
     def event(self, what: str, text: str = "", **more: Any) -> None:
-        """Write down that something happened: a fault, a checkpoint, a restart."""
-        self._harvest.event({"time_ns": int(self._now()), "what": what, "text": text, **more})
+        """Record an event, such as a fault or a restart."""
+        self._collector.event({"time_ns": int(self._now()), "what": what, "text": text, **more})
 
     def mark(self, what: str, *, step: int | None = None, dur_s: float | None = None) -> None:
         """Record a milestone, such as a saved checkpoint, in the table ``milestones``.
@@ -196,10 +193,10 @@ class RunLog:
         self.add("milestones", (self._now(), what, number, duration))
 
     def declare(self, table: str, **columns: str) -> None:
-        """Describe a table of one's own: columns by name, each ``int``, ``time``, ``float`` or ``name``.
+        """Declare a table: columns by name, each ``int``, ``time``, ``float`` or ``name``.
 
         Raises:
-            ValueError: A type is unknown, or the table is there with other columns.
+            ValueError: A type is unknown, or the table exists with other columns.
         """
         self._encoder.declare(table, columns)
 
@@ -209,32 +206,32 @@ class RunLog:
         Raises:
             ValueError: No such table is declared.
         """
-        rows_of = self._harvest.rows
+        rows_of = self._collector.rows
         if table not in rows_of:
             if self._encoder.columns_of(table) is None:
                 raise ValueError(f"Adding rows to the table {table!r} of a run: declare it first.")
             rows_of.setdefault(table, deque())
         for row in rows:
-            self._harvest.put(table, row)
+            self._collector.put(table, row)
 
     def retire(self, timer: Recorder, region: Region, device: str, store: Intervals) -> None:
-        """Take the rest of a store that is about to be replaced."""
-        for source in self._harvest.sources:
+        """Read the rest of a store before its timer replaces it."""
+        for source in self._collector.sources:
             if source.timer is timer:
                 source.retire(region, device, store)
 
     # --- flushing --------------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Write what has been finished up to now; nothing once it is closed. Allowed from any thread."""
+        """Write all finished intervals. Any thread may call it; a closed log ignores it."""
         self._flush(final=False)
 
     def close(self, *, reason: str = "closed", wait: bool = True) -> None:
-        """Write the rest and close the file. Timers go on without a log.
+        """Write the rest and close the file. The timers continue without a log.
 
         Args:
-            reason: Why, for the reader.
-            wait: Wait for times that are still on their way from a device.
+            reason: The reason, for the reader.
+            wait: Wait for pending device times.
         """
         if self._pid != os.getpid():
             return
@@ -244,34 +241,34 @@ class RunLog:
                 self.written.wait(_LOCK_S)
             return
         self._closer = get_ident()
-        self._ask_feeders()  # They look for a log that is open.
+        self._ask_feeders()  # They need an open log.
         self.closed = True
         self._wake.set()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(_LOCK_S)
-        for source in self._harvest.sources:
+        for source in self._collector.sources:
             source.collect_device(wait=wait)
             if source.timer._run is self:
                 source.timer._run = None
                 source.timer._detach_log()
         self._flush(final=True, reason=reason)
-        if self._harvest.collector is not None:
-            self._harvest.collector.close()
+        if self._collector.gc_times is not None:
+            self._collector.gc_times.close()
         self.written.set()
         from deep500_timing.runs._ends import unwatch
 
         unwatch(self)
 
     def abandon(self) -> None:
-        """Leave the file to the process that began it: for the child after a fork."""
+        """Leave the file to the parent process after a fork."""
         self.closed = True
-        if self._harvest.collector is not None:
-            self._harvest.collector.close()
-        for source in self._harvest.sources:
+        if self._collector.gc_times is not None:
+            self._collector.gc_times.close()
+        for source in self._collector.sources:
             source.timer._run = None
             source.timer._detach_log()
-        self._harvest.sources = []
+        self._collector.sources = []
         self._writer.close()
 
     def __enter__(self) -> RunLog:
@@ -279,18 +276,18 @@ class RunLog:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Close the log, and say which exception ended the block."""
+        """Close the log. An exception is the reason."""
         self.close(reason="closed" if kind is None else kind.__name__)
 
     def _work(self) -> None:
         assert self._flush_s is not None
-        # By size as well as by time: a timer that is bounded waits for its log within a bound. To look costs some
-        # microseconds of the interpreter, a flush a millisecond and more.
+        # By size as well as by time, because a bounded timer has limited room for its log. A look takes some
+        # microseconds, a flush a millisecond and more.
         pause = most = min(self._flush_s, _MOST_PAUSE_S)
         waited = 0.0
         while not self._wake.wait(pause):
             waited += pause
-            rows = self._harvest.ended
+            rows = self._collector.ended
             is_due = waited >= self._flush_s
             if is_due or 2 * rows >= _FLUSH_ROWS:
                 rows = max(rows, self._flush(final=False))
@@ -300,15 +297,14 @@ class RunLog:
     def _flush(self, *, final: bool, reason: str = "") -> int:
         if self._pid != os.getpid():
             return 0
-        # A signal handler may come between the lines of a flush on its own thread, which will never finish while it
-        # is waited for.
+        # A signal handler may interrupt a flush on this thread. Waiting for that flush would never end.
         if self._flusher == get_ident() or not self._flushing.acquire(timeout=_LOCK_S):
             if final:
                 self._warn_of_loss("another flush is under way and does not end")
             return 0
         self._flusher = get_ident()
         try:
-            # The end is written once: anything after it would begin another file.
+            # The end is written once: a later flush would begin another file.
             if self._ended:
                 return 0
             self._ended = final
@@ -325,14 +321,14 @@ class RunLog:
             self._flushing.release()
 
     def _flush_now(self, final: bool, reason: str) -> int:
-        harvest, writer = self._harvest, self._writer
+        collector, writer = self._collector, self._writer
         if self._steps is None:
-            if not harvest.has_anything():
+            if not collector.has_anything():
                 return 0
             self._place = find_place(self._rank)
             self._steps = StepCounter(last_batch_of(writer.begin(self._place.rank)))
         if not writer.prepare():
-            # Everything stays where it is until it can be written.
+            # The timers and queues keep everything until writing works.
             if final:
                 self._warn_of_loss()
             return 0
@@ -342,15 +338,15 @@ class RunLog:
             self._ask_feeders()
         cut_ns = int(self._now())
         self.add("samples", *((cut_ns, metric, value, "") for metric, value in self._system.due(cut_ns)))
-        harvest.collect(cut_ns, self._steps, final=final)
-        count = harvest.waiting
+        collector.collect(cut_ns, self._steps, final=final)
+        count = collector.waiting
         try:
             data = self._frames(final, reason)
         except BaseException:
-            # What was taken is kept for the next time. Some of its names may seem to be written.
+            # The records are kept for the next flush. Some names may wrongly count as written.
             writer.needs_header = True
             raise
-        harvest.done()
+        collector.done()
         written = writer.write(data)
         if final:
             if not written:
@@ -367,35 +363,35 @@ class RunLog:
             try:
                 feeder()
             except Exception as error:
-                warn_once(f"Asking {feeder} for what belongs into the run failed: {error}.", key=f"feeder {feeder}")
+                warn_once(f"Calling the feeder {feeder} of the run failed: {error}.", key=f"feeder {feeder}")
 
     def _frames(self, final: bool, reason: str) -> bytes:
-        harvest, encoder, steps = self._harvest, self._encoder, self._steps
+        collector, encoder, steps = self._collector, self._encoder, self._steps
         assert steps is not None
         is_first = self._writer.needs_header
         frames: list[bytes] = []
         if is_first:
             encoder.restart()
             frames.append(encoder.document(HEADER, self._header()))
-        frames += harvest.frames(encoder, is_first=is_first, is_last=final)
-        # Last, so that a reader who finds it knows that the flush is whole.
-        written = harvest.written + harvest.waiting
+        frames += collector.frames(encoder, is_first=is_first, is_last=final)
+        # Last, so that its presence shows a complete flush.
+        written = collector.written + collector.waiting
         anchor = take_anchor(self._now)
-        row = (anchor.host_ns, anchor.unix_ns, anchor.width_ns, written, harvest.dropped, steps.batches)
+        row = (anchor.host_ns, anchor.unix_ns, anchor.width_ns, written, collector.dropped, steps.batches)
         frames += encoder.tuples("flushes", [row])
         if final:
-            frames.append(self._end(reason, harvest.waiting))
+            frames.append(self._end(reason, collector.waiting))
         return b"".join(frames)
 
     def _end(self, reason: str, waiting: int = 0) -> bytes:
-        counts = {"written": self._harvest.written + waiting, "dropped": self._harvest.dropped}
+        counts = {"written": self._collector.written + waiting, "dropped": self._collector.dropped}
         return self._encoder.document(END, {"reason": reason, **counts})
 
     def _warn_of_loss(self, why: str | None = None) -> None:
         why = why or "; ".join(self._writer.take_faults()[-1:])
         warn_once(
             f"The end of the run could not be written to {self.folder}: {why}. "
-            "What was recorded since the last flush is in the timers alone.",
+            "Intervals since the last flush are only in the timers.",
             key=f"run log lost {self.folder}",
         )
 

@@ -1,4 +1,4 @@
-"""One log, read: its tables, its header, and what is the matter with it."""
+"""Reads one log: tables, header and damage."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Batch:
-    """Rows of one table, as they lie in one frame."""
+    """The rows of one frame."""
 
     table: str
     rows: int
@@ -35,7 +35,7 @@ class Batch:
 
 @dataclass
 class Log:
-    """What a log says beside its rows. Complete once all of :func:`read_log` was gone through."""
+    """The facts of a log. Complete after :func:`read_log` is exhausted."""
 
     path: str
     header: dict[str, Any] = field(default_factory=dict)
@@ -46,19 +46,19 @@ class Log:
     names: dict[int, str] = field(default_factory=lambda: {0: ""})
     events: list[dict[str, Any]] = field(default_factory=list)
     end: dict[str, Any] | None = None
-    """Why it ended, None if it did not: the process was killed, or is running."""
+    """The reason of its end; None if the process was killed or is running."""
     tables: dict[str, tuple[int, tuple[Column, ...]]] = field(default_factory=lambda: dict(TABLES))
     damage: list[Damage] = field(default_factory=list)
-    """Stretches that hold no whole frame."""
+    """Parts without a whole frame."""
     unknown: int = 0
-    """Frames of kinds that neither this version nor the log describes."""
+    """Frames of unknown kinds."""
     missing_frames: int = 0
-    """Frames whose numbers are missing: they were in what is damaged."""
+    """Missing numbers of frames: the frames in damaged parts."""
     intervals: int = 0
-    """Rows of intervals that were read."""
+    """Intervals that were read."""
 
     def text(self, number: int) -> str:
-        """A name, or its number where the frame with the name is lost."""
+        """The name of a number; the number itself if the name's frame is lost."""
         return self.names.get(number, f"name {number} (lost)")
 
 
@@ -69,17 +69,17 @@ INTERVALS = ("intervals", "device_intervals")
 
 
 class NewerSchemaError(ValueError):
-    """A log was written by a later version in a way that this one would misread."""
+    """A later version wrote the log, and this version would misread it."""
 
 
 def open_log(path: str) -> Log:
-    """Begin to read a log: who wrote it, as its name says until the header is read."""
+    """A log with rank, session and segment from its name, until the header is read."""
     parsed = parse_name(os.path.basename(path)) or (0, 0, 0)
     return Log(path, rank=parsed[0], session=parsed[1], segment=parsed[2])
 
 
 def read_log(log: Log) -> Iterator[Batch]:
-    """Go through a log, frame by frame, in bounded memory. What is damaged is noted and skipped.
+    """Read a log frame by frame, in bounded memory. Damaged parts are recorded and skipped.
 
     Raises:
         NewerSchemaError: The log's schema is newer than this version knows.
@@ -108,7 +108,7 @@ def read_log(log: Log) -> Iterator[Batch]:
             try:
                 arrays = unpack(known[1], frame.rows, frame.payload)
             except ValueError:
-                # It is whole, but not what its kind should be: of a later version that should have said so.
+                # The frame is whole, but its columns differ from their description.
                 log.unknown += 1
                 continue
             if known[0] in INTERVALS:
@@ -177,7 +177,7 @@ def _take_header(log: Log, header: dict[str, Any]) -> None:
 
 
 def _tables_of(described: dict[str, Any]) -> dict[str, tuple[int, tuple[Column, ...]]]:
-    # As the log says, also of tables that this version knows: a later one may have added columns to them.
+    # The log's description counts, also for known tables: a later version may have added columns.
     found = {}
     for name, table in described.items():
         columns = tuple(Column(str(column), str(kind)) for column, kind in table["columns"])

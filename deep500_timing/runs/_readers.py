@@ -1,4 +1,4 @@
-"""Who reads what was compacted, so that nobody removes what another one reads."""
+"""Locks that keep Parquet files from being deleted while a reader uses them."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _LOCK = ".lock"
 
 
 class Reading:
-    """The parts that a reader uses, in a file that it holds locked until it is closed, collected, or dead."""
+    """The parts that a reader uses, listed in a locked file until the reader closes or dies."""
 
     def __init__(self) -> None:
-        """Use none yet."""
+        """List no parts yet."""
         self._target: str | None = None
         self._file = -1
         self._end: weakref.finalize | None = None  # type: ignore[type-arg]
 
     def say(self, target: str, parts: list[str]) -> None:
-        """Say which parts in a folder are used from now on, to be called :func:`alone` in it.
+        """List the parts in a folder that are in use from now on. Call it inside :func:`alone`.
 
         Raises:
             OSError: The folder cannot be written to.
@@ -38,14 +38,14 @@ class Reading:
             self._file, path = tempfile.mkstemp(prefix=_PREFIX, dir=target)
             self._target = target
             self._end = weakref.finalize(self, _end, self._file, path, os.getpid())
-            os.chmod(path, 0o644)  # Whoever else may remove the parts must be able to read it.
+            os.chmod(path, 0o644)  # Other users who may remove parts must be able to read it.
             lock(self._file)
         os.ftruncate(self._file, 0)
         os.lseek(self._file, 0, os.SEEK_SET)
         os.write(self._file, json.dumps(parts).encode())
 
     def close(self) -> None:
-        """Use none any more."""
+        """Release the parts."""
         if self._end is not None:
             self._end()
         self._target = None
@@ -53,14 +53,14 @@ class Reading:
 
 def _end(file: int, path: str, pid: int) -> None:
     os.close(file)
-    if os.getpid() == pid:  # Else it is the parent's.
+    if os.getpid() == pid:  # Not after a fork.
         with suppress(OSError):
             os.unlink(path)
 
 
 @contextmanager
 def alone(target: str) -> Iterator[None]:
-    """While nobody else says what it reads, or removes anything."""
+    """Exclude other processes that list or remove parts."""
     file = os.open(os.path.join(target, _LOCK), os.O_RDONLY | os.O_CREAT, 0o666)
     try:
         lock(file)
@@ -70,7 +70,7 @@ def alone(target: str) -> Iterator[None]:
 
 
 def parts_in_use(target: str) -> set[str]:
-    """The parts that somebody reads, to be called :func:`alone`; what dead readers have said is removed."""
+    """The parts in use. Lists of dead readers are removed. Call it inside :func:`alone`."""
     found: set[str] = set()
     with os.scandir(target) as entries:
         paths = [entry.path for entry in entries if entry.name.startswith(_PREFIX)]

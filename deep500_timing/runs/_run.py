@@ -1,4 +1,4 @@
-"""A run, read: its tables, on any engine."""
+"""Reads a run as tables."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 _NEIGHBOURS = 200
 _NAMED = 3
-"""Runs that an error names."""
+"""Most runs that an error names."""
 
 
 class Run:
-    """What the processes of a training left in a folder, as tables. See ``docs/runs.md`` for their columns.
+    """The tables of a run. ``docs/runs.md`` lists their columns.
 
-    Tables are computed when their result is asked for: ``run.regions().df()``.
+    Tables are computed when they are read: ``run.regions().df()``.
     """
 
     def __init__(self, folders: list[str], engine: Any, memory: str | None) -> None:
@@ -42,18 +42,18 @@ class Run:
     def open(cls, folder: str | PathLike[str], *, engine: Any = "duckdb", memory: str | None = None) -> Run:
         """Open a run, or several as one.
 
-        The logs are compacted to Parquet beside them on first use, and again when they have grown; a run that is
-        still being written can be read at any time.
+        On first use the logs are converted to Parquet, and again when they have grown. A run can be read while it is
+        being written.
 
         Args:
-            folder: The run's folder, or a pattern for several (``"nodes/*/run"``) whose ranks are of one run.
+            folder: The run's folder, or a pattern for several folders of one run (``"nodes/*/run"``).
             engine: ``"duckdb"``, ``"spark"``, a DuckDB connection or a Spark session.
-            memory: What DuckDB may use, such as ``"2GB"``.
+            memory: Memory limit of DuckDB, such as ``"2GB"``.
 
         Raises:
-            FileNotFoundError: There is no such folder, or no log in it.
-            ValueError: The engine is unknown, or the folder's name is no Unicode, as the locale has it.
-            MissingPackageError: A package is not installed that the engine needs.
+            FileNotFoundError: The folder does not exist or has no log.
+            ValueError: The engine is unknown, or the folder's name is not valid in this locale.
+            MissingPackageError: A package of the engine is not installed.
         """
         path = os.fspath(folder)
         _check_name(path)
@@ -67,7 +67,7 @@ class Run:
         return cls(folders, engine, memory)
 
     def compact(self) -> None:
-        """Read what the logs have got since the run was opened."""
+        """Read the intervals logged since the run was opened."""
         self._compacted = [compact(folder, held) for folder, held in zip(self.folders, self._reading, strict=True)]
 
     @property
@@ -101,7 +101,7 @@ class Run:
         return Relation(self._query(query), "query")
 
     def _query(self, query: str) -> Any:
-        # The engine opens the files of each table it is given, so it gets only those that the text names.
+        # Only tables in the query: the engine opens the files of each table it gets.
         text = query.lower()
         return self._engine.sql(query, {name: files for name, files in self.tables.items() if name.lower() in text})
 
@@ -112,12 +112,12 @@ class Run:
         session: int | None = None,
         steps: tuple[int, int] | None = None,
     ) -> Relation:
-        """Every interval, in no particular order.
+        """Every interval, unordered.
 
         Args:
             rank: Of this rank only.
-            session: Of this session only: 0 is a rank's first start into the folder.
-            steps: Of these steps only, the first and the last.
+            session: Of this session only; 0 is a rank's first start.
+            steps: Of these steps only: first and last.
         """
         first, last = steps or (None, None)
         query = "select * from intervals" + (where(rank=rank, session=session) or " where true")
@@ -125,22 +125,22 @@ class Run:
         return Relation(self._query(query), "intervals")
 
     def regions(self, *, rank: int | None = None, session: int | None = None, by_rank: bool = False) -> Relation:
-        """The tree of regions: how often, how long, which share of what they are in.
+        """The tree of regions with counts, times and shares of the parent.
 
-        Quantiles are of the project's histogram, within 1 %; everything else is exact.
+        Quantiles are from histograms, within 1 %. Everything else is exact.
 
         Args:
             rank: Of this rank only.
             session: Of this session only.
-            by_rank: A row for each rank, instead of one for all together.
+            by_rank: One row for each rank.
         """
         return Relation(regions_table(self, rank, session, by_rank), "regions")
 
     def steps(self, *, rank: int | None = None, session: int | None = None) -> Relation:
-        """The steps of every rank in order: when they began and how long they took.
+        """The steps of every rank in order, with start and length.
 
-        A step is its BATCH, or from its first to its last where it has several. Without any BATCH a step is what lies
-        between its mark and the next, and the last one's length is not known.
+        A step lasts from the start of its first BATCH to the end of its last one. Without any BATCH it lasts from its
+        mark to the next mark; the length of the last step is then unknown.
         """
         return steps_of(self, rank, session)
 
@@ -162,7 +162,7 @@ class Run:
         return why(self, step, session, neighbours)
 
     def close(self) -> None:
-        """Let go of the engine, and of the files."""
+        """Close the engine and release the files."""
         self._engine.close()
         for held in self._reading:
             held.close()
@@ -172,11 +172,11 @@ class Run:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Let go of the engine."""
+        """Close the run."""
         self.close()
 
     def __repr__(self) -> str:
-        """Where it is, and what reads it."""
+        """Its folders and engine."""
         return f"<Run {', '.join(self.folders)}, read by {self._engine.name}>"
 
 
@@ -185,13 +185,13 @@ def _check_name(path: str) -> None:
         path.encode()
     except UnicodeEncodeError:
         raise ValueError(
-            f"Opening the run {path!r}: the name is no Unicode as the locale has it, and what reads the tables takes "
-            "no other. Set PYTHONUTF8=1 or LC_ALL=C.UTF-8, or rename the folder."
+            f"Opening the run {path!r}: the folder's name is not valid in this locale; DuckDB needs UTF-8. "
+            "Set PYTHONUTF8=1 or LC_ALL=C.UTF-8, or rename the folder."
         ) from None
 
 
 def _runs_in(folder: str) -> str:
-    # Whoever names the folder of several runs is told which there are, the newest first.
+    # A remedy for the folder of several runs: their names, the newest first.
     found = []
     for name in os.listdir(folder):
         inside = os.path.join(folder, name)

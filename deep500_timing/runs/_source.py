@@ -1,6 +1,6 @@
-"""What a log takes from a timer: the intervals that have ended since it last asked, without a lock or a wait.
+"""Reads new intervals from a timer, without a lock or a wait.
 
-This is the one place that knows how the recorder keeps them.
+Only this module knows how the recorder stores them.
 """
 
 from __future__ import annotations
@@ -24,36 +24,36 @@ if TYPE_CHECKING:
 CPU = "CPU"
 GPU = "GPU"
 _IN_FLIGHT = 1
-"""Regions that may have ended between two readings."""
+"""Most intervals that may end between two reads."""
 _IN_FUTURE_NS = 1_000_000_000
-"""What ends later than this after the cut was not measured by the timer's clock: no use in waiting for it."""
+"""An interval that ends this long after the cut has a time of another clock. It is not held back."""
 
 
 class Taken(NamedTuple):
-    """What one store of one region gave since the last time."""
+    """The new intervals of one store."""
 
     region: str
     thread: int
     device: str
     pairs: NDArray[np.int64]
-    """Shape ``(n, 2)``, contiguous: start and end in ns of the timer's clock, as they were recorded."""
+    """Shape ``(n, 2)``, contiguous: start and end in ns of the timer's clock."""
     counters: tuple[int, ...]
-    """Recorded, failed, discarded, captured, dropped: since the region was new."""
+    """Recorded, failed, discarded, captured and dropped intervals in all."""
     store: int
-    """The same number for the same region, thread and device of the same timer."""
+    """Identifies region, thread and device of a timer."""
     handle: int
-    """The same number for the same region and thread of the same timer, on every device."""
+    """Identifies region and thread of a timer."""
     first: int
-    """Which of the store's intervals the first one is, from 0."""
+    """The number of the first interval in its store, from 0."""
     has_device: bool
-    """Whether the timer has a device, whose times belong to the steps of these."""
+    """Whether the timer has a device."""
     ordinals: Int64Array | None
-    """Of a device, shape ``(n,)``: which of the region's host intervals, from 0, each is of; -1 where nobody can tell.
-    None where none can, and of the host."""
+    """For a device, shape ``(n,)``: the number of each host interval, -1 if unknown. None if all are unknown, and for
+    the host."""
 
 
 class Open(NamedTuple):
-    """A region that is open at the cut."""
+    """An open region at the cut."""
 
     region: str
     thread: int
@@ -61,13 +61,13 @@ class Open(NamedTuple):
 
 
 class _Cursor:
-    """How far one store was read."""
+    """The position up to which a store was read."""
 
     __slots__ = ("before", "dropped", "gaps", "last_end_ns", "on_host", "seen", "store", "taken", "without")
 
     def __init__(self, store: Intervals) -> None:
-        # Of a device's store: how many host intervals there were, and how many of them had no time on the device, when
-        # it was last read; and between which two of the host's those lie.
+        # For a device: the numbers of host intervals and of those without a device time at the last read, and the
+        # ranges that contain the latter.
         self.on_host = 0
         self.without = 0
         self.gaps: list[tuple[int, int, int]] = []
@@ -87,27 +87,27 @@ class _Cursor:
         return tuple(map(sum, zip(self.before, mine, strict=True)))
 
     def renew(self, store: Intervals) -> None:
-        """Go on with the store that took the place of another."""
+        """Continue with the store that replaced another."""
         self.before = self.counters()  # type: ignore[assignment]
         self.begin(store)
 
 
 class Threads:
-    """Numbers for threads: 0 is the main thread, the others in the order in which they were seen."""
+    """Numbers of threads: 0 is the main thread, the others follow in order of appearance."""
 
     def __init__(self) -> None:
-        """Know the main thread."""
+        """Number the main thread."""
         self.names: list[str] = [threading.main_thread().name]
         self._by_lane: dict[int, tuple[Any, int]] = {}
         self._by_ident: dict[int, int] = {threading.main_thread().ident or 0: 0}
 
     def number_of(self, lane: Any) -> int:
-        """The number of the thread that a lane serves. One that serves several in turn keeps its number."""
+        """The number of a lane's thread. A lane that serves several threads in turn keeps its number."""
         known = self._by_lane.get(id(lane))
         if known is not None:
             return known[1]
         number = self.number_of_ident(lane.ident)
-        self._by_lane[id(lane)] = (lane, number)  # Held, so that its id stays its own.
+        self._by_lane[id(lane)] = (lane, number)  # Kept alive, so that its id stays unique.
         return number
 
     def number_of_ident(self, ident: int | None) -> int:
@@ -122,10 +122,10 @@ class Threads:
 
 
 class Source:
-    """One timer, and how far each of its stores was read."""
+    """One timer and the read positions of its stores."""
 
     def __init__(self, timer: Recorder, threads: Threads) -> None:
-        """Begin at the beginning: what was recorded before is taken as well."""
+        """Start with the first interval."""
         self.timer = timer
         self._threads = threads
         self._cursors: dict[tuple[int, str], tuple[Region, _Cursor]] = {}
@@ -133,32 +133,31 @@ class Source:
         self._recorded = 0
 
     def retire(self, region: Region, device: str, store: Intervals) -> None:
-        """Take the rest of a store that its region is about to give up (on the training thread: an append)."""
+        """Queue a store that its region is about to replace. Called on the training thread."""
         self._retired.append((region, device, store))
 
     def collect_device(self, *, wait: bool) -> None:
-        """Take in the times that a device has ready, or those that are still to come as well."""
+        """Collect finished device times, or wait for all."""
         device: Any = getattr(self.timer, "_device", None)
         if device is not None:
             device.collect(wait=wait)
 
     def has_anything(self) -> bool:
-        """Whether the timer has recorded anything at all."""
+        """Whether the timer has recorded anything."""
         return bool(self._retired) or any(region._intervals.count for region in self.timer._regions())
 
     @property
     def ended(self) -> int:
-        """About how many intervals of the host have ended since they were last taken."""
+        """The approximate number of new host intervals."""
         recorded: int = self.timer._recorded()
         if recorded < self._recorded:  # The timer was reset.
             self._recorded = 0
         return recorded - self._recorded
 
     def take(self, cut_ns: int | None) -> Iterator[Taken]:
-        """What has ended up to the cut (all, if there is none) and was not taken before.
+        """The new intervals that ended by the cut; all new intervals if it is None.
 
-        A region that ended by the cut is taken together with all that ended inside it, on its thread: the cut is a
-        reading of the clock from before the first store is read.
+        The clock is read for the cut before the first store, so an interval comes with all intervals inside it.
         """
         self._recorded = self.timer._recorded()
         while self._retired:
@@ -172,23 +171,23 @@ class Source:
     def _take(self, region: Region, device: str, store: Intervals, cut_ns: int | None) -> Iterator[Taken]:
         known = self._cursors.get((id(region), device))
         if known is None:
-            # The region is held, so that its id stays its own.
+            # The region is kept alive, so that its id stays unique.
             known = self._cursors[id(region), device] = (region, _Cursor(store))
         cursor = known[1]
         if cursor.store is not store:
-            # The timer was reset; nobody writes to the former store any more.
+            # The timer was reset: the former store does not change any more.
             yield self._read(region, device, cursor, None)
             cursor.renew(store)
         yield self._read(region, device, cursor, cut_ns)
 
     def open_regions(self, cut_ns: int) -> Iterator[Open]:
-        """The regions that are open at the cut. To be asked before :meth:`take`."""
+        """The open regions at the cut. Call it before :meth:`take`."""
         for region in self.timer._regions():
             if not region.is_open:
                 continue
             start_ns = int(region._start_ns)
             known = self._cursors.get((id(region), CPU))
-            # A region that opens at this moment may still say when it began the time before.
+            # A region that opens just now may still have the former start.
             if start_ns <= cut_ns and (known is None or start_ns >= known[1].last_end_ns):
                 yield Open(region.name, self._threads.number_of(region._thread), start_ns)
 
@@ -216,8 +215,8 @@ class Source:
         )
 
     def _ordinals_of(self, region: Region, cursor: _Cursor, count: int) -> Int64Array | None:
-        # A device's time comes when it comes; which of the region's host intervals it is of, only the order tells. The
-        # order tells nothing where some were not timed on the device at all.
+        # Device times arrive late and in order. The order identifies the host interval, except near intervals that have
+        # no device time.
         store = region._device_intervals
         if store is None or cursor.store is not store or any(cursor.before):
             return None
@@ -228,7 +227,7 @@ class Source:
         if abs(on_host - (int(store.count) + pending + without)) > _IN_FLIGHT:
             return None
         if without > cursor.without:
-            # They are among the host intervals since the last time, but which ones is not known.
+            # They are among the host intervals since the last read.
             cursor.gaps.append((cursor.on_host - _IN_FLIGHT, on_host + _IN_FLIGHT, without - cursor.without))
         cursor.without, cursor.on_host = without, on_host
         ordinals = np.arange(cursor.taken - count, cursor.taken)
@@ -241,10 +240,10 @@ class Source:
 
 
 def read_since(cursor: _Cursor, cut_ns: int | None) -> tuple[Int64Array, int]:
-    """The intervals of a store that had ended by the cut and were not taken yet, oldest first.
+    """The new intervals of a store that ended by the cut, oldest first.
 
     Returns:
-        Shape ``(n, 2)``: start and end in ns; and how many were aggregated away before they could be taken.
+        Start and end in ns, shape ``(n, 2)``; and the number of intervals that were aggregated before they were read.
     """
     store = cursor.store
     ints, recorded, dropped = store.since(cursor.seen)

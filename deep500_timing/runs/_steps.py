@@ -1,4 +1,4 @@
-"""Which training step an interval belongs to."""
+"""Assigns training steps to intervals."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     Int64Array = NDArray[np.int64]
 
 _REMEMBERED = 1 << 16
-"""Steps whose times are remembered for device intervals, which arrive late."""
+"""Number of steps that are remembered for device intervals, which arrive late."""
 
 
 class StepCounter:
-    """Labels intervals with steps: by the user's marks if there are any, else by the count of BATCH.
+    """Labels intervals with steps: by the user's marks, else by counting BATCHes.
 
-    An interval belongs to the step in which it ended. With marks, a step lasts from its mark to the next; without, step
-    ``k`` lasts until the ``k``-th BATCH ends, so that what prepares a batch belongs to its step.
+    An interval belongs to the step in which it ended. With marks, a step lasts from its mark to the next one. Without,
+    step ``k`` lasts until the ``k``-th BATCH ends, so that the preparation of a batch belongs to its step.
     """
 
     def __init__(self, first: int = 0) -> None:
@@ -34,13 +34,13 @@ class StepCounter:
         self._marked = False
 
     def add_batches(self, ends_ns: Int64Array) -> None:
-        """Count the BATCHes that ended, shape ``(n,)``, before anything that ended with them is labelled."""
+        """Count ended BATCHes, shape ``(n,)``. Call it before :meth:`label` for the same time."""
         self.batches += len(ends_ns)
         fresh = np.sort(ends_ns, kind="stable")
         self._ends = np.concatenate((self._ends, fresh))[-_REMEMBERED:]
 
     def add_marks(self, marks: list[tuple[int, int]]) -> None:
-        """Take in marks: times in ns and steps, in order."""
+        """Add marks: times in ns and steps, in order."""
         if not marks:
             return
         self._marked = True
@@ -55,8 +55,8 @@ class StepCounter:
 
         Args:
             starts_ns: Shape ``(n,)``.
-            ends_ns: Shape ``(n,)``; None for device intervals, whose end says when the device was ready. Their start
-                decides.
+            ends_ns: Shape ``(n,)``; None for device intervals: their start decides, because their end depends on the
+                device.
         """
         if self._marked:
             times, forgotten, earliest = self._mark_times, 0, NO_STEP
@@ -78,7 +78,7 @@ class StepCounter:
 
 
 def last_batch_of(paths: list[str]) -> int:
-    """How many BATCHes the logs of a session had counted; 0 if they cannot be read."""
+    """The number of BATCHes in the logs of a session; 0 if they cannot be read."""
     from deep500_timing.runs._frames import Frame, read_frames
     from deep500_timing.runs._kinds import TABLES
 

@@ -11,7 +11,7 @@ from deep500_timing._base.require import is_installed, require
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-# Bits of nvmlDeviceGetCurrentClocksEventReasons, from nvml.h. An idle GPU, and clocks that the user set, are no fault.
+# Bits of nvmlDeviceGetCurrentClocksEventReasons, from nvml.h. Idle GPUs and clocks set by the user are not listed.
 _THROTTLED = {
     "sw_power_cap": 0x4,
     "hw_slowdown": 0x8,
@@ -46,7 +46,7 @@ class ResidentMemory:
 
 
 class SystemSampler:
-    """Reads the machine's state once in a period, from the thread that asks.
+    """Reads the machine's state once in a period, on the calling thread.
 
     Args:
         period_s: The least time between two samples.
@@ -65,7 +65,7 @@ class SystemSampler:
         self._nvml: Any = None
 
     def due(self, now_ns: int) -> Iterator[tuple[str, float]]:
-        """What can be read now, as metric and value; nothing if the period has not passed.
+        """Metrics and values; nothing if the period has not passed.
 
         A rate needs two samples, so the first has none.
         """
@@ -85,7 +85,7 @@ class SystemSampler:
                     elif not (first and is_rate == "since"):
                         yield metric, float(value)
             except Exception:
-                # A reading that the system refuses, in a container for one, is no reading; the others go on.
+                # A container may refuse one reading; the others continue.
                 continue
 
     def _processor(self) -> Iterator[tuple[str, float, str]]:
@@ -122,7 +122,7 @@ class SystemSampler:
                 try:
                     yield f"gpu{index}.{name}", float(read(gpu)), ""
                 except nvml.NVMLError:
-                    continue  # What this device does not support is missing, not zero.
+                    continue  # Unsupported by this device: missing, not zero.
             try:
                 reasons = int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu))
             except nvml.NVMLError:

@@ -1,4 +1,4 @@
-"""A log as tables of Arrow: what its rows mean, with names, paths and Unix time."""
+"""Converts one log to Arrow tables, with names, paths and Unix time."""
 
 from __future__ import annotations
 
@@ -74,12 +74,12 @@ COLUMNS = {
         "more": "text",
     },
 }
-"""Columns of the tables that are not as the log has them."""
+"""Columns of the tables that differ from the log's."""
 _KINDS = {"int": "int64", "time": "int64", "float": "float64", "name": "text"}
 
 
 def columns_of(table: str, described: Any = None) -> dict[str, str]:
-    """The columns of a table of a run, with their types; those of a log follow its rank and session."""
+    """The columns of a run's table with their types: rank, session and those of the log."""
     if table in COLUMNS:
         return COLUMNS[table]
     columns = {"rank": "int32", "session": "int32"}
@@ -98,12 +98,12 @@ def schema_of(columns: dict[str, str]) -> pa.Schema:
 
 
 class LogTables:
-    """Goes through one log and gives its rows as Arrow tables.
+    """Reads one log as Arrow tables.
 
     Args:
         path: The log.
-        offset_ns: What makes Unix time of a time on the log's clock; None if it is not known.
-        first_mark_ns: When the first step of the session's own numbering began; None if there is none.
+        offset_ns: Unix time minus the log's clock; None if unknown.
+        first_mark_ns: The time of the session's first mark; None without marks.
     """
 
     def __init__(self, path: str, offset_ns: int | None, first_mark_ns: int | None) -> None:
@@ -121,7 +121,7 @@ class LogTables:
         self._last_ns: int | None = None
 
     def intervals(self) -> Iterator[pa.Table]:
-        """The intervals, so many at a time. When they are through, :meth:`others` has the rest."""
+        """The intervals in chunks. Call :meth:`others` afterwards."""
         chunk: list[Batch] = []
         rows = 0
         still_open: Batch | None = None
@@ -144,7 +144,7 @@ class LogTables:
             yield from self._tables_of(chunk, said_open or still_open)
 
     def others(self) -> Iterator[tuple[str, pa.Table]]:
-        """The other tables that the log has rows of, ``logs`` and ``events`` among them."""
+        """The other tables with rows, including ``logs`` and ``events``."""
         for table, batches in self._small.items():
             described = self.log.tables[table][1]
             arrays: dict[str, Any] = {}
@@ -184,7 +184,7 @@ class LogTables:
         self._last_ns = max(int(ends.max()), -ENDLESS if self._last_ns is None else self._last_ns)
         no_step = steps == NO_STEP
         if self._first_mark_ns is not None:
-            # They were counted before the program began to number them itself.
+            # Counted steps before the first mark are not of the program's numbering.
             no_step |= (np.where(on_host, ends, starts) <= self._first_mark_ns) & (starts < self._first_mark_ns)
         for first in range(0, count, CHUNK_ROWS):
             part = slice(first, first + CHUNK_ROWS)
@@ -239,7 +239,7 @@ class LogTables:
         return self.pa.table(cast, names=schema.names)
 
     def _keep_or_cast(self, values: pa.Array, wanted: pa.DataType) -> pa.Array:
-        # A dictionary is written as what it stands for, and costs a tenth of the texts.
+        # Parquet stores a dictionary as text, at a tenth of the cost of converting it here.
         return values if self.pa.types.is_dictionary(values.type) else values.cast(wanted)
 
     def _events(self) -> pa.Table:
@@ -285,19 +285,19 @@ class LogTables:
 
 
 def safe_text(text: str) -> str:
-    """A text that every engine takes: half a surrogate pair, which UTF-8 has no bytes for, is written as its escape."""
+    """A text that UTF-8 can encode: half a surrogate pair becomes its escape."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def peek(paths: list[str]) -> tuple[int | None, int | None]:
-    """What must be known of a session before its rows are read.
+    """Read the facts of a session that its rows need.
 
     Args:
-        paths: Its logs, in order.
+        paths: Its logs, the oldest first.
 
     Returns:
-        What makes Unix time of its clock's: by the first anchor that there is, so that a Unix clock that is stepped
-        during the run tears nothing apart. And when the first step of the program's own numbering began.
+        Unix time minus the session's clock, from the first anchor, so that a step of the Unix clock moves nothing; and
+        the time of the first mark.
     """
     offset: int | None = None
     first_mark: int | None = None

@@ -1,4 +1,4 @@
-"""Where the frames of a rank go: one file after another, each begun by this process."""
+"""Writes the frames of a rank to one file after another."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _MOST_FAULTS = 100
 class Writer:
     """The files of one session of one rank.
 
-    What could not be written waits for the next try, one flush of it; what comes after stays where it is until then,
-    in the timers' stores. So a disk that is full for a minute costs nothing.
+    One flush that could not be written waits for the next try. Later intervals stay in the timers until then, so that a
+    disk that is full for a minute loses nothing.
     """
 
     def __init__(self, folder: str, rotate_bytes: int) -> None:
-        """Begin no file yet."""
+        """Open no file yet."""
         self.folder = folder
         self.session = 0
         self.segment = 0
         self.sealed: list[tuple[str, int]] = []
-        """Files of this session that are complete, oldest first, with their sizes in bytes."""
+        """Complete files of this session with their sizes in bytes, oldest first."""
         self.needs_header = True
         """Whether the next flush is the first of a file."""
         self._rank = 0
@@ -38,7 +38,7 @@ class Writer:
         self._faults: list[str] = []
 
     def begin(self, rank: int) -> list[str]:
-        """Say which rank this is.
+        """Set the rank.
 
         Returns:
             The files of the session before, oldest first.
@@ -50,7 +50,7 @@ class Writer:
         return [path for session, _, path in before if session == self.session - 1]
 
     def prepare(self) -> bool:
-        """Whether a flush may be written: a file is there, and nothing waits for it any more."""
+        """Whether a flush can be written: the file is open and the waiting flush is written."""
         if self._file is not None and self._file.is_gone:
             self._fault(f"{self._file.path} was deleted; the run goes on in a new file")
             self._file.close()
@@ -63,13 +63,13 @@ class Writer:
         return self._write_waiting()
 
     def write(self, data: bytes) -> bool:
-        """Write a flush, whole; if it cannot be, keep it for the next :meth:`prepare`."""
+        """Write a flush; if that fails, keep it for the next :meth:`prepare`."""
         self.needs_header = False
         self._waiting.append(data)
         return self._write_waiting()
 
     def rotate_if_full(self, end: Callable[[], bytes]) -> bool:
-        """Begin the next file if this one has its size; ``end`` makes the last frame of this one."""
+        """Begin the next file if this one is full; ``end`` makes its last frame."""
         file = self._file
         if file is None or self._waiting or file.size < self._rotate_bytes:
             return False
@@ -95,7 +95,7 @@ class Writer:
             self._file = None
 
     def take_faults(self) -> list[str]:
-        """What went wrong since the last time."""
+        """The faults since the last call."""
         faults, self._faults = self._faults, []
         return faults
 
@@ -109,7 +109,7 @@ class Writer:
                     self._begun = True
                     return True
                 except FileExistsError:
-                    # Another process of the same rank was faster, or a file of another origin has the name.
+                    # Another process of the same rank was faster.
                     if self._begun:
                         self.segment += 1
                     else:
@@ -133,7 +133,6 @@ class Writer:
         if len(self._faults) < _MOST_FAULTS:
             self._faults.append(text)
         warn_once(
-            f"The log of the run has a fault: {text}. What the timers record waits in memory meanwhile, and the "
-            "training goes on.",
+            f"The log of the run has a fault: {text}. Recorded times wait in memory; the training goes on.",
             key=f"run log {self.folder}",
         )

@@ -382,14 +382,14 @@ def test_a_trace_of_the_profiler_lies_on_the_same_clock(run, tmp_path, suffix):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (json.dumps(_trace(baseTimeNanoseconds=None)), "it has no baseTimeNanoseconds, so nobody can tell when it was"),
+        (json.dumps(_trace(baseTimeNanoseconds=None)), "it has no baseTimeNanoseconds, so its time is unknown"),
         ("{}", "it has no traceEvents"),
         ("[1]", "it has no traceEvents"),
         ("{", "it is no JSON"),
     ],
 )
 def test_a_trace_that_cannot_be_placed(run, tmp_path, text, said):
-    """It is refused, as nobody can guess where it lies."""
+    """A trace with an unknown clock is refused."""
     path = tmp_path / "trace.json"
     path.write_text(text)
     with pytest.raises(ValueError) as error:

@@ -399,7 +399,7 @@ def test_settings_that_cannot_be(tmr, tmp_path, wrong):
 
 def test_a_queue_that_is_full(tmr, log, clock, rows, whole, tmp_path, monkeypatch):
     """Samples beyond the queue's size are dropped, counted, and reported; the log's own sample is among them."""
-    monkeypatch.setattr("deep500_timing.runs._harvest.QUEUE_ROWS", 3)
+    monkeypatch.setattr("deep500_timing.runs._collector.QUEUE_ROWS", 3)
     for number in range(5):
         log.sample("loss", number)
     log.close()

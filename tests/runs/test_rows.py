@@ -111,7 +111,7 @@ def test_the_header_says_when_the_process_began(log, tmr, whole):
 
 def test_collections_are_intervals_of_their_thread(log, tmr, clock, monkeypatch):
     """A collection of 1 ms or longer is an interval of the region GC in the region that it interrupts."""
-    measure = log._harvest.collector._measure
+    measure = log._collector.gc_times._measure
     with tmr.region("BATCH"):
         for length_ns in (2 * MS, MS - 1):
             measure("start", {})
@@ -125,12 +125,12 @@ def test_collections_are_intervals_of_their_thread(log, tmr, clock, monkeypatch)
 
 def test_a_closed_log_measures_no_collections(log, tmr, tmp_path):
     """The callback is registered once and removed when the log closes; ``gc=False`` registers none."""
-    measure = log._harvest.collector._measure
+    measure = log._collector.gc_times._measure
     assert 1 == gc.callbacks.count(measure)
     log.close()
     assert 0 == gc.callbacks.count(measure)
     with RunLog(tmp_path / "other", Timer(clock=tmr._clock), flush_s=None, gc=False) as other:
-        assert other._harvest.collector is None
+        assert other._collector.gc_times is None
 
 
 def test_resident_memory_is_sampled_once_a_second(log, tmr, clock):

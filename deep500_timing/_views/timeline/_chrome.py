@@ -51,7 +51,7 @@ class ChromeWriter:
 
     def counter(self, process: int, name: str, unit: str) -> int:
         """See :class:`Writer`."""
-        # A counter has no line of its own in this format: it is known by its name in its process.
+        # In this format a counter is identified by its name and process.
         self._threads.append((process, f"{name} ({unit})" if unit else name))
         return len(self._threads)
 

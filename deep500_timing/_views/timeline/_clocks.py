@@ -1,4 +1,4 @@
-"""Where the times of a rank lie beside those of the others: on one clock, where it is known how the clocks lie."""
+"""Puts the times of all ranks on one clock, if the clocks were compared."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ NOT_COMPARED = "clock not compared"
 
 
 class Place:
-    """Puts times of one rank's clock on Unix time, as the reference of the run's clocks has it.
+    """Converts times of one rank's clock to Unix time of the reference clock.
 
     Args:
-        offset_ns: Unix time minus the clock that the fit leads to.
-        fit: From the rank's own clock to the reference's; None if its own Unix time must do.
-        said: What a reader must know of it: how exact it is, or that nobody has compared the clocks.
+        offset_ns: Unix time minus the reference clock.
+        fit: From the rank's clock to the reference clock; None to use the host's own Unix time.
+        said: A note for the reader: the uncertainty, or that the clocks were not compared.
     """
 
     def __init__(self, offset_ns: int, fit: ClockFit | None = None, said: str = "") -> None:
         self._offset_ns, self._fit, self.said = offset_ns, fit, said
 
     def __call__(self, times_ns: Iterable[int]) -> list[int]:
-        """Times of the clock, on Unix time, in ns."""
+        """Times of the clock as Unix time in ns."""
         if self._fit is None:
             return [time + self._offset_ns for time in times_ns]
         placed: list[int] = (self._fit.on_reference(list(times_ns)) + self._offset_ns).tolist()
@@ -39,11 +39,11 @@ class Place:
 
 
 class Places:
-    """The places of a run's ranks.
+    """The conversions of a run's ranks.
 
     Args:
         run: The run.
-        sessions: Of each rank and session a row of the table of logs, those that are laid side by side.
+        sessions: Rows of the table of logs, one for each rank and session.
     """
 
     def __init__(self, run: Run, sessions: list[dict[str, Any]]) -> None:
@@ -52,12 +52,12 @@ class Places:
         self._clocks = cache(lambda session: clocks_of(run, session=session))
 
     def first_ns(self, logs: list[dict[str, Any]]) -> int:
-        """When the first of these rows of the table of logs began, on Unix time; 0 where that is not known."""
+        """The earliest start in these rows of the table of logs, in Unix time; 0 if unknown."""
         known = [log for log in logs if log["first_unix_ns"] is not None]
         return min((self.of(log)([log["first_unix_ns"] - log["unix_offset_ns"]])[0] for log in known), default=0)
 
     def of(self, log: dict[str, Any]) -> Place:
-        """The place of one rank's session."""
+        """The conversion for one rank's session."""
         own = Place(log["unix_offset_ns"] or 0)
         if len(self._hosts) < 2:
             # One host has one Unix time.
@@ -74,13 +74,13 @@ class Places:
 
 
 def say_what_is_not_compared(run: Run, places: Places, sessions: list[dict[str, Any]]) -> None:
-    """Warn of ranks that lie beside the others by their own host's Unix time alone."""
+    """Warn of ranks on other hosts without compared clocks."""
     apart = sorted({log["rank"] for log in sessions if places.of(log).said == NOT_COMPARED})
     if apart:
         shown = ", ".join(map(str, apart[:8])) + (f" and {len(apart) - 8} more" if len(apart) > 8 else "")
         warn_once(
-            f"The clock of rank {shown} was not compared with the first rank's, which is on another host: in the "
-            "timeline it lies by its own host's Unix time, and may be off by what the hosts disagree. Call "
+            f"The clock of rank {shown} was not compared with that of the first rank, which is on another host. The "
+            "timeline uses each host's Unix time; ranks may be shifted by the difference of the hosts' clocks. Call "
             "deep500_timing.ranks.keep_clocks on every rank of the next run.",
             key=f"clocks {run.folders[0]} {shown}",
         )

@@ -1,4 +1,4 @@
-"""A trace of ``torch.profiler`` on the same clock: what the framework and its kernels did beside the regions.
+"""Adds a trace of ``torch.profiler`` to a timeline, on the same clock.
 
 ``baseTimeNanoseconds`` plus ``ts`` of its events is Unix time, as is a run's.
 """
@@ -46,14 +46,13 @@ class Trace:
                 f"{what}: it is no JSON ({error}). Export it with profiler.export_chrome_trace()."
             ) from error
         if not isinstance(trace, dict) or not isinstance(trace.get("traceEvents"), list):
-            raise ValueError(  # noqa: TRY004 (what is wrong is the file)
+            raise ValueError(  # noqa: TRY004 (the file is wrong, not a type)
                 f"{what}: it has no traceEvents. Export it with profiler.export_chrome_trace()."
             )
         base = trace.get("baseTimeNanoseconds")
         if not isinstance(base, int):
             raise ValueError(  # noqa: TRY004
-                f"{what}: it has no baseTimeNanoseconds, so nobody can tell when it was. A PyTorch of 2.1 or later "
-                "writes it."
+                f"{what}: it has no baseTimeNanoseconds, so its time is unknown. PyTorch 2.1 or later writes it."
             )
         self._base_ns = base
         self._events: list[dict[str, Any]] = [event for event in trace["traceEvents"] if isinstance(event, dict)]
@@ -69,7 +68,7 @@ class Trace:
         return self._ns(min(times)) if times else None
 
     def add(self, writer: Writer, first_flow: int = 1) -> int:
-        """Write the trace's processes below those that are there.
+        """Write the trace's processes below the others.
 
         Args:
             writer: Where to.
@@ -91,10 +90,10 @@ class Trace:
                     if _is_time(args.get(key)):
                         where = f"{key.lower()} of device {args.get('Device Type')}:{args.get('Device Id')}"
                         memory[event.get("pid"), where].append((self._ns(event["ts"]), float(args[key])))
-        whose = "torch.profiler" if self.rank is None else f"torch.profiler of rank {self.rank}"
+        source = "torch.profiler" if self.rank is None else f"torch.profiler of rank {self.rank}"
         for pid in by_track:
             name = process_names.get(pid) or str(pid)
-            process = writer.process(f"{whose} · {safe_name(name)}")
+            process = writer.process(f"{source} · {safe_name(name)}")
             for tid, events in by_track[pid].items():
                 lanes = Lanes(writer, process, safe_name(thread_names.get((pid, tid)) or f"thread {tid}"))
                 for event in sorted(events, key=lambda event: (event["ts"], -event["dur"])):

@@ -1,4 +1,4 @@
-"""What a timeline is made of, whatever the file's format: processes, their tracks, and what lies on them."""
+"""The parts of a timeline in any format: processes, tracks, slices, counters."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ NO_FLOW = 0
 
 
 class Writer(Protocol):
-    """Writes a timeline down as it comes. Times are in ns, mostly of Unix time; flows have numbers from 1."""
+    """Writes a timeline as a stream. Times are in ns, mostly Unix time; flows have numbers from 1."""
 
     def process(self, name: str) -> int:
-        """A new group of tracks, below those that are there; returns its number."""
+        """Add a group of tracks below the others; returns its number."""
         ...
 
     def track(self, process: int, name: str) -> int:
-        """A new track of a process, below those that are there; returns its number."""
+        """Add a track below the others of a process; returns its number."""
         ...
 
     def counter(self, process: int, name: str, unit: str) -> int:
-        """A new track of a value over time; ``unit`` is ``"bytes"``, ``"%"`` or whatever else, or empty."""
+        """Add a track of a value over time; ``unit`` is text such as ``"bytes"`` or ``"%"``, or empty."""
         ...
 
     def begin(
@@ -36,35 +36,36 @@ class Writer(Protocol):
         flow_out: int = NO_FLOW,
         flow_in: int = NO_FLOW,
     ) -> None:
-        """A slice begins, inside those that have begun on its track and not ended."""
+        """Begin a slice inside the open slices of its track."""
         ...
 
     def end(self, track: int, time_ns: int) -> None:
-        """The slice that began last on a track, of those that have not ended, ends."""
+        """End the innermost open slice of a track."""
         ...
 
     def instant(self, track: int, time_ns: int, name: str, args: Mapping[str, int | float | str] = NOTHING) -> None:
-        """Something happened."""
+        """Write an event."""
         ...
 
     def value(self, counter: int, time_ns: int, value: float) -> None:
-        """A value from here on."""
+        """Write a value that holds from this time on."""
         ...
 
     def close(self) -> None:
-        """Write what is left; the file stays open."""
+        """Write buffered data; the file stays open."""
         ...
 
 
 class Lanes:
-    """A track on which things may overlap: what does not lie in what has begun goes to a lane of its own.
+    """A track with lanes for overlapping slices.
 
-    Viewers draw a track as a stack, in which a slice ends before those around it do.
+    Viewers draw a track as a stack, in which a slice ends before the slices around it. A slice that overlaps goes to
+    another lane.
 
     Args:
-        writer: Where the slices go.
-        process: Whose track it is.
-        name: Of the track; its lanes share it, and viewers that can put them together do.
+        writer: The writer of the file.
+        process: The process of the track.
+        name: The name of all lanes; viewers may group them by it.
     """
 
     def __init__(self, writer: Writer, process: int, name: str) -> None:
@@ -80,7 +81,7 @@ class Lanes:
         flow_out: int = NO_FLOW,
         flow_in: int = NO_FLOW,
     ) -> None:
-        """Put a slice down. They come by rising start; of those that begin together the longest comes first."""
+        """Add a slice. Slices must come by rising start; for equal starts the longest first."""
         for track, open_ends in self._lanes:
             while open_ends and open_ends[-1] <= start_ns:
                 self._writer.end(track, open_ends.pop())
@@ -93,20 +94,20 @@ class Lanes:
         self._writer.begin(track, start_ns, end_ns, name, args, flow_out, flow_in)
 
     def instant(self, time_ns: int, name: str, args: Mapping[str, int | float | str] = NOTHING) -> None:
-        """Put a moment down, on the first lane."""
+        """Add an event to the first lane."""
         if not self._lanes:
             self._lanes.append((self._writer.track(self._process, self._name), []))
         self._writer.instant(self._lanes[0][0], time_ns, name, args)
 
     def close(self) -> None:
-        """End what has not ended."""
+        """End all open slices."""
         for track, open_ends in self._lanes:
             while open_ends:
                 self._writer.end(track, open_ends.pop())
 
 
 def unit_of(metric: str) -> str:
-    """The unit that a metric's name ends in, as a reader writes it; empty if it names none."""
+    """The unit at the end of a metric's name, as text; empty without one."""
     for suffix, unit in _UNITS.items():
         if metric.endswith(suffix):
             return unit
@@ -122,4 +123,4 @@ _UNITS = {
     "_w": "W",
     "_c": "°C",
 }
-"""The longest of two that fit comes first."""
+"""Longer suffixes first."""

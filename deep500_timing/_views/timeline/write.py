@@ -25,7 +25,7 @@ def write_timeline(
     run: Run,
     path: str | PathLike[str],
     *,
-    format: Format | None = None,  # noqa: A002 (what it is called everywhere)
+    format: Format | None = None,  # noqa: A002 (the usual name)
     steps: tuple[int, int] | None = None,
     ranks: Sequence[int] | None = None,
     profiles: Sequence[str | PathLike[str]] = (),
@@ -33,24 +33,23 @@ def write_timeline(
 ) -> None:
     """Write a run as a timeline, for https://ui.perfetto.dev or any viewer of Chrome's trace format.
 
-    A process has a track for its steps, for each thread and for each thread's work on a device, with arrows from a
-    launch to what it launched; its events and collectives; what later capabilities recorded with a start and a length;
-    and a counter for each metric. Times are Unix time where the run knows it.
+    A process has tracks for its steps, threads, device work, events, collectives and declared tables with a start and a
+    length, and a counter for each metric. Arrows lead from launches to device work. Times are Unix time if known.
 
     Args:
         run: The run.
-        path: The file; it is there as a whole, or not at all.
+        path: The file. It is written completely or not at all.
         format: ``"perfetto"`` (TrackEvent) or ``"chrome"`` (JSON); by the file's name if None: JSON for ``.json``.
         steps: Of these steps only, the first and the last.
         ranks: Of these ranks only.
-        profiles: Traces of ``torch.profiler`` to lay beside the run, on the same clock.
-        on_progress: Called with how many processes are done, and of how many.
+        profiles: Traces of ``torch.profiler`` to add on the same clock.
+        on_progress: Called with the number of finished processes and the number of all.
 
     Raises:
         LookupError: The run has no such rank, or none of the steps.
-        OSError: The file cannot be written, or a trace not read.
-        ValueError: The format is unknown, or a trace does not say where its clock lies.
-        MissingPackageError: ``perfetto`` is not installed, and its format is asked for.
+        OSError: The file cannot be written, or a trace cannot be read.
+        ValueError: The format is unknown, or the clock of a trace is unknown.
+        MissingPackageError: The format is ``perfetto`` and the package is not installed.
     """
     path = os.fspath(path)
     kind = format or ("chrome" if path.endswith(".json") else "perfetto")

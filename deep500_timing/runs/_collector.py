@@ -1,4 +1,4 @@
-"""What has come in since the last flush, and the frames that it makes."""
+"""Collects new records from timers and queues, and encodes them as frames."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
     Int64Array = NDArray[np.int64]
 
 QUEUE_ROWS = 1 << 17
-"""Marks, samples and collectives that wait for the next flush, each."""
+"""Most queued rows of each table."""
 _QUEUE_EVENTS = 1000
 _DROPPED = 4
 _REMEMBERED = 1 << 14
-"""Host intervals of a region whose steps are remembered for times that a device has yet to give."""
+"""Host intervals of a region that are remembered for device intervals to come."""
 
 
-class Harvest:
-    """Takes from the timers and the queues, and keeps what it took until it is written.
+class Collector:
+    """Reads new records from timers and queues, and keeps them until they are written.
 
-    Any thread may :meth:`put` and :meth:`event`; the rest is for the thread that flushes, one at a time.
+    Any thread may call :meth:`put` and :meth:`event`. The flushing thread calls the rest.
     """
 
     def __init__(self) -> None:
         """Start empty."""
         self.sources: list[Source] = []
-        self.collector: CollectorTimes | None = None
+        self.gc_times: CollectorTimes | None = None
         self.threads = Threads()
         self.rows: dict[str, deque[tuple[Any, ...]]] = {"marks": deque()}
         self.written = 0
@@ -52,7 +52,7 @@ class Harvest:
         self._of_regions: dict[int, tuple[str, int, str, tuple[int, ...]]] = {}
         self._counters_written: dict[tuple[str, int, str], tuple[int, ...]] = {}
         self._threads_written = 0
-        # Taken, and not written yet.
+        # Read, but not written yet.
         self._fresh: list[Taken] = []
         self._taken: list[tuple[Taken, Int64Array, Int64Array | None]] = []
         """With steps, and for device intervals the starts of their host intervals."""
@@ -61,7 +61,7 @@ class Harvest:
         self._said: list[dict[str, Any]] = []
 
     def put(self, table: str, row: tuple[Any, ...]) -> None:
-        """Queue a row for the next flush; what does not fit is counted."""
+        """Queue a row for the next flush. Rows that do not fit are counted."""
         queue = self.rows[table]
         if len(queue) < QUEUE_ROWS:
             queue.append(row)
@@ -73,26 +73,26 @@ class Harvest:
         self._events.append(event)
 
     def has_anything(self) -> bool:
-        """Whether there is anything to be written at all."""
+        """Whether there is anything to write."""
         return bool(self._events) or any(self.rows.values()) or any(source.has_anything() for source in self.sources)
 
     @property
     def ended(self) -> int:
-        """About how many intervals have ended since the timers were last read."""
+        """The approximate number of intervals since the timers were last read."""
         return sum(source.ended for source in self.sources)
 
     def collect(self, cut_ns: int, steps: StepCounter, *, final: bool) -> None:
-        """Take what has come in up to the cut; all of it, if it is the last time.
+        """Read all records up to the cut; all records if ``final``.
 
-        The cut is a reading of the clock from before the first store is read: what ended by then is seen in them.
+        The clock was read for the cut before the first store is read, so all intervals up to the cut are in the stores.
         """
         self._open = [entry for source in self.sources for entry in source.open_regions(cut_ns)]
-        # One by one: should the next fail, none that was taken is lost.
+        # One by one, so that an error in one source loses nothing of the others.
         for source in self.sources:
             for part in source.take(None if final else cut_ns):
                 self._fresh.append(part)
-        if self.collector is not None:
-            for ident, pairs in self.collector.take(None if final else cut_ns).items():
+        if self.gc_times is not None:
+            for ident, pairs in self.gc_times.take(None if final else cut_ns).items():
                 self._fresh.append(self._of_collector(ident, pairs))
         taken, self._fresh = self._fresh, []
         for part in taken:
@@ -107,7 +107,7 @@ class Harvest:
         self._said += _drain(self._events)
         steps.add_marks(marks)
         self._count_batches(taken, steps)
-        # The host's first: a device's times belong to the steps of theirs.
+        # Host intervals first: device intervals take their steps.
         for part in sorted(taken, key=lambda part: part.device == GPU):
             if len(part.pairs):
                 self._taken.extend(self._label(part, steps))
@@ -118,7 +118,7 @@ class Harvest:
         return Taken("GC", thread, CPU, pairs, (recorded, 0, 0, 0, 0), -1 - ident, -1 - ident, first, False, None)
 
     def done(self) -> None:
-        """Forget what was taken: it is written."""
+        """Forget the records: they are written."""
         self.written += self.waiting
         self._taken = []
         self._waiting = {}
@@ -126,21 +126,21 @@ class Harvest:
 
     @property
     def waiting(self) -> int:
-        """Intervals that were taken and are not written yet."""
+        """Intervals that are not written yet."""
         return sum(len(part.pairs) for part, _, _ in self._taken)
 
     @property
     def dropped(self) -> int:
-        """Intervals that timers aggregated before they could be taken."""
+        """Intervals that timers aggregated before they were read."""
         return sum(counters[_DROPPED] for _, _, _, counters in self._of_regions.values())
 
     def frames(self, encoder: Encoder, *, is_first: bool, is_last: bool) -> Iterable[bytes]:
-        """What was taken, as frames.
+        """The records as frames.
 
         Args:
-            encoder: Of the file that they go to.
-            is_first: They are the first of their file, which must say everything.
-            is_last: They are the last of the log.
+            encoder: The encoder of the file.
+            is_first: These are the first frames of the file, with all threads and counters.
+            is_last: These are the last frames of the log.
         """
         if is_first:
             self._threads_written = 0
@@ -158,7 +158,7 @@ class Harvest:
             yield encoder.document(EVENT, event)
 
     def _intervals(self, encoder: Encoder) -> Iterable[bytes]:
-        # In order of their start. Device intervals with a known host interval have a table of their own.
+        # By start. Device intervals with a known host interval go to a separate table.
         for table in ("intervals", "device_intervals"):
             with_host = table != "intervals"
             chosen = [one for one in self._taken if (one[2] is not None) == with_host]
@@ -226,7 +226,8 @@ class Harvest:
                 total[place] += value
         changed = []
         for found, total in totals.items():
-            # How many were recorded changes with every flush; it is said when another does, and at the end.
+            # The number of recorded intervals changes with every flush. It is written when another counter changes,
+            # and at the end.
             rare = tuple(total[1:])
             if everything or self._counters_written.get(found, (0,) * len(rare)) != rare:
                 self._counters_written[found] = rare
@@ -235,5 +236,5 @@ class Harvest:
 
 
 def _drain(queue: deque[Any]) -> list[Any]:
-    # What is appended meanwhile is left for the next time.
+    # Rows that are appended meanwhile stay for the next flush.
     return [queue.popleft() for _ in range(len(queue))]
