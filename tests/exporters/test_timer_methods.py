@@ -166,7 +166,7 @@ def test_what_lies_in_a_warm_up_is_told(machine, capsys):
     assert "├─ BATCH            30.0 s   95 %      3  10.0 s  ▃▃▃" in lines
     assert [
         "warm-up  1 × EPOCH (CPU), 1 × BATCH (CPU): left out by skip_first",
-        "shares   BATCH (CPU): what lies in the warm-up of another region is in the total, in no share",
+        "shares   BATCH (CPU): the total includes intervals in the warm-up of the parent, the share does not",
     ] == lines[-2:]
 
 

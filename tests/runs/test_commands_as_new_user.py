@@ -140,7 +140,7 @@ def test_a_folder_whose_name_the_locale_cannot_read(call, folders, tmp_path):
     shutil.copytree(folders / "one", folder)
     code, out, err = call("show", folder)
     assert (_app.WRONG_DATA, "") == (code, out)
-    assert "no Unicode as the locale has it" in err
+    assert "not valid in this locale" in err
     assert "PYTHONUTF8=1" in err
 
 
