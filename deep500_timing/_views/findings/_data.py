@@ -20,8 +20,11 @@ if TYPE_CHECKING:
     from deep500_timing._views.findings._evidence import Evidence
     from deep500_timing._views.tree import Node
 
-_CONCENTRATED = 0.5
+_CONCENTRATED = 0.3
 """Share of the waiting that a few steps must hold to be told apart."""
+_APART = 2.0
+"""The factor between the shortest of them and the longest of the others."""
+_HALF = 0.5
 _FEW = 0.1
 """Share of the steps that are a few."""
 _SKEWED = 1.3
@@ -120,7 +123,7 @@ def _few_long_waits(evidence: Evidence, node: Node, wait: _Wait) -> tuple[str, s
     waits = evidence.series(node.path)
     if waits is None:
         usual_s = (node.count - 1) * (node.median_s or 0.0)
-        if usual_s > _CONCENTRATED * wait.steady_s:
+        if usual_s > _HALF * wait.steady_s:
             return None
         return (
             f"the loop waits {took(wait.each_s)} a step on average, {took(node.median_s or 0.0)} in the median",
@@ -147,13 +150,16 @@ def _few_long_waits(evidence: Evidence, node: Node, wait: _Wait) -> tuple[str, s
 
 def _long_ones(waits: Any) -> Any:
     # The places of the few waits that hold most of the waiting; None if no few do.
-    ordered = np.sort(waits)[::-1]
-    few = max(int(_FEW * len(waits)), 1)
-    # Half of all waiting lies in waits at least so long: a few long ones among many short ones set it.
-    typical = float(ordered[np.searchsorted(np.cumsum(ordered), 0.5 * float(ordered.sum()))])
-    slow = np.flatnonzero((waits > 4 * float(np.median(waits))) & (waits > 0.25 * typical))
-    if not len(slow) or len(slow) > few or len(slow) < 2:
+    ordered, few = np.sort(waits)[::-1], max(int(_FEW * len(waits)), 2)
+    if len(ordered) <= few or ordered[0] <= 0:
         return None
+    # They end where the next shorter wait is shorter by the largest factor.
+    factors = ordered[1:few] / np.maximum(ordered[2 : few + 1], 1e-9)
+    count = int(np.argmax(factors)) + 2
+    least = float(ordered[count - 1])
+    if factors[count - 2] < _APART or least <= 4 * float(np.median(waits)):
+        return None
+    slow = np.flatnonzero(waits >= least)
     return slow if float(waits[slow].sum()) >= _CONCENTRATED * float(waits.sum()) else None
 
 
