@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from deep500_timing._command._app import click
 
+_NO_PAGES = (".json", ".pdf", ".pftrace", ".png", ".svg")
+
 
 @click.command()
 @click.argument("folder")
@@ -20,7 +22,7 @@ def command(folder: str, file: str | None, output: str | None, as_json: bool) ->
     if file is not None and output is not None:
         raise click.UsageError("The file is named twice: give it as FILE or by -o.")
     path = output or file or default_path(folder, ".html")
-    if not path.lower().endswith((".html", ".htm")):
+    if path.lower().endswith(_NO_PAGES):
         remedy = "deep500-timing plot writes pictures" if path.lower().endswith((".png", ".svg")) else "name it .html"
         raise click.UsageError(f"The report is an HTML page, and {path!r} does not end in .html: {remedy}.")
     with Run.open(folder) as run, progress_of("report") as on_progress:

@@ -9,8 +9,8 @@ from deep500_timing._command._app import click
 
 @click.command()
 @click.argument("folder", type=click.Path())
-@click.option("--rank", type=int, help="Show the times of this rank; the lowest if not given.")
-@click.option("--session", type=int, help="Of this start of the run only; all if not given.")
+@click.option("--rank", type=int, help="Show the times of this rank (default: the lowest).")
+@click.option("--session", type=int, help="Session number (default: all).")
 @click.option("--off", multiple=True, metavar="RULE", help="Leave out the findings of this rule; may be repeated.")
 @click.option("--json", "as_json", is_flag=True, help="Print plain data instead.")
 def command(folder: str, rank: int | None, session: int | None, off: tuple[str, ...], as_json: bool) -> None:

@@ -9,11 +9,11 @@ from deep500_timing._command._app import click
 
 @click.command()
 @click.argument("folder", type=click.Path())
-@click.option("--session", type=int, help="Of this start of the run; the last that all ranks have if not given.")
+@click.option("--session", type=int, help="Session number (default: the latest common to all ranks).")
 @click.option("--scores", is_flag=True, help="Scores as NVIDIA's resiliency extension names them, as plain data.")
 @click.option("--json", "as_json", is_flag=True, help="Print plain data instead.")
 def command(folder: str, session: int | None, scores: bool, as_json: bool) -> None:
-    """Say which rank the others wait for, and why: a rank, a machine, or nobody."""
+    """Name the rank or machine that the others wait for, and the cause."""
     from deep500_timing._command._output import busy, print_json
     from deep500_timing._distributed.stragglers import find_stragglers
     from deep500_timing._summary.text import fit_encoding

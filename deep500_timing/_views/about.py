@@ -1,4 +1,4 @@
-"""What a run is: the facts of its heading, as plain data."""
+"""The facts of a run for its heading, as plain data."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ if TYPE_CHECKING:
 
 COMPLETE = "complete"
 _NEWEST = 21
-"""Steps whose speed is that of a running training."""
+"""The newest steps, which give the current speed."""
 _OLD_S = 60.0
 """Seconds without data after which a run may have been killed: logs are written each second."""
 
 _FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "cupy", "lightning", "transformers", "deepspeed")
 _IN_ORDER = ("closed", "exit", "rotated")
-"""Reasons for an end of which nothing need be said."""
+"""Reasons for an end that need no mention."""
 
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """Name, size, length and environment of a run. Texts are strangers' texts: to be made safe where shown."""
+    """Name, size, length and environment of a run. Pass its texts through ``safe_name`` before printing."""
 
     name: str
     """The folder's name."""
     folder: str
-    """The folder as it was given to ``Run.open``, for commands."""
+    """The folder as passed to ``Run.open``, for commands."""
     ranks: tuple[int, ...]
-    """Those that have written, rising."""
+    """The ranks with a log, rising."""
     world_size: int | None
-    """How many there should be; None where nobody told."""
+    """The number of ranks of the training; None if unknown."""
     hosts: tuple[str, ...]
     """Their names."""
     sessions: int
-    """How often the run was started."""
+    """The number of starts."""
     epochs: int
     """EPOCHs that ended, on the lowest rank."""
     steps: int
@@ -52,11 +52,11 @@ class About:
     wall_s: float | None
     """From the first interval's start to the last one's end."""
     ended: bool
-    """Whether every rank has ended its log; of a rank that was started anew its newest start decides."""
+    """Whether every rank has ended its log. For a restarted rank, the latest session decides."""
     ends: tuple[str, ...]
-    """The reasons for which these logs were ended, each once: ``"closed"``, ``"KeyboardInterrupt"``."""
+    """The reasons of these ends, each once: ``"closed"``, ``"KeyboardInterrupt"``."""
     earlier_ends: tuple[str, ...]
-    """The same of the starts before; ``"killed"`` where a log was not ended."""
+    """The same of earlier sessions; ``"killed"`` for a log without an end."""
     versions: dict[str, str]
     """Versions of Python and of frameworks, by name, of the lowest rank."""
     devices: tuple[str, ...]
@@ -66,7 +66,7 @@ class About:
     platform: str
     """The system of the lowest rank."""
     attributes: dict[str, Any]
-    """What the program said about itself."""
+    """The attributes that the program passed."""
     dropped: int
     """Intervals that were recorded and could not be written."""
     damaged_bytes: int
@@ -74,7 +74,7 @@ class About:
     missing_frames: int
     """Frames of logs that are not there."""
     clock_step_s: float
-    """By how much Unix time was stepped against the timers' clock at most, with its sign."""
+    """The largest step of Unix time against the timers' clock, with its sign."""
 
     @property
     def frameworks(self) -> str:
@@ -89,7 +89,7 @@ class About:
 
     @property
     def state(self) -> str:
-        """Whether the run has ended, and what by if not by itself."""
+        """Whether the run has ended, and the reason if it was interrupted."""
         if not self.ended:
             return "not ended: killed, or running"
         broken = [end for end in self.ends if end not in _IN_ORDER]
@@ -97,7 +97,7 @@ class About:
 
     @property
     def missing_ranks(self) -> tuple[int, ...]:
-        """The ranks that should be there and have written nothing."""
+        """The ranks of the training without a log."""
         return tuple(rank for rank in range(self.world_size or 0) if rank not in set(self.ranks))
 
 
@@ -117,7 +117,7 @@ def about_run(run: Run) -> About:
     lasts = [log["last_unix_ns"] for log in logs if log["last_unix_ns"] is not None]
     of_lowest = [log for log in logs if log["rank"] == lowest]
     header = _header(of_lowest[-1]) if of_lowest else {}
-    # A file that was followed by another says so; the last one of each start of a rank says how that ended.
+    # The last file of a session says how it ended.
     last_files: dict[tuple[int, int], dict[str, Any]] = {}
     for log in logs:
         known = last_files.get((log["rank"], log["session"]))
@@ -182,7 +182,7 @@ def live_line(run: Run, rank: int | None = None, *, now_unix_s: float | None = N
 
 
 def _replaced(logs: list[dict[str, Any]]) -> set[tuple[int, int]]:
-    # The starts of a rank after which it was started anew. Two that ran at the same time are both there.
+    # The sessions of a rank that a later one followed. Two that ran at the same time both count.
     spans: dict[int, dict[int, tuple[float, float]]] = {}
     for log in logs:
         of_rank = spans.setdefault(log["rank"], {})

@@ -1,4 +1,4 @@
-"""What a region's first time paid for, in one line beneath a table."""
+"""The line beneath a table on regions whose first interval is long."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ if TYPE_CHECKING:
     from deep500_timing._views.tree import Node, Tree
 
 RATIO = 3.0
-"""By how many medians a first time is worth a line."""
+"""Medians from which on a first interval is worth a line."""
 LEAST_COUNT = 6
-"""Of fewer times the median says little."""
+"""Intervals below which the median says little."""
 LEAST_SHARE = 0.01
-"""Of the run, below which a first time is not named."""
+"""Share of the run below which a first interval is not named."""
 _MOST = 3
 _WIDTH = 32
 
 
 def firsts_of(tree: Tree) -> list[Node]:
-    """The regions whose first time stands out, the longest first; not those inside one whose first is the same."""
+    """The regions whose first interval stands out, the longest first, without regions inside another of them."""
     whole = sum(root.total_s or 0.0 for root in tree.roots)
     found = [
         node

@@ -1,4 +1,4 @@
-"""Lines on a terminal, in colour if rich is there, or on any other stream as plain text."""
+"""Lines on a terminal, in colour if rich is installed, or as plain text on any other stream."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 def width_for(stream: Any) -> int | None:
-    """How many columns there are to draw in; None on what is no terminal, which gets everything."""
+    """The columns of a terminal; None on any other stream, where lines have no limit."""
     return width_of_terminal(stream) if is_terminal(stream) else None
 
 
 def put(stream: Any, lines: list[Line]) -> None:
-    """Write lines that were drawn for :func:`width_for` the stream."""
+    """Write lines that were drawn with :func:`width_for` of the stream."""
     if is_terminal(stream):
         try:
             import rich.console  # noqa: F401
@@ -40,7 +40,7 @@ def is_terminal(stream: Any) -> bool:
 
 
 def width_of_terminal(stream: Any) -> int:
-    """How many columns a terminal has; 80 where it does not say."""
+    """The columns of a terminal; 80 if unknown."""
     if not os.environ.get("COLUMNS"):
         try:
             columns = os.get_terminal_size(stream.fileno()).columns
@@ -60,7 +60,7 @@ def _put_rich(stream: Any, lines: list[Line], width: int) -> None:
 
 
 def rich_text(lines: list[Line], encoding: str | None) -> Any:
-    """Lines as rich's text. Never by its markup, which a region's name may look like."""
+    """Lines as rich's text, without its markup: a region's name may look like markup."""
     from rich.text import Text
 
     text = Text()

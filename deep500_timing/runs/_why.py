@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from deep500_timing.runs._parts import Parts
 
 _LEAST_SHARE = 0.1
-"""What explains less of the excess than this is not named."""
+"""Share of the excess below which a cause is not named."""
 _MOST_CAUSES = 5
 
 
@@ -27,7 +27,7 @@ class Cause:
 
     rank: int
     path: str
-    """Its place in the tree; with ``rest`` what of it lies outside every region inside it."""
+    """Its path; with ``rest``, the part outside all regions inside it. Empty for the time between the steps."""
     rest: bool
     dur_ns: int
     """In the step."""
@@ -36,16 +36,16 @@ class Cause:
     is_waiting: bool
     """Whether it is communication, in which a rank waits for others."""
     steps: tuple[int, ...] = ()
-    """The steps in which it took as long, this one among them; looked for where it is the cause."""
+    """The steps in which it took as long, this one included; filled in for the main cause."""
 
     @property
     def excess_ns(self) -> int:
-        """How much longer than as a rule."""
+        """The excess over the median."""
         return self.dur_ns - self.typical_ns
 
     @property
     def name(self) -> str:
-        """As a reader knows it."""
+        """The name for a sentence."""
         if self.path == BETWEEN:
             return "the time between the steps"
         name = safe_name(split_path(self.path)[-1])
@@ -54,7 +54,7 @@ class Cause:
 
 @dataclass(frozen=True)
 class Why:
-    """The answer, as data; as a text it is sentences."""
+    """The answer as data; its text is sentences."""
 
     step: int
     session: int
@@ -66,9 +66,9 @@ class Why:
     neighbours: int
     ranks: int
     causes: tuple[Cause, ...]
-    """What explains the excess on that rank, the largest first; none if there is no excess."""
+    """The causes on that rank, the largest first; none without an excess."""
     late: Cause | None = None
-    """Of several ranks: what kept the one that the others waited for."""
+    """The cause on the rank that the others waited for."""
     waited: int = 0
     """How many ranks waited for it."""
 
@@ -192,7 +192,7 @@ def _causes(parts: Parts, step: int, waiting: set[str]) -> list[Cause]:
 
 
 def _late_rank(causes: list[Cause], own: list[Cause], excess: int) -> tuple[Cause | None, int]:
-    # The others wait in communication for the one that waits least, because something else took it longer.
+    # The late rank waits least in communication, and another region took it longer.
     if not own or not own[0].is_waiting:
         return None, 0
     busy = [cause for cause in causes if not cause.is_waiting and cause.excess_ns >= _LEAST_SHARE * excess]

@@ -507,6 +507,6 @@ def test_top_draws_until_the_run_has_ended(folders, monkeypatch):
         assert 0 == main(["top", str(folder)])
         monkeypatch.undo()
     first, second = terminal.text.split("\x1b[H\x1b[J")[1:]
-    assert "Ctrl-C leaves" in first
-    assert "Ctrl-C leaves" not in second
+    assert "Ctrl-C ends" in first
+    assert "Ctrl-C ends" not in second
     assert "complete" in second

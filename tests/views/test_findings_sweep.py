@@ -146,7 +146,7 @@ class Pauses(Loop):
     """A pause every 40 steps, in no region."""
 
     def _after_step(self, made, step, rank):
-        if step % 40 == 19:
+        if step % 40 == 39:
             made.wait(self.all / 6 * MS)
 
 
@@ -606,3 +606,10 @@ def test_a_shift_ends_where_it_ends():
     assert shift_of(np.linspace(1, 2, 400)) is None
     assert shift_of(np.exp(0.1 * dice.normal(size=400))) is None
     assert shift_of(np.where(np.arange(400) < 60, 2.0, 1.0)) is None
+
+
+def test_pauses_at_the_end_of_an_epoch_count(tmp_path, connection):
+    """Every second pause lies between two epochs: the period is that of all."""
+    texts, _ = _first(Pauses(0.3), tmp_path, connection)
+    assert "6 pauses between the steps take 30 % of the run" in texts[0]
+    assert texts[0].endswith("after steps 39, 79, 119 and 3 more, every 40 steps.")

@@ -33,7 +33,7 @@ class Account(NamedTuple):
 
     whole_s: float
     training_s: float
-    """The steps and the waits for data beside them."""
+    """The steps, and the waits for data between them."""
     entries: tuple[Entry, ...]
     """The others, by falling time."""
 
@@ -87,7 +87,7 @@ def account_of(evidence: Evidence) -> Account:
         divide(root)
     roots_s = sum(root.total_s or 0.0 for root in tree.roots)
     whole_s = max(evidence.whole_s, roots_s if len(tree.roots) == 1 else 0.0)
-    # Where several threads have regions of their own, what is outside all is not known.
+    # Roots of several threads overlap, and the time outside all is unknown.
     if tree.roots and not any(root.running for root in tree.roots) and roots_s <= _OVERLAP * whole_s:
         outside_s = max(whole_s - roots_s, 0.0)
         if outside_s > 0:

@@ -120,7 +120,7 @@ def _with_inner(parts: Parts) -> dict[tuple[int, str], dict[int, int]]:
 
 
 def _best(evidence: Evidence, over: dict[tuple[int, str], float], excess_ns: float) -> tuple[str, int] | None:
-    # Work before waiting: who waits has no part in it.
+    # Work comes before waiting, which is an effect.
     work = {key: ns for key, ns in over.items() if not key[1] or split_path(key[1])[-1] not in evidence.waits}
     for among in (work, over):
         if among:

@@ -33,7 +33,7 @@ _KEPT = 20
 
 
 def waits_for_data(evidence: Evidence) -> Iterator[Finding]:
-    """IO takes a large part of what it lies in, in the steady state, on the rank on which it takes most."""
+    """IO takes a large part of its parent in the steady state, on the rank on which it takes most."""
     node = _waiting_node(evidence)
     if node is None:
         return
@@ -51,7 +51,7 @@ def waits_for_data(evidence: Evidence) -> Iterator[Finding]:
 def _waiting_node(evidence: Evidence) -> Node | None:
     step = evidence.step_node
     for node in evidence.tree.named(IO):
-        # Inside BATCH, or directly beside it. The waits of a validation are not training's.
+        # Inside BATCH or a sibling of it. The waits of a validation do not count.
         if BATCH in node.path[:-1] or (step is not None and step.parent == node.parent):
             return node
     return None

@@ -1,4 +1,4 @@
-"""launch-bound, cpu-waits-for-gpu, copies, throttled: what the device's times and its samples say."""
+"""launch-bound, cpu-waits-for-gpu, copies, throttled: rules about a device's times and samples."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _REASONS = {
 
 
 def _timed(evidence: Evidence) -> tuple[Node, list[Node]] | None:
-    # BATCH with times on the device, and the regions directly inside it that have some.
+    # BATCH with device times, and its children with device times.
     step = evidence.step_node
     if step is None or step.gpu is None or step.count < at_least.LEAST_STEPS or not step.total_s:
         return None
@@ -39,7 +39,7 @@ def _timed(evidence: Evidence) -> tuple[Node, list[Node]] | None:
 
 
 def launch_bound(evidence: Evidence) -> Iterator[Finding]:
-    """The device has nothing timed to do for a part of the steady step, and the wait for data is not why."""
+    """No timed work keeps the device busy in a part of the steady step, and the wait for data is not why."""
     timed = _timed(evidence)
     if timed is None or not timed[1]:
         yield from _idle_by_samples(evidence)
@@ -70,8 +70,8 @@ def launch_bound(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _idle_by_samples(evidence: Evidence) -> Iterator[Finding]:
-    # NVML says for which part of up to a second before a sample any kernel ran, of whatever process: no more than that
-    # was this run's. Of several devices nobody knows which one it uses.
+    # NVML counts the kernels of all processes in up to a second before a sample, which bounds this run's from above.
+    # With several devices it is not known which one a rank uses.
     found = [
         sampled
         for (rank, metric, _), sampled in evidence.samples.items()
@@ -101,7 +101,7 @@ def _idle_by_samples(evidence: Evidence) -> Iterator[Finding]:
 
 
 def cpu_waits_for_gpu(evidence: Evidence) -> Iterator[Finding]:
-    """In one region the CPU takes as long as the device, while it runs ahead of it in another: it waits there."""
+    """The CPU takes as long as the device in one region, where it waits, and runs ahead in another."""
     timed = _timed(evidence)
     if timed is None:
         return
@@ -133,7 +133,7 @@ def _ratio(node: Node) -> float:
 
 
 def copies(evidence: Evidence) -> Iterator[Finding]:
-    """Copies to the device, where they are a region, take a large part of the step."""
+    """Regions of copies to the device take a large part of the step."""
     step = evidence.step_node
     if step is None or step.count < at_least.LEAST_STEPS or not step.total_s:
         return
@@ -163,7 +163,7 @@ def _spent_s(node: Node) -> float:
 
 
 def throttled(evidence: Evidence) -> Iterator[Finding]:
-    """A device's clocks are held down in a part of the samples."""
+    """The driver lowers a device's clocks in a part of the samples."""
     steps = evidence.steady
     for (rank, metric, _), (at, values) in sorted(evidence.samples.items()):
         device, _, reason = metric.partition(f".{_METRIC}")
@@ -172,7 +172,7 @@ def throttled(evidence: Evidence) -> Iterator[Finding]:
             continue
         cost_s, effect = None, ""
         if steps is not None and rank == evidence.rank:
-            # A step belongs to the sample after it, which tells of the time before.
+            # A sample describes the time before it.
             after = np.minimum(np.searchsorted(at, steps.starts_s), len(at) - 1)
             slow, usual = steps.durations_s[held[after]], steps.durations_s[~held[after]]
             if len(slow) and len(usual) and np.median(slow) > np.median(usual):

@@ -48,7 +48,7 @@ class Operation(NamedTuple):
     calls: int
     total_s: float
     transfer_s: float
-    """In each operation the shortest time over the ranks; what is longer is waiting for the last rank."""
+    """In each operation the shortest time over the ranks; the rest is waiting for the last rank."""
     is_compared: bool
     """Whether the other ranks' times are known."""
     size_bytes: float
@@ -87,7 +87,7 @@ class Evidence:
 
     @property
     def whole(self) -> str:
-        """What :attr:`whole_s` is the time of: of a tree alone, the time outside all regions is not known."""
+        """A name for :attr:`whole_s`. A tree alone does not know the time outside all regions."""
         return "the run" if self.run is not None or self.tree.span_s is not None else "the timed time"
 
     @cached_property
@@ -146,7 +146,7 @@ class Evidence:
         many = min(WARM_UP_OF, len(calm) // 2)
         if many < WARM_UP_OF // 2 or not calm.any():
             return 0
-        # Not all of them: on a busy machine one step in ten is slow for no reason of the program's.
+        # Seven of ten are enough: on a busy machine, the program is not why a step is slow.
         settled = np.convolve(calm, np.ones(many), mode="valid") >= WARM_UP_CALM * many
         begins = calm[: len(settled)] & settled
         count = int(begins.argmax()) if begins.any() else 0
@@ -264,12 +264,12 @@ def evidence_of(source: Run | Tree, rank: int | None = None, session: int | None
 
 
 def name_of(text: str) -> str:
-    """A region's name as a sentence can hold it."""
+    """A region's name, shortened and safe to print."""
     return shorten(safe_name(text), 32)
 
 
 def percent(share: float) -> str:
-    """As ``"37 %"``; of less than ten with a digit more."""
+    """As ``"37 %"``, or ``"3.7 %"`` below ten."""
     return f"{100 * share:.0f} %" if share >= 0.095 else f"{100 * share:.1f} %"
 
 

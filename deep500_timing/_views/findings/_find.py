@@ -76,7 +76,7 @@ def find(
         source: A run, or a tree alone, for which only some rules can speak; or the evidence of either.
         rank: Take the tree of this rank; the lowest rank if None. Rules about steps and ranks look at all ranks.
         session: Of this session only; all if None.
-        off: Names of rules to leave out, besides those that ``DEEP500_TIMING_FINDINGS`` names (``-spikes,-drift``).
+        off: Names of rules to leave out, in addition to ``DEEP500_TIMING_FINDINGS`` (``-spikes,-drift``).
 
     Raises:
         ValueError: No rule has such a name.
@@ -99,11 +99,15 @@ def find(
     places = {name: place for place, name in enumerate(RULES)}
     kept = [replace(finding, remedy=finding.remedy or REMEDIES.get(finding.rule, "")) for finding in _each_once(found)]
     kept.sort(key=lambda finding: (not finding.is_first, -(finding.cost_s or 0.0), places[finding.rule]))
-    return kept[: at_least.MOST]
+    # Growing memory and throttling may have no cost in time; they come after the most costly finding.
+    timed = [finding for finding in kept if finding.is_first or finding.cost_s is not None]
+    untimed = [finding for finding in kept if finding not in timed]
+    lost = sum(finding.is_first for finding in timed)
+    return [*timed[: lost + 1], *untimed, *timed[lost + 1 :]][: at_least.MOST]
 
 
 def _each_once(found: dict[str, list[Finding]]) -> Iterator[Finding]:
-    # The same seconds are told once, by the rule that knows most of them.
+    # The same seconds are told once, by the rule that knows most.
     late = {finding.rank for finding in found.get("late-rank", ())}
     stalls = {step for finding in found.get("waits-for-data", ()) for step in finding.steps}
     pauses = {finding.region for finding in found.get("outside-steps", ()) if finding.anchor == "over-the-run"}

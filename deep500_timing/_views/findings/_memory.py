@@ -69,7 +69,7 @@ def memory_grows(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _when_full(evidence: Evidence, rank: int, metric: str, region: str, found: Trend, during: int) -> str:
-    # Of a device, whose size is read with it. What the host has left depends on limits that no reading tells.
+    # A device's size is sampled too. The host's limit is not known.
     sizes = evidence.samples.get((rank, _CAPACITY, region))
     if not metric.startswith(_ON_DEVICE) or sizes is None or not during:
         return ""

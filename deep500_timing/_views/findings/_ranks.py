@@ -131,9 +131,9 @@ class Communication(NamedTuple):
 
     nodes: list[Node]
     exposed_s: float
-    """What overlaps nothing."""
+    """The time that overlaps nothing."""
     transfer_share: float
-    """Of it, what is no wait for another rank."""
+    """The share that is no waiting for other ranks."""
     is_compared: bool
 
 
@@ -143,7 +143,7 @@ def communication_of(evidence: Evidence) -> Communication | None:
         return None
     nodes: list[Any] = []
     for node in step.walk():
-        # The outermost ones: an operation within COMM is counted once.
+        # An operation inside COMM is counted once, with COMM.
         if (
             node.name in evidence.waits
             and not node.is_rest

@@ -17,7 +17,7 @@ _LEAST_BLOCKS = 8
 _TWO_SIDED_95 = 1.959964
 _LEAST_OF_SHIFT = 60
 _LEAST_STRETCH = 3
-"""Blocks of a stretch that has a level of its own."""
+"""Least blocks of a stretch."""
 _APART = 0.9
 """Share of the blocks that must lie on their side of the middle between two levels."""
 _LEAST_Z = 8.0
@@ -44,7 +44,7 @@ def trend_of(values: Floats) -> Trend | None:
 
     Theil's slope (the median of the slopes between pairs, Theil 1950, Sen 1968) of the medians of up to 40 blocks, and
     Mann-Kendall's test of it, its variance widened by how much blocks depend on their neighbours (Hamed and Rao 1998,
-    with the autocorrelation of what is left when the line is taken off). The slope's interval is Sen's: as many of the
+    with the autocorrelation of the residuals). The slope's interval is Sen's: as many of the
     ordered slopes on either side of their median as that variance admits.
     """
     blocks = np.array_split(np.asarray(values, dtype=np.float64), min(_BLOCKS, len(values)))
@@ -66,9 +66,9 @@ def trend_of(values: Floats) -> Trend | None:
     score = float(np.sign(differences).sum())
     variance = count * (count - 1) * (2 * count + 5) / 18 * _widening(left)
     z = (score - np.sign(score)) / math.sqrt(variance)
-    beside = _TWO_SIDED_95 * math.sqrt(variance)
-    least = slopes[max(math.floor((len(slopes) - beside) / 2), 0)]
-    most = slopes[min(math.ceil((len(slopes) + beside) / 2), len(slopes) - 1)]
+    margin = _TWO_SIDED_95 * math.sqrt(variance)
+    least = slopes[max(math.floor((len(slopes) - margin) / 2), 0)]
+    most = slopes[min(math.ceil((len(slopes) + margin) / 2), len(slopes) - 1)]
     return Trend(
         growth=(end - start) / start if start > 0 else 0.0,
         start=start,

@@ -73,7 +73,7 @@ def _spikes_of_tree(evidence: Evidence) -> Iterator[Finding]:
     if excess_s < share * node.total_s:
         return
     for one_in, quantile_s in ((20, node.p95_s), (100, node.p99_s)):
-        # One more than the least, as the first may be among them for a reason of its own.
+        # One more than the least: the first step may be slow for another reason.
         enough = node.count >= one_in * (at_least.SPIKE_LEAST + 1)
         if enough and quantile_s is not None and quantile_s > ratio * node.median_s:
             yield _of_steps(
@@ -145,12 +145,12 @@ def warm_up(evidence: Evidence) -> Iterator[Finding]:
 
 
 def warm_up_of(evidence: Evidence) -> Finding | None:
-    """The warm-up of whatever length, None if there is none."""
+    """The warm-up of any length; None without one."""
     return _first_regions(evidence) or _first_steps(evidence)
 
 
 def _first_regions(evidence: Evidence) -> Finding | None:
-    # Where the first batch is a region of its own, as in Keras, which traces in it.
+    # Keras times its first batch, in which it traces, as a separate region.
     firsts = [node for node in evidence.tree.walk() if node.name == FIRST_STEP and node.total_s]
     step = evidence.step_node
     if not firsts or step is None or step.median_s is None:

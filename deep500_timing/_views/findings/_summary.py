@@ -20,7 +20,7 @@ _PAUSE = 4.0
 
 
 def summary_of(evidence: Evidence) -> list[tuple[str, str]]:
-    """Names and values; what is unknown is left out."""
+    """Names and values; unknown values are left out."""
     found = []
     if evidence.steady is not None and (speed := steps_per_s(evidence.steady)) is not None:
         found.append(("steps a second, in the steady state", f"{speed:.3g}"))

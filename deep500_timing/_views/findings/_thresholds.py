@@ -5,10 +5,10 @@ from __future__ import annotations
 MOST = 5
 """Findings that are shown."""
 LEAST_STEPS = 20
-"""Steps, or times of a region, below which nothing is said of how it usually is."""
+"""Steps, or intervals of a region, that a typical value needs."""
 
 WAIT_SHARE = 0.10
-"""waits-for-data: IO as a share of what it lies in."""
+"""waits-for-data: IO as a share of its parent."""
 WAIT_S = 1e-3
 """waits-for-data: a step."""
 WAIT_GROWTH = 0.20
@@ -38,7 +38,7 @@ DRIFT_LEVEL = 1e-4
 DRIFT_LEAST = 60
 """drift: steps."""
 WARM_UP_SHARE = 0.10
-"""warm-up: what the first steps take beyond the others, as a share of the run."""
+"""warm-up: the excess of the first steps, as a share of the run."""
 WARM_UP_RATIO = 1.5
 """warm-up: the steady state begins with a step within so many medians, if :data:`WARM_UP_CALM` of the
 :data:`WARM_UP_OF` steps from there on are."""
@@ -65,7 +65,7 @@ CALM_SHARE = 0.70
 LATE_SHARE = 0.03
 """late-rank: lateness as a share of the step; the ranks of a run differ by about 1 % of a step by nature."""
 LATE_COST = 0.025
-"""late-rank: what the run would save without it, as a share of the step; less where ranks are late by turns."""
+"""late-rank: the saving without it, as a share of the step; it is small if ranks are late by turns."""
 IMBALANCE_SHARE = 0.10
 """imbalance: by how much the heaviest rank is over the mean, in each half of the run."""
 EXPOSED_SHARE = 0.10

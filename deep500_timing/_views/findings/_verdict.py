@@ -17,11 +17,11 @@ CALM = "Nothing stands out"
 """The beginning of a verdict that covers 70 % of the time."""
 _MOST = 4
 _EVEN = 0.5
-"""Up to so much over the median, the 95th percentile is told as evenness."""
+"""Steps are even if their 95th percentile is at most this much over the median."""
 
 
 def verdict(evidence: Evidence) -> str:
-    """What to say of a run without findings. :data:`CALM` needs regions that cover 70 % of the time.
+    """The sentence for a run without findings. :data:`CALM` needs regions that cover 70 % of the time.
 
     Args:
         evidence: Of a run, or of a tree.

@@ -1,4 +1,4 @@
-"""lost, unnamed, dominant-region, outside-steps: what the numbers lack, and where the whole run's time is."""
+"""lost, unnamed, dominant-region, outside-steps: missing numbers, and the time of the whole run."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def lost(evidence: Evidence) -> Iterator[Finding]:
 
 
 def unnamed(evidence: Evidence) -> Iterator[Finding]:
-    """A large part of a region lies in none of those inside it."""
+    """A large part of a region lies in none of the regions inside it."""
     worst: Node | None = None
     for node in evidence.tree.walk():
         if node.rest_s is None or not node.total_s or node.name == FIRST_STEP:
@@ -77,8 +77,8 @@ def unnamed(evidence: Evidence) -> Iterator[Finding]:
         if node.rest_s < max(at_least.UNNAMED_SHARE * node.total_s, at_least.UNNAMED_OF_RUN * evidence.whole_s):
             continue
         if not any(inner.name == BATCH for inner in node.walk() if inner is not node):
-            # A region with waits alone inside is not divided: the work around them is what it is named for. A step
-            # with any other region in it is; a region inside the step only if those in it cover half.
+            # Waits do not divide a region: it is named for the work around them. Any other region divides a step.
+            # Inside the step, regions that cover half of the work do.
             work_s = sum((child.total_s or 0.0) - child.overlap_s for child in node.children if _is_work(child))
             is_divided = work_s > 0 if node.name == BATCH else work_s >= at_least.NAMED_SHARE * (work_s + node.rest_s)
             if not is_divided or node.count < at_least.LEAST_STEPS:
@@ -102,7 +102,7 @@ def _is_work(node: Node) -> bool:
 
 
 def _where(evidence: Evidence, node: Node) -> str:
-    # Of some intervals from the middle of the run: before what lies in them, between, or after.
+    # Gaps in intervals from the middle of the run: before, between and after the regions inside.
     if evidence.run is None:
         return ""
     only = "" if evidence.session is None else f"and session = {evidence.session} "
@@ -171,7 +171,7 @@ def _computes(node: Node) -> bool:
 
 
 def outside_steps(evidence: Evidence) -> Iterator[Finding]:
-    """A large part of the run is no training: validation, checkpoints, pauses between steps, time in no region."""
+    """A large part of the run is not training: validation, checkpoints, pauses between steps, time in no region."""
     account = account_of(evidence)
     step = evidence.step_node
     if not account.whole_s or step is None or step.count < at_least.LEAST_STEPS // 2:
@@ -247,16 +247,25 @@ def _gaps(evidence: Evidence, around: Node, whole_s: float) -> Finding | None:
         f"select session, start_ns, start_ns + dur_ns as end_ns from intervals where rank = {evidence.rank} and "
         f"device = 'CPU' and path = {literal(path_text(around.path))} {only}order by session, start_ns"
     ).rows()
-    bounds = np.array([row["start_ns"] for row in outer])
+    # The end of an epoch counts for its last step, and its beginning with it.
+    bounds = np.array([(row["session"], row["start_ns"], row["end_ns"]) for row in outer]).reshape(-1, 3)
+    within = [
+        int(np.searchsorted(bounds[bounds[:, 0] == row["session"], 1], row["start_ns"], "right"))
+        + int((bounds[:, 0] < row["session"]).sum())
+        - 1
+        for row in rows
+    ]
     gaps, after = [], []
-    for one, following in pairwise(rows):
-        # Both of one interval of the region around.
-        same = np.searchsorted(bounds, one["start_ns"], "right") == np.searchsorted(
-            bounds, following["start_ns"], "right"
-        )
-        if one["session"] == following["session"] and same:
-            gaps.append((following["start_ns"] - one["end_ns"]) / 1e9)
-            after.append(one["step"])
+    for place, (one, around_one) in enumerate(zip(rows, within, strict=True)):
+        following = rows[place + 1] if place + 1 < len(rows) else None
+        if following is not None and within[place + 1] == around_one:
+            gap = following["start_ns"] - one["end_ns"]
+        else:
+            gap = max(int(bounds[around_one, 2]) - one["end_ns"], 0)
+            if following is not None and following["session"] == one["session"]:
+                gap += following["start_ns"] - int(bounds[within[place + 1], 1])
+        gaps.append(gap / 1e9)
+        after.append(one["step"])
     if len(gaps) < at_least.LEAST_STEPS:
         return None
     lengths = np.array(gaps)

@@ -51,12 +51,12 @@ class Built:
 def build(
     run: Run, more: Iterable[Section] = (), on_progress: Callable[[int, int], None] = lambda done, of: None
 ) -> tuple[Context, list[Built]]:
-    """Ask the sections in the order of their places.
+    """Build the sections in the order of their places.
 
     Args:
         run: The run, read by DuckDB.
-        more: Sections beside the built-in ones and those of entry points.
-        on_progress: Called with how many sections are done, and of how many.
+        more: Sections besides the built-in ones and those of entry points.
+        on_progress: Called with the number of sections done and the number of all.
     """
     context = Context(run)
     sections = sorted(_sections(run, more), key=lambda section: (section.place, section.name))
@@ -87,10 +87,10 @@ def _sections(run: Run, more: Iterable[Section]) -> list[Section]:
             made: Any = section() if isinstance(section, type) else section
             name, _, _, _ = str(made.name), str(made.title), int(made.place), made.build
         except Exception as error:
-            warn_once(f"{section!r} is no section of a report: {type(error).__name__}: {error}. It is left out.")
+            warn_once(f"{section!r} is not a section of a report: {type(error).__name__}: {error}. It is left out.")
             continue
         if not _NAME.match(name) or name in found:
-            why = "there is one of that name" if name in found else "letters, digits and hyphens make a name"
+            why = "there is one of that name" if name in found else "a name has letters, digits and hyphens"
             warn_once(f"The section {name!r} of the report is left out: {why}.")
             continue
         found[name] = made

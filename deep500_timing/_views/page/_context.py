@@ -1,4 +1,4 @@
-"""What a section reads: the run, and what several sections want to know of it, asked once."""
+"""The data that sections read: the run, and results that several sections share."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PIXELS = 1000
 
 
 class Steps:
-    """Which steps a run has, and how charts divide them."""
+    """The steps of a run, and the bars of charts over them."""
 
     def __init__(self, first: int, last: int, path: str) -> None:
         """From the first to the last, both included."""
@@ -34,12 +34,12 @@ class Steps:
 
     @property
     def bucket_sql(self) -> str:
-        """A step's stretch, by the stretch's first step, in SQL."""
+        """The first step of a step's bar, in SQL."""
         return f"(step - ((step - {self.first}) % {self.width}))"
 
 
 class Context:
-    """One run, as sections see it. Everything is computed when it is first asked for.
+    """One run for the sections. Results are computed on first use.
 
     Args:
         run: The run, read by DuckDB.
@@ -48,7 +48,7 @@ class Context:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.missing: list[tuple[str, str]] = []
-        """What is left out so far: the section's title, and why."""
+        """Sections without content: title and reason."""
 
     def rows(self, query: str) -> list[dict[str, Any]]:
         """The rows of a query over the run's tables; see ``docs/runs.md``."""
@@ -66,12 +66,12 @@ class Context:
 
     @cached_property
     def findings(self) -> list[Finding]:
-        """What stands out."""
+        """The findings."""
         return find(self.evidence)
 
     @cached_property
     def stragglers(self) -> Stragglers:
-        """Which rank the others wait for, and why."""
+        """The rank that the others wait for, and why."""
         found = self.evidence.stragglers
         assert found is not None
         return found
@@ -93,7 +93,7 @@ class Context:
 
     @cached_property
     def steps(self) -> Steps | None:
-        """The steps that were timed as BATCH; None if there are none."""
+        """The steps timed as BATCH; None without any."""
         found = self.tree.named("BATCH")
         for node in found:
             path = path_text(node.path)
@@ -111,6 +111,6 @@ class Context:
 
 
 def shown(name: str) -> str:
-    """A name as a page shows it, not too long."""
+    """A name for the page, shortened if long."""
     name = safe_name(name)
     return name if len(name) <= 40 else f"{name[:24]}…{name[-15:]}"

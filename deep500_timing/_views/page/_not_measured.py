@@ -1,4 +1,4 @@
-"""What was not measured, what was lost, with what the run was made, and how to read the page."""
+"""Missing measurements, lost data, the environment, and how to read the page."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NOTHING_LOST = "Nothing was lost: no interval was dropped, no byte of a log is 
 class NotMeasured:
     """The end of the page."""
 
-    name, title, place = "not-measured", "What was not measured, and with what", 110
+    name, title, place = "not-measured", "Missing data and environment", 110
     missing = ""
 
     def build(self, context: Context) -> Content:

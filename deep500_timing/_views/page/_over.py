@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from deep500_timing._views.page._context import Context, Steps
 
 _PARTS = 8
-"""Regions that are told apart; smaller ones are together."""
+"""The largest regions; smaller ones share a colour."""
 _SPIKE = 4
-"""Times the median from which on a step is marked."""
+"""Times the median from which on a step is slow."""
 _MARKED = 60
 _LABELLED = 4
 """Marks at the edge that carry their time."""
@@ -93,7 +93,7 @@ def _note(steps: Steps, marked: list[dict[str, Any]], top: float, least: float) 
 
 class _Parts(NamedTuple):
     names: list[dict[str, Any]]
-    """What each part is called, its colour, and its place from below."""
+    """Each part with its name, its colour and its place from below."""
     bars: list[dict[str, Any]]
 
 

@@ -1,4 +1,4 @@
-"""The page itself: one file, with everything in it."""
+"""The page: one file without external resources."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _CALLER = "Writing a report"
 _MOST_ROWS = 400
-"""Of a table; more help nobody who reads."""
+"""Rows of a table that are shown."""
 
 
 def write_report(
@@ -40,13 +40,13 @@ def write_report(
     sections: Iterable[Section] = (),
     on_progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> None:
-    """Write a run as one HTML file that asks no other host for anything.
+    """Write a run as one HTML file without external resources.
 
     Args:
         run: The run, opened with DuckDB.
-        path: The file; it is there as a whole, or not at all.
-        sections: Sections beside the built-in ones and those of entry points (``docs/report.md``).
-        on_progress: Called with how many sections are done, and of how many.
+        path: The file; it is written whole or not at all.
+        sections: Sections besides the built-in ones and those of entry points (``docs/report.md``).
+        on_progress: Called with the number of sections done and the number of all.
 
     Raises:
         OSError: The file cannot be written.
@@ -69,10 +69,10 @@ def write_report(
         environment.globals.update(place_charts=place_charts, cell=_cell, numeric=_numeric, most=_MOST_ROWS)
         script, style = _resource("page.js"), _resource("page.css")
         anchors = {section.name: section.name for section in built}
-        anchors["devices"] = anchors.get("memory", "")  # They are in one section.
+        anchors["devices"] = anchors.get("memory", "")  # One section has both.
         findings = [replace(found, anchor=anchors.get(found.anchor, "")) for found in context.findings]
         template = environment.from_string(_resource("page.html"))
-        # Charts are collected as the sections are written, and stand behind them.
+        # Writing the sections collects the charts, so their data follow.
         body = template.module.body(built)
         data = _for_script(json.dumps(charts, ensure_ascii=True, separators=(",", ":"), allow_nan=False))
         page = template.render(
@@ -119,7 +119,7 @@ def _cell(value: object) -> str:
 
 
 def _numeric(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> list[bool]:
-    """Which columns are of numbers, and are pushed to the right."""
+    """Which columns hold numbers, and are aligned right."""
     return [place > 0 and all(_is_number(row[place]) for row in rows) for place in range(len(columns))]
 
 
@@ -129,7 +129,7 @@ def _is_number(value: object) -> bool:
 
 
 def _for_script(text: str) -> str:
-    # Inside <script> only these end it or begin a comment.
+    # Only these end a script or begin a comment in it.
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
@@ -143,7 +143,7 @@ def _sha256(text: str) -> str:
 
 @cache
 def _library() -> str:
-    # Vega, Vega-Lite and Vega-Embed as vl-convert brings them; no host is asked.
+    # Vega, Vega-Lite and Vega-Embed from vl-convert.
     bundle: str = require("vl_convert", extra="report", caller=_CALLER).javascript_bundle()
     return bundle.replace("</script", "<\\/script").replace("<!--", "<\\!--")
 

@@ -1,4 +1,4 @@
-"""Parts that several charts are made of, in Vega-Lite."""
+"""Parts of several charts, in Vega-Lite."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BYTE_LABELS = (
 )
 """Bytes with their unit."""
 WHOLE_LABELS = "datum.value == floor(datum.value) ? format(datum.value, '{}') : ''"
-"""Whole numbers: Vega puts ticks between them where there are few, whatever ``tickMinStep`` says."""
+"""Whole numbers: Vega sets ticks between them on short axes in spite of ``tickMinStep``."""
 ZOOM = {
     "name": "zoom",
     "select": {"type": "interval", "encodings": ["x"], "zoom": "wheel![event.ctrlKey || event.metaKey]"},
@@ -26,18 +26,18 @@ ZOOM = {
 
 
 def colour_by_datum() -> dict[str, Any]:
-    """Marks have the colour that stands in their data: names stay data, and no scale can run out."""
+    """Take colours from the data: names stay data, and colours cannot run out."""
     return {"field": "colour", "type": "nominal", "scale": None, "legend": None}
 
 
 def fitting(start: str, end: str) -> dict[str, Any]:
-    """A text in a bar from one field to another: no longer than the bar, however wide the page and the zoom make it."""
+    """A text that is at most as long as its bar, at any width and zoom."""
     width = f"(scale('x', datum.{end}) - scale('x', datum.{start}))"
     return {"limit": {"expr": f"max({width} - 6, 1)"}, "opacity": {"expr": f"{width} < 26 ? 0 : 1"}}
 
 
 def tooltip(**titles: str) -> list[dict[str, Any]]:
-    """What is shown when a mark is pointed at: fields of the data, by their titles."""
+    """The tooltip of a mark: fields of the data by their titles."""
     return [{"field": field, "title": title, "type": "nominal"} for field, title in titles.items()]
 
 
@@ -58,5 +58,5 @@ def data(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def rounded(value: float | None, digits: int = 4) -> float | None:
-    """With so many significant digits: what a chart cannot show needs no bytes."""
+    """Rounded to significant digits, which saves bytes."""
     return None if value is None else float(f"{value:.{digits}g}")

@@ -1,4 +1,4 @@
-"""What was sampled: memory, throughput, utilisation, clocks, power, temperature, and what a program added."""
+"""Samples: memory, throughput, utilization, clocks, power, temperature, and the program's metrics."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FINITE = "value is not null and isfinite(value)"
 _MOST = 9
 """Charts of a family."""
 _TIMES = (("h", "hours", 3600), ("min", "minutes", 60), ("s", "seconds", 1))
-"""Units of the axis of time; the first of which three fit."""
+"""Units of the time axis; the first of which three fit is taken."""
 _FAMILIES = (
     ("Memory", ("_bytes",)),
     ("Throughput and MFU", ("throughput.", "mfu", "flops")),
@@ -60,7 +60,7 @@ def _family(metric: str) -> str:
 
 def _figure(context: Context, name: str, metrics: list[dict[str, Any]]) -> Figure:
     begin = min((row["first"] for row in metrics if row["first"] is not None), default=0)
-    # What a device has is one number: a line says no more than the table.
+    # A capacity is constant: the table is enough.
     lines = [row for row in metrics if row["n"]]
     drawn = [row for row in lines if not (row["metric"] or "").endswith("_total_bytes")][:_MOST]
     span_s = (max((row["last"] for row in metrics if row["last"] is not None), default=0) - begin) / 1e9

@@ -1,7 +1,7 @@
-"""What a page is made of: sections, and in them figures with their numbers. Plain data, to be built by anybody.
+"""The parts of a page: sections, and figures with their numbers. Plain data that any package can build.
 
-Texts may hold any character: they are escaped where they are shown. In a chart's specification a stranger's text, such
-as a region's name, may stand in the data and nowhere else: other places are code.
+Texts may hold any character: the page escapes them. In a chart's specification a text from outside, such as a region's
+name, may stand in the data only: other places are code.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ if TYPE_CHECKING:
     from deep500_timing._views.page._context import Context
 
 GROUP = "deep500_timing.sections"
-"""Entry points whose objects are sections."""
+"""The group of entry points for sections."""
 TABLE_GROUP = "deep500_timing.table_sections"
-"""The same for sections of one table of a run, by whose name they are registered: they are imported for runs that have
-it, so that a section that needs a framework costs other reports nothing."""
+"""The group for sections of one table, registered under its name. They are imported only for runs with that table."""
 
 
 @dataclass(frozen=True)
@@ -26,10 +25,10 @@ class Panel:
     """One chart."""
 
     spec: dict[str, Any]
-    """Vega-Lite with its data inside; without colours of text, background and size, which are the page's. What has no
-    ``width`` is as wide as there is room."""
+    """Vega-Lite with its data inside. The page sets colours of text and background; without ``width`` a chart is as
+    wide as the page."""
     title: str = ""
-    """Over the chart, where a figure has several."""
+    """The title of one of several charts."""
 
 
 @dataclass(frozen=True)
@@ -37,31 +36,31 @@ class Figure:
     """One chart or several small ones, with their numbers."""
 
     title: str
-    """What is seen, in a few words."""
+    """The subject in a few words."""
     alt: str
-    """What it says, in a sentence, for those who do not see it."""
+    """The content in a sentence, for readers who do not see the chart."""
     panels: tuple[Panel, ...]
-    """Charts, beside each other where there is room."""
+    """Charts, side by side if there is room."""
     columns: tuple[str, ...]
-    """The heads of the table of its numbers, with units."""
+    """The headings of the table of its numbers, with units."""
     rows: Sequence[Sequence[object]]
     """The numbers; None is shown as unknown."""
     note: str = ""
-    """Below the chart: what is left out, how to read it."""
+    """The text below the chart: how to read it, and omissions."""
     zooms: bool = False
-    """Whether the chart has an interval selection over x, named ``zoom`` and bound to the scales: it gets buttons."""
+    """Whether to add buttons for the chart's interval selection over x, named ``zoom`` and bound to the scales."""
     legend: tuple[tuple[str, str], ...] = ()
-    """Names with their colours, where the chart has no legend of its own."""
+    """Names with their colours, if the chart has no legend."""
 
 
 @dataclass(frozen=True)
 class Content:
-    """What stands in a section. Paragraphs, then figures."""
+    """The content of a section: paragraphs, then figures."""
 
     figures: tuple[Figure, ...] = ()
     text: tuple[str, ...] = ()
     tables: tuple[tuple[str, tuple[str, ...], Sequence[Sequence[object]]], ...] = field(default=())
-    """Tables without a chart: title, heads, rows."""
+    """Tables without a chart: title, headings, rows."""
 
 
 class Section(Protocol):
@@ -72,10 +71,10 @@ class Section(Protocol):
     title: str
     """Its heading."""
     place: int
-    """By which sections are sorted; the built-in ones have 30 (the tree) to 110 (what was not measured)."""
+    """The sort key; built-in sections have 30 (the tree) to 110 (missing data)."""
     missing: str
-    """What is said of it where there is nothing to show: "No collectives were recorded." """
+    """The sentence for a run without data for it: "No collectives were recorded." """
 
     def build(self, context: Context) -> Content | None:
-        """Read the run and say what to show; None if it has nothing for this section."""
+        """The content for a run; None if the run has no data for this section."""
         ...

@@ -1,4 +1,4 @@
-"""How the times of each region are distributed."""
+"""The distribution of each region's times."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 _MOST = 12
 _LEAST = 10
-"""Intervals below which a distribution is none."""
+"""Intervals below which no distribution is drawn."""
 _BARS = 36
 _LOG_FROM = 8
-"""The longest over the shortest from which on the scale is logarithmic."""
+"""The ratio of longest to shortest from which on the scale is logarithmic."""
 
 
 class Spread:
@@ -107,7 +107,7 @@ def _spec(context: Context, node: Node, bins: dict[int, int]) -> dict[str, Any]:
 
 
 def _bars(bins: dict[int, int], low: float, high: float, is_log: bool) -> tuple[list[float], Sequence[float]]:
-    """The edges of the bars in ns, and what is in them: equally wide as drawn, but none narrower than a bin."""
+    """The edges of the bars in ns, and their counts. Bars are equally wide as drawn, and at least as wide as a bin."""
     spare = max(9 - (max(bins) - min(bins) + 1), 0)  # One bin alone would be a wall.
     numbers = range(max(min(bins) - spare // 2, 0), max(bins) + 1 + spare - spare // 2)
     if len(numbers) <= _BARS:

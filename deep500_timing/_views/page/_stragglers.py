@@ -68,7 +68,7 @@ def _of_ranks(found: Verdict) -> Figure:
     bars = _bars(rows, "rank", time_axis(f"later than the median of the other ranks, {each}"))
     layers: list[dict[str, Any]] = [bars]
     note = "How long after the median of the other ranks each typically came to where they meet."
-    # Of fewer ranks a test of who comes last decides, and no bound.
+    # With fewer ranks a test decides, and no bound.
     if found.bound_s > 0 and len(order) >= FEW_RANKS:
         line = {"type": "rect", "width": 2, "color": "#7f8a93"}  # A rule would have the colour of the page.
         layers.append({"mark": line, "data": data([{"s": found.bound_s}]), "encoding": {"x": _seconds(None)}})

@@ -1,4 +1,4 @@
-"""How charts look, whatever they show. Colours of text and lines are the page's: they follow its light and dark."""
+"""The look of all charts. Colours of text and lines come from the page, which has a light and a dark form."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 FONT = "system-ui, -apple-system, 'Segoe UI', 'Noto Sans', sans-serif"
 _CONFIG: dict[str, Any] = {
-    "aria": False,  # The page says of each chart what it shows, and has its numbers as a table.
+    "aria": False,  # The page has a caption and a table for each chart.
     "background": None,
     "font": FONT,
     "view": {"stroke": None},

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _ROW = 30
 _LEAST = 0.0004
-"""What is narrower than this share of the chart is not drawn; it is in the table."""
+"""Share of the chart below which a region is not drawn; the table has it."""
 
 
 class Where:
@@ -39,8 +39,8 @@ class Where:
             figures.append(_figure(context, tree, on_device=True))
         ranks = len(context.about.ranks)
         every = "Both" if ranks == 2 else f"All {ranks}"
-        whose = f"{every} ranks together" if ranks > 1 else f"Rank {context.about.ranks[0]}"
-        text = f"{whose}, {start}. A region lies below the one that it is in, and is as wide as its share of it."
+        ranks_said = f"{every} ranks together" if ranks > 1 else f"Rank {context.about.ranks[0]}"
+        text = f"{ranks_said}, {start}. A region lies below its parent, and is as wide as its share of it."
         return Content(tuple(figures), (text,))
 
 
@@ -154,7 +154,7 @@ def _figure(context: Context, tree: Tree, *, on_device: bool) -> Figure:
         (Panel(spec),),
         ("region", "total", "share of its parent", "count", "median", "95th percentile"),
         [_row(tree, node, on_device) for node in nodes],
-        note=("What overlaps its siblings is drawn as wide as it adds to them. " if _overlaps(nodes) else "")
+        note=("A region that overlaps its siblings is drawn without the overlap. " if _overlaps(nodes) else "")
         + (f"Grey and not ended yet: {', '.join(still_open)}." if still_open else ""),
     )
 
@@ -166,7 +166,7 @@ def _overlaps(nodes: list[Node]) -> bool:
 def _total(node: Node, on_device: bool) -> float:
     if on_device:
         return node.gpu.total_s if node.gpu is not None else sum(_total(child, True) for child in node.children)
-    # What has not ended yet is as long as what has ended inside it, as far as anybody knows.
+    # A region that is still open is at least as long as the ended regions inside it.
     return sum(_total(child, False) for child in node.children) if node.total_s is None else node.total_s
 
 
@@ -176,7 +176,7 @@ def _share(node: Node, on_device: bool, above: float | None = None) -> str:
         share = _total(node, on_device) / above if above else None
     if share is None:
         return "–"
-    # What is there and rounds to nothing is below 1.
+    # Small is not zero.
     return "<1\u00a0%" if 0 < share < 0.005 else f"{100 * share:.0f}\u00a0%"
 
 
@@ -193,7 +193,7 @@ def _lay(
     if width < _LEAST:
         return
     total = _total(node, on_device)
-    # Of a region that was not timed on the device, or has not ended, only what is inside it is known.
+    # A region that is open, or not timed on the device, is known by the regions inside it only.
     is_known = not node.is_rest and (node.gpu is not None if on_device else node.total_s is not None)
     name, colour, share = shown(node.name), context.colour(node.name) if is_known else GREY, "–"
     if node.parent and (is_known or node.is_rest):
@@ -217,7 +217,7 @@ def _lay(
 
 
 def _adds(node: Node, on_device: bool) -> float:
-    # What overlaps its siblings would make the parts more than the whole.
+    # Counted twice, an overlap would make the parts more than the whole.
     return max(_total(node, on_device) - (0.0 if on_device else node.overlap_s), 0.0)
 
 

@@ -21,30 +21,30 @@ if TYPE_CHECKING:
 
 _WIDTH, _SMALL = 900, 270
 _SCALE = 2.0
-"""Pixels of a PNG for one of the chart: sharp on paper and on screens of many dots."""
+"""Pixels of a PNG for each pixel of the chart."""
 
 
 def write_plots(
     run: Run,
     folder: str | PathLike[str],
     *,
-    format: Literal["png", "svg"] = "png",  # noqa: A002 (what it is called everywhere)
+    format: Literal["png", "svg"] = "png",  # noqa: A002 (the usual name)
     only: Iterable[str] | None = None,
     sections: Iterable[Section] = (),
     on_progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> list[str]:
-    """Write each chart of the page into a file of its own: ``tree-1.png``, ``over-the-run-1.png`` and so on.
+    """Write each chart of the page as a file: ``tree-1.png``, ``over-the-run-1.png`` and so on.
 
     Args:
         run: The run, opened with DuckDB.
-        folder: Where to; made if it is not there.
+        folder: The folder; made if missing.
         format: ``"png"`` or ``"svg"``.
-        only: The names of the sections whose charts are wanted.
-        sections: Sections beside the built-in ones and those of entry points.
-        on_progress: Called with how many sections are done, and of how many.
+        only: Names of sections; all if None.
+        sections: Sections besides the built-in ones and those of entry points.
+        on_progress: Called with the number of sections done and the number of all.
 
     Returns:
-        The files' paths; none, and no folder, where the run has nothing to draw.
+        The files' paths; none, and no folder, if the run has nothing to draw.
 
     Raises:
         LookupError: No section has such a name, or the run has nothing for it.
@@ -69,7 +69,7 @@ def write_plots(
         if wanted is not None and section.name not in wanted:
             continue
         for number, figure in enumerate(section.content.figures, 1):
-            if not figure.panels:  # Of numbers that cannot be drawn there is a table on the page.
+            if not figure.panels:  # The page has a table of numbers that cannot be drawn.
                 continue
             spec = _spec_of(figure)
             path = os.path.join(os.fspath(folder), f"{section.name}-{number}.{format}")
@@ -97,7 +97,7 @@ def _spec_of(figure: Figure) -> dict[str, Any]:
 
 
 def _legend_of(figure: Figure) -> dict[str, Any]:
-    # What the page writes above the chart. Names are data: as an axis' or a legend's labels they would be code.
+    # The page's legend. Names are data here: in an axis or a legend they would be code.
     marks, at, row = [], 0.0, 0
     for name, colour in figure.legend:
         wide = 36 + 8 * width_of(name)
