@@ -68,8 +68,8 @@ class CompileHook(BuildHookInterface):  # type: ignore[type-arg]
         packages = [Path(self.root, package) for package in PACKAGES]
         sources = sources_in(packages)
         if version == "editable":
-            # An older compiled module would shadow the source, also where this build compiles nothing.
-            _remove_compiled(sources)
+            # An older compiled module would shadow its source, also where that is no longer compiled.
+            _remove_compiled(packages)
         if mode == "pure" or not sources:
             return
 
@@ -193,10 +193,11 @@ def _with_signatures(source: str) -> str:
     return "".join(lines)
 
 
-def _remove_compiled(sources: list[Path]) -> None:
-    """Delete the compiled forms that lie beside the sources for the running interpreter."""
-    for source in sources:
-        source.with_suffix(str(get_config_var("EXT_SUFFIX"))).unlink(missing_ok=True)
+def _remove_compiled(packages: list[Path]) -> None:
+    """Delete the modules that an earlier build for the running interpreter left in the packages."""
+    for package in packages:
+        for path in package.rglob(f"*{get_config_var('EXT_SUFFIX')}"):
+            path.unlink()
 
 
 def _names(sources: list[Path]) -> str:

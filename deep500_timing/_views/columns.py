@@ -10,7 +10,7 @@ from deep500_timing._summary.text import UNKNOWN, format_share, time_units
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from deep500_timing._views.tree import Node
+    from deep500_timing._summary.tree import Node
 
 _BARS = "▁▂▃▄▅▆▇█"
 _USUAL = 3 / 8

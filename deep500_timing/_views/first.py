@@ -8,7 +8,7 @@ from deep500_timing._summary.text import safe_name, shorten
 from deep500_timing._views.columns import times
 
 if TYPE_CHECKING:
-    from deep500_timing._views.tree import Node, Tree
+    from deep500_timing._summary.tree import Node, Tree
 
 RATIO = 3.0
 """Medians from which on a first interval is worth a line."""

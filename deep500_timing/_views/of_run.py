@@ -17,8 +17,8 @@ from deep500_timing._views.table import LONGEST_NAME, Sheet
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from deep500_timing._summary.tree import Tree
     from deep500_timing._views.about import About
-    from deep500_timing._views.tree import Tree
     from deep500_timing.runs import Run
 
 COMMAND = "deep500-timing"

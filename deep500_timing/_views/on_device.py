@@ -8,7 +8,7 @@ from deep500_timing._summary.text import safe_name, shorten
 from deep500_timing._views.columns import share, times
 
 if TYPE_CHECKING:
-    from deep500_timing._views.tree import Node, Tree
+    from deep500_timing._summary.tree import Node, Tree
 
 AHEAD = 0.7
 """The CPU runs ahead if its time is below this share of the device's."""

@@ -16,8 +16,8 @@ from deep500_timing._views import columns
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from deep500_timing._summary.tree import Node, Tree
     from deep500_timing._views.findings import Finding
-    from deep500_timing._views.tree import Node, Tree
 
 LONGEST_NAME = 48
 """Largest width of a region's name on a terminal. Files and trackers have the whole name."""

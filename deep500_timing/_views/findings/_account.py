@@ -8,8 +8,8 @@ from deep500_timing._base.names import BATCH, IO
 from deep500_timing._views.findings._evidence import FIRST_STEP, name_of, percent
 
 if TYPE_CHECKING:
+    from deep500_timing._summary.tree import Node
     from deep500_timing._views.findings._evidence import Evidence
-    from deep500_timing._views.tree import Node
 
 _VALIDATIONS = ("valid", "eval", "test")
 _LEAST_SHARE = 0.01

@@ -17,8 +17,8 @@ from deep500_timing._views.findings._statistics import trend_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from deep500_timing._summary.tree import Node
     from deep500_timing._views.findings._evidence import Evidence
-    from deep500_timing._views.tree import Node
 
 _CONCENTRATED = 0.3
 """Share of the waiting that a few steps must hold to be told apart."""

@@ -15,8 +15,8 @@ from deep500_timing._views.on_device import AHEAD, ALIKE, busy_in
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from deep500_timing._summary.tree import Node
     from deep500_timing._views.findings._evidence import Evidence
-    from deep500_timing._views.tree import Node
 
 _COPIES = ("copy", "h2d", "host to device", "to device", "to_device", "transfer")
 _METRIC = "throttled_"

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from deep500_timing._distributed.late import Steps as RankSteps
     from deep500_timing._distributed.verdict import Stragglers
+    from deep500_timing._summary.tree import Node, Tree
     from deep500_timing._views.about import About
-    from deep500_timing._views.tree import Node, Tree
     from deep500_timing.runs import Run
 
     Floats = NDArray[np.float64]
@@ -253,7 +253,7 @@ class Evidence:
 
 def evidence_of(source: Run | Tree, rank: int | None = None, session: int | None = None) -> Evidence:
     """The evidence of a run or of a tree."""
-    from deep500_timing._views.tree import Tree
+    from deep500_timing._summary.tree import Tree
 
     if isinstance(source, Tree):
         return Evidence(source, None, source.rank, None)

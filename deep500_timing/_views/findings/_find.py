@@ -20,8 +20,8 @@ from deep500_timing._views.findings._whole import dominant_region, lost, outside
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from deep500_timing._summary.tree import Tree
     from deep500_timing._views.findings._finding import Finding
-    from deep500_timing._views.tree import Tree
     from deep500_timing.runs import Run
 
 ENVIRONMENT = "DEEP500_TIMING_FINDINGS"

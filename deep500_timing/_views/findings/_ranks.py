@@ -10,17 +10,17 @@ from deep500_timing._base.names import BATCH
 from deep500_timing._base.sql import literal
 from deep500_timing._summary.nesting import path_text
 from deep500_timing._summary.text import format_bytes
+from deep500_timing._summary.tree import REST
 from deep500_timing._views.findings import _thresholds as at_least
 from deep500_timing._views.findings._evidence import name_of, percent, took
 from deep500_timing._views.findings._finding import Finding
-from deep500_timing._views.tree import REST
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from deep500_timing._distributed.verdict import Stragglers
+    from deep500_timing._summary.tree import Node
     from deep500_timing._views.findings._evidence import Evidence
-    from deep500_timing._views.tree import Node
 
 
 def late_rank(evidence: Evidence) -> Iterator[Finding]:

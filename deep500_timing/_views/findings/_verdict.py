@@ -11,7 +11,7 @@ from deep500_timing._views.findings._evidence import Evidence, joined, name_of, 
 from deep500_timing._views.findings._steps import warm_up_of
 
 if TYPE_CHECKING:
-    from deep500_timing._views.tree import Node
+    from deep500_timing._summary.tree import Node
 
 CALM = "Nothing stands out"
 """The beginning of a verdict that covers 70 % of the time."""

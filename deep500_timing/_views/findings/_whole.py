@@ -19,8 +19,8 @@ from deep500_timing._views.findings._finding import Finding
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from deep500_timing._summary.tree import Node
     from deep500_timing._views.findings._evidence import Evidence
-    from deep500_timing._views.tree import Node
 
 _LOOKED_AT = 50
 _MOSTLY = 0.6

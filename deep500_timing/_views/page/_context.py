@@ -15,8 +15,8 @@ from deep500_timing._views.tree_of_run import tree_of_run
 
 if TYPE_CHECKING:
     from deep500_timing._distributed.verdict import Stragglers
+    from deep500_timing._summary.tree import Tree
     from deep500_timing._views.findings import Evidence
-    from deep500_timing._views.tree import Tree
     from deep500_timing.runs import Run
 
 PIXELS = 1000

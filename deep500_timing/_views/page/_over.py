@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from deep500_timing._base.sql import literal
 from deep500_timing._summary.text import format_time
+from deep500_timing._summary.tree import REST
 from deep500_timing._views.page._colours import GREY
 from deep500_timing._views.page._context import shown
 from deep500_timing._views.page._parts import (
@@ -19,7 +20,6 @@ from deep500_timing._views.page._parts import (
     tooltip,
 )
 from deep500_timing._views.page._section import Content, Figure, Panel
-from deep500_timing._views.tree import REST
 
 if TYPE_CHECKING:
     from deep500_timing._views.page._context import Context, Steps

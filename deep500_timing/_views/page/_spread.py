@@ -16,8 +16,8 @@ from deep500_timing._views.page._section import Content, Figure, Panel
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from deep500_timing._summary.tree import Node
     from deep500_timing._views.page._context import Context
-    from deep500_timing._views.tree import Node
 
 _MOST = 12
 _LEAST = 10

@@ -15,8 +15,8 @@ from deep500_timing._views.page._parts import colour_by_datum, data, fitting, ro
 from deep500_timing._views.page._section import Content, Figure, Panel
 
 if TYPE_CHECKING:
+    from deep500_timing._summary.tree import Node, Tree
     from deep500_timing._views.page._context import Context
-    from deep500_timing._views.tree import Node, Tree
 
 _ROW = 30
 _LEAST = 0.0004
