@@ -93,6 +93,8 @@ class Steps:
 
     def _refresh(self) -> None:
         self._off = self.log.taken | self.log.claimed
+        if "BATCH" in self._off:  # another divides it
+            self._off |= {*GAPS.values(), "EPOCH (start)"}
         self.regions: dict[str, Any] = {
             name: NoRegion() if name in self._off else self.timer.region(name, gpu=self._gpu(name)) for name in _PHASES
         }

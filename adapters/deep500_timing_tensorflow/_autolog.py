@@ -1,0 +1,178 @@
+"""The plug-ins of ``deep500-timing run`` for Keras and TensorFlow; see ``docs/run-command.md``."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
+
+from deep500_timing.adapters import warn_once
+from deep500_timing_tensorflow._timer import CPUGPUTimer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from deep500_timing import Autolog
+
+_OF_FIT = ("BATCH", "EPOCH", "IO", "VALIDATION")
+"""What the callback records in place of the plug-in for PyTorch, where Keras runs on it."""
+
+
+def install_keras(log: Autolog) -> Callable[[], None]:
+    """Add the timer's callback to each ``fit``, ``evaluate`` and ``predict`` of Keras 3 from now on."""
+    return _add_callback(log, sys.modules["keras"])
+
+
+def install_tf_keras(log: Autolog) -> Callable[[], None]:
+    """As :func:`install_keras`, for tf_keras."""
+    return _add_callback(log, sys.modules["tf_keras"])
+
+
+def _add_callback(log: Autolog, keras: Any) -> Callable[[], None]:
+    kind = keras.callbacks.CallbackList
+    original = kind.__init__
+
+    @functools.wraps(original)
+    def __init__(self: Any, callbacks: Any = None, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        from deep500_timing_tensorflow import TimerCallback
+
+        given = callbacks if isinstance(callbacks, (list, tuple)) else [callbacks] if callbacks is not None else []
+        try:
+            if not any(isinstance(one, TimerCallback) for one in given):
+                given = [*given, TimerCallback(log.timer(CPUGPUTimer))]
+                if kwargs.get("add_history"):  # a fit
+                    log.claim(*_OF_FIT)
+                    log.begin()
+                callbacks = given
+        except Exception as error:
+            warn_once(f"Adding the timer's callback failed: {type(error).__name__}: {error}. The fit is not timed.")
+        original(self, callbacks, *args, **kwargs)
+
+    kind.__init__ = __init__
+
+    def undo() -> None:
+        if kind.__init__ is __init__:
+            kind.__init__ = original
+
+    return undo
+
+
+class _Loop:
+    """The state of a training loop that is written by hand with ``GradientTape``.
+
+    A BATCH lasts from the end of one update to the end of the next.
+    """
+
+    def __init__(self, log: Autolog) -> None:
+        self.log = log
+        self.timer = log.timer(CPUGPUTimer)
+        self.open = ""
+        self.traced_update = False
+        self.ended_ns = 0
+        self.training: set[int] = set()
+
+    def call(self, name: str, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Call a function inside a region of that name, unless it lies in another of these."""
+        if self.open or name in self.log.taken or name in self.log.claimed:
+            return call(*args, **kwargs)
+        self.ended_ns = self.ended_ns or perf_counter_ns()
+        self.open, region = name, self.timer.region(name)
+        region.start()
+        try:
+            result = call(*args, **kwargs)
+        except StopIteration:
+            self.timer.cancel(name)
+            raise
+        except BaseException:
+            self.timer.fail(name)
+            raise
+        finally:
+            self.open = ""
+        region.end()
+        return result
+
+    def step(self) -> None:
+        """The parameters have been updated."""
+        now = perf_counter_ns()
+        if not {"BATCH"} & (self.log.taken | self.log.claimed):
+            self.timer.record("BATCH", self.ended_ns, now)
+        self.ended_ns = now
+        self.log.begin()
+
+
+def install_tensorflow(log: Autolog) -> Callable[[], None]:
+    """Time loops that are written by hand: the data, the gradient, the update; a ``tf.function`` as one region."""
+    import tensorflow as tf
+    from tensorflow.python.data.ops import iterator_ops
+    from tensorflow.python.eager.polymorphic_function import polymorphic_function
+
+    loop = _Loop(log)
+    undo: list[Callable[[], None]] = []
+
+    def put(owner: Any, name: str, timed: Callable[..., Any]) -> None:
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def ours(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return timed(original, args, kwargs)
+            except BaseException as error:
+                # Neither this frame nor those of `timed` are for a traceback.
+                trace = error.__traceback__
+                while trace is not None and trace.tb_frame.f_globals.get("__name__") == __name__:
+                    trace = trace.tb_next
+                error.__traceback__ = trace
+                raise
+
+        setattr(owner, name, ours)
+        undo.append(lambda: setattr(owner, name, original) if getattr(owner, name) is ours else None)
+
+    def eagerly(name: str) -> Callable[..., Any]:
+        def timed(original: Any, args: Any, kwargs: Any) -> Any:
+            if not tf.executing_eagerly():
+                return original(*args, **kwargs)
+            return loop.call(name, original, args, kwargs)
+
+        return timed
+
+    def update(original: Any, args: Any, kwargs: Any) -> Any:
+        if not tf.executing_eagerly():
+            loop.traced_update = True
+            return original(*args, **kwargs)
+        outermost = not loop.open
+        result = loop.call("optimizer", original, args, kwargs)
+        if outermost:
+            loop.step()
+        return result
+
+    def function(original: Any, args: Any, kwargs: Any) -> Any:
+        if loop.open or not tf.executing_eagerly() or "BATCH" in log.claimed:
+            return original(*args, **kwargs)
+        loop.traced_update = False
+        result = loop.call("tf.function", original, args, kwargs)
+        if loop.traced_update:
+            loop.training.add(id(args[0]))
+        if id(args[0]) in loop.training:
+            log.note("tf.function: what runs inside it is one region; FORWARD and BACKWARD are not told apart.")
+            loop.step()
+        return result
+
+    patched: set[str] = set()
+
+    def gradient(original: Any, args: Any, kwargs: Any) -> Any:
+        # By now the optimizer is there. TensorFlow may be imported while Keras is, which cannot be waited for.
+        for name in {"keras", "tf_keras"} & sys.modules.keys() - patched:
+            patched.add(name)
+            put(sys.modules[name].optimizers.Optimizer, "apply_gradients", update)
+        return eagerly("BACKWARD")(original, args, kwargs)
+
+    put(iterator_ops.OwnedIterator, "__next__", eagerly("IO"))
+    put(tf.GradientTape, "gradient", gradient)
+    put(polymorphic_function.Function, "__call__", function)
+
+    def put_back() -> None:
+        while undo:
+            undo.pop()()
+
+    return put_back
