@@ -35,10 +35,10 @@ def test_a_schedule_is_drawn(tmp_path, name, stages):
     assert pixels.shape[1] > 1000
     seen = {tuple(round(float(part) * 255) for part in colour) for row in pixels[::4, ::4, :3] for colour in row}
     forward, backward, own_input, own_weight = (
-        (0x56, 0xB4, 0xE9),
-        (0xE6, 0x9F, 0x00),
-        (0xD5, 0x5E, 0x00),
-        (0, 0x9E, 0x73),
+        (0x00, 0x72, 0xB2),
+        (0x00, 0x9E, 0x73),
+        (0x00, 0x66, 0x4B),
+        (0x7F, 0xCE, 0xB9),
     )
     assert {forward, (0xEE, 0xEE, 0xEE)} <= seen
     assert (backward in seen) == (name != "ZBV")

@@ -19,7 +19,7 @@ __all__ = ["draw_schedule"]
 COLOURS = {
     "forward": REGION_COLOURS["FORWARD"],
     "backward": REGION_COLOURS["BACKWARD"],
-    "backward, input": REGION_COLOURS["BACKWARD"],
+    "backward, input": "#00664b",
     "backward, weight": "#7fceb9",
     "communication": REGION_COLOURS["COMM"],
     "idle": "#EEEEEE",
