@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from deep500_timing import Autolog
 
 _OF_FIT = ("BATCH", "EPOCH", "IO", "VALIDATION")
-"""What the callback records in place of the plug-in for PyTorch, where Keras runs on it."""
+"""The regions that the callback records where Keras runs on PyTorch, and the plug-in for PyTorch then does not."""
 
 
 def install_keras(log: Autolog) -> Callable[[], None]:

@@ -1,7 +1,7 @@
 """Times a program that was not edited: holds the timer and the log, calls the plug-ins, reports at the end.
 
-A plug-in times one framework. The entry points of the group ``deep500_timing.autolog`` name them, each under the module
-whose import starts it; ``docs/run-command.md`` has the contract.
+A plug-in times one framework. The entry points of the group ``deep500_timing.autolog`` name them, each under the
+name of the module that starts it; ``docs/run-command.md`` has the contract.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Autolog:
         self._listeners.append(call)
 
     def before_report(self, call: Callable[[], object]) -> None:
-        """Have a function called before the report at the end, to close what is open."""
+        """Have a function called before the report at the end, to close open regions."""
         self._endings.append(call)
 
     def _change(self) -> None:
@@ -241,7 +241,7 @@ _live: list[Autolog] = []
 
 @after_fork
 def _after_fork() -> None:
-    # A child writes a log of its own if it trains itself.
+    # A child that trains writes a log.
     for log in _live:
         log._pid, log.begun, log._begins, log._reported = os.getpid(), False, 0, False
         log._seen.clear()
@@ -266,7 +266,7 @@ def start_launched(settings: str, hide: Callable[[], object]) -> None:
     """Begin in a process that ``deep500-timing run`` has started.
 
     Args:
-        settings: What the launcher left.
+        settings: Those that the launcher left.
         hide: Takes that out of the environment of the children of a process that trains.
     """
     import atexit
@@ -279,7 +279,7 @@ def start_launched(settings: str, hide: Callable[[], object]) -> None:
 
 
 def _may_join(other: Any, timer: Timer) -> bool:
-    # A timer that writes a run of its own is left alone, and so are its regions here.
+    # A timer that writes another run stays as it is, and its regions do not count here.
     return other._clock is timer._clock and other._run in (None, timer.run)
 
 

@@ -19,7 +19,7 @@ Time a training program without editing it. FILE is a script, a folder or zip
 file with a __main__.py, or - for the standard input. COMMAND is a launcher, as
 in `deep500-timing run -- torchrun --nproc-per-node 8 train.py`.
 
-Options of its own stand before the program:
+These options stand before the program:
   --run FOLDER  Write the run there; else to runs/NAME-TIME.
   --quiet       Print no table at the end.
   -h, --help    Show this message.
@@ -74,7 +74,7 @@ def _options(arguments: list[str]) -> tuple[str | None, bool, list[str] | None]:
 def _is_command(word: str) -> bool:
     if word.startswith("-") or os.path.exists(word):
         return False
-    from shutil import which  # with a dozen modules of its own
+    from shutil import which  # it imports a dozen modules
 
     return which(word) is not None
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from os import PathLike
 
 _JOBS = ("SLURM_JOB_ID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "LSB_JOBID", "PBS_JOBID")
-"""What ranks have in common that are launched one by one, each with a clock of its own."""
+"""The job's number: ranks that are launched one by one share it, and not the time."""
 
 
 def folder_of(run: str | PathLike[str] | None, program: str | None = None) -> str:

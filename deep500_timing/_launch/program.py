@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 class UsageError(Exception):
-    """The command line is wrong; the text says what is right."""
+    """The command line is wrong. The text gives the correction."""
 
 
 def run(arguments: list[str]) -> None:
-    """Run what the arguments name, those of the program included; returns or raises as the program does.
+    """Run the program that the arguments name; returns or raises as the program does.
 
     Args:
         arguments: ``[FILE, ...]``, ``["-m", MODULE, ...]``, ``["-c", CODE, ...]`` or ``["-", ...]``; FILE may be a

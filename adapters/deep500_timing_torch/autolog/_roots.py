@@ -2,7 +2,7 @@
 
 The class of each module that gets a parameter or a part is watched until a module is called from outside of every
 other. From then on the class of that one stays watched and those of its parts do not, before they are called. So a
-module inside a model costs nothing, and ``torch.compile``, which reads what is inside, finds PyTorch's own.
+module inside a model costs nothing, and ``torch.compile``, which reads the inside, finds PyTorch's own.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Roots:
             kind.__call__ = ours._deep500_timing_own
 
     def _found(self, kind: type, model: Any) -> None:
-        # A program may call parts of a model by themselves, as a class of its own with a method for the loss does.
+        # A program may call parts of a model by themselves, as a module with a method for the loss does.
         self._known.add(kind)
         for part in {type(one) for one in model.modules()} - self._known:
             self._unwatch(part)

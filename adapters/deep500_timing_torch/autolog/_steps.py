@@ -1,4 +1,4 @@
-"""From events of a training loop to regions: what a BATCH is, and what lies between two events.
+"""From events of a training loop to regions: the BATCH, and the time between two events.
 
 The events are the begin and the end of a wait for data, a copy, a call of a model, a backward pass, an optimizer's
 step, a checkpoint, and the switch of a model to evaluation. A BATCH lasts from the end of an optimizer's step to the
@@ -9,7 +9,7 @@ when one of them steps again.
 The time between two events is a region by what came before it: ``loss`` after FORWARD, ``after BACKWARD`` (clipping,
 unscaling), ``after optimizer`` (schedules, logging), ``after IO``.
 
-Events of the thread that trains make BATCHes. On other threads each region is timed by itself.
+Events of the thread that trains make BATCHes. On other threads each region stands alone.
 """
 
 from __future__ import annotations
@@ -309,7 +309,7 @@ class Steps:
         return not grad or (not training and self._eval_ns > 0)
 
     def finish(self) -> None:
-        """The program ends: record what is complete."""
+        """The program ends: record the last complete BATCH and VALIDATION."""
         if self._eval_ns:
             self._record_evaluation(self._evaluated_ns)
         self._end_batch()

@@ -2,7 +2,7 @@
 
 Python imports ``sitecustomize`` at its start. This one takes its folder off ``sys.path``, waits for a framework, and
 imports the ``sitecustomize`` of the user or of the system in its own place. A process that imports no framework, or
-whose Python has no deep500-timing, runs as without it.
+that runs another Python without deep500-timing, is not changed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SETTINGS = "DEEP500_TIMING_AUTOLOG"
 FRAMEWORKS = frozenset(
     ("torch", "tensorflow", "keras", "jax", "transformers", "accelerate", "lightning", "pytorch_lightning")
 )
-"""The modules whose import starts the timing."""
+"""The modules that start the timing when they are imported."""
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 
 
