@@ -27,8 +27,8 @@ INTERRUPTED = 130
 """Exit code: Ctrl-C."""
 
 EPILOG = (
-    "Exit codes: 0 done; 1 the run is not there, cannot be read, or lacks what was asked for; 2 the arguments are "
-    "wrong; 130 stopped by Ctrl-C."
+    "Exit codes: 0 done; 1 the run is missing, cannot be read, or lacks the requested data; 2 wrong arguments; 130 "
+    "stopped by Ctrl-C."
 )
 
 
@@ -67,7 +67,7 @@ class Commands(click.Group):
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]}, epilog=EPILOG)
 @click.version_option(None, "--version", package_name="deep500-timing", prog_name="deep500-timing")
 def app() -> None:
-    """Read the runs that timers have written: where did the time go, what is odd, what to look at first."""
+    """Time training programs and read their runs: where the time went, and the first thing to look at."""
 
 
 def main(arguments: list[str] | None = None, *, prog_name: str = "deep500-timing") -> int:
@@ -86,8 +86,7 @@ def main(arguments: list[str] | None = None, *, prog_name: str = "deep500-timing
         error.show()
         return WRONG_DATA
     except SystemExit as end:
-        # Click, in whose stead another stream stands then, and rich end the program so where nobody reads any more, as
-        # behind head: whoever read has read enough.
+        # Click and rich exit so when the reader of a pipe, such as head, has closed it. Click replaces stdout then.
         if sys.stdout is stdout and not isinstance(end.__context__, BrokenPipeError):
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -1,4 +1,4 @@
-"""The subcommands: what each is for, and where it is. A new one is a row here and a module."""
+"""The subcommands: name, purpose and module. A new one is a row here and a module."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ COMMANDS: dict[str, Entry] = {
     "stragglers": Entry("stragglers", "Say which rank the others wait for, and why."),
     "timeline": Entry("timeline", "Write a run as a timeline, for Perfetto or Chrome."),
     "plot": Entry("plot", "Draw the charts of the report as pictures."),
-    "compact": Entry("compact", "Make Parquet of the logs of a run."),
+    "compact": Entry("compact", "Convert a run's logs to Parquet."),
     "doctor": Entry("doctor", "List installed and missing packages."),
-    "bench": Entry("bench", "Measure what timing costs on this machine."),
+    "bench": Entry("bench", "Measure the cost of timing on this machine."),
 }
 """In the order in which they are listed."""

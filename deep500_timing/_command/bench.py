@@ -1,4 +1,4 @@
-"""``deep500-timing bench``: what timing costs on this machine."""
+"""``deep500-timing bench``: the cost of timing on this machine."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _CALLS = 2_000
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print plain data instead.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead.")
 def command(as_json: bool) -> None:
-    """Measure what timing an empty region costs here, beside two readings of the clock.
+    """Measure the cost of timing an empty region, compared with two reads of the clock.
 
-    Takes about a second. Each figure is the least of several rounds, since others use the machine as well.
+    Takes about a second. Each figure is the minimum of several rounds, since other processes use the machine too.
     """
     from deep500_timing._command._output import print_json
     from deep500_timing._recording.recorder import COMPILED
@@ -29,7 +29,7 @@ def command(as_json: bool) -> None:
     if as_json:
         print_json({"compiled": COMPILED, "ns": costs})
         return
-    base = costs["two readings of the clock"]
+    base = costs["two clock reads"]
     rows = [("what", "cost", "clock pairs")]
     rows += [(name, f"{cost:.0f} ns", f"{cost / base:.2f} ×") for name, cost in costs.items()]
     form = "compiled" if COMPILED else "plain Python"
@@ -72,7 +72,7 @@ def _loops() -> dict[str, Callable[[int], None]]:
                 pass
 
     return {
-        "two readings of the clock": clock,
+        "two clock reads": clock,
         "start and end": started(kept),
         "with, the region kept": held,
         "start and end, keep_last=1000": started(bounded),
@@ -82,7 +82,7 @@ def _loops() -> dict[str, Callable[[int], None]]:
 
 
 def _cost_ns(loop: Callable[[int], None]) -> float:
-    # A round that is interrupted by others is longer, never shorter.
+    # Other processes make a round longer, never shorter.
     least = float("inf")
     for _ in range(_ROUNDS):
         began = time.perf_counter_ns()

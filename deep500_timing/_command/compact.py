@@ -9,7 +9,7 @@ from deep500_timing._command._app import click
 
 @click.command()
 @click.argument("folder", type=click.Path())
-@click.option("--json", "as_json", is_flag=True, help="Print plain data instead.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead.")
 def command(folder: str, as_json: bool) -> None:
     """Convert a run's logs to Parquet (done automatically on first read).
 

@@ -18,7 +18,7 @@ _ENVIRONMENT = "DEEP500_TIMING_"
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print plain data instead.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead.")
 def command(as_json: bool) -> None:
     """List installed packages, clocks and devices, and the commands that install the rest.
 
@@ -82,7 +82,7 @@ def _does(name: str) -> str:
 
     try:
         text = exporters.get(name).__doc__ or ""
-    except Exception as error:  # A plugin of a stranger's may raise anything.
+    except Exception as error:  # A third-party plug-in may raise anything.
         return f"cannot be imported: {type(error).__name__}: {error}"
     return " ".join(text.partition("\n\n")[0].split())
 
@@ -109,7 +109,7 @@ def _version(package: str) -> str | None:
 
 
 def _version_of_other(package: str) -> str | None:
-    # What another distribution brings as well, as tensorflow-cpu and tensorflow-rocm do.
+    # tensorflow-cpu and tensorflow-rocm provide the package `tensorflow`.
     for other in metadata.packages_distributions().get(package.replace("-", "_"), []):
         version = _version(other)
         if version is not None:
@@ -141,7 +141,7 @@ def _lines(found: dict[str, Any]) -> list[str]:
         ("devices", here + (f"; not here: {known}" if known else "")),
         (
             "process",
-            "one by itself"
+            "a single process"
             if launcher["name"] == "none"
             else f"rank {launcher['rank']} of {launcher['world_size']}, by {launcher['name']}",
         ),

@@ -10,7 +10,7 @@ from deep500_timing._command._app import click
 @click.argument("to", required=False)
 @click.option("--format", "kind", type=click.Choice(["png", "svg"]), default="png", show_default=True)
 @click.option("--only", multiple=True, metavar="SECTION", help="Draw this section only; may be repeated.")
-@click.option("--json", "as_json", is_flag=True, help="Print what was written as plain data.")
+@click.option("--json", "as_json", is_flag=True, help="Print the written files as JSON.")
 def command(folder: str, to: str | None, kind: str, only: tuple[str, ...], as_json: bool) -> None:
     """Draw the charts of the report as pictures into the folder TO (default: FOLDER-plots)."""
     from deep500_timing._command._choices import default_path, progress_of

@@ -11,7 +11,7 @@ _NO_PAGES = (".json", ".pdf", ".pftrace", ".png", ".svg")
 @click.argument("folder")
 @click.argument("file", required=False)
 @click.option("-o", "--output", metavar="FILE", help="The same as FILE.")
-@click.option("--json", "as_json", is_flag=True, help="Print what was written as plain data.")
+@click.option("--json", "as_json", is_flag=True, help="Print the written files as JSON.")
 def command(folder: str, file: str | None, output: str | None, as_json: bool) -> None:
     """Write a run as one HTML page that works offline (default: FOLDER.html)."""
     from deep500_timing._command._choices import default_path, progress_of

@@ -12,7 +12,7 @@ from deep500_timing._command._app import click
 @click.option("--rank", type=int, help="Show the times of this rank (default: the lowest).")
 @click.option("--session", type=int, help="Session number (default: all).")
 @click.option("--off", multiple=True, metavar="RULE", help="Leave out the findings of this rule; may be repeated.")
-@click.option("--json", "as_json", is_flag=True, help="Print plain data instead.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead.")
 def command(folder: str, rank: int | None, session: int | None, off: tuple[str, ...], as_json: bool) -> None:
     """Show where the time of a run went: what stands out, and the tree of its regions.
 

@@ -11,7 +11,7 @@ from deep500_timing._command._app import click
 @click.argument("folder", type=click.Path())
 @click.option("--session", type=int, help="Session number (default: the latest common to all ranks).")
 @click.option("--scores", is_flag=True, help="Scores as NVIDIA's resiliency extension names them, as plain data.")
-@click.option("--json", "as_json", is_flag=True, help="Print plain data instead.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead.")
 def command(folder: str, session: int | None, scores: bool, as_json: bool) -> None:
     """Name the rank or machine that the others wait for, and the cause."""
     from deep500_timing._command._output import busy, print_json

@@ -12,7 +12,7 @@ from deep500_timing._command._app import click
 @click.argument("folder", type=click.Path())
 @click.argument("step", type=int, required=False)
 @click.option("--session", type=int, help="Session number (default: the latest that has the step).")
-@click.option("--json", "as_json", is_flag=True, help="Print plain data instead.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead.")
 def command(folder: str, step: int | None, session: int | None, as_json: bool) -> None:
     """Say why STEP took longer than its neighbours, the time since the step before it included.
 

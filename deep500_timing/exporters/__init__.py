@@ -6,8 +6,8 @@
 
     tmr.export(TerminalExporter(), JsonLinesExporter("times.jsonl"), step=300)
 
-``all()`` names every exporter that is registered under the entry point group ``deep500_timing.exporters``, those of
-other distributions included, ``available()`` those that can be used here, and ``get(name)`` gives one of them.
+``all()`` names the exporters registered under the entry point group ``deep500_timing.exporters``, third-party ones
+included; ``available()`` names the usable ones; ``get(name)`` returns one.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _LAZY = {
 }
 
 
-def all() -> tuple[str, ...]:  # noqa: A001 (read as `exporters.all()`, beside `exporters.available()`)
+def all() -> tuple[str, ...]:  # noqa: A001 (used as `exporters.all()`)
     """The names of every registered exporter, sorted; none is imported."""
     from deep500_timing._base.plugins import names
 
@@ -69,8 +69,8 @@ def all() -> tuple[str, ...]:  # noqa: A001 (read as `exporters.all()`, beside `
 def available() -> tuple[str, ...]:
     """The names of the exporters that can be used here, sorted.
 
-    Left out are those whose package is not installed (an exporter names it in its attribute ``package``) and, with
-    one warning each, those that cannot be imported.
+    Leaves out exporters whose package (attribute ``package``) is not installed and, with a warning each, exporters that
+    cannot be imported.
     """
     from deep500_timing._base.plugins import loadable
     from deep500_timing._base.require import is_installed

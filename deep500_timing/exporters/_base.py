@@ -1,4 +1,4 @@
-"""The contract of a destination, and what keeps its faults away from the run."""
+"""The contract of an exporter, and the handling of its faults."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Exporter(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of files and connections. May be called twice."""
+        """Release files and connections. May be called twice."""
         ...
 
 
 class BaseExporter(ABC):
-    """An exporter whose faults are reported once and never reach the training loop, unless it is strict.
+    """An exporter that reports a fault once and never raises into the training loop, unless it is strict.
 
     A subclass writes ``_export``, and the other methods with an underscore as it needs them. If it needs an optional
     package, the class attribute ``package`` names it.
@@ -46,12 +46,11 @@ class BaseExporter(ABC):
     """Import name of the package that the exporter needs, if it needs one."""
 
     def __init__(self, *, strict: bool = False, whole_run: bool = False) -> None:
-        """Set what happens to faults, and what a report holds.
+        """Choose how to treat faults, and the content of a report.
 
         Args:
             strict: Raise ``ExportError`` instead of warning once.
-            whole_run: ``Timer.export`` hands over the times of the whole run each time, not what came since this
-                exporter's last report.
+            whole_run: Report the whole run each time, instead of the times since this exporter's last report.
         """
         self._strict = strict
         self.whole_run = whole_run
@@ -67,17 +66,17 @@ class BaseExporter(ABC):
         """Write one snapshot; may raise anything."""
 
     def _flush(self) -> None:  # noqa: B027 (most exporters hold nothing)
-        """Write what is held back; may raise anything."""
+        """Write buffered data; may raise anything."""
 
     def _close(self) -> None:  # noqa: B027
-        """Let go of files and connections; may raise anything."""
+        """Release files and connections; may raise anything."""
 
     def _where(self) -> str:
-        """The destination, if one exporter of this class differs from another in it; faults are told once for each."""
+        """The destination, for messages: a fault is reported once per destination."""
         return ""
 
     def note_destination(self) -> None:  # noqa: B027
-        """Note where reports of this thread go: the next may come from another, which knows of no active run."""
+        """Remember the destination of this thread's reports; the next may come from a thread without an active run."""
 
     def export(self, snapshot: Snapshot, *, step: int | None = None) -> None:
         """Take one snapshot.
@@ -128,7 +127,7 @@ class BaseExporter(ABC):
 
     def _say_once(self, doing: str, error: Exception) -> None:
         message = _describe(self, doing, error)
-        # Not the error's text, which may hold an address or a time that differs each time.
+        # The error's text may hold an address or a time that differs each time.
         kind = (type(error).__qualname__, getattr(error, "errno", None))
         warn_once(
             f"{message}. The run goes on without this report. Said once.",
@@ -173,7 +172,7 @@ def check_exporter(exporter: object) -> None:
     elif isinstance(exporter, str):
         remedy = f"it is a name; make an exporter: deep500_timing.exporters.get({exporter!r})(...)"
     elif isinstance(exporter, list | tuple | set | frozenset):
-        remedy = "they are several in one; give each as an argument of its own: export(*exporters)"
+        remedy = "it is a collection; pass each exporter as an argument: export(*exporters)"
     else:
         remedy = "it has no method export; give an exporter, such as deep500_timing.exporters.TerminalExporter()"
     raise TypeError(f"Exporting times to {exporter!r:.200}: {remedy}.")
@@ -194,10 +193,10 @@ def export_to(snapshot: Snapshot, exporters: Iterable[Exporter], *, step: int | 
 
 
 def report(source: Source, exporters: Iterable[Exporter], *, step: int | None) -> None:
-    """Hand each exporter what a timer has recorded since that exporter's last report.
+    """Give each exporter the times since its last report.
 
-    The first report of an exporter holds all, and so does each of one whose ``whole_run`` is true. What an exporter
-    could not take is in its next report.
+    An exporter's first report holds the whole run, and so does each report if its ``whole_run`` is true. The next
+    report includes times that the exporter failed to take.
 
     Raises:
         Exception: As :func:`export_to`.
@@ -223,7 +222,7 @@ def _hand_out(parts: Iterable[tuple[Exporter, Snapshot, Callable[[], None] | Non
             exporter.export(snapshot, step=step)
             failed = getattr(exporter, "failures", 0) != failures
         except Exception as error:
-            # What a BaseExporter lets out is for the caller; other exporters have not thought about it.
+            # A BaseExporter raises for the caller on purpose; an error of another exporter is a fault.
             if isinstance(error, ExportError) or isinstance(exporter, BaseExporter):
                 raised.append(error)
             else:

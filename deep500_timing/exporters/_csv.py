@@ -30,10 +30,10 @@ COLUMNS = (
 class CsvExporter(BaseExporter):
     """Appends one row for each region and device of each snapshot to a CSV file (RFC 4180 in UTF-8, lines end in LF).
 
-    A row holds what came since the report before of the same timer and exporter (``since_unix_time_s``), or the whole
-    run where that is empty. A region without times has a row with a count of 0 and its counters; what is unknown is an
-    empty field. The rows of a snapshot are written together, so several processes and runs on one machine may share a
-    file. Between two exports the file is closed.
+    A row covers the time since the previous report of the same timer and exporter (``since_unix_time_s``), or the whole
+    run where that field is empty. A region without times has a row with a count of 0 and its counters; an unknown
+    value is an empty field. The rows of a snapshot are written together, so several processes and runs on one machine
+    may share a file. The file is closed between exports.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, whole_run: bool = False, strict: bool = False) -> None:
@@ -46,7 +46,7 @@ class CsvExporter(BaseExporter):
             strict: Raise ``ExportError`` if rows cannot be written, instead of warning once.
 
         Raises:
-            TypeError: It is no path.
+            TypeError: It is not a path.
             ValueError: It is empty, holds a NUL, or the file holds something else.
             OSError: The file cannot be added to, for the reason that the system gives.
         """

@@ -175,7 +175,7 @@ class Delivery:
             return self._changed.wait_for(lambda: not self._queue and self._in_flight is None, max(timeout_s, 0.0))
 
     def close(self) -> list[str]:
-        """Count what has not arrived as lost; send later reports on the thread that exports.
+        """Count undelivered reports as lost; deliver later reports on the exporting thread.
 
         Returns:
             A sentence for each exporter that has lost reports.

@@ -52,5 +52,5 @@ def reason_of(error: Exception) -> str:
 
 
 def without_passwords(text: Any) -> str:
-    """A text whose addresses have lost their user and password."""
+    """The text without user names and passwords in addresses."""
     return _PASSWORD.sub("//", str(text))

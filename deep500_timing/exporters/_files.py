@@ -1,4 +1,4 @@
-"""Files that reports are added to, by several processes or on a disk that fills up, without half a report in them."""
+"""Append whole reports to files that several processes may share, also on a disk that fills up."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def path_of(destination: Any, caller: str) -> str:
     Missing folders are made.
 
     Raises:
-        TypeError: It is no path.
+        TypeError: It is not a path.
         ValueError: It is empty or holds a NUL.
         IsADirectoryError: It is a folder.
         NotADirectoryError: It lies below a file.
@@ -40,7 +40,7 @@ def path_of(destination: Any, caller: str) -> str:
         remedy = "give the name of a file, such as 'times.txt'"
         if callable(getattr(destination, "write", None)):
             remedy = "it is an open file; print_all_time_stats and TerminalExporter take one"
-        raise TypeError(f"{caller} was given {destination!r:.100}, which is no path: {remedy}.") from None
+        raise TypeError(f"{caller} was given {destination!r:.100}, which is not a path: {remedy}.") from None
     if not text or "\0" in text:
         what = "holds a NUL character" if text else "is empty"
         raise ValueError(f"{caller} was given the path {text!r:.100}, which {what}; name a file, such as 'times.txt'.")
@@ -54,7 +54,7 @@ def path_of(destination: Any, caller: str) -> str:
 
 
 def _make_folder(folder: str, path: str, caller: str) -> None:
-    # The system calls a file in the way one that exists, whichever part of the path it is.
+    # The system reports a file in the middle of the path as "file exists".
     there = folder
     while not os.path.lexists(there) and os.path.dirname(there) != there:
         there = os.path.dirname(there)
@@ -72,7 +72,7 @@ def create(path: str, *, overwrite: bool = False) -> str:
     """Make an empty file.
 
     Args:
-        path: Where. What is no plain file, such as ``/dev/null``, is taken as it is.
+        path: The file. A device such as ``/dev/null`` is used as it is.
         overwrite: Empty a file that is there, instead of taking the first of ``times-2.txt``, ``times-3.txt`` ... that
             is free.
 
@@ -97,9 +97,9 @@ def create(path: str, *, overwrite: bool = False) -> str:
 
 
 class SharedFile:
-    """A file that reports are added to at its end, each whole, whoever else writes to it.
+    """Append whole reports to a file that other processes may append to as well.
 
-    Between two reports the file is closed. Size, write and what is taken back when the disk is full are under one lock.
+    The file is closed between two reports. Reading its size, writing, and undoing a partial write hold one lock.
     """
 
     def __init__(self, path: str, *, header: bytes = b"") -> None:
@@ -111,7 +111,7 @@ class SharedFile:
 
         Raises:
             OSError: It cannot be added to, for the reason that the system gives.
-            ValueError: It holds something else than what the header says.
+            ValueError: Its first line is not the header.
         """
         self.path = path
         self._header = header
@@ -126,16 +126,15 @@ class SharedFile:
 
     def _open(self) -> int:
         try:
-            # To read its last character as well; a file that may only be written to is taken as it is.
+            # Read access is for the last character; a write-only file works without it.
             return os.open(self.path, os.O_RDWR | _APPEND, 0o666)
         except PermissionError:
             return os.open(self.path, os.O_WRONLY | _APPEND, 0o666)
 
     def append(self, data: bytes) -> None:
-        """Add a report to the end of the file, on a line of its own.
+        """Append a report, starting on a new line.
 
-        If the disk fills up in the middle, what was written of it is taken away again. A file that was replaced is
-        looked at anew, and so is its end.
+        If the disk fills up, the partial report is removed. A replaced file is checked again.
 
         Raises:
             OSError: As the system says.
@@ -152,7 +151,7 @@ class SharedFile:
             finally:
                 os.close(descriptor)
         except OSError as error:
-            # Only opening names the file by itself.
+            # Only `open` sets the file name in its errors.
             if error.filename is None:
                 error.filename = self.path
             raise
@@ -161,7 +160,7 @@ class SharedFile:
         for _ in range(10):
             descriptor = self._open()
             locked = lock(descriptor)
-            # Between opening and locking it may have been moved away.
+            # The file may have been moved between open and lock.
             with suppress(OSError):
                 if not locked or self._is_at_path(descriptor):
                     return descriptor
@@ -177,7 +176,7 @@ class SharedFile:
 
     def _what_comes_first(self, descriptor: int, size: int) -> bytes:
         status = os.fstat(descriptor)
-        # A number of a file that was deleted is used again for the next, so its beginning is looked at as well.
+        # A deleted file's inode number may be reused, so compare the first bytes as well.
         file = (status.st_dev, status.st_ino)
         before, self._file = self._file, file
         if size == 0:
@@ -196,7 +195,7 @@ class SharedFile:
             return b""
         if before is not None and not replaced:
             warn_once(
-                f"Adding times to {self.path!r}: the file ended amid a line, which was cut off since the last report. "
+                f"Adding times to {self.path!r}: the file's last line was cut off since the last report. "
                 f"The log goes on in a new line."
             )
         return b"\n"
@@ -217,7 +216,7 @@ class SharedFile:
                 written += os.write(descriptor, data[written:])
         except OSError:
             with suppress(OSError):
-                # Another process that knows of no lock may have written since, and keeps its line.
+                # Keep a line that another process has written since without the lock.
                 if os.fstat(descriptor).st_size == size + written:
                     os.ftruncate(descriptor, size)
             raise

@@ -23,8 +23,8 @@ class JsonLinesExporter(BaseExporter):
     """Appends each snapshot to a log as one line of JSON, in ASCII.
 
     A line is an object with ``schema``, ``version``, ``unit`` (``"s"``, of every time), ``step`` and the fields of
-    ``Snapshot``; what is unknown is null, and so is what JSON cannot hold. A line holds what came since the one
-    before of the same timer and exporter (``since_unix_time_s``), or the whole run where that is null. Lines are
+    ``Snapshot``; unknown values, NaN and infinity are null. A line covers the time since the previous one of
+    the same timer and exporter (``since_unix_time_s``), or the whole run where that is null. Lines are
     written whole, so several processes and runs on one machine may share a log. Between two exports the file is closed.
     """
 

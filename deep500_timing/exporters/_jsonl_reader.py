@@ -1,4 +1,4 @@
-"""Lines of JSON as snapshots again; a line that is none is named."""
+"""Read snapshots back from lines of JSON, and report broken lines."""
 
 from __future__ import annotations
 
@@ -35,11 +35,10 @@ _KINDS: dict[str, Callable[[Any], bool]] = {
 
 
 def read_json_lines(path: str | os.PathLike[str]) -> list[tuple[Snapshot, int | None]]:
-    """Read what a ``JsonLinesExporter`` wrote.
+    """Read a log of ``JsonLinesExporter``.
 
-    Lines that are broken, of another kind, or whose values are not of the type and unit that they must be are left
-    out, with one warning for each call that names them by number and says why. Fields that a later version has added
-    are ignored; two lines that were glued together are both read.
+    A call skips lines that are broken, of another schema, or with values of a wrong type or unit, and lists them with
+    their numbers and reasons in one warning. Unknown fields are ignored. Two snapshots on one line are both read.
 
     Returns:
         Each snapshot with its step, in the order of the lines.
@@ -90,7 +89,7 @@ def _report(record: Any) -> tuple[Snapshot, int | None]:
     if unit != "s":
         raise ValueError(f"its times are in {unit!r}, not in 's'")
     if step is not None and not _KINDS["int"](step):
-        raise ValueError(f"step is {step!r:.40}, no integer")
+        raise ValueError(f"step must be an integer, got {step!r:.40}")
     return _snapshot(record), step
 
 
@@ -123,17 +122,17 @@ def _stats(record: dict[str, Any]) -> TimeStats:
     interval = record["median_ci"]
     if interval is not None:
         if not isinstance(interval, list) or len(interval) != 2:
-            raise ValueError(f"median_ci is {interval!r:.40}, no pair")
+            raise ValueError(f"median_ci must be a pair, got {interval!r:.40}")
         interval = tuple(math.nan if end is None else end for end in interval)
         if not all(map(_KINDS["float"], interval)):
-            raise ValueError(f"median_ci is {interval!r:.40}, no pair of numbers")
+            raise ValueError(f"median_ci must be a pair of numbers, got {interval!r:.40}")
     return _made(TimeStats, {**record, "median_ci": interval})
 
 
 def _made(kind: type[Made], values: dict[str, Any]) -> Made:
-    """An object of a data class from the fields that it knows, each of the type that it must be."""
+    """Build a data class from its known fields, checking their types."""
     if not isinstance(values, dict):
-        raise TypeError(f"{values!r:.40} is no object with the fields of {kind.__name__}")
+        raise TypeError(f"{kind.__name__} must be an object, got {values!r:.40}")
     known = {}
     for field in fields(kind):
         if field.name not in values:

@@ -25,7 +25,7 @@ class Metric(NamedTuple):
     identity: tuple[str, str, str]
     """Device, region and statistic, which no two metrics of a snapshot share."""
     name: str
-    """What it is called, unless two are called the same."""
+    """Its name, unless two metrics share it."""
     value: float
     region_at: int = 0
     """Where the region's own name begins in ``name``."""
@@ -66,8 +66,8 @@ def metrics_of(
     """The chosen statistics of each region that has times.
 
     The mean has the name ``prefix + "CPU/BATCH"``, other statistics that name with ``separator`` and theirs added;
-    ``median_ci`` gives two, ``median_ci_low`` and ``median_ci_high``. What is unknown or not finite is left out. The
-    memory at a region's ends follows, where it was read, in the same manner: ``prefix + "CPU/BATCH"`` with
+    ``median_ci`` gives two, ``median_ci_low`` and ``median_ci_high``. Unknown and infinite values are left out. The
+    memory at a region's ends follows where it was read: ``prefix + "CPU/BATCH"`` with
     ``max_host_rss_bytes`` added. Statistics of the whole run are called ``run_mean`` and so on, so that they are not
     taken for those since the last report.
     """
@@ -117,8 +117,8 @@ def distinct(
         fold: Makes names equal that the tracker may not tell apart, such as by their case.
 
     Returns:
-        The values under their names. Where several would be called the same, the one whose name needed no change
-        keeps it and the others get a suffix that depends on nothing but what they are.
+        The values by name. If several metrics would share a name, the one whose name needed no change keeps it; the
+        others get a suffix computed from their identity.
     """
     cleaned = [clean(metric) for metric in metrics]
     bearers = Counter(map(fold, cleaned))

@@ -1,4 +1,4 @@
-"""What each exporter has had of each timer, so that its next report holds what came since."""
+"""The last snapshot that each exporter got of each timer, so that its next report covers the time since."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Source(Protocol):
 
 _reported: WeakKeyDictionary[Any, WeakKeyDictionary[Any, Snapshot]] = WeakKeyDictionary()
 _kept: WeakKeyDictionary[Any, dict[Hashable, Any]] = WeakKeyDictionary()
-# A thread may take it again: a signal's handler may export amid an export.
+# Reentrant: a signal handler may export during an export.
 _lock = threading.RLock()
 
 
@@ -37,10 +37,10 @@ after_fork(_after_fork_in_child)
 
 
 def take(source: Source, exporters: Sequence[object]) -> list[tuple[Snapshot, Callable[[], None]]]:
-    """Take one snapshot of a timer, and what each exporter is to have of it.
+    """Take one snapshot of a timer and compute each exporter's part.
 
     Returns:
-        For each exporter its part, and what to call if it could not take it: its next report holds the part as well.
+        For each exporter its part, and a function that puts the part back for the next report.
     """
     with _lock:
         nested = any(getattr(exporter, "shows_places", False) for exporter in exporters)
@@ -54,14 +54,14 @@ def _part(source: Source, exporter: object, now: Snapshot) -> tuple[Snapshot, Ca
     try:
         of_exporter = _reported.setdefault(exporter, WeakKeyDictionary())
     except TypeError:
-        return now, _nothing  # One that cannot be remembered gets the whole run each time.
+        return now, _nothing  # Not hashable or weakly referenceable: it gets the whole run each time.
     before = of_exporter.get(source)
     of_exporter[source] = now
 
     def take_back() -> None:
         with _lock:
             if of_exporter.get(source) is not now:
-                return  # Another thread has reported meanwhile.
+                return  # Another thread has reported since.
             if before is None:
                 del of_exporter[source]
             else:

@@ -35,10 +35,10 @@ class TerminalExporter(BaseExporter):
         """Note where to print.
 
         Args:
-            file: Anything with a ``write`` method that takes a string; what is ``sys.stdout`` at the time of each
-                export if None, on rank 0 or where no rank is known.
+            file: Anything with a ``write`` method that takes a string; None is ``sys.stdout`` at the
+                time of each export, on rank 0 or where no rank is known.
             all_ranks: Print on every rank. A ``file`` that is given gets the table on each rank that gives one.
-            whole_run: Show the times of the whole run in each table, not what came since the last one.
+            whole_run: Show the whole run in each table, instead of the times since the last one.
             strict: Raise ``ExportError`` if it cannot be printed, instead of warning once.
 
         Raises:
@@ -62,7 +62,7 @@ class TerminalExporter(BaseExporter):
         try:
             self._show(stream, snapshot, step)
         except BrokenPipeError:
-            # Whoever read it, such as head, has read enough.
+            # The reader, such as head, has closed the pipe.
             if self._strict:
                 raise
 

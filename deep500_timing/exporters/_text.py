@@ -1,4 +1,4 @@
-"""The table in a text file of its own."""
+"""The table in a text file."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class TextExporter(BaseExporter):
-    """Writes the table to a file of its own, in UTF-8: the first export makes it, later ones add to it.
+    """Write the table to a new file, in UTF-8: the first export creates it, later ones append.
 
-    A file that is there already is left as it is: the table goes to ``times-2.txt`` and so on, which is said, and
-    ``path`` tells. Between two exports the file is closed. A report that cannot be written whole is taken back.
+    An existing file is left unchanged: the table goes to ``times-2.txt`` and so on, with a warning, and ``path`` has
+    the name. The file is closed between exports. A partial report is removed.
     """
 
     shows_places = True
@@ -38,11 +38,11 @@ class TextExporter(BaseExporter):
         Args:
             path: The file; missing folders are made.
             overwrite: Replace a file that is there, instead of taking the next number that is free.
-            whole_run: Show the times of the whole run in each table, not what came since the last one.
+            whole_run: Show the whole run in each table, instead of the times since the last one.
             strict: Raise ``ExportError`` if a table cannot be written, instead of warning once.
 
         Raises:
-            TypeError: It is no path.
+            TypeError: It is not a path.
             ValueError: The path is empty, or holds a NUL.
             OSError: The file cannot be made, for the reason that the system gives.
         """

@@ -27,7 +27,7 @@ class TrackerExporter(BaseExporter):
 
         Args:
             strict: Raise ``ExportError`` instead of warning once.
-            whole_run: Report the whole run each time, under names of its own (``run_mean``).
+            whole_run: Report the whole run each time, under separate names (``run_mean``).
             by_rank: Put the rank into the names: ``prefix/rank3/CPU/BATCH``.
         """
         super().__init__(strict=strict, whole_run=whole_run)

@@ -24,10 +24,10 @@ class WandbExporter(TrackerExporter):
     """Log each snapshot to a W&B run, CPU and GPU together.
 
     Keys are ``prefix/CPU/BATCH`` for the mean, in seconds, and ``prefix/CPU/BATCH/p95`` and so on for other statistics.
-    Their x-axis is a metric of its own, ``prefix/timing/step``: the step that ``export`` is given, or the next number.
+    Their x-axis is the metric ``prefix/timing/step``: the step that ``export`` is given, or the next number.
     The run's config gets a key ``deep500_timing`` with the unit, unless it has one.
 
-    Rows that you log are neither lost nor moved, whatever ``step`` you give: a report joins the row that W&B is filling
+    Rows that you log are neither lost nor moved, with or without ``step=``: a report joins the row that W&B is filling
     and does not end it. A row holds one value per key. If two reports with the same keys come between two of your rows,
     the second waits for your next row, or for the end of the run. At most 256 wait. If you log less often than that,
     give each timer its own prefix, report less often, or set ``own_rows`` if you never pass ``step`` to ``wandb.log``.
@@ -55,7 +55,7 @@ class WandbExporter(TrackerExporter):
             prefix: Put before the keys, with one slash between.
             stats: Fields of ``TimeStats`` to log; ``median_ci`` gives two keys, its low and high end.
             run: A W&B run; None is the run that is active at each export.
-            own_rows: Write each report at once as a row of its own. That ends the row that W&B is filling and advances
+            own_rows: Write each report at once as a separate row. That ends the row that W&B is filling and advances
                 its step: only where nothing else is logged, or never with ``step=``.
             whole_run: Report the times of the whole run each time, as ``run_mean`` and so on, instead of the times
                 since this exporter's last report.

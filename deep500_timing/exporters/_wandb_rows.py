@@ -26,7 +26,7 @@ _rows: WeakKeyDictionary[Any, Rows] = WeakKeyDictionary()
 
 @dataclass(eq=False)
 class Row:
-    """A report: its values, the x-axis of each glob of keys, and whose it is."""
+    """A report: its values, the x-axis of each glob of keys, and its exporter's account."""
 
     data: Mapping[str, Any]
     axes: Mapping[str, str]
@@ -46,7 +46,7 @@ class Rows:
     """Put reports into the rows of one W&B run.
 
     W&B writes a row when ``log`` begins the next one and ignores values for a past row. Ending a row of the user's, or
-    advancing W&B's step, would lose what the user logs with ``step=``. So a report joins the row that is being filled,
+    advancing W&B's step, would lose the user's rows with ``step=``. So a report joins the row that is being filled,
     by ``log(..., commit=False)``. A report whose keys are in that row already waits for the next row, or for the end
     of the run.
     """

@@ -111,7 +111,7 @@ def test_the_contract_is_three_methods():
     [
         ("jsonl", r"it is a name; make an exporter: deep500_timing\.exporters\.get\('jsonl'\)\(\.\.\.\)"),
         (InMemoryExporter, r"it is a class; make one of it: InMemoryExporter\(\.\.\.\)"),
-        ([InMemoryExporter()], r"give each as an argument of its own: export\(\*exporters\)"),
+        ([InMemoryExporter()], r"pass each exporter as an argument: export\(\*exporters\)"),
         (None, "it has no method export"),
         (print, "it has no method export"),
     ],

@@ -54,8 +54,8 @@ def test_missing_folders_are_made(kind, tmr, tmp_path):
 WRONG_PATHS = [
     ("", ValueError, "was given the path '', which is empty; name a file"),
     ("a\0b", ValueError, r"was given the path 'a\\x00b', which holds a NUL character"),
-    (3, TypeError, "was given 3, which is no path: give the name of a file, such as 'times.txt'"),
-    (None, TypeError, "was given None, which is no path"),
+    (3, TypeError, "was given 3, which is not a path: give the name of a file, such as 'times.txt'"),
+    (None, TypeError, "was given None, which is not a path"),
     (".", IsADirectoryError, "was given a folder; name a file in it"),
 ]
 
@@ -259,7 +259,7 @@ def test_a_file_cut_amid_its_last_line(kind, tmr, tmp_path):
     exporter = kind(path)
     exporter.export(tmr.snapshot(), step=1)
     os.truncate(path, path.stat().st_size - 5)
-    with pytest.warns(TimingWarning, match="ended amid a line, which was cut off since the last report"):
+    with pytest.warns(TimingWarning, match="last line was cut off since the last report"):
         exporter.export(tmr.snapshot(), step=2)
     exporter.export(tmr.snapshot(), step=3)
 

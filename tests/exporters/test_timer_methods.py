@@ -91,7 +91,7 @@ def test_save_all_time_stats_overwrites_nothing(trained, tmp_path):
 @pytest.mark.parametrize("filename", [None, 3])
 def test_save_all_time_stats_needs_a_name(trained, filename):
     """Something that is no file name is refused, and not taken for a descriptor."""
-    with pytest.raises(TypeError, match=r"which is no path: give the name of a file"):
+    with pytest.raises(TypeError, match=r"which is not a path: give the name of a file"):
         trained.save_all_time_stats(filename)
 
 
