@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from deep500_timing._base.require import require
 from deep500_timing._distributed.late import REST, Steps, steps_of_operations
 from deep500_timing._summary.nesting import split_path
 
@@ -97,68 +96,76 @@ def steps_of_run(run: Run, *, session: int | None = None) -> Steps:
 
 
 def _phases(run: Run, ranks: list[int], session: int) -> _Phases:
-    # The parts of a step: the regions directly inside BATCH, and those beside it; without BATCH the outermost.
+    # The parts of a step: the regions directly inside BATCH, and the regions around which BATCH is; without any BATCH
+    # the outermost regions.
     import numpy as np
 
-    nw = require("narwhals", extra="runs", caller="Looking for stragglers")
     begun = run.steps(session=session).arrow()
     begun_rank, begun_step, begun_ns = (begun[name].to_numpy() for name in ("rank", "step", "start_ns"))
     of_rank = []
     for rank in ranks:
-        own = np.flatnonzero(begun_rank == rank)
+        own = slice(*np.searchsorted(begun_rank, (rank, rank + 1)))  # Steps are ordered by rank.
         numbers, first = np.unique(begun_step[own], return_index=True)
         of_rank.append((numbers, begun_ns[own][first]))
     common = of_rank[0][0]
     for numbers, _ in of_rank[1:]:
         common = np.intersect1d(common, numbers, assume_unique=True)
-    # The length of the last one is not known; a step after a gap is no neighbour.
+    # The length of the last step is unknown, and that of a step before a gap.
     following = common[_WARM_UP:][-max(_MOST_ROWS // len(ranks), _LEAST_STEPS) :]
     steps = following[np.isin(following + 1, common)]
     if not len(steps):
         raise NoStepsError(
             "the ranks have no steps in common; time each as TimeType.BATCH, or number them with timer.step(n)"
         )
-    frame = run.intervals(session=session).frame.filter(
-        (nw.col("step") >= int(steps[0])) & (nw.col("step") <= int(steps[-1]))
-    )
-    grouped = frame.group_by("rank", "path", "step", "device").agg(nw.col("dur_ns").sum().cast(nw.Int64).alias("total"))
-    # Columns, not rows: a run may have millions of these, and a row in Python takes hundreds of bytes.
-    table = grouped.collect("pyarrow").to_native().combine_chunks()
-    coded = table["path"].combine_chunks().dictionary_encode()
-    known = coded.dictionary.to_pylist()
-    paths = set(known)
-    batches = {path for path in paths if split_path(path)[-1] == "BATCH"}
-    around = {tuple(split_path(path)[:-1]) for path in batches}
-    inside = {tuple(split_path(path)) for path in batches}
-    label: dict[str, str] = {}
-    for path in paths - batches:
-        parts = tuple(split_path(path))
-        if (batches and (parts[:-1] in inside or parts[:-1] in around)) or (not batches and len(parts) == 1):
-            label[path] = parts[-1]
-    names = sorted(set(label.values()))
+    judged = f"from intervals where session = {session} and step between {int(steps[0])} and {int(steps[-1])}"
+    paths = [split_path(row["path"]) for row in run.sql(f"select distinct path {judged}").rows()]
+    batches = {tuple(parts) for parts in paths if parts[-1] == "BATCH"}
+    around = {*batches, *(parts[:-1] for parts in batches)} if batches else {()}
+    phases = [parts for parts in paths if tuple(parts[:-1]) in around and parts[-1] != "BATCH"]
+    names = sorted({parts[-1] for parts in phases})
     times = np.zeros((2, len(steps), len(ranks), len(names)))
-    name_of = np.array([names.index(label[path]) if path in label else -1 for path in known], dtype=np.int64)
-    name_at = name_of[coded.indices.to_numpy()] if len(known) else np.zeros(0, dtype=np.int64)
-    rank_at, rank_known = _places(np.array(ranks), table["rank"].to_numpy())
-    step_at, step_known = _places(steps, table["step"].to_numpy())
-    here = (name_at >= 0) & rank_known & step_known
-    taken_s = table["total"].to_numpy()[here] / 1e9
-    on_gpu = np.array(table["device"].to_pylist())[here] == "GPU" if len(here) else here
-    np.add.at(times, (on_gpu.astype(np.int64), step_at[here], rank_at[here], name_at[here]), taken_s)
+    if phases:
+        # Only these depths: deeper regions are many.
+        depths = ", ".join(map(str, sorted({len(parts) - 1 for parts in phases})))
+        table = run.sql(
+            f"select rank, path, step, device, cast(sum(dur_ns) as bigint) as total {judged} and depth in ({depths}) "
+            "group by rank, path, step, device"
+        ).arrow()
+        # Columns, not rows: a row in Python takes hundreds of bytes.
+        path_at, known = _codes(table["path"])
+        known_parts = [split_path(path) for path in known]
+        name_at = np.array([names.index(parts[-1]) if parts in phases else -1 for parts in known_parts])[path_at]
+        rank_at, _ = _places(np.array(ranks), table["rank"].to_numpy())
+        step_at, is_judged = _places(steps, table["step"].to_numpy())
+        here = (name_at >= 0) & is_judged
+        device_at, devices = _codes(table["device"])
+        on_gpu = np.array([int(device == "GPU") for device in devices])[device_at]
+        taken_s = table["total"].to_numpy()[here] / 1e9
+        np.add.at(times, (on_gpu[here], step_at[here], rank_at[here], name_at[here]), taken_s)
     # Times of the device where every rank has them in most steps.
-    on_device = tuple((np.median(times[1], axis=0) > 0).all(axis=0).tolist())
-    times = np.where(np.array(on_device, dtype=bool), times[1], times[0])
+    on_device = (np.median(times[1], axis=0) > 0).all(axis=0)
+    times = np.where(on_device, times[1], times[0])
+    # A region that only some ranks have is part of the rest on all: as a region it would make the ranks look unlike.
+    has = np.median(times, axis=0) > 0
+    shared = has.all(axis=0) | ~has.any(axis=0)
+    names, times = [name for name, kept in zip(names, shared, strict=True) if kept], times[:, :, shared]
     periods = np.empty((len(steps), len(ranks)))
     for place, (numbers, started_ns) in enumerate(of_rank):
         periods[:, place] = (
             started_ns[np.searchsorted(numbers, steps + 1)] - started_ns[np.searchsorted(numbers, steps)]
         )
     periods /= 1e9
-    return _Phases(names, steps.tolist(), times, periods, on_device)
+    return _Phases(names, steps.tolist(), times, periods, tuple(on_device[shared].tolist()))
+
+
+def _codes(column: Any) -> tuple[Any, list[str]]:
+    # A column of text as indices into its different values.
+    coded = column.combine_chunks().dictionary_encode()
+    return coded.indices.to_numpy(), coded.dictionary.to_pylist()
 
 
 def _places(values: Any, asked: Any) -> tuple[Any, Any]:
-    # The index of each number asked for among ordered values, and whether it is one of them.
+    # The index of each number among ordered values, and whether it is one of them.
     import numpy as np
 
     at = np.minimum(np.searchsorted(values, asked), len(values) - 1)
@@ -170,20 +177,20 @@ def _operations(run: Run, ranks: list[int], session: int) -> tuple[Any, Any] | N
     # order of time; None if there are none.
     import numpy as np
 
-    nw = require("narwhals", extra="runs", caller="Looking for stragglers")
-    frame = run.table("collectives").frame.filter((nw.col("session") == session) & (nw.col("sequence") >= 0))
-    names = [row for row in frame.select("op").unique().collect("pyarrow").to_native()["op"].to_pylist() if row]
-    frame = frame.filter(nw.col("op").is_in([name for name in names if name.startswith(MEETING)]))
-    columns = ("group", "sequence", "rank", "start_ns", "dur_ns")
-    table = frame.select(*columns).collect("pyarrow").to_native()
+    meets = " or ".join(f"substr(op, 1, {len(prefix)}) = '{prefix}'" for prefix in MEETING)
+    # `c.group`: alone, the name is a keyword.
+    table = run.sql(
+        "select coalesce(c.group, '') as of_group, sequence, rank, start_ns, dur_ns from collectives c "
+        f"where session = {session} and sequence >= 0 and ({meets})"
+    ).arrow()
     if not len(table):
         return None
-    groups = np.unique(np.array(table["group"].fill_null("").to_pylist()), return_inverse=True)[1]
-    sequences, of_rank, starts, lengths = (table[name].to_numpy() for name in columns[1:])
+    groups, _ = _codes(table["of_group"])
+    sequences, of_rank, starts, lengths = (table[name].to_numpy() for name in table.column_names[1:])
     order = np.lexsort((of_rank, sequences, groups))
     which = np.stack((groups, sequences), axis=1)[order]
     firsts = np.flatnonzero(np.r_[True, (which[1:] != which[:-1]).any(axis=1)])
-    # Groups of all ranks: in smaller ones the late are late for some only.
+    # Groups of all ranks: in a smaller group, a late rank is late for some ranks only.
     firsts = firsts[np.diff(np.r_[firsts, len(which)]) == len(ranks)]
     rows = order[firsts[:, None] + np.arange(len(ranks))]
     rows = rows[(of_rank[rows] == np.array(ranks)).all(axis=1)]
@@ -235,21 +242,24 @@ def _where(run: Run, rank: int, session: int, phases: _Phases, times: Any, lengt
     # the share of its operations that end within it on the host's clock.
     import numpy as np
 
-    nw = require("narwhals", extra="runs", caller="Looking for stragglers")
     step_at = {step: place for place, step in enumerate(phases.steps)}
     begins = sorted((int(row["start_ns"]), int(row["step"])) for row in run.steps(rank=rank, session=session).rows())
     at = np.searchsorted([begin for begin, _ in begins], times, side="right") - 1
     steps = np.array([step_at.get(begins[place][1], -1) if place >= 0 else -1 for place in at.tolist()])
     places = np.full(len(times), len(phases.names))
     within = np.ones(len(phases.names))
-    frame = run.intervals(rank=rank, session=session).frame.filter(nw.col("device") == "CPU")
+    table = run.sql(
+        f"select region, start_ns, dur_ns from intervals where rank = {rank} and session = {session} "
+        f"and device = 'CPU' and step between {phases.steps[0]} and {phases.steps[-1]} order by start_ns"
+    ).arrow()
+    region_at, regions = _codes(table["region"])
+    all_starts, all_lengths = table["start_ns"].to_numpy(), table["dur_ns"].to_numpy()
     for place, name in enumerate(phases.names):
-        rows = frame.filter(nw.col("region") == name).select("start_ns", "dur_ns").collect("pyarrow").to_native()
-        if not len(rows):
+        if name not in regions:
             continue
-        order = np.argsort(rows["start_ns"].to_numpy(), kind="stable")
-        starts = rows["start_ns"].to_numpy()[order]
-        ends = starts + rows["dur_ns"].to_numpy()[order]
+        own = region_at == regions.index(name)
+        starts = all_starts[own]
+        ends = starts + all_lengths[own]
         which = np.maximum(np.searchsorted(starts, times, side="right") - 1, 0)
         inside = (times >= starts[which]) & (times < ends[which])
         places[inside] = place

@@ -121,12 +121,6 @@ class Relation:
         self._what = what
 
     @property
-    def frame(self) -> Any:
-        """The relation as a lazy frame of Narwhals."""
-        narwhals = require("narwhals", extra="runs", caller=_CALLER)
-        return narwhals.from_native(self.native).lazy()
-
-    @property
     def columns(self) -> list[str]:
         """The names of the columns, in order."""
         return list(getattr(self.native, "column_names", None) or self.native.columns)

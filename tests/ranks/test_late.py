@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import replace
 
@@ -227,8 +228,11 @@ def test_scores_under_the_names_of_nvidia():
 ORDER = ("IO", "FORWARD", "BACKWARD", "COMM")
 
 
-def write_run(folder, own, *, collectives=True, ranks=None):
-    """Logs of ranks that meet at the end of BACKWARD and in COMM, from their own times in s."""
+def write_run(folder, own, *, collectives=True, ranks=None, first_has=ORDER):
+    """Logs of ranks that meet at the end of BACKWARD and in COMM, from their own times in s.
+
+    ``first_has`` are the regions of rank 0.
+    """
     steps, ranks = own.shape[0], own.shape[1] if ranks is None else ranks
     clocks = [ManualClock() for _ in range(ranks)]
     timers = [Timer(clock=clock) for clock in clocks]
@@ -245,7 +249,7 @@ def write_run(folder, own, *, collectives=True, ranks=None):
             timer.step(step)
             with timer.region("BATCH"):
                 for place, name in enumerate(ORDER[:3]):
-                    with timer.region(name):
+                    with timer.region(name) if rank or name in first_has else contextlib.nullcontext():
                         clock.advance(own[step, rank, place])
                         if name == "BACKWARD":
                             at = timer.now_ns()
@@ -292,6 +296,15 @@ def test_a_run_names_the_rank_and_the_cause(tmp_path, place):
     assert "section_relative_perf_scores" in CliRunner().invoke(app, ["stragglers", str(tmp_path), "--scores"]).output
     data = json.loads(CliRunner().invoke(app, ["stragglers", str(tmp_path), "--json"]).output)
     assert (found.kind, list(found.ranks), found.lateness_s) == (data["kind"], data["ranks"], data["lateness_s"])
+
+
+@pytest.mark.parametrize("first_has", [("FORWARD", "BACKWARD", "COMM"), ("COMM",)])
+def test_a_region_that_rank_0_does_not_have(tmp_path, first_has):
+    """Rank 0 loads no data, or times only its communication: the other ranks are judged as ever."""
+    write_run(tmp_path, own_of("FORWARD"), first_has=first_has)
+    with Run.open(tmp_path) as run:
+        found = find_stragglers(run)
+    assert ("rank", (4,)) == (found.kind, found.ranks)
 
 
 def test_of_a_long_run_the_newest_steps(tmp_path, monkeypatch):
