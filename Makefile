@@ -273,7 +273,7 @@ mutants: setup
 # What a release consists of, in dist/: for each Python at hand a compiled wheel, a pure wheel, an sdist.
 RELEASE_PYTHONS = $(foreach version,$(CORE_VERSIONS),$(call find-python,$(version)))
 $(VENV)/.stamp-release: $(VENV)/.stamp-build pyproject.toml
-	@$(PIP) install --quiet --group release
+	@$(PIP) install --quiet --constraint constraints.txt --group release
 	@touch $@
 
 wheels: $(VENV)/.stamp-release
@@ -285,7 +285,7 @@ release-check: wheels
 		-o dist/deep500-timing-build.cdx.json
 
 $(VENV)/.stamp-docs: $(VENV)/.stamp-build pyproject.toml
-	@$(PIP) install --quiet --group docs
+	@$(PIP) install --quiet --constraint constraints.txt --group docs
 	@touch $@
 
 # Strict: a dead link or a missing page is an error. The site is in build/site.

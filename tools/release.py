@@ -85,6 +85,7 @@ def check(pythons: list[str]) -> None:
     if newest is None or newest[1] != base:
         sys.exit(f"CHANGELOG.md begins with {newest and newest[1]!r}, pyproject.toml says {stated}")
     run(sys.executable, "-m", "twine", "check", "--strict", *sorted(DIST.iterdir()))
+    _check_cibuildwheel()
     for python in pythons:
         tag = run(python, "-c", "import sys; print('cp%d%d' % sys.version_info[:2])").strip()
         (compiled,) = DIST.glob(f"*-{tag}-{tag}-*.whl")
@@ -92,6 +93,23 @@ def check(pythons: list[str]) -> None:
         for wheel, is_compiled in ((compiled, True), (pure, False)):
             _check_wheel(python, wheel, is_compiled)
             print(f"{wheel.name} on {tag}: installs alone, times a loop, and names its cause")
+
+
+def _check_cibuildwheel() -> None:
+    import cibuildwheel
+    import jsonschema
+
+    schema = Path(cibuildwheel.__file__).parent / "resources" / "cibuildwheel.schema.json"
+    tables = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    jsonschema.validate(tables["tool"]["cibuildwheel"], json.loads(schema.read_text(encoding="utf-8")))
+    for platform in ("x86_64", "aarch64"):
+        command = (sys.executable, "-m", "cibuildwheel", "--print-build-identifiers", "--platform", "linux")
+        found = run(*command, "--archs", platform, cwd=ROOT).split()
+        missing = [
+            tag for tag in ("cp311", "cp312", "cp313", "cp314", "cp314t") if f"{tag}-manylinux_{platform}" not in found
+        ]
+        if missing:
+            sys.exit(f"cibuildwheel would build no {', '.join(missing)} for {platform}: it names {', '.join(found)}")
 
 
 def _check_wheel(python: str, wheel: Path, is_compiled: bool) -> None:
