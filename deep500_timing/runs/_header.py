@@ -8,6 +8,7 @@ import os
 import platform
 import socket
 import sys
+from contextlib import suppress
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,6 +22,16 @@ if TYPE_CHECKING:
     from deep500_timing._summary.anchor import ClockAnchor
 
 _PACKAGES = ("numpy", "torch", "tensorflow", "keras", "jax", "cupy", "lightning", "transformers", "deepspeed")
+MEASUREMENT = "DEEP500_TIMING_MEASUREMENT"
+"""The environment variable in which ``deep500-timing ab`` marks a run, as JSON."""
+_CPU = "/sys/devices/system/cpu/cpu0/cpufreq"
+_MACHINE_FILES = {
+    "boot_id": "/proc/sys/kernel/random/boot_id",
+    "governor": f"{_CPU}/scaling_governor",
+    "max_khz": f"{_CPU}/scaling_max_freq",
+    "cpuinfo": "/proc/cpuinfo",
+}
+_MOST_OF_A_FILE = 4096
 
 
 class Place(NamedTuple):
@@ -60,6 +71,8 @@ def describe(
         "devices": _devices(),
         "versions": {"python": platform.python_version(), **_versions()},
         "platform": platform.platform(),
+        "machine": _machine(),
+        "measurement": _measurement(),
         "command_sha256": hashlib.sha256("\0".join(sys.argv).encode("utf-8", "surrogateescape")).hexdigest(),
         "attributes": _plain(attributes),
         "tables": {
@@ -112,6 +125,35 @@ def _process_start_unix_ns() -> int | None:
         return booted_s * 10**9 + ticks * 10**9 // os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, IndexError, StopIteration, AttributeError):
         return None
+
+
+def _machine() -> dict[str, Any]:
+    """What decides how fast this machine is; what the system does not tell is left out."""
+    cpus = os.cpu_count() or 1
+    found: dict[str, Any] = {"cpus": cpus}
+    with suppress(OSError, AttributeError):
+        found["load_per_cpu"] = round(os.getloadavg()[0] / cpus, 3)
+    for name, path in _MACHINE_FILES.items():
+        try:
+            with open(path, encoding="utf-8", errors="replace") as file:
+                found[name] = file.read(_MOST_OF_A_FILE).strip()
+        except OSError:
+            continue
+    khz = found.pop("max_khz", "")
+    if khz.isdigit():
+        found["max_mhz"] = int(khz) // 1000
+    lines = (line.partition(":") for line in found.pop("cpuinfo", "").splitlines())
+    model = next((value.strip() for name, _, value in lines if name.strip() == "model name"), None)
+    return found | ({} if model is None else {"cpu": model})
+
+
+def _measurement() -> dict[str, Any]:
+    # Session, pair and side, by which `deep500-timing ab` finds the runs that it has started.
+    try:
+        found = json.loads(os.environ.get(MEASUREMENT, "{}"))
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _devices() -> list[str]:

@@ -23,7 +23,7 @@ ROOMS = (
     {"devices", "_distributed.identity", "_distributed.launchers"},
     {"_summary"},
     {"runs", "_peaks", "flops", "_distributed", "ranks"},
-    {"_views", "report"},
+    {"_views", "report", "compare"},
     {"exporters"},
     {"timer"},
     {"memory", "testing", "devices._contract"},

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from deep500_timing._views.about import About
+    from deep500_timing._views.page._build import Built
     from deep500_timing._views.page._section import Figure, Section
     from deep500_timing.runs import Run
 
@@ -52,44 +53,73 @@ def write_report(
         OSError: The file cannot be written.
         MissingPackageError: A package of the extra ``report`` is not installed.
     """
-    jinja2 = require("jinja2", extra="report", caller=_CALLER)
-    library = _library()
     with whole_file(os.fspath(path)) as file:
         context, built = build(run, sections, on_progress)
-        charts: list[dict[str, Any]] = []
-
-        def place_charts(figure: Figure) -> list[int]:
-            first = len(charts)
-            charts.extend(styled(panel.spec) for panel in figure.panels)
-            return list(range(first, len(charts)))
-
-        environment = jinja2.Environment(
-            autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
-        )
-        environment.globals.update(place_charts=place_charts, cell=_cell, numeric=_numeric, most=_MOST_ROWS)
-        script, style = _resource("page.js"), _resource("page.css")
         anchors = {section.name: section.name for section in built}
         anchors["devices"] = anchors.get("memory", "")  # One section has both.
-        findings = [replace(found, anchor=anchors.get(found.anchor, "")) for found in context.findings]
-        template = environment.from_string(_resource("page.html"))
-        # Writing the sections collects the charts, so their data follow.
-        body = template.module.body(built)
-        data = _for_script(json.dumps(charts, ensure_ascii=True, separators=(",", ":"), allow_nan=False))
-        page = template.render(
-            about=context.about,
+        page = render_page(
+            context.about.name,
+            built,
             head=_head(context.about),
-            findings=findings,
+            findings=[replace(found, anchor=anchors.get(found.anchor, "")) for found in context.findings],
             summary=context.summary,
-            verdict=None if findings else verdict(context.evidence),
-            sections=built,
-            main=body,
-            data=_safe(data),
-            library=_safe(library),
-            script=_safe(script),
-            style=_safe(style),
-            hashes=" ".join(f"'sha256-{_sha256(text)}'" for text in (library, script)),
+            verdict=None if context.findings else verdict(context.evidence),
         )
         file.write(page.encode("utf-8", "backslashreplace"))
+
+
+def render_page(
+    name: str,
+    built: Sequence[Built],
+    *,
+    head: Sequence[str],
+    findings: Sequence[Any] = (),
+    summary: Sequence[tuple[str, str]] = (),
+    verdict: str | None = None,
+) -> str:
+    """The page's text.
+
+    Args:
+        name: The title.
+        built: The sections with their content.
+        head: The facts below the title.
+        findings: What stands out.
+        summary: Names and values above the findings.
+        verdict: A sentence in place of findings.
+    """
+    jinja2 = require("jinja2", extra="report", caller=_CALLER)
+    library = _library()
+    charts: list[dict[str, Any]] = []
+
+    def place_charts(figure: Figure) -> list[int]:
+        first = len(charts)
+        charts.extend(styled(panel.spec) for panel in figure.panels)
+        return list(range(first, len(charts)))
+
+    environment = jinja2.Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    environment.globals.update(place_charts=place_charts, cell=_cell, numeric=_numeric, most=_MOST_ROWS)
+    script, style = _resource("page.js"), _resource("page.css")
+    template = environment.from_string(_resource("page.html"))
+    # Writing the sections collects the charts, so their data follow.
+    body = template.module.body(built)
+    data = _for_script(json.dumps(charts, ensure_ascii=True, separators=(",", ":"), allow_nan=False))
+    page: str = template.render(
+        name=name,
+        head=head,
+        findings=findings,
+        summary=summary,
+        verdict=verdict,
+        sections=built,
+        main=body,
+        data=_safe(data),
+        library=_safe(library),
+        script=_safe(script),
+        style=_safe(style),
+        hashes=" ".join(f"'sha256-{_sha256(text)}'" for text in (library, script)),
+    )
+    return page
 
 
 def _head(about: About) -> list[str]:

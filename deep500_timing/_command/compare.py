@@ -1,0 +1,171 @@
+"""``deep500-timing compare``: is B slower than A?"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from deep500_timing._command._app import click
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from deep500_timing.compare import Comparison, Floor
+
+NOT_COMPARABLE = 2
+GATE_FAILED = 1
+
+
+class Percent(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """``3%`` or ``0.03`` as a share."""
+
+    name = "percent"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        """The share; it is above 0."""
+        if isinstance(value, float):
+            return value
+        text = str(value).strip()
+        try:
+            share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+        except ValueError:
+            share = float("nan")
+        if not 0 < share < 10:
+            self.fail(f"{text!r} is no share such as 3% or 0.03.", param, ctx)
+        return share
+
+
+def output_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that `compare` and `ab` have in common."""
+    for option in reversed(
+        (
+            click.option("--fail-on", type=Percent(), metavar="3%", help="Exit with 1 if B is slower by that or more."),
+            click.option("--floor", "floor_path", metavar="FILE", help="The file of noise floors of `ab --same`."),
+            click.option("--page", metavar="FILE.html", help="Write a page with the runs in order of time."),
+            click.option("--github", is_flag=True, help="Append a summary to the GitHub job ($GITHUB_STEP_SUMMARY)."),
+            click.option("--benchmark-json", metavar="FILE", help="Write B for github-action-benchmark."),
+            click.option("--json", "as_json", is_flag=True, help="Print plain data instead."),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+@click.command()
+@click.argument("sides", nargs=-1, metavar="A [B]...")
+@click.option("--against", metavar="FOLDER", help="Compare with a baseline, in place of A.")
+@click.option("--update-baseline", is_flag=True, help="Add B to the baseline of --against, if the gate passes.")
+@click.option("--history", multiple=True, metavar="RUNS", help="Runs of A from other sessions; may be repeated.")
+@output_options
+def command(
+    sides: tuple[str, ...], against: str | None, update_baseline: bool, history: tuple[str, ...], **options: Any
+) -> int:
+    """Say whether B is slower than A, by how much, and in which region.
+
+    A side is a run's folder, a folder of runs, a quoted pattern, or pytest-benchmark's JSON. One folder that `ab` has
+    written holds both sides. More than two sides of different world sizes are compared as a scaling experiment.
+
+    Exit codes: 1 the gate failed, or a run cannot be read; 2 the runs are not comparable.
+    """
+    from deep500_timing._command._output import busy
+    from deep500_timing.compare._compare import compare
+    from deep500_timing.compare._floor import find_floor
+    from deep500_timing.compare._runs import read_side, write_baseline
+
+    if update_baseline and not against:
+        raise click.UsageError("--update-baseline requires --against FOLDER, the baseline.")
+    with busy("Reading the runs"):
+        read = [read_side(side) for side in sides]
+        if against:
+            if not sides:
+                raise click.UsageError("Name the runs to judge.")
+            b = [run for side in read for run in side]
+            if update_baseline and not (os.path.isdir(against) and os.listdir(against)):
+                click.echo(f"The baseline begins: {write_baseline(against, b)}")
+                return 0
+            read = [read_side(against), b]
+        elif len(read) == 1:
+            read = [[run for run in read[0] if run.side == side] for side in ("A", "B")]
+            if not all(read):
+                raise click.UsageError("Name two sides, A and B, or one folder that `ab` has written.")
+        elif len(read) != 2 or _is_scaling(read):
+            if len(read) < 2:
+                raise click.UsageError("Name two sides: A and B.")
+            return _scaling(read, options)
+        floor = find_floor(read[0][0], options["floor_path"])
+        found = compare(read[0], read[1], history=[read_side(one) for one in history] or None, floor=floor)
+    code = show(found, floor, **options)
+    if update_baseline and against and code == 0:
+        click.echo(f"Added to the baseline: {write_baseline(against, read[1])}", err=True)
+    return code
+
+
+def show(
+    found: Comparison,
+    floor: Floor | None,
+    *,
+    fail_on: float | None,
+    page: str | None,
+    github: bool,
+    benchmark_json: str | None,
+    as_json: bool,
+    floor_path: str | None = None,
+) -> int:
+    """Print and write what was found.
+
+    Returns:
+        The exit code.
+    """
+    import json
+    from dataclasses import asdict
+
+    from deep500_timing._command._output import print_json
+    from deep500_timing._summary.text import fit_encoding
+    from deep500_timing.compare._gate import gate
+    from deep500_timing.compare._text import benchmark_json as benchmarks
+    from deep500_timing.compare._text import draw, markdown
+
+    judged = None if fail_on is None else gate(found, fail_on, floor)
+    if as_json:
+        print_json(asdict(found) | {"slower": found.slower, "gate": judged})
+    else:
+        text = draw(found) + ("" if judged is None else f"\n\n{judged.text}")
+        click.echo(fit_encoding(text, getattr(sys.stdout, "encoding", None)))
+    if benchmark_json:
+        with open(benchmark_json, "w", encoding="utf-8") as file:
+            json.dump(benchmarks(found), file, indent=1)
+    if github:
+        path = os.environ.get("GITHUB_STEP_SUMMARY")
+        if not path:
+            raise click.UsageError("--github requires the variable GITHUB_STEP_SUMMARY, which GitHub sets.")
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(markdown(found, judged.text if judged else ""))
+    if page:
+        from deep500_timing.compare._page import write_page
+
+        write_page(found, page)
+    if found.method == "not comparable":
+        return NOT_COMPARABLE
+    return GATE_FAILED if judged is not None and judged.failed else 0
+
+
+def _is_scaling(read: list[list[Any]]) -> bool:
+    sizes = [{run.world_size for run in side} for side in read]
+    return len(read) > 2 or (all(len(size) == 1 for size in sizes) and sizes[0] != sizes[1])
+
+
+def _scaling(read: list[list[Any]], options: dict[str, Any]) -> int:
+    from dataclasses import asdict
+
+    from deep500_timing._command._output import print_json
+    from deep500_timing.compare._scaling import draw_scaling, scaling
+
+    if options["fail_on"] is not None:
+        raise click.UsageError("--fail-on judges two sides of one world size.")
+    found = scaling(read)
+    if options["as_json"]:
+        print_json([asdict(one) for one in found])
+    else:
+        click.echo(draw_scaling(found))
+    return 0

@@ -1,0 +1,134 @@
+"""A comparison on one page: the runs in order of time, so that a drift is seen, and the regions with intervals."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from deep500_timing._base.whole_file import whole_file
+from deep500_timing._summary.text import format_time, safe_name
+from deep500_timing._views.page._build import Built
+from deep500_timing._views.page._colours import ACCENT, ALARM
+from deep500_timing._views.page._page import render_page
+from deep500_timing._views.page._parts import colour_by_datum, data, rounded, time_axis, tooltip
+from deep500_timing._views.page._section import Content, Figure, Panel
+from deep500_timing.compare._text import differences_text, headline, name_of, notes, percent, table_of
+
+if TYPE_CHECKING:
+    from deep500_timing.compare._compare import Comparison, Effect
+    from deep500_timing.compare._runs import RunTimes
+
+_COLOURS = {"A": ACCENT, "B": ALARM}
+_MOST_CHARTS = 9
+_MOST_BARS = 20
+
+
+def write_page(found: Comparison, path: str) -> None:
+    """Write the page.
+
+    Raises:
+        OSError: The file cannot be written.
+        MissingPackageError: A package of the extra ``report`` is not installed.
+    """
+    effects = ([found.step] if found.step else []) + list(found.regions)
+    sections = [
+        Built("regions", "Regions", Content(tuple(_changes(effects)), tables=(_table(found),))),
+        Built("runs", "Runs in order of time", Content((_runs(found, effects[:_MOST_CHARTS]),))),
+        Built("conditions", "Conditions", Content(text=(*differences_text(found), *found.warnings, *notes(found)))),
+    ]
+    head = [f"{len(found.runs_a)} runs of A", f"{len(found.runs_b)} runs of B", found.method]
+    with whole_file(path) as file:
+        page = render_page("Comparison of runs", sections, head=head, verdict=headline(found))
+        file.write(page.encode("utf-8", "backslashreplace"))
+
+
+def _table(found: Comparison) -> tuple[str, tuple[str, ...], list[tuple[str, ...]]]:
+    heading, *rows = table_of(found)
+    return "The longest regions", heading, rows
+
+
+def _changes(effects: list[Effect]) -> list[Figure]:
+    tested = [one for one in effects if one.interval is not None][:_MOST_BARS]
+    if not tested:
+        return []
+    rows = []
+    for one in tested:
+        assert one.interval is not None
+        row: dict[str, Any] = {"region": name_of(one), "change": rounded(one.change), "verdict": one.verdict}
+        row |= {"low": rounded(one.interval[0]), "high": rounded(one.interval[1])}
+        row |= {"from": percent(one.interval[0]), "to": percent(one.interval[1])}
+        rows.append(row | {"said": percent(one.change), "colour": ALARM if one.verdict == "slower" else ACCENT})
+    y = {"field": "region", "type": "nominal", "sort": None, "axis": {"title": None, "labelLimit": 260}}
+    x = {"field": "change", "type": "quantitative", "axis": {"title": "B / A − 1", "format": "+.1%"}}
+    spec = {
+        "height": 26 * len(rows),
+        "data": data(rows),
+        "layer": [
+            {
+                "mark": {"type": "rule", "strokeWidth": 3},
+                "encoding": {
+                    "y": y,
+                    "x": {**x, "field": "low"},
+                    "x2": {"field": "high"},
+                    "color": colour_by_datum(),
+                    "tooltip": tooltip(region="region", said="B / A", verdict="verdict"),
+                },
+            },
+            {
+                "mark": {"type": "point", "filled": True, "size": 60},
+                "encoding": {"y": y, "x": x, "color": colour_by_datum()},
+            },
+        ],
+    }
+    numbers = [(row["region"], row["said"], row["from"], row["to"], row["verdict"]) for row in rows]
+    return [
+        Figure(
+            "Change of each region, with its 90 % interval",
+            "An interval that includes 0 shows no difference.",
+            (Panel(spec),),
+            ("region", "B / A", "from", "to", "verdict"),
+            numbers,
+        )
+    ]
+
+
+def _runs(found: Comparison, effects: list[Effect]) -> Figure:
+    both = [("A", run) for run in found.runs_a] + [("B", run) for run in found.runs_b]
+    runs = sorted(both, key=lambda one: one[1].start_unix_s or 0.0)
+    numbers = [
+        (name_of(one), side, safe_name(run.name), _began(run), format_time(run.times.get(one.path)))
+        for one in effects
+        for side, run in runs
+    ]
+    return Figure(
+        "Median time a step of each run, in the order in which the runs were made",
+        "A drift of the machine shows as a slope that both sides share.",
+        tuple(Panel(_in_time(one, runs), name_of(one)) for one in effects),
+        ("region", "side", "run", "began (UTC)", "median"),
+        numbers,
+        legend=tuple(_COLOURS.items()),
+    )
+
+
+def _in_time(one: Effect, runs: list[tuple[str, RunTimes]]) -> dict[str, Any]:
+    rows = [
+        {"place": place, "s": rounded(run.times[one.path], 6), "side": side, "run": safe_name(run.name)}
+        | {"time": format_time(run.times[one.path]), "colour": _COLOURS[side]}
+        for place, (side, run) in enumerate(runs, 1)
+        if one.path in run.times
+    ]
+    return {
+        "height": 160,
+        "data": data(rows),
+        "mark": {"type": "point", "filled": True, "size": 70},
+        "encoding": {
+            "x": {"field": "place", "type": "quantitative", "axis": {"title": "run", "tickMinStep": 1, "grid": False}},
+            "y": {"field": "s", "type": "quantitative", "scale": {"zero": False}, "axis": time_axis(None)},
+            "color": colour_by_datum(),
+            "tooltip": tooltip(side="side", run="run", time="median"),
+        },
+    }
+
+
+def _began(run: RunTimes) -> str | None:
+    return None if run.start_unix_s is None else f"{datetime.fromtimestamp(run.start_unix_s, UTC):%Y-%m-%d %H:%M:%S}"

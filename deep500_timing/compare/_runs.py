@@ -1,0 +1,380 @@
+"""What a comparison needs of a run: one time for the step and one for each region, and what the run was made with."""
+
+from __future__ import annotations
+
+import glob as _glob
+import json
+import math
+import os
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+    from deep500_timing.runs import Run
+
+FEWEST_STEPS = 20
+"""A run with fewer steps has no steady state to compare."""
+_BATCH = 5
+"""Steps in a batch of MSER-5."""
+_GAP_S = 600.0
+"""Runs of one host and boot with less time between them are of one session."""
+_FEWEST_OF_STEPS = 0.5
+"""A region counts for a step if it occurs in half of the steps at least; its median would be 0 else."""
+
+
+@dataclass(frozen=True)
+class RunTimes:
+    """One run, reduced to what is compared."""
+
+    name: str
+    step_s: float | None
+    """The median time from one step to the next, of the slowest rank of each step, after the warm-up; None if the run
+    has no steps."""
+    regions: dict[str, float]
+    """Path of each region that occurs in every other step at least, with the median of its seconds a step."""
+    steps: int = 0
+    """How many steps the medians are of."""
+    warm_up: int = 0
+    """How many steps were left out before."""
+    world_size: int | None = None
+    start_unix_s: float | None = None
+    end_unix_s: float | None = None
+    facts: dict[str, str] = field(default_factory=dict)
+    """What the run was made with: versions, devices, host and so on."""
+    program: str = ""
+    """A hash of the command line."""
+    machine: str = ""
+    """Host and boot, by which sessions are told apart; empty if unknown."""
+    session: str = ""
+    """The session that ``ab`` has given it."""
+    pair: int | None = None
+    """The number of the pair that ``ab`` has given it."""
+    side: str = ""
+    """The side that ``ab`` has given it: A or B."""
+    load: float | None = None
+    """The load average of the machine at the start, for each processor."""
+    problems: tuple[str, ...] = ()
+    """What is wrong with the run, in sentences."""
+
+    @property
+    def times(self) -> dict[str, float]:
+        """The step under the empty path, and the regions."""
+        return self.regions if self.step_s is None else {STEP: self.step_s, **self.regions}
+
+
+STEP = ""
+"""The path of the step itself."""
+
+
+class NotComparableError(ValueError):
+    """The runs hold no answer; the text says why and what to do."""
+
+
+def warm_up_of(durations: NDArray[np.float64]) -> int:
+    """How many of the first steps are warm-up, by MSER-5 (White 1997): at most half.
+
+    The rule takes the means of batches of five steps and leaves out the first ones so that the standard error of the
+    mean of the others becomes smallest.
+
+    Args:
+        durations: Shape ``(steps,)``.
+    """
+    batches = len(durations) // _BATCH
+    if batches < 4:
+        return 0
+    means = durations[: batches * _BATCH].reshape(batches, _BATCH).mean(axis=1)
+    # Sums over the rest from each batch on, of values near 0 so that squares keep their digits.
+    means = means - means[-1]
+    left = np.arange(batches, 0, -1)
+    sums, squares = np.cumsum(means[::-1])[::-1], np.cumsum(means[::-1] ** 2)[::-1]
+    errors = (squares - sums**2 / left) / left**2
+    return int(np.argmin(errors[: batches // 2 + 1])) * _BATCH
+
+
+def read_run(run: Run, name: str = "") -> RunTimes:
+    """Reduce a run to its times.
+
+    Raises:
+        NotComparableError: It has fewer than 20 steps.
+    """
+    name = name or _name_of(run.folders[0])
+    problems: list[str] = []
+    logs = run.table("logs").rows()
+    header = _header_of(logs)
+    session, numbers, durations = _steps_of(run, name, problems)
+    if len(durations) < FEWEST_STEPS:
+        raise NotComparableError(
+            f"The run {name!r} has {len(durations)} complete steps. A comparison requires {FEWEST_STEPS} steps or "
+            "more: let it run longer."
+        )
+    warm_up = warm_up_of(durations)
+    used = numbers[warm_up:]
+    if not all(log["end"] for log in _last_files(logs)):
+        problems.append(f"{name}: the run was cut short; its times until then count.")
+    firsts = [log["first_unix_ns"] for log in logs if log["first_unix_ns"] is not None]
+    lasts = [log["last_unix_ns"] for log in logs if log["last_unix_ns"] is not None]
+    host = header.get("machine") or {}
+    marks = header.get("measurement") or {}
+    boot = str(host.get("boot_id") or "")
+    return RunTimes(
+        name,
+        float(np.median(durations[warm_up:])) / 1e9,
+        _regions_of(run, session, used),
+        steps=len(used),
+        warm_up=warm_up,
+        world_size=max((log["world_size"] or 1 for log in logs), default=1),
+        start_unix_s=min(firsts) / 1e9 if firsts else None,
+        end_unix_s=max(lasts) / 1e9 if lasts else None,
+        facts=_facts_of(header, logs),
+        program=str(header.get("command_sha256", "")),
+        machine=f"{header.get('host')} {boot}" if boot else "",
+        session=str(marks.get("session", "")),
+        pair=marks.get("pair"),
+        side=str(marks.get("side", "")),
+        load=host.get("load_per_cpu"),
+        problems=tuple(problems),
+    )
+
+
+def _steps_of(run: Run, name: str, problems: list[str]) -> tuple[int, NDArray[np.int64], NDArray[np.float64]]:
+    # From start to start, so that what lies between two BATCHes counts. The slowest rank of each step counts.
+    by_start: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for row in run.steps().rows():
+        by_start.setdefault((row["session"], row["rank"]), []).append((row["start_ns"], row["step"]))
+    if not by_start:
+        return 0, np.zeros(0, dtype=np.int64), np.zeros(0)
+    steps_of_session: dict[int, int] = {}
+    for (session, _), steps in by_start.items():
+        steps_of_session[session] = max(steps_of_session.get(session, 0), len(steps))
+    longest = max(steps_of_session, key=lambda session: (steps_of_session[session], -session))
+    if len(steps_of_session) > 1:
+        problems.append(f"{name}: the run was started {len(steps_of_session)} times; start {longest} counts.")
+    longest_of_step: dict[int, int] = {}
+    for (session, _), steps in by_start.items():
+        if session == longest:
+            steps.sort()
+            for (start, step), (after, _) in pairwise(steps):
+                longest_of_step[step] = max(longest_of_step.get(step, 0), after - start)
+    run_steps = sorted(longest_of_step)
+    return (
+        longest,
+        np.array(run_steps, dtype=np.int64),
+        np.array([longest_of_step[step] for step in run_steps], dtype=np.float64),
+    )
+
+
+def _regions_of(run: Run, session: int, steps: NDArray[np.int64]) -> dict[str, float]:
+    # The sum over a step, of the rank that took longest in that region. A step without the region counts as 0.
+    rows = run.sql(
+        "select path, device, step, max(ns) as ns from (select rank, path, device, step, sum(dur_ns) as ns "
+        f"from intervals where session = {session} and step between {int(steps[0])} and {int(steps[-1])} "
+        "group by rank, path, device, step) "
+        "as of_rank group by path, device, step"
+    ).rows()
+    of_region: dict[str, list[float]] = {}
+    for row in rows:
+        name = row["path"] if row["device"] == "CPU" else f"{row['path']} ({row['device']})"
+        of_region.setdefault(name, []).append(float(row["ns"]) / 1e9)
+    return {
+        path: median
+        for path, values in sorted(of_region.items())
+        if len(values) >= _FEWEST_OF_STEPS * len(steps)
+        and (median := float(np.median(np.pad(values, (0, max(len(steps) - len(values), 0)))))) > 0
+    }
+
+
+def _header_of(logs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    lowest = min(logs, key=lambda log: (log["rank"], log["session"] or 0, log["segment"] or 0))
+    try:
+        header = json.loads(lowest["header"] or "{}")
+    except ValueError:
+        return {}
+    return header if isinstance(header, dict) else {}
+
+
+def _last_files(logs: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    last: dict[tuple[int, int], dict[str, Any]] = {}
+    for log in sorted(logs, key=lambda log: log["segment"] or 0):
+        last[log["rank"], log["session"]] = log
+    return list(last.values())
+
+
+def _facts_of(header: dict[str, Any], logs: Sequence[dict[str, Any]]) -> dict[str, str]:
+    machine = header.get("machine") or {}
+    hosts = sorted({log["host"] for log in logs if log["host"]})
+    facts: dict[str, Any] = {f"version of {name}": value for name, value in header.get("versions", {}).items()}
+    facts |= {"world size": header.get("world_size") or 1, "host": ", ".join(hosts), "platform": header.get("platform")}
+    facts["devices"] = ", ".join(header.get("devices", ())) or None
+    facts |= {name.replace("_", " "): machine.get(name) for name in ("cpu", "cpus", "governor", "max_mhz", "boot_id")}
+    facts |= {f"attribute {name}": value for name, value in (header.get("attributes") or {}).items()}
+    facts["program or arguments"] = header.get("command_sha256", "")[:8]
+    return {name: str(value) for name, value in facts.items() if value not in (None, "")}
+
+
+def _name_of(folder: str) -> str:
+    # Two folders, as runs of one name lie in different folders.
+    path = os.path.abspath(folder)
+    return os.path.join(os.path.basename(os.path.dirname(path)), os.path.basename(path))
+
+
+# --- a side of a comparison ------------------------------------------------------------------------------------------
+
+
+def read_side(side: Any) -> list[RunTimes]:
+    """The runs of a side.
+
+    Args:
+        side: A run's folder, a pattern, a folder that holds runs, a JSON file of pytest-benchmark, a baseline that
+            :func:`write_baseline` has written, a :class:`~deep500_timing.runs.Run`, :class:`RunTimes`, or a list of
+            these.
+
+    Raises:
+        FileNotFoundError: There is no run.
+        NotComparableError: A run has too few steps, or a file no times.
+    """
+    if isinstance(side, RunTimes):
+        return [side]
+    if isinstance(side, (str, os.PathLike)):
+        return _read_path(os.fspath(side))
+    if isinstance(side, (list, tuple)):
+        return [times for one in side for times in read_side(one)]
+    return [read_run(side)]
+
+
+def _read_path(path: str) -> list[RunTimes]:
+    from deep500_timing.runs import Run
+
+    found: list[RunTimes] = []
+    for match in sorted({one for one in (path, *_glob.glob(path)) if os.path.exists(one)}):
+        if match.endswith(".json"):
+            found += _read_json(match)
+            continue
+        inside = sorted(os.path.join(match, name) for name in os.listdir(match))
+        holds_logs = any(name.endswith(".d5log") for name in inside)
+        folders = (
+            [match]
+            if holds_logs
+            else [
+                one for one in inside if os.path.isdir(one) and _glob.glob(os.path.join(_glob.escape(one), "*.d5log"))
+            ]
+        )
+        if not folders:
+            for one in inside:
+                found += _read_json(one) if one.endswith(".json") else []
+        for folder in folders:
+            with Run.open(folder) as run:
+                found.append(read_run(run))
+    if not found:
+        raise FileNotFoundError(f"Comparing {path!r}: there is no run. Name a run's folder, or quote a pattern.")
+    return found
+
+
+def _read_json(path: str) -> list[RunTimes]:
+    with open(path, encoding="utf-8") as file:
+        try:
+            data = json.load(file)
+        except ValueError as error:
+            raise NotComparableError(f"{path}: it is no JSON: {error}") from None
+    if isinstance(data, dict) and "benchmarks" in data:
+        return [_of_pytest_benchmark(path, data)]
+    if isinstance(data, dict) and "deep500_timing_baseline" in data:
+        return [RunTimes(**(run | {"problems": tuple(run["problems"])})) for run in data["runs"]]
+    raise NotComparableError(f"{path}: it is neither pytest-benchmark's JSON nor a baseline of `compare`.")
+
+
+def _of_pytest_benchmark(path: str, data: dict[str, Any]) -> RunTimes:
+    from datetime import datetime
+
+    regions = {str(one["fullname"]): float(one["stats"]["median"]) for one in data["benchmarks"]}
+    wrong = [name for name, value in regions.items() if not (math.isfinite(value) and value > 0)]
+    if wrong or not regions:
+        what = f"the median of {wrong[0]!r} is {regions[wrong[0]]}" if wrong else "it holds no benchmark"
+        raise NotComparableError(f"{path}: {what}. Run the benchmarks again.")
+    info = data.get("machine_info") or {}
+    try:
+        start = datetime.fromisoformat(str(data.get("datetime"))).timestamp()
+    except ValueError:
+        start = None
+    facts = {name: str(info[name]) for name in ("node", "machine", "python_version", "release") if info.get(name)}
+    facts |= {"cpu": str((info.get("cpu") or {}).get("brand_raw", ""))}
+    return RunTimes(
+        os.path.basename(path),
+        None,
+        regions,
+        start_unix_s=start,
+        end_unix_s=start,
+        facts=facts,
+        machine=f"{info.get('node')} {info.get('release')}" if info.get("node") else "",
+    )
+
+
+def write_baseline(folder: str, runs: Sequence[RunTimes]) -> str:
+    """Add runs to a baseline: one small JSON file for each session, to be kept with the code.
+
+    Returns:
+        The path of the file.
+    """
+    from deep500_timing._base.whole_file import whole_file
+
+    os.makedirs(folder, exist_ok=True)
+    path = os.path.join(folder, f"{int(max(run.end_unix_s or 0 for run in runs))}.json")
+    with whole_file(path) as file:
+        text = json.dumps({"deep500_timing_baseline": 1, "runs": [asdict(run) for run in runs]}, indent=1)
+        file.write(text.encode())
+    return path
+
+
+# --- sessions and pairs ----------------------------------------------------------------------------------------------
+
+
+def sessions_of(runs: Iterable[RunTimes]) -> list[list[RunTimes]]:
+    """The runs by session, each in order of time.
+
+    ``ab`` names the session of its runs. Other runs are of one session if host and boot are the same and less than ten
+    minutes lie between one and the next. A run of an unknown machine is a session of its own.
+    """
+    by_machine: dict[str, list[RunTimes]] = {}
+    for number, run in enumerate(sorted(runs, key=lambda run: run.start_unix_s or 0.0)):
+        key = run.session or run.machine or f"unknown {number}"
+        by_machine.setdefault(key, []).append(run)
+    sessions = []
+    for of_machine in by_machine.values():
+        current: list[RunTimes] = []
+        for run in of_machine:
+            is_near = current and (run.start_unix_s or 0) - max(one.end_unix_s or 0 for one in current) <= _GAP_S
+            if current and not (run.session or is_near):
+                sessions.append(current)
+                current = []
+            current.append(run)
+        sessions.append(current)
+    return sessions
+
+
+def pairs_of(a: Sequence[RunTimes], b: Sequence[RunTimes]) -> list[tuple[RunTimes, RunTimes]] | None:
+    """Neighbouring runs of A and B, if every run has a neighbour of the other side; else None."""
+    if len(a) != len(b):
+        return None
+    of_a = {id(run) for run in a}
+    pairs = []
+    for session in sessions_of([*a, *b]):
+        if len(session) % 2:
+            return None
+        if all(run.pair is not None for run in session):
+            session = sorted(session, key=lambda run: (run.pair or 0, run.start_unix_s or 0.0))
+        for first, second in zip(session[::2], session[1::2], strict=True):
+            if (id(first) in of_a) == (id(second) in of_a):
+                return None
+            pairs.append((first, second) if id(first) in of_a else (second, first))
+    return pairs
+
+
+def log_ratios(pairs: Iterable[tuple[RunTimes, RunTimes]], path: str) -> list[float]:
+    """The logarithm of B / A of each pair, for a region or, under the empty path, the step."""
+    return [math.log(b.times[path] / a.times[path]) for a, b in pairs]

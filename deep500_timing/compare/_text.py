@@ -1,0 +1,154 @@
+"""A comparison in words: for the terminal, for the summary of a GitHub job, for github-action-benchmark."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from deep500_timing._summary.text import format_time, lines_of, safe_name, shorten
+from deep500_timing.compare._statistics import pairs_needed, smallest_effect
+
+if TYPE_CHECKING:
+    from deep500_timing.compare._compare import Comparison, Effect
+
+_MOST_REGIONS = 12
+_MOST_DIFFERENCES = 8
+_PATH_WIDTH = 40
+_VALUE_WIDTH = 32
+_EXAMPLE_EFFECT = math.log(1.05)
+
+
+def percent(share: float | None, *, sign: bool = True) -> str:
+    """A change in per cent, such as ``"+4.9 %"``."""
+    return "" if share is None else f"{100 * share:{'+' if sign else ''}.1f} %"
+
+
+def _interval(effect: Effect) -> str:
+    return "" if effect.interval is None else f"{percent(effect.interval[0])} to {percent(effect.interval[1])}"
+
+
+def name_of(effect: Effect) -> str:
+    """The region's path, or ``step``."""
+    return safe_name(effect.path) if effect.path else "step"
+
+
+def headline(found: Comparison) -> str:
+    """The answer in one sentence."""
+    step = found.step
+    if not found.is_tested:
+        if step is None or found.method == "not comparable":
+            return found.reason + "."
+        return f"B / A is {percent(step.change)}, within this run only. {found.reason}."
+    if step is None:
+        count = {word: sum(one.verdict == word for one in found.regions) for word in ("slower", "faster")}
+        return f"Of {len(found.regions)} benchmarks, {count['slower']} are slower and {count['faster']} faster."
+    change = f"{percent(step.change)} (90 % interval {_interval(step)})"
+    if step.verdict not in ("slower", "faster"):
+        return f"No difference is shown: B / A is {change}."
+    text = f"B is {step.verdict}: {change}."
+    if found.explains is not None:
+        part = found.explains
+        text += (
+            f" {name_of(part)} explains {percent(part.share, sign=False)} of it: "
+            f"{format_time(part.a_s)} to {format_time(part.b_s)} a step."
+        )
+    return text
+
+
+def differences_text(found: Comparison) -> list[str]:
+    """What else differs, a line for each fact."""
+    rows = found.differences
+    lines = [
+        f"  {safe_name(fact)}: {shorten(safe_name(a), _VALUE_WIDTH)} | {shorten(safe_name(b), _VALUE_WIDTH)}"
+        for fact, a, b in rows[:_MOST_DIFFERENCES]
+    ]
+    if len(rows) > _MOST_DIFFERENCES:
+        lines.append(f"  and {len(rows) - _MOST_DIFFERENCES} more (--json lists all)")
+    return ["Also different (A | B):", *lines] if lines else ["Versions, hardware and settings are the same."]
+
+
+def table_of(found: Comparison) -> list[tuple[str, ...]]:
+    """The step and the longest regions, a heading first."""
+    effects = ([found.step] if found.step else []) + list(found.regions[:_MOST_REGIONS])
+    rows: list[tuple[str, ...]] = [("region", "A", "B", "B / A", "90 % interval", "of the change", "verdict")]
+    for one in effects:
+        of_change = "" if one.share is None or not found.is_tested else percent(one.share, sign=False)
+        times = format_time(one.a_s), format_time(one.b_s)
+        verdict = one.verdict if one.verdict in ("slower", "faster") else ""
+        rows.append(
+            (shorten(name_of(one), _PATH_WIDTH), *times, percent(one.change), _interval(one), of_change, verdict)
+        )
+    return rows
+
+
+def draw(found: Comparison) -> str:
+    """The comparison for a terminal."""
+    lines = [*differences_text(found), *(f"Warning: {warning}" for warning in found.warnings), "", headline(found), ""]
+    if found.method == "not comparable":
+        return "\n".join(lines[:-1])
+    lines += lines_of(table_of(found), left=1)
+    if len(found.regions) > _MOST_REGIONS:
+        lines.append(f"and {len(found.regions) - _MOST_REGIONS} more regions (--json lists all)")
+    for side, only in (("A", found.only_a), ("B", found.only_b)):
+        if only:
+            lines.append(f"Only in {side}: {', '.join(safe_name(path) for path in only[:_MOST_REGIONS])}")
+    lines += ["", *notes(found)]
+    return "\n".join(lines).rstrip()
+
+
+def notes(found: Comparison) -> list[str]:
+    """How the answer was found."""
+    runs = [*found.runs_a, *found.runs_b]
+    lines = []
+    if found.is_tested:
+        lines.append(f"Method: {found.reason}. The unit is the run: the median step after the warm-up (MSER-5).")
+        lines.append(
+            '"Slower" is wrong in 5 % of comparisons at most, for the step and, by Holm\'s correction over '
+            f"{len(found.regions)} regions, for all regions together. Steps and regions are of their slowest rank."
+        )
+    lines.append(
+        f"Steps per run: {min(run.steps for run in runs)} to {max(run.steps for run in runs)}, "
+        f"{max(run.warm_up for run in runs)} left out as warm-up at most."
+    )
+    if found.spread is not None and found.pairs:
+        lines.append(sensitivity(found))
+    return lines
+
+
+def sensitivity(found: Comparison) -> str:
+    """Which effect so many pairs can find."""
+    assert found.spread is not None
+    seen = math.expm1(smallest_effect(found.spread, found.pairs))
+    needed = pairs_needed(_EXAMPLE_EFFECT, found.spread)
+    return (
+        f"At this noise {found.pairs} pairs find a slowdown of {percent(seen, sign=False)} in 95 % of the experiments; "
+        f"for 5 % it takes {needed or 'over 1000'} pairs."
+    )
+
+
+def markdown(found: Comparison, gate: str = "") -> str:
+    """The comparison for the summary of a GitHub job, with what the gate says."""
+
+    def cell(text: str) -> str:
+        return text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|").replace("`", "\\`")
+
+    table = [[cell(text) for text in row] for row in table_of(found)]
+    rule = ["---"] + ["---:"] * (len(table[0]) - 1)
+    rows = "\n".join(f"| {' | '.join(row)} |" for row in [table[0], rule, *table[1:]])
+    verdict = f"**{cell(gate.splitlines()[0])}**\n\n" if gate else ""
+    about = "\n".join(f"- {cell(line.strip())}" for line in [*differences_text(found), *found.warnings, *notes(found)])
+    return f"### Comparison of training runs\n\n{verdict}{cell(headline(found))}\n\n{rows}\n\n{about}\n"
+
+
+def benchmark_json(found: Comparison) -> list[dict[str, Any]]:
+    """Side B for github-action-benchmark (``customSmallerIsBetter``)."""
+    effects = ([found.step] if found.step else []) + list(found.regions)
+    return [
+        {
+            "name": name_of(one),
+            "unit": "ms/step" if found.step else "ms",
+            "value": 1e3 * one.b_s,
+            "extra": f"B / A {percent(one.change)} {_interval(one)}".strip(),
+        }
+        for one in effects
+    ]

@@ -1,0 +1,279 @@
+"""What a comparison says: which test the runs allow, what is slower, and when there is no answer."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+
+import pytest
+
+from deep500_timing.compare import NotComparableError, compare
+from deep500_timing.compare._floor import floor_of
+from deep500_timing.compare._gate import gate
+from deep500_timing.compare._runs import pairs_of, sessions_of, write_baseline
+from deep500_timing.compare._scaling import draw_scaling, scaling
+from deep500_timing.compare._text import benchmark_json, draw, markdown
+
+ABBA = "ABBAABBAAB"
+
+
+@pytest.fixture
+def sides(times):
+    """Makes both sides of an experiment in an order, with 0.5 % between runs; B's FORWARD takes so much longer."""
+
+    def make(order=ABBA, slower=1.0, seed=1, **settings):
+        rng, found = random.Random(seed), {"A": [], "B": []}
+        for place, side in enumerate(order):
+            forward, backward = rng.gauss(0.02, 1e-4), rng.gauss(0.03, 1e-4)
+            forward *= slower if side == "B" else 1
+            regions = {"BATCH": forward + backward, "BATCH/FORWARD": forward, "BATCH/BACKWARD": backward}
+            found[side].append(times(forward + backward + 0.001, place, **settings, **regions))
+        return found["A"], found["B"]
+
+    return make
+
+
+class TestMethods:
+    def test_interleaved_runs_are_paired(self, sides):
+        """Neighbours of an interleaved session are pairs, whichever comes first."""
+        a, b = sides()
+        assert compare(a, b).method == "paired"
+        assert [(one.name, other.name) for one, other in pairs_of(a, b)][:2] == [("run-0", "run-1"), ("run-3", "run-2")]
+
+    def test_one_after_the_other_is_welch_and_says_so(self, sides):
+        """Runs of one session that are not interleaved get Welch's test, and a word on drift."""
+        found = compare(*sides("AAABBB"))
+        assert found.method == "one session"
+        assert "drift" in found.reason
+
+    def test_different_sessions_are_not_comparable(self, times):
+        """Five runs of yesterday against five of today have no answer."""
+        a = [times(0.050 + 1e-4 * n, n, session="monday") for n in range(5)]
+        b = [times(0.060 + 1e-4 * n, n + 5, session="tuesday") for n in range(5)]
+        found = compare(a, b)
+        assert found.method == "not comparable"
+        assert "not comparable: different sessions" in draw(found)
+        assert not found.slower
+        assert found.step.interval is None
+
+    def test_a_history_of_three_sessions_makes_them_comparable(self, times):
+        """The variance between sessions comes from the history; an effect within it is no slowdown."""
+        history = [
+            times(0.050 * (1 + 0.01 * day), 1000 * day + n, session=f"day {day}") for day in range(4) for n in (0, 1)
+        ]
+        today = [times(0.0515, 9000 + n, session="today") for n in range(3)]
+        a = [times(0.050, 8000, session="yesterday")]
+        assert compare(a, today, history=history).method == "across sessions"
+        assert not compare(a, today, history=history).slower
+        slow = [replace(run, step_s=0.07) for run in today]
+        assert compare(a, slow, history=history).slower
+
+    def test_one_run_a_side_is_a_description(self, sides):
+        """One run a side says nothing about runs, whatever the difference."""
+        found = compare(*sides("AB", slower=2.0))
+        assert found.method == "within this run only"
+        assert not found.slower
+        assert "within this run only" in draw(found)
+
+    def test_a_pause_of_ten_minutes_begins_a_session(self, times):
+        """Runs without the mark of `ab` are of one session while they follow each other."""
+        runs = [times(0.05, place, session="host boot") for place in (0, 1, 2, 20, 21)]
+        assert [len(session) for session in sessions_of(runs)] == [3, 2]
+        assert [1, 1] == [len(session) for session in sessions_of([times(0.05, n, session="") for n in (0, 1)])]
+
+
+class TestAnswers:
+    def test_a_slower_region_is_named(self, sides):
+        """FORWARD 10 % slower makes the step slower, and explains it; BACKWARD does not."""
+        found = compare(*sides(slower=1.1))
+        assert found.slower
+        assert found.explains.path == "BATCH/FORWARD"
+        assert found.explains.share == pytest.approx(1, abs=0.1)
+        assert {one.path: one.verdict for one in found.regions} == {
+            "BATCH": "slower",
+            "BATCH/FORWARD": "slower",
+            "BATCH/BACKWARD": "no difference shown",
+        }
+        assert "BATCH/FORWARD explains" in draw(found)
+
+    def test_a_faster_step_is_no_alarm(self, sides):
+        """Faster is said, and is no slowdown."""
+        found = compare(*sides(slower=0.8))
+        assert found.step.verdict == "faster"
+        assert not found.slower
+
+    def test_equal_runs_show_no_difference(self, sides):
+        """Nothing is claimed of equal programs."""
+        found = compare(*sides(seed=3))
+        assert found.step.verdict == "no difference shown"
+        assert found.explains is None
+
+    def test_regions_of_one_side_are_listed(self, sides):
+        """A region that only one side has is said, and is not compared."""
+        a, b = sides()
+        b = [replace(run, regions={**run.regions, "BATCH/EMA": 0.001}) for run in b]
+        found = compare(a, b)
+        assert found.only_b == ("BATCH/EMA",)
+        assert "Only in B: BATCH/EMA" in draw(found)
+
+    def test_what_else_differs_comes_first(self, sides):
+        """Versions and attributes are compared before the times."""
+        a, _ = sides(facts={"version of torch": "2.13", "governor": "performance"})
+        _, b = sides(facts={"version of torch": "2.14", "governor": "performance"})
+        found = compare(a, b)
+        assert found.differences == (("version of torch", "2.13", "2.14"),)
+        assert draw(found).splitlines()[:2] == ["Also different (A | B):", "  version of torch: 2.13 | 2.14"]
+
+    def test_a_busy_machine_is_said(self, sides):
+        """The load average at the start of a run is a warning."""
+        a, b = sides()
+        assert "load average" in " ".join(compare([replace(run, load=2.0) for run in a], b).warnings)
+        assert () == compare(a, b).warnings
+
+
+class TestGate:
+    def test_a_machine_that_is_not_qualified_fails_no_build(self, sides):
+        """Without a noise floor there is no verdict, and the remedy is named."""
+        judged = gate(compare(*sides(slower=1.5)), 0.03, None)
+        assert not judged.failed
+        assert "ab --same" in judged.text
+
+    def test_a_slowdown_fails_in_ten_lines(self, sides):
+        """A qualified machine fails the build, and says what a person needs."""
+        floor = floor_of(pairs_of(*sides(seed=9)))
+        judged = gate(compare(*sides(slower=1.2), floor=floor), 0.03, floor)
+        assert judged.failed
+        assert len(judged.text.splitlines()) <= 10
+        assert "BATCH/FORWARD" in judged.text
+
+    def test_a_slowdown_below_the_limit_passes(self, sides):
+        """A significant effect that is smaller than the limit fails nothing."""
+        floor = floor_of(pairs_of(*sides(seed=9)))
+        assert not gate(compare(*sides(slower=1.05), floor=floor), 0.1, floor).failed
+
+    def test_too_few_pairs_for_the_limit_are_said(self, sides):
+        """A gate that cannot see the effect says how many pairs it takes."""
+        floor = floor_of(pairs_of(*sides(seed=9)))
+        assert "it takes" in gate(compare(*sides(), floor=floor), 0.0005, floor).text
+
+    @pytest.mark.parametrize("order", ["AB", "AAABBB"])
+    def test_runs_in_sequence_fail_no_build(self, sides, order):
+        """One run a side, or sides one after the other, never fail a build."""
+        floor = floor_of(pairs_of(*sides(seed=9)))
+        assert not gate(compare(*sides(order, slower=2.0)), 0.03, floor).failed
+
+
+class TestRuns:
+    def test_a_run_is_reduced_to_its_slowest_rank(self, write_run):
+        """A step takes as long as its slowest rank, and includes the time between two BATCHes."""
+        from deep500_timing.compare import read_run
+        from deep500_timing.runs import Run
+
+        folder = write_run("two", ranks=2, slow={(1, step) for step in range(60)})
+        with Run.open(folder) as run:
+            found = read_run(run)
+        assert found.step_s == pytest.approx(0.061)
+        assert found.regions["BATCH/FORWARD"] == pytest.approx(0.03)
+        assert found.facts["attribute batch_size"] == "8"
+        assert found.world_size is not None
+
+    def test_runs_of_ab_are_compared_by_their_marks(self, write_run):
+        """Session, pair and side of the header decide."""
+        a, b = [], []
+        for number in range(3):
+            for side, runs in (("A", a), ("B", b)):
+                mark = {"session": "x", "pair": number, "side": side}
+                forward = (0.02 if side == "A" else 0.03) + number * 1e-5
+                runs.append(write_run(f"{side}{number}", forward=forward, measurement=mark))
+        found = compare(a, b)
+        assert found.method == "paired"
+        assert found.explains.path == "BATCH/FORWARD"
+
+    def test_a_short_run_is_refused(self, write_run):
+        """Three steps have no steady state."""
+        with pytest.raises(NotComparableError, match="2 complete steps"):
+            compare(write_run("short", steps=3), write_run("long"))
+
+    def test_a_run_that_was_cut_short_is_said(self, write_run):
+        """What there is counts, with a warning."""
+        found = compare(write_run("whole"), write_run("cut", cut=True, minute=3))
+        assert "cut short" in " ".join(found.warnings)
+
+    def test_the_same_run_on_both_sides_is_refused(self, write_run):
+        """A run is not compared with itself."""
+        folder = write_run("one")
+        with pytest.raises(NotComparableError, match="both sides"):
+            compare(folder, folder)
+
+    def test_different_programs_are_refused(self, sides):
+        """Nothing in common means no comparison."""
+        a, b = sides()
+        strip = [replace(run, step_s=None, regions={"test_x": 1.0}) for run in a]
+        other = [replace(run, step_s=None, regions={"test_y": 1.0}) for run in b]
+        with pytest.raises(NotComparableError, match="different programs"):
+            compare(strip, other)
+        with pytest.raises(NotComparableError, match="like to like"):
+            compare(strip, b)
+
+    def test_a_baseline_keeps_what_is_compared(self, sides, tmp_path):
+        """A baseline of JSON files gives the runs back."""
+        a, b = sides()
+        write_baseline(str(tmp_path / "baseline"), a)
+        assert compare(str(tmp_path / "baseline"), b) == compare(a, b)
+
+    def test_pytest_benchmarks_are_read(self, tmp_path):
+        """Files of pytest-benchmark are runs; a NaN in one is refused."""
+
+        def write(name, median, minute):
+            path = tmp_path / name
+            benchmark = {"fullname": "test_a.py::test_x", "stats": {"median": median}}
+            info = {"node": "host", "release": "6.1", "cpu": {"brand_raw": "made"}}
+            text = json.dumps(
+                {"machine_info": info, "datetime": f"2026-01-01T00:{minute:02}:00", "benchmarks": [benchmark]}
+            )
+            path.write_text(text)
+            return str(path)
+
+        order = list(enumerate("ABBAAB"))
+        files = {
+            side: [
+                write(f"{n}.json", 0.01 * (1 + 0.001 * n) * (1.3 if s == "B" else 1), n) for n, s in order if s == side
+            ]
+            for side in "AB"
+        }
+        found = compare(files["A"], files["B"])
+        assert found.method == "paired"
+        assert found.slower
+        with pytest.raises(NotComparableError, match="nan"):
+            compare(write("bad.json", float("nan"), 9), files["B"])
+
+
+def test_the_summary_for_github_is_a_table(sides):
+    """Names cannot break out of the table; numbers are in it."""
+    a, b = sides(slower=1.2)
+    rename = [[replace(run, regions={"<b>|x`": run.step_s / 2, **run.regions}) for run in side] for side in (a, b)]
+    text = markdown(compare(*rename))
+    assert "<b>" not in text
+    assert "&lt;b>\\|x\\`" in text
+    assert {one["name"] for one in benchmark_json(compare(a, b))} >= {"step", "BATCH/FORWARD"}
+
+
+def test_scaling_names_the_region_that_takes_the_rest(times):
+    """From 1 to 8 ranks COMM grows by 10 ms: the efficiency is 50 / 60, and COMM takes all that is lost."""
+    one = [replace(times(0.05, 0, FORWARD=0.05), world_size=1)]
+    eight = [replace(times(0.06, 1, FORWARD=0.05, COMM=0.01), world_size=8)]
+    found = scaling([one, eight])
+    assert found[1].efficiency == pytest.approx(50 / 60)
+    assert (found[1].region, found[1].region_share) == ("COMM", pytest.approx(1))
+    assert "COMM takes 100.0 % of what is lost" in draw_scaling(found)
+    with pytest.raises(NotComparableError, match="world size 1"):
+        scaling([one, one])
+
+
+def test_scaling_with_a_fixed_batch_counts_samples(times):
+    """Strong scaling: the same samples a step on two ranks in 0.6 of the time is an efficiency of 83 %."""
+    facts = {"attribute samples_per_step": "64"}
+    one = [replace(times(0.1, 0, facts=facts), world_size=1)]
+    two = [replace(times(0.06, 1, facts=facts), world_size=2)]
+    assert scaling([one, two])[1].efficiency == pytest.approx(0.1 / 0.12)
