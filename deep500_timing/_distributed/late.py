@@ -62,14 +62,16 @@ JITTER_SHARE, JITTER_WEIGHT = 0.6, 4.0
 """In operations alone, ranks are taken to differ by this share of the spread from operation to operation, likewise."""
 TRANSFER_SHARE = 0.25
 """Lateness that matters in operations alone, as a share of the transfer: of the shortest time, on average."""
-COSTLY_SHARE = 0.8
-"""If fewer than a third of the operations hold this share of all waiting, these are judged as well."""
+COSTLY_SHARE = 0.5
+"""Operations that wait longer than the others are judged by themselves if they hold this share of all waiting."""
 _TRIM = 0.2
 """Share of the steps that a typical value leaves out at each end."""
 _SMALL_REGION = 0.005
 """Regions below this share of a step do not tell how ranks differ."""
 _FEW_STEPS = 4.0
 """Least number of independent steps that enters a variance."""
+_APART = 4.0
+"""Distance of the costly operations from the others, in units of their spread. Two parts of normal noise have 2.7."""
 _LAST_SHARE = 0.9
 """Share of the costly operations in which a late rank comes last."""
 _UNLIKE = 4.0
@@ -146,7 +148,7 @@ def judge(steps: Steps) -> Stragglers:
     if whole.ranks or costly is None:
         return whole
     among = _judge(costly)
-    # Of few operations, the late rank must be the last one nearly always.
+    # Chosen operations are less evidence, so the late rank must be the last one nearly always.
     if among.last_share < _LAST_SHARE or among.operations is None or whole.operations is None:
         return whole
     share = among.steps / whole.steps
@@ -682,19 +684,25 @@ def _scores(steps: Steps, over: Floats) -> tuple[ByRegion, ByRegion, ByRegion]:
 
 
 def _costly_operations(steps: Steps) -> Steps | None:
-    # The operations that hold most of the waiting, if they are few: of many in a step, the one that begins it.
-    # Which ones they are does not depend on the rank that is waited for.
+    # The operations with the most waiting, if they are a class apart: of many in a step, the one that begins it. A part
+    # of a single class would look less spread out than it is, and so make any rank look late.
+    # The choice does not depend on which rank is late.
     import numpy as np
 
     count = len(steps.lateness)
-    if count < LEAST_STEPS or steps.lateness.shape[1] < 2:
+    if count < 2 * LEAST_STEPS or steps.lateness.shape[1] < 2:
         return None
     waiting = (steps.lateness.max(axis=1, keepdims=True) - steps.lateness).sum(axis=1)
-    order = np.argsort(-waiting, kind="stable")
-    kept = int(np.searchsorted(np.cumsum(waiting[order]), COSTLY_SHARE * waiting.sum())) + 1
-    if 3 * kept >= count:
+    ordered = np.sort(waiting)
+    sizes = np.arange(1, count)
+    sums = np.cumsum(ordered)
+    low, high = sums[:-1] / sizes, (sums[-1] - sums[:-1]) / (count - sizes)
+    # Largest variance between two classes (Otsu, IEEE Transactions on Systems, Man, and Cybernetics 9, 1979).
+    split = int((sizes * (count - sizes) * (high - low) ** 2).argmax())
+    upper = ordered[split + 1 :]
+    if upper.sum() < COSTLY_SHARE * sums[-1] or high[split] - low[split] < _APART * _jitter(upper):
         return None
-    chosen = np.sort(order[:kept])
+    chosen = np.flatnonzero(waiting >= upper[0])
     # All through the run: not those of the warm-up alone.
     if len(np.unique(chosen * WINDOWS // count)) < LEAST_WINDOWS * WINDOWS:
         return None

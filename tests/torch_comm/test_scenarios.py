@@ -143,14 +143,13 @@ def test_one_report_too_many_on_one_rank(ranks):
 
 
 def test_example(forks, monkeypatch, tmp_path):
-    """The example runs, shows DDP's buckets, and never names the rank that has no slow data."""
+    """The example runs, shows DDP's buckets, and names the rank with the slow data."""
     monkeypatch.chdir(tmp_path)
     job = Job(tmp_path, forks.start, [str(EXAMPLE)], 2, agent=True)
     assert [0, 0] == job.wait(100), job.text()
     printed = job.text(0)
     assert "ddp_all_reduce" in printed
-    # Operations alone of two ranks tell little; on a busy machine, perhaps nothing.
-    assert "The ranks waited for rank 0." not in printed
+    assert "The ranks waited for rank 1." in printed
     assert "IO of 2 ranks: " in printed
     assert " ms on rank 1." in printed
     # Of steps there are few, and on a busy machine perhaps too few to tell.
