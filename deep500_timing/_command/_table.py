@@ -20,6 +20,7 @@ COMMANDS: dict[str, Entry] = {
     "top": Entry("top", "Show a run while it is being written."),
     "why": Entry("why", "Say why a step was slow."),
     "compare": Entry("compare", "Say whether runs are slower than others, and in which region."),
+    "ab": Entry("ab", "Run two commands in turn and say whether one is slower."),
     "report": Entry("report", "Write a run as one HTML page that works offline."),
     "stragglers": Entry("stragglers", "Say which rank the others wait for, and why."),
     "timeline": Entry("timeline", "Write a run as a timeline, for Perfetto or Chrome."),

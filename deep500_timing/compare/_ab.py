@@ -1,0 +1,152 @@
+"""Runs two commands in turn, A B B A A B ..., until the answer is known."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from deep500_timing.compare._compare import Comparison, compare
+from deep500_timing.compare._floor import find_floor
+from deep500_timing.compare._runs import NotComparableError, RunTimes, read_run
+from deep500_timing.compare._statistics import FEWEST_PAIRS, level_of_look
+from deep500_timing.runs import Run
+from deep500_timing.runs._header import MEASUREMENT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from deep500_timing.compare._floor import Floor
+
+_LINES = 10
+"""Lines of a failed command's output that the error shows."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """How a side is run."""
+
+    command: tuple[str, ...]
+    cwd: str | None = None
+    environment: dict[str, str] = field(default_factory=dict)
+    """Variables that are set for it, beside those of this process."""
+
+
+class CommandFailedError(RuntimeError):
+    """A command of a side ended with an error, or timed nothing."""
+
+
+def run_once(variant: Variant, folder: str, *, session: str, pair: int, side: str) -> RunTimes:
+    """Run a side once and read its times.
+
+    The command runs below ``deep500-timing run``, so a program without a timer is timed as well. Its output goes to
+    ``FOLDER.log``.
+
+    Raises:
+        CommandFailedError: It ended with an error, or recorded no run.
+        NotComparableError: Its run is too short.
+    """
+    launcher = [sys.executable, "-m", "deep500_timing", "run", "--run", folder, "--quiet", "--", *variant.command]
+    mark = json.dumps({"session": session, "pair": pair, "side": side})
+    environment = {**os.environ, **variant.environment, MEASUREMENT: mark, "DEEP500_TIMING_RUN": folder}
+    log = folder + ".log"
+    with open(log, "wb") as output:
+        status = subprocess.run(
+            launcher,
+            cwd=variant.cwd,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            check=False,
+        ).returncode
+    if status:
+        with open(log, encoding="utf-8", errors="replace") as output:
+            end = "".join(output.readlines()[-_LINES:])
+        raise CommandFailedError(f"Side {side} ended with the exit status {status}. Its output is in {log}:\n{end}")
+    try:
+        with Run.open(folder) as run:
+            return read_run(run, os.path.basename(folder))
+    except FileNotFoundError:
+        raise CommandFailedError(
+            f"Side {side} recorded no times. A program without PyTorch requires a Timer: `from deep500_timing import "
+            f"Timer`. Its output is in {log}."
+        ) from None
+
+
+def run_pairs(
+    a: Variant,
+    b: Variant,
+    folder: str,
+    *,
+    pairs: int,
+    stop_early: bool = True,
+    floor_path: str | None = None,
+    on_run: Callable[[int, int, str], object] = lambda done, of, text: None,
+) -> tuple[Comparison, Floor | None, list[tuple[RunTimes, RunTimes]]]:
+    """Run both sides in turn and compare them after each pair from the third on.
+
+    Args:
+        a: The baseline.
+        b: The side to judge.
+        folder: Where the runs go: ``A-0``, ``B-0``, ``B-1``, ``A-1`` and so on.
+        pairs: The most pairs.
+        stop_early: End when the step is known to be slower or faster.
+        floor_path: The file of noise floors.
+        on_run: Called after each run with how many are done, of how many, and the estimate in words.
+
+    Returns:
+        The comparison, the noise floor that it used, and the pairs.
+    """
+    if pairs < FEWEST_PAIRS:
+        raise ValueError(f"{pairs} pairs give no answer: -n {FEWEST_PAIRS} is the least.")
+    os.makedirs(folder, exist_ok=True)
+    session, text = uuid.uuid4().hex, ""
+    variants = {"A": a, "B": b}
+    done: dict[str, list[RunTimes]] = {"A": [], "B": []}
+    floor, found = None, None
+    for pair in range(pairs):
+        for side in "BA" if pair % 2 else "AB":
+            target = os.path.join(folder, f"{side}-{pair}")
+            done[side].append(run_once(variants[side], target, session=session, pair=pair, side=side))
+            on_run(len(done["A"]) + len(done["B"]), 2 * pairs, text)
+        if pair == 0:
+            floor = find_floor(done["A"][0], floor_path)
+        if pair + 1 < FEWEST_PAIRS:
+            continue
+        found = compare(done["A"], done["B"], floor=floor, level=level_of_look(pair + 1, pairs))
+        text = _estimate(found)
+        if stop_early and found.step is not None and found.step.verdict in ("slower", "faster"):
+            break
+    assert found is not None
+    return found, floor, list(zip(done["A"], done["B"], strict=True))
+
+
+def _estimate(found: Comparison) -> str:
+    from deep500_timing.compare._text import percent
+
+    if found.step is None or found.step.interval is None:
+        return ""
+    low, high = found.step.interval
+    return f"B / A {percent(found.step.change)} ({percent(low)} to {percent(high)})"
+
+
+def split_commands(words: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The commands before and after ``---``; the same twice where there is one.
+
+    Raises:
+        NotComparableError: A command is empty, or there are more than two.
+    """
+    sides: list[list[str]] = [[]]
+    for word in words:
+        if word == "---":
+            sides.append([])
+        else:
+            sides[-1].append(word)
+    if len(sides) > 2 or not all(sides):
+        raise NotComparableError("Name one command, or two with --- between them: `ab -- A-COMMAND --- B-COMMAND`.")
+    return tuple(sides[0]), tuple(sides[-1])

@@ -1,0 +1,99 @@
+"""Two revisions or two versions of a package, side by side."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from deep500_timing.compare._ab import CommandFailedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+
+def _run(command: Sequence[str], what: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise CommandFailedError(f"{what}: {(done.stderr or done.stdout).strip()[-1000:]}")
+    return done.stdout.strip()
+
+
+@contextmanager
+def revision(rev: str, folder: str) -> Iterator[tuple[str, dict[str, str]]]:
+    """A git worktree of a revision of the repository around the working directory, removed at the end.
+
+    Folders of the repository that Python imports from, as of an editable installation, are replaced by those of the
+    worktree.
+
+    Args:
+        rev: The revision.
+        folder: Where the worktree goes.
+
+    Yields:
+        The directory in the worktree that matches the working directory, and the environment variables to set.
+
+    Raises:
+        CommandFailedError: This is no repository, or the revision is unknown.
+    """
+    top = _run(["git", "rev-parse", "--show-toplevel"], f"--rev {rev}")
+    folder = os.path.abspath(folder)
+    _run(["git", "worktree", "add", "--detach", "--quiet", folder, rev], f"--rev {rev}")
+    try:
+        packages = {os.path.realpath(sysconfig.get_path(name)) for name in ("purelib", "platlib", "stdlib")}
+        inside = [
+            os.path.relpath(os.path.realpath(path), top)
+            for path in sys.path
+            if path and _is_below(path, top) and not any(_is_below(path, one) for one in packages)
+        ]
+        paths = [folder, *(os.path.normpath(os.path.join(folder, path)) for path in inside)]
+        here = os.path.join(folder, os.path.relpath(os.path.realpath(os.getcwd()), os.path.realpath(top)))
+        yield os.path.normpath(here), {"PYTHONPATH": _joined(*dict.fromkeys(paths))}
+    finally:
+        subprocess.run(["git", "worktree", "remove", "--force", folder], capture_output=True, check=False)
+
+
+def _is_below(path: str, folder: str) -> bool:
+    path, folder = os.path.realpath(path), os.path.realpath(folder)
+    return path == folder or path.startswith(folder + os.sep)
+
+
+def _joined(*paths: str) -> str:
+    return os.pathsep.join([*paths, *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+def environment_with(requirement: str, folder: str) -> dict[str, str]:
+    """Install a package at a version, in front of those of this environment.
+
+    A virtual environment over the present one takes the package and what it requires beyond the present one. The
+    command's own Python, or launcher, finds it by ``PYTHONPATH``.
+
+    Args:
+        requirement: As pip takes it, such as ``transformers==5.22``.
+        folder: Where the environment goes.
+
+    Returns:
+        The environment variables to set.
+
+    Raises:
+        CommandFailedError: The package cannot be installed.
+    """
+    folder = os.path.abspath(folder)
+    _run([sys.executable, "-m", "venv", "--without-pip", folder], f"--with {requirement}")
+    python = os.path.join(folder, "Scripts" if os.name == "nt" else "bin", "python")
+    packages = _run([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], f"--with {requirement}")
+    with open(os.path.join(packages, "below.pth"), "w", encoding="utf-8") as file:
+        file.write(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
+    what = f"--with {requirement}: it cannot be installed"
+    # pip sees the packages of the environment below and leaves them alone; uv installs every dependency again.
+    if subprocess.run([sys.executable, "-m", "pip", "--version"], capture_output=True, check=False).returncode == 0:
+        _run([sys.executable, "-m", "pip", "--python", python, "install", "--quiet", requirement], what)
+    elif shutil.which("uv"):
+        _run(["uv", "pip", "install", "--quiet", "--python", python, requirement], what)
+    else:
+        raise CommandFailedError(f"{what}: neither pip nor uv is here. `python -m ensurepip` installs pip.")
+    return {"PYTHONPATH": _joined(packages)}
