@@ -16,7 +16,7 @@ import pytest
 import suite_caches
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Container, Generator
 
 ROOT = Path(__file__).parents[2]
 # A process that was told to end, or whose parent has ended, gets this long.
@@ -72,17 +72,22 @@ def pytest_runtest_protocol(item: pytest.Item) -> None:
         gc.freeze()
 
 
-def _descendants(pid: int | str = "self") -> dict[int, str]:
-    """The running processes below a process and their commands, without those that serve a whole run."""
+def _descendants(known: Container[int] = (), pid: int | str = "self") -> dict[int, str]:
+    """The running processes below a process and their commands, without those that serve a whole run.
+
+    What is below a process of ``known``, such as a browser that tests share, is left out with it.
+    """
     found = {}
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
         for child in _read(children).split():
+            if int(child) in known:
+                continue
             state = _read(Path(f"/proc/{child}/stat")).rpartition(")")[2].split()[:1]
             command = _read(Path(f"/proc/{child}/cmdline")).replace("\0", " ").strip()
             is_fork_server = pid == "self" and "suite_forks" in command
             if state and state != ["Z"] and not is_fork_server and not any(name in command for name in SERVICES):
                 found[int(child)] = command
-            found.update(_descendants(child))
+            found.update(_descendants(known, child))
     return found
 
 
@@ -98,18 +103,14 @@ def _read(path: Path) -> str:
 def pytest_runtest_call() -> Generator[None, object, object]:
     """Kill the processes that the test left running; fail a test that passed but left one."""
     before = _descendants()
-
-    def left() -> dict[int, str]:
-        return {pid: command for pid, command in _descendants().items() if pid not in before}
-
     try:
         result = yield
         deadline = time.monotonic() + GRACE_S
-        while (running := left()) and time.monotonic() < deadline:
+        while (running := _descendants(before)) and time.monotonic() < deadline:
             time.sleep(0.02)
         assert not running, f"the test left these running: {', '.join(running.values())}"
     finally:
-        for pid in left():
+        for pid in _descendants(before):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
     return result
