@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 GROUP = "deep500_timing.autolog"
 """The group of entry points of the plug-ins."""
+STACKS = "DEEP500_TIMING_STACKS"
+"""The environment variable that, as 0, leaves out the samples of the main thread's stack."""
+_STACKS_S = 0.02
 _RECHECK_UNTIL, _RECHECK_EVERY = 10, 100
 """At which calls of ``begin`` timers of the user's own are looked for."""
 
@@ -103,7 +106,7 @@ class Autolog:
             if names:
                 timer.reset()  # the first step, in which they were recorded twice
             self._hide()
-            attach(timer, self.folder)
+            attach(timer, self.folder, stacks_s=None if os.environ.get(STACKS) == "0" else _STACKS_S)
             self._report_at_end()
         for one in others:
             if one._run is None:

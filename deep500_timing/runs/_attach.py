@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from deep500_timing.runs._current import logs
 from deep500_timing.runs._log import RunLog
@@ -14,12 +14,13 @@ if TYPE_CHECKING:
     from deep500_timing._recording.recorder import Recorder
 
 
-def attach(timer: Recorder, run: RunLog | str | PathLike[str]) -> RunLog:
+def attach(timer: Recorder, run: RunLog | str | PathLike[str], **settings: Any) -> RunLog:
     """Make a timer write to a run: to this process's log in that folder, or to a new one.
 
     Args:
         timer: The timer.
         run: A folder or a log.
+        **settings: Of :class:`RunLog`, if a new one is made.
 
     Raises:
         ValueError: The log's timers have another host clock.
@@ -31,7 +32,7 @@ def attach(timer: Recorder, run: RunLog | str | PathLike[str]) -> RunLog:
     key = (os.path.abspath(os.fspath(run)), id(timer._clock))
     log = logs.get(key)
     if log is None or log.closed:
-        log = logs[key] = RunLog(run, timer)
+        log = logs[key] = RunLog(run, timer, **settings)
     else:
         log.attach(timer)
     return log

@@ -75,6 +75,7 @@ TABLES: dict[str, tuple[int, tuple[Column, ...]]] = {
         ),
     ),
     "milestones": (26, _columns(time_ns="time", what="name", step="int", dur_ns="int")),
+    "stacks": (27, _columns(time_ns="time", stack="name")),
 }
 """The tables that every reader knows: number and columns by name."""
 NOT_READ = ("open", "flushes", "device_intervals")

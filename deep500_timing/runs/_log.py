@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from deep500_timing._recording.intervals import Intervals
     from deep500_timing._recording.recorder import Recorder, Region
+    from deep500_timing.runs._stacks import StackSampler
 
 FLUSH_S = 1.0
 ROTATE_BYTES = 64 << 20
@@ -61,6 +62,8 @@ class RunLog:
         system_s: Seconds between samples of processor, memory, disk, network and GPUs; None takes none. Needs psutil;
             GPUs need nvidia-ml-py. The resident memory of the process is sampled once a second in any case.
         gc: Record garbage collections of 1 ms and longer as the region ``GC``.
+        stacks_s: Seconds between samples of the main thread's Python stack, which say what the time in no region goes
+            to; 0.02 is usual. None takes none. Without the GIL no samples are taken.
 
     Raises:
         ValueError: The timers have different clocks, or a size or time is not above 0.
@@ -78,8 +81,10 @@ class RunLog:
         keep_bytes: int | None = None,
         system_s: float | None = None,
         gc: bool = True,
+        stacks_s: float | None = None,
     ) -> None:
         sizes = {"flush_s": flush_s, "rotate_bytes": rotate_bytes, "system_s": system_s, "keep_bytes": keep_bytes}
+        sizes["stacks_s"] = stacks_s
         for name, value in sizes.items():
             if value is not None and not value > 0:
                 raise ValueError(f"RunLog({name}={value!r}): it must be above 0.")
@@ -112,6 +117,12 @@ class RunLog:
         self.written = threading.Event()
         """Set when a closed log has written its end."""
         self._collect_gc = gc
+        self._stacks: StackSampler | None = None
+        if stacks_s is not None:
+            from deep500_timing.runs._stacks import StackSampler
+
+            sampler = StackSampler(stacks_s)
+            self._stacks = sampler if sampler.is_possible else None
         for timer in timers:
             self.attach(timer)
         self._wake = threading.Event()
@@ -285,7 +296,7 @@ class RunLog:
         # microseconds, a flush a millisecond and more.
         pause = most = min(self._flush_s, _MOST_PAUSE_S)
         waited = 0.0
-        while not self._wake.wait(pause):
+        while not self._rest(pause):
             waited += pause
             rows = self._collector.ended
             is_due = waited >= self._flush_s
@@ -293,6 +304,29 @@ class RunLog:
                 rows = max(rows, self._flush(final=False))
                 waited = 0.0
             pause = min(max(pause * _FLUSH_ROWS / max(rows, 1), _LEAST_PAUSE_S), most)
+
+    def _rest(self, pause_s: float) -> bool:
+        """Wait, and sample stacks meanwhile; returns whether the log was closed."""
+        sampler = self._stacks
+        if sampler is None:
+            return self._wake.wait(pause_s)
+        until = time.monotonic() + pause_s
+        while (left_s := until - time.monotonic()) > 0:
+            nap_s = sampler.nap_s()
+            if self._wake.wait(min(nap_s, left_s)):
+                return True
+            if nap_s <= left_s:
+                self._sample_stack(sampler)
+        return False
+
+    def _sample_stack(self, sampler: StackSampler) -> None:
+        try:
+            time_ns, stack = self._now(), sampler.sample()
+            if stack is not None:
+                self.add("stacks", (time_ns, stack))
+        except Exception as error:
+            self._stacks = None
+            warn_once(f"Sampling the stack failed and is not tried again: {type(error).__name__}: {error}.")
 
     def _flush(self, *, final: bool, reason: str = "") -> int:
         if self._pid != os.getpid():

@@ -12,6 +12,7 @@ from deep500_timing._base.sql import literal
 from deep500_timing._summary.nesting import split_path
 from deep500_timing._summary.text import format_time, safe_name
 from deep500_timing.runs._parts import BETWEEN, parts_of, waiting_regions
+from deep500_timing.runs._places import samples_in, text_of
 
 if TYPE_CHECKING:
     from deep500_timing.runs._parts import Parts
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 _LEAST_SHARE = 0.1
 """Share of the excess below which a cause is not named."""
 _MOST_CAUSES = 5
+_STACKS_LEAST = 5
+"""Sampled stacks of a step below which no line is named."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,8 @@ class Why:
     """The cause on the rank that the others waited for."""
     waited: int = 0
     """How many ranks waited for it."""
+    lines: str = ""
+    """The lines of the program that the main cause's time goes to in its steps; empty without sampled stacks."""
 
     def __str__(self) -> str:
         """A few lines."""
@@ -97,6 +102,8 @@ class Why:
             lines.append(f"  on rank {source.rank}: {self._took(source)}{_recurrence(self.step, source.steps)}")
         else:
             lines.append(f"  {self._took(source)}{_recurrence(self.step, source.steps)}")
+        if self.lines:
+            lines.append(f"  {self.lines}")
         explained = sum(cause.excess_ns for cause in self.causes)
         left = self.dur_ns - self.typical_ns - explained
         if abs(left) > _LEAST_SHARE * (self.dur_ns - self.typical_ns):
@@ -150,7 +157,11 @@ def why(run: Any, step: int | None, session: int | None, neighbours: int) -> Why
             late = source_with_steps
         else:
             own[0] = source_with_steps
-    return Why(step, session, rank, result.dur_ns, typical, len(others), len(ranks), tuple(own), late, waited)
+    lines = ""
+    if source is not None and source.path != BETWEEN:
+        steps = source_with_steps.steps or (step,)
+        lines = text_of(samples_in(run, source.path, rank=source.rank, session=session, steps=steps), _STACKS_LEAST)
+    return Why(step, session, rank, result.dur_ns, typical, len(others), len(ranks), tuple(own), late, waited, lines)
 
 
 def _slowest(run: Any, session: int | None) -> tuple[int, int]:

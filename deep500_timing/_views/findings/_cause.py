@@ -43,6 +43,8 @@ class Cause(NamedTuple):
     """Its median in usual steps."""
     slow_s: float
     """Its median in slow steps."""
+    path: str
+    """Its path; empty for the time between the steps."""
 
     @property
     def text(self) -> str:
@@ -97,11 +99,11 @@ def cause_of(
         return None
     path, rank = best
     of_part = parts.own.get((rank, path), {})
-    medians = [float(np.median([of_part.get(step, 0) for step in of])) / 1e9 for of in (of_usual, of_slow)]
+    usual_s, slow_s = (float(np.median([of_part.get(step, 0) for step in of])) / 1e9 for of in (of_usual, of_slow))
     name = _name(path, parts)
     same = [other for other in ranks if over.get((other, path), 0.0) >= 0.5 * over.get((rank, path), 0.0)]
     is_one = len(ranks) > 1 and len(same) == 1
-    return Cause(name, rank if is_one else None, name == "IO", *medians)
+    return Cause(name, rank if is_one else None, name == "IO", usual_s, slow_s, path)
 
 
 def _some(places: NDArray[Any], most: int) -> NDArray[Any]:

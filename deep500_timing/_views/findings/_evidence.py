@@ -13,9 +13,12 @@ from deep500_timing._base.sql import literal
 from deep500_timing._summary.nesting import path_text
 from deep500_timing._summary.text import safe_name, shorten
 from deep500_timing._views.columns import times
+from deep500_timing._views.findings._thresholds import STACKS_LEAST
 from deep500_timing._views.tree_of_run import tree_of_run
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from numpy.typing import NDArray
 
     from deep500_timing._distributed.late import Steps as RankSteps
@@ -242,6 +245,25 @@ class Evidence:
         columns = (np.array([row[name] for row in rows]) for name in ("session", "step", "start_ns", "dur_ns"))
         sessions, numbers, starts, durations = columns
         return Steps(sessions, numbers, starts / 1e9, durations / 1e9)
+
+    def lines_in(self, path: str, steps: Iterable[int] | None = None) -> str:
+        """A clause on the lines of the program that a region's own time goes to; empty if too few samples say so.
+
+        Args:
+            path: The region's path; empty for the time in no region.
+            steps: In these steps only.
+        """
+        from deep500_timing.runs._places import samples_in, text_of
+
+        if self.run is None:
+            return ""
+        return text_of(samples_in(self.run, path, rank=self.rank, session=self.session, steps=steps), STACKS_LEAST)
+
+    def lines_between(self, spans: Iterable[tuple[int, int, int]]) -> str:
+        """The same of spans of time: session, start and end in ns of the clock of this rank."""
+        from deep500_timing.runs._places import samples_between, text_of
+
+        return "" if self.run is None else text_of(samples_between(self.run, spans, rank=self.rank), STACKS_LEAST)
 
     def command(self, name: str, *more: object) -> str:
         """A command to type next, empty without a run."""

@@ -50,12 +50,19 @@ def spikes(evidence: Evidence) -> Iterator[Finding]:
         f"{len(slow)}{of} steps took more than {ratio:g} × the median of {took(usual)}: "
         f"{_listed(steps.numbers[slow].tolist())}",
         where=shared_by(evidence, steps, slow),
-        why=f"{cause.text} takes most of the excess" if cause is not None else "",
+        why=_most(evidence, cause, steps.numbers[slow].tolist()),
         command=evidence.command("why", slowest),
         cost_s=excess_s,
         steps=tuple(ordered[:_KEPT]),
         cause=cause.region if cause is not None else "",
     )
+
+
+def _most(evidence: Evidence, cause: Cause | None, slow: list[int]) -> str:
+    if cause is None:
+        return ""
+    lines = evidence.lines_in(cause.path, slow) if cause.path and cause.rank in (None, evidence.rank) else ""
+    return f"{cause.text} takes most of the excess" + (f", {lines}" if lines else "")
 
 
 def _listed(numbers: list[int]) -> str:

@@ -78,3 +78,8 @@ GROWTH_BYTES = 16 << 20
 """memory-grows: and at least so many bytes."""
 SAMPLES_LEAST = 20
 """throttled, memory-grows: samples."""
+STACKS_LEAST = 20
+"""unnamed, dominant-region, outside-steps, spikes: sampled stacks that name the lines of the program."""
+AFTER = ("after ", "loss")
+"""dominant-region: how names of regions begin that ``deep500-timing run`` gives to the time between two events. They
+count from :data:`UNNAMED_SHARE` on, as time in no region does."""

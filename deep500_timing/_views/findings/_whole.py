@@ -90,6 +90,7 @@ def unnamed(evidence: Evidence) -> Iterator[Finding]:
             "unnamed",
             f"{percent(worst.rest_s / worst.total_s)} of {name_of(worst.name)} lies in no region, {took(worst.rest_s)}",
             where=_where(evidence, worst),
+            why=evidence.lines_in(path_text(worst.path)),
             cost_s=worst.rest_s,
             anchor="tree",
             region=worst.path,
@@ -152,13 +153,17 @@ def dominant_region(evidence: Evidence) -> Iterator[Finding]:
         node for node in step.children if _is_work(node) and not _computes(node) and node.name not in evidence.waits
     ]
     node = max(others, key=lambda node: node.total_s or 0.0, default=None)
-    if node is None or node.total_s is None or node.total_s < at_least.DOMINANT_SHARE * step.total_s:
+    if node is None or node.total_s is None:
+        return
+    least = at_least.UNNAMED_SHARE if node.name.startswith(at_least.AFTER) else at_least.DOMINANT_SHARE
+    if node.total_s < least * step.total_s:
         return
     yield Finding(
         "dominant-region",
         f"{name_of(node.name)} takes {percent(node.total_s / step.total_s)} of {BATCH}, "
         f"{took(node.total_s / step.count)} a step",
         where=f"FORWARD and BACKWARD take {percent(compute_s / step.total_s)}",
+        why=evidence.lines_in(path_text(node.path)),
         cost_s=node.total_s,
         anchor="tree",
         region=node.path,
@@ -167,6 +172,8 @@ def dominant_region(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _computes(node: Node) -> bool:
+    if node.name.startswith(at_least.AFTER):
+        return False
     return any(word in inner.name.upper() for inner in node.walk() for word in _COMPUTE)
 
 
@@ -219,6 +226,7 @@ def _rest_outside(evidence: Evidence, entry: Entry, whole_s: float) -> Finding |
         return Finding(
             "outside-steps",
             f"{percent(entry.total_s / whole_s)} of the run lies outside every region, {took(entry.total_s)}",
+            why=evidence.lines_in(""),
             cost_s=entry.total_s,
             anchor="tree",
             rank=evidence.rank,
@@ -255,13 +263,15 @@ def _gaps(evidence: Evidence, around: Node, whole_s: float) -> Finding | None:
         - 1
         for row in rows
     ]
-    gaps, after = [], []
+    gaps, after, spans = [], [], []
     for place, (one, around_one) in enumerate(zip(rows, within, strict=True)):
         following = rows[place + 1] if place + 1 < len(rows) else None
         if following is not None and within[place + 1] == around_one:
             gap = following["start_ns"] - one["end_ns"]
+            spans.append((one["session"], one["end_ns"], following["start_ns"]))
         else:
             gap = max(int(bounds[around_one, 2]) - one["end_ns"], 0)
+            spans.append((one["session"], one["end_ns"], int(bounds[around_one, 2])))
             if following is not None and following["session"] == one["session"]:
                 gap += following["start_ns"] - int(bounds[within[place + 1], 1])
         gaps.append(gap / 1e9)
@@ -282,6 +292,7 @@ def _gaps(evidence: Evidence, around: Node, whole_s: float) -> Finding | None:
         f"{len(long)} pauses between the steps take {percent(total_s / whole_s)} of the run, "
         f"{took(total_s / len(long))} each, in no region: after {'step' if len(numbers) == 1 else 'steps'} {named}",
         where=period_of(numbers, last),
+        why=evidence.lines_between(spans[place] for place in long.tolist()),
         command=evidence.command("why", int(numbers[0]) + 1) if numbers else "",
         cost_s=total_s,
         anchor="over-the-run",

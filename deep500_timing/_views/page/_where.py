@@ -11,6 +11,7 @@ from deep500_timing._summary.text import format_time
 from deep500_timing._views.findings import FIRST_STEP
 from deep500_timing._views.page._colours import GREY, on
 from deep500_timing._views.page._context import shown
+from deep500_timing._views.page._lines import lines_of
 from deep500_timing._views.page._parts import colour_by_datum, data, fitting, rounded, tooltip
 from deep500_timing._views.page._section import Content, Figure, Panel
 
@@ -41,7 +42,7 @@ class Where:
         every = "Both" if ranks == 2 else f"All {ranks}"
         ranks_said = f"{every} ranks together" if ranks > 1 else f"Rank {context.about.ranks[0]}"
         text = f"{ranks_said}, {start}. A region lies below its parent, and is as wide as its share of it."
-        return Content(tuple(figures), (text,))
+        return Content(tuple(figures), (text,), lines_of(context))
 
 
 def _steady(context: Context) -> tuple[Tree, str]:

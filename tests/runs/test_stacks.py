@@ -1,0 +1,272 @@
+"""Sampled stacks: what a sample holds, where samples lie, and what findings, `why` and the page make of them."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+import threading
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+from made_runs import made_rank
+
+from deep500_timing import Timer
+from deep500_timing._views.findings import find
+from deep500_timing.runs import Run, RunLog, _stacks
+from deep500_timing.runs._places import frames_of, places_of, samples_in, text_of
+from deep500_timing.runs._stacks import StackSampler
+
+MAIN = "<module>\ttrain.py:90\tmain()"
+LOOP = f"{MAIN}\nmain\ttrain.py:70\tlog_metrics(loss)"
+LOG = f"{LOOP}\nlog_metrics\ttrain.py:41\tos.fsync(file)"
+SLEEP = f"{LOOP}\nlog_metrics\ttrain.py:44\ttime.sleep(1)"
+FIT = f"{MAIN}\nmain\ttrain.py:12\tmodel.fit(data)\nfit\tkeras/trainer.py\nList.on_epoch_end\tkeras/list.py"
+SAVING = f"{FIT}\nCheckpoint.on_epoch_end\tkeras/checkpoint.py\nwrite\th5py/dataset.py"
+MS = 1e-3
+
+
+def program(tmp_path, monkeypatch, text):
+    """A module with this text, in a file of the current folder."""
+    (tmp_path / "train.py").write_text(textwrap.dedent(text))
+    monkeypatch.chdir(tmp_path)
+    names = {"__name__": "train"}
+    exec(compile((tmp_path / "train.py").read_text(), str(tmp_path / "train.py"), "exec"), names)
+    return names
+
+
+def test_a_sample_names_lines_of_the_program(tmp_path, monkeypatch):
+    """A frame of the program has its line and the call that is under way; one of a library has its file."""
+    text = """\
+        import json
+        def save(sample, text):
+            return json.loads(text, parse_int=lambda _: sample())
+        class Log:
+            def write(self, sample):
+                return (1,
+                    save(sample, "7"))
+    """
+    log = program(tmp_path, monkeypatch, text)["Log"]()
+    found = frames_of(log.write(StackSampler(0.02).sample)[1])
+    at = next(place for place, frame in enumerate(found) if frame.name == "Log.write")
+    assert [tuple(frame) for frame in found[at:]] == [
+        ("Log.write", "train.py", "7", 'save(sample, "7")'),
+        ("save", "train.py", "3", "json.loads(text, parse_int=lambda _: sample())"),
+        ("loads", "json/__init__.py", "", ""),
+        ("JSONDecoder.decode", "json/decoder.py", "", ""),
+        ("JSONDecoder.raw_decode", "json/decoder.py", "", ""),
+        ("save.<lambda>", "train.py", "3", "sample()"),
+    ]
+
+
+def test_a_sample_is_of_the_main_thread(tmp_path, monkeypatch):
+    """The sampler runs on another thread, and keeps no local variable of the program alive."""
+    entered, taken, found = threading.Event(), threading.Event(), []
+    names = program(tmp_path, monkeypatch, "def wait(call, held):\n    call()\n")
+    sampler = StackSampler(0.02)
+
+    def other():
+        entered.wait(10)
+        found.append(sampler.sample())
+        taken.set()
+
+    def hold():
+        entered.set()
+        taken.wait(10)
+
+    class Held:
+        """Something that the program holds for a moment."""
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    references = []
+    held = Held()
+    references.append(sys.getrefcount(held))
+    names["wait"](hold, held)
+    references.append(sys.getrefcount(held))
+    thread.join()
+    assert "wait\ttrain.py:2\tcall()" in found[0]
+    assert references[0] == references[1]
+
+
+def test_stacks_without_end_cost_no_memory(monkeypatch):
+    """Of more different stacks than are kept, only the number is."""
+    monkeypatch.setattr(_stacks, "_MOST_TEXTS", 2)
+    sampler = StackSampler(0.02)
+    texts = [sampler.sample(), (sampler.sample)(), [sampler.sample()][0]]
+    texts.append(sampler.sample())
+    assert all(texts[:2])
+    assert texts[0] != texts[1]
+    assert texts[2] == texts[0]
+    assert not texts[3]
+    assert len(sampler._known) == 2
+
+
+def test_naps_are_uneven_and_right_on_average():
+    """No period of the program can hide from the samples, whose number is what was asked for."""
+    sampler = StackSampler(0.02)
+    naps = [sampler.nap_s() for _ in range(1000)]
+    assert sum(naps) / 1000 == pytest.approx(0.02, rel=0.01)
+    assert 0.01 <= min(naps) < 0.011
+    assert 0.029 < max(naps) <= 0.03
+
+
+def test_the_log_samples_between_flushes(tmp_path, monkeypatch):
+    """The log's thread samples while it waits, at the times of the timers' clock, and writes what it has."""
+    tmr = Timer()
+    log = RunLog(tmp_path, tmr, rank=0, flush_s=None, stacks_s=0.02, gc=False)
+    now = [0.0]
+    monkeypatch.setattr("deep500_timing.runs._log.time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def wait(seconds):
+        now[0] += seconds
+        return False
+
+    log._wake = SimpleNamespace(wait=wait, set=lambda: None)
+    with tmr.region("a"):
+        for _ in range(5):
+            assert not log._rest(0.2)
+    monkeypatch.undo()
+    log.close()
+    with Run.open(tmp_path) as run:
+        [region] = run.table("intervals").rows()
+        rows = run.table("stacks").rows()
+    assert 40 <= len(rows) <= 50
+    assert all(region["start_ns"] <= row["time_ns"] <= region["start_ns"] + region["dur_ns"] for row in rows)
+    assert "test_the_log_samples_between_flushes" in rows[0]["stack"]
+
+
+def test_a_sampler_that_fails_is_left_out(tmp_path, monkeypatch, recwarn):
+    """An error costs the samples and one warning, never the log."""
+    log = RunLog(tmp_path, Timer(), rank=0, flush_s=None, stacks_s=0.02)
+    monkeypatch.setattr(log._stacks, "sample", lambda: 1 / 0)
+    log._sample_stack(log._stacks)
+    assert log._stacks is None
+    assert "Sampling the stack failed" in str(recwarn.pop().message)
+    log.close()
+
+
+def test_no_samples_without_the_gil(tmp_path, monkeypatch):
+    """Where frames may change while they are read, none is read."""
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
+    with RunLog(tmp_path, Timer(), rank=0, flush_s=None, stacks_s=0.02) as log:
+        assert log._stacks is None
+
+
+@pytest.mark.parametrize(
+    ("samples", "said"),
+    [
+        ({LOG: 58, f"{MAIN}\nmain\ttrain.py:60\tf()": 42}, "58 % of it in log_metrics (train.py:41): os.fsync(file)"),
+        (
+            {LOG: 60, SLEEP: 40},
+            "60 % of it in log_metrics (train.py:41): os.fsync(file), 40 % in log_metrics (train.py:44): time.sleep(1)",
+        ),
+        (
+            {f"{MAIN}\nmain\ttrain.py:{line}\tf{line}()\nf{line}\tf.py:1\tg()": 20 for line in range(5)},
+            "20 % of it in main (train.py:0): f0(), 20 % in main (train.py:1): f1()",
+        ),
+        ({f"{MAIN}\ntokenize\tdata.py:{line}\tf()": 10 for line in range(10)}, "100 % of it in tokenize (data.py)"),
+        (
+            {SAVING: 80, FIT: 20},
+            "100 % of it in main (train.py:12): model.fit(data), "
+            "there in Checkpoint.on_epoch_end (keras/checkpoint.py)",
+        ),
+        ({"run\tray/worker.py": 60, "poll\tray/other.py": 40}, "60 % of it in run (ray/worker.py)"),
+        ({"a\ta.py:1\tx()": 30, "b\tb.py:1\tx()": 30, "c\tc.py:1\tx()": 30}, ""),
+        ({"": 100}, ""),
+        ({LOG: 19}, ""),
+        ({}, ""),
+    ],
+)
+def test_what_most_samples_share(samples, said):
+    """The function that half of the samples share is named with its lines; a callback by its own name."""
+    assert text_of(Counter(samples), 20) == said
+
+
+def test_the_share_is_of_all_samples():
+    """Samples elsewhere, and samples without a stack, count in the whole."""
+    [place] = places_of(Counter({LOG: 60, "": 20, MAIN: 20}))
+    assert place.share == 0.6
+
+
+def logging(folder, stacks=True):
+    """Steps of 100 ms, of which 40 lie in no region: 30 in `log_metrics`, 10 elsewhere; each 20th takes 400 ms more."""
+    with made_rank(folder) as made:
+        clock = made.clock
+
+        def wait(ms, stack):
+            for _ in range(ms // 10):
+                clock.advance(5 * MS)
+                if stacks:
+                    made.log.add("stacks", (clock.now_ns(), stack))
+                clock.advance(5 * MS)
+
+        for step in range(60):
+            with made.region("BATCH"):
+                with made.region("FORWARD"):
+                    wait(60, f"{MAIN}\nmain\ttrain.py:60\tmodel(x)")
+                wait(30, LOG)
+                wait(10, MAIN)
+                if step % 20 == 19:
+                    wait(400, SLEEP)
+
+
+def test_samples_lie_in_the_innermost_region(tmp_path):
+    """A sample counts for the own time of the region that was open, whenever the region was recorded."""
+    logging(tmp_path)
+    with Run.open(tmp_path) as run:
+        assert samples_in(run, "BATCH", rank=0) == {LOG: 180, MAIN: 60, SLEEP: 120}
+        assert samples_in(run, "BATCH", rank=0, steps=[19, 20]) == {LOG: 6, MAIN: 2, SLEEP: 40}
+        assert list(samples_in(run, "BATCH/FORWARD", rank=0).values()) == [360]
+        assert not samples_in(run, "", rank=0)
+        assert not samples_in(run, "BATCH", rank=1)
+
+
+@pytest.mark.parametrize("stacks", [True, False])
+def test_findings_name_lines(tmp_path, stacks):
+    """What lies in no region, and what makes steps slow, is said with its lines, if stacks were sampled."""
+    logging(tmp_path, stacks)
+    with Run.open(tmp_path) as run:
+        by_rule = {finding.rule: finding for finding in find(run)}
+        why = str(run.why())
+    lines = "50 % of it in log_metrics (train.py:41): os.fsync(file), 33 % in log_metrics (train.py:44): time.sleep(1)"
+    slow = "91 % of it in log_metrics (train.py:44): time.sleep(1)"
+    assert by_rule["unnamed"].why == (lines if stacks else "")
+    assert by_rule["spikes"].why == "the rest of BATCH takes most of the excess" + (f", {slow}" if stacks else "")
+    assert (slow in why) == stacks
+
+
+def test_pauses_and_time_in_no_region(tmp_path):
+    """What lies between the steps, and outside every region, is said with its lines as well."""
+    with made_rank(tmp_path) as made:
+        for epoch in range(2):
+            with made.region("EPOCH"):
+                for step in range(40):
+                    made.spend("BATCH", 10 * MS)
+                    if step % 10 == 9:
+                        for _ in range(10):
+                            made.wait(10 * MS)
+                            made.log.add("stacks", (made.clock.now_ns(), SAVING))
+                        made.wait(MS)
+            for _ in range(40 - 40 * epoch):
+                made.wait(20 * MS)
+                made.log.add("stacks", (made.clock.now_ns(), SLEEP))
+            made.wait(MS)
+    with Run.open(tmp_path) as run:
+        said = " ".join(finding.text for finding in find(run))
+    assert "100 % of it in main (train.py:12): model.fit(data), there in Checkpoint.on_epoch_end" in said
+    assert "of it in log_metrics (train.py:44): time.sleep(1)" in said
+
+
+def test_the_page_has_the_lines(tmp_path):
+    """The tree's section has a table of lines; without samples it has none."""
+    from deep500_timing._views.page._build import build
+
+    for stacks in (True, False):
+        logging(tmp_path / str(stacks), stacks)
+        with Run.open(tmp_path / str(stacks)) as run:
+            content = next(one.content for one in build(run)[1] if one.name == "tree")
+        tables = [rows for title, _, rows in content.tables if "Lines" in title]
+        assert len(tables) == stacks
+        if stacks:
+            assert tables[0][-1] == ("FORWARD", "100\u00a0%", "main", "train.py:60", "model(x)", 360)
