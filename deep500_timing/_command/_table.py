@@ -23,6 +23,7 @@ COMMANDS: dict[str, Entry] = {
     "ab": Entry("ab", "Run two commands in turn and say whether one is slower."),
     "report": Entry("report", "Write a run as one HTML page that works offline."),
     "stragglers": Entry("stragglers", "Say which rank the others wait for, and why."),
+    "goodput": Entry("goodput", "Account for the wall clock of the job, restarts included."),
     "timeline": Entry("timeline", "Write a run as a timeline, for Perfetto or Chrome."),
     "plot": Entry("plot", "Draw the charts of the report as pictures."),
     "compact": Entry("compact", "Convert a run's logs to Parquet."),

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 FOLDER = "compacted"
 MANIFEST = "manifest.json"
-VERSION = 2
+VERSION = 3
 """Version of the Parquet files; files of another version are replaced."""
 PART_BYTES = 64 << 20
 """Size of the logs that share one Parquet file, so that 10 000 ranks do not make 10 000 files."""

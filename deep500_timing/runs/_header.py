@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import platform
 import socket
 import sys
+import time
 from contextlib import suppress
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
     from deep500_timing._summary.anchor import ClockAnchor
 
+SUBMITTED = "DEEP500_TIMING_SUBMIT_UNIX_S"
+"""When the job was submitted, in Unix seconds, for goodput."""
 _PACKAGES = ("numpy", "torch", "tensorflow", "keras", "jax", "cupy", "lightning", "transformers", "deepspeed")
 MEASUREMENT = "DEEP500_TIMING_MEASUREMENT"
 """The environment variable in which ``deep500-timing ab`` marks a run, as JSON."""
@@ -61,6 +65,7 @@ def describe(
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "process_start_unix_ns": _process_start_unix_ns(),
+        "job": _job(),
         "rank": place.rank,
         "local_rank": place.local_rank,
         "world_size": place.world_size,
@@ -120,10 +125,10 @@ def _process_start_unix_ns() -> int | None:
     try:
         with open("/proc/self/stat", "rb") as file:
             ticks = int(file.read().rpartition(b")")[2].split()[19])
-        with open("/proc/stat", "rb") as file:
-            booted_s = next(int(line.split()[1]) for line in file if line.startswith(b"btime"))
-        return booted_s * 10**9 + ticks * 10**9 // os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, IndexError, StopIteration, AttributeError):
+        # Not btime of /proc/stat, which is in whole seconds.
+        booted_ns = time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        return booted_ns + ticks * 10**9 // os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError, AttributeError):
         return None
 
 
@@ -154,6 +159,19 @@ def _measurement() -> dict[str, Any]:
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def _job() -> dict[str, float | None]:
+    # When the job was submitted, which only the user can tell, and when Slurm allocated its nodes.
+    names = {"submit_unix_s": SUBMITTED, "start_unix_s": "SLURM_JOB_START_TIME"}
+    found: dict[str, float | None] = {}
+    for name, variable in names.items():
+        try:
+            seconds = float(os.environ.get(variable, "nan"))
+        except ValueError:
+            seconds = math.nan
+        found[name] = seconds if math.isfinite(seconds) else None
+    return found
 
 
 def _devices() -> list[str]:

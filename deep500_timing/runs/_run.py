@@ -16,8 +16,10 @@ from deep500_timing.runs._steptable import steps_of
 from deep500_timing.runs._tables import COLUMNS
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from os import PathLike
 
+    from deep500_timing.runs._goodput import Goodput
     from deep500_timing.runs._why import Why
 
 _NEIGHBOURS = 200
@@ -160,6 +162,22 @@ class Run:
         from deep500_timing.runs._why import why
 
         return why(self, step, session, neighbours)
+
+    def goodput(self, *, buckets: Mapping[str, str] | None = None, mfu: float | None = None) -> Goodput:
+        """Account for the wall clock of the whole job, restarts included. The parts add up to 100 %.
+
+        Args:
+            buckets: Buckets of regions by name, beside the defaults of ``docs/goodput.md``: ``productive``, ``data``,
+                ``communication``, ``evaluation``, ``checkpoint``, ``restore`` or ``compilation``.
+            mfu: The MFU of the steps; that of the run's samples if None.
+
+        Raises:
+            LookupError: No log can be read.
+            ValueError: A bucket is unknown.
+        """
+        from deep500_timing.runs._goodput import goodput_of
+
+        return goodput_of(self, buckets=buckets, mfu=mfu)
 
     def close(self) -> None:
         """Close the engine and release the files."""

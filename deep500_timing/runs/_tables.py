@@ -62,6 +62,8 @@ COLUMNS = {
         "end": "text",
         "first_unix_ns": "int64",
         "last_unix_ns": "int64",
+        "flushed_unix_ns": "int64",
+        "clock_end_ns": "int64",
         "header": "text",
     },
     "events": {
@@ -119,6 +121,7 @@ class LogTables:
         self._steps_of_clock: list[int] = []
         self._first_ns: int | None = None
         self._last_ns: int | None = None
+        self._flushed_ns: int | None = None
 
     def intervals(self) -> Iterator[pa.Table]:
         """The intervals in chunks. Call :meth:`others` afterwards."""
@@ -170,6 +173,7 @@ class LogTables:
     def _take_flush(self, batch: Batch) -> None:
         self._written = int(batch.arrays["written"][-1])
         self._dropped = int(batch.arrays["dropped"][-1])
+        self._flushed_ns = int(batch.arrays["time_ns"][-1])
         if self._offset_ns is not None:
             offset = int(batch.arrays["unix_ns"][-1]) - int(batch.arrays["time_ns"][-1])
             self._steps_of_clock.append(offset - self._offset_ns)
@@ -276,6 +280,8 @@ class LogTables:
             "end": None if log.end is None else str(log.end.get("reason")),
             "first_unix_ns": self._plus(self._first_ns),
             "last_unix_ns": self._plus(self._last_ns),
+            "flushed_unix_ns": self._plus(self._flushed_ns),
+            "clock_end_ns": self._steps_of_clock[-1] if self._steps_of_clock else None,
             "header": json.dumps(header),
         }
         return self._table(COLUMNS["logs"], {name: [value] for name, value in row.items()}, 1)

@@ -1,0 +1,480 @@
+"""Goodput: where the wall clock of the whole job went, restarts included. It adds up to 100 %."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from deep500_timing._summary.text import UNKNOWN, format_time, lines_of
+from deep500_timing.runs._goodput_parts import (
+    BUCKETS,
+    CODE,
+    LABELS,
+    Process,
+    RankParts,
+    parts_of_ranks,
+    processes_of,
+    set_generations,
+    set_steps,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from numpy.typing import NDArray
+
+    Int64Array = NDArray[np.int64]
+
+_DAY_S = 86400.0
+_LEAST_FAILURES = 3
+_MOST_CELLS = 30_000_000
+"""Cells of ranks and steps that are held. Of longer runs several steps share a cell."""
+_TITLES = {
+    "productive": "productive steps",
+    "communication": "exposed communication",
+    "stragglers": "waiting for stragglers",
+    "data": "waiting for data",
+    "recompilation": "recompilation",
+    "evaluation": "evaluation",
+    "checkpoint": "saving checkpoints",
+    "lost": "lost work",
+    "startup": "start-up",
+    "initialization": "imports and initialization",
+    "startup_compilation": "compilation",
+    "restore": "restoring checkpoints",
+    "down": "down time between sessions",
+    "queue": "queueing",
+    "absent": "absent",
+    "unknown": "unknown",
+}
+_STARTUP = ("initialization", "startup_compilation", "restore")
+_ORDER = (
+    *("productive", "communication", "stragglers", "data", "recompilation", "evaluation", "checkpoint", "lost"),
+    *("startup", "down", "queue", "unknown"),
+)
+_NEEDS = {
+    "data": "data",
+    "communication": "communication",
+    "stragglers": "communication",
+    "evaluation": "evaluation",
+    "checkpoint": "checkpoint",
+    "recompilation": "compilation",
+    "startup_compilation": "compilation",
+    "restore": "restore",
+}
+"""The bucket of regions without which a part cannot be measured."""
+_STEPS = ("productive", "communication", "stragglers")
+_TRAINING = (*_STEPS, "data", "recompilation", "evaluation", "checkpoint")
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A part of the wall clock."""
+
+    name: str
+    title: str
+    seconds: float | None
+    """None if the run has nothing that would show it; its time is then in another part."""
+    share: float | None
+    """Of the wall clock."""
+    parts: tuple[Bucket, ...] = ()
+
+    @property
+    def halved_days(self) -> float | None:
+        """Days that the job would be shorter if this part were halved; None for productive steps."""
+        return None if self.seconds is None or self.name == "productive" else self.seconds / 2 / _DAY_S
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """How often to save, by Young (1974) and Daly (2006)."""
+
+    saves: int
+    save_s: float
+    """Mean time that training waits for one."""
+    interval_s: float | None
+    """Median time between two; None with fewer than two in one session."""
+    mtbf_s: float
+    """Running time for each failure."""
+    young_s: float
+    """√(2 · save · MTBF)."""
+    daly_s: float
+    """Daly's higher-order estimate: the time of work between two saves."""
+
+
+@dataclass(frozen=True)
+class Goodput:
+    """The account of a run. ``docs/goodput.md`` defines its parts."""
+
+    wall_s: float
+    """From the submission if known, else the first process start, to the last end."""
+    buckets: tuple[Bucket, ...]
+    """The job: in each step, the slowest rank decides."""
+    ranks: dict[int, dict[str, float]]
+    """Seconds of each part, by rank; each adds up to :attr:`wall_s`."""
+    starts: int
+    failures: int
+    """Starts that ended by a kill, a signal or an exception and were followed by another."""
+    kept_steps: int
+    lost_steps: int | None
+    """Steps that a later start computed again; None if steps are not numbered by the program."""
+    mfu: float | None
+    checkpoints: Checkpoints | None
+    """None with fewer than three failures, or without saved checkpoints."""
+    notes: tuple[str, ...]
+
+    def seconds(self, *names: str) -> float:
+        """Seconds of these parts together; 0 for parts that were not measured."""
+        found = {part.name: part.seconds or 0.0 for bucket in self.buckets for part in (bucket, *bucket.parts)}
+        return sum(found[name] for name in names)
+
+    @property
+    def goodput(self) -> float:
+        """Steps that count, their communication included, of the wall clock without queueing: Google's definition."""
+        return self.seconds(*_STEPS) / (self.wall_s - self.seconds("queue")) if self.wall_s else 0.0
+
+    @property
+    def ettr(self) -> float:
+        """Effective training time ratio: running and neither starting nor lost, of the wall clock with queueing."""
+        return self.seconds(*_TRAINING) / self.wall_s if self.wall_s else 0.0
+
+    @property
+    def mfu_goodput(self) -> float | None:
+        """MFU × goodput: the share of the peak FLOP/s of the whole job that advanced training."""
+        return None if self.mfu is None else self.mfu * self.goodput
+
+    def __str__(self) -> str:
+        """The account as text."""
+        return "\n".join(text_of(self))
+
+
+def goodput_of(run: Any, *, buckets: Mapping[str, str] | None = None, mfu: float | None = None) -> Goodput:
+    """Account for the wall clock of a run. See :meth:`deep500_timing.runs.Run.goodput`."""
+    chosen = dict(buckets or {})
+    for region, bucket in chosen.items():
+        if bucket not in BUCKETS:
+            raise ValueError(f"Goodput: the bucket {bucket!r} of {region!r} is unknown; use {', '.join(BUCKETS)}.")
+    notes: list[str] = []
+    by_rank = processes_of(run, notes)
+    processes = [process for of in by_rank.values() for process in of]
+    if not processes:
+        raise LookupError("Goodput: the run has no session with a time. Its logs are empty or damaged.")
+    starts = set_generations(processes)
+    knows_lost = set_steps(run, by_rank, notes)
+    submit_ns = min((of[0].submit_ns for of in by_rank.values() if of[0].submit_ns is not None), default=None)
+    begin_ns, end_ns = min(of[0].begin_ns for of in by_rank.values()), max(of[-1].end_ns for of in by_rank.values())
+    queue_ns = 0 if submit_ns is None else max(begin_ns - submit_ns, 0)
+    seen: set[str] = set()
+    job = _Job(by_rank, (begin_ns, end_ns), starts)
+    for parts in parts_of_ranks(run, by_rank, chosen, (begin_ns, end_ns), seen):
+        job.add(parts)
+    totals = job.totals()
+    totals["queue"] += queue_ns
+    wall_s = (end_ns - begin_ns + queue_ns) / 1e9
+    knows_queue = submit_ns is not None or any(process.allocated_ns is not None for process in processes)
+    if not knows_queue:
+        notes.append(
+            "Queueing is unknown: it is outside the account, or in down time. Slurm tells it between restarts; set "
+            "DEEP500_TIMING_SUBMIT_UNIX_S for the first start."
+        )
+    if not all(process.knows_start for process in processes):
+        notes.append("Some processes do not tell when they started. Their start-up begins with their first record.")
+    if not job.windows:
+        notes.append("The run has no step: time BATCH, or call timer.step(n).")
+    if run.sql("select count(*) as n from windows").rows()[0]["n"]:
+        notes.append("keep_bytes has replaced old intervals by histograms. What they showed is unknown here.")
+    missing = {name for name, bucket in _NEEDS.items() if bucket not in seen}
+    missing |= {"stragglers"} if len(by_rank) == 1 else set()
+    missing |= set() if knows_lost else {"lost"}
+    missing |= set() if knows_queue else {"queue"}
+    lost = {(process.generation, n) for process in processes for n in process.numbers[process.is_lost].tolist()}
+    steps = sum(len(numbers) for numbers in job.steps.values())
+    return Goodput(
+        wall_s,
+        _tree(totals, wall_s, missing),
+        {
+            rank: {name: ns / 1e9 for name, ns in (of | {"queue": queue_ns}).items()}
+            for rank, of in sorted(job.of_rank.items())
+        },
+        starts,
+        len(_failed(processes, starts)),
+        steps - len(lost),
+        len(lost) if knows_lost else None,
+        _mfu_of(run) if mfu is None else mfu,
+        _checkpoints(run, by_rank, len(_failed(processes, starts)), job),
+        tuple(notes),
+    )
+
+
+class _Job:
+    """Adds up the parts of ranks for the job: window by window, those of the rank that the others wait for.
+
+    A window lasts from the end of one step on all ranks to the end of the next. The rank that communicates least in it
+    is the slowest, because it arrives last.
+    """
+
+    def __init__(self, by_rank: dict[int, list[Process]], span_ns: tuple[int, int], starts: int) -> None:
+        self.by_rank = by_rank
+        self.of_rank: dict[int, dict[str, int]] = {}
+        self.steps: dict[int, Int64Array] = {}
+        """The numbers of steps, by generation."""
+        self._span_ns = span_ns
+        bounds: list[Int64Array] = [np.array(span_ns[:1])]
+        kinds: list[NDArray[np.int8]] = []
+        self._began: list[int] = []
+        for generation in range(starts):
+            of = [process for all_ in by_rank.values() for process in all_ if process.generation == generation]
+            numbers = np.concatenate([process.numbers for process in of])
+            ends = np.concatenate([process.ends_ns for process in of])
+            self.steps[generation], place = np.unique(numbers, return_inverse=True)
+            latest = np.full(len(self.steps[generation]), span_ns[0])
+            np.maximum.at(latest, place, ends)
+            stride = -(-len(latest) * len(by_rank) * starts // _MOST_CELLS)
+            latest = np.sort(latest)[:: -stride or None][::-1] if stride > 1 else np.sort(latest)
+            begin = min(process.begin_ns for process in of)
+            first = max((int(process.starts_ns[0]) for process in of if len(process.starts_ns)), default=None)
+            final = max(process.end_ns for process in of)
+            self._began.append(begin)
+            edges = [np.array([begin]), latest, np.array([final])]
+            if first is not None:
+                edges.insert(1, np.array([min(first, int(latest[0]))]))
+            bounds += edges
+            kinds.append(np.array([_GAP] + ([_START] if first is not None else []), np.int8))
+            kinds.append(np.full(len(latest), _STEP, np.int8))
+            kinds.append(np.array([_TAIL], np.int8))
+        # Clocks of several hosts may disagree: a bound that goes back makes its window empty.
+        self.bounds_ns = np.maximum.accumulate(np.concatenate(bounds))
+        self.kinds = np.concatenate(kinds)
+        self.windows = int((self.kinds == _STEP).sum())
+        count = len(self.kinds)
+        self._best = np.full(count, math.inf)
+        self._slowest = np.zeros((count, len(LABELS)), np.int64)
+        self._communication = np.full((len(by_rank), count), np.nan, np.float32)
+        self._productive = np.full((len(by_rank), count), np.nan, np.float32)
+        self._ranks: list[int] = []
+
+    def add(self, parts: RankParts) -> None:
+        """Add a rank."""
+        row = len(self._ranks)
+        self._ranks.append(parts.rank)
+        self.of_rank[parts.rank] = dict(zip(LABELS, parts.upto_ns[-1].tolist(), strict=True))
+        found = np.diff(parts.at(self.bounds_ns), axis=0)
+        absent, waits = found[:, CODE["absent"]], found[:, CODE["communication"]]
+        is_there = absent < np.maximum(np.diff(self.bounds_ns), 1)
+        self._communication[row][is_there] = waits[is_there] / 1e9
+        self._productive[row][is_there] = found[is_there, CODE["productive"]] / 1e9
+        # Of a start, the rank whose first step is the last to begin; after the steps, the rank that ends last.
+        score = (absent + waits).astype(np.float64)
+        is_start, is_tail = self.kinds == _START, self.kinds == _TAIL
+        score[is_start] = -found[is_start][:, [CODE[name] for name in _STARTUP]].sum(axis=1)
+        score[is_tail] = absent[is_tail]
+        better = (score < self._best) & (is_there | (self.kinds == _GAP))
+        self._best[better] = score[better]
+        self._slowest[better] = found[better]
+
+    def totals(self) -> dict[str, int]:
+        """The account of the job in nanoseconds; call it once, after the last rank."""
+        spans = np.diff(self.bounds_ns)
+        taken = self._slowest
+        taken[np.isinf(self._best)] = 0
+        taken[:, CODE["unknown"]] += spans - taken.sum(axis=1)
+        absent = taken[:, CODE["absent"]]
+        of = dict(zip(LABELS, taken.sum(axis=0).tolist(), strict=True))
+        is_gap = self.kinds == _GAP
+        down, late = int(absent[is_gap].sum()), int(absent[self.kinds == _START].sum())
+        # A rank that starts after the others delays them; elsewhere nothing says why it is not there.
+        of["initialization"] += late
+        of["unknown"] += of.pop("absent") - down - late
+        of["queue"] = self._queued()
+        of["down"] = down - of["queue"]
+        of["stragglers"] = 0
+        if len(self._ranks) > 1:
+            of["stragglers"] = self._waited()
+            of["productive"] -= of["stragglers"]
+            self._split_ranks()
+        else:
+            self.of_rank[self._ranks[0]]["stragglers"] = 0
+        self._name_absence()
+        return of
+
+    def _waited(self) -> int:
+        # What the slowest rank computes beyond the mean of the others, as far as these communicate longer.
+        is_step = self.kinds == _STEP
+        own = self._slowest[is_step] / 1e9
+        communicates, computes = self._communication[:, is_step], self._productive[:, is_step]
+        others = np.maximum((~np.isnan(communicates)).sum(axis=0) - 1, 1)
+        wait = np.nansum(communicates, axis=0) - own[:, CODE["communication"]]
+        work = np.nansum(computes, axis=0) - own[:, CODE["productive"]]
+        longer_wait = wait / others - own[:, CODE["communication"]]
+        longer_work = own[:, CODE["productive"]] - work / others
+        found = np.minimum(np.minimum(longer_work, longer_wait), own[:, CODE["productive"]])
+        return int(np.maximum(found, 0).sum() * 1e9)
+
+    def _split_ranks(self) -> None:
+        # The shortest communication of a window is communication on every rank; what is longer is waiting.
+        is_step = self.kinds == _STEP
+        least = self._slowest[is_step, CODE["communication"]] / 1e9
+        for row, rank in enumerate(self._ranks):
+            longer = np.nan_to_num(self._communication[row, is_step]) - least
+            account = self.of_rank[rank]
+            waits = min(int(np.maximum(longer, 0).sum() * 1e9), account["communication"])
+            account["communication"] -= waits
+            account["stragglers"] = waits
+
+    def _name_absence(self) -> None:
+        # A rank is down while the job is, and absent while other ranks run.
+        for rank, account in self.of_rank.items():
+            account["down"] = 0
+            if len(self.by_rank) == 1:
+                account["down"] = account.pop("absent")
+                account["absent"] = 0
+                continue
+            gaps = np.flatnonzero(self.kinds == _GAP)
+            lived = [(process.begin_ns, process.end_ns) for process in self.by_rank[rank]]
+            for gap in gaps.tolist():
+                low, high = int(self.bounds_ns[gap]), int(self.bounds_ns[gap + 1])
+                there = sum(max(min(high, end) - max(low, begin), 0) for begin, end in lived)
+                account["down"] += max(high - low - there, 0)
+            account["absent"] -= account["down"]
+
+    def _queued(self) -> int:
+        # Of the down time before a start, what passed before its nodes were allocated.
+        queued = 0
+        for generation, gap in enumerate(np.flatnonzero(self.kinds == _GAP).tolist()):
+            low, high = int(self.bounds_ns[gap]), int(self.bounds_ns[gap + 1])
+            told = [
+                process.allocated_ns + process.shift_ns
+                for of in self.by_rank.values()
+                for process in of
+                if process.generation == generation and process.allocated_ns is not None
+            ]
+            queued += min(max(min(told) - low, 0), high - low) if told else 0
+        return queued
+
+
+_GAP, _START, _STEP, _TAIL = range(4)
+"""Kinds of windows: before a start, up to its first step, a step, after its last step."""
+
+
+def _tree(totals: dict[str, int], wall_s: float, missing: set[str]) -> tuple[Bucket, ...]:
+    def bucket(name: str, parts: tuple[Bucket, ...] = ()) -> Bucket:
+        ns = sum(totals[part.name] for part in parts) if parts else totals[name]
+        if name in missing and not ns:
+            return Bucket(name, _TITLES[name], None, None, parts)
+        return Bucket(name, _TITLES[name], ns / 1e9, ns / 1e9 / wall_s if wall_s else 0.0, parts)
+
+    startup = tuple(bucket(name) for name in _STARTUP)
+    return tuple(bucket(name, startup if name == "startup" else ()) for name in _ORDER)
+
+
+def _failed(processes: Iterable[Process], starts: int) -> set[int]:
+    return {process.generation for process in processes if process.failed and process.generation < starts - 1}
+
+
+def _mfu_of(run: Any) -> float | None:
+    # The median of the samples, if the program recorded its MFU.
+    values = [
+        row["value"]
+        for row in run.sql("select value from samples where lower(metric) like '%mfu' and value is not null").rows()
+    ]
+    return float(np.median(values)) if values else None
+
+
+def _checkpoints(run: Any, by_rank: dict[int, list[Process]], failures: int, job: _Job) -> Checkpoints | None:
+    if failures < _LEAST_FAILURES:
+        return None
+    # Saves of the rank that spends most on them: others may only wait.
+    spent = {rank: of["checkpoint"] / 1e9 for rank, of in job.of_rank.items()}
+    rank = max(spent, key=lambda rank: (spent[rank], -rank))
+    times: dict[int, list[int]] = {}
+    for row in run.sql(
+        "select session, step, max(unix_ns) as time from milestones where what = 'checkpoint_saved' "
+        f"and rank = {int(rank)} and unix_ns is not null group by session, step"
+    ).rows():
+        times.setdefault(row["session"], []).append(row["time"])
+    saves = sum(map(len, times.values()))
+    if not saves or not spent[rank]:
+        return None
+    between = [later - earlier for of in times.values() for earlier, later in pairwise(sorted(of))]
+    save_s = spent[rank] / saves
+    running_s = sum(process.end_ns - process.begin_ns for process in by_rank[rank]) / 1e9
+    young, daly = checkpoint_interval(save_s, running_s / failures)
+    interval_s = float(np.median(between)) / 1e9 if between else None
+    return Checkpoints(saves, save_s, interval_s, running_s / failures, young, daly)
+
+
+def checkpoint_interval(save_s: float, mtbf_s: float) -> tuple[float, float]:
+    """The best time between two checkpoints.
+
+    Sources: J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9), 1974; J. T.
+    Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", FGCS 22(3), 2006, equation 37.
+
+    Args:
+        save_s: Time that training waits for a checkpoint.
+        mtbf_s: Mean time between failures.
+
+    Returns:
+        Young's estimate and Daly's, in seconds of work between two saves.
+    """
+    young = math.sqrt(2 * save_s * mtbf_s)
+    if save_s >= 2 * mtbf_s:
+        return young, mtbf_s
+    ratio = save_s / (2 * mtbf_s)
+    return young, young * (1 + math.sqrt(ratio) / 3 + ratio / 9) - save_s
+
+
+def text_of(account: Goodput) -> list[str]:
+    """The account as lines."""
+    rows = [("", "time", "share", "if halved")]
+    for bucket in account.buckets:
+        rows += [_row(bucket, "")] + [_row(part, "  ") for part in bucket.parts if part.seconds]
+    rows.append(("together", format_time(account.wall_s), "100.00 %", ""))
+    return [sentence(account), "", *lines_of(rows, left=1), "", *_advice(account), *account.notes]
+
+
+def sentence(account: Goodput) -> str:
+    """The result in one sentence."""
+    said = f"Goodput {account.goodput:.1%}, ETTR {account.ettr:.1%}".replace("%", " %")
+    if account.mfu_goodput is not None:
+        said += f", MFU × goodput {100 * account.mfu_goodput:.1f} %"
+    said += f": {account.kept_steps} steps count"
+    lost = "an unknown number" if account.lost_steps is None else str(account.lost_steps)
+    plural = "" if account.starts == 1 else "s"
+    return f"{said}, {lost} were lost, in {format_time(account.wall_s)} with {account.starts} start{plural}."
+
+
+def gain(bucket: Bucket) -> str:
+    """What halving it gains, with a sign."""
+    days = bucket.halved_days
+    if not days:
+        return ""
+    return f"−{days:.2f} days" if days >= 0.1 else f"−{format_time(days * _DAY_S)}"
+
+
+def _row(bucket: Bucket, indent: str) -> tuple[str, str, str, str]:
+    share = UNKNOWN if bucket.share is None else f"{100 * bucket.share:.2f} %"
+    time = "not measured" if bucket.seconds is None else format_time(bucket.seconds)
+    return indent + bucket.title, time, share, gain(bucket)
+
+
+def _advice(account: Goodput) -> list[str]:
+    found = account.checkpoints
+    if found is None:
+        return []
+    now = "" if found.interval_s is None else f" It saves every {format_time(found.interval_s)}."
+    return [
+        f"Save a checkpoint every {format_time(found.daly_s)} (Daly; Young: {format_time(found.young_s)}): "
+        f"a save takes {format_time(found.save_s)}, and one start fails every {format_time(found.mtbf_s)}.{now}"
+    ]
+
+
+def rank_lines(account: Goodput) -> list[str]:
+    """The accounts of ranks as lines: a column for each part that some rank has."""
+    names = [name for name in _TITLES if any(of.get(name) for of in account.ranks.values())]
+    rows = [("rank", *(_TITLES[name] for name in names))]
+    rows += [(str(rank), *(format_time(of[name]) for name in names)) for rank, of in account.ranks.items()]
+    return lines_of(rows, left=0)

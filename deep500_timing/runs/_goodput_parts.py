@@ -1,0 +1,464 @@
+"""Divides the wall clock of each rank into labelled parts that do not overlap: the basis of goodput.
+
+Each moment of a rank has the first label that applies: outside its processes, lost, a bucket of a region, start-up, a
+step, or unknown. The parts are sorted boundaries with one label between two of them, so they add up by construction.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from deep500_timing._base.sql import literal
+from deep500_timing.runs._parts import waiting_regions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from numpy.typing import NDArray
+
+    Int64Array = NDArray[np.int64]
+
+LABELS = (
+    "productive",
+    "lost",
+    "initialization",
+    "startup_compilation",
+    "restore",
+    "data",
+    "communication",
+    "evaluation",
+    "checkpoint",
+    "recompilation",
+    "absent",
+    "unknown",
+)
+CODE = {name: number for number, name in enumerate(LABELS)}
+BUCKETS = ("productive", "data", "communication", "evaluation", "checkpoint", "restore", "compilation")
+"""The buckets that a region can have."""
+_LAYERS = (*BUCKETS, "device_communication", "device", "process", "startup", "lost")
+CODE_COMM = BUCKETS.index("communication")
+_DEFAULTS = (
+    (re.compile(r"^BATCH$"), "productive"),
+    (re.compile(r"^IO$|^IO \(mean\)$"), "data"),
+    (re.compile(r"^COMM$"), "communication"),
+    (
+        re.compile(r"(restor|load|resum).*(checkpoint|ckpt)|(checkpoint|ckpt).*(restor|load|resum)", re.IGNORECASE),
+        "restore",
+    ),
+    (re.compile(r"checkpoint|ckpt", re.IGNORECASE), "checkpoint"),
+    (re.compile(r"\b(valid|eval|test|predict)", re.IGNORECASE), "evaluation"),
+    (re.compile(r"\b(re)?compil|^BATCH \(first\)$", re.IGNORECASE), "compilation"),
+)
+_MILESTONES = {"checkpoint_saved": "checkpoint", "checkpoint_restored": "restore"}
+_IN_ORDER = ("closed", "exit", "rotated")
+_SECOND = 10**9
+_ROWS = 1 << 21
+"""Rows of intervals that are read at once."""
+
+
+def bucket_of(region: str, chosen: Mapping[str, str], waiting: set[str] | frozenset[str] = frozenset()) -> str | None:
+    """The bucket of a region by the user's choice, else by its name; None for no bucket."""
+    if region in chosen:
+        return chosen[region]
+    if region in waiting:
+        return "communication"
+    return next((bucket for pattern, bucket in _DEFAULTS if pattern.search(region)), None)
+
+
+@dataclass
+class Process:
+    """One session of one rank, on the job's clock in Unix nanoseconds."""
+
+    rank: int
+    session: int
+    begin_ns: int
+    end_ns: int
+    shift_ns: int
+    """Job's clock minus the session's Unix time: what the Unix clock was stepped in earlier sessions."""
+    reason: str | None
+    """Why its log ended; None if it was killed or is running."""
+    submit_ns: int | None
+    allocated_ns: int | None
+    knows_start: bool
+    generation: int = 0
+    thread: int = 0
+    first_step: int | None = None
+    """The number of its first step; None without steps, or if the numbers are not the program's."""
+    starts_ns: Int64Array = field(default_factory=lambda: np.zeros(0, np.int64))
+    ends_ns: Int64Array = field(default_factory=lambda: np.zeros(0, np.int64))
+    numbers: Int64Array = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Its finished steps in order of time."""
+    unfinished_ns: int | None = None
+    """Start of the step that the end of the process interrupted."""
+    redone: int | None = None
+    """Steps from this number on were computed again later."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended neither by itself nor by being closed."""
+        return self.reason not in _IN_ORDER
+
+    @property
+    def is_lost(self) -> NDArray[np.bool_]:
+        """For each of its steps whether it was computed again."""
+        return np.zeros(len(self.numbers), bool) if self.redone is None else self.numbers >= self.redone
+
+
+class RankParts(NamedTuple):
+    """The parts of one rank: ``labels[i]`` applies from ``times_ns[i]`` to ``times_ns[i + 1]``."""
+
+    rank: int
+    times_ns: Int64Array
+    labels: NDArray[np.int8]
+    upto_ns: Int64Array
+    """Time of each label before each boundary, shape ``(len(times_ns), len(LABELS))``."""
+
+    def at(self, times_ns: Int64Array) -> Int64Array:
+        """Time of each label before given moments, shape ``(len(times_ns), len(LABELS))``."""
+        place = np.clip(np.searchsorted(self.times_ns, times_ns, side="right") - 1, 0, len(self.labels) - 1)
+        found = self.upto_ns[place]
+        found[np.arange(len(place)), self.labels[place]] += times_ns - self.times_ns[place]
+        return found
+
+
+def processes_of(run: Any, notes: list[str]) -> dict[int, list[Process]]:
+    """The sessions of each rank in order, on one clock per rank."""
+    files: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    for row in sorted(run.table("logs").rows(), key=lambda row: (row["rank"], row["session"], row["segment"])):
+        files.setdefault((row["rank"], row["session"]), []).append(row)
+    firsts, lasts = _moments(run)
+    by_rank: dict[int, list[Process]] = {}
+    before: tuple[tuple[Any, ...], int] = ((), 0)
+    """Host, process and start of the session before, and what its Unix clock was stepped by."""
+    unplaced = overlapping = 0
+    for (rank, session), rows in files.items():
+        known = [row[name] for row in rows for name in ("first_unix_ns", "last_unix_ns", "flushed_unix_ns")]
+        times = [time for time in (*known, firsts.get((rank, session)), lasts.get((rank, session))) if time is not None]
+        if not times:
+            unplaced += 1
+            continue
+        header = next((header for header in map(_header, rows) if header), {})
+        job = header.get("job") or {}
+        first_ns, end_ns = min(times), max(times)
+        start: int | None = header.get("process_start_unix_ns")
+        started = start is not None and start <= first_ns
+        begin_ns, shift_ns = start if start is not None and started else first_ns, 0
+        identity = header.get("host"), header.get("pid"), start
+        earlier = by_rank.setdefault(rank, [])
+        if earlier:
+            previous = earlier[-1]
+            shift_ns = previous.shift_ns - before[1] if before[0][:1] == identity[:1] else 0
+            overlap_ns = previous.end_ns - first_ns - shift_ns
+            overlapping += overlap_ns > _SECOND
+            shift_ns += max(overlap_ns, 0)
+            is_same = started and before[0] == identity
+            begin_ns = previous.end_ns if is_same else max(begin_ns + shift_ns, previous.end_ns)
+        before = identity, rows[-1]["clock_end_ns"] or 0
+        submit, allocated = _ns(job.get("submit_unix_s")), _ns(job.get("start_unix_s"))
+        end = rows[-1]["end"]
+        earlier.append(Process(rank, session, begin_ns, end_ns + shift_ns, shift_ns, end, submit, allocated, started))
+    if unplaced:
+        notes.append(f"{unplaced} damaged sessions have no time. Their time counts as down time.")
+    if overlapping:
+        notes.append(
+            f"{overlapping} sessions begin before the session before them ends: a clock was set back, or two processes "
+            "had one rank. They are counted one after the other."
+        )
+    return {rank: of for rank, of in by_rank.items() if of}
+
+
+def set_generations(processes: list[Process]) -> int:
+    """Number the starts of the job. A later generation begins when no process of an earlier one lives.
+
+    Returns:
+        The number of generations.
+    """
+    sessions: dict[int, set[int]] = {}
+    for process in processes:
+        sessions.setdefault(process.rank, set()).add(process.session)
+    if all(of == sessions[processes[0].rank] for of in sessions.values()):
+        # Every rank was started with the others: no clock is needed to tell the starts apart.
+        numbers = {session: place for place, session in enumerate(sorted(sessions[processes[0].rank]))}
+        for process in processes:
+            process.generation = numbers[process.session]
+        return len(numbers)
+    number, end_ns = 0, -(1 << 62)
+    for process in sorted(processes, key=lambda process: process.begin_ns):
+        number += process.begin_ns >= end_ns > -(1 << 62)
+        end_ns = max(end_ns, process.end_ns)
+        process.generation = number
+    return number + 1
+
+
+def set_steps(run: Any, by_rank: dict[int, list[Process]], notes: list[str]) -> bool:
+    """Read the steps of every process, and which of them were computed again.
+
+    Returns:
+        Whether it is known what was computed again.
+    """
+    restored: dict[tuple[int, int], int] = {}
+    for row in run.sql(
+        "select rank, session, max(step) as step from milestones where what = 'checkpoint_restored' "
+        "group by rank, session"
+    ).rows():
+        if row["step"] is not None:
+            restored[row["rank"], row["session"]] = row["step"]
+    marks = run.sql("select rank, session, step, unix_ns from marks where unix_ns is not null").arrow()
+    marked = _by_session(marks, "step", "unix_ns")
+    batches = run.sql(
+        "select rank, session, step, min(thread) as thread, min(unix_ns) as first, max(unix_ns + dur_ns) as last "
+        "from intervals where region = 'BATCH' and device = 'CPU' and step is not null and unix_ns is not null "
+        "group by rank, session, step"
+    ).arrow()
+    timed = _by_session(batches, "step", "first", "last", "thread")
+    known = True
+    for process in (process for of in by_rank.values() for process in of):
+        key = process.rank, process.session
+        numbers, times = marked.get(key, (np.zeros(0, np.int64),) * 2)
+        order = np.argsort(times, kind="stable")
+        numbers, times = numbers[order], times[order] + process.shift_ns
+        if key in timed:
+            steps, starts, ends, threads = timed[key]
+            order = np.argsort(starts, kind="stable")
+            process.numbers, process.thread = steps[order], int(threads.min())
+            process.starts_ns, process.ends_ns = starts[order] + process.shift_ns, ends[order] + process.shift_ns
+            later = times[times >= process.ends_ns[-1]]
+            process.unfinished_ns = int(later[0]) if len(later) else None
+        elif len(times):
+            process.numbers, process.starts_ns, process.ends_ns = numbers[:-1], times[:-1], times[1:]
+            process.unfinished_ns = int(times[-1])
+        first = int(process.numbers[0]) if len(process.numbers) else None
+        if first is not None and not len(times) and process.generation:
+            if key in restored:
+                process.numbers = process.numbers - first + restored[key] + 1
+                first = int(process.numbers[0])
+            else:
+                known, first = False, None
+        elif first is None and len(numbers):
+            first = int(numbers[0])
+        process.first_step = first
+    _set_redone(by_rank)
+    if not known:
+        notes.append(
+            "The program did not number its steps, so lost work is unknown and its steps count as productive. "
+            "Call timer.step(n), or run.mark('checkpoint_restored', step=n) after each restart."
+        )
+    return known
+
+
+def _set_redone(by_rank: dict[int, list[Process]]) -> None:
+    # A step is lost if a later start of the job, or of its rank, began with it or with an earlier step.
+    generations: dict[int, int] = {}
+    for of in by_rank.values():
+        for process in of:
+            if process.first_step is not None:
+                first = generations.get(process.generation, process.first_step)
+                generations[process.generation] = min(first, process.first_step)
+    for of in by_rank.values():
+        for place, process in enumerate(of):
+            later = [first for number, first in generations.items() if number > process.generation]
+            later += [other.first_step for other in of[place + 1 :] if other.first_step is not None]
+            process.redone = min(later, default=None)
+
+
+def parts_of_ranks(
+    run: Any, by_rank: dict[int, list[Process]], chosen: Mapping[str, str], span_ns: tuple[int, int], seen: set[str]
+) -> Iterator[RankParts]:
+    """Divide the span of the job for each rank.
+
+    Args:
+        run: The run.
+        by_rank: The processes with their steps.
+        chosen: Buckets by region, besides the defaults.
+        span_ns: Begin and end of the job.
+        seen: Takes the buckets of which the run has intervals.
+    """
+    waiting = waiting_regions(run)
+    counts = run.sql("select region, device, count(*) as n from intervals group by region, device").rows()
+    layers: dict[str, int] = {}
+    for name in sorted({row["region"] for row in counts}):
+        bucket = bucket_of(name, chosen, waiting)
+        if bucket is not None and name != "BATCH":
+            layers[name] = _LAYERS.index(bucket)
+            seen.add(bucket)
+    on_device = any(row["device"] != "CPU" and layers.get(row["region"]) == CODE_COMM for row in counts)
+    cases = " ".join(f"when region = {literal(name)} then {layer}" for name, layer in layers.items())
+    layer = f"case {cases} else -1 end" if cases else "-1"
+    if on_device:
+        device, comm = _LAYERS.index("device"), _LAYERS.index("device_communication")
+        of_device = f"case when ({layer}) = {CODE_COMM} then {comm} else {device} end"
+        layer = f"case when device <> 'CPU' then {of_device} else {layer} end"
+    query = (
+        f"with found as (select rank, session, thread, unix_ns, dur_ns, device, {layer} as layer from intervals "
+        "where unix_ns is not null and rank between {low} and {high}) "
+        "select rank, session, thread, unix_ns, dur_ns, layer from found where layer >= 0"
+    )
+    if not on_device:
+        query += " and device = 'CPU'"
+    milestones = _milestones(run, seen)
+    ranks = sorted(by_rank)
+    wanted = sum(row["n"] for row in counts if row["region"] in layers or on_device)
+    width = max(1, int(len(ranks) * _ROWS / max(wanted, 1)))
+    for first in range(0, len(ranks), width):
+        some = ranks[first : first + width]
+        found: dict[tuple[int, int], list[Int64Array]] = {}
+        if cases:
+            table = run.sql(query.format(low=some[0], high=some[-1])).arrow()
+            found = _by_session(table, "unix_ns", "dur_ns", "layer", "thread")
+        for rank in some:
+            yield _parts_of(by_rank[rank], found, milestones, span_ns)
+
+
+def _parts_of(
+    processes: list[Process],
+    intervals: dict[tuple[int, int], list[Int64Array]],
+    milestones: dict[tuple[int, int], list[Int64Array]],
+    span_ns: tuple[int, int],
+) -> RankParts:
+    starts, ends, layers = [np.array([span_ns[0]])], [np.array([span_ns[1]])], [np.array([-1])]
+
+    def add(layer: str | Int64Array, first: Any, last: Any, within: tuple[int, int] = span_ns) -> None:
+        begins, stops = np.clip(np.atleast_1d(first), *within), np.clip(np.atleast_1d(last), *within)
+        starts.append(begins)
+        ends.append(stops)
+        layers.append(np.full(len(begins), _LAYERS.index(layer)) if isinstance(layer, str) else layer)
+
+    for process in processes:
+        begin_ns, end_ns = within = process.begin_ns, process.end_ns
+        key = process.rank, process.session
+        add("process", begin_ns, end_ns)
+        add("productive", process.starts_ns, process.ends_ns, within)
+        known = [time for time in (process.unfinished_ns, *process.starts_ns[:1].tolist()) if time is not None]
+        add("startup", begin_ns, min(known, default=end_ns), within)
+        for first, last in _runs_of(process):
+            add("lost", first, last, within)
+        if key in intervals:
+            times, durations, layer, threads = intervals[key]
+            is_device = layer >= _LAYERS.index("device_communication")
+            is_main = is_device | (threads == process.thread)
+            times = times[is_main] + process.shift_ns
+            add(layer[is_main], times, times + durations[is_main], within)
+        if key in milestones:
+            times, durations, layer = milestones[key]
+            add(layer, times + process.shift_ns - durations, times + process.shift_ns, within)
+    return _sweep(processes[0].rank, *(np.concatenate(of) for of in (starts, ends, layers)))
+
+
+def _runs_of(process: Process) -> list[tuple[int, int]]:
+    # From the first of consecutive lost steps to the last one's end, with what lies between; the unfinished step too.
+    is_lost, redone = process.is_lost, process.redone
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], is_lost, [False])).astype(np.int8)))
+    found = [
+        (int(process.starts_ns[first]), int(process.ends_ns[last - 1]))
+        for first, last in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
+    ]
+    if redone is not None and process.failed:
+        if len(is_lost) and is_lost[-1]:
+            found[-1] = found[-1][0], process.end_ns
+        elif process.unfinished_ns is not None:
+            found.append((process.unfinished_ns, process.end_ns))
+    return found
+
+
+def _sweep(rank: int, starts: Int64Array, ends: Int64Array, layers: Int64Array) -> RankParts:
+    kept = ends > starts
+    kept[0] = True
+    starts, ends, layers = starts[kept], ends[kept], layers[kept]
+    times = np.concatenate((starts, ends))
+    order = np.argsort(times, kind="stable")
+    times = times[order]
+    of_layer = np.concatenate((layers, layers))[order]
+    change = np.where(order < len(starts), np.int32(1), np.int32(-1))
+    inside = {
+        name: np.cumsum(np.where(of_layer == number, change, 0), dtype=np.int32)[:-1] > 0
+        if (of_layer == number).any()
+        else np.zeros(len(times) - 1, bool)
+        for number, name in enumerate(_LAYERS)
+    }
+    exposed = inside["device_communication"] & ~inside["device"] & inside["productive"]
+    conditions = (
+        ("absent", ~inside["process"]),
+        ("lost", inside["lost"]),
+        ("restore", inside["restore"]),
+        ("checkpoint", inside["checkpoint"]),
+        ("evaluation", inside["evaluation"]),
+        ("startup_compilation", inside["compilation"] & inside["startup"]),
+        ("recompilation", inside["compilation"]),
+        ("initialization", inside["startup"]),
+        ("data", inside["data"]),
+        ("communication", inside["communication"] | exposed),
+        ("productive", inside["productive"]),
+    )
+    labels = np.full(len(times) - 1, CODE["unknown"], np.int8)
+    for name, holds in reversed(conditions):
+        labels[holds] = CODE[name]
+    durations = np.diff(times)
+    # Neighbours with one label are one part.
+    first = np.flatnonzero((durations > 0) & np.concatenate(([True], labels[1:] >= 0)))
+    labels, durations, begins = labels[first], durations[first], times[:-1][first]
+    first = np.flatnonzero(np.concatenate(([True], np.diff(labels) != 0))) if len(labels) else np.zeros(0, np.int64)
+    durations = np.add.reduceat(durations, first) if len(labels) else durations
+    labels, begins = labels[first], begins[first]
+    upto = np.zeros((len(labels) + 1, len(LABELS)), np.int64)
+    upto[np.arange(1, len(labels) + 1), labels] = durations
+    np.cumsum(upto, axis=0, out=upto)
+    return RankParts(rank, np.append(begins, times[-1]), labels, upto)
+
+
+def _milestones(run: Any, seen: set[str]) -> dict[tuple[int, int], list[Int64Array]]:
+    names = ", ".join(map(literal, _MILESTONES))
+    table = run.sql(
+        "select rank, session, unix_ns, dur_ns, case when what = 'checkpoint_saved' then "
+        f"{_LAYERS.index('checkpoint')} else {_LAYERS.index('restore')} end as layer from milestones "
+        f"where what in ({names}) and unix_ns is not null and dur_ns is not null"
+    ).arrow()
+    seen.update(_LAYERS[layer] for layer in set(table["layer"].to_pylist()))
+    return _by_session(table, "unix_ns", "dur_ns", "layer")
+
+
+def _by_session(table: Any, *columns: str) -> dict[tuple[int, int], list[Int64Array]]:
+    # The rows of each rank and session, as numpy arrays.
+    ranks, sessions = (table[name].to_numpy().astype(np.int64) for name in ("rank", "session"))
+    if not len(ranks):
+        return {}
+    key = (ranks << 32) + sessions
+    order = np.argsort(key, kind="stable")
+    values = [table[name].to_numpy().astype(np.int64)[order] for name in columns]
+    key = key[order]
+    edges = np.concatenate(([0], np.flatnonzero(np.diff(key)) + 1, [len(key)])).tolist()
+    return {
+        (int(key[first]) >> 32, int(key[first]) & 0xFFFFFFFF): [of[first:last] for of in values]
+        for first, last in pairwise(edges)
+    }
+
+
+def _moments(run: Any) -> tuple[dict[tuple[int, int], int], dict[tuple[int, int], int]]:
+    # The first and last record of each session that is no interval.
+    first: dict[tuple[int, int], int] = {}
+    last: dict[tuple[int, int], int] = {}
+    for table in ("marks", "samples", "milestones"):
+        for row in run.sql(
+            f"select rank, session, min(unix_ns) as first, max(unix_ns) as last from {table} "
+            "where unix_ns is not null group by rank, session"
+        ).rows():
+            key = row["rank"], row["session"]
+            first[key], last[key] = min(first.get(key, row["first"]), row["first"]), max(last.get(key, 0), row["last"])
+    return first, last
+
+
+def _header(row: dict[str, Any]) -> dict[str, Any]:
+    try:
+        header = json.loads(row["header"] or "{}")
+    except ValueError:
+        return {}
+    return header if isinstance(header, dict) else {}
+
+
+def _ns(seconds: Any) -> int | None:
+    return round(seconds * 1e9) if isinstance(seconds, (int, float)) else None
