@@ -1,0 +1,150 @@
+"""The data of a training: each wait for a batch, each copy to the device, and what a batch holds."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import dataloader
+
+from deep500_timing_torch.trainers._fit import COPY, IO, guarded
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from deep500_timing_torch.trainers._fit import Fit
+
+
+@dataclass(frozen=True, slots=True)
+class Amounts:
+    """What a batch holds, or several. A number is None if it is unknown."""
+
+    samples: int | None = 0
+    tokens: int | None = 0
+    """Tokens that are no padding."""
+    trained_tokens: int | None = 0
+    """Tokens with a label, which is not -100."""
+    lengths: int = 0
+    """For each token the length of its padded sequence, added up."""
+
+    def __add__(self, other: Amounts) -> Amounts:
+        """Add them up. An unknown summand makes an unknown sum."""
+        return Amounts(
+            _sum(self.samples, other.samples),
+            _sum(self.tokens, other.tokens),
+            _sum(self.trained_tokens, other.trained_tokens),
+            self.lengths + other.lengths,
+        )
+
+    def __sub__(self, other: Amounts) -> Amounts:
+        """What has been added since."""
+        return Amounts(
+            _difference(self.samples, other.samples),
+            _difference(self.tokens, other.tokens),
+            _difference(self.trained_tokens, other.trained_tokens),
+            self.lengths - other.lengths,
+        )
+
+
+def _sum(one: int | None, other: int | None) -> int | None:
+    return None if one is None or other is None else one + other
+
+
+def _difference(one: int | None, other: int | None) -> int | None:
+    return None if one is None or other is None else one - other
+
+
+def amounts_of(batch: Any) -> Amounts:
+    """Count a batch. Waits for no device: what only the device could count is unknown."""
+    if not hasattr(batch, "get") or not hasattr(batch, "values"):
+        tensors = batch if isinstance(batch, (list, tuple)) else [batch]
+        return Amounts(next((len(one) for one in tensors if _is_array(one)), None), None, None)
+    ids, labels = batch.get("input_ids"), batch.get("labels")
+    samples = next((len(one) for one in batch.values() if _is_array(one)), None)
+    if not isinstance(ids, torch.Tensor):
+        return Amounts(samples, None, None)
+    trained = None
+    if isinstance(labels, torch.Tensor) and labels.shape == ids.shape and labels.device.type == "cpu":
+        trained = int((labels != -100).sum())
+    tokens = _tokens_of(batch, ids)
+    return Amounts(samples, tokens, trained, (tokens or 0) * ids.shape[-1])
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dim() > 0
+
+
+def _tokens_of(batch: Mapping[str, Any], ids: torch.Tensor) -> int | None:
+    mask = batch.get("attention_mask")
+    if not isinstance(mask, torch.Tensor) or mask.shape != ids.shape:
+        return ids.numel()
+    return int(mask.sum()) if mask.device.type == "cpu" else None
+
+
+class Data:
+    """Sees each batch that a ``DataLoader`` of PyTorch fetches and that Accelerate copies, until the fit closes.
+
+    Args:
+        fit: The training.
+        counts: Whether to count what the batches hold.
+    """
+
+    def __init__(self, fit: Fit, *, counts: bool) -> None:
+        self.waits: list[tuple[int, int]] | None = None
+        """While it is a list, waits are put there and not recorded."""
+        self.waited = self.ended = False
+        """Whether a wait has been seen, and one that brought no batch: set them to False before you look."""
+        self.first_ns = 0
+        """When the first wait since then began."""
+        self._fit = fit
+        self._counts = counts
+        self._known: dict[int, Amounts] = {}
+        self._begun_ns = 0
+        fit.wrap(
+            dataloader._BaseDataLoaderIter, "__next__", before=self._begin, after=self._fetched, failed=self._failed
+        )
+        accelerate = sys.modules.get("accelerate.data_loader")
+        if accelerate is not None:
+            fit.wrap(accelerate, "send_to_device", COPY, after=self._copied)
+
+    def look(self) -> None:
+        """Forget which waits have been seen."""
+        self.waited = self.ended = False
+        self.first_ns = 0
+
+    def take(self, batch: Any) -> Amounts:
+        """What a batch holds: as counted when it was fetched, on the host, or else as the device's tensors tell."""
+        known = self._known.pop(id(batch), None)
+        return amounts_of(batch) if known is None else known
+
+    def _begin(self, iterator: Any) -> None:
+        if self.waits is None:
+            self._fit.begins()
+        self._begun_ns = self._fit.timer.now_ns()
+
+    @guarded
+    def _fetched(self, batch: Any, iterator: Any) -> None:
+        now = self._fit.timer.now_ns()
+        self.waited, self.first_ns = True, self.first_ns or self._begun_ns
+        if self.waits is None:
+            self._fit.record(IO, self._begun_ns, now)
+            self._fit.ended(IO, now)
+        else:
+            self.waits.append((self._begun_ns, now))
+        if self._counts:
+            if len(self._known) > 1000:  # batches that were skipped, and not trained on
+                self._known.clear()
+            self._known[id(batch)] = amounts_of(batch)
+
+    def _failed(self, error: BaseException) -> None:
+        if isinstance(error, StopIteration):
+            self.ended = True
+            self._fit.ended(IO, self._fit.timer.now_ns())
+
+    @guarded
+    def _copied(self, copied: Any, batch: Any = None, *args: Any, **kwargs: Any) -> None:
+        known = self._known.pop(id(batch), None)
+        if known is not None:
+            self._known[id(copied)] = known

@@ -1,0 +1,289 @@
+"""Times ``transformers.Trainer`` and the trainers built on it: TRL, PEFT, sentence-transformers.
+
+::
+
+    from deep500_timing_torch.trainers.huggingface import TimerCallback
+
+    trainer = Trainer(model, args, train_dataset=data, callbacks=[TimerCallback()])
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import TYPE_CHECKING, Any
+
+from transformers import Trainer, TrainerCallback
+
+from deep500_timing.exporters import BaseExporter
+from deep500_timing_torch._timer import CPUGPUTimer
+from deep500_timing_torch.trainers._data import Amounts, Data
+from deep500_timing_torch.trainers._fit import (
+    BACKWARD,
+    CHECKPOINT,
+    CLIP,
+    EPOCH,
+    EPOCH_START,
+    FIT,
+    FORWARD,
+    IO,
+    LOGGING,
+    OPTIMIZER,
+    SKIP,
+    VALIDATION,
+    Fit,
+    guarded,
+)
+from deep500_timing_torch.trainers._throughput import Throughput, model_of, peak_of, throughput_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from deep500_timing import Snapshot, Timer
+
+__all__ = ["TimerCallback"]
+
+_OF_TRL = (("_generate", "generate"), ("_calculate_rewards", "reward"))
+"""Methods of TRL's online trainers, and their regions."""
+
+
+class TimerCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
+    """Times a ``Trainer``: EPOCH, BATCH, IO, copies, FORWARD, BACKWARD, optimizer, logging, evaluation, checkpoints.
+
+    A BATCH is one optimizer step with all its micro-batches. It begins where the Trainer asks for their data. The
+    callback may serve several trainings, one after the other; ``timer`` keeps the times of all.
+
+    Args:
+        timer: The timer to record with; None makes one.
+        prefix: Begins the names of the values that are added to what the Trainer logs: ``time/BATCH_s``. None adds
+            none.
+        peak_flops: The dense peak of one device in FLOP/s, for the MFU; None looks the device up.
+        flops_per_token: What one token costs, forward and backward, in FLOPs; None counts from the model's config.
+    """
+
+    def __init__(
+        self,
+        timer: Timer | None = None,
+        *,
+        prefix: str | None = "time",
+        peak_flops: float | None = None,
+        flops_per_token: float | None = None,
+    ) -> None:
+        self.timer = CPUGPUTimer() if timer is None else timer
+        self.prefix = prefix
+        self.peak_flops = peak_flops
+        self.flops_per_token = flops_per_token
+        self._taken: Callable[[], frozenset[str]] = frozenset
+        self._training: _Training | None = None
+        self._last: Throughput | None = None
+
+    @property
+    def throughput(self) -> Throughput | None:
+        """The rates of this rank in the last training, or the current one; None before the first."""
+        return self._last if self._training is None else self._training.throughput()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy has the settings and a timer of its own, and no training."""
+        return {**vars(self), "_training": None, "_taken": frozenset}
+
+    # --- the hooks of transformers -----------------------------------------------------------------------------------
+
+    @guarded
+    def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Have the training begin and end here, whatever ends it."""
+        trainer = _trainer_of(self)
+        if trainer is not None:
+            trainer._inner_training_loop = functools.partial(_run, self, trainer)
+
+    @guarded
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The training begins."""
+        trainer = _trainer_of(self)
+        if self._training is not None and self._training.trainer is not trainer:
+            self._training.fit.close(failed=True)  # it has ended by an exception, unseen: the callback was added later
+            self._training = None
+        if self._training is None and trainer is not None:
+            self._training = _Training(self, trainer)
+        if self._training is not None:
+            self._training.begin(state)
+
+    @guarded
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """An epoch begins."""
+        if self._training is not None:
+            self._training.begin_epoch()
+
+    @guarded
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """A BATCH ends."""
+        if self._training is not None:
+            self._training.fit.end_batch()
+
+    @guarded
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """An epoch ends."""
+        if self._training is not None:
+            self._training.fit.end(EPOCH)
+
+    @guarded
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The training has ended."""
+        self._end(failed=False)
+
+    def _end(self, *, failed: bool) -> None:
+        training, self._training = self._training, None
+        if training is not None:
+            self._last = training.throughput()
+            training.fit.close(failed=failed)
+
+
+def _run(callback: TimerCallback, trainer: Any, *args: Any, **kwargs: Any) -> Any:
+    try:
+        return type(trainer)._inner_training_loop(trainer, *args, **kwargs)
+    except BaseException as error:
+        if error.__traceback__ is not None:
+            error.__traceback__ = error.__traceback__.tb_next
+        callback._end(failed=True)
+        raise
+
+
+def _trainer_of(callback: TimerCallback) -> Any:
+    # Trainer hands itself to no callback, so it is found among the callers.
+    frame = sys._getframe(2)
+    while frame is not None:
+        found = frame.f_locals.get("self")
+        if isinstance(found, Trainer) and any(one is callback for one in found.callback_handler.callbacks):
+            return found
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
+
+
+class _Training:
+    """One call of ``Trainer.train``."""
+
+    def __init__(self, callback: TimerCallback, trainer: Any) -> None:
+        self.trainer = trainer
+        self.total = Amounts()
+        self.logged = Amounts()
+        self.logged_ns = 0
+        self.settings = callback
+        self.means = _Means(callback.prefix or "")
+        self.skips = self.in_new_epoch = False
+        self.begun_ns = self.epoch_ns = 0
+        args = trainer.args
+        fit = self.fit = Fit(callback.timer, on_device=args.device.type not in ("cpu", "meta"), taken=callback._taken)
+        self.data = Data(fit, counts=True)
+        fit.wrap(trainer, "get_batch_samples", before=self._ask, after=self._got)
+        fit.wrap(trainer, "training_step", before=self._step)
+        fit.wrap(trainer, "_prepare_inputs", "copy" if fit.on_device else "")
+        fit.wrap(trainer, "compute_loss", FORWARD)
+        fit.wrap(trainer.accelerator, "backward", BACKWARD)
+        fit.wrap(trainer.accelerator, "clip_grad_norm_", CLIP)
+        fit.wrap(trainer.optimizer, "step", OPTIMIZER)
+        fit.wrap(trainer, "log", LOGGING, before=self._log)
+        fit.wrap(trainer, "_save_checkpoint", CHECKPOINT)
+        fit.wrap(trainer, "evaluate", VALIDATION, before=self._pause, after=self._go_on, failed=self._go_on)
+        for name, region in _OF_TRL:
+            fit.wrap(trainer, name, region)
+        fit.wrap(getattr(trainer, "vllm_generation", None), "sync_weights", "weight sync")
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        self.model = model_of(model, args, callback.flops_per_token)
+        self.peak = peak_of(args, model, callback.peak_flops)
+        self.shared_by = 1
+        """How many ranks share one batch."""
+        for name in ("get_tp_size", "get_cp_size", "get_sp_size"):
+            if hasattr(trainer, name):
+                self.shared_by *= int(getattr(trainer, name)())
+
+    def begin(self, state: Any) -> None:
+        """The loop begins; a resumed one skips what has been trained on."""
+        self.skips = state.global_step > 0
+        self.fit.start(FIT)
+
+    def begin_epoch(self) -> None:
+        """An epoch begins."""
+        self.fit.start(EPOCH)
+        self.epoch_ns, self.in_new_epoch = self.fit.timer.now_ns(), True
+
+    def throughput(self) -> Throughput:
+        """The rates of this rank, from the start of the training."""
+        return self._rates(self.total, self.fit.batches_ns)
+
+    def _rates(self, amounts: Amounts, time_ns: int) -> Throughput:
+        devices = max(1, self.trainer.args.n_gpu)
+        return throughput_of(amounts, time_ns / 1e9, self.model, self.peak, devices, self.shared_by)
+
+    # --- data --------------------------------------------------------------------------------------------------------
+
+    @guarded
+    def _ask(self, *args: Any, **kwargs: Any) -> None:
+        self.begun_ns = self.fit.timer.now_ns()
+        self.fit.begin_fetch()
+        self.data.look()
+        self.data.waits = [] if self.skips else None
+
+    @guarded
+    def _got(self, result: Any, *args: Any, **kwargs: Any) -> None:
+        batches = len(result[0])
+        start_ns, waits = self.begun_ns, self.data.waits
+        self.data.waits = None
+        if waits is not None and batches:
+            self.skips = False
+            # One batch is fetched ahead, unless the data has ended.
+            kept = batches if self.data.ended else batches + 1
+            skipped = max(0, len(waits) - kept)
+            if skipped:
+                self.fit.record(SKIP, waits[0][0], waits[skipped - 1][1])
+                start_ns = waits[skipped - 1][1]
+            for wait in waits[skipped:]:
+                self.fit.record(IO, *wait)
+        elif self.in_new_epoch and self.data.first_ns:
+            start_ns = self.data.first_ns
+        if not batches:
+            self.fit.end_fetch()
+            return
+        if self.in_new_epoch:
+            self.fit.record(EPOCH_START, self.epoch_ns, self.data.first_ns or start_ns)
+            self.in_new_epoch = False
+        if not (self.data.waited or self.data.ended):  # no loader of PyTorch
+            self.fit.record(IO, start_ns, self.fit.timer.now_ns())
+        self.fit.begin_batch(start_ns, self.trainer.state.global_step)
+        self.fit.end_fetch()
+
+    @guarded
+    def _step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> None:
+        self.total += self.data.take(inputs)
+
+    # --- logging and evaluation --------------------------------------------------------------------------------------
+
+    def _pause(self, *args: Any, **kwargs: Any) -> None:
+        self.fit.paused = True
+
+    def _go_on(self, *args: Any, **kwargs: Any) -> None:
+        self.fit.paused = False
+
+    @guarded
+    def _log(self, logs: Any, *args: Any, **kwargs: Any) -> None:
+        if self.settings.prefix is None or "loss" not in logs:
+            return
+        self.fit.timer.export(self.means, step=self.trainer.state.global_step)
+        rates = self._rates(self.total - self.logged, self.fit.batches_ns - self.logged_ns)
+        self.logged, self.logged_ns = self.total, self.fit.batches_ns
+        values = {f"{self.settings.prefix}/{name}": value for name, value in rates.per_rank().items()}
+        logs.update(self.means.values | values)
+
+
+class _Means(BaseExporter):
+    """Keeps the mean of each region since the last report, in seconds."""
+
+    def __init__(self, prefix: str) -> None:
+        super().__init__()
+        self.prefix = prefix
+        self.values: dict[str, float] = {}
+
+    def _export(self, snapshot: Snapshot, step: int | None) -> None:
+        self.values = {
+            f"{self.prefix}/{one.name}{'_gpu' if one.device == 'GPU' else ''}_s": one.stats.mean
+            for one in snapshot
+            if one.stats is not None
+        }
