@@ -433,7 +433,7 @@ def text_of(account: Goodput) -> list[str]:
     for bucket in account.buckets:
         rows += [_row(bucket, "")] + [_row(part, "  ") for part in bucket.parts if part.seconds]
     rows.append(("together", format_time(account.wall_s), "100.00 %", ""))
-    return [sentence(account), "", *lines_of(rows, left=1), "", *_advice(account), *account.notes]
+    return [sentence(account), "", *lines_of(rows, left=1), "", *advice(account), *account.notes]
 
 
 def sentence(account: Goodput) -> str:
@@ -461,7 +461,8 @@ def _row(bucket: Bucket, indent: str) -> tuple[str, str, str, str]:
     return indent + bucket.title, time, share, gain(bucket)
 
 
-def _advice(account: Goodput) -> list[str]:
+def advice(account: Goodput) -> list[str]:
+    """How often to save a checkpoint, as sentences; none if that is unknown."""
     found = account.checkpoints
     if found is None:
         return []

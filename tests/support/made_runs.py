@@ -46,6 +46,7 @@ def made_rank(folder, rank=0, **settings):
     with (
         mock.patch("deep500_timing._summary.anchor.time.time_ns", return_value=START_UNIX_NS),
         mock.patch("deep500_timing.runs._header._versions", return_value={}),
+        mock.patch("deep500_timing.runs._header._process_start_unix_ns", return_value=None),
     ):
         made = MadeRank(folder, rank, **settings)
         try:

@@ -142,6 +142,20 @@ class Checkpoint(Loop):
             made.spend("checkpoint", self.all / 6 * MS)
 
 
+class Restarted(Loop):
+    """A second start of the same length that computes a share of the first one's steps again."""
+
+    def __call__(self, folder):
+        """Write both starts."""
+        for first in (0, STEPS - round(2 * self.share * STEPS)):
+            with made_rank(folder, 0) as made:
+                for step in range(first, first + STEPS):
+                    made.tmr.step(step)
+                    with made.region("BATCH"):
+                        for name, took in PARTS.items():
+                            made.spend(name, took * MS)
+
+
 class Pauses(Loop):
     """A pause every 40 steps, in no region."""
 
@@ -330,6 +344,7 @@ SWEEPS = {
     "memory-grows": (Growth, 0.1),
     "throttled": (Throttled, 0.05),
     "lost": (Lost, 0.01),
+    "goodput": (Restarted, 0.1),
     "launch-bound": (Device(idle), 0.2),
     "copies": (Device(copying), 0.1),
     "cpu-waits-for-gpu": (Device(synchronizing), 0.1),

@@ -12,6 +12,7 @@ from deep500_timing._views.findings import _thresholds as at_least
 from deep500_timing._views.findings._data import waits_for_data
 from deep500_timing._views.findings._devices import copies, cpu_waits_for_gpu, launch_bound, throttled
 from deep500_timing._views.findings._evidence import Evidence, evidence_of
+from deep500_timing._views.findings._goodput import low_goodput
 from deep500_timing._views.findings._memory import memory_grows
 from deep500_timing._views.findings._ranks import exposed_communication, imbalance, late_rank, waits_for_ranks
 from deep500_timing._views.findings._steps import drift, level_shift, spikes, warm_up
@@ -41,6 +42,7 @@ RULES: dict[str, Callable[[Evidence], Iterator[Finding]]] = {
     "level-shift": level_shift,
     "drift": drift,
     "warm-up": warm_up,
+    "goodput": low_goodput,
     "outside-steps": outside_steps,
     "dominant-region": dominant_region,
     "unnamed": unnamed,
@@ -58,6 +60,7 @@ REMEDIES = {
     "memory-grows": "keep numbers, not tensors: loss.item(), .detach()",
     "drift": "look for lists that grow",
     "warm-up": "cache compilation; leave the first steps out of comparisons",
+    "goodput": "save checkpoints at the interval that the command names; start faster",
     "outside-steps": "do it less often, or in the background",
     "dominant-region": "time its parts as regions",
     "unnamed": "time its parts as regions",

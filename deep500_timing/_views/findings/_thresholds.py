@@ -56,6 +56,8 @@ OUTSIDE_SHARE = 0.10
 """outside-steps: a region outside the steps, as a share of the run."""
 VALIDATION_SHARE = 0.30
 """outside-steps: the same of a validation."""
+RESTART_SHARE = 0.10
+"""goodput: lost work, starts, down time and queueing, as a share of the wall clock of a job with two starts."""
 GAP_SHARE = 0.05
 """outside-steps: long pauses between steps, as a share of the run."""
 NO_REGION_SHARE = 0.20

@@ -10,6 +10,7 @@ from deep500_timing._base import plugins
 from deep500_timing._base.warn import warn_once
 from deep500_timing._views.page._communication import Communication
 from deep500_timing._views.page._context import Context
+from deep500_timing._views.page._goodput import GoodputSection
 from deep500_timing._views.page._not_measured import NotMeasured
 from deep500_timing._views.page._over import Over
 from deep500_timing._views.page._ranks import Ranks
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 _BUILT_IN: tuple[type[Any], ...] = (
     Where,
+    GoodputSection,
     Over,
     Typical,
     Spread,

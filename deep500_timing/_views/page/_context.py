@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from deep500_timing._summary.tree import Tree
     from deep500_timing._views.findings import Evidence
     from deep500_timing.runs import Run
+    from deep500_timing.runs._goodput import Goodput
 
 PIXELS = 1000
 """The width of a chart: more steps share bars."""
@@ -79,6 +80,11 @@ class Context:
     @cached_property
     def evidence(self) -> Evidence:
         return evidence_of(self.run)
+
+    @cached_property
+    def goodput(self) -> Goodput:
+        """The account of the wall clock."""
+        return self.run.goodput()
 
     @cached_property
     def summary(self) -> list[tuple[str, str]]:
