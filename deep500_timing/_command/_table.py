@@ -21,6 +21,7 @@ COMMANDS: dict[str, Entry] = {
     "why": Entry("why", "Say why a step was slow."),
     "compare": Entry("compare", "Say whether runs are slower than others, and in which region."),
     "ab": Entry("ab", "Run two commands in turn and say whether one is slower."),
+    "history": Entry("history", "Say which of the last runs made it slower."),
     "report": Entry("report", "Write a run as one HTML page that works offline."),
     "stragglers": Entry("stragglers", "Say which rank the others wait for, and why."),
     "goodput": Entry("goodput", "Account for the wall clock of the job, restarts included."),
