@@ -24,7 +24,7 @@ def _run(command: Sequence[str], what: str) -> str:
 
 
 @contextmanager
-def revision(rev: str, folder: str) -> Iterator[tuple[str, dict[str, str]]]:
+def revision(rev: str, folder: str, here: str | None = None) -> Iterator[tuple[str, dict[str, str]]]:
     """A git worktree of a revision of the repository around the working directory, removed at the end.
 
     Folders of the repository that Python imports from, as of an editable installation, are replaced by those of the
@@ -33,16 +33,18 @@ def revision(rev: str, folder: str) -> Iterator[tuple[str, dict[str, str]]]:
     Args:
         rev: The revision.
         folder: Where the worktree goes.
+        here: The directory in the repository; the working directory if None.
 
     Yields:
-        The directory in the worktree that matches the working directory, and the environment variables to set.
+        The directory in the worktree that matches, and the environment variables to set.
 
     Raises:
         CommandFailedError: This is no repository, or the revision is unknown.
     """
-    top = _run(["git", "rev-parse", "--show-toplevel"], f"--rev {rev}")
+    here = os.path.realpath(here or os.getcwd())
+    top = os.path.realpath(_run(["git", "-C", here, "rev-parse", "--show-toplevel"], f"--rev {rev}"))
     folder = os.path.abspath(folder)
-    _run(["git", "worktree", "add", "--detach", "--quiet", folder, rev], f"--rev {rev}")
+    _run(["git", "-C", top, "worktree", "add", "--detach", "--quiet", folder, rev], f"--rev {rev}")
     try:
         packages = {os.path.realpath(sysconfig.get_path(name)) for name in ("purelib", "platlib", "stdlib")}
         inside = [
@@ -51,10 +53,12 @@ def revision(rev: str, folder: str) -> Iterator[tuple[str, dict[str, str]]]:
             if path and _is_below(path, top) and not any(_is_below(path, one) for one in packages)
         ]
         paths = [folder, *(os.path.normpath(os.path.join(folder, path)) for path in inside)]
-        here = os.path.join(folder, os.path.relpath(os.path.realpath(os.getcwd()), os.path.realpath(top)))
-        yield os.path.normpath(here), {"PYTHONPATH": _joined(*dict.fromkeys(paths))}
+        yield (
+            os.path.normpath(os.path.join(folder, os.path.relpath(here, top))),
+            {"PYTHONPATH": _joined(*dict.fromkeys(paths))},
+        )
     finally:
-        subprocess.run(["git", "worktree", "remove", "--force", folder], capture_output=True, check=False)
+        subprocess.run(["git", "-C", top, "worktree", "remove", "--force", folder], capture_output=True, check=False)
 
 
 def _is_below(path: str, folder: str) -> bool:
