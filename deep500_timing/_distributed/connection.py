@@ -28,6 +28,8 @@ _TIMEOUT_S = 1.0
 """How long the store waits for a key that is not there: one that was deleted between a look and a get."""
 _STUCK_SHARE = 0.5
 """Share of its deadline that a call waits for an earlier request that is past its own deadline."""
+_CONNECT_S = 60.0
+"""How long posted requests wait for the connection. On a busy machine it takes longer than a report may."""
 _RETRY_S = 60.0
 """How long a store whose connection is closed is not asked again."""
 _CLOSED = ("DistNetworkError", "ConnectionError", "ConnectionResetError", "BrokenPipeError", "ConnectionRefusedError")
@@ -125,11 +127,11 @@ class Connection:
 
         Args:
             work: Called with the store.
-            deadline_s: Seconds after which it is given up.
+            deadline_s: Seconds that it may take once it is connected.
             failed: Called with the fault, on that thread.
         """
         with self._posting:
-            self._posted.append((work, time.monotonic() + deadline_s, failed))
+            self._posted.append((work, deadline_s, failed))
             if not self._idle.is_set():
                 return
             self._idle.clear()
@@ -151,8 +153,10 @@ class Connection:
                 if not self._posted:
                     self._idle.set()
                     return
-                work, until, failed = self._posted.popleft()
-            fault = self.run(work, until - time.monotonic())
+                work, deadline_s, failed = self._posted.popleft()
+            self.connect()
+            self._connected.wait(_CONNECT_S)  # No caller waits for this thread.
+            fault = self.run(work, deadline_s)
             if fault is not None:
                 failed(fault)
 

@@ -32,7 +32,6 @@ def test_64_ranks_on_a_store(tmp_path):
     gather(Timer().snapshot(), transport=AloneTransport())  # Imports what the forked ranks need.
     reading, writing = os.pipe()
     children = {}
-    begin_s = time.time() + 10.0
     server = os.fork()
     if server == 0:
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -47,7 +46,7 @@ def test_64_ranks_on_a_store(tmp_path):
                     if rank == 0:
                         os.dup2(os.open(tmp_path / "found", os.O_WRONLY | os.O_CREAT), 1)
                         sys.stdout = os.fdopen(1, "w")
-                    worker.main(rank, RANKS, port, begin_s, FAULTS.get(rank, ""))
+                    worker.main(rank, RANKS, port, FAULTS.get(rank, ""))
                     sys.stdout.flush()
                 finally:
                     os._exit(0)
@@ -61,12 +60,9 @@ def test_64_ranks_on_a_store(tmp_path):
             os.waitpid(pid, 0)
     found = json.loads((tmp_path / "found").read_text())
     missing = [of[0] for of in found]
-    # On a busy machine the connection may not be made in the first round, which is then a fault.
-    assert missing[0] == [3] or found[0][2] is not None
-    assert [[3], [1, 2], [1, 2], [1, 2]] == missing[1:]
-    for number, (_, wrong, fault, _, took_s) in enumerate(found):
-        assert [] == wrong
-        assert fault is None or number == 0
+    assert [[3], [3], [1, 2], [1, 2], [1, 2]] == missing
+    for _, wrong, fault, _, took_s in found:
+        assert ([], None) == (wrong, fault)
         assert took_s < worker.DEADLINE_S + 2.0  # A busy machine runs 64 processes late.
     # From the third silent round on, rank 0 does not wait.
-    assert found[4][4] < 1.5
+    assert found[4][4] < 0.75 * worker.DEADLINE_S
