@@ -1,4 +1,4 @@
-"""What the ranks of a job say together: a report of all of them, and who is late, and why.
+"""The ranks of a job: one report of all of them, the late ranks, and the cause.
 
 ::
 

@@ -58,7 +58,7 @@ def autocorrelation_time(series: Any) -> float:
 
 
 def _first_order(series: NDArray[np.float64]) -> float:
-    # From the first autocorrelation, whose bias in short series is known (Kendall, Biometrika 41, 1954).
+    # From the first autocorrelation. Its bias in short series is known (Kendall, Biometrika 41, 1954).
     length = len(series)
     centred = series - series.mean(axis=0)
     squares = float((centred * centred).sum())

@@ -1,11 +1,10 @@
-"""One clock for the hosts of a job: how each rank's clock lies to that of the reference, with the uncertainty.
+"""One clock for the hosts of a job: the offset of each rank's clock from the reference's, with its uncertainty.
 
-A rank reads its clock, asks the reference for its own, and reads again. The reference answered between the two readings
-whatever the way there and back took, so its time minus this clock's lies between ``reference - received`` and
-``reference - sent``: bounds that hold, not an estimate that assumes a symmetric way. A burst of such round trips, in
-which no clock drifts noticeably, has bounds that all of them obey; its middle is the offset, half its width the
-uncertainty (Cristian, "Probabilistic clock synchronization", 1989). Between bursts the offset is taken to change
-evenly, by which a constant drift is removed; a drift that changes widens the uncertainty by what it changes.
+A rank reads its clock, asks the reference for its own, and reads again. The reference answered between the two
+readings, so the offset lies between ``reference - received`` and ``reference - sent``. These are bounds; symmetric
+delays are not assumed. In a burst of such round trips clocks hardly drift, so all bounds hold at once: the middle of
+what they leave is the offset, half its width the uncertainty (Cristian, "Probabilistic clock synchronization", 1989).
+Between bursts the offset is interpolated, which removes a constant drift. A changing drift widens the uncertainty.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class Reading(NamedTuple):
 
 
 class UncalibratedError(ValueError):
-    """A clock's place beside the reference is not known."""
+    """A clock's offset from the reference is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +95,7 @@ class ClockFit:
         if len(at) == 1:
             return np.asarray(inside + MOST_DRIFT * beyond)
         slopes = np.diff(self.offset_ns) / np.diff(at)
-        # What the drift changes from one stretch to the next it may have changed in between.
+        # The drift may change between two bursts as much as from one stretch to the next.
         change = float(np.abs(np.diff(slopes)).max(initial=0.0))
         distance = np.abs(moved[..., None] - at).min(axis=-1)
         slope_error = float((widths[:-1] + widths[1:]).min() / np.diff(at).max()) if len(at) > 1 else 0.0
@@ -151,7 +150,7 @@ def fit_clock(readings: Iterable[Reading]) -> ClockFit:
 
 
 class ClockExchange:
-    """Reads the reference's clock now and then, on a thread of its own, and hands on the round trips.
+    """Reads the reference's clock now and then, on its own thread, and hands on the round trips.
 
     Rank 0 is the reference and answers; every rank makes one.
 
@@ -213,7 +212,7 @@ class ClockExchange:
                 self._transport.send(f"{self._name}/answer", sender, answer)
             if asked:
                 quick_until = time.monotonic() + 0.2
-            # Who has asked once asks again at once; else it is looked for less and less often.
+            # A client that has asked once asks again at once. Without any, the pauses grow.
             pause_s = _QUICK_S if time.monotonic() < quick_until else min(pause_s * 1.5, 0.1)
             self._stop.wait(pause_s)
 

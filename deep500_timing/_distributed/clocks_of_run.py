@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from deep500_timing.runs import Run
 
 _APART_NS = 1_000_000_000
-"""Two processes that find a clock this far apart, beside Unix time, do not read one clock."""
+"""Two processes that find a clock this far apart in Unix time do not read one clock."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class Clocks:
     reference: int
     session: int
     fits: dict[int, ClockFit]
-    """By rank, those that are known."""
+    """The known ones, by rank."""
     uncalibrated: dict[int, str]
-    """Ranks whose times cannot be laid beside the reference's, and why."""
+    """Ranks with times that cannot be compared with the reference's, and the reason."""
 
     def of(self, rank: int) -> ClockFit:
         """A rank's clock.
@@ -45,8 +45,8 @@ class Clocks:
         if fit is None:
             why = self.uncalibrated.get(rank, "the run has no such rank")
             raise UncalibratedError(
-                f"Laying rank {rank} beside rank {self.reference}: {why}. Call deep500_timing.ranks.keep_clocks on "
-                "every rank of the next run."
+                f"Comparing the clock of rank {rank} with that of rank {self.reference}: {why}. "
+                "Call deep500_timing.ranks.keep_clocks on every rank of the next run."
             )
         return fit
 
@@ -109,7 +109,7 @@ def keep_clocks(timer: Any, *, transport: Transport | None = None, every_s: floa
         every_s: Seconds between comparisons.
 
     Returns:
-        What does it, to be stopped; None for a process by itself.
+        The running comparison, with a method to stop it; None for a single process.
 
     Raises:
         ValueError: The timer has no run, or nothing connects the ranks.

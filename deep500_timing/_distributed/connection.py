@@ -1,4 +1,4 @@
-"""A connection of our own to the store of a job, whose requests never keep a caller longer than its deadline.
+"""A private connection to the store of a job. Its requests never keep a caller longer than its deadline.
 
 A request to a stopped process, or to a host that no longer answers, ends when its connection does, which may take
 minutes, and holds up other requests on the same connection. So requests are made on a thread and a connection of their
@@ -31,7 +31,7 @@ _STUCK_SHARE = 0.5
 _CONNECT_S = 60.0
 """How long posted requests wait for the connection. On a busy machine it takes longer than a report may."""
 _RETRY_S = 60.0
-"""How long a store whose connection is closed is not asked again."""
+"""How long a store is not asked again after it has closed the connection."""
 _CLOSED = ("DistNetworkError", "ConnectionError", "ConnectionResetError", "BrokenPipeError", "ConnectionRefusedError")
 _MOST_POSTED = 16
 """Posted requests that wait for the connection; the oldest are dropped."""
@@ -43,7 +43,7 @@ class Connection:
     """Requests to one store, or over one transport, one at a time.
 
     Args:
-        store: What is asked, over a clone of it if it can be cloned. It is not kept alive.
+        store: The store to ask, over a clone of it if it can be cloned. It is not kept alive.
     """
 
     def __init__(self, store: Any) -> None:
@@ -76,7 +76,7 @@ class Connection:
     def run(self, work: Callable[[Any], object], deadline_s: float) -> str | None:
         """Do something with the store, on another thread.
 
-        It returns within the deadline even if a request never ends. The thread then goes on by itself, so ``work`` must
+        It returns within the deadline even if a request never ends. The thread then goes on, so ``work`` must
         look whether its caller has given up before it writes anything.
 
         Args:
@@ -165,7 +165,7 @@ class Connection:
         try:
             if shared is not None:
                 own = shared.clone()
-                # The clone of a HashStore is the store itself, whose time-out is the user's.
+                # The clone of a HashStore is the store itself. Its time-out is the user's.
                 if _innermost(own) is not _innermost(shared):
                     own.set_timeout(timedelta(seconds=_TIMEOUT_S))
                 self._own = own
@@ -188,7 +188,7 @@ def _innermost(store: Any) -> Any:
 
 
 _connections: weakref.WeakSet[Connection] = weakref.WeakSet()
-"""Those that something was posted to."""
+"""Connections with posted requests."""
 
 
 @atexit.register

@@ -1,4 +1,4 @@
-"""What a transport must do, as a suite that each rank runs at the same time."""
+"""The contract of a transport, as a suite that each rank runs at the same time."""
 
 from __future__ import annotations
 

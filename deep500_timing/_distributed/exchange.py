@@ -69,7 +69,7 @@ class Answers:
     fault, since then no rank could be asked."""
     ahead: dict[int, int] = field(default_factory=dict)
     """Ranks that have called more often than most others since the round before, and how many times more; below 0 for
-    those that have called less often."""
+    ranks that have called less often."""
     fault: str | None = None
     """The fault of the transport, if there was one."""
 
@@ -177,7 +177,7 @@ class Exchange:
             deadline_s: Seconds that it may take.
             to: As for :meth:`post`, which this rank has called as well if it is any.
             step: As for :meth:`post`.
-            senders: Ranks whose reports are wanted; all if None.
+            senders: The ranks that report; all if None.
         """
         transport = self._find()
         if transport is None or transport.world_size == 1:
@@ -229,12 +229,12 @@ class Exchange:
         fault = line.connection.run(lambda channel: work(channel, past, call, combine), deadline_s)
         call.given_up = True
         combined = call.combined
-        # A result that has arrived is a result, whatever failed afterwards.
+        # A result that has arrived counts, even if a request failed afterwards.
         fault = None if combined is not None else fault
         return _answers(dict(call.reports), combined, range(transport.world_size), call.held, call.ahead, fault)
 
     def _lead(self, channel: Any, past: _Past, call: _Call, combine: Callable[[dict[int, bytes]], bytes]) -> None:
-        # Take the reports of those that wait now, and give them the result.
+        # Take the reports of the ranks that wait now, and give them the result.
         inbox, outbox = (self._topic(channel, past, what) for what in ("to-leader", "to-follower"))
         number = call.number
         here = call.rank
@@ -294,7 +294,7 @@ class Exchange:
     def _follow(self, channel: Any, past: _Past, call: _Call, combine: Callable[[dict[int, bytes]], bytes]) -> None:
         inbox, outbox = (self._topic(channel, past, what) for what in ("to-follower", "to-leader"))
         here, number = call.rank, call.number
-        # What each leader is told, again and again: a message may be overwritten while another one is taken.
+        # The message to each leader, sent repeatedly: a message may be overwritten while another one is taken.
         told = {0: frame({"call": number, "waits": True}, call.report)}
         handover_s = call.begun_s + _HANDOVER_SHARE * (call.until_s - call.begun_s)
         tell_s, again_s = call.begun_s, _AGAIN_S
@@ -369,7 +369,7 @@ class _Call:
 
 @dataclass(slots=True)
 class _Past:
-    # What a rank has done in one exchange over one transport, by posted reports or by rounds.
+    # The history of a rank in one exchange over one transport, by posted reports or by rounds.
     name: str
     calls: int = 0
     beginning: int | None = None
@@ -393,7 +393,7 @@ class _Past:
     """When the latest call of gather began, in Unix time."""
 
     def changed(self, excess: dict[int, int]) -> dict[int, int]:
-        """Ranks whose calls have grown by another number than those of most ranks."""
+        """Ranks with more or fewer new calls than most ranks."""
         gained = {rank: calls - self.excess.get(rank, 0) for rank, calls in excess.items()}
         self.excess.update(excess)
         counts = list(gained.values())
@@ -402,7 +402,7 @@ class _Past:
 
 
 class _Line:
-    # What is known of one transport.
+    # The state of one transport.
     def __init__(self, transport: Transport) -> None:
         self.connection = Connection(transport)
         self._past: dict[str, _Past] = {}

@@ -39,7 +39,7 @@ class Gatherer:
     Args:
         transport: What connects them.
         name: Tells apart gatherers over one transport; the same on every rank.
-        ranks: Those that take part, this one among them, such as those of one machine; all if None. The smallest of
+        ranks: The participants, this rank among them, such as those of one machine; all if None. The smallest of
             them gets the report.
 
     Raises:

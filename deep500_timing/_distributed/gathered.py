@@ -1,4 +1,4 @@
-"""What the ranks' snapshots say together, as plain frozen data."""
+"""The combined snapshots of ranks, as plain frozen data."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from deep500_timing._summary.stats import TimeStats
 
 OF_EACH_RANK = ("mean", "median", "p95")
-"""What is known of each rank: its own mean, median and 95th percentile of a region, in seconds."""
+"""Values of each rank: its own mean, median and 95th percentile of a region, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class GatheredRegion:
     over_ranks: dict[str, OverRanks]
     """How :data:`OF_EACH_RANK` differ from rank to rank."""
     counters: dict[str, int]
-    """What is not in the statistics (running, failed and so on), added over ranks; those above 0."""
+    """Intervals outside the statistics (running, failed and so on), added over ranks; counts above 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +62,14 @@ class Gathered:
 
     world_size: int
     ranks: tuple[int, ...]
-    """The ranks whose snapshots are in it, ascending."""
+    """The ranks with a snapshot in it, ascending."""
     missing: tuple[int, ...]
     """Ranks that left no snapshot within the deadline: dead, stuck, or not asked for one. Empty if there is a fault,
-    since then nobody could be asked."""
+    since then no rank could be asked."""
     fault: str | None
     """What went wrong with what connects the ranks, None if nothing did."""
     regions: tuple[GatheredRegion, ...]
-    """In the order of ``TimeType`` and then of names; CPU before GPU. Those that some rank has times of."""
+    """In the order of ``TimeType`` and then of names; CPU before GPU. Each has times of some rank."""
     hosts: tuple[str, ...]
     """The machine of each of ``ranks``."""
     unix_time_s: float
@@ -77,12 +77,12 @@ class Gathered:
     spread_s: float
     """How much earlier the earliest was, by the ranks' own clocks."""
     unreadable: dict[int, str]
-    """Ranks whose snapshot could not be read, and why; they are among the missing."""
+    """Ranks with an unreadable snapshot, and the reason; they are among the missing."""
     step: int | None = None
     """The step that the ranks were asked about, if it was said."""
     ahead: dict[int, int] = field(default_factory=dict)
     """Ranks that have called more often than most others since the report before, and how many times more; below 0 for
-    those that have called less often."""
+    ranks that have called less often."""
     values: dict[str, NDArray[np.float64]] | None = None
     """For each of :data:`OF_EACH_RANK` and for ``count``: shape ``(ranks, regions)``, NaN where a rank has no time."""
 
@@ -119,7 +119,7 @@ class Gathered:
         return {}
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data for JSON, without what is known of each rank."""
+        """As plain data for JSON, without the values of each rank."""
         from dataclasses import asdict, replace
 
         plain = asdict(replace(self, values=None))

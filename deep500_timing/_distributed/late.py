@@ -94,7 +94,7 @@ REST = "the rest"
 
 @dataclass(frozen=True)
 class Steps:
-    """What is known of the ranks, step by step, in seconds. A step may be a window of several, as their mean."""
+    """Times of the ranks, step by step, in seconds. A step may be a window of several, as their mean."""
 
     ranks: tuple[int, ...]
     hosts: tuple[str, ...]
@@ -121,7 +121,7 @@ def steps_of_operations(ranks: tuple[int, ...], durations_s: Floats, *, met_at: 
     """Operations as steps without regions.
 
     Args:
-        ranks: Those that took part in all of them.
+        ranks: The participants of all operations.
         durations_s: Of shape (operations, ranks), in the order of time.
         met_at: Where the ranks meet, in words.
     """
@@ -406,7 +406,7 @@ def _late_ranks(steps: Steps, first: int, level: float, groups: list[list[int]] 
     least = _least(steps, first)
     named: list[int] = []
     for rank in sorted(candidates[:kept], key=lambda rank: -over_others[rank]):
-        # Those that are later still come last in its place.
+        # Compared without the ranks that are later.
         present = [other for other in range(ranks) if other not in named]
         if (
             over_others[rank] >= least
@@ -479,7 +479,7 @@ def _relative(fields: list[_Field], which: int) -> tuple[Floats, Floats]:
     usual = USUAL_SHARE**2 * {2: 2.0, 3: 1.5}.get(ranks, 1.0)
     if ranks == 2:
         squares = np.sort((np.delete(values[:, 0], which - 1) if which else values[:, 0]) ** 2)
-        # Lateness has some region as its cause: the one that differs most does not tell what is usual.
+        # Lateness has some region as its cause: the one that differs most is left out.
         kept = squares if which else squares[:-1]
         found, freedom = np.full(2, kept.sum()), float(len(kept))
     else:

@@ -26,7 +26,7 @@ _MOST_ROWS = 500_000
 _LEAST_STEPS = 1000
 """Steps that are judged of any number of ranks: correlated noise needs that many."""
 _ALIKE = 0.5
-"""Ranks that meet have steps of one length, whose spread is below this share of that of the waits."""
+"""Ranks that meet have steps of one length: their spread is below this share of that of the waits."""
 _INSIDE = 0.9
 """Share of the operations that end within their region, if both are of one clock."""
 
@@ -221,7 +221,7 @@ def _meetings(
     for place in range(len(starts)):
         if steps[place] < 0:
             continue
-        # Operations under way at the same time are one meeting, whose last shows how late each was by then.
+        # Operations under way at the same time are one meeting. Its last one shows how late each rank was by then.
         following = min(place + 1, last)
         alike = steps[following] == steps[place] and places[following] == places[place]
         if place < last and alike and (starts[following] < ends[place]).any():

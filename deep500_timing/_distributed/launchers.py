@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What a launcher says about this process."""
+    """A launcher's description of this process."""
 
     launcher: str
     """Its name, ``"none"`` where there is none."""
@@ -28,7 +28,7 @@ class Launch:
     local_rank: int
     """Number of this process among those of its machine; 0 if that is not told."""
     master: str | None
-    """Host of rank 0 as far as the launcher tells, None if it does not."""
+    """Host of rank 0; None if the launcher does not tell."""
     local_world_size: int | None = field(default=None, compare=False)
     """Processes of this machine; None if that is not told."""
 
@@ -64,7 +64,7 @@ _LAUNCHERS = (
 
 
 def discover_launch(environ: Mapping[str, str] | None = None) -> Launch:
-    """What the launcher says: torchrun, MPI, jsrun, Flux, Slurm, ``TF_CONFIG``; else one process, under ``"none"``.
+    """The launcher's description: torchrun, MPI, jsrun, Flux, Slurm, ``TF_CONFIG``; else one process, under ``"none"``.
 
     A launcher is believed if its rank and world size are whole numbers and the rank is below the size; else the next
     one is asked. So a rank that was left over from another job does not hide the launcher that is there.
@@ -87,7 +87,7 @@ def discover_launch(environ: Mapping[str, str] | None = None) -> Launch:
 
 
 def _of_tensorflow(config: str) -> Launch | None:
-    # What a multi-worker strategy of TensorFlow goes by: the tasks that train, the chief before the workers. Parameter
+    # As in a multi-worker strategy of TensorFlow: the tasks that train, the chief before the workers. Parameter
     # servers and evaluators are none of them.
     try:
         parsed = json.loads(config)

@@ -116,7 +116,7 @@ class LiveReport:
             self._on_report(report)
 
     def _find_gatherer(self) -> Gatherer:
-        # Over what connects the ranks now: a process group that was begun anew may have another store.
+        # Over the current transport: a restarted process group may have another store.
         known, transport = self._gatherer, self._transport or find_transport()
         # Between two process groups nothing is found, or a world of one. The store that is gone is then the fault.
         if known is not None and (transport in (None, known.transport) or isinstance(transport, AloneTransport)):

@@ -96,7 +96,7 @@ class Merger:
         """The report.
 
         Args:
-            asked: The ranks; those that were not taken in are missing unless there is a fault.
+            asked: The ranks; the ones without a snapshot are missing unless there is a fault.
             fault: Why the others could not be asked.
             step: To be passed on.
             ahead: Likewise.

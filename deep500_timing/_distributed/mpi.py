@@ -19,7 +19,7 @@ class MpiTransport:
 
     All its ranks make it, once, as a collective operation: it works on a duplicate of the communicator, which no
     message of the program uses. After that no call waits for another rank. MPI must allow calls from any
-    thread (``MPI_THREAD_MULTIPLE``, what mpi4py asks for), since the program may be in a call of its own meanwhile.
+    thread (``MPI_THREAD_MULTIPLE``, what mpi4py asks for), since the program may call MPI at the same time.
 
     MPI does not report ranks that do not answer: one that sends nothing within the deadline is missing. A message to a
     rank that never takes it stays in the sender's memory.

@@ -1,4 +1,4 @@
-"""Many keys of a store by few requests: which of them are there, and what they hold.
+"""Many keys of a store by few requests: which of them are there, and their values.
 
 A request for a key that is not there waits for it, and another rank may delete a key between a look and a get. So no
 key is requested here in a way that waits for ever.
@@ -40,7 +40,7 @@ def get_if_there(store: Any, key: str) -> bytes | None:
 
 
 def get_all(store: Any, keys: dict[int, str]) -> dict[int, bytes]:
-    """The values of keys that were there a moment ago, by rank, without those that have been deleted meanwhile.
+    """The values of keys that were there a moment ago, by rank, without keys that have been deleted meanwhile.
 
     Many are requested at once where the store can: that waits for a deleted key until the store's timeout, which
     :class:`~deep500_timing._distributed.connection.Connection` makes short.

@@ -1,4 +1,4 @@
-"""Who is late in a run, in gathered reports, or in steps as they are: one judgement."""
+"""Stragglers in a run, in gathered reports, or in plain steps: one judgement."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def find_stragglers(source: Run | Sequence[Gathered] | Steps, *, session: int | None = None) -> Stragglers:
-    """Which rank is late, or which machine, and why; or that nobody is, or that the data do not say.
+    """Which rank is late, or which machine, and why; or that no rank is, or that the data do not say.
 
     Args:
         source: A run, with or without recorded collectives; or the reports of a training that goes on, each of what

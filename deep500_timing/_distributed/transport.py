@@ -162,9 +162,9 @@ class StoreTransport:
     """Messages as keys in the store of a job, as ``torch.distributed`` has it.
 
     Args:
-        store: One with ``set``, ``get``, ``check`` and ``delete_key``. Where it has them, ``append`` tells who has
-            arrived by one request, ``multi_get`` reads many messages by one, and with ``compare_set`` no request waits
-            for a message that another rank has just deleted.
+        store: One with ``set``, ``get``, ``check`` and ``delete_key``. Where it has them, ``append`` tells which
+            ranks have arrived by one request, ``multi_get`` reads many messages by one, and with ``compare_set`` no
+            request waits for a message that another rank has just deleted.
         rank: Of this process.
         world_size: How many ranks there are.
         keep: Keep the store alive. A job's own ends with its process group.
@@ -196,7 +196,7 @@ class StoreTransport:
         return StoreTransport(self._store.clone(), self.rank, self.world_size, restarts=self._restarts)
 
     def set_timeout(self, timeout: Any) -> None:
-        """After how long a request gives up by itself."""
+        """After how long a request gives up."""
         self._store.set_timeout(timeout)
 
     def begin(self, name: str) -> int:
@@ -204,7 +204,7 @@ class StoreTransport:
         return int(self._store.add(self._key("begun", name, self.rank), 1)) if self._restarts else 0
 
     def send(self, topic: str, to: int, message: bytes) -> None:
-        """Set a key, and add this rank to the list of those that have arrived."""
+        """Set a key, and add this rank to the list of arrivals."""
         store = self._store
         store.set(self._key(topic, to, self.rank), message)
         if self._appends and to >= 0:
@@ -233,7 +233,7 @@ class StoreTransport:
         listed = self._key(topic, to, "arrived")
         if not self._appends or len(keys) < 2:
             return present(self._store, keys)
-        # Senders whose message was taken or withdrawn are still in the list.
+        # Senders of messages that were taken or withdrawn are still in the list.
         text = get_if_there(self._store, listed) or b""
         said = set(map(int, text.split()))
         arrived = present(self._store, {sender: key for sender, key in keys.items() if sender in said})

@@ -15,7 +15,7 @@ LEAST_OPERATIONS = 16
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the test says where operations are all that is known. Times are in seconds."""
+    """The test of operations alone. Times are in seconds."""
 
     operations: int
     """How many were compared."""
@@ -57,7 +57,7 @@ class Stragglers:
     host: str | None = None
     """The host that is late, if it is a host."""
     region: str | None = None
-    """The region whose excess explains the lateness; None if none does."""
+    """The region that explains the lateness by its excess; None if none does."""
     cause: str | None = None
     """The kind of that region: ``"IO"``, ``"compute"``, ``"communication"`` or ``"host"``."""
     lateness_s: float = 0.0
