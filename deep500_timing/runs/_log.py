@@ -113,6 +113,8 @@ class RunLog:
         self._ended = False
         self._pid = os.getpid()
         self._closer = 0
+        self.closing = False
+        """Set before feeders are called for the last time."""
         self.closed = False
         self.written = threading.Event()
         """Set when a closed log has written its end."""
@@ -252,6 +254,7 @@ class RunLog:
                 self.written.wait(_LOCK_S)
             return
         self._closer = get_ident()
+        self.closing = True
         self._ask_feeders()  # They need an open log.
         self.closed = True
         self._wake.set()
@@ -356,6 +359,8 @@ class RunLog:
 
     def _flush_now(self, final: bool, reason: str) -> int:
         collector, writer = self._collector, self._writer
+        if not final:
+            self._ask_feeders()
         if self._steps is None:
             if not collector.has_anything():
                 return 0
@@ -368,8 +373,6 @@ class RunLog:
             return 0
         for fault in writer.take_faults():
             self.event("fault", fault)
-        if not final:
-            self._ask_feeders()
         cut_ns = int(self._now())
         self.add("samples", *((cut_ns, metric, value, "") for metric, value in self._system.due(cut_ns)))
         collector.collect(cut_ns, self._steps, final=final)

@@ -13,6 +13,7 @@ import torch.distributed as plain
 import deep500_timing_torch as timer
 from deep500_timing import CPUGPUTimer
 from deep500_timing.devices import EventPool, captures
+from deep500_timing.runs import Run, RunLog
 from deep500_timing.testing import ManualClock, ManualDeviceClock
 from deep500_timing_torch import comm
 from deep500_timing_torch.comm import _ddp, _device, _flight, _records
@@ -386,6 +387,32 @@ class TestIssuedTogether:
             recorded(tensor(), async_op=True).wait()
             device.finish()
         assert (1, 1) == (len(started), ring.dumps)
+
+    def test_the_flush_of_a_run_reads_it(self, device, ring, recorded, monkeypatch, tmp_path):
+        """A run has the durations without a summary. Reads that take too much of the time wait for the run's end."""
+        clock = ManualClock()
+        monkeypatch.setattr(_flight.time, "monotonic", lambda: clock.now_ns() / 1e9)
+        monkeypatch.setattr(_flight.RECORDER, "_next_read", 0.0)
+        dump = ring.dump
+
+        def slow(*asked):
+            clock.advance(0.020)
+            return dump(*asked)
+
+        ring.dump = slow
+        with timer.Timer(run=RunLog(tmp_path, rank=0, flush_s=None)).run as log:
+            for reads in (1, 1, 2):
+                recorded(tensor(), async_op=True)
+                device.finish()
+                log.flush()
+                assert reads == ring.dumps
+                clock.advance(1.5)
+            recorded(tensor(), async_op=True)
+            device.finish()
+            log.close()
+        assert 3 == ring.dumps
+        rows = Run.open(tmp_path).table("collectives").rows()
+        assert [1, 2, 3, 4] == [row["sequence"] for row in rows]
 
     def test_a_handle_that_nobody_waits_for(self, device, all_reduce):
         """It is counted as not timed when it is dropped, and its event serves again."""

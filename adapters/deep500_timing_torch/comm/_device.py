@@ -9,7 +9,9 @@ import torch
 from deep500_timing.adapters import warn_once
 from deep500_timing.devices import EventPair as DevicePair
 from deep500_timing.devices import EventPool, captures, pool_of
+from deep500_timing.runs import current, feeders
 from deep500_timing_torch.comm._flight import RECORDER
+from deep500_timing_torch.comm._log import LOG
 from deep500_timing_torch.comm._settings import SETTINGS
 
 if TYPE_CHECKING:
@@ -117,3 +119,16 @@ def collect(*, wait: bool) -> None:
         if pool is not None:
             pool.collect(wait=wait)
     RECORDER.collect(wait=wait)
+
+
+def _feed() -> None:
+    run = current()
+    for pool in list(_pools.values()):
+        if pool is not None:
+            pool.collect(wait=False)
+    RECORDER.feed(last=run is not None and run.closing)
+    LOG.drain(wait=False)
+
+
+# Before a run is flushed, finished operations are counted and so queued for it.
+feeders.append(_feed)

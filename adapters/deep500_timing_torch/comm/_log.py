@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from deep500_timing.adapters import warn_once
-from deep500_timing.runs import current, feeders
+from deep500_timing.runs import current
 from deep500_timing_torch.comm._records import Group, Record
 
 if TYPE_CHECKING:
@@ -305,13 +305,6 @@ def _existing_groups() -> list[Any]:
 LOG = CommLog()
 """The log of this process."""
 
-
-def _flush() -> None:
-    LOG.drain(wait=False)
-
-
-# Before a run is flushed, finished operations are counted and so queued for it.
-feeders.append(_flush)
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=LOG.after_fork)
