@@ -129,6 +129,15 @@ def test_two_streams(how, kernel):
         assert pytest.approx(2.695, abs=0.05) == mean_ms
 
 
+@pytest.mark.parametrize("how", ["import", "functions", "kernel"])
+def test_batches_of_messages(how, kernel):
+    """One, three and six batches: one row each, whose mean is not below the true time."""
+    for count, rows in run_program("messages", how).items():
+        name, counted, mean_ms, bound = _only(rows)
+        assert ("batch_isend_irecv", int(count), True) == (name, counted, bound)
+        assert 2.69 <= mean_ms
+
+
 def test_the_facts_that_this_relies_on():
     """The group switches the timing on, its backend cannot; the ring holds 2 000 entries, all with a duration."""
     found = run_program("backends")

@@ -15,6 +15,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+from suite_rehearsal import FAKES
 
 import deep500_timing_torch as timer
 from deep500_timing.devices import _pool as _device
@@ -60,6 +61,12 @@ def no_synchronize(monkeypatch):
     torch.cuda.set_sync_debug_mode("default")
 
 
+def assert_value(value, data):
+    """The device has computed this. In the rehearsal it computes nothing."""
+    if FAKES is None:
+        assert value == data[0].item()
+
+
 class TestTimes:
     def test_known_work(self, spin):
         """A region's GPU time is that of its own work, between two events of PyTorch's around the same."""
@@ -74,7 +81,7 @@ class TestTimes:
         (seconds,) = tmr.get_time(BATCH, gpu=True)
         torch.cuda.synchronize()
         outer = before.elapsed_time(after) / 1e3
-        assert 0.015 < seconds <= outer
+        assert 0.015 < seconds <= outer + 1e-6  # CUDA rounds each to half a microsecond.
         assert outer - seconds < 0.001
 
     def test_launching_is_not_running(self, spin):
@@ -185,7 +192,7 @@ class TestGraphs:
                 tmr.snapshot()
         graph.replay()
         torch.cuda.synchronize()
-        assert 50.0 == data[0].item()
+        assert_value(50.0, data)
         assert 50 == tmr.snapshot().get("captured", "GPU").captured
         assert [] == tmr.get_time("captured", gpu=True)
         assert 100 == len(tmr.get_time("before", gpu=True))
@@ -193,6 +200,7 @@ class TestGraphs:
             graph.replay()
         assert 1 == len(tmr.get_time("replay", gpu=True))
 
+    @pytest.mark.skipif(FAKES is not None, reason="Triton's kernels need a real driver")
     def test_compiled_with_graphs(self):
         """A region around a function that runs as a CUDA graph is timed, and one within it is not recorded."""
         tmr = timer.CPUGPUTimer()
@@ -246,7 +254,7 @@ class TestWhatOnlyAGpuShows:
             on_a_thread(do) if elsewhere else do()
         graph.replay()
         torch.cuda.synchronize()
-        assert 41.0 == data[0].item()
+        assert_value(41.0, data)
         assert 40 == len(tmr.get_time("before", gpu=True))
 
     def test_the_place_of_a_region(self, spin):

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from suite_rehearsal import FAKES
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 
 
-def work(size=4096, times=8):
-    """Keep the device busy for some milliseconds."""
-    matrix = torch.randn(size, size, device="cuda")
-    for _ in range(times):
-        matrix = matrix @ matrix / size
-    return matrix
+def work():
+    """Keep the device busy for some 50 ms."""
+    torch.cuda._sleep(100_000_000)
 
 
 def test_named_timers_agree_with_events():
@@ -53,6 +51,7 @@ def test_memory_is_the_allocators_and_peaks_stay():
     assert " | mem_allocated: " in SynchronizedWallClockTimer.memory_usage()
 
 
+@pytest.mark.skipif(FAKES is not None, reason="in the rehearsal a product takes 50 µs, whatever its size")
 def test_a_matrix_product_is_not_above_the_peak():
     """If the table knows this GPU, bfloat16 products reach a plausible share of its peak."""
     from deep500_timing.flops import utilization

@@ -1,4 +1,4 @@
-"""CUDA calls of 2 000 regions, events and memory of many, counted below PyTorch: ``regions.py COUNT``."""
+"""CUDA calls of 2 000 regions, events and memory of many, counted below PyTorch: ``regions.py COUNT [DEVICE]``."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ import deep500_timing_torch as timer
 fake = ctypes.CDLL(None)
 fake.fake_count.restype = ctypes.c_long
 WAITS = ["cudaEventSynchronize", "cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaMalloc", "cudaSetDevice"]
-tmr = timer.CPUGPUTimer(keep_last=100)
+device = sys.argv[2] if len(sys.argv) > 2 else None
+tmr = timer.CPUGPUTimer(device, keep_last=100)
+torch.zeros(1, device=device or "cuda")
 for _ in range(200):
     with tmr.region("warm", gpu=True):
         pass
-torch.cuda.synchronize()
+torch.cuda.synchronize(device)
 tmr.snapshot()
 fake.fake_counts_reset()
 for _ in range(2000):
@@ -27,4 +29,12 @@ waits = {name: fake.fake_count(name.encode()) for name in WAITS}
 for _ in range(int(sys.argv[1])):
     with tmr.region("many", gpu=True):
         pass
-print(json.dumps({"waits": waits, "events": tmr.device.events, "contexts": fake.fake_contexts()}))
+times = tmr.snapshot().get("region", "GPU")
+result = {
+    "waits": waits,
+    "counted": times.stats.count + times.pending,
+    "events": tmr.device.events,
+    "contexts": fake.fake_contexts(),
+    "current": torch.cuda.current_device(),
+}
+print(json.dumps(result))
