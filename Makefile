@@ -47,7 +47,7 @@ endif
 .PRECIOUS: .venvs/%/.stamp-tools
 # Packages are installed uncompiled: where this is set, each of the suite's processes would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help setup demo test test-quick test-core core-environments test-plain test-rest coverage test-gpu test-rehearsal gpu-session test-oldest test-zoo asan fuzz mutants \
+.PHONY: help setup demo test test-quick test-core core-environments test-plain test-rest coverage test-gpu test-rehearsal gpu-session gpu-site rehearse-gpu-session test-oldest test-zoo asan fuzz mutants \
 	wheels release-check docs lint format bench bench-quick accuracy findings clean
 
 help:
@@ -59,6 +59,8 @@ help:
 	@echo "make test-gpu     the tests that need a GPU, with the PyTorch of GPU_PYTHON ($(GPU_PYTHON)); installs nothing"
 	@echo "make test-rehearsal  PyTorch's CUDA code over libraries that only keep time, without a GPU (3 GB, minutes)"
 	@echo "make gpu-session  all that a GPU can show, into benchmarks/GPU.md, with the PyTorch of GPU_PYTHON; under 8 minutes"
+	@echo "make gpu-site     the compiled packages for GPU_VERSION ($(GPU_VERSION)) in build/gpu-site, to carry to that machine"
+	@echo "make rehearse-gpu-session  the same session on the rehearsal's stand-ins, into build/gpu-rehearsal.md"
 	@echo "make test-oldest  with the oldest versions that pyproject.toml admits"
 	@echo "make asan         the core's tests on a core compiled with AddressSanitizer and checked bounds"
 	@echo "make test-zoo     layer timing on 31 public models, in autograd nodes"
@@ -228,9 +230,23 @@ test-rehearsal: .venvs/rehearsal/fake/libfakecuda.so
 	@DEEP500_TIMING_REHEARSAL=$(REHEARSAL)/fake DEEP500_TIMING_PURE=1 PYTHONPATH=.:adapters \
 		.venvs/rehearsal/bin/python -m pytest --timeout 900 $(PYTEST_ARGS) $(or $(TESTS),tests/rehearsal)
 
-# What a section needs and does not find it says in its line; without a GPU nothing is written.
+# What a section needs and does not find it says in its line; without a GPU nothing is written. The compiled packages of
+# build/gpu-site are used where they are for that Python.
 gpu-session:
 	@PYTHONPATH=.:adapters $(GPU_PYTHON) -m benchmarks.gpu $(SECTIONS)
+
+# The packages of the wheel, compiled for the Python of a machine that cannot build them. Carry build/gpu-site with the
+# tree: version control ignores it.
+GPU_VERSION ?= 3.12
+gpu-site: .venvs/$(GPU_VERSION)/.stamp
+	@rm -rf build/gpu-site && mkdir -p build/gpu-site
+	@cp -r .venvs/$(GPU_VERSION)/lib/python$(GPU_VERSION)/site-packages/deep500_timing* build/gpu-site
+
+# The session on the rehearsal's stand-ins, in small sizes. Its figures say nothing; its page shows that it runs.
+rehearse-gpu-session: .venvs/rehearsal/fake/libfakecuda.so
+	@DEEP500_TIMING_REHEARSAL=$(REHEARSAL)/fake LD_LIBRARY_PATH=$(REHEARSAL)/fake \
+		LD_PRELOAD=$(REHEARSAL)/fake/libfakecuda.so PYTHONPATH=.:adapters \
+		.venvs/rehearsal/bin/python -m benchmarks.gpu --small --page build/gpu-rehearsal.md $(SECTIONS)
 
 # Not in CI, as it installs TensorFlow once more. What needs PyTorch or CuPy is skipped.
 OLDEST_TESTS := tests/core tests/named_timers tests/exporters tests/runs $(wildcard tests/tensorflow/test_keras*.py)

@@ -1,107 +1,163 @@
-"""``python -m benchmarks.gpu``: run every section and write ``benchmarks/GPU.md``; `make gpu-session`.
+"""``python -m benchmarks.gpu``: run the sections and write ``benchmarks/GPU.md``; `make gpu-session`.
 
-Each section runs in a process of its own with a time limit, so that a crash, a hang or a missing package costs that
-section only: its line says why, and what it had started is ended with it. All together have a limit as well; what does
-not fit it any more is not begun, and the page is written all the same. Nothing is asserted here; the tests marked
-``gpu`` are a section. Where no section that needs a GPU could run, nothing is written.
+The sections of a group share a process. Each has a time limit, and all together have one. A crash, a hang or a missing
+package costs that section only, and the group goes on in a new process. Each row is written to the page as it comes, so
+a session that is cut off has a page. Nothing is asserted here; the tests marked ``gpu`` are a section. Where no section
+that needs a GPU could run, nothing is written.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
+import queue
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from benchmarks.gpu import _sections
+from benchmarks.gpu import _device, _sections
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "benchmarks" / "GPU.md"
+SITE = ROOT / "build" / "gpu-site"
+"""The compiled packages for the Python of the machine, from ``make gpu-site``."""
 MARK = "deep500-timing-gpu-section:"
 LIMIT_S = 470.0
 """Of all sections together: eight minutes, less the time to start and to write."""
+START_S = 150.0
+"""Limit of the start of a process: the first import of PyTorch reads gigabytes from a cold disk."""
 
 
 def main() -> int:
     """Run what was asked for; return 0 whatever it showed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
     parser.add_argument("sections", nargs="*", help=f"some of {', '.join(_sections.ALL)}; all if none is named")
-    parser.add_argument("--inside", help=argparse.SUPPRESS)
+    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--small", action="store_true", help="small sizes, for a rehearsal without a GPU")
     parser.add_argument("--page", type=Path, default=PAGE, help="where to write")
     parser.add_argument(
         "--limit-s", type=float, default=LIMIT_S, help="of all sections together (default: %(default)g)"
     )
     asked = parser.parse_args()
-    if asked.inside:
-        return _inside(asked.inside)
-    unknown = set(asked.sections) - set(_sections.ALL)
+    names = asked.sections or list(_sections.ALL)
+    unknown = set(names) - set(_sections.ALL)
     if unknown:
         parser.error(f"no section is called {', '.join(sorted(unknown))}")
-    found = {}
-    end = time.monotonic() + asked.limit_s
-    for name in asked.sections or _sections.ALL:
-        began = time.monotonic()
-        if began < end:
-            found[name] = run(name, min(_sections.ALL[name].limit_s, end - began))
-        else:
-            found[name] = {"failed": f"not started: the session has used its {asked.limit_s:g} s"}
-        what = found[name].get("skipped") or found[name].get("failed") or f"{len(found[name]['rows'])} row(s)"
-        print(f"{name:<12} {time.monotonic() - began:5.0f} s  {what}", flush=True)
-        # After each section, so that a session that is cut off has a page.
-        if _is_worth_a_page(found):
-            asked.page.write_text(page(found), encoding="utf-8")
-    if _is_worth_a_page(found):
-        print(f"written: {asked.page}")
-    else:
-        print("no section that needs a GPU could run here, so nothing is written")
+    if asked.small:
+        os.environ[_device.SMALL] = "1"
+    if asked.inside:
+        return _inside(names)
+    session = Session(asked.page, asked.limit_s)
+    for _, group in itertools.groupby(names, key=lambda name: _sections.ALL[name].process):
+        session.run(list(group))
+    print(f"written: {asked.page}" if session.write() else "no section that needs a GPU could run: nothing is written")
     return 0
 
 
-def _is_worth_a_page(found: dict[str, dict[str, object]]) -> bool:
-    return any("rows" in result and not _sections.ALL[name].anywhere for name, result in found.items())
+class Session:
+    """What was found so far, by section: columns, rows, and why there are not all of them."""
+
+    def __init__(self, page_path: Path, limit_s: float) -> None:
+        """Start the clock."""
+        self.found: dict[str, dict[str, Any]] = {}
+        self._page = page_path
+        self._limit_s = limit_s
+        self._end = time.monotonic() + limit_s
+
+    def run(self, names: list[str]) -> None:
+        """Run sections in one process, and in a new one what is left after a crash or a hang."""
+        while names:
+            if time.monotonic() >= self._end:
+                for name in names:
+                    self._over(name, time.monotonic(), failed=f"not started: the session has used {self._limit_s:g} s")
+                return
+            names = names[self._run_process(names) :]
+
+    def _run_process(self, names: list[str]) -> int:
+        """Run one process; return how many sections are over."""
+        with tempfile.TemporaryFile("w+") as errors:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "benchmarks.gpu", "--inside", *names],
+                cwd=ROOT,
+                env={**os.environ, **_environment(names[0])},
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                start_new_session=True,
+            )
+            lines: queue.Queue[str | None] = queue.Queue()
+            threading.Thread(target=_read, args=(process, lines), daemon=True).start()
+            try:
+                return self._follow(process, lines, names, errors)
+            finally:
+                _end(process)
+
+    def _follow(self, process: Any, lines: queue.Queue[str | None], names: list[str], errors: Any) -> int:
+        began, limit_s = time.monotonic(), START_S
+        for over, name in enumerate(names):
+            found = self.found.setdefault(name, {})
+            while True:
+                now = time.monotonic()
+                wait_s = min(began + limit_s, self._end) - now
+                try:
+                    line = lines.get(timeout=max(wait_s, 0.0))
+                except queue.Empty:
+                    self._over(name, began, failed=f"stopped after {now - began:.0f} s")
+                    return over + 1
+                if line is None:
+                    process.wait()
+                    errors.seek(0)
+                    last = (errors.read().strip().splitlines() or ["it said nothing"])[-1]
+                    self._over(name, began, failed=f"ended with {process.returncode}: {last}")
+                    return over + 1
+                message = json.loads(line)
+                if message.pop("begin", False):
+                    began, limit_s = time.monotonic(), _sections.ALL[name].limit_s
+                elif message.pop("over", False):
+                    self._over(name, began, **message)
+                    break
+                else:
+                    found.setdefault("rows", [])
+                    if "columns" in message:
+                        found["columns"] = message["columns"]
+                    else:
+                        found["rows"].append(message["row"])
+                        self.write()
+            began, limit_s = time.monotonic(), START_S
+        return len(names)
+
+    def _over(self, name: str, began: float, **result: str) -> None:
+        found = self.found.setdefault(name, {})
+        found |= result
+        what = found.get("skipped") or found.get("failed") or f"{len(found.get('rows', ()))} row(s)"
+        print(f"{name:<14} {time.monotonic() - began:5.0f} s  {what}", flush=True)
+        self.write()
+
+    def write(self) -> bool:
+        """Write the page, if a section that needs a GPU has a row."""
+        worth = any(found.get("rows") and not _sections.ALL[name].anywhere for name, found in self.found.items())
+        if worth:
+            self._page.write_text(page(self.found), encoding="utf-8")
+        return worth
 
 
-def _inside(name: str) -> int:
-    try:
-        columns, rows = _sections.ALL[name].measure()
-        result: dict[str, object] = {"columns": columns, "rows": rows}
-    except _sections.UnavailableError as reason:
-        result = {"skipped": str(reason)}
-    print(MARK + json.dumps(result))
-    sys.stdout.flush()
-    return 0
-
-
-def run(name: str, limit_s: float) -> dict[str, object]:
-    """The result of one section: its columns and rows, or why there are none."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.gpu", "--inside", name],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'adapters'}", **_environment(name)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        output, errors = process.communicate(timeout=limit_s)
-    except subprocess.TimeoutExpired:
-        return {"failed": f"not done within {limit_s:.3g} s"}
-    finally:
-        _end(process)
-    for line in output.splitlines():
+def _read(process: subprocess.Popen[str], lines: queue.Queue[str | None]) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
         if line.startswith(MARK):
-            result: dict[str, object] = json.loads(line[len(MARK) :])
-            if process.returncode:
-                result["note"] = f"its process ended with {process.returncode}"
-            return result
-    last = (errors.strip().splitlines() or ["it said nothing"])[-1]
-    return {"failed": f"ended with {process.returncode}: {last}"}
+            lines.put(line[len(MARK) :])
+    lines.put(None)
 
 
 def _end(process: subprocess.Popen[str]) -> None:
@@ -113,10 +169,37 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def _environment(name: str) -> dict[str, str]:
-    return {"DEEP500_TIMING_PURE": "1"} if name in _sections.ALL and _sections.ALL[name].plain else {}
+    """The compiled packages first, if they are for this Python; then the tree."""
+    paths = [ROOT, ROOT / "adapters"]
+    if any(SITE.glob(f"deep500_timing/*.{sys.implementation.cache_tag}-*")):
+        paths.insert(0, SITE)
+    found = {"PYTHONPATH": os.pathsep.join(map(str, paths))}
+    return {**found, "DEEP500_TIMING_PURE": "1"} if _sections.ALL[name].process == "plain" else found
 
 
-def page(found: dict[str, dict[str, object]]) -> str:
+def _inside(names: Iterable[str]) -> int:
+    def say(**message: object) -> None:
+        print(MARK + json.dumps(message), flush=True)
+
+    for name in names:
+        say(begin=True)
+        try:
+            rows = iter(_sections.ALL[name].measure())
+            say(columns=next(rows))
+            for row in rows:
+                say(row=row)
+            say(over=True)
+        except _sections.UnavailableError as reason:
+            say(over=True, skipped=str(reason))
+        except Exception as error:
+            text = str(error).strip().splitlines() or [""]
+            say(over=True, failed=f"{type(error).__name__}: {text[0]}")
+    sys.stdout.flush()
+    # Without the exit handlers of a device that a section has broken.
+    os._exit(0)
+
+
+def page(found: dict[str, dict[str, Any]]) -> str:
     """What was found, as a page of tables."""
     lines = [
         "# On a GPU",
@@ -125,15 +208,16 @@ def page(found: dict[str, dict[str, object]]) -> str:
     ]
     for name, result in found.items():
         lines += ["", f"## {_sections.ALL[name].title}", ""]
-        if "rows" not in result:
-            lines.append(f"Not measured: {result.get('skipped') or result.get('failed')}")
-            continue
-        columns: list[str] = result["columns"]  # type: ignore[assignment]
-        rows: list[list[object]] = result["rows"]  # type: ignore[assignment]
-        lines += ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-        lines += ["| " + " | ".join(map(_text, row)) + " |" for row in rows]
-        if "note" in result:
-            lines += ["", str(result["note"])]
+        reason = result.get("skipped") or result.get("failed")
+        rows = result.get("rows")
+        if rows:
+            columns = result["columns"]
+            lines += ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+            lines += ["| " + " | ".join(map(_text, row)) + " |" for row in rows]
+            if reason:
+                lines += ["", f"Not complete: {reason}"]
+        else:
+            lines.append(f"Not measured: {reason}")
     return "\n".join(lines) + "\n"
 
 

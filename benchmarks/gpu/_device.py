@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -55,3 +57,21 @@ def spinner(torch: Any) -> Callable[[float], None]:
         torch.cuda.synchronize()
     per_second = cycles / start.elapsed_time(end) * 1e3
     return lambda seconds: torch.cuda._sleep(max(round(seconds * per_second), 1))
+
+
+SMALL = "DEEP500_TIMING_GPU_SMALL"
+
+
+def sized(normal: int, small: int) -> int:
+    """A size, or the one for a rehearsal without a GPU."""
+    return small if os.environ.get(SMALL) else normal
+
+
+def kineto(torch: Any) -> contextlib.AbstractContextManager[Any]:
+    """PyTorch's profiler of host and device; gives None in a rehearsal, whose device has no CUPTI."""
+    if os.environ.get(SMALL):
+        return contextlib.nullcontext()
+    found: contextlib.AbstractContextManager[Any] = torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    )
+    return found

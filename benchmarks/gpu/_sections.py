@@ -1,4 +1,4 @@
-"""The sections of a session on a GPU. Each returns the columns and rows of its table."""
+"""The sections of a session on a GPU. Each yields the columns of its table, then its rows as it gets them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.gpu._device import UnavailableError, need_cupy, need_torch, spinner
+from benchmarks.gpu import _nccl, _training
+from benchmarks.gpu._device import UnavailableError, kineto, need_cupy, need_torch, sized, spinner
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-    Table = tuple[list[str], list[list[Any]]]
+    Table = Iterator[list[Any]]
 
 __all__ = ["ALL", "Section", "UnavailableError"]
 
@@ -29,17 +30,17 @@ class Section:
 
     Attributes:
         title: Its heading.
-        measure: Gives the columns and the rows.
+        measure: Yields the columns and the rows.
         limit_s: How long it may take.
         anywhere: Whether it needs no GPU.
-        plain: Whether it runs in the plain form, where another of the same ran in whatever form there is.
+        process: Sections in a row that name the same one share a process. In ``plain`` nothing is compiled.
     """
 
     title: str
     measure: Callable[[], Table]
     limit_s: float = 60.0
     anywhere: bool = False
-    plain: bool = False
+    process: str = "alone"
 
 
 def machine() -> Table:
@@ -48,15 +49,14 @@ def machine() -> Table:
     import deep500_timing
 
     asked = "nvidia-smi --query-gpu=driver_version,clocks.max.sm --format=csv,noheader"
-    return ["what", "is"], [
-        ["GPU", torch.cuda.get_device_name()],
-        ["GPUs", torch.cuda.device_count()],
-        ["driver, highest clock", subprocess.getoutput(asked).splitlines()[0]],
-        ["PyTorch", torch.__version__],
-        ["CUDA", torch.version.cuda],
-        ["Python", sys.version.split()[0]],
-        ["form", "compiled" if deep500_timing.compiled else "plain"],
-    ]
+    yield ["what", "is"]
+    yield ["GPU", torch.cuda.get_device_name()]
+    yield ["GPUs", torch.cuda.device_count()]
+    yield ["driver, highest clock", subprocess.getoutput(asked).splitlines()[0]]
+    yield ["PyTorch", torch.__version__]
+    yield ["CUDA", torch.version.cuda]
+    yield ["Python", sys.version.split()[0]]
+    yield ["form", "compiled" if deep500_timing.compiled else "plain"]
 
 
 def tests() -> Table:
@@ -66,46 +66,54 @@ def tests() -> Table:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     said = done.stdout.strip().splitlines()
     failed = [[line.partition(" ")[2]] for line in said if line.startswith(("FAILED", "ERROR"))]
-    return ["result"], [[said[-1] if said else done.stderr[-200:]], *failed]
+    yield ["result"]
+    yield [said[-1] if said else done.stderr[-200:]]
+    yield from failed
 
 
 def truth() -> Table:
-    """Regions around kernels of known length, beside what CUPTI says of the same kernels."""
+    """Regions around kernels of known length, beside two bare events around the same and what Kineto says of them."""
     torch = need_torch()
-    from torch.profiler import ProfilerActivity, profile
-
     import deep500_timing_torch as timer
 
-    spin, tmr, rows = spinner(torch), timer.CPUGPUTimer("cuda"), []
+    yield ["asked", "region, median", "two bare events", "Kineto", "region − bare", "region − Kineto", "95 %"]
+    spin, tmr = spinner(torch), timer.CPUGPUTimer("cuda")
     for microseconds in (2, 10, 100, 1_000, 10_000, 50_000):
-        count, key = (20 if microseconds > 5_000 else 100), f"{microseconds} us"
+        count, key = sized(20 if microseconds > 5_000 else 100, 5), f"{microseconds} us"
+        bare = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(count)]
         spin(microseconds / 1e6)
         torch.cuda.synchronize()
-        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-            spin(0.02)  # the host gets ahead, so that events and kernels lie back to back
-            for _ in range(count):
+        with kineto(torch) as profiler:
+            spin(0.02)  # The host gets ahead, so that events and kernels lie back to back.
+            for start, end in bare:
                 with tmr.region(key, gpu=True):
                     spin(microseconds / 1e6)
+                start.record()
+                spin(microseconds / 1e6)
+                end.record()
             torch.cuda.synchronize()
-        on_device = [event for event in profiler.events() if event.device_type.name == "CUDA" and "spin" in event.name]
-        kernels = [float(event.time_range.elapsed_us()) for event in on_device][-count:]
+        events = [] if profiler is None else profiler.events()
+        on_device = [event for event in events if event.device_type.name == "CUDA" and "spin" in event.name]
+        kernels = [float(event.time_range.elapsed_us()) for event in on_device][-2 * count :]
         mine = [seconds * 1e6 for seconds in tmr.get_time(key, gpu=True)]
-        if len(kernels) != count:
-            rows.append([microseconds, len(kernels), None, statistics.median(mine), None, None])
+        region, two = statistics.median(mine), statistics.median(start.elapsed_time(end) * 1e3 for start, end in bare)
+        if len(kernels) != 2 * count:  # Kineto has seen none, or has lost some.
+            yield [microseconds, region, two, None, region - two, None, None]
             continue
-        over = sorted(region - kernel for region, kernel in zip(mine, kernels, strict=True))
-        middle, most = over[count // 2], over[int(0.95 * count)]
-        rows.append([microseconds, count, statistics.median(kernels), statistics.median(mine), middle, most])
-    return ["asked", "kernels", "CUPTI, median", "region, median", "region − CUPTI, median", "95 %"], rows
+        over = sorted(whole - inner for whole, inner in zip(mine, kernels[::2], strict=True))
+        kernel = statistics.median(kernels[::2])
+        yield [microseconds, region, two, kernel, region - two, over[count // 2], over[int(0.95 * count)]]
 
 
 def cost() -> Table:
-    """A pair of start and end beside two bare events, in turn, the least of many."""
+    """A pair of start and end beside two bare events, in turn, the least of many: on an idle GPU and on a busy one."""
     torch = need_torch()
     import deep500_timing
     import deep500_timing_torch as timer
 
-    stream = torch.cuda.current_stream()
+    form = "compiled" if deep500_timing.compiled else "plain"
+    yield ["what", "form", "GPU", "ns", "of two bare records"]
+    spin, stream = spinner(torch), torch.cuda.current_stream()
     first, second = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     tmr, named = timer.CPUGPUTimer(keep_last=100), timer.CPUGPUTimer("cuda:0", keep_last=100)
 
@@ -126,24 +134,45 @@ def cost() -> Table:
         "start and end, gpu=True": pair(tmr, gpu=True),
         "start and end, gpu=True, device by number": pair(named, gpu=True),
     }
-    least = dict.fromkeys(cases, float("inf"))
-    for _ in range(200):
-        for name, call in cases.items():
-            began = time.perf_counter_ns()
-            for _ in range(50):
-                call()
-            least[name] = min(least[name], (time.perf_counter_ns() - began) / 50)
-            torch.cuda.synchronize()
-    base = least["two records of torch.cuda.Event"]
-    form = "compiled" if deep500_timing.compiled else "plain"
-    return ["what", "form", "ns", "of two bare records"], [[name, form, ns, ns / base] for name, ns in least.items()]
+    for is_busy in (False, True):
+        least = dict.fromkeys(cases, float("inf"))
+        for _ in range(sized(200, 10)):
+            for name, call in cases.items():
+                if is_busy:
+                    spin(0.002)
+                began = time.perf_counter_ns()
+                for _ in range(50):
+                    call()
+                least[name] = min(least[name], (time.perf_counter_ns() - began) / 50)
+                torch.cuda.synchronize()
+        base = least["two records of torch.cuda.Event"]
+        for name, ns in least.items():
+            yield [name, form, "busy" if is_busy else "idle", ns, ns / base]
+    began = time.perf_counter_ns()
+    for _ in range(10_000):
+        with tmr.region("region", gpu=True):
+            pass
+    yield [
+        "one of 10 000 regions in a loop, the GPU following",
+        form,
+        "busy",
+        (time.perf_counter_ns() - began) / 1e4,
+        None,
+    ]
+    torch.cuda.synchronize()
+    for name, call in {
+        "Event.query": first.query,
+        "Event.elapsed_time": lambda: first.elapsed_time(second),
+    }.items():
+        began = time.perf_counter_ns()
+        for _ in range(1000):
+            call()
+        yield [name, form, "idle", (time.perf_counter_ns() - began) / 1e3, None]
 
 
 def calls() -> Table:
     """Every call of the CUDA runtime that 2 000 regions make."""
     torch = need_torch()
-    from torch.profiler import ProfilerActivity, profile
-
     import deep500_timing_torch as timer
 
     tmr = timer.CPUGPUTimer("cuda")
@@ -151,14 +180,18 @@ def calls() -> Table:
         with tmr.region("warm", gpu=True):
             pass
     torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+    with kineto(torch) as profiler:
         for _ in range(2000):
             with tmr.region("region", gpu=True):
                 pass
         tmr.snapshot()
+    if profiler is None:
+        raise UnavailableError("needs CUPTI, which the rehearsal does not have")
     counted = Counter(event.name for event in profiler.events() if event.name.startswith(("cuda", "cu")))
     counted.setdefault("any …Synchronize", sum(n for name, n in counted.items() if "Synchronize" in name))
-    return ["call", "times", "for each region"], [[name, n, n / 2000] for name, n in counted.most_common()]
+    yield ["call", "times", "for each region"]
+    for name, n in counted.most_common():
+        yield [name, n, n / 2000]
 
 
 def memory() -> Table:
@@ -166,17 +199,17 @@ def memory() -> Table:
     torch = need_torch()
     import deep500_timing_torch as timer
 
-    tmr, rows = timer.CPUGPUTimer(keep_last=100), []
+    yield ["regions", "events", "resident MiB", "reserved on the GPU, MiB"]
+    tmr, total = timer.CPUGPUTimer(keep_last=100), sized(300_000, 30_000)
     data = torch.zeros(1024, device="cuda")
     began = time.perf_counter()
-    for number in range(300_001):
+    for number in range(total + 1):
         with tmr.region("region", gpu=True):
             data += 1
-        if number % 100_000 == 0:
+        if number % (total // 3) == 0:
             resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
-            rows.append([number, tmr.device.events, resident, torch.cuda.memory_reserved() / 2**20])
-    rows.append([f"{time.perf_counter() - began:.1f} s", tmr.device.events, None, None])
-    return ["regions", "events", "resident MiB", "reserved on the GPU, MiB"], rows
+            yield [number, tmr.device.events, resident, torch.cuda.memory_reserved() / 2**20]
+    yield [f"{time.perf_counter() - began:.1f} s", tmr.device.events, None, None]
 
 
 def captures() -> Table:
@@ -218,7 +251,7 @@ def captures() -> Table:
         "regions, another thread": on_thread(regions),
         "get_time, another thread": on_thread(lambda: tmr.get_time("outside", gpu=True)),
     }
-    rows = []
+    yield ["while capturing", "global", "thread_local", "relaxed"]
     for name, what in cases.items():
         row: list[Any] = [name]
         for mode in ("global", "thread_local", "relaxed"):
@@ -236,8 +269,7 @@ def captures() -> Table:
                 row.append("alive")
             except Exception as error:
                 row.append(f"dead: {str(error).splitlines()[0][:60]}")
-        rows.append(row)
-    return ["while capturing", "global", "thread_local", "relaxed"], rows
+        yield row
 
 
 def _program(text: str) -> subprocess.CompletedProcess[str]:
@@ -247,7 +279,7 @@ def _program(text: str) -> subprocess.CompletedProcess[str]:
 def fork() -> Table:
     """Whether a child that was forked after this may start CUDA."""
     need_torch()
-    rows = []
+    yield ["the parent did", "the child may use CUDA"]
     for what in ("pass", "timer.CPUGPUTimer()", "timer.SynchronizedWallClockTimer()", "torch.cuda.is_available()"):
         done = _program(
             "import os, torch, deep500_timing_torch as timer\n"
@@ -259,8 +291,7 @@ def fork() -> Table:
             "    os._exit(0)\n"
             "os.waitpid(pid, 0)\n"
         )
-        rows.append([what, done.stdout.strip() or done.stderr.strip()[-100:]])
-    return ["the parent did", "the child may use CUDA"], rows
+        yield [what, done.stdout.strip() or done.stderr.strip()[-100:]]
 
 
 def exits() -> Table:
@@ -273,47 +304,10 @@ def exits() -> Table:
         "ends": use,
         "ends, a forked child by sys.exit": use + "pid = os.fork()\nif pid == 0: sys.exit(0)\nos.waitpid(pid, 0)\n",
     }
-    rows = []
+    yield ["the process", "exit status", "lines on stderr", "beginning with"]
     for name, text in cases.items():
         done = _program(text)
-        rows.append([name, done.returncode, len(done.stderr.splitlines()), done.stderr.strip()[:100] or "nothing"])
-    return ["the process", "exit status", "lines on stderr", "beginning with"], rows
-
-
-def collectives() -> Table:
-    """Asynchronous operations that are issued together, beside the backend's own durations (one rank)."""
-    torch = need_torch()
-    import torch.distributed as dist
-
-    if not dist.is_nccl_available():
-        raise UnavailableError("this PyTorch has no NCCL")
-    from deep500_timing_torch import comm
-
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29571", RANK="0", WORLD_SIZE="1")
-    dist.init_process_group("nccl", device_id=torch.device("cuda:0"))
-    # Gathers into another tensor: in place, NCCL launches nothing in a world of one.
-    full, shard = torch.empty(1 << 28, device="cuda"), torch.ones(1 << 28, device="cuda")
-    dist.all_gather_into_tensor(full, shard)
-    dist.GroupMember.WORLD._enable_collectives_timing()  # pyright: ignore[reportOptionalMemberAccess]
-    torch.cuda.synchronize()
-    before = torch.cuda.max_memory_reserved()
-    comm.reset_log()
-    works = [comm.all_gather_into_tensor(full, shard, async_op=True) for _ in range(6)]
-    for work in works:
-        work.wait()
-    torch.cuda.synchronize()
-    found = comm.summary(wait=True)
-    times = found.find("all_gather_into_tensor")
-    mean_s = None if times is None else times.mean_s
-    rows: list[list[object]] = [
-        ["six all_gather of 1 GiB issued together, mean", None if mean_s is None else mean_s * 1e6],
-        ["the backend's own durations, mean", statistics.mean(work._get_duration() * 1e3 for work in works)],
-        ["upper bound", times is not None and times.upper_bound],
-        ["timed", found.device_times],
-        ["reserved more, MiB", (torch.cuda.max_memory_reserved() - before) / 2**20],
-    ]
-    dist.destroy_process_group()
-    return ["measurement", "µs, or as said"], rows
+        yield [name, done.returncode, len(done.stderr.splitlines()), done.stderr.strip()[:100] or "nothing"]
 
 
 def context() -> Table:
@@ -335,15 +329,15 @@ def context() -> Table:
         with tmr.region("region", gpu=True):
             pass
     tmr.complete_all()
-    rows = [["GPUs used by the process", before, seen()]]
+    yield ["what", "before", "after"]
+    yield ["GPUs used by the process", before, seen()]
     torch.cuda.set_device(0)
     tmr = timer.CPUGPUTimer()
     tmr.start("across", gpu=True)
     torch.cuda.set_device(1)
     tmr.end("across", gpu=True)
     tmr.snapshot()
-    rows.append(["current device, after a region across set_device", 1, torch.cuda.current_device()])
-    return ["what", "before", "after"], rows
+    yield ["current device, after a region across set_device", 1, torch.cuda.current_device()]
 
 
 def gil() -> Table:
@@ -382,10 +376,15 @@ def gil() -> Table:
         spin(0.0005)
         events[2 * number + 1].record()
 
-    cases = {"kernels alone": lambda number: spin(0.0005), "regions": timed, "bare torch.cuda.Event": bare}
-    return ["2 000 kernels of 0.5 ms", "longest standstill of another thread, ms"], [
-        [name, longest(launch)] for name, launch in cases.items()
-    ]
+    cases: dict[str, Callable[[int], Any]] = {
+        "nothing, so the watcher's own": lambda number: time.sleep(0.0005),
+        "kernels alone": lambda number: spin(0.0005),
+        "regions": timed,
+        "bare torch.cuda.Event": bare,
+    }
+    yield ["2 000 kernels of 0.5 ms", "longest standstill of another thread, ms"]
+    for name, launch in cases.items():
+        yield [name, longest(launch)]
 
 
 def cupy() -> Table:
@@ -408,20 +407,21 @@ def cupy() -> Table:
         check=False,
     )
     said = done.stdout.strip().splitlines()
-    return ["result"], [[line] for line in said if line.startswith(("FAILED", "ERROR"))] + [
-        [said[-1] if said else done.stderr[-200:]]
-    ]
+    yield ["result"]
+    yield from ([line] for line in said if line.startswith(("FAILED", "ERROR")))
+    yield [said[-1] if said else done.stderr[-200:]]
 
 
 def anchors() -> Table:
-    """One minute of regions on an idle stream: where they are placed against where the host saw them."""
+    """Regions on an idle stream for five minutes: where they are placed against where the host saw them."""
     torch = need_torch()
     import deep500_timing_torch as timer
 
+    yield ["s", "regions", "before the host began them, at most", "after the host saw them done", "stated uncertainty"]
     spin, tmr = spinner(torch), timer.CPUGPUTimer("cuda")
-    bounds = []
-    began = time.monotonic()
-    while time.monotonic() - began < 60:
+    bounds: list[tuple[int, int]] = []
+    began, shown = time.monotonic(), 0.0
+    while shown < sized(300, 6):
         torch.cuda.synchronize()
         low_ns = time.perf_counter_ns()
         with tmr.region("region", gpu=True):
@@ -429,15 +429,13 @@ def anchors() -> Table:
         torch.cuda.synchronize()
         bounds.append((low_ns, time.perf_counter_ns()))
         time.sleep(0.02)
-    placed = tmr.intervals("region", gpu=True)
-    early = [low - start for (low, _), (start, _) in zip(bounds, placed.tolist(), strict=True)]
-    late = [end - high for (_, high), (_, end) in zip(bounds, placed.tolist(), strict=True)]
-    return ["over a minute", "µs"], [
-        ["regions", len(bounds)],
-        ["placed before the host began them, at most", max(early) / 1e3],
-        ["placed after the host saw them done, at most", max(late) / 1e3],
-        ["uncertainty that is stated", tmr.device.uncertainty_ns / 1e3],
-    ]
+        if time.monotonic() - began - shown < sized(30, 3):
+            continue
+        shown = time.monotonic() - began
+        placed = tmr.intervals("region", gpu=True).tolist()
+        early = max(low - start for (low, _), (start, _) in zip(bounds, placed, strict=True)) / 1e3
+        late = max(end - high for (_, high), (_, end) in zip(bounds, placed, strict=True)) / 1e3
+        yield [shown, len(bounds), early, late, tmr.device.uncertainty_ns / 1e3]
 
 
 def drift() -> Table:
@@ -445,7 +443,7 @@ def drift() -> Table:
     from deep500_timing import Timer
     from deep500_timing.testing import ManualDeviceClock
 
-    rows = []
+    yield ["clocks part by, ppm", "largest error", "uncertainty that is stated"]
     for parts_per_million in (0, 5, 20, 40):
         device = ManualDeviceClock()
 
@@ -465,26 +463,32 @@ def drift() -> Table:
             device.advance(0.1)
         placed = tmr.intervals("region", gpu=True)[:, 0].tolist()
         worst = max(abs(place - truth) for place, truth in zip(placed, true, strict=True))
-        rows.append([parts_per_million, worst / 1e3, tmr.device.uncertainty_ns / 1e3])
-    return ["clocks part by, ppm", "largest error", "uncertainty that is stated"], rows
+        yield [parts_per_million, worst / 1e3, tmr.device.uncertainty_ns / 1e3]
 
 
 ALL = {
-    "machine": Section("The machine", machine, 150),
-    "captures": Section("What a capture lives through", captures, 90),
-    "truth": Section("Regions against CUPTI", truth),
-    "calls": Section("Calls of the CUDA runtime in 2 000 regions", calls),
-    "cost": Section("Cost of a pair", cost),
-    "cost-plain": Section("Cost of a pair, in the plain form", cost, plain=True),
-    "memory": Section("Events and memory over 3·10⁵ regions", memory, 90),
-    "fork": Section("Forked children", fork, 120),
-    "exits": Section("The end of the process", exits),
+    "machine": Section("The machine", machine, process="main"),
+    "step": Section("A training step, timed and untimed", _training.step, 90, process="main"),
+    "cost": Section("Cost of a pair", cost, process="main"),
+    "truth": Section("Regions, bare events and Kineto", truth, process="main"),
+    "mfu": Section("MFU beside a timed product", _training.mfu, process="main"),
+    "layers": Section("Layers beside torch.profiler", _training.layers, process="main"),
+    "nvml": Section("Cost of NVML", _training.nvml, process="main"),
+    "recorder": Section("NCCL: the flight recorder beside _get_duration", _nccl.recorder, process="nccl"),
+    "held": Section("NCCL: memory of asynchronous gathers", _nccl.held, process="nccl"),
+    "parallel": Section("DDP and FSDP2 in a world of one", _nccl.parallel, process="nccl"),
+    "step-compiled": Section('A step under torch.compile(mode="reduce-overhead")', _training.step_compiled, 120),
+    "cost-plain": Section("Cost of a pair, in the plain form", cost, process="plain"),
+    "captures": Section("What a capture lives through", captures, process="more"),
+    "calls": Section("Calls of the CUDA runtime in 2 000 regions", calls, process="more"),
+    "memory": Section("Events and memory over many regions", memory, 90, process="more"),
+    "gil": Section("A full launch queue", gil, process="more"),
     "context": Section("Devices and contexts", context),
-    "collectives": Section("Collectives that are issued together", collectives),
-    "gil": Section("A full launch queue", gil),
-    "cupy": Section("CuPy's clock", cupy),
-    "anchors": Section("The place of a region, one minute", anchors, 90),
+    "fork": Section("Forked children", fork, 120, process="programs"),
+    "exits": Section("The end of the process", exits, process="programs"),
+    "cupy": Section("CuPy's clock", cupy, process="programs"),
+    "tests": Section("The tests marked gpu", tests, 150, process="programs"),
     "drift": Section("The place of a region, ten minutes simulated", drift, anywhere=True),
-    "tests": Section("The tests marked gpu", tests, 240),
+    "anchors": Section("The place of a region, five minutes", anchors, 320),
 }
-"""What decides whether times are right first; the tests last, as a compiler takes its time there."""
+"""Ordered by worth. The last takes what is left of the time, and each of its rows stands alone."""
