@@ -113,7 +113,7 @@ class Session:
                 try:
                     line = lines.get(timeout=max(wait_s, 0.0))
                 except queue.Empty:
-                    self._over(name, began, failed=f"stopped after {now - began:.0f} s")
+                    self._over(name, began, failed=f"stopped after {time.monotonic() - began:.0f} s")
                     return over + 1
                 if line is None:
                     process.wait()
