@@ -64,7 +64,7 @@ def tests() -> Table:
     need_torch()
     command = ["make", "test-gpu", f"GPU_PYTHON={sys.executable}", "PYTEST_ARGS=-q -p no:cacheprovider"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    said = done.stdout.strip().splitlines()
+    said = [line for line in done.stdout.strip().splitlines() if not line.startswith("make")]
     failed = [[line.partition(" ")[2]] for line in said if line.startswith(("FAILED", "ERROR"))]
     yield ["result"]
     yield [said[-1] if said else done.stderr[-200:]]
