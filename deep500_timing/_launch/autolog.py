@@ -83,6 +83,11 @@ class Autolog:
         """The log of this process; None before :meth:`begin`."""
         return None if self._timer is None else self._timer.run
 
+    def prepare(self) -> None:
+        """Import what :meth:`begin` needs, which takes tens of milliseconds: call it before the first step."""
+        import deep500_timing.runs._attach
+        import deep500_timing.runs._ends  # noqa: F401
+
     def begin(self) -> None:
         """Say that this process trains: call it at each optimizer step, and when the process joins a process group.
 

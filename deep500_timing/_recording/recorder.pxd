@@ -283,6 +283,7 @@ cdef class Recorder:
     cpdef Intervals _new_intervals(self)
     cdef int64_t _read_clock(self) except? -1
     cpdef Region _find(self, object key)
+    cpdef _keep(self, object key, int64_t start_ns, int64_t end_ns)
     cdef ThreadRegions _enter_thread(self)
     @cython.locals(free=ThreadRegions)
     cdef ThreadRegions _reuse_regions(self, unsigned long ident)

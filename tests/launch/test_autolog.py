@@ -71,7 +71,7 @@ def state():
 log.close()
 import torch._dynamo
 """
-    program += TRAIN + "before = state()\nlog = t.autolog(sys.argv[0] + 'x', quiet=True)\n"
+    program += TRAIN + "before = state()\nlog = t.autolog(log.folder + 'x', quiet=True)\n"
     program += "during = state()\nsteps(); net.eval(); log.close()\nafter = state()\n"
     program += "print(before == after, before == during, log.timer().get_time_stats('BATCH').count)"
     said, _ = printed(forks, tmp_path, program)

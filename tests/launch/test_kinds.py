@@ -38,7 +38,7 @@ failed = sum(times.failed + times.discarded + times.running for times in timer.s
 with open(sys.argv[2] + ".found", "w") as file:
     json.dump({"regions": found, "failed": failed}, file)
 """
-GAPS = {"loss", "after IO", "after BACKWARD", "after optimizer", "after FORWARD (no grad)"}
+BETWEEN = {"prepare batch", "loss", "gradients", "between steps", "other code"}
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,7 @@ def share_named(regions, *, with_gaps):
     inner = sorted(
         tuple(span)
         for name, spans in regions.items()
-        if name not in ("BATCH", "EPOCH") and (with_gaps or name not in GAPS)
+        if name not in ("BATCH", "EPOCH") and (with_gaps or name not in BETWEEN)
         for span in spans
     )
     whole = covered = 0

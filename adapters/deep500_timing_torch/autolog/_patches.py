@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import functools
 import sys
-from _thread import get_ident
 from concurrent.futures import Future
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.compiler import is_compiling
 from torch.optim import optimizer as optim
 from torch.utils.data import dataloader
 
 from deep500_timing.adapters import after_import, warn_once
-from deep500_timing_torch.autolog._steps import BACKWARD, IO
+from deep500_timing_torch.autolog._steps import EVENTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,6 +34,7 @@ _CHECKPOINTS = (
 )
 """What writes a checkpoint: the module to wait for, the owner, and its functions."""
 _ABSENT = object()
+IO, BACKWARD, GRAD = (EVENTS[name] for name in ("IO", "BACKWARD", "autograd.grad"))
 
 
 class Patches:
@@ -50,7 +51,7 @@ class Patches:
         self.put(dataloader._BaseDataLoaderIter, "__next__", self._next)
         self.put(dataloader.DataLoader, "__iter__", self._iter)
         self.put(torch.autograd, "backward", functools.partial(self._backward, BACKWARD))
-        self.put(torch.autograd, "grad", functools.partial(self._backward, "autograd.grad"))
+        self.put(torch.autograd, "grad", functools.partial(self._backward, GRAD))
         self.put(torch.nn.Module, "eval", self._eval)
         self.put(torch, "save", self._save)
         if torch.backends.cuda.is_built() or torch.backends.mps.is_built():  # type: ignore[no-untyped-call]
@@ -108,29 +109,21 @@ class Patches:
         return iterate
 
     def _next(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        steps = self._steps
+        steps, begin, end = self._steps, self._steps.begin, self._steps.end
 
         def fetch(iterator: Any) -> Any:
-            here = steps.is_here()
-            if here:
-                steps.thread = steps.thread or get_ident()
-                steps.enter(IO)
-            region = steps.regions[IO]
-            region.start()
+            here = begin(IO)
             try:
                 data = original(iterator)
             except BaseException as error:
                 hide(error)
                 if isinstance(error, StopIteration):
-                    steps.timer.cancel(IO)
+                    steps.timer.cancel("IO")
                     self._end_of_data(iterator, here)
                 else:
-                    steps.timer.fail(IO)
-                    steps.depth = 0 if here else steps.depth
+                    steps.fail(IO, here)
                 raise
-            region.end()
-            if here:
-                steps.leave(IO)
+            end(IO, here)
             return data
 
         return fetch
@@ -163,39 +156,30 @@ class Patches:
 
     # --- backward and optimizers -------------------------------------------------------------------------------------
 
-    def _backward(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        steps = self._steps
+    def _backward(self, event: int, original: Callable[..., Any]) -> Callable[..., Any]:
+        steps, begin, end = self._steps, self._steps.begin, self._steps.end
 
         def backward(*args: Any, **kwargs: Any) -> Any:
             if steps.in_backward or steps.in_forward:
                 return original(*args, **kwargs)
-            here = steps.is_here()
-            if here:
-                steps.enter(BACKWARD)
-            steps.in_backward, region = True, steps.regions[name]
-            region.start()
+            here = begin(event)
             try:
                 result = original(*args, **kwargs)
             except BaseException as error:
                 hide(error)
-                steps.timer.fail(name)
-                steps.in_backward, steps.depth = False, 0 if here else steps.depth
+                steps.fail(event, here)
                 raise
-            region.end()
-            steps.in_backward = False
-            if here:
-                steps.leave(BACKWARD)
-                steps.end_backward()
+            end(event, here)
             return result
 
         return backward
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not torch.compiler.is_compiling():
+        if not is_compiling():
             self._steps.begin_step(optimizer)
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not torch.compiler.is_compiling():
+        if not is_compiling():
             self._steps.end_step(optimizer)
 
     # --- evaluation, checkpoints, ranks ------------------------------------------------------------------------------

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import functools
 import gc
-from _thread import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.modules import module as modules
+from torch.nn.modules.loss import _Loss
 
 from deep500_timing_torch.autolog._patches import hide
-from deep500_timing_torch.autolog._steps import FORWARD, NO_GRAD
+from deep500_timing_torch.autolog._steps import EVENTS
 
 if TYPE_CHECKING:
     from deep500_timing_torch.autolog._steps import Steps
+
+FORWARD, NO_GRAD = EVENTS["FORWARD"], EVENTS["FORWARD (no grad)"]
 
 
 class Roots:
@@ -53,10 +55,19 @@ class Roots:
             self._watch(kind)
 
     def _watch(self, kind: Any) -> None:
-        if kind is torch.nn.Module or issubclass(kind, torch.jit.ScriptModule):
-            return
+        if kind is torch.nn.Module or issubclass(kind, (torch.jit.ScriptModule, _Loss)):
+            return  # a criterion is part of the loss
+        if not self._watched:  # the program makes a model, so it may train
+            self._steps.log.prepare()
         self._watched[kind] = self._steps.steps
         steps, own = self._steps, vars(kind).get("__call__")
+        begin, end, called_model, counts_as_evaluation = (
+            steps.begin,
+            steps.end,
+            steps.called,
+            steps.counts_as_evaluation,
+        )
+        is_grad_enabled = torch.is_grad_enabled
 
         @functools.wraps(own or torch.nn.Module.__call__)
         def called(module: Any, *args: Any, **kwargs: Any) -> Any:
@@ -65,26 +76,17 @@ class Roots:
                 return call(*args, **kwargs)
             if kind not in self._known:
                 self._found(kind, module)
-            here, evaluates = steps.is_here(), steps.counts_as_evaluation(module.training, torch.is_grad_enabled())
-            name, depth = NO_GRAD if evaluates else FORWARD, steps.depth
-            if here:
-                if not evaluates:
-                    steps.thread = steps.thread or get_ident()
-                steps.enter(name)
-            steps.in_forward, region = True, steps.regions[name]
-            region.start()
+            evaluates = counts_as_evaluation(module.training, is_grad_enabled())
+            event = NO_GRAD if evaluates else FORWARD
+            here = begin(event)
             try:
                 result = call(*args, **kwargs)
             except BaseException as error:
                 hide(error)
-                steps.timer.fail(name)
-                steps.in_forward, steps.depth = False, depth
+                steps.fail(event, here)
                 raise
-            region.end()
-            steps.in_forward = False
-            if here:
-                steps.leave(name)
-            steps.called(module, evaluates)
+            end(event, here)
+            called_model(module, evaluates)
             return result
 
         called._torchdynamo_inline = own or torch.nn.Module.__call__  # type: ignore[attr-defined]

@@ -6,37 +6,48 @@ end of the next, so that accumulated micro-batches are one. It ends early at an 
 the data; the time of these is no BATCH's. Where several optimizers step, as in a GAN, it ends when data is fetched, or
 when one of them steps again.
 
-The time between two events is a region by what came before it: ``loss`` after FORWARD, ``after BACKWARD`` (clipping,
-unscaling), ``after optimizer`` (schedules, logging), ``after IO``.
+The time between two events is a region by what came before it and what comes after it, see ``BETWEEN``.
 
 Events of the thread that trains make BATCHes. On other threads each region stands alone.
+
+This module runs as plain Python and, with the C types of ``_steps.pxd``, compiled: each step of the program passes
+through it ten times.
 """
 
 from __future__ import annotations
 
 from _thread import get_ident
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
 from weakref import ref
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
+    import cython
     import torch
 
     from deep500_timing import Autolog, Timer
+else:
+    from deep500_timing._base import cython_stub as cython
 
-IO, COPY, FORWARD, NO_GRAD, BACKWARD, STEP = "IO", "copy", "FORWARD", "FORWARD (no grad)", "BACKWARD", "optimizer"
-GAPS = {
-    IO: "after IO",
-    COPY: "after IO",
-    FORWARD: "loss",
-    NO_GRAD: "after FORWARD (no grad)",
-    BACKWARD: "after BACKWARD",
-    STEP: "after optimizer",
-}
-"""The region between an event and the next, by the event."""
-_PHASES = (IO, COPY, FORWARD, NO_GRAD, BACKWARD, STEP, "autograd.grad", "CHECKPOINT", "VALIDATION", "compile")
+if not cython.compiled:
+    clock_ns = perf_counter_ns
+    thread_id = get_ident
+
+IO, COPY, FORWARD, NO_GRAD, BACKWARD, GRAD, STEP = range(7)
+"""The events."""
+NAMES = ("IO", "copy", "FORWARD", "FORWARD (no grad)", "BACKWARD", "autograd.grad", "optimizer")
+"""The region of each event."""
+EVENTS = dict(zip(NAMES, range(7), strict=True))
+"""The events by their regions, for other modules: compiled, the constants above are C integers."""
+PREPARE, LOSS, GRADIENTS, NEXT, OTHER = "prepare batch", "loss", "gradients", "between steps", "other code"
+BETWEEN = (PREPARE, LOSS, GRADIENTS, NEXT, OTHER)
+"""The regions between two events: data and a model, a model and BACKWARD, BACKWARD and the optimizer's step (clipping,
+unscaling), that step and what follows it (schedules, logging, an environment), and any other two."""
+_MORE = ("CHECKPOINT", "VALIDATION", "compile")
+_NONE = -1
 _UNHOOKED = "an optimizer without hooks"
 
 
@@ -68,7 +79,9 @@ class Steps:
         """Events of that thread that are open."""
         self.in_forward = self.in_backward = False
         self.steps = 0
-        self._last = ""
+        self.regions: dict[str, Any] = {}
+        self._by_event: list[Any] = []
+        self._last = _NONE
         self._last_ns = 0
         self._batch_ns = 0
         self._ended_ns = 0
@@ -85,6 +98,7 @@ class Steps:
         self._model: Callable[[], Any] = _no_model
         self._probe: tuple[torch.Tensor, int, int, int] | None = None
         self._off: frozenset[str] = frozenset()
+        self._begin_log = log.begin
         self._refresh()
         log.when_changed(self._refresh)
         log.before_report(self.finish)
@@ -94,13 +108,13 @@ class Steps:
     def _refresh(self) -> None:
         self._off = self.log.taken | self.log.claimed
         if "BATCH" in self._off:  # another divides it
-            self._off |= {*GAPS.values(), "EPOCH (start)"}
-        self.regions: dict[str, Any] = {
-            name: NoRegion() if name in self._off else self.timer.region(name, gpu=self._gpu(name)) for name in _PHASES
+            self._off |= {*BETWEEN, "EPOCH (start)"}
+        on_device = {NAMES[event] for event in (FORWARD, NO_GRAD, BACKWARD, STEP)} if self.on_device else ()
+        self.regions = {
+            name: NoRegion() if name in self._off else self.timer.region(name, gpu=name in on_device)
+            for name in (*NAMES, *_MORE)
         }
-
-    def _gpu(self, name: str) -> bool:
-        return self.on_device and name in (FORWARD, NO_GRAD, BACKWARD, STEP)
+        self._by_event = [self.regions[name] for name in NAMES]
 
     def find_device(self, parameters: Any) -> None:
         """Time on the accelerator from now on if a parameter is there. Asks no driver."""
@@ -110,41 +124,101 @@ class Steps:
 
     def record(self, name: str, start_ns: int, end_ns: int) -> None:
         """Keep a region that lies in the past, unless another records it."""
-        if name not in self._off and end_ns > start_ns > 0:
-            self.timer.record(name, start_ns, end_ns)
+        if end_ns > start_ns > 0 and name not in self._off:
+            self.timer._keep(name, start_ns, end_ns)
 
     def is_here(self) -> bool:
         """Whether the caller is the thread that trains, and in no event."""
-        return not self.depth and (self.thread == get_ident() or not self.thread)
+        return not self.depth and (self.thread == 0 or self.thread == thread_id())
 
-    # --- events of the thread that trains ----------------------------------------------------------------------------
+    # --- events ------------------------------------------------------------------------------------------------------
 
-    def enter(self, what: str) -> None:
-        """An event begins: what lies between the last one and this is a region."""
-        now = perf_counter_ns()
-        if self._probe is not None and what in (IO, FORWARD, NO_GRAD):
+    def begin(self, event: int) -> bool:
+        """An event begins: a wait for data, a call of a model, a backward pass.
+
+        Returns:
+            Whether it is of the thread that trains, and in no other event.
+        """
+        here = not self.depth and (self.thread == 0 or self.thread == thread_id())
+        if here:
+            if event in (IO, FORWARD):
+                self.thread = thread_id()
+            self._enter(event)
+        if event in (FORWARD, NO_GRAD):
+            self.in_forward = True
+        elif event != IO:
+            self.in_backward = True
+        self._by_event[event].start()
+        return here
+
+    def end(self, event: int, here: bool) -> None:
+        """It ends.
+
+        Args:
+            event: The same.
+            here: What :meth:`begin` returned.
+        """
+        self._by_event[event].end()
+        if event in (FORWARD, NO_GRAD):
+            self.in_forward = False
+        elif event != IO:
+            self.in_backward = False
+        if here:
+            self._leave(event)
+            if event in (BACKWARD, GRAD):
+                self._end_backward()
+
+    def fail(self, event: int, here: bool) -> None:
+        """It has raised an error."""
+        self.timer.fail(NAMES[event])
+        if event in (FORWARD, NO_GRAD):
+            self.in_forward = False
+        elif event != IO:
+            self.in_backward = False
+        if here:
+            self.depth = 0
+
+    @cython.locals(now=cython.longlong)  # type: ignore[untyped-decorator, unused-ignore]
+    def _enter(self, event: int) -> None:
+        # What lies between the last event and this one is a region.
+        now = clock_ns()
+        if self._probe is not None and event in (IO, FORWARD, NO_GRAD):
             self._look_for_a_step(now)
         self._begins_batch = False
-        if what == IO:
+        if event == IO:
             self._fetched_ns = now
             self._begins_batch = not (self._eval_ns or (self._batch_ns and not self._ended_ns))
             if self._begins_batch:
                 self._end_batch()
-        elif what != NO_GRAD and self._eval_ns:
-            self._end_of_evaluation(what, now)
+        elif event != NO_GRAD and self._eval_ns:
+            self._end_of_evaluation(event, now)
         if self._batch_ns:
-            if self._last:
-                self.record(GAPS[self._last], self._last_ns, now)
+            self._record_between(event, now)
         elif not self._eval_ns:
             self._batch_ns = now
         self.depth = 1
 
-    def leave(self, what: str) -> None:
-        """It ends."""
+    def _leave(self, event: int) -> None:
         self.depth = 0
-        self._last, self._last_ns = what, perf_counter_ns()
-        if self._eval_ns:
-            self._evaluated_ns = self._last_ns if what == NO_GRAD else self._evaluated_ns
+        self._last, self._last_ns = event, clock_ns()
+        if self._eval_ns and event == NO_GRAD:
+            self._evaluated_ns = self._last_ns
+
+    def _record_between(self, event: int, now: int) -> None:
+        last = self._last
+        if last == _NONE:
+            return
+        if last == STEP:
+            name = NEXT
+        elif last == FORWARD and event in (BACKWARD, GRAD):
+            name = LOSS
+        elif last in (BACKWARD, GRAD) and event == STEP:
+            name = GRADIENTS
+        elif last in (IO, COPY):
+            name = PREPARE
+        else:
+            name = OTHER
+        self.record(name, self._last_ns, now)
 
     def _end_batch(self) -> None:
         if self._ended_ns:
@@ -154,13 +228,12 @@ class Steps:
 
     def pause(self) -> None:
         """What comes is no part of a BATCH, if one has just ended: an evaluation, a checkpoint."""
-        now = perf_counter_ns()
-        if self._last and self._batch_ns:
-            self.record(GAPS[self._last], self._last_ns, now)
+        if self._batch_ns:
+            self._record_between(_NONE, clock_ns())
         if self._ended_ns:
             self._end_batch()
             self._batch_ns = 0
-        self._last = ""
+        self._last = _NONE
 
     # --- data --------------------------------------------------------------------------------------------------------
 
@@ -168,46 +241,45 @@ class Steps:
         """An iterator of a data loader has no more."""
         self.depth = 0
         if self._eval_ns:
-            self._evaluated_ns = perf_counter_ns()
+            self._evaluated_ns = clock_ns()
         elif self._begins_batch:  # there is none
-            self._batch_ns, self._last = 0, ""
+            self._batch_ns, self._last = 0, _NONE
         else:
-            self._last, self._last_ns = IO, perf_counter_ns()
+            self._last, self._last_ns = IO, clock_ns()
 
     def copied(self, start_ns: int) -> None:
         """A tensor has been copied to a device, outside of every event."""
         if not self._batch_ns:
             return
-        if self._last:
-            self.record(GAPS[self._last], self._last_ns, start_ns)
-        self._last, self._last_ns = COPY, perf_counter_ns()
-        self.record(COPY, start_ns, self._last_ns)
+        self._record_between(COPY, start_ns)
+        self._last, self._last_ns = COPY, clock_ns()
+        self.record(NAMES[COPY], start_ns, self._last_ns)
 
     # --- steps -------------------------------------------------------------------------------------------------------
 
     def begin_step(self, optimizer: object) -> None:
         """A hook: an optimizer begins its step."""
         self._has_hooked, ident = True, id(optimizer)
-        if self.thread not in (0, get_ident()) or self.in_backward:
+        if self.in_backward or (self.thread != 0 and self.thread != thread_id()):
             return
         if self._open_steps:
-            if ident != self._open_steps[-1]:
+            if ident != self._open_steps[len(self._open_steps) - 1]:  # compiled, an index from the end is not checked
                 self._open_steps.append(ident)  # one optimizer within another
                 return
             self._open_steps.pop()  # the last one raised
             self.depth -= 1
-            self.timer.fail(STEP)
+            self.timer.fail(NAMES[STEP])
         if not self.depth:
             self._begin_step(ident)
         self._open_steps.append(ident)
         self.depth += 1
-        self.regions[STEP].start()
+        self._by_event[STEP].start()
 
     def _begin_step(self, ident: object) -> None:
         self._probe = None
         if ident in self._stepped:
             self._end_batch()
-        self.enter(STEP)
+        self._enter(STEP)
         self.depth = 0
 
     def end_step(self, optimizer: object) -> None:
@@ -215,29 +287,29 @@ class Steps:
         if self.in_backward:
             self._in_backward_stepped = True
             return
-        if not self._open_steps or id(optimizer) != self._open_steps[-1]:
+        if not self._open_steps or id(optimizer) != self._open_steps[len(self._open_steps) - 1]:
             return
         self._open_steps.pop()
         if self._open_steps:
             return
-        self.regions[STEP].end()
+        self._by_event[STEP].end()
         self.depth -= 1
         if not self.depth:
-            self.leave(STEP)
+            self._leave(STEP)
             self._end_step(id(optimizer))
 
     def _end_step(self, ident: object) -> None:
         self._ended_ns = self._last_ns
         self._stepped.add(ident)
         self.steps += 1
-        begun_ns = 0 if self.log.begun else perf_counter_ns()
-        self.log.begin()
+        begun_ns = clock_ns() if self.steps == 1 else 0
+        self._begin_log()
         if begun_ns:
-            self.record("deep500-timing (start)", begun_ns, perf_counter_ns())
+            self.record("deep500-timing (start)", begun_ns, clock_ns())
 
-    def end_backward(self) -> None:
-        """A backward pass has ended, outside of every other event."""
-        self.log.saw("backward passes")
+    def _end_backward(self) -> None:
+        if not self.steps:
+            self.log.saw("backward passes")
         if self._in_backward_stepped:  # optimizers that step as soon as their gradient is there
             self._in_backward_stepped = False
             if _UNHOOKED in self._stepped:
@@ -257,7 +329,7 @@ class Steps:
             return
         if _UNHOOKED in self._stepped:
             self._end_batch()
-        self.record(STEP, self._last_ns, now)
+        self.record(NAMES[STEP], self._last_ns, now)
         self._last, self._last_ns = STEP, now
         self._end_step(_UNHOOKED)
         self.log.note(
@@ -266,10 +338,12 @@ class Steps:
 
     def called(self, model: Any, evaluates: bool) -> None:
         """A call of a model, outermost, has ended; a backward pass may follow."""
-        if evaluates:
-            self.log.saw("calls of a model without gradients")
-        elif not self._has_hooked:
+        if self._has_hooked:
+            return
+        if not evaluates:
             self._model = ref(model)
+        elif not self.steps:
+            self.log.saw("calls of a model without gradients")
 
     # --- evaluation --------------------------------------------------------------------------------------------------
 
@@ -283,16 +357,16 @@ class Steps:
         if self._eval_ns or not self.steps or self._trains_in_eval:
             return
         self.pause()
-        self._eval_ns, self._evaluated_ns = perf_counter_ns(), 0
+        self._eval_ns, self._evaluated_ns = clock_ns(), 0
 
     def end_evaluation(self) -> None:
         """``model.train()`` was called."""
         if self._eval_ns:
-            self._record_evaluation(perf_counter_ns())
+            self._record_evaluation(clock_ns())
 
-    def _end_of_evaluation(self, what: str, now: int) -> None:
+    def _end_of_evaluation(self, event: int, now: int) -> None:
         # It trains, without `train()`; the data of this batch was fetched since the last call under evaluation.
-        if what == BACKWARD and self._evaluated_ns:
+        if event in (BACKWARD, GRAD) and self._evaluated_ns:
             self._trains_in_eval = True
             self._evaluated_ns = 0
         last_ns = self._evaluated_ns
@@ -302,7 +376,7 @@ class Steps:
     def _record_evaluation(self, end_ns: int) -> None:
         if self._evaluated_ns:
             self.record("VALIDATION", self._eval_ns, end_ns)
-        self._eval_ns, self._last = 0, ""
+        self._eval_ns, self._last = 0, _NONE
 
     def counts_as_evaluation(self, training: bool, grad: bool) -> bool:
         """Whether a call of a model, outermost, is no training."""
