@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from functools import partial
+from weakref import WeakSet
 
 from deep500_timing._base.fork import after_fork
 from deep500_timing._base.imports import after_import
@@ -76,6 +77,7 @@ class Autolog:
             from deep500_timing.timer import Timer
 
             self._timer = (make or Timer)()
+            _timers.add(self._timer)
         return self._timer
 
     @property
@@ -101,7 +103,7 @@ class Autolog:
         from deep500_timing.runs import attach
 
         timer = self.timer()
-        others = [one for one in list(all_recorders) if one is not timer and one.enabled and _may_join(one, timer)]
+        others = [one for one in list(all_recorders) if one not in _timers and one.enabled and _may_join(one, timer)]
         names = {region.name for one in others for region in one._regions()}
         if not names <= self.taken:
             self.taken |= names
@@ -245,6 +247,8 @@ class Autolog:
 
 
 _live: list[Autolog] = []
+_timers: WeakSet[Timer] = WeakSet()
+"""The timers of all logs of this process, those that ended included: none of them is the user's own."""
 
 
 @after_fork

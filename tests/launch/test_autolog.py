@@ -136,6 +136,14 @@ def test_regions_by_hand_are_kept_and_not_doubled(forks, tmp_path):
     assert 9 == found["BACKWARD"]  # the first step's was recorded before the timer was seen
 
 
+def test_a_second_log_of_a_process(forks, tmp_path):
+    """After ``close``, another ``autolog`` times what comes, and nothing of what came before."""
+    program = TRAIN + "steps(); log.close()\nlog = t.autolog(log.folder + '2', quiet=True)\nsteps(2); log.close()\n"
+    _, run = printed(forks, tmp_path, program)
+    found = [regions_of(folder) for folder in (run, tmp_path / "run2")]
+    assert [(10, 10), (20, 20)] == [(of["BATCH"], of["BACKWARD"]) for of in found]
+
+
 def test_a_program_that_does_not_train(forks, tmp_path):
     """It writes nothing; the end says what was seen and what to do."""
     said, run = printed(

@@ -309,6 +309,46 @@ def said(findings, make, rule):
     return [finding.text for finding in findings(make) if finding.rule == rule]
 
 
+def every(steps, name, ms):
+    """A region outside the steps, each so many of 120 steps of 100 ms."""
+
+    def after(made, step):
+        if step % steps == steps - 1:
+            made.spend(name, ms * MS)
+
+    return lambda folder: train(folder, 120, noise=0.0, after=after)
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (
+            every(30, "CHECKPOINT", 200),
+            "CHECKPOINT takes 6.2 % of the run, 800 ms, 4 times, 200 ms each, every 30 steps: "
+            "training takes 94 %; every 98 steps it would take 2.0 %.",
+        ),
+        (
+            every(20, "VALIDATION", 2000),
+            "VALIDATION takes 50 % of the run, 12.0 s, 6 times, 2.00 s each, every 20 steps: "
+            "training takes 50 %; every 180 steps it would take 10 %.",
+        ),
+        (
+            every(60, "log to disk", 700),
+            "log to disk takes 10 % of the run, 1.40 s, 2 times, 700 ms each: training takes 90 %.",
+        ),
+    ],
+)
+def test_how_rarely_would_do(findings, make, text):
+    """What is done outside the steps is told with the period at which it would cost little, if it has one."""
+    assert [text] == said(findings, make, "outside-steps")
+
+
+@pytest.mark.parametrize(("name", "ms"), [("CHECKPOINT", 150), ("VALIDATION", 800), ("sync", 300)])
+def test_what_is_rare_enough(findings, name, ms):
+    """Checkpoints below 5 %, a validation below 30 % and anything else below 10 % of the run are no finding."""
+    assert [] == said(findings, every(30, name, ms), "outside-steps")
+
+
 @pytest.mark.parametrize(
     ("make", "text"),
     [

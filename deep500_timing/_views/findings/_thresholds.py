@@ -58,6 +58,14 @@ VALIDATION_SHARE = 0.30
 """outside-steps: the same of a validation."""
 RESTART_SHARE = 0.10
 """goodput: lost work, starts, down time and queueing, as a share of the wall clock of a job with two starts."""
+OVERHEAD_SHARE = 0.05
+"""outside-steps: the same of checkpoints, logging and compilation."""
+OVERHEAD_AIM = 0.02
+"""outside-steps: the share for which the period is told."""
+VALIDATION_AIM = 0.10
+"""outside-steps: the same of a validation."""
+PERIOD_TIMES = 3
+"""outside-steps: how often a region must have been for its period to be told."""
 GAP_SHARE = 0.05
 """outside-steps: long pauses between steps, as a share of the run."""
 NO_REGION_SHARE = 0.20

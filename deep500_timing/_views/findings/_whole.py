@@ -26,6 +26,7 @@ _LOOKED_AT = 50
 _MOSTLY = 0.6
 _WAITS = (IO, COMM)
 _COMPUTE = ("FORWARD", "BACKWARD")
+_OVERHEADS = ("checkpoint", "save", "log", "compile")
 _AROUND = 2
 """Times the median pause between two BATCHes from which on one is a gap."""
 
@@ -185,7 +186,7 @@ def outside_steps(evidence: Evidence) -> Iterator[Finding]:
         return
     said = 0
     for entry in account.entries:
-        least = at_least.VALIDATION_SHARE if is_validation(entry.name) else at_least.OUTSIDE_SHARE
+        least = _least_share(entry.name)
         if entry.is_rest:
             found = _rest_outside(evidence, entry, account.whole_s)
         elif entry.total_s >= least * account.whole_s and entry.name not in evidence.waits:
@@ -197,6 +198,24 @@ def outside_steps(evidence: Evidence) -> Iterator[Finding]:
             yield found
 
 
+def _least_share(name: str) -> float:
+    if is_validation(name):
+        return at_least.VALIDATION_SHARE
+    does_not_train = any(word in name.lower() for word in _OVERHEADS)
+    return at_least.OVERHEAD_SHARE if does_not_train else at_least.OUTSIDE_SHARE
+
+
+def _rarer(evidence: Evidence, entry: Entry, training_s: float) -> str:
+    # How many steps must lie between two, for them to take a small share of the time with the training.
+    step = evidence.step_node
+    if step is None or entry.times < at_least.PERIOD_TIMES or not training_s:
+        return ""
+    aim = at_least.VALIDATION_AIM if is_validation(entry.name) else at_least.OVERHEAD_AIM
+    every = entry.total_s / entry.times * (1 - aim) / (aim * training_s / step.count)
+    digits = max(len(str(int(every))) - 2, 0)
+    return f"; every {int(round(every, -digits))} steps it would take {percent(aim)}"
+
+
 def _region_outside(evidence: Evidence, entry: Entry, training_s: float, whole_s: float) -> Finding:
     times = "once" if entry.times == 1 else f"{entry.times} times, {took(entry.total_s / max(entry.times, 1))} each"
     return Finding(
@@ -204,7 +223,7 @@ def _region_outside(evidence: Evidence, entry: Entry, training_s: float, whole_s
         f"{name_of(entry.name)} takes {percent(entry.total_s / whole_s)} of {evidence.whole}, {took(entry.total_s)}, "
         f"{times}",
         where=_steps_of(evidence, entry.nodes[0]),
-        why=f"training takes {percent(training_s / whole_s)}",
+        why=f"training takes {percent(training_s / whole_s)}{_rarer(evidence, entry, training_s)}",
         cost_s=entry.total_s,
         anchor="tree",
         region=entry.nodes[0].path,
