@@ -41,11 +41,13 @@ if TYPE_CHECKING:
     from typing import Any
 
     from deep500_timing import (
+        Autolog,
         Clock,
         DeviceClock,
         RegionTimes,
         Snapshot,
         TimeStats,
+        autolog,
         global_timer,
         read_rank_logs,
         trim_mean,
@@ -55,6 +57,7 @@ if TYPE_CHECKING:
     from deep500_timing_tensorflow._timed_step import timed_step
 
 __all__ = [
+    "Autolog",
     "CPUGPUTimer",
     "Clock",
     "CupyEventClock",
@@ -78,6 +81,7 @@ __all__ = [
     "TimerCallback",
     "TimingError",
     "TimingWarning",
+    "autolog",
     "compiled",
     "global_timer",
     "read_rank_logs",

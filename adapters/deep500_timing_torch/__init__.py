@@ -61,6 +61,7 @@ from deep500_timing_torch._timer import CPUGPUTimer
 from deep500_timing_torch.event_timer import CudaEventTimer
 
 __all__ = [
+    "Autolog",  # pyright: ignore[reportUnsupportedDunderAll]
     "CPUGPUTimer",
     "Clock",
     "CudaEventClock",
@@ -87,6 +88,7 @@ __all__ = [
     "Timer",
     "TimingError",
     "TimingWarning",
+    "autolog",  # pyright: ignore[reportUnsupportedDunderAll]
     "compiled",
     "global_timer",
     "read_rank_logs",
@@ -99,7 +101,8 @@ _watch_all_captures()
 
 
 def __getattr__(name: str) -> _Any:
-    """Import DeepSpeed's timers when they are first asked for."""
+    """Import the core's autolog and DeepSpeed's timers on first use."""
     if name in __all__:
-        return getattr(_import_module("deep500_timing_deepspeed.wallclock"), name)
+        home = "deep500_timing" if name in ("Autolog", "autolog") else "deep500_timing_deepspeed.wallclock"
+        return getattr(_import_module(home), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
