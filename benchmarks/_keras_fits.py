@@ -48,10 +48,11 @@ def keras_fits(steps: int, rounds: int, step: Step) -> dict[str, Any]:
 
     plain: dict[str, Callbacks] = {WITHOUT: list, AGAIN: list}
     ours: dict[str, Callbacks] = {OURS: lambda: [timer.TimerCallback(timer.Timer())]}
+    hooks: dict[str, Callbacks] = {f"{OURS}(io=False)": lambda: [timer.TimerCallback(timer.Timer(), io=False)]}
     phases: dict[str, Callbacks] = {f"{OURS}(phases=True)": lambda: [timer.TimerCallback(timer.Timer(), phases=True)]}
     nothing: dict[str, Callbacks] = {"a callback that does nothing": lambda: [Nothing()]}
 
-    alike = {**plain, **nothing, **ours}
+    alike = {**plain, **nothing, **hooks, **ours}
     warm = _fits({**alike, **phases}, _tiny_models(alike, phases), steps, 2 * rounds, step)
     longer = _fits({**plain, **ours}, dict.fromkeys(alike, _model(*LONGER)), max(2, steps // 10), rounds, step)
     new = _fits({**plain, **ours, **phases}, {}, 4, rounds, step)

@@ -1,13 +1,16 @@
-"""Public models: training is the same to the bit, and each layer's backward pass is the nodes that its forward made.
+"""Public models: training is the same to the bit, each layer's backward pass is the nodes that its forward made, and
+after ``detach`` the memory is what it was.
 
 Models whose package is not installed are skipped; ``make test-zoo`` installs them.
 """
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import random
 import sys
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +18,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parent))
-from zoo import NEEDS, ZOO  # noqa: E402
+from zoo import NEEDS, ZOO, import_torchvision  # noqa: E402
 
 from deep500_timing.testing import ManualClock  # noqa: E402
 from deep500_timing_torch import CPUGPUTimer  # noqa: E402
@@ -24,12 +27,18 @@ from deep500_timing_torch.layers import LayerTimer  # noqa: E402
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 NODE_S = 1e-3
 """The time that each autograd node takes on the clock."""
+FREED = (
+    "resnet18 densenet swin_timm bert gpt2 llama_checkpointed t5 whisper unet2d_diffusers sd_unet_diffusers".split()
+)
+"""Ten models from four packages."""
 
 
 def made(name):
     """A model in training, its step, and the same random state each time."""
     if NEEDS[name] is not None and importlib.util.find_spec(NEEDS[name]) is None:
         pytest.skip(f"needs {NEEDS[name]}")
+    if NEEDS[name] is not None and importlib.util.find_spec("torchvision") is not None:
+        import_torchvision()
     torch.manual_seed(0)
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002 -- public models draw from it
@@ -139,3 +148,36 @@ def test_each_layer_has_the_nodes_that_it_made(name):
     }
     expected = {layer.path: nodes.of(layer.module) for layer in layers.layers}
     assert {path: (count, expected[path]) for path, count in measured.items() if count != expected[path]} == {}
+
+
+def tensor_bytes():
+    """The memory of all tensors that Python can reach, each storage once."""
+    gc.collect()
+    storages = {}
+    for one in gc.get_objects():
+        if isinstance(one, torch.Tensor):
+            storage = one.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values())
+
+
+@pytest.mark.parametrize("name", FREED)
+def test_memory_after_detach_is_what_it_was(name):
+    """A detached model keeps no tensor more than before; dropped, each of its modules and its timer are freed."""
+    for _ in range(2):  # The first time, packages fill their caches.
+        without = tensor_bytes()
+        model, step = made(name)
+        before = tensor_bytes()
+        assert before > without
+        layers = LayerTimer(model).attach()
+        for _ in range(2):
+            step(model).backward()
+        layers.detach()
+        assert layers.times().layers[0].total_s("backward") > 0
+        model.zero_grad(set_to_none=True)
+        after = tensor_bytes()
+        alive = [weakref.ref(one) for one in (layers, layers.timer, *model.modules())]
+        del model, step, layers
+        left = tensor_bytes()
+    assert (before, without) == (after, left)
+    assert [] == [one() for one in alive if one() is not None]

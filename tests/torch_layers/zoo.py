@@ -35,7 +35,10 @@ def image(size=64, channels=3):
 
 
 def import_torchvision():
-    """Torchvision, whose models need none of the operators that its builds for other PyTorchs lack."""
+    """Torchvision, whose models need none of the operators that its builds for other PyTorchs lack.
+
+    To be called before ``transformers``, ``timm`` or ``diffusers`` import it.
+    """
     library = torch.library.Library("torchvision", "FRAGMENT")
     _LIBRARIES.append(library)
     for _ in range(40):
@@ -77,26 +80,28 @@ def hf(name, **kw):
 
 @entry("torchvision")
 def resnet18():
-    torchvision = import_torchvision()
+    import torchvision
+
     return torchvision.models.resnet18(num_classes=10), lambda m: cls(m(image()))
 
 
 @entry("torchvision")
 def densenet():
-    torchvision = import_torchvision()
+    import torchvision
+
     return torchvision.models.DenseNet(8, (2, 2), 8, num_classes=10), lambda m: cls(m(image()))
 
 
 @entry("torchvision")
 def inception_aux():
-    torchvision = import_torchvision()
+    import torchvision
+
     m = torchvision.models.GoogLeNet(num_classes=10, aux_logits=True, init_weights=False)
     return m, lambda m: sum(cls(o) for o in m(image(96)))
 
 
 @entry("torchvision")
 def vit_timm():
-    import_torchvision()
     import timm
 
     return timm.create_model("vit_tiny_patch16_224", img_size=64, depth=3, num_classes=10), lambda m: cls(m(image()))
@@ -104,7 +109,6 @@ def vit_timm():
 
 @entry("torchvision")
 def swin_timm():
-    import_torchvision()
     import timm
 
     return timm.create_model(
@@ -119,7 +123,6 @@ def swin_timm():
 
 @entry("transformers")
 def efficientnet_timm():
-    import_torchvision()
     import timm
 
     return timm.create_model("efficientnet_b0", num_classes=10), lambda m: cls(m(image()))

@@ -121,21 +121,29 @@ class BackwardMarks:
             output: Its result.
         """
         parent, call.parent = call.parent, None
+        begin = call.begin
+        made: list[Any] = []
+        outputs: list[int] = []
+        call.outputs = outputs
         nodes: dict[Any, None] = {}
-        find_nodes(output, nodes)
-        # An output with a lower number was handed through, and is no work of the layer's.
-        made = [(node, number) for node in nodes if (number := node._sequence_nr()) >= call.begin]
-        call.outputs = [number for _, number in made]
+        if not isinstance(output, _Tensor):
+            find_nodes(output, nodes)
+        elif (node := output.grad_fn) is not None:
+            nodes[node] = None
+        for node in nodes:
+            number = node._sequence_nr()
+            if number >= begin:  # Otherwise it was handed through, and is no work of the layer's.
+                marks = self._marks_of(node, number, call)
+                marks.begin = (call, *marks.begin)
+                made.append(node)
+                outputs.append(number)
         children, call.children = call.children, []
         if not made:
             if parent is not None:
                 parent.children += children
             return
-        for node, number in made:
-            marks = self._marks_of(node, number, call)
-            marks.begin = (call, *marks.begin)
         if children:
-            self._mark_before(call, children, [node for node, _ in made], is_outermost=parent is None)
+            self._mark_before(call, children, made, is_outermost=parent is None)
         elif parent is None:
             for node in call.inputs:
                 self._marks_of(node, node._sequence_nr(), call)
