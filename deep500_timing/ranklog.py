@@ -26,6 +26,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing._base.fork import after_fork
+from deep500_timing._base.names import CPU
 from deep500_timing._base.warn import warn_once
 
 if TYPE_CHECKING:
@@ -168,7 +169,7 @@ class GlobalTimer:
         for part in self._source.take(None):
             key = part.region, part.thread
             pairs = part.pairs.tolist()
-            if part.device == "CPU":
+            if part.device == CPU:
                 self._waiting.setdefault(key, deque()).extend((start, end) for start, end in pairs)
             elif part.ordinals is not None:
                 of_host = self._cuda.setdefault(key, {})

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from deep500_timing._base.names import CPU
 from deep500_timing._base.time_type import TimeType
-from deep500_timing._summary.snapshot import CPU
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

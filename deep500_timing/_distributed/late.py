@@ -30,6 +30,7 @@ from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
+from deep500_timing._base.names import BACKWARD, COMM, FORWARD, IO
 from deep500_timing._distributed.autocorrelation import correlated_steps
 from deep500_timing._distributed.verdict import LEAST_OPERATIONS, SLOW_STEP, Stragglers, Verdict, WhatIf
 
@@ -81,11 +82,11 @@ _RARE_LEVEL = 0.001
 _RARE_SHARE = 0.1
 """How late a rank is in a step that counts as late now and then, as a share of a step."""
 CAUSES = {
-    "IO": "IO",
-    "FORWARD": "compute",
-    "BACKWARD": "compute",
+    IO: "IO",
+    FORWARD: "compute",
+    BACKWARD: "compute",
     "OPTIMIZER": "compute",
-    "COMM": "communication",
+    COMM: "communication",
 }
 """The cause by the region's name in capitals; ``"host"`` for any other region and for time outside all regions."""
 REST = "the rest"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from deep500_timing._base.names import BACKWARD, BATCH, COMM, CPU, FORWARD, GPU, IO
 from deep500_timing._distributed.late import REST, Steps
-from deep500_timing._summary.snapshot import CPU, GPU
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
-PHASES = ("IO", "FORWARD", "BACKWARD", "OPTIMIZER", "optimizer", "COMM")
+PHASES = (IO, FORWARD, BACKWARD, "OPTIMIZER", "optimizer", COMM)
 """The parts of a step. A snapshot does not say how regions nest, so other regions are not used."""
-MEETING = ("COMM", "BACKWARD")
+MEETING = (COMM, BACKWARD)
 LEAST_WINDOWS = 6
 """Windows that a verdict needs; each is the mean of many steps."""
 
@@ -36,7 +36,7 @@ def windows_of(reports: Sequence[Gathered]) -> Steps:
     """
     import numpy as np
 
-    reports = [report for report in reports if report.values is not None and report.get("BATCH") is not None]
+    reports = [report for report in reports if report.values is not None and report.get(BATCH) is not None]
     ranks = sorted(set.intersection(*(set(report.ranks) for report in reports))) if reports else []
     if len(ranks) < 2:
         raise NoWindowsError("fewer than two ranks have times of BATCH in all of the reports")
@@ -51,11 +51,11 @@ def windows_of(reports: Sequence[Gathered]) -> Steps:
     times = np.array(
         [[_mean_of_step(report, *of, ranks) for of in zip(names, devices, strict=True)] for report in reports]
     ).transpose(0, 2, 1)
-    batch = np.array([_mean_of_step(report, "BATCH", CPU, ranks) for report in reports])
+    batch = np.array([_mean_of_step(report, BATCH, CPU, ranks) for report in reports])
     # Whether IO lies inside BATCH is not said; where all of it fits in, it is taken to.
     rest = batch - times.sum(axis=2)
-    if (rest < 0).any() and "IO" in names:
-        rest += times[:, :, names.index("IO")]
+    if (rest < 0).any() and IO in names:
+        rest += times[:, :, names.index(IO)]
     if any(on_device):
         rest = np.zeros_like(rest)  # The host runs ahead of the device: their times do not add up.
     place = names.index(meeting)
@@ -85,7 +85,7 @@ def _mean_of_step(report: Gathered, name: str, device: str, ranks: list[int]) ->
     assert report.values is not None
     columns = {(region.name, region.device): place for place, region in enumerate(report.regions)}
     rows = np.searchsorted(np.array(report.ranks), ranks)
-    batches = report.values["count"][rows, columns["BATCH", CPU]]
+    batches = report.values["count"][rows, columns[BATCH, CPU]]
     place = columns.get((name, device))
     if place is None:
         return np.zeros(len(ranks))

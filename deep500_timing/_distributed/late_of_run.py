@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from deep500_timing._base.names import BACKWARD, BATCH, COMM, GPU
 from deep500_timing._distributed.late import REST, Steps, steps_of_operations
 from deep500_timing._summary.nesting import split_path
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 MEETING = ("all_", "allreduce", "allgather", "alltoall", "barrier", "ddp_", "inference_all_", "reduce_scatter")
 """Name prefixes of synchronizing operations."""
-IMPLIED = ("COMM", "BACKWARD")
+IMPLIED = (COMM, BACKWARD)
 """Regions in which ranks meet if no operation is recorded: communication, or the one that sums the gradients."""
 _WARM_UP = 2
 """Steps at the beginning that are left out."""
@@ -119,9 +120,9 @@ def _phases(run: Run, ranks: list[int], session: int) -> _Phases:
         )
     judged = f"from intervals where session = {session} and step between {int(steps[0])} and {int(steps[-1])}"
     paths = [split_path(row["path"]) for row in run.sql(f"select distinct path {judged}").rows()]
-    batches = {tuple(parts) for parts in paths if parts[-1] == "BATCH"}
+    batches = {tuple(parts) for parts in paths if parts[-1] == BATCH}
     around = {*batches, *(parts[:-1] for parts in batches)} if batches else {()}
-    phases = [parts for parts in paths if tuple(parts[:-1]) in around and parts[-1] != "BATCH"]
+    phases = [parts for parts in paths if tuple(parts[:-1]) in around and parts[-1] != BATCH]
     names = sorted({parts[-1] for parts in phases})
     times = np.zeros((2, len(steps), len(ranks), len(names)))
     if phases:
@@ -139,7 +140,7 @@ def _phases(run: Run, ranks: list[int], session: int) -> _Phases:
         step_at, is_judged = _places(steps, table["step"].to_numpy())
         here = (name_at >= 0) & is_judged
         device_at, devices = _codes(table["device"])
-        on_gpu = np.array([int(device == "GPU") for device in devices])[device_at]
+        on_gpu = np.array([int(device == GPU) for device in devices])[device_at]
         taken_s = table["total"].to_numpy()[here] / 1e9
         np.add.at(times, (on_gpu[here], step_at[here], rank_at[here], name_at[here]), taken_s)
     # Times of the device where every rank has them in most steps.

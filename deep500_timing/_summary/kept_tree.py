@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from deep500_timing._base.names import CPU, GPU
 from deep500_timing._summary.nesting import ENDLESS, ROOT, Paths, covered_by_siblings, order_for_nesting, parents_of
-from deep500_timing._summary.snapshot import CPU, GPU
 from deep500_timing._summary.stats import stats_of
 from deep500_timing._summary.tree import BUCKETS, Node, OnDevice, Tree, build_tree, node_of
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
+from deep500_timing._base.names import CPU
 from deep500_timing._base.time_type import TimeType
 
 if TYPE_CHECKING:
@@ -15,9 +16,6 @@ if TYPE_CHECKING:
     from deep500_timing._summary.distribution import Distribution
     from deep500_timing._summary.stats import TimeStats
     from deep500_timing._summary.tree import Tree
-
-CPU = "CPU"
-GPU = "GPU"
 
 
 def _counter(note: str, *, stored: bool = True) -> int:

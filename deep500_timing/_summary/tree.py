@@ -6,7 +6,9 @@ Plain frozen data; times in seconds. An unknown value is None, never 0.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+
+from deep500_timing._base.names import CPU
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -159,11 +161,15 @@ class Tree:
         return any(node.gpu is not None for node in self.walk())
 
 
+_IN_SECONDS = [item.name for item in fields(Node) if item.name.endswith("_s")]
+
+
 def node_of(path: Path, stats: TimeStats | None, **more: Any) -> Node:
     """A node without relations, for :func:`build_tree`."""
     if stats is None:
         return Node(path[-1], path, **more)
-    times = {f"{name}_s": getattr(stats, name) for name in ("total", "min", "median", "p95", "p99", "max")}
+    # Every statistic that a node has a field for.
+    times = {name: getattr(stats, name[:-2]) for name in _IN_SECONDS if hasattr(stats, name[:-2])}
     return Node(path[-1], path, count=stats.count, **times, **more)
 
 
@@ -217,7 +223,7 @@ def build_tree(
         gpu, gpu_above = node.gpu, None if above is None else above.gpu
         if gpu is not None and gpu_above is not None and gpu_above.total_s:
             gpu = replace(gpu, share=gpu.total_s / gpu_above.total_s)
-        counted = (counters or {}).get((node.name, "CPU"), {}) if largest[node.name] is node else {}
+        counted = (counters or {}).get((node.name, CPU), {}) if largest[node.name] is node else {}
         # Threads that keep the parent open leave its children with more time than the parent. That is no share.
         return replace(
             node,

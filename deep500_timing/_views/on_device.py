@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from deep500_timing._base.names import BATCH
 from deep500_timing._summary.text import safe_name, shorten
 from deep500_timing._views.columns import share, times
 
@@ -33,7 +34,7 @@ def busy_in(step: Node) -> tuple[float, float] | None:
 
 def device_note(tree: Tree) -> list[tuple[str, str]]:
     """The line, or none."""
-    step = next((node for node in tree.named("BATCH") if node.gpu is not None and node.total_s), None)
+    step = next((node for node in tree.named(BATCH) if node.gpu is not None and node.total_s), None)
     busy = None if step is None else busy_in(step)
     if step is None or busy is None:
         return []

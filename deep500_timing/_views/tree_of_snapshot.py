@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from deep500_timing._summary.snapshot import CPU, counters_of
+from deep500_timing._base.names import CPU
+from deep500_timing._summary.snapshot import counters_of
 from deep500_timing._summary.tree import OnDevice, Tree, build_tree, node_of
 
 if TYPE_CHECKING:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from deep500_timing._base.names import CPU
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -180,7 +182,7 @@ def _regions_of(run: Run, session: int, steps: NDArray[np.int64]) -> dict[str, f
     ).rows()
     of_region: dict[str, list[float]] = {}
     for row in rows:
-        name = row["path"] if row["device"] == "CPU" else f"{row['path']} ({row['device']})"
+        name = row["path"] if row["device"] == CPU else f"{row['path']} ({row['device']})"
         of_region.setdefault(name, []).append(float(row["ns"]) / 1e9)
     return {
         path: median

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from deep500_timing._base.names import BATCH, CPU, GPU
 from deep500_timing.runs._kinds import EVENT, NO_STEP
-from deep500_timing.runs._source import CPU, GPU, Open, Source, Taken, Threads
+from deep500_timing.runs._source import Open, Source, Taken, Threads
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -210,7 +211,7 @@ class Collector:
     def _count_batches(self, taken: list[Taken], steps: StepCounter) -> None:
         ends = []
         for part in taken:
-            if part.region == "BATCH" and part.device == CPU and len(part.pairs):
+            if part.region == BATCH and part.device == CPU and len(part.pairs):
                 if self._batch_thread is None:
                     self._batch_thread = part.thread
                 if part.thread == self._batch_thread:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from deep500_timing._base.names import BATCH, CPU, GPU
 from deep500_timing._summary.anchor import ClockAnchor
 from deep500_timing.runs._encoder import Encoder
 from deep500_timing.runs._files import name_of
@@ -67,7 +68,7 @@ def _write_log(folder: str, rank: int, session: int, lines: list[Line]) -> None:
     lines = sorted(lines, key=lambda line: (line.start_ns, -line.end_ns))
     steps = StepCounter()
     starts, ends = (np.array([line[column] for line in lines], dtype=np.int64) for column in (2, 3))
-    batches = np.array([line.name == "BATCH" for line in lines], dtype=bool)
+    batches = np.array([line.name == BATCH for line in lines], dtype=bool)
     steps.add_batches(ends[batches])
     labels = steps.label(starts, ends)
     regions = np.array([encoder.id_of(line.name) for line in lines], dtype=np.int64)
@@ -75,9 +76,9 @@ def _write_log(folder: str, rank: int, session: int, lines: list[Line]) -> None:
     cuda = np.array([line.cuda_ns is not None for line in lines], dtype=bool)
     durations = np.array([line.cpu_ns for line in lines], dtype=np.int64)
     device_durations = np.array([line.cuda_ns or 0 for line in lines], dtype=np.int64)
-    for device, chosen, lengths in (("CPU", batches | True, durations), ("GPU", cuda, device_durations)):
+    for device, chosen, lengths in ((CPU, batches | True, durations), (GPU, cuda, device_durations)):
         if chosen.any():
-            table = "intervals" if device == "CPU" else "device_intervals"
+            table = "intervals" if device == CPU else "device_intervals"
             frames += encoder.rows(
                 table,
                 {

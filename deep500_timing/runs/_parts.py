@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from deep500_timing._base.names import COMM
 from deep500_timing._base.sql import literal
 from deep500_timing._summary.nesting import path_text, split_path
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 BETWEEN = ""
 """The path of the time between a BATCH and the one before it that no region covers."""
-_WAITING = {"COMM"}
+_WAITING = {COMM}
 
 
 class Parts(NamedTuple):

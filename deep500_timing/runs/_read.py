@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from deep500_timing._base.names import CPU
 from deep500_timing.runs._columns import TYPES, Column, unpack
 from deep500_timing.runs._files import parse_name
 from deep500_timing.runs._frames import Damage, Frame, read_frames
@@ -132,7 +133,7 @@ def chunk_of(log: Log, batches: list[Batch], still_open: Batch | None) -> tuple[
         name: np.concatenate([batch.arrays.get(name, np.full(batch.rows, missing)) for batch in batches])
         for name in names
     }
-    devices = [number for number in set(rows["device"].tolist()) if log.text(number) != "CPU"]
+    devices = [number for number in set(rows["device"].tolist()) if log.text(number) != CPU]
     rows["on_host"] = ~np.isin(rows["device"], devices)
     columns = ("start_ns", "region", "thread")
     if still_open is None:

@@ -6,8 +6,10 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from deep500_timing._base.names import CPU, GPU
 from deep500_timing._base.require import require
 from deep500_timing._summary.nesting import path_text, split_path
+from deep500_timing._summary.stats import QUANTILES
 from deep500_timing._summary.tree import Node, OnDevice, build_tree
 from deep500_timing.runs._engine import where
 from deep500_timing.runs._tables import schema_of
@@ -36,7 +38,7 @@ COLUMNS = {
     "p99_ns": "float64",
     "max_ns": "int64",
 }
-_QUANTILES = {"median_ns": 0.5, "p95_ns": 0.95, "p99_ns": 0.99}
+_QUANTILES = {f"{name}_ns": share for name, share in QUANTILES.items() if f"{name}_ns" in COLUMNS}
 
 _SUMS = """
     cast(sum({count}) as bigint) as count, cast(sum({total}) as bigint) as total_ns,
@@ -105,7 +107,7 @@ def tree_of_rows(rows: Iterable[dict[str, Any]], more: dict[str, dict[str, Any]]
     for row in sorted(rows, key=lambda row: (row["device"], row["path"])):
         text, seconds = row["path"], {name[:-3]: row[name] / 1e9 for name in row if name.endswith("_ns")}
         path = tuple(split_path(text))
-        if row["device"] == "CPU":
+        if row["device"] == CPU:
             overlap_s = seconds.pop("overlap")
             times = {f"{name}_s": value for name, value in seconds.items()}
             nodes[text] = Node(path[-1], path, count=row["count"], overlap_s=overlap_s, **times, **more.get(text, {}))
@@ -144,12 +146,12 @@ def _lines(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
             continue
         path = path_text(node.path)
         line: dict[str, Any] = {"path": path, "parent": path_text(node.parent) or None, "region": node.name}
-        line |= {"depth": len(node.path) - 1, "device": "CPU", "count": 0}
+        line |= {"depth": len(node.path) - 1, "device": CPU, "count": 0}
         on_host = {"share": node.share, "rest_ns": None if node.rest_s is None else round(node.rest_s * 1e9)}
         on_device = {"share": None if node.gpu is None else node.gpu.share}
-        found = [(device, known[path, device]) for device in ("CPU", "GPU") if (path, device) in known]
+        found = [(device, known[path, device]) for device in (CPU, GPU) if (path, device) in known]
         if not found:
             yield line
         for device, row in found:
-            own = on_host if device == "CPU" else on_device
+            own = on_host if device == CPU else on_device
             yield line | row | own | {"mean_ns": row["total_ns"] / row["count"]}

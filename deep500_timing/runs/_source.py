@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from deep500_timing._base.names import CPU, GPU
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -21,8 +23,6 @@ if TYPE_CHECKING:
     from deep500_timing._recording.intervals import Intervals
     from deep500_timing._recording.recorder import Recorder, Region
 
-CPU = "CPU"
-GPU = "GPU"
 _IN_FLIGHT = 1
 """Most intervals that may end between two reads."""
 _IN_FUTURE_NS = 1_000_000_000

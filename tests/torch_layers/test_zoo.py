@@ -1,5 +1,4 @@
-"""Public models: training is the same to the bit, each layer's backward pass is the nodes that its forward made, and
-after ``detach`` the memory is what it was.
+"""Public models: training is the same to the bit, a layer's backward pass is its own nodes, and memory is given back.
 
 Models whose package is not installed are skipped; ``make test-zoo`` installs them.
 """
@@ -27,9 +26,8 @@ from deep500_timing_torch.layers import LayerTimer  # noqa: E402
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 NODE_S = 1e-3
 """The time that each autograd node takes on the clock."""
-FREED = (
-    "resnet18 densenet swin_timm bert gpt2 llama_checkpointed t5 whisper unet2d_diffusers sd_unet_diffusers".split()
-)
+FREED = ["resnet18", "densenet", "swin_timm", "bert", "gpt2", "llama_checkpointed", "t5", "whisper"]
+FREED += ["unet2d_diffusers", "sd_unet_diffusers"]
 """Ten models from four packages."""
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from deep500_timing._base.names import BATCH
+from deep500_timing._base.names import BATCH, IO
 from deep500_timing._base.sql import literal
 from deep500_timing._summary.nesting import path_text, split_path
 from deep500_timing._views.findings._evidence import name_of
@@ -103,7 +103,7 @@ def cause_of(
     name = _name(path, parts)
     same = [other for other in ranks if over.get((other, path), 0.0) >= 0.5 * over.get((rank, path), 0.0)]
     is_one = len(ranks) > 1 and len(same) == 1
-    return Cause(name, rank if is_one else None, name == "IO", usual_s, slow_s, path)
+    return Cause(name, rank if is_one else None, name == IO, usual_s, slow_s, path)
 
 
 def _some(places: NDArray[Any], most: int) -> NDArray[Any]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from deep500_timing._base.names import BATCH, IO
+from deep500_timing._base.names import BATCH, CPU, IO
 from deep500_timing._summary.nesting import path_text
 from deep500_timing._views.findings import _thresholds as at_least
 from deep500_timing._views.findings._cause import shared_by
@@ -61,7 +61,7 @@ def _shares(evidence: Evidence, node: Node) -> dict[int, float]:
     path, parent = path_text(node.path), path_text(node.parent)
     shares = {}
     for rank, rows in evidence.by_rank.items():
-        own, whole = rows.get((path, "CPU")), rows.get((parent, "CPU"))
+        own, whole = rows.get((path, CPU)), rows.get((parent, CPU))
         if own and whole and own["total_ns"] and whole["total_ns"]:
             shares[rank] = own["total_ns"] / whole["total_ns"]
     return shares if len(evidence.by_rank) > 1 else {}

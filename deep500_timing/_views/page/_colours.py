@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from deep500_timing._base.names import BACKWARD, BATCH, COMM, EPOCH, FORWARD, IO
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -12,15 +14,15 @@ ACCENT = "#0072b2"
 ALARM = "#d55e00"
 # The colours of Okabe and Ito, which colour-blind readers can tell apart, and variants of the same hues.
 REGION_COLOURS = {
-    "FORWARD": "#0072b2",
-    "BACKWARD": "#009e73",
-    "IO": "#e69f00",
-    "COMM": "#cc79a7",
+    FORWARD: "#0072b2",
+    BACKWARD: "#009e73",
+    IO: "#e69f00",
+    COMM: "#cc79a7",
     "optimizer": "#56b4e9",
     "OPTIMIZER": "#56b4e9",
     "VALIDATION": "#8f7fc9",
-    "BATCH": "#7f97ad",
-    "EPOCH": "#a9b8c6",
+    BATCH: "#7f97ad",
+    EPOCH: "#a9b8c6",
     "FIT": "#c3ccd5",
 }
 """The regions of nearly every run."""

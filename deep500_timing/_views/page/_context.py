@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from deep500_timing._base.names import BATCH
 from deep500_timing._base.sql import literal
 from deep500_timing._summary.nesting import path_text
 from deep500_timing._summary.text import safe_name
@@ -100,7 +101,7 @@ class Context:
     @cached_property
     def steps(self) -> Steps | None:
         """The steps timed as BATCH; None without any."""
-        found = self.tree.named("BATCH")
+        found = self.tree.named(BATCH)
         for node in found:
             path = path_text(node.path)
             row = self.rows(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from deep500_timing._base.names import CPU
 from deep500_timing._base.sql import literal
 from deep500_timing._summary.text import format_time, safe_name
 from deep500_timing._views.page._colours import on
@@ -63,7 +64,7 @@ def _figure(context: Context, step: dict[str, Any], title: str) -> Figure:
         f"order by dur_ns desc, rank, start_ns limit {_BARS + 1}"
     )
     is_cut, rows = len(rows) > _BARS, rows[:_BARS]
-    batch = [row for row in rows if row["path"] == _path(context.steps) and row["device"] == "CPU"]
+    batch = [row for row in rows if row["path"] == _path(context.steps) and row["device"] == CPU]
     one_clock, within_s = _on_one_clock(context, rows, step["session"])
     clock = "at_ns" if one_clock else "start_ns"
     starts: dict[int, int] = {}
@@ -134,7 +135,7 @@ def _lay(
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], int]:
     tracks: dict[tuple[int, int, bool, str], list[dict[str, Any]]] = {}
     for row in rows:
-        tracks.setdefault((row["rank"], row["thread"], row["device"] != "CPU", row["device"]), []).append(row)
+        tracks.setdefault((row["rank"], row["thread"], row["device"] != CPU, row["device"]), []).append(row)
     bars: list[dict[str, Any]] = []
     labels: list[dict[str, Any]] = []
     height = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from deep500_timing._base.names import CPU, GPU
 from deep500_timing._base.sql import literal
 from deep500_timing._summary.nesting import split_path
 from deep500_timing._summary.text import format_time
@@ -137,7 +138,7 @@ def _figure(context: Context, tree: Tree, *, on_device: bool) -> Figure:
     }
     spec = {"height": depth * _ROW, "data": data(boxes), "layer": [bar, label]}
     nodes = [node for node in tree.walk() if _total(node, on_device)]
-    device = "GPU" if on_device else "CPU"
+    device = GPU if on_device else CPU
     first = max(tree.roots, key=lambda node: _total(node, on_device))
     # Down to where the time divides.
     while len(inner := [child for child in first.children if _total(child, on_device)]) == 1 or (

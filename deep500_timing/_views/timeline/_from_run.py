@@ -10,6 +10,7 @@ from collections import defaultdict
 from itertools import count, groupby
 from typing import TYPE_CHECKING, Any
 
+from deep500_timing._base.names import CPU
 from deep500_timing._summary.text import safe_name
 from deep500_timing._views.timeline._clocks import Place, Places, say_what_is_not_compared
 from deep500_timing._views.timeline._tracks import Lanes, Writer, unit_of
@@ -209,9 +210,9 @@ class _Session:
         tracks: dict[tuple[int, str], Lanes] = {}
         found = {(row["thread"], row["device"]) for row in self._source.tracks[self.key]}
         # The main thread first, and the device below the thread that launches its work.
-        for thread, device in sorted(found, key=lambda of: (of[0], of[1] != "CPU", of[1])):
+        for thread, device in sorted(found, key=lambda of: (of[0], of[1] != CPU, of[1])):
             name = safe_name(names.get(thread) or f"thread {thread}")
-            name = name if device == "CPU" else f"{device} · {name}"
+            name = name if device == CPU else f"{device} · {name}"
             tracks[thread, device] = Lanes(self._writer, self._process, name)
         flows: dict[tuple[int, str, int], int] = {}
         while rows := [row for row, _ in zip(intervals, range(_TOGETHER), strict=False)]:
@@ -223,7 +224,7 @@ class _Session:
                     flow = flows.pop((thread, region, host_start_ns), 0)
                     if not flow:
                         flow = flows[thread, region, host_start_ns] = next(numbers)
-                    flow_out, flow_in = (flow, 0) if device == "CPU" else (0, flow)
+                    flow_out, flow_in = (flow, 0) if device == CPU else (0, flow)
                 args = {} if row["step"] is None else {"step": row["step"]}
                 end = begin + row["dur_ns"]
                 tracks[thread, device].slice(begin, end, safe_name(region), args, flow_out, flow_in)
