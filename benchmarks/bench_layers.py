@@ -224,8 +224,7 @@ def as_lines(found: dict[str, Any]) -> list[str]:
         f"each contender beside the plain chain that ran before it, median of {found['rounds']} turns (half of them "
         "lie within the brackets). The last column is what a gradient costs more, wherever it is spent. Timing a "
         "backward pass is marking the nodes where it begins and ends, in the forward pass, and being called there; the "
-        "last line is what PyTorch's public way of that takes with nothing timed. `LayerTimer` hands its marks over as "
-        "a tensor's hooks, which takes PyTorch 1 µs less.",
+        "last line is what PyTorch's public way of that takes with nothing timed.",
         "",
         "| | " + " | ".join(_PASSES.values()) + " |",
         "|---|" + "---:|" * len(_PASSES),

@@ -69,7 +69,7 @@ def test_its_exchange_is_timed_on_the_device(blocks):
 
 def test_it_names_all_that_adapters_share():
     """Its table has every name of ``deep500_timing.adapters``, each once, and each is there."""
-    table = PAGE.read_text(encoding="utf-8").partition("## What else it may need")[2]
+    table = PAGE.read_text(encoding="utf-8").partition("## Shared parts")[2]
     rows = [line.split("|")[2] for line in table.splitlines() if line.startswith("| ")][1:]
     named = re.findall(r"`(\w+)`", "".join(rows))
     assert sorted(adapters.__all__) == sorted(named)
