@@ -195,11 +195,11 @@ class CudaEventClock:
 
     def new_event(self, stream: Any) -> Any:
         """Return a new event for a stream."""
-        return self._new_event(self.handle_of(stream).device, enable_timing=True)
+        return self._new_event(self.handle_of(stream).device, enable_timing=True)  # pyright: ignore[reportCallIssue]
 
     def record(self, event: Any, stream: Any) -> None:
         """Queue an event in a stream."""
-        self.record_handle(event, self.handle_of(stream))
+        self.record_handle(event, self.handle_of(stream))  # pyright: ignore[reportCallIssue]
 
     def elapsed_ns(self, start: Any, end: Any) -> int:
         """Return the time in nanoseconds between two events that are done; negative if ``end`` came first."""

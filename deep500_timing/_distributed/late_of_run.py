@@ -144,11 +144,11 @@ def _phases(run: Run, ranks: list[int], session: int) -> _Phases:
         taken_s = table["total"].to_numpy()[here] / 1e9
         np.add.at(times, (on_gpu[here], step_at[here], rank_at[here], name_at[here]), taken_s)
     # Times of the device where every rank has them in most steps.
-    on_device = (np.median(times[1], axis=0) > 0).all(axis=0)
+    on_device = np.asarray((np.median(times[1], axis=0) > 0).all(axis=0))
     times = np.where(on_device, times[1], times[0])
     # A region that only some ranks have is part of the rest on all: as a region it would make the ranks look unlike.
     has = np.median(times, axis=0) > 0
-    shared = has.all(axis=0) | ~has.any(axis=0)
+    shared = np.asarray(has.all(axis=0) | ~has.any(axis=0))
     names, times = [name for name, kept in zip(names, shared, strict=True) if kept], times[:, :, shared]
     periods = np.empty((len(steps), len(ranks)))
     for place, (numbers, started_ns) in enumerate(of_rank):

@@ -108,7 +108,7 @@ class Merger:
         for column, key in enumerate(keys):
             of_rank = self._regions[key].of_rank
             table[:, np.searchsorted(ranks, list(of_rank)), column] = np.array(list(of_rank.values())).T
-        values = dict(zip(_EACH, table, strict=True))
+        values: dict[str, Any] = dict(zip(_EACH, table, strict=True))
         regions = []
         for column, key in enumerate(keys):
             over = {name: over_ranks(values[name][:, column], ranks) for name in OF_EACH_RANK}

@@ -142,8 +142,10 @@ def _nest(stores: Sequence[Store], names: list[str], paths: Paths) -> _Kept:
         )
         first += len(order)
     if not parts:
-        return _Kept(*(np.zeros(0, dtype=np.bool_ if name == "counted" else np.int64) for name in _COLUMNS))
-    return _Kept(*(np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS))
+        empty: list[Any] = [np.zeros(0, dtype=np.bool_ if name == "counted" else np.int64) for name in _COLUMNS]
+        return _Kept(*empty)
+    columns: list[Any] = [np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS]
+    return _Kept(*columns)
 
 
 def _exact(

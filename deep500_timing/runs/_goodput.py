@@ -283,7 +283,7 @@ class _Job:
         taken[np.isinf(self._best)] = 0
         taken[:, CODE["unknown"]] += spans - taken.sum(axis=1)
         absent = taken[:, CODE["absent"]]
-        of = dict(zip(LABELS, taken.sum(axis=0).tolist(), strict=True))
+        of: dict[str, int] = dict(zip(LABELS, taken.sum(axis=0).tolist(), strict=True))
         is_gap = self.kinds == _GAP
         down, late = int(absent[is_gap].sum()), int(absent[self.kinds == _START].sum())
         # A rank that starts after the others delays them; elsewhere nothing says why it is not there.

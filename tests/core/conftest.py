@@ -37,6 +37,8 @@ def _leave_nothing_behind():
     """Fail a test that leaves a thread, a callback, a signal handler or a setting of the process behind."""
     before = _process_state()
     yield
+    for thread in set(threading.enumerate()) - before["threads"]:
+        thread.join(5.0)  # It may be ending.
     after = _process_state()
     after["threads"] |= before["threads"]  # One of an earlier test may end meanwhile.
     left = {name: (before[name], after[name]) for name in before if before[name] != after[name]}

@@ -13,6 +13,8 @@ ADAPTERS = {path.relative_to(ROOT / "adapters").as_posix(): path for path in sor
 TAKEN = {
     # What a decorated function calls, in whose place a compiler is to read something else.
     "deep500_timing_torch/_compile.py": {"Timer._find"},
+    # Compiled with the core: the C types are declared there.
+    "deep500_timing_torch/autolog/_steps.py": {"deep500_timing._base.cython_stub"},
 }
 """What each file takes beyond that, and may. A longer list means that the core lacks a public name."""
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.compiler import is_compiling
-from torch.optim import optimizer as optim
+import torch.optim.optimizer as optim
 from torch.utils.data import dataloader
 
 from deep500_timing.adapters import after_import, warn_once
