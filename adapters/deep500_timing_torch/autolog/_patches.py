@@ -13,8 +13,8 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.compiler import is_compiling
 import torch.optim.optimizer as optim
+from torch.compiler import is_compiling
 from torch.utils.data import dataloader
 
 from deep500_timing.adapters import after_import, warn_once
