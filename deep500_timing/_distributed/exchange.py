@@ -54,6 +54,8 @@ _SLACK, _SLACK_S = 0.05, 0.5
 _PATIENCE_SHARE, _PATIENCE_S = 0.1, 1.0
 """How long a newer report is waited for where a rank's newest one was made long before: a share of the time since the
 round before, at most some seconds."""
+_REUSE_S = 0.3
+"""How long a round waits for a newer report of a rank that has overwritten one."""
 
 
 @dataclass(slots=True)
@@ -387,6 +389,8 @@ class _Past:
     left: deque[tuple[str, int]] = field(default_factory=deque)
     used: dict[int, int] = field(default_factory=dict)
     """The call of the report that was used last."""
+    spare: dict[int, int] = field(default_factory=dict)
+    """Reports of a rank that were overwritten before they were read. Its newest one answers as many later rounds."""
     early: set[int] = field(default_factory=set)
     """Ranks that always post long before this one gathers."""
     gathered_s: float | None = None
@@ -432,8 +436,11 @@ def _collect(look: Callable[[list[int]], dict[int, bytes]], past: _Past, call: _
 
     def use(rank: int) -> None:
         head, payload = past.newest[rank]
+        overwritten = head["call"] - past.used.get(rank, 0) - 1
+        # A rank that reports twice in a row, without waiting, will not report again for the second round.
+        past.spare[rank] = max(overwritten, 0) if overwritten >= 0 else past.spare[rank] - 1
         past.used[rank] = head["call"]
-        excess[rank] = head["call"] - call.number
+        excess[rank] = head["call"] - past.spare[rank] - call.number
         call.reports[rank] = payload
 
     def is_new(rank: int) -> bool:
@@ -459,6 +466,8 @@ def _collect(look: Callable[[list[int]], dict[int, bytes]], past: _Past, call: _
             elif is_new(rank) and not (patient and may_be_old(rank)):
                 if may_be_old(rank):
                     past.early.add(rank)
+                use(rank)
+            elif past.spare.get(rank, 0) > 0 and not is_new(rank) and time.monotonic() > call.begun_s + _REUSE_S:
                 use(rank)
         if expected <= excess.keys():
             break

@@ -274,7 +274,7 @@ def test_a_call_too_many_or_too_few_heals_in_the_next_round(tmp_path, extra):
     found = [calls.step(extra, 0.5), calls.step(), calls.step(), calls.step()]
     if extra:
         assert [({0: n, 1: n}, ()) for n in (2, 3, 4, 5)] == [of[:2] for of in found]
-        assert [{1: 1}, {}, {}, {}] == [of[2] for of in found]
+        assert [{}, {1: 1}, {}, {}] == [of[2] for of in found]
     else:
         assert ({0: 2}, (1,), {}) == found[0]
         assert [({0: n, 1: n}, ()) for n in (3, 4, 5)] == [of[:2] for of in found[1:]]
