@@ -74,7 +74,7 @@ def build(
             context.missing.append((section.title, f"It failed: {said}"))
             continue
         if content is None:
-            context.missing.append((section.title, section.missing))
+            context.missing += [(section.title, section.missing)] if section.missing else []
         else:
             built.append(Built(section.name, section.title, content))
     on_progress(len(sections), len(sections))

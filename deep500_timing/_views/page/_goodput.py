@@ -27,10 +27,12 @@ class GoodputSection:
     """The account of the wall clock, restarts included."""
 
     name, title, place = "goodput", "Goodput: where the wall clock of the job went", 35
-    missing = "No session has a time."
+    missing = ""  # A job that was never restarted lacks nothing.
 
     def build(self, context: Context) -> Content | None:
         """See :class:`Section`."""
+        if context.about.sessions < 2:
+            return None
         account = context.goodput
         rows, bars = [], []
         for bucket in account.buckets:
