@@ -121,7 +121,7 @@ def swin_timm():
     ), lambda m: cls(m(image(56)))
 
 
-@entry("transformers")
+@entry("torchvision")
 def efficientnet_timm():
     import timm
 
