@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from deep500_timing import RegionOpenError, Timer
-from deep500_timing.runs import Run
 from deep500_timing.testing import ManualClock, ManualDeviceClock
 
 
@@ -58,17 +57,6 @@ def test_a_full_last_group_is_followed_by_none(tmr, clock):
     """The wait for an item that does not come opens no BATCH."""
     list(tmr.steps(Loader(clock, 8), micro_batches=4))
     assert [4.0, 4.0] == tmr.get_time("BATCH")
-
-
-def test_a_resumed_run_counts_from_its_start(tmp_path, clock):
-    """The run's steps begin at ``start``, and the wait for a batch belongs to its step."""
-    tmr = Timer(clock=clock, run=tmp_path)
-    for _ in tmr.steps(Loader(clock), start=100):
-        clock.advance(10)
-    tmr.run.close()
-    rows = Run.open(tmp_path).intervals().arrow().to_pylist()
-    expected = {(region, step) for region in ("BATCH", "IO") for step in (100, 101, 102)}
-    assert expected == {(row["region"], row["step"]) for row in rows}
 
 
 def test_on_the_device(clock):

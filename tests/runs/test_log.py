@@ -517,3 +517,13 @@ def test_what_no_timer_records(tmr, log, clock, rows, tmp_path):
                 feeders.remove(feeder)
     assert current() is not own
     assert ["fed", "fed"] == [row["metric"] for row in rows(tmp_path / "own" / RANK_0, "samples")]
+
+
+def test_a_resumed_run_counts_from_its_start(rows, clock, tmp_path):
+    """The run's steps begin at ``start``, and the wait for a batch belongs to its step."""
+    tmr = Timer(clock=clock, run=tmp_path / "run")
+    for _ in tmr.steps(range(3), start=100):
+        clock.advance(10)
+    tmr.run.close()
+    expected = {(region, step) for region in ("BATCH", "IO") for step in (100, 101, 102)}
+    assert expected == {(row["region"], row["step"]) for row in rows(tmp_path / "run" / RANK_0)}
