@@ -11,6 +11,7 @@ between. Plain, everything but the newest intervals is an immutable tuple, repla
 from __future__ import annotations
 
 from array import array
+from itertools import chain
 from struct import Struct
 
 TYPE_CHECKING = False
@@ -206,17 +207,18 @@ class Intervals:
             # A list takes the clock's integers three times as fast as an array does.
             self.buffer: list[int] = []
             self.limit = 2 * (_STAGED if keep_last < 0 else _STAGED_AGGREGATED)
-            self.state: tuple[Any, ...] = ((), (), 0, 0, Aggregates(), self.buffer)
+            self.state: tuple[Any, ...] = ((), (), 0, 0, Aggregates(), (), self.buffer)
             """Blocks; parts of the next block; integers in both so far, aggregated ones included; integers of the
-            first part that are aggregated; aggregates; the buffer. Only the buffer is changed in place."""
+            first part that are aggregated; aggregates; full buffers; the buffer, which alone changes in place."""
 
     def append(self, start_ns: int, end_ns: int) -> None:
         """Keep one interval."""
         if cython.compiled:
             keep(self, start_ns, end_ns)
         else:
+            pair = (start_ns, end_ns)  # The garbage collector may run here, and its callback may flush the buffer.
             buffer = self.buffer
-            buffer += (start_ns, end_ns)
+            buffer += pair
             if len(buffer) >= self.limit:
                 self.flush_block()
 
@@ -229,9 +231,17 @@ class Intervals:
 
     def flush_plain(self) -> None:
         """See :meth:`flush_block`."""
-        state = self.state
-        blocks, recent, moved, start, aggregates, buffer = state
-        staged = buffer[:]
+        # Python code may run at each allocation, and may record here. So the full buffer is replaced first, in one
+        # step without an allocation, and then packed.
+        before = self.state
+        blocks, recent, moved, start, aggregates, full, buffer = before
+        full = (*full, buffer)
+        fresh: list[int] = []
+        sealed = (blocks, recent, moved, start, aggregates, full, fresh)
+        if self.state is not before:
+            return  # A second entry has flushed the buffer.
+        self.buffer, self.state = fresh, sealed
+        staged = full[0] if len(full) == 1 else [*chain.from_iterable(full)]
         packer = _PACK.get(len(staged)) or Struct(f"{len(staged)}{_INT64}").pack
         recent = (*recent, array("q", packer(*staged)))
         moved += len(staged)
@@ -247,9 +257,9 @@ class Intervals:
         if len(recent) == _PARTS and not start:
             # A copy has no spare room at its end, a sixteenth of the array.
             blocks, recent = (*blocks, array("q", b"".join(recent))[:]), ()
-        if self.state is state:  # Else a second entry has flushed the buffer meanwhile.
-            fresh = buffer[len(staged) :]
-            self.buffer, self.state = fresh, (blocks, recent, moved, start, aggregates, fresh)
+        packed = (blocks, recent, moved, start, aggregates, (), fresh)
+        if self.state is sealed:  # Else a second entry has packed this buffer with its own.
+            self.state = packed
 
     def without_oldest(
         self, parts: tuple[Any, ...], start: int, aggregates: Aggregates, numbers: int
@@ -320,8 +330,8 @@ class Intervals:
             parts.append(copied_block(ints_of(self.block), self.place - ints_of(self.block)))
             aggregates = self.aggregates.copy()
             return [memoryview(part).cast("q") for part in parts], aggregates
-        blocks, recent, _, start, aggregates, buffer = self.state
-        parts = [*blocks, *recent, array("q", buffer[:])]
+        blocks, recent, _, start, aggregates, full, buffer = self.state
+        parts = [*blocks, *recent, *(array("q", numbers[:]) for numbers in (*full, buffer))]
         if start:
             parts[0] = parts[0][start:]
         return parts, aggregates
@@ -351,8 +361,8 @@ class Intervals:
         if cython.compiled:
             recorded: int = self.aggregates.count + self.kept_in_blocks + (self.place - ints_of(self.block)) // 2
             return recorded
-        _, _, moved, _, _, buffer = self.state
-        number: int = (moved + len(buffer)) // 2
+        _, _, moved, _, _, full, buffer = self.state
+        number: int = (moved + sum(map(len, full)) + len(buffer)) // 2
         return number
 
     def since(self, taken: int) -> tuple[bytes, int, int]:

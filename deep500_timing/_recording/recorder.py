@@ -175,9 +175,10 @@ class Region:
         if cython.compiled:
             keep(region._intervals, start_ns, now_ns)
         else:
+            pair = (start_ns, now_ns)
             intervals = region._intervals
             buffer = intervals.buffer
-            buffer += (start_ns, now_ns)
+            buffer += pair
             if len(buffer) >= intervals.limit:
                 intervals.flush_block()
         if region._end_has_more:
