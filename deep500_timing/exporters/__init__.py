@@ -15,16 +15,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing._base.lazy import lazy_names as _lazy_names
-from deep500_timing.exporters._base import BaseExporter, Exporter, export_to, report
-from deep500_timing.exporters._since import kept_exporter
+from deep500_timing.exporters._base import BaseExporter, Exporter, export_to, kept_exporter, report
 
 if TYPE_CHECKING:
     from deep500_timing.exporters._csv import CsvExporter
     from deep500_timing.exporters._jsonl import JsonLinesExporter
     from deep500_timing.exporters._jsonl_reader import read_json_lines
     from deep500_timing.exporters._mlflow import MlflowExporter
-    from deep500_timing.exporters._terminal import TerminalExporter
-    from deep500_timing.exporters._text import TextExporter
+    from deep500_timing.exporters._table import TerminalExporter, TextExporter
     from deep500_timing.exporters._wandb import WandbExporter
 
 __all__ = [
@@ -52,8 +50,8 @@ _LAZY = {
     "CsvExporter": "deep500_timing.exporters._csv",
     "JsonLinesExporter": "deep500_timing.exporters._jsonl",
     "MlflowExporter": "deep500_timing.exporters._mlflow",
-    "TerminalExporter": "deep500_timing.exporters._terminal",
-    "TextExporter": "deep500_timing.exporters._text",
+    "TerminalExporter": "deep500_timing.exporters._table",
+    "TextExporter": "deep500_timing.exporters._table",
     "WandbExporter": "deep500_timing.exporters._wandb",
     "read_json_lines": "deep500_timing.exporters._jsonl_reader",
 }

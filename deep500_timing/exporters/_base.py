@@ -1,21 +1,44 @@
-"""The contract of an exporter, and the handling of its faults."""
+"""The contract of an exporter, its share of the times, and the handling of its faults."""
 
 from __future__ import annotations
 
+import re
+import threading
 from abc import ABC, abstractmethod
 from operator import index
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from weakref import WeakKeyDictionary
 
+from deep500_timing._base.fork import after_fork
 from deep500_timing._base.warn import warn_once
 from deep500_timing.exceptions import ExportError
-from deep500_timing.exporters._errors import without_passwords
-from deep500_timing.exporters._since import take
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Hashable, Iterable
 
     from deep500_timing._summary.snapshot import Snapshot
-    from deep500_timing.exporters._since import Source
+
+_PASSWORD = re.compile(r"//[^/@\s]*@")
+
+_reported: WeakKeyDictionary[Any, WeakKeyDictionary[Any, Snapshot]] = WeakKeyDictionary()
+"""The last snapshot that each exporter got of each timer: its next report covers the time since."""
+_kept: WeakKeyDictionary[Any, dict[Hashable, Any]] = WeakKeyDictionary()
+# Reentrant: a signal handler may export during an export.
+_lock = threading.RLock()
+
+
+@after_fork
+def _after_fork_in_child() -> None:
+    global _lock
+    _lock = threading.RLock()
+
+
+class Source(Protocol):
+    """A timer."""
+
+    def snapshot(self, *, places: bool = False) -> Snapshot:
+        """Its times now, with the nesting of regions if ``places`` is true."""
+        ...
 
 
 @runtime_checkable
@@ -92,10 +115,7 @@ class BaseExporter(ABC):
         """
         step = check_step(step)
         self._open()
-        try:
-            self._export(snapshot, step)
-        except Exception as error:
-            self._failed("exporting", error)
+        self._guard("exporting", self._export, snapshot, step)
 
     def flush(self) -> None:
         """Write buffered reports.
@@ -103,36 +123,29 @@ class BaseExporter(ABC):
         Raises:
             ExportError: It failed and the exporter is strict.
         """
-        try:
-            self._flush()
-        except Exception as error:
-            self._failed("flushing", error)
+        self._guard("flushing", self._flush)
 
     def close(self) -> None:
-        """Let go of files and connections.
+        """Release files and connections.
 
         Raises:
             ExportError: It failed and the exporter is strict.
         """
-        try:
-            self._close()
-        except Exception as error:
-            self._failed("closing", error)
+        self._guard("closing", self._close)
 
-    def _failed(self, doing: str, error: Exception) -> None:
-        if self._strict:
-            raise ExportError(_describe(self, doing, error)) from error
-        self.failures += 1
-        self._say_once(doing, error)
+    def _guard(self, doing: str, call: Callable[..., None], *arguments: Any) -> None:
+        try:
+            call(*arguments)
+        except Exception as error:
+            if self._strict:
+                raise ExportError(_describe(self, doing, error)) from error
+            self.failures += 1
+            self._say_once(doing, error)
 
     def _say_once(self, doing: str, error: Exception) -> None:
-        message = _describe(self, doing, error)
         # The error's text may hold an address or a time that differs each time.
         kind = (type(error).__qualname__, getattr(error, "errno", None))
-        warn_once(
-            f"{message}. The run goes on without this report. Said once.",
-            key=f"{type(self).__qualname__} {self._where()} {doing} {kind}",
-        )
+        _warn(self, doing, error, key=f"{type(self).__qualname__} {self._where()} {doing} {kind}")
 
 
 def check_step(step: Any) -> int | None:
@@ -179,7 +192,7 @@ def check_exporter(exporter: object) -> None:
 
 
 def export_to(snapshot: Snapshot, exporters: Iterable[Exporter], *, step: int | None) -> None:
-    """Hand a snapshot to each exporter. One that raises, unless it was asked to be strict, costs a warning only.
+    """Hand a snapshot to each exporter. An exporter that raises costs a warning, unless it is strict.
 
     Raises:
         TypeError: One of them is no exporter, or the step no integer; none has had the snapshot.
@@ -187,9 +200,7 @@ def export_to(snapshot: Snapshot, exporters: Iterable[Exporter], *, step: int | 
         ExportError: A strict exporter failed; the others have had the snapshot.
         OSError: A file cannot be made, for the reason that the system gives; the others have had the snapshot.
     """
-    exporters = tuple(exporters)
-    step = _check(exporters, step)
-    _hand_out([(exporter, snapshot, None) for exporter in exporters], step)
+    _hand_out(exporters, step, lambda several: [(snapshot, _nothing) for _ in several])
 
 
 def report(source: Source, exporters: Iterable[Exporter], *, step: int | None) -> None:
@@ -201,21 +212,54 @@ def report(source: Source, exporters: Iterable[Exporter], *, step: int | None) -
     Raises:
         Exception: As :func:`export_to`.
     """
-    exporters = tuple(exporters)
-    step = _check(exporters, step)
-    parts = take(source, exporters)
-    _hand_out([(exporter, *part) for exporter, part in zip(exporters, parts, strict=True)], step)
+
+    def parts(several: tuple[Exporter, ...]) -> list[tuple[Snapshot, Callable[[], None]]]:
+        with _lock:
+            nested = any(getattr(exporter, "shows_places", False) for exporter in several)
+            now = source.snapshot(places=True) if nested else source.snapshot()
+            return [_part(source, exporter, now) for exporter in several]
+
+    _hand_out(exporters, step, parts)
 
 
-def _check(exporters: Iterable[Exporter], step: Any) -> int | None:
-    for exporter in exporters:
+def _part(source: Source, exporter: object, now: Snapshot) -> tuple[Snapshot, Callable[[], None]]:
+    """The exporter's part of a snapshot, and a function that puts the part back for the next report."""
+    if getattr(exporter, "whole_run", False):
+        return now, _nothing
+    try:
+        of_exporter = _reported.setdefault(exporter, WeakKeyDictionary())
+    except TypeError:
+        return now, _nothing  # Not hashable or weakly referenceable: it gets the whole run each time.
+    before = of_exporter.get(source)
+    of_exporter[source] = now
+
+    def take_back() -> None:
+        with _lock:
+            if of_exporter.get(source) is not now:
+                return  # Another thread has reported since.
+            if before is None:
+                del of_exporter[source]
+            else:
+                of_exporter[source] = before
+
+    return now.since(before), take_back
+
+
+def _nothing() -> None:
+    pass
+
+
+def _hand_out(
+    exporters: Iterable[Exporter],
+    step: Any,
+    parts: Callable[[tuple[Exporter, ...]], list[tuple[Snapshot, Callable[[], None]]]],
+) -> None:
+    several = tuple(exporters)
+    for exporter in several:
         check_exporter(exporter)
-    return check_step(step)
-
-
-def _hand_out(parts: Iterable[tuple[Exporter, Snapshot, Callable[[], None] | None]], step: int | None) -> None:
+    step = check_step(step)
     raised: list[Exception] = []
-    for exporter, snapshot, take_back in parts:
+    for exporter, (snapshot, take_back) in zip(several, parts(several), strict=True):
         failures = getattr(exporter, "failures", 0)
         failed = True
         try:
@@ -226,18 +270,39 @@ def _hand_out(parts: Iterable[tuple[Exporter, Snapshot, Callable[[], None] | Non
             if isinstance(error, ExportError) or isinstance(exporter, BaseExporter):
                 raised.append(error)
             else:
-                warn_once(
-                    f"{_describe(exporter, 'exporting', error)}. The run goes on without this report. Said once.",
-                    key=f"{type(exporter)} {type(error)}",
-                )
+                _warn(exporter, "exporting", error, key=f"{type(exporter)} {type(error)}")
         finally:
-            if failed and take_back is not None:
+            if failed:
                 take_back()
     if raised:
         raise raised[0]
+
+
+def kept_exporter(source: Source, kind: Callable[..., Any], prefix: str, settings: dict[str, Any]) -> Any:
+    """The exporter that a timer's own method reports by, the same for the same settings."""
+    stats = settings.get("stats")
+    plain = {**settings, "stats": tuple(stats) if isinstance(stats, list) else stats}
+    key = (kind, str(prefix).strip("/"), *sorted(plain.items()))
+    try:
+        with _lock:
+            of_source = _kept.setdefault(source, {})
+            if key not in of_source:
+                of_source[key] = kind(prefix, **settings)
+            return of_source[key]
+    except (TypeError, AttributeError):
+        return kind(prefix, **settings)  # Wrong settings say so themselves, and odd ones are not remembered.
+
+
+def _warn(exporter: object, doing: str, error: Exception, *, key: str) -> None:
+    warn_once(f"{_describe(exporter, doing, error)}. The run goes on without this report. Said once.", key=key)
 
 
 def _describe(exporter: object, doing: str, error: Exception) -> str:
     # An ExportError was written for the user; other errors need their type to be understood.
     reason = str(error) if isinstance(error, ExportError) else f"{type(error).__name__}: {error}"
     return without_passwords(f"{doing.capitalize()} times with {type(exporter).__name__} failed: {reason}".rstrip("."))
+
+
+def without_passwords(text: Any) -> str:
+    """The text without user names and passwords in addresses."""
+    return _PASSWORD.sub("//", str(text))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +15,7 @@ from deep500_timing.exporters._files import SharedFile, encode, path_of
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Sequence
 
     from deep500_timing._summary.snapshot import RegionTimes, Snapshot
 
@@ -76,15 +79,9 @@ def _values(snapshot: Snapshot, region: RegionTimes, step: int | None) -> list[A
     return [*values, *(getattr(region.memory, name, None) for name in MAXIMA)]
 
 
-def row_of(values: Any) -> str:
-    """One record without its line end; not by the csv module, which before Python 3.13 left a lone CR unquoted."""
-    return ",".join(map(_field, values))
-
-
-def _field(value: Any) -> str:
-    if value is None or (isinstance(value, float) and not math.isfinite(value)):
-        return ""
-    text = str(value)
-    if any(character in text for character in ',"\r\n'):
-        text = '"' + text.replace('"', '""') + '"'
-    return text
+def row_of(values: Sequence[Any]) -> str:
+    """One record without its line end. Before Python 3.13, csv quotes a lone CR only where lines end in CR and LF."""
+    known = ["" if isinstance(value, float) and not math.isfinite(value) else value for value in values]
+    record = io.StringIO()
+    csv.writer(record, lineterminator="\r\n").writerow(known)
+    return record.getvalue()[:-2]

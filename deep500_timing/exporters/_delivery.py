@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import atexit
+import errno
+import http.client
+import os
 import random
 import sys
 import threading
@@ -10,13 +13,16 @@ import time
 import warnings
 from collections import deque
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from deep500_timing._base.at_exit import do_after_reports
 from deep500_timing._base.fork import after_fork
+from deep500_timing._base.warn import warn_once
 from deep500_timing.exceptions import ExportError, TimingWarning
-from deep500_timing.exporters._errors import is_outage, reason_of
+from deep500_timing.exporters._base import without_passwords
+from deep500_timing.exporters._metrics import TrackerExporter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,6 +40,17 @@ EXIT_PAUSE_S = 0.2
 _random = random.Random()
 
 
+# Errors of the operating system that no waiting cures.
+_LASTING = frozenset(
+    getattr(errno, name)
+    for name in (
+        *("EACCES", "EBADF", "EEXIST", "EINVAL", "EISDIR", "ELOOP", "EMLINK", "ENAMETOOLONG", "ENOENT", "ENOTDIR"),
+        *("EPERM", "EROFS", "EXDEV"),
+    )
+    if hasattr(errno, name)
+)
+
+
 @dataclass(eq=False)
 class Account:
     """The reports of one exporter in this process, by outcome."""
@@ -44,6 +61,36 @@ class Account:
     lost: int = 0
     errors: deque[Exception] = field(default_factory=lambda: deque(maxlen=4))
     """Why reports were refused, until a warning has said so."""
+
+
+class CountingExporter(TrackerExporter):
+    """A tracker's exporter whose reports may wait. Reports that do not arrive are counted, and a warning says so."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        """As :class:`TrackerExporter`."""
+        super().__init__(*arguments, **settings)
+        self._account = Account(f"{type(self).__name__}({repr(self._prefix) if self._prefix else ''})")
+
+    @property
+    def delivered(self) -> int:
+        """Reports of this exporter that the tracker has taken, in this process."""
+        return self._account.delivered
+
+    @property
+    def pending(self) -> int:
+        """Reports of this exporter that wait for delivery."""
+        return self._account.pending
+
+    @property
+    def lost(self) -> int:
+        """Reports of this exporter that were refused, dropped from a full queue, or undelivered at exit."""
+        return self._account.lost
+
+    def _tell(self, service: str, news: list[tuple[str, str]]) -> None:
+        for kind, sentence in news:
+            warn_once(f"{sentence}.", key=f"{service} {kind}")
+        while self._account.errors:
+            self._say_once("exporting", self._account.errors.popleft())
 
 
 @dataclass(eq=False)
@@ -81,7 +128,8 @@ class Delivery:
         self._deliver = deliver
         self._clock = clock
         self._reset()
-        _register(self)
+        _deliveries.add(self)
+        _register()
 
     def _reset(self) -> None:
         # A condition is reentrant: a signal handler may export during a send.
@@ -108,7 +156,8 @@ class Delivery:
         with self._changed:
             if len(self._queue) >= CAPACITY:
                 self._lose(self._queue.popleft(), None)
-                self._say("full", f"the queue of reports for {self.service} is full; the oldest are lost and counted")
+                what = f"the queue of reports for {self.service} is full; the oldest are lost and counted"
+                self._news.append(("full", what))
             account.pending += 1
             self._accounts.add(account)
             self._queue.append(Report(payload, account, exit_s))
@@ -256,11 +305,8 @@ class Delivery:
         pause_s = min(FIRST_PAUSE_S * 2 ** min(self._failures - 1, 20), longest_s)
         # Spread, so that a thousand ranks do not retry at once.
         self._retry_at = self._clock() + pause_s * _random.uniform(0.75, 1.0)
-        self._say(
-            "down",
-            f"{self.service} does not answer ({reason_of(error)}); up to {CAPACITY} reports of times wait in a queue "
-            f"and are retried in the background",
-        )
+        what = f"{self.service} does not answer ({reason_of(error)}); up to {CAPACITY} reports of times wait in a queue"
+        self._news.append(("down", f"{what} and are retried in the background"))
 
     def _lose(self, report: Report, error: Exception | None) -> None:
         if report.is_settled:
@@ -270,9 +316,6 @@ class Delivery:
         report.account.lost += 1
         if error is not None:
             report.account.errors.append(error)
-
-    def _say(self, kind: str, sentence: str) -> None:
-        self._news.append((kind, sentence))
 
 
 def _error_of(call: Callable[..., object], *arguments: Any) -> Exception | None:
@@ -291,29 +334,24 @@ def _error_of(call: Callable[..., object], *arguments: Any) -> Exception | None:
 _deliveries: WeakSet[Delivery] = WeakSet()
 
 
-class _State:
-    is_registered = False
-    is_registered_in_child = False
+_children: set[int] = set()
+"""The process, once it is registered as a child of multiprocessing."""
 
 
-def _register(delivery: Delivery) -> None:
-    _deliveries.add(delivery)
-    if not _State.is_registered:
-        _State.is_registered = True
-        atexit.register(_drain_all)
-        do_after_reports(_drain_all)
-        after_fork(_after_fork_in_child)
+@cache
+def _register() -> None:
+    atexit.register(_drain_all)
+    do_after_reports(_drain_all)
+    after_fork(_after_fork_in_child)
 
 
 def _register_in_multiprocessing_child() -> None:
     # Children of multiprocessing exit without `atexit`.
-    if _State.is_registered_in_child or "multiprocessing.process" not in sys.modules:
-        return
-    from multiprocessing import parent_process
-    from multiprocessing.util import Finalize
+    process = sys.modules.get("multiprocessing.process")
+    if process is not None and process.parent_process() is not None and os.getpid() not in _children:
+        from multiprocessing.util import Finalize
 
-    if parent_process() is not None:
-        _State.is_registered_in_child = True
+        _children.add(os.getpid())
         Finalize(None, _drain_all, exitpriority=0)
 
 
@@ -329,6 +367,37 @@ def _drain_all() -> None:
 
 
 def _after_fork_in_child() -> None:
-    _State.is_registered_in_child = False
     for delivery in list(_deliveries):
         delivery.after_fork_in_child()
+
+
+class UnavailableError(OSError):
+    """A server answered that it cannot serve now.
+
+    Args:
+        message: Its answer.
+        status: The HTTP status.
+    """
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def is_outage(error: Exception) -> bool:
+    """Whether the server is away: no connection, no answer in time, or a status of 408, 425, 429 or 5xx."""
+    # MLflow's errors, those of a database included, carry a status.
+    ask = getattr(error, "get_http_status_code", None)
+    status = getattr(error, "status", ask() if callable(ask) else None)
+    if isinstance(status, int):
+        return status >= 500 or status in {408, 425, 429}
+    if isinstance(error, ValueError):
+        return False  # `requests` raises OSErrors that are ValueErrors for malformed addresses.
+    if isinstance(error, OSError):
+        return error.errno not in _LASTING
+    return isinstance(error, http.client.HTTPException)
+
+
+def reason_of(error: Exception) -> str:
+    """An error in a few words, without passwords."""
+    return without_passwords(f"{type(error).__name__}: {error}")[:200].rstrip(". ")

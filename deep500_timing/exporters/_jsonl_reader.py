@@ -114,10 +114,6 @@ def _region(record: dict[str, Any]) -> RegionTimes:
     return _made(RegionTimes, {**record, **known})
 
 
-def _memory(record: dict[str, Any]) -> RegionMemory:
-    return _made(RegionMemory, {**record, "last": _made(MemoryUsage, record["last"])})
-
-
 def _stats(record: dict[str, Any]) -> TimeStats:
     interval = record["median_ci"]
     if interval is not None:

@@ -1,4 +1,4 @@
-"""A snapshot as named numbers, for trackers."""
+"""A snapshot as named numbers, and what exporters to trackers share."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import math
 from collections import Counter
 from dataclasses import fields
 from hashlib import blake2b
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from deep500_timing._base.memory_usage import MAXIMA
+from deep500_timing._base.require import require
 from deep500_timing._summary.stats import TimeStats
+from deep500_timing.exporters._base import BaseExporter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Sequence
 
     from deep500_timing._summary.snapshot import Snapshot
 
@@ -149,3 +151,54 @@ def _with_suffix(
         if fold(candidate) not in taken:
             return candidate
     raise AssertionError("unreachable: a thousand hashes are taken")
+
+
+class TrackerExporter(BaseExporter):
+    """An exporter of chosen statistics under a prefix, each report with a step. A subclass names its ``package``."""
+
+    extra = ""
+    """The extra of this distribution that installs the package; its own name if empty."""
+
+    def __init__(
+        self,
+        prefix: str = "",
+        *,
+        stats: Sequence[str] = ("mean",),
+        whole_run: bool = False,
+        by_rank: bool = False,
+        strict: bool = False,
+    ) -> None:
+        """Choose what to log.
+
+        Args:
+            prefix: Put before the names, with one slash between.
+            stats: Fields of ``TimeStats`` to log; ``median_ci`` gives two names, its low and high end.
+            whole_run: Report the times of the whole run each time, as ``run_mean`` and so on, instead of the times
+                since this exporter's last report.
+            by_rank: Put the rank, where known, into the names: ``prefix/rank3/CPU/BATCH``.
+            strict: Raise ``ExportError`` if logging fails, instead of warning once.
+
+        Raises:
+            MissingPackageError: The package is not installed.
+            ValueError: A statistic is unknown.
+        """
+        super().__init__(strict=strict, whole_run=whole_run)
+        name = type(self).__name__
+        self._prefix = check_prefix(prefix, name)
+        self._stats = check_stats(stats, name)
+        self._by_rank = by_rank
+        self._numbers: dict[Hashable, int] = {}
+        package = self.package or ""
+        self._library: Any = require(package, extra=self.extra or package, caller=name)
+
+    def _metrics(self, snapshot: Snapshot, separator: str = "/") -> list[Metric]:
+        prefix = self._prefix
+        if self._by_rank and snapshot.rank is not None:
+            prefix += f"rank{snapshot.rank}/"
+        return list(metrics_of(snapshot, self._stats, prefix=prefix, separator=separator, whole_run=self.whole_run))
+
+    def _number(self, where: Hashable, step: int | None) -> int:
+        # Trackers need a step: a report without one gets the next.
+        number = self._numbers.get(where, -1) + 1 if step is None else step
+        self._numbers[where] = number
+        return number

@@ -7,24 +7,27 @@ import os
 import re
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._base.require import require
 from deep500_timing.exceptions import ExportError
-from deep500_timing.exporters._metrics import check_prefix, check_stats, distinct
-from deep500_timing.exporters._mlflow_server import delivery_to
-from deep500_timing.exporters._tracker import TrackerExporter
+from deep500_timing.exporters._base import without_passwords
+from deep500_timing.exporters._delivery import CountingExporter, Delivery, UnavailableError, is_outage
+from deep500_timing.exporters._metrics import distinct
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from deep500_timing._summary.snapshot import Snapshot
-    from deep500_timing.exporters._delivery import Delivery
     from deep500_timing.exporters._metrics import Metric
 
 MAX_NAME = 250
+MAX_BATCH = 999
+"""Metrics in a request: MLflow takes 1000 items, and the first request brings a tag."""
+TIMEOUT_S = 30.0
+UNITS = {"deep500_timing.unit": "times in seconds, names that end in _bytes in bytes"}
+"""The tag that a run gets with its first report: MLflow's metrics have no unit."""
+# Shared by the exporters of a process, so that one outage is met once.
+_deliveries: dict[str, Delivery] = {}
 _FORBIDDEN = re.compile(r"[^/\w.\- ]")
 
 
-class MlflowExporter(TrackerExporter):
+class MlflowExporter(CountingExporter):
     """Log each snapshot to an MLflow run as metrics, in the background.
 
     Names are ``prefix/CPU/BATCH`` for the mean, in seconds, and ``prefix/CPU/BATCH.p95`` and so on for other
@@ -46,38 +49,29 @@ class MlflowExporter(TrackerExporter):
         self,
         prefix: str = "",
         *,
-        stats: Sequence[str] = ("mean",),
         run_id: str | None = None,
-        whole_run: bool = False,
-        by_rank: bool = False,
-        strict: bool = False,
         timeout_s: float = 5.0,
         exit_timeout_s: float = 5.0,
+        **settings: Any,
     ) -> None:
         """Choose what to log and where.
 
         Args:
             prefix: Put before the names, with one slash between.
-            stats: Fields of ``TimeStats`` to log; ``median_ci`` gives two metrics, its low and high end.
             run_id: The run; None is the run that is active at each export.
-            whole_run: Report the times of the whole run each time, as ``run_mean`` and so on, instead of the times
-                since this exporter's last report.
-            by_rank: Put the rank, where known, into the names: ``prefix/rank3/CPU/BATCH``.
-            strict: Deliver each report before ``export`` returns, and raise ``ExportError`` if that fails.
             timeout_s: How long ``flush`` and a strict report may wait for the server, in seconds.
             exit_timeout_s: How long the end of the program may wait for undelivered reports, in seconds.
+            **settings: ``stats``, ``whole_run``, ``by_rank`` and ``strict``, as of every tracker's exporter. A strict
+                exporter delivers each report before ``export`` returns.
 
         Raises:
             MissingPackageError: mlflow is not installed.
             ValueError: A statistic is unknown, or a time is negative.
         """
-        super().__init__(strict=strict, whole_run=whole_run, by_rank=by_rank)
+        super().__init__(prefix, **settings)
         for name, seconds in (("timeout_s", timeout_s), ("exit_timeout_s", exit_timeout_s)):
             if not 0 <= seconds < math.inf:
                 raise ValueError(f"MlflowExporter was given {name}={seconds!r}; give seconds, 0 for no waiting.")
-        self._prefix = check_prefix(prefix, "MlflowExporter")
-        self._stats = check_stats(stats, "MlflowExporter")
-        self._mlflow = require("mlflow", extra="mlflow", caller="MlflowExporter")
         self._run_id = run_id
         self._timeout_s = timeout_s
         self._exit_timeout_s = exit_timeout_s
@@ -86,14 +80,17 @@ class MlflowExporter(TrackerExporter):
         self._account.name = f"MlflowExporter({', '.join(named)})"
 
     def _where(self) -> str:
-        return str(self._mlflow.get_tracking_uri())
+        return str(self._library.get_tracking_uri())
 
     def _delivery(self) -> Delivery:
-        return delivery_to(self._where())
+        uri = self._where()
+        if uri not in _deliveries:
+            _deliveries.setdefault(uri, Delivery(f"MLflow at {without_passwords(uri)}", Store(uri).log))
+        return _deliveries[uri]
 
     def note_destination(self) -> None:
         """Remember the run that is active on this thread, for a report from a thread without one."""
-        run = self._mlflow.active_run()
+        run = self._library.active_run()
         self._noted_run_id = None if run is None else run.info.run_id
 
     def _export(self, snapshot: Snapshot, step: int | None) -> None:
@@ -126,7 +123,7 @@ class MlflowExporter(TrackerExporter):
     _close = _flush
 
     def _active_run_id(self) -> Any:
-        run = self._mlflow.active_run()
+        run = self._library.active_run()
         if run is not None:
             return run.info.run_id
         run_id = os.environ.get("MLFLOW_RUN_ID") or self._noted_run_id
@@ -148,3 +145,65 @@ def clean_name(metric: Metric) -> str:
     parts = [part.replace(".", "_") if part in {"", ".", ".."} else part for part in allowed.split("/")]
     cleaned = "/".join(part or "_" for part in parts)
     return "_" + cleaned[1:] if cleaned.startswith("..") else cleaned
+
+
+class Store:
+    """A tracking server or a local store."""
+
+    def __init__(self, uri: str) -> None:
+        """Open nothing yet.
+
+        Args:
+            uri: As ``mlflow.get_tracking_uri`` gives it.
+        """
+        self._uri = uri
+        self._client: Any = None
+        self._tagged: set[str] = set()
+
+    def log(self, report: tuple[str, list[Any]], timeout_s: float | None) -> None:
+        """Log metrics to a run.
+
+        Args:
+            report: The run's id and MLflow's metrics.
+            timeout_s: For each request to a server.
+        """
+        from mlflow.entities import RunTag
+
+        run_id, metrics = report
+        if self._client is None:
+            from mlflow import MlflowClient
+
+            self._client = MlflowClient(tracking_uri=self._uri)
+        store = getattr(getattr(self._client, "_tracking_client", None), "store", None)
+        creds_of = getattr(store, "get_host_creds", None)
+        tags = [] if run_id in self._tagged else [RunTag(name, value) for name, value in UNITS.items()]
+        for first in range(0, len(metrics), MAX_BATCH):
+            batch = metrics[first : first + MAX_BATCH]
+            if creds_of is None:
+                self._client.log_batch(run_id, batch, tags=tags)
+            else:
+                _post(creds_of(), run_id, batch, tags, timeout_s or TIMEOUT_S)
+            tags = []
+        self._tagged.add(run_id)
+
+
+def _post(creds: Any, run_id: str, metrics: list[Any], tags: list[Any], timeout_s: float) -> None:
+    # MLflow's client would retry for minutes, also at exit. https://mlflow.org/docs/latest/rest-api.html
+    from mlflow.utils.rest_utils import http_request, verify_rest_response
+
+    endpoint = "/api/2.0/mlflow/runs/log-batch"
+    body = {
+        "run_id": run_id,
+        "tags": [{"key": tag.key, "value": tag.value} for tag in tags],
+        "metrics": [
+            {"key": metric.key, "value": metric.value, "timestamp": metric.timestamp, "step": metric.step}
+            for metric in metrics
+        ],
+    }
+    response: Any = http_request(
+        creds, endpoint, "POST", max_retries=0, raise_on_status=False, timeout=timeout_s, json=body
+    )
+    unavailable = UnavailableError(f"status {response.status_code}", response.status_code)
+    if is_outage(unavailable):
+        raise unavailable
+    verify_rest_response(response, endpoint)

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import threading
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary, ref
 
-from deep500_timing._base.require import require
+from deep500_timing._base.at_exit import do_after_reports
 from deep500_timing.exceptions import ExportError
-from deep500_timing.exporters._metrics import check_prefix, check_stats, distinct
-from deep500_timing.exporters._tracker import TrackerExporter
-from deep500_timing.exporters._wandb_rows import Row, rows_of
+from deep500_timing.exporters._delivery import CAPACITY, CountingExporter
+from deep500_timing.exporters._metrics import distinct
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping
 
     from deep500_timing._summary.snapshot import Snapshot
+    from deep500_timing.exporters._delivery import Account
     from deep500_timing.exporters._metrics import Metric
 
 STEP_METRIC = "timing/step"
 """The x-axis of times, below the exporter's prefix. W&B's own step belongs to the user."""
+UNITS = {"deep500_timing": {"unit": "times in seconds, keys that end in _bytes in bytes"}}
+"""Added to a run's config with the first report: W&B's metrics have no unit."""
+
+_rows: WeakKeyDictionary[Any, Rows] = WeakKeyDictionary()
 
 
-class WandbExporter(TrackerExporter):
+class WandbExporter(CountingExporter):
     """Log each snapshot to a W&B run, CPU and GPU together.
 
     Keys are ``prefix/CPU/BATCH`` for the mean, in seconds, and ``prefix/CPU/BATCH/p95`` and so on for other statistics.
@@ -38,55 +47,37 @@ class WandbExporter(TrackerExporter):
 
     package = "wandb"
 
-    def __init__(
-        self,
-        prefix: str = "",
-        *,
-        stats: Sequence[str] = ("mean",),
-        run: Any = None,
-        own_rows: bool = False,
-        whole_run: bool = False,
-        by_rank: bool = False,
-        strict: bool = False,
-    ) -> None:
+    def __init__(self, prefix: str = "", *, run: Any = None, own_rows: bool = False, **settings: Any) -> None:
         """Choose what to log and where.
 
         Args:
             prefix: Put before the keys, with one slash between.
-            stats: Fields of ``TimeStats`` to log; ``median_ci`` gives two keys, its low and high end.
             run: A W&B run; None is the run that is active at each export.
             own_rows: Write each report at once as a separate row. That ends the row that W&B is filling and advances
                 its step: only where nothing else is logged, or never with ``step=``.
-            whole_run: Report the times of the whole run each time, as ``run_mean`` and so on, instead of the times
-                since this exporter's last report.
-            by_rank: Put the rank, where known, into the names: ``prefix/rank3/CPU/BATCH``.
-            strict: Raise ``ExportError`` if logging fails, instead of warning once.
+            **settings: ``stats``, ``whole_run``, ``by_rank`` and ``strict``, as of every tracker's exporter.
 
         Raises:
             MissingPackageError: wandb is not installed.
             ValueError: A statistic is unknown, or the prefix holds ``*``, W&B's wildcard.
         """
-        super().__init__(strict=strict, whole_run=whole_run, by_rank=by_rank)
-        self._prefix = check_prefix(prefix, "WandbExporter")
+        super().__init__(prefix, **settings)
         if "*" in self._prefix:
             raise ValueError(f"WandbExporter was given prefix={prefix!r}; '*' is W&B's wildcard, leave it out.")
-        self._stats = check_stats(stats, "WandbExporter")
-        self._wandb = require("wandb", extra="wandb", caller="WandbExporter")
         self._run = run
         self._own_rows = own_rows
-        self._account.name = f"WandbExporter({repr(self._prefix) if self._prefix else ''})"
 
     def _where(self) -> str:
         return str(id(self._run)) if self._run is not None else ""
 
     def _active_run(self) -> Any:
-        return self._run if self._run is not None else self._wandb.run
+        return self._run if self._run is not None else self._library.run
 
     def _export(self, snapshot: Snapshot, step: int | None) -> None:
         run = self._active_run()
         if run is None:
             raise ExportError("no W&B run is active; call wandb.init() first, or pass run=")
-        metrics = self._metrics(snapshot, "/")
+        metrics = self._metrics(snapshot)
         if not metrics:
             return
         axis = self._prefix + STEP_METRIC
@@ -110,3 +101,134 @@ class WandbExporter(TrackerExporter):
 def _clean(metric: Metric) -> str:
     # Keys are sent as UTF-8, which has no lone surrogates.
     return metric.name.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+@dataclass(eq=False)
+class Row:
+    """A report: its values, the x-axis of each glob of keys, and its exporter's account."""
+
+    data: Mapping[str, Any]
+    axes: Mapping[str, str]
+    account: Account
+    is_own_row: bool
+
+
+def rows_of(run: Any) -> Rows:
+    """The rows of a run, shared by its exporters."""
+    rows = _rows.get(run)
+    if rows is None:
+        rows = _rows.setdefault(run, Rows(run))
+    return rows
+
+
+class Rows:
+    """Put reports into the rows of one W&B run.
+
+    W&B writes a row when ``log`` begins the next one and ignores values for a past row. Ending a row of the user's, or
+    advancing W&B's step, would lose the user's rows with ``step=``. So a report joins the row that is being filled,
+    by ``log(..., commit=False)``. A report whose keys are in that row already waits for the next row, or for the end
+    of the run.
+    """
+
+    def __init__(self, run: Any) -> None:
+        """Write nothing yet.
+
+        Args:
+            run: A W&B run.
+        """
+        name = getattr(run, "name", None) or getattr(run, "id", None)
+        self.service = f"W&B run {name}" if name else "the W&B run"
+        self._run = ref(run)
+        # Reentrant: a signal handler may export during an export.
+        self._lock = threading.RLock()
+        self._waiting: deque[Row] = deque()
+        self._news: list[tuple[str, str]] = []
+        self._has_units = False
+        self._axes: set[str] = set()
+        self._step: int | None = None
+        self._keys: set[str] = set()
+        self._is_finishing = False
+        # W&B's own parts learn of the end of a run by these hooks.
+        hooks = getattr(run, "_teardown_hooks", None)
+        if isinstance(hooks, list):
+            from wandb.sdk.wandb_run import TeardownHook, TeardownStage
+
+            hooks.append(TeardownHook(self._finish, TeardownStage.EARLY))
+        do_after_reports(self._finish)
+
+    def add(self, row: Row) -> Exception | None:
+        """Write a report, or let it wait for its turn; return why W&B refused it."""
+        with self._lock:
+            if len(self._waiting) >= CAPACITY:
+                self._lose(self._waiting.popleft())
+                self._news.append(("full", f"{CAPACITY} reports wait for rows of {self.service}; the oldest are lost"))
+            row.account.pending += 1
+            self._waiting.append(row)
+            return self.write()
+
+    def write(self) -> Exception | None:
+        """Write the reports that wait, until one must wait on; return why W&B refused one."""
+        error: Exception | None = None
+        with self._lock:
+            run = self._run()
+            while self._waiting and run is not None:
+                row = self._waiting[0]
+                try:
+                    if not self._place(run, row):
+                        break
+                    row.account.delivered += 1
+                    row.account.pending -= 1
+                except Exception as refusal:
+                    error = refusal
+                    self._lose(row)
+                self._waiting.popleft()
+        return error
+
+    def take_news(self) -> list[tuple[str, str]]:
+        """Pairs of a kind of trouble and a sentence, each returned once."""
+        news, self._news = self._news, []
+        return news
+
+    def _lose(self, row: Row) -> None:
+        row.account.pending -= 1
+        row.account.lost += 1
+
+    def _finish(self) -> None:
+        self._is_finishing = True
+        self.write()
+
+    def _place(self, run: Any, row: Row) -> bool:
+        """Write one report; return False if it must wait for the user's next row."""
+        if not self._has_units:
+            self._has_units = True
+            with suppress(Exception):  # A description must not cost a report.
+                run.config.setdefaults(UNITS)
+        for keys, axis in row.axes.items():
+            if axis not in self._axes:
+                run.define_metric(axis, hidden=True)
+            if keys not in self._axes:
+                run.define_metric(keys, step_metric=axis)
+            self._axes |= {keys, axis}
+        step = None if row.is_own_row else _step_of(run)
+        if step is None:
+            run.log(row.data)
+            return True
+        if step != self._step:
+            self._step, self._keys = step, set()
+        if not self._keys.isdisjoint(row.data):
+            if not self._is_finishing:
+                return False
+            run.log({}, commit=True)
+            self._keys = set()
+        run.log(row.data, commit=False)
+        self._keys |= row.data.keys()
+        # The user may have logged on another thread meanwhile: the report is in that row or in the next.
+        self._step = _step_of(run)
+        return True
+
+
+def _step_of(run: Any) -> int | None:
+    # Rows have no order in a run that several processes write, or that is disabled.
+    if getattr(run, "disabled", False) or getattr(getattr(run, "settings", None), "mode", None) == "shared":
+        return None
+    return int(run.step)

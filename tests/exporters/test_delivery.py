@@ -10,8 +10,7 @@ import pytest
 
 from deep500_timing.exceptions import ExportError
 from deep500_timing.exporters import _delivery
-from deep500_timing.exporters._delivery import Account, Delivery
-from deep500_timing.exporters._errors import UnavailableError
+from deep500_timing.exporters._delivery import Account, Delivery, UnavailableError
 
 WAIT_S = 30.0  # No test takes that long unless it fails.
 

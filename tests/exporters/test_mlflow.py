@@ -17,7 +17,7 @@ from deep500_timing import Timer, TimeType
 from deep500_timing._base import at_exit
 from deep500_timing._summary.snapshot import RegionTimes
 from deep500_timing.exceptions import ExportError, TimingWarning
-from deep500_timing.exporters import MlflowExporter, _mlflow_server
+from deep500_timing.exporters import MlflowExporter, _mlflow
 
 pytestmark = pytest.mark.slow
 
@@ -86,7 +86,7 @@ def _tracking(monkeypatch, database):
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     monkeypatch.delenv("MLFLOW_RUN_ID", raising=False)
     callers = {}
-    monkeypatch.setattr(_mlflow_server, "_deliveries", callers)
+    monkeypatch.setattr(_mlflow, "_deliveries", callers)
     mlflow.set_tracking_uri(database)
     yield
     while mlflow.active_run() is not None:
@@ -112,7 +112,7 @@ def run(_tracking):
 
 def deliver_all():
     """Wait until no report is on its way."""
-    for delivery in list(_mlflow_server._deliveries.values()):
+    for delivery in list(_mlflow._deliveries.values()):
         assert delivery.wait_until_empty(30)
 
 

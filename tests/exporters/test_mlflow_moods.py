@@ -11,7 +11,7 @@ import pytest
 
 from deep500_timing import Timer
 from deep500_timing.exceptions import ExportError, TimingWarning
-from deep500_timing.exporters import MlflowExporter, _delivery, _mlflow_server
+from deep500_timing.exporters import MlflowExporter, _delivery, _mlflow
 
 pytestmark = pytest.mark.slow
 
@@ -26,7 +26,7 @@ def _tracking(monkeypatch, moody):
     """Track to the moody server, whose pauses are short, and forget what was known of servers."""
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     callers = {}
-    monkeypatch.setattr(_mlflow_server, "_deliveries", callers)
+    monkeypatch.setattr(_mlflow, "_deliveries", callers)
     monkeypatch.setattr(_delivery, "FIRST_PAUSE_S", 0.01)
     mlflow.set_tracking_uri(moody.uri)
     yield

@@ -1,3 +1,4 @@
+# pyright: reportOptionalMemberAccess=false, reportAttributeAccessIssue=false, reportAssignmentType=false, reportFunctionMemberAccess=false
 """What a report holds: what came since the same exporter's last one of the same timer, or the whole run."""
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from deep500_timing.exporters import (
     CsvExporter,
     JsonLinesExporter,
     TerminalExporter,
-    _since,
+    _base,
     kept_exporter,
     read_json_lines,
 )
@@ -263,7 +264,7 @@ def test_an_exporter_is_forgotten_with_its_timer(clock):
     timer.record("x", 0, 1000)
     timer.export(exporter)
     gone = weakref.ref(timer)
-    of_exporter = _since._reported[exporter]
+    of_exporter = _base._reported[exporter]
     assert 1 == len(of_exporter)
     del timer
     gc.collect()

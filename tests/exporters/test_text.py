@@ -5,7 +5,7 @@ import pytest
 from deep500_timing._views.drawing import render
 from deep500_timing._views.of_snapshot import sheet_of
 from deep500_timing.exceptions import TimingWarning
-from deep500_timing.exporters import TextExporter, _text
+from deep500_timing.exporters import TextExporter, _table
 
 
 def test_the_file_holds_the_table(tmr, tmp_path):
@@ -80,11 +80,11 @@ def test_a_table_that_cannot_be_drawn_leaves_no_file(tmr, tmp_path, monkeypatch)
         raise ValueError("cannot be drawn")
 
     exporter = TextExporter(tmp_path / "times.txt")
-    monkeypatch.setattr(_text, "render", broken)
+    monkeypatch.setattr(_table, "render", broken)
     with pytest.warns(TimingWarning, match="cannot be drawn"):
         exporter.export(tmr.snapshot())
 
     assert [] == list(tmp_path.iterdir())
-    monkeypatch.setattr(_text, "render", render)
+    monkeypatch.setattr(_table, "render", render)
     exporter.export(tmr.snapshot())
     assert ["times.txt"] == [path.name for path in tmp_path.iterdir()]

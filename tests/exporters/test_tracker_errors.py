@@ -1,3 +1,4 @@
+# pyright: reportAttributeAccessIssue=false
 """Outages and refusals are told apart."""
 
 from __future__ import annotations
@@ -7,7 +8,7 @@ import http.client
 
 import pytest
 
-from deep500_timing.exporters._errors import UnavailableError, is_outage, reason_of
+from deep500_timing.exporters._delivery import UnavailableError, is_outage, reason_of
 
 
 class MlflowsError(Exception):
