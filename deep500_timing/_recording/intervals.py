@@ -331,7 +331,9 @@ class Intervals:
             aggregates = self.aggregates.copy()
             return [memoryview(part).cast("q") for part in parts], aggregates
         blocks, recent, _, start, aggregates, full, buffer = self.state
-        parts = [*blocks, *recent, *(array("q", numbers[:]) for numbers in (*full, buffer))]
+        parts = [*blocks, *recent]
+        for numbers in (*full, buffer):
+            parts.append(array("q", numbers[:]))  # noqa: PERF401 (Cython fails on a generator in this branch)
         if start:
             parts[0] = parts[0][start:]
         return parts, aggregates
