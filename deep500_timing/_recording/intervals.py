@@ -333,7 +333,7 @@ class Intervals:
         blocks, recent, _, start, aggregates, full, buffer = self.state
         parts = [*blocks, *recent]
         for numbers in (*full, buffer):
-            parts.append(array("q", numbers[:]))  # noqa: PERF401 (Cython fails on a generator in this branch)
+            parts.append(array("q", numbers[:]))  # a comprehension here fails in Cython
         if start:
             parts[0] = parts[0][start:]
         return parts, aggregates
