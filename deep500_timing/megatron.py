@@ -338,6 +338,7 @@ class Timers:
         here, world = rank_and_world()
         if here == (world - 1 if rank is None else rank):
             answers = self._exchange.gather(own, self._deadline_s)
+            answers.ahead.clear()  # The other ranks do not wait, so some of them may be ahead.
             text = self._text(by_name(read(answers.reports), names), answers, normalizer)
             if text is not None:
                 (self._logging_fn or _print_now)(text)

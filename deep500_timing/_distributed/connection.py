@@ -74,10 +74,11 @@ class Connection:
                 self._connecting = False
 
     def run(self, work: Callable[[Any], object], deadline_s: float) -> str | None:
-        """Do something with the store, on another thread.
+        """Do something with the store, on another thread, once everything posted before is done.
 
-        It returns within the deadline even if a request never ends. The thread then goes on, so ``work`` must
-        look whether its caller has given up before it writes anything.
+        Other ranks may wait for what was posted before they take part in this. It returns within the deadline even if
+        a request never ends. The thread then goes on, so ``work`` must look whether its caller has given up before it
+        writes anything.
 
         Args:
             work: Called with the store.
@@ -86,6 +87,11 @@ class Connection:
         Returns:
             The fault as one line; None if there is none.
         """
+        begun_s = time.monotonic()
+        self._idle.wait(max(deadline_s, 0.0) / 2)
+        return self._run(work, deadline_s - (time.monotonic() - begun_s))
+
+    def _run(self, work: Callable[[Any], object], deadline_s: float) -> str | None:
         until = time.monotonic() + max(deadline_s, 0.0)
         if self._fault is not None and time.monotonic() < self._closed_until_s:
             return self._fault
@@ -156,7 +162,7 @@ class Connection:
                 work, deadline_s, failed = self._posted.popleft()
             self.connect()
             self._connected.wait(_CONNECT_S)  # No caller waits for this thread.
-            fault = self.run(work, deadline_s)
+            fault = self._run(work, deadline_s)
             if fault is not None:
                 failed(fault)
 

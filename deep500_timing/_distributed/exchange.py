@@ -4,8 +4,9 @@ A collective would hang, or fail, when a rank is dead, late or timed other regio
 neither. There are two ways to take part:
 
 - :meth:`Exchange.post` leaves a report and goes on; the rank that wants the reports calls :meth:`Exchange.gather`. Each
-  report carries the number of its call and its time, and each rank's newest one is used. With ``step=`` reports are
-  matched by step.
+  rank's reports form a queue, since a rank may post several before one is read. Each report carries the number of its
+  call and its time. A report that was made for an earlier round is passed over. With ``step=`` reports are matched by
+  step.
 - :meth:`Exchange.round` leaves a report and waits for what rank 0 makes of all of them. Rank 0 asks every rank that
   waits to confirm its report for this very round, so no result mixes two rounds: a rank confirms while its caller
   waits, and accepts a result only if that holds the report of this call. Where rank 0 does not come, rank 1 leads.
@@ -21,7 +22,7 @@ import time
 import weakref
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from deep500_timing._base.warn import warn_once
 from deep500_timing._distributed.connection import Connection
@@ -54,8 +55,12 @@ _SLACK, _SLACK_S = 0.05, 0.5
 _PATIENCE_SHARE, _PATIENCE_S = 0.1, 1.0
 """How long a newer report is waited for where a rank's newest one was made long before: a share of the time since the
 round before, at most some seconds."""
-_REUSE_S = 0.3
-"""How long a round waits for a newer report of a rank that has overwritten one."""
+_QUEUE = 16
+"""Reports of a rank that wait to be read; older ones are dropped."""
+_QUEUE_S = 10.0
+"""A report is sent again with later ones for so long. Ranks that report more rarely send each report once."""
+_TOGETHER_S = 0.5
+"""Reports made within this time are used in their order: the jitter of ranks that report in a tight loop."""
 
 
 @dataclass(slots=True)
@@ -71,7 +76,7 @@ class Answers:
     fault, since then no rank could be asked."""
     ahead: dict[int, int] = field(default_factory=dict)
     """Ranks that have called more often than most others since the round before, and how many times more; below 0 for
-    ranks that have called less often."""
+    ranks that have called less often. A rank that posts does not wait, so it may be ahead for a while."""
     fault: str | None = None
     """The fault of the transport, if there was one."""
 
@@ -136,7 +141,7 @@ class Exchange:
             report: The report, or a function that makes it on another thread.
             deadline_s: Seconds after which it is given up.
             to: The rank that gathers; any of them if not given.
-            step: The step of the report. Without it, the newest report is used.
+            step: The step of the report. Without it, reports are used in their order.
         """
         transport = self._find()
         if transport is None or transport.world_size == 1:
@@ -144,16 +149,21 @@ class Exchange:
         line = line_of(transport)
         past = line.past(f"{self._name}/posted")
         past.calls += 1
-        head = {"call": past.calls, "unix": time.time()}
+        call, unix = past.calls, time.time()
 
         def send(channel: Any) -> None:
-            payload = report if isinstance(report, bytes) else report()
+            made = Report(call, unix, report if isinstance(report, bytes) else report())
             topic = self._topic(channel, past, "report", step)
-            channel.send(topic, to, frame(head, payload))
-            if step is not None:
-                past.left.append((topic, to))
-                while len(past.left) > _KEPT:
-                    channel.withdraw(*past.left.popleft())
+            if step is None:
+                past.recent.append(made)
+                while past.recent[0].unix < unix - _QUEUE_S:
+                    past.recent.popleft()
+                channel.send(topic, to, pack_reports(past.recent))
+                return
+            channel.send(topic, to, pack_reports([made]))
+            past.left.append((topic, to))
+            while len(past.left) > _KEPT:
+                channel.withdraw(*past.left.popleft())
 
         def failed(fault: str) -> None:
             warn_once(
@@ -172,7 +182,7 @@ class Exchange:
         step: int | None = None,
         senders: Iterable[int] | None = None,
     ) -> Answers:
-        """The newest reports that the other ranks have posted since the round before.
+        """A report of each other rank, of those that it has posted since the round before.
 
         Args:
             own: This rank's report.
@@ -384,13 +394,14 @@ class _Past:
     payloads: dict[int, bytes] = field(default_factory=dict)
     """The report of each rank that has not confirmed it yet."""
     # Of posted reports:
-    newest: dict[int, tuple[dict[str, Any], bytes]] = field(default_factory=dict)
-    """The newest report of each rank."""
+    recent: deque[Report] = field(default_factory=lambda: deque(maxlen=_QUEUE))
+    """This rank's own."""
     left: deque[tuple[str, int]] = field(default_factory=deque)
-    used: dict[int, int] = field(default_factory=dict)
-    """The call of the report that was used last."""
-    spare: dict[int, int] = field(default_factory=dict)
-    """Reports of a rank that were overwritten before they were read. Its newest one answers as many later rounds."""
+    """Mailboxes of steps in which this rank's report may still be."""
+    queues: dict[int, deque[Report]] = field(default_factory=dict)
+    """Reports of each rank that have arrived and were not used."""
+    newest: dict[int, int] = field(default_factory=dict)
+    """The latest call of each rank that has arrived."""
     early: set[int] = field(default_factory=set)
     """Ranks that always post long before this one gathers."""
     gathered_s: float | None = None
@@ -429,46 +440,43 @@ def line_of(transport: Transport) -> _Line:
 def _collect(look: Callable[[list[int]], dict[int, bytes]], past: _Past, call: _Call, step: int | None) -> None:
     now_s, before_s = time.time(), past.gathered_s
     past.gathered_s = now_s
-    interval_s = None if before_s is None or step is not None else now_s - before_s
-    patient_until_s = call.begun_s + min(_PATIENCE_SHARE * (interval_s or 0.0), _PATIENCE_S)
+    interval_s = 0.0 if before_s is None or step is not None else now_s - before_s
+    patient_until_s = call.begun_s + min(_PATIENCE_SHARE * interval_s, _PATIENCE_S)
     expected = {rank for rank in call.others if past.silent.get(rank, 0) < SILENT_ROUNDS}
     excess: dict[int, int] = {}
 
-    def use(rank: int) -> None:
-        head, payload = past.newest[rank]
-        overwritten = head["call"] - past.used.get(rank, 0) - 1
-        # A rank that reports twice in a row, without waiting, will not report again for the second round.
-        past.spare[rank] = max(overwritten, 0) if overwritten >= 0 else past.spare[rank] - 1
-        past.used[rank] = head["call"]
-        excess[rank] = head["call"] - past.spare[rank] - call.number
-        call.reports[rank] = payload
-
-    def is_new(rank: int) -> bool:
-        return rank in past.newest and past.newest[rank][0]["call"] > past.used.get(rank, 0)
-
-    def may_be_old(rank: int) -> bool:
-        # Made long before this round, perhaps by a call too many after the round before. A newer one may follow.
-        if interval_s is None or rank in past.early:
-            return False
-        return bool(past.newest[rank][0]["unix"] < now_s - interval_s / 2)
+    def age(report: Report) -> int:
+        # 0: made for this round. 1: perhaps for this round, by a rank that posts early. 2: for an earlier round, by a
+        # call too many.
+        if before_s is None or report.unix >= now_s - max(interval_s / 2, _TOGETHER_S):
+            return 0
+        return 1 if report.unix >= before_s - _TOGETHER_S else 2
 
     for pause_s in pauses(call.until_s):
         left = sorted(call.others - excess.keys())
-        for rank, raw in look(left).items():
-            past.newest[rank] = unframe(raw)
+        arrived = {rank: unpack_reports(raw) for rank, raw in look(left).items()}
         if call.given_up:
             return
         patient = time.monotonic() < patient_until_s
-        for rank in left:
-            if step is not None and rank in past.newest:
-                call.reports[rank] = past.newest.pop(rank)[1]
-                excess[rank] = 0
-            elif is_new(rank) and not (patient and may_be_old(rank)):
-                if may_be_old(rank):
-                    past.early.add(rank)
-                use(rank)
-            elif past.spare.get(rank, 0) > 0 and not is_new(rank) and time.monotonic() > call.begun_s + _REUSE_S:
-                use(rank)
+        for rank, reports in arrived.items():
+            if step is not None:
+                call.reports[rank], excess[rank] = reports[-1].payload, 0
+                continue
+            queue = past.queues.setdefault(rank, deque(maxlen=_QUEUE))
+            queue.extend(report for report in reports if report.call > past.newest.get(rank, 0))
+            past.newest[rank] = max(reports[-1].call, past.newest.get(rank, 0))
+        for rank in left if step is None else ():
+            queue = past.queues.get(rank, deque())
+            youngest = min(map(age, queue), default=2)
+            # Made long before this round, perhaps by a call too many after the round before. A newer one may follow.
+            if not queue or (youngest > 0 and patient and rank not in past.early):
+                continue
+            if youngest > 0:
+                past.early.add(rank)
+            while age(queue[0]) > youngest:
+                queue.popleft()
+            call.reports[rank] = queue.popleft().payload
+            excess[rank] = past.newest[rank] - call.number
         if expected <= excess.keys():
             break
         time.sleep(pause_s)
@@ -476,6 +484,33 @@ def _collect(look: Callable[[list[int]], dict[int, bytes]], past: _Past, call: _
         past.silent[rank] = 0 if rank in excess else past.silent.get(rank, 0) + 1
     if step is None:
         call.ahead = past.changed({call.rank: 0, **excess})
+
+
+class Report(NamedTuple):
+    """A posted report."""
+
+    call: int
+    """The number of the call that posted it, from 1."""
+    unix: float
+    """When it was posted, in seconds since 1970."""
+    payload: bytes
+
+
+def pack_reports(reports: Iterable[Report]) -> bytes:
+    """Several reports of a rank as one message."""
+    reports = list(reports)
+    head = {"reports": [(report.call, report.unix, len(report.payload)) for report in reports]}
+    return frame(head, b"".join(report.payload for report in reports))
+
+
+def unpack_reports(raw: bytes) -> list[Report]:
+    """The inverse of :func:`pack_reports`."""
+    head, payloads = unframe(raw)
+    found, begin = [], 0
+    for call, unix, size in head["reports"]:
+        found.append(Report(call, unix, payloads[begin : begin + size]))
+        begin += size
+    return found
 
 
 def frame(head: dict[str, Any], payload: bytes = b"") -> bytes:

@@ -12,7 +12,7 @@ import pytest
 from deep500_timing import Timer, TimingWarning
 from deep500_timing._distributed import identity as _ranks
 from deep500_timing._distributed import launchers
-from deep500_timing._distributed.exchange import Exchange, frame, unframe
+from deep500_timing._distributed.exchange import Exchange, Report, pack_reports, unpack_reports
 
 LAUNCHERS = [name for row in launchers._LAUNCHERS for name in (row.rank, row.world_size)]
 
@@ -212,7 +212,7 @@ class TestInAJob:
         def look(key):
             if next(looks) == 6:
                 for rank in (1, 2):
-                    message = frame({"call": 1, "unix": time.time()}, b"report %d" % rank)
+                    message = pack_reports([Report(1, time.time(), b"report %d" % rank)])
                     store.set(f"deep500_timing/gather/x/posted/1/report/-1/{rank}", message)
 
         store.on_look = look
@@ -254,7 +254,7 @@ class TestInAJob:
         begun, report = other.values
         assert "deep500_timing/gather/begun/x/posted/0" == begun
         assert "deep500_timing/gather/x/posted/1/report/-1/0" == report
-        assert b"in the second" == unframe(other.values[report])[1]
+        assert [b"in the second"] == [one.payload for one in unpack_reports(other.values[report])]
 
     def test_a_job_without_a_store_costs_a_warning(self, job):
         """As on a release of PyTorch that has another name for it."""

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deep500_timing._distributed.exchange import Exchange, frame
+from deep500_timing._distributed.exchange import Exchange, Report, pack_reports
 from deep500_timing._distributed.store_keys import get_all, present
 
 
@@ -110,7 +110,7 @@ def test_thousands_of_reports_cost_few_requests(absent):
     ranks = 5000
     silent = [1000 * (n + 1) for n in range(absent)]
     values = {
-        f"deep500_timing/gather/x/posted/1/report/-1/{rank}": frame({"call": 1, "unix": 0.0}, b"%d" % rank)
+        f"deep500_timing/gather/x/posted/1/report/-1/{rank}": pack_reports([Report(1, 0.0, b"%d" % rank)])
         for rank in range(ranks) if rank not in silent
     }  # fmt: skip
     store = Comparing(values)

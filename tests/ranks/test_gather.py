@@ -247,15 +247,19 @@ def test_messages_do_not_pile_up():
 
 
 class Calls:
-    """Two ranks that gather without a step, over a folder, as a script that calls gather() once in each step."""
+    """Two ranks that gather without a step, over a folder, as a script that calls gather() in each step of 100 s."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, monkeypatch):
+        self.now_s = 1000.0
+        monkeypatch.setattr(exchange, "time", types.SimpleNamespace(
+            time=lambda: self.now_s, monotonic=time.monotonic, sleep=time.sleep))  # fmt: skip
         self.clock = ManualClock()
         self.timers = [Timer(clock=self.clock) for _ in range(2)]
         self.transports = [FolderTransport(folder, rank=rank, world_size=2) for rank in range(2)]
 
     def step(self, calls_of_rank_1=1, deadline_s=5.0):
         """Both ranks work for a step; rank 1 gathers so often, then rank 0 does."""
+        self.now_s += 100
         for timer in self.timers:
             with timer.region("BATCH"):
                 self.clock.advance(1e-3)
@@ -267,14 +271,14 @@ class Calls:
 
 
 @pytest.mark.parametrize("extra", [2, 0])
-def test_a_call_too_many_or_too_few_heals_in_the_next_round(tmp_path, extra):
-    """Without step=, the newest snapshot of each rank counts, and the report says that the calls differ."""
-    calls = Calls(tmp_path)
+def test_a_call_too_many_or_too_few_heals_in_the_next_round(tmp_path, monkeypatch, extra):
+    """Without step=, each snapshot counts for its own round, and the report says that the calls differ."""
+    calls = Calls(tmp_path, monkeypatch)
     assert ({0: 1, 1: 1}, (), {}) == calls.step()
     found = [calls.step(extra, 0.5), calls.step(), calls.step(), calls.step()]
     if extra:
         assert [({0: n, 1: n}, ()) for n in (2, 3, 4, 5)] == [of[:2] for of in found]
-        assert [{}, {1: 1}, {}, {}] == [of[2] for of in found]
+        assert [{1: 1}, {}, {}, {}] == [of[2] for of in found]
     else:
         assert ({0: 2}, (1,), {}) == found[0]
         assert [({0: n, 1: n}, ()) for n in (3, 4, 5)] == [of[:2] for of in found[1:]]
@@ -303,12 +307,31 @@ def test_a_newer_snapshot_is_waited_for_where_the_newest_one_is_old(tmp_path, mo
     later.start()
     answers = first.gather(b"own", 60.0, to=0)
     later.join()
-    assert (b"2", {}) == (answers.reports[1], answers.ahead)
+    assert (b"2", {1: 1}) == (answers.reports[1], answers.ahead)
 
 
-def test_a_killed_rank_costs_the_deadline_twice(tmp_path):
+@pytest.mark.parametrize("interval_s", [0.001, 100.0])
+def test_a_rank_that_posts_several_times_in_a_row(monkeypatch, interval_s):
+    """Each of its reports answers one round, in their order, however long the rounds before took."""
+    now = [1000.0]
+    monkeypatch.setattr(exchange, "time", types.SimpleNamespace(
+        time=lambda: now[0], monotonic=time.monotonic, sleep=time.sleep))  # fmt: skip
+    first, second = (exchange.Exchange("x", transport=one) for one in of_store(Able(), 2))
+    begun = time.monotonic()
+    for burst in range(3):
+        now[0] += interval_s
+        for number in range(12):
+            second.post(b"%d.%d" % (burst, number), to=0)
+        assert second.flush(30)
+        for number in range(12):
+            now[0] += 1e-3
+            assert {0: b"own", 1: b"%d.%d" % (burst, number)} == first.gather(b"own", 60.0, to=0).reports
+    assert time.monotonic() - begun < 30
+
+
+def test_a_killed_rank_costs_the_deadline_twice(tmp_path, monkeypatch):
     """After two silent rounds a rank is looked at without waiting; when it is back, it is in the report at once."""
-    calls = Calls(tmp_path)
+    calls = Calls(tmp_path, monkeypatch)
     calls.step()
     for _ in range(2):
         assert (1,) == calls.step(0, 0.5)[1]

@@ -40,7 +40,8 @@ timers = Timers(2, "minmax", device="cpu", clock=clock, logging_fn=lines.append)
 spend(timers("both"), 0.010 * (rank + 1))
 spend(timers(f"only{rank}"), 0.100)
 for round in range(40):   # more than are kept
-    dist.barrier()
+    if round % 8 == 0:
+        dist.barrier()
     timers.log(["both", "only0", "only1"], reset=False)
 text = timers.get_all_timers_string(reset=False)
 timers("both").start(barrier=True); timers("both").stop(barrier=True)

@@ -34,9 +34,6 @@ def started(jobs):
     return started
 
 
-@pytest.mark.xfail(
-    strict=False, reason="open: a living rank that reports twice in a row can be missing from a round without step="
-)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="stops a process as POSIX systems do")
 def test_the_dead_and_the_stopped_are_named(started, case):

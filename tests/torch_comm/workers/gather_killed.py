@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from deep500_timing import Timer
-from deep500_timing.ranks import FolderTransport, gather
+from deep500_timing.ranks import FolderTransport, Gatherer, find_transport
 
 folder, kind = Path(sys.argv[1]), sys.argv[2]
 rank = int(os.environ["RANK"])
@@ -24,6 +24,7 @@ if kind == "store":
     dist.init_process_group("gloo")
 else:
     transport = FolderTransport(folder / "messages")
+gatherer = Gatherer(find_transport() if transport is None else transport)
 tmr = Timer(run=folder / "run")
 reports = []
 for step in range(3):
@@ -38,11 +39,12 @@ for step in range(3):
         with tmr.region("BATCH"):
             pass
     begun = time.monotonic()
-    report = gather(tmr.snapshot(), transport=transport, deadline_s=3.0 if step == 2 else 60.0, step=step)
+    report = gatherer.gather(tmr.snapshot(), deadline_s=3.0 if step == 2 else 60.0, step=step)
     took_s = time.monotonic() - begun
     if report is not None:
         reports.append([list(report.ranks), list(report.missing), report.fault])
 (folder / f"{rank}.part").write_text(json.dumps({"took_s": took_s, "reports": reports}))
 (folder / f"{rank}.part").replace(folder / f"{rank}.json")
 tmr.run.close()
+gatherer.flush(60.0)
 os._exit(0)  # a group with a dead member cannot be destroyed
