@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false
 """Which rank this is, as launchers tell, and imports that stay light."""
 
 from __future__ import annotations

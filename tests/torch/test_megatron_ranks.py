@@ -1,3 +1,4 @@
+# pyright: reportMissingImports=false
 """Megatron's reports across real ranks, where its own would hang."""
 
 from __future__ import annotations
