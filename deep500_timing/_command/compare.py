@@ -55,7 +55,7 @@ def output_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.command()
 @click.argument("sides", nargs=-1, metavar="A [B]...")
 @click.option("--against", metavar="FOLDER", help="Compare with a baseline, in place of A.")
-@click.option("--update-baseline", is_flag=True, help="Add B to the baseline of --against, if the gate passes.")
+@click.option("--update-baseline", is_flag=True, help="Add B to the baseline of --against, unless the gate fails.")
 @click.option("--history", multiple=True, metavar="RUNS", help="Runs of A from other sessions; may be repeated.")
 @output_options
 def command(
@@ -96,7 +96,7 @@ def command(
         floor = find_floor(read[0][0], options["floor_path"])
         found = compare(read[0], read[1], history=[read_side(one) for one in history] or None, floor=floor)
     code = show(found, floor, **options)
-    if update_baseline and against and code == 0:
+    if update_baseline and against and code != GATE_FAILED:
         click.echo(f"Added to the baseline: {write_baseline(against, read[1])}", err=True)
     return code
 

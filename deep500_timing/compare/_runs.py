@@ -131,7 +131,7 @@ def read_run(run: Run, name: str = "") -> RunTimes:
         _regions_of(run, session, used),
         steps=len(used),
         warm_up=warm_up,
-        world_size=max((log["world_size"] or 1 for log in logs), default=1),
+        world_size=max((max(log["world_size"] or 1, log["rank"] + 1) for log in logs), default=1),
         start_unix_s=min(firsts) / 1e9 if firsts else None,
         end_unix_s=max(lasts) / 1e9 if lasts else None,
         facts=_facts_of(header, logs),
