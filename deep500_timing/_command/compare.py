@@ -112,7 +112,7 @@ def show(
     as_json: bool,
     floor_path: str | None = None,
 ) -> int:
-    """Print and write what was found.
+    """Print and write the comparison.
 
     Returns:
         The exit code.

@@ -33,7 +33,7 @@ class Variant:
     command: tuple[str, ...]
     cwd: str | None = None
     environment: dict[str, str] = field(default_factory=dict)
-    """Variables that are set for it, beside those of this process."""
+    """Environment variables in addition to those of this process."""
 
 
 class CommandFailedError(RuntimeError):

@@ -61,7 +61,7 @@ def change_points(values: Sequence[float], *, level: float = 0.05, seed: int = 0
             order = random.permutation(end - first)
             as_good += _best_split(distances[np.ix_(order, order)])[0] >= best * (1 - 1e-12)
             if as_good + 1 > level * (_PERMUTATIONS + 1):
-                break  # it is not significant, whatever the others give
+                break  # not significant already
         p = (as_good + 1) / (_PERMUTATIONS + 1)
         if best > 0 and p <= level:
             found.append(Change(first + at, p))

@@ -1,4 +1,4 @@
-"""Compares two sides: which test the runs allow, what it says of the step and the regions, and what else differs."""
+"""Compares two sides: picks the test that the runs allow, applies it to step and regions, lists other differences."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def compare(
         runs_a: The baseline: a run's folder, a pattern, a folder of runs, a :class:`~deep500_timing.runs.Run`, or a
             list of these.
         runs_b: The runs to judge.
-        history: Further runs of what A is, from other sessions: they tell how much sessions differ.
+        history: Further runs of A's program from other sessions. They show how much sessions differ.
         floor: The machine's noise floor, from ``deep500-timing ab --same``.
         level: The false alarms that "slower" may give; ``ab`` passes the level of its look.
 
@@ -244,7 +244,7 @@ def _effects(
         times = math.exp(mean_a), math.exp(mean_b)
         if found is None:
             return Effect(path, *times, change, None, None, None, "not tested")
-        # A look of `ab` has a level of its own for the step. The regions are judged once, when it has ended.
+        # Each look of `ab` has its own level for the step. The regions are judged once, after the last look.
         allowed = level if path == STEP else ALPHA
         low, high = found.interval()
         verdict: Any = "no difference shown"

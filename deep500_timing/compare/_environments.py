@@ -73,7 +73,7 @@ def _joined(*paths: str) -> str:
 def environment_with(requirement: str, folder: str) -> dict[str, str]:
     """Install a package at a version, in front of those of this environment.
 
-    A virtual environment over the present one takes the package and what it requires beyond the present one. The
+    A virtual environment over the present one takes the package and its missing requirements. The
     command's own Python, or launcher, finds it by ``PYTHONPATH``.
 
     Args:

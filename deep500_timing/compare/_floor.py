@@ -40,7 +40,7 @@ class Floor:
 
 
 def machine_of(run: RunTimes) -> str:
-    """What a noise floor is valid for."""
+    """The hardware that a noise floor is valid for."""
     return " | ".join(f"{fact} {run.facts.get(fact, 'none')}" for fact in _MACHINE_FACTS)
 
 

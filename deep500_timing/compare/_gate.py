@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GateResult:
-    """What the gate says."""
+    """The verdict of the gate."""
 
     failed: bool
     text: str

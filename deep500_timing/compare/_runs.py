@@ -1,4 +1,4 @@
-"""What a comparison needs of a run: one time for the step and one for each region, and what the run was made with."""
+"""Reduces a run to its comparable numbers: the time of the step, of each region, and the run's environment."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _FEWEST_OF_STEPS = 0.5
 
 @dataclass(frozen=True)
 class RunTimes:
-    """One run, reduced to what is compared."""
+    """One run, reduced to its comparable numbers."""
 
     name: str
     step_s: float | None
@@ -49,11 +49,11 @@ class RunTimes:
     start_unix_s: float | None = None
     end_unix_s: float | None = None
     facts: dict[str, str] = field(default_factory=dict)
-    """What the run was made with: versions, devices, host and so on."""
+    """The run's environment: versions, devices, host and so on."""
     program: str = ""
     """A hash of the command line."""
     machine: str = ""
-    """Host and boot, by which sessions are told apart; empty if unknown."""
+    """Host and boot, which distinguish sessions; empty if unknown."""
     session: str = ""
     """The session that ``ab`` has given it."""
     pair: int | None = None
@@ -63,7 +63,7 @@ class RunTimes:
     load: float | None = None
     """The load average of the machine at the start, for each processor."""
     problems: tuple[str, ...] = ()
-    """What is wrong with the run, in sentences."""
+    """Problems of the run, in sentences."""
 
     @property
     def times(self) -> dict[str, float]:
@@ -340,7 +340,7 @@ def sessions_of(runs: Iterable[RunTimes]) -> list[list[RunTimes]]:
     """The runs by session, each in order of time.
 
     ``ab`` names the session of its runs. Other runs are of one session if host and boot are the same and less than ten
-    minutes lie between one and the next. A run of an unknown machine is a session of its own.
+    minutes lie between one and the next. A run of an unknown machine is its own session.
     """
     by_machine: dict[str, list[RunTimes]] = {}
     for number, run in enumerate(sorted(runs, key=lambda run: run.start_unix_s or 0.0)):

@@ -99,7 +99,7 @@ def draw_scaling(found: Sequence[WorldSize]) -> str:
     base, last = found[0], found[-1]
     text = f"From {base.ranks} to {last.ranks} ranks the efficiency is {percent(last.efficiency, sign=False)}."
     if last.region is not None:
-        text += f" {safe_name(last.region)} takes {percent(last.region_share, sign=False)} of what is lost"
+        text += f" {safe_name(last.region)} takes {percent(last.region_share, sign=False)} of the loss"
         text += f" ({format_time(last.lost_s)} a step)."
     rows = [("ranks", "step", "efficiency", "", "lost a step", "most in")]
     for one in found:

@@ -145,7 +145,7 @@ def level_of_look(pairs: int, most: int) -> float:
     """The level of the look after so many pairs. The levels of all looks of an experiment add up to :data:`ALPHA`.
 
     0.007 goes to the first look, 0.004 in equal parts to those between, the rest to the last one. A sum of levels
-    bounds the false alarms whatever the looks have in common (Bonferroni).
+    bounds the false alarms, however the looks depend on each other (Bonferroni).
     """
     if pairs < FEWEST_PAIRS:
         return 0.0

@@ -127,7 +127,7 @@ def sensitivity(found: Comparison) -> str:
 
 
 def markdown(found: Comparison, gate: str = "") -> str:
-    """The comparison for the summary of a GitHub job, with what the gate says."""
+    """The comparison and the verdict of the gate for the summary of a GitHub job."""
 
     def cell(text: str) -> str:
         return text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|").replace("`", "\\`")
