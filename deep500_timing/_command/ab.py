@@ -33,8 +33,8 @@ def command(
 ) -> int:
     """Run A and B in turn (A B B A A B ...) and say whether B is slower.
 
-    It ends when the answer is known, after 3 pairs at the earliest, or after -n pairs. Both sides share the changes of the
-    machine, so they cancel.
+    It ends when the answer is known, after 3 pairs at the earliest, or after -n pairs. Both sides share
+    the changes of the machine, so they cancel.
 
     Exit codes: 1 a command or the gate failed; 2 the arguments are wrong.
     """
