@@ -72,7 +72,7 @@ help:
 	@echo "make release-check  the wheels, and each in an empty environment"
 	@echo "make lint         ruff, mypy --strict, pyright"
 	@echo "make format       let ruff rewrite the tree"
-	@echo "make bench        speed and memory against the peers, into benchmarks/RESULTS.md"
+	@echo "make bench        speed and memory against the peers, into benchmarks/RESULTS.md and benchmarks/RUN.md"
 	@echo "                  BEFORE=a commit: the hot path as it was there and as it is, in one run"
 	@echo "make bench-quick  the same in under two minutes"
 	@echo "make accuracy     measured against true times, into benchmarks/ACCURACY.md"
@@ -321,6 +321,7 @@ format: setup
 
 bench: $(VENV)/.stamp-bench
 	@$(BIN)/python -m benchmarks$(if $(BEFORE),.bench_before_after --before $(BEFORE))
+	@$(if $(BEFORE),,$(BIN)/python -m benchmarks.bench_run)
 
 bench-quick: $(VENV)/.stamp-bench
 	@$(BIN)/python -m benchmarks --quick

@@ -52,6 +52,7 @@ class Autolog:
         self.claimed: frozenset[str] = frozenset()
         """The names of the regions that a trainer's plug-in records. The plug-ins of frameworks do not."""
         self._listeners: list[Callable[[], object]] = []
+        self._forked: list[Callable[[], object]] = []
         self._endings: list[Callable[[], object]] = []
         self._quiet = quiet
         self._launched = launched
@@ -90,13 +91,17 @@ class Autolog:
         import deep500_timing.runs._attach
         import deep500_timing.runs._ends  # noqa: F401
 
-    def begin(self) -> None:
+    def begin(self, look: bool = False) -> None:
         """Say that this process trains: call it at each optimizer step, and when the process joins a process group.
 
         The first call begins the log. Timers of the user's own join it.
+
+        Args:
+            look: Look for timers of the user's own now, and not only at some calls. For a plug-in that leaves calls
+                out while :attr:`begun` is true.
         """
         self._begins += 1
-        if self.begun and self._begins > _RECHECK_UNTIL and self._begins % _RECHECK_EVERY:
+        if not look and self.begun and self._begins > _RECHECK_UNTIL and self._begins % _RECHECK_EVERY:
             return
         if self.closed:
             return
@@ -137,6 +142,10 @@ class Autolog:
     def before_report(self, call: Callable[[], object]) -> None:
         """Have a function called before the report at the end, to close open regions."""
         self._endings.append(call)
+
+    def after_fork(self, call: Callable[[], object]) -> None:
+        """Have a function called in each forked child, to drop what is of the parent."""
+        self._forked.append(call)
 
     def _change(self) -> None:
         for call in self._listeners:
@@ -204,11 +213,13 @@ class Autolog:
                 self.run.close(reason="exit", wait=False)
 
     def _report(self) -> None:
-        if self._reported or os.getpid() != self._pid or self._quiet:
+        if self._reported or os.getpid() != self._pid:
             return
         self._reported = True
         for end in self._endings:
             end()
+        if self._quiet:
+            return
         self._rank = _rank() or self._rank
         stream = sys.stderr
         if stream is None or self._rank not in (None, 0):
@@ -257,6 +268,8 @@ def _after_fork() -> None:
     for log in _live:
         log._pid, log.begun, log._begins, log._reported = os.getpid(), False, 0, False
         log._seen.clear()
+        for call in log._forked:
+            call()
 
 
 def autolog(run: str | PathLike[str] | None = None, *, quiet: bool = False) -> Autolog:

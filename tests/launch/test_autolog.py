@@ -144,6 +144,37 @@ def test_a_second_log_of_a_process(forks, tmp_path):
     assert [(10, 10), (20, 20)] == [(of["BATCH"], of["BACKWARD"]) for of in found]
 
 
+def test_one_loader_within_another(forks, tmp_path):
+    """The wait is the outer loader's, once; the program goes on."""
+    program = TRAIN + (
+        "class Nested(torch.utils.data.IterableDataset):\n"
+        "    def __iter__(self):\n        return iter(inner)\n"
+        "inner, loader = loader, DataLoader(Nested(), batch_size=None)\nsteps()\nprint('ok')\nlog.close()"
+    )
+    said, run = printed(forks, tmp_path, program)
+    assert "ok\n" == said
+    found = regions_of(run)
+    assert (10, 10) == (found["IO"], found["BATCH"])
+
+
+def test_a_forked_child_that_trains(forks, tmp_path):
+    """Its log holds its own steps, and none of the parent's that waited when it was forked."""
+    program = TRAIN + (
+        "steps(3)\npid = os.fork()\nif pid:\n    os.waitpid(pid, 0)\nelse:\n    steps(2)\n    log.close()\n"
+        "    names = log.timer().get_time_stats\n"
+        "    print(names('BACKWARD').count, names('BATCH').count)\n    sys.stdout.flush()\n    os._exit(0)\nlog.close()"
+    )
+    said, run = printed(forks, tmp_path, program)
+    assert "20 20\n" == said
+    assert 30 + 20 == regions_of(run)["BACKWARD"]
+
+
+def test_a_quiet_end_without_close(forks, tmp_path):
+    """The last BATCH is in the run."""
+    _, run = printed(forks, tmp_path, TRAIN + "steps(2)\n")
+    assert 20 == regions_of(run)["BATCH"]
+
+
 def test_a_program_that_does_not_train(forks, tmp_path):
     """It writes nothing; the end says what was seen and what to do."""
     said, run = printed(

@@ -6,9 +6,20 @@ what ``torch.compile`` did.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
+from deep500_timing import compiled
+from deep500_timing.runs import feeders
 from deep500_timing_torch._timer import CPUGPUTimer
+
+if not compiled:  # a compiled form of the steps reads a compiled recorder's C structures
+    from deep500_timing._base.plain import load_plain
+
+    load_plain(__name__, Path(__file__).parent, ("_steps",))
+
 from deep500_timing_torch.autolog._compilations import Compilations
 from deep500_timing_torch.autolog._patches import Patches
 from deep500_timing_torch.autolog._roots import Roots
@@ -28,11 +39,13 @@ def install(log: Autolog) -> Callable[[], None]:
     Returns:
         What undoes it.
     """
-    steps = Steps(log, log.timer(CPUGPUTimer))
+    steps = Steps(log, log.timer(CPUGPUTimer), torch.is_grad_enabled)
+    feeders.append(steps.drain)
     parts = (Roots(steps), Patches(steps), Compilations(steps))
 
     def undo() -> None:
         steps.finish()
+        feeders.remove(steps.drain)
         for part in parts:
             part.undo()
 

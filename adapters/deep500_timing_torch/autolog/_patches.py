@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.optim.optimizer as optim
-from torch.compiler import is_compiling
+from torch.compiler import is_dynamo_compiling
 from torch.utils.data import dataloader
 
 from deep500_timing.adapters import after_import, warn_once
@@ -46,12 +46,13 @@ class Patches:
         self._epoch: Any = None
         self._epoch_ns = self._epoch_steps = 0
         self._comm: Any = None
-        step = optim.register_optimizer_step_pre_hook(self._before_step)
-        self._undo += [step.remove, optim.register_optimizer_step_post_hook(self._after_step).remove]
+        before, after = _hooks(steps)
+        self._undo.append(optim.register_optimizer_step_pre_hook(before).remove)
+        self._undo.append(optim.register_optimizer_step_post_hook(after).remove)
         self.put(dataloader._BaseDataLoaderIter, "__next__", self._next)
         self.put(dataloader.DataLoader, "__iter__", self._iter)
-        self.put(torch.autograd, "backward", functools.partial(self._backward, BACKWARD))
-        self.put(torch.autograd, "grad", functools.partial(self._backward, GRAD))
+        self.put(torch.autograd, "backward", self._backward)
+        self.put(torch.autograd, "grad", self._grad)
         self.put(torch.nn.Module, "eval", self._eval)
         self.put(torch, "save", self._save)
         if torch.backends.cuda.is_built() or torch.backends.mps.is_built():  # type: ignore[no-untyped-call]
@@ -112,26 +113,27 @@ class Patches:
         steps, begin, end = self._steps, self._steps.begin, self._steps.end
 
         def fetch(iterator: Any) -> Any:
-            here = begin(IO)
+            state = begin(IO)
+            if state < 0:
+                return original(iterator)
             try:
                 data = original(iterator)
             except BaseException as error:
                 hide(error)
                 if isinstance(error, StopIteration):
                     steps.timer.cancel("IO")
-                    self._end_of_data(iterator, here)
+                    if state:
+                        self._end_of_data(iterator)
                 else:
-                    steps.fail(IO, here)
+                    steps.fail(IO, state)
                 raise
-            end(IO, here)
+            end(IO, state)
             return data
 
         return fetch
 
-    def _end_of_data(self, iterator: Any, here: bool) -> None:
+    def _end_of_data(self, iterator: Any) -> None:
         steps = self._steps
-        if not here:
-            return
         steps.end_of_data()
         if iterator is self._epoch:
             if steps.steps > self._epoch_steps:
@@ -156,31 +158,49 @@ class Patches:
 
     # --- backward and optimizers -------------------------------------------------------------------------------------
 
-    def _backward(self, event: int, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         steps, begin, end = self._steps, self._steps.begin, self._steps.end
 
-        def backward(*args: Any, **kwargs: Any) -> Any:
-            if steps.in_backward or steps.in_forward:
-                return original(*args, **kwargs)
-            here = begin(event)
+        def backward(
+            tensors: Any,
+            grad_tensors: Any = None,
+            retain_graph: Any = None,
+            create_graph: Any = False,
+            grad_variables: Any = None,
+            inputs: Any = None,
+        ) -> Any:
+            # The arguments by their names: passing on `*args, **kwargs` costs more than all else here.
+            state = begin(BACKWARD)
+            if state < 0:
+                return original(tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
             try:
-                result = original(*args, **kwargs)
+                result = original(tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
             except BaseException as error:
                 hide(error)
-                steps.fail(event, here)
+                steps.fail(BACKWARD, state)
                 raise
-            end(event, here)
+            end(BACKWARD, state)
             return result
 
         return backward
 
-    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not is_compiling():
-            self._steps.begin_step(optimizer)
+    def _grad(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        steps = self._steps
 
-    def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not is_compiling():
-            self._steps.end_step(optimizer)
+        def grad(*args: Any, **kwargs: Any) -> Any:
+            state = steps.begin(GRAD)
+            if state < 0:
+                return original(*args, **kwargs)
+            try:
+                result = original(*args, **kwargs)
+            except BaseException as error:
+                hide(error)
+                steps.fail(GRAD, state)
+                raise
+            steps.end(GRAD, state)
+            return result
+
+        return grad
 
     # --- evaluation, checkpoints, ranks ------------------------------------------------------------------------------
 
@@ -272,6 +292,20 @@ class Patches:
         except Exception as error:
             warn_once(f"Timing the communication failed: {type(error).__name__}: {error}. The rest is timed.")
         self._steps.log.begin()
+
+
+def _hooks(steps: Steps) -> tuple[Callable[..., None], Callable[..., None]]:
+    begin, end = steps.begin_step, steps.end_step
+
+    def before(optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not is_dynamo_compiling():
+            begin(optimizer)
+
+    def after(optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not is_dynamo_compiling():
+            end(optimizer)
+
+    return before, after
 
 
 def hide(error: BaseException) -> None:

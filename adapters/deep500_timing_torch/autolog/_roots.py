@@ -16,12 +16,9 @@ from torch.nn.modules import module as modules
 from torch.nn.modules.loss import _Loss
 
 from deep500_timing_torch.autolog._patches import hide
-from deep500_timing_torch.autolog._steps import EVENTS
 
 if TYPE_CHECKING:
     from deep500_timing_torch.autolog._steps import Steps
-
-FORWARD, NO_GRAD = EVENTS["FORWARD"], EVENTS["FORWARD (no grad)"]
 
 
 class Roots:
@@ -60,33 +57,34 @@ class Roots:
         if not self._watched:  # the program makes a model, so it may train
             self._steps.log.prepare()
         self._watched[kind] = self._steps.steps
-        steps, own = self._steps, vars(kind).get("__call__")
-        begin, end, called_model, counts_as_evaluation = (
-            steps.begin,
-            steps.end,
-            steps.called,
-            steps.counts_as_evaluation,
-        )
-        is_grad_enabled = torch.is_grad_enabled
+        own, found = vars(kind).get("__call__"), False
+        steps = self._steps
+        begin, end, fail = self._steps.begin_call, self._steps.end_call, self._steps.fail_call
+        module_class: Any = torch.nn.Module
+        inherits = next(base for base in kind.__mro__[1:] if "__call__" in vars(base)) is module_class
 
-        @functools.wraps(own or torch.nn.Module.__call__)
+        @functools.wraps(own or module_class.__call__)
         def called(module: Any, *args: Any, **kwargs: Any) -> Any:
-            call = super(kind, module).__call__ if own is None else functools.partial(own, module)  # type: ignore[misc]
-            if steps.in_forward or steps.in_backward:
-                return call(*args, **kwargs)
-            if kind not in self._known:
+            nonlocal found
+            if own is not None:
+                call = own
+            elif inherits and type(module) is kind:
+                call = module_class.__call__
+            else:
+                call = super(kind, type(module)).__call__  # type: ignore[misc]
+            if not found and not steps.in_forward and not steps.in_backward:
+                found = True
                 self._found(kind, module)
-            evaluates = counts_as_evaluation(module.training, is_grad_enabled())
-            event = NO_GRAD if evaluates else FORWARD
-            here = begin(event)
+            state = begin(module)
+            if state < 0:
+                return call(module, *args, **kwargs)
             try:
-                result = call(*args, **kwargs)
+                result = call(module, *args, **kwargs)
             except BaseException as error:
                 hide(error)
-                steps.fail(event, here)
+                fail(state)
                 raise
-            end(event, here)
-            called_model(module, evaluates)
+            end(module, state)
             return result
 
         called._torchdynamo_inline = own or torch.nn.Module.__call__  # type: ignore[attr-defined]

@@ -2,62 +2,97 @@
 cimport cython
 from libc.stdint cimport int64_t
 
-from deep500_timing._recording.recorder cimport Recorder, clock_ns, thread_id
+from deep500_timing._recording.intervals cimport keep
+from deep500_timing._recording.recorder cimport Recorder, Region, clock_ns, thread_id
 
 cdef int IO, COPY, FORWARD, NO_GRAD, BACKWARD, GRAD, STEP, _NONE
+cdef int _PREPARE, _LOSS, _GRADIENTS, _NEXT, _OTHER, _BATCH, ALONE, HERE, INSIDE, _EVALUATES, _LOOK_UNTIL, _LOOK_EVERY
 
 
+@cython.final
 cdef class Steps:
-    cdef readonly object log
-    cdef readonly Recorder timer
-    cdef public bint on_device
+    # In the order of their use: the first two cache lines serve most calls.
     cdef public unsigned long thread
     cdef public int depth
     cdef public bint in_forward
     cdef public bint in_backward
-    cdef readonly Py_ssize_t steps
-    cdef readonly dict regions
-    cdef list _by_event
     cdef int _last
     cdef int64_t _last_ns
     cdef int64_t _batch_ns
     cdef int64_t _ended_ns
-    cdef set _stepped
-    cdef list _open_steps
-    cdef bint _in_backward_stepped
     cdef int64_t _eval_ns
-    cdef int64_t _evaluated_ns
-    cdef int64_t _fetched_ns
-    cdef bint _begins_batch
-    cdef bint _trains_in_eval
-    cdef bint _has_hooked
-    cdef object _model
+    cdef list _ours
     cdef object _probe
+    cdef bint _begins_batch
+    cdef bint _has_hooked
+    cdef bint _in_backward_stepped
+    cdef int _waiting
+    cdef int64_t _fetched_ns
+    cdef int64_t _open_step
+    cdef set _stepped
+    cdef readonly Py_ssize_t steps
+    cdef object _is_grad_enabled
+    cdef readonly object log
+    cdef readonly Recorder timer
+    cdef public bint on_device
+    cdef readonly dict regions
+    cdef int64_t _evaluated_ns
+    cdef bint _trains_in_eval
+    cdef object _model
     cdef object _off
-    cdef object _begin_log
+    cdef int64_t _buffer[384]
 
     cpdef record(self, str name, int64_t start_ns, int64_t end_ns)
+    cdef _keep(self, int place, int64_t start_ns, int64_t end_ns)
+    cpdef drain(self)
+    cpdef forget(self)
+    cdef _resolve(self)
     cpdef bint is_here(self)
-    @cython.locals(here=bint)
-    cpdef bint begin(self, int event) except -1
-    cpdef end(self, int event, bint here)
-    cpdef fail(self, int event, bint here)
-    cdef _enter(self, int event)
-    cdef _leave(self, int event)
-    @cython.locals(last=int)
+    @cython.locals(here=bint, now=int64_t)
+    cpdef int begin(self, int event) except? -1
+    cdef _start(self, int event, int64_t now, bint here)
+    cdef int64_t _end(self, int event, bint here) except -1
+    @cython.locals(now=int64_t)
+    cpdef end(self, int event, int state)
+    cpdef fail(self, int event, int state)
+    cpdef int begin_call(self, object model) except? -1
+    cpdef end_call(self, object model, int state)
+    cpdef fail_call(self, int state)
+    cdef _enter(self, int event, int64_t now)
+    cdef _leave(self, int event, int64_t now)
+    @cython.locals(last=int, row=int)
     cdef _record_between(self, int event, int64_t now)
     cdef _end_batch(self)
     cpdef pause(self)
     cpdef end_of_data(self)
     cpdef copied(self, int64_t start_ns)
+    @cython.locals(ident=int64_t, now=int64_t)
     cpdef begin_step(self, object optimizer)
-    cdef _begin_step(self, object ident)
+    @cython.locals(ident=int64_t, now=int64_t)
+    cpdef end_step(self, object optimizer)
     @cython.locals(begun_ns=int64_t)
     cdef _end_step(self, object ident)
-    cpdef end_step(self, object optimizer)
     cdef _end_backward(self)
     cdef _look_for_a_step(self, int64_t now)
-    cpdef called(self, object model, bint evaluates)
     cdef _end_of_evaluation(self, int event, int64_t now)
     cdef _record_evaluation(self, int64_t end_ns)
-    cpdef bint counts_as_evaluation(self, bint training, bint grad)
+
+
+cdef inline take(Steps steps):
+    cdef int at
+    cdef Region region
+    for at in range(0, steps._waiting, 3):
+        region = steps._ours[steps._buffer[at]]
+        if region is not None:
+            keep(region._intervals, steps._buffer[at + 1], steps._buffer[at + 2])
+    steps._waiting = 0
+
+
+cdef inline put(Steps steps, int place, int64_t start_ns, int64_t end_ns):
+    cdef int64_t* at = steps._buffer + steps._waiting
+    at[0] = place
+    at[1] = start_ns
+    at[2] = end_ns
+    steps._waiting += 3
+    if steps._waiting == 384:
+        take(steps)

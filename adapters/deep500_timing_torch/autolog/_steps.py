@@ -11,7 +11,9 @@ The time between two events is a region by what came before it and what comes af
 Events of the thread that trains make BATCHes. On other threads each region stands alone.
 
 This module runs as plain Python and, with the C types of ``_steps.pxd``, compiled: each step of the program passes
-through it ten times.
+through it eight times. What a call costs is how much memory it touches, because PyTorch has replaced the contents of
+the processor's caches. So times wait in one small buffer, and go to their regions many at once: when the buffer is
+full, when the log is written, and before the report. Plain Python has no buffer.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ from __future__ import annotations
 from _thread import get_ident
 from time import perf_counter_ns
 from weakref import ref
+
+from deep500_timing._recording.recorder import Region
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,6 +37,9 @@ else:
     from deep500_timing._base import cython_stub as cython
 
 if not cython.compiled:
+    from deep500_timing._base.cython_stub import in_c
+
+    put = take = in_c
     clock_ns = perf_counter_ns
     thread_id = get_ident
 
@@ -41,11 +48,20 @@ IO, COPY, FORWARD, NO_GRAD, BACKWARD, GRAD, STEP = range(7)
 NAMES = ("IO", "copy", "FORWARD", "FORWARD (no grad)", "BACKWARD", "autograd.grad", "optimizer")
 """The region of each event."""
 EVENTS = dict(zip(NAMES, range(7), strict=True))
-"""The events by their regions, for other modules: compiled, the constants above are C integers."""
+"""The events by their regions, for other modules: compiled, the constants are C integers."""
 PREPARE, LOSS, GRADIENTS, NEXT, OTHER = "prepare batch", "loss", "gradients", "between steps", "other code"
 BETWEEN = (PREPARE, LOSS, GRADIENTS, NEXT, OTHER)
 """The regions between two events: data and a model, a model and BACKWARD, BACKWARD and the optimizer's step (clipping,
 unscaling), that step and what follows it (schedules, logging, an environment), and any other two."""
+ROWS = (*NAMES, *BETWEEN, "BATCH")
+"""All regions whose times wait in the buffer, those of the events first."""
+_PREPARE, _LOSS, _GRADIENTS, _NEXT, _OTHER, _BATCH = range(7, 13)
+ALONE, HERE, INSIDE = 0, 1, -1
+"""What :meth:`Steps.begin` returns: the event stands alone, it divides a BATCH, or it lies in one that is recorded."""
+_EVALUATES = 4
+"""Added to these by :meth:`Steps.begin_call`."""
+_LOOK_UNTIL, _LOOK_EVERY = 10, 100
+"""At which steps timers of the user's own are looked for."""
 _MORE = ("CHECKPOINT", "VALIDATION", "compile")
 _NONE = -1
 _UNHOOKED = "an optimizer without hooks"
@@ -66,9 +82,10 @@ class Steps:
     Args:
         log: Of the process.
         timer: What records the regions.
+        is_grad_enabled: ``torch.is_grad_enabled``; this module does not import PyTorch.
     """
 
-    def __init__(self, log: Autolog, timer: Timer) -> None:
+    def __init__(self, log: Autolog, timer: Timer, is_grad_enabled: Callable[[], bool]) -> None:
         self.log = log
         self.timer = timer
         self.on_device = False
@@ -80,13 +97,17 @@ class Steps:
         self.in_forward = self.in_backward = False
         self.steps = 0
         self.regions: dict[str, Any] = {}
-        self._by_event: list[Any] = []
+        self._ours: list[Region | None] = []
+        """The regions of ``ROWS`` on the thread that trains; None where another records it, or a device's clock."""
+        self._waiting = 0
+        """The times that wait in ``_buffer``: for each a place in ROWS, the start and the end."""
         self._last = _NONE
         self._last_ns = 0
         self._batch_ns = 0
         self._ended_ns = 0
         self._stepped: set[object] = set()
-        self._open_steps: list[int] = []
+        self._open_step = 0
+        """The identity of the optimizer that steps; one that steps within it is part of that."""
         self._in_backward_stepped = False
         self._eval_ns = 0
         self._evaluated_ns = 0
@@ -98,10 +119,11 @@ class Steps:
         self._model: Callable[[], Any] = _no_model
         self._probe: tuple[torch.Tensor, int, int, int] | None = None
         self._off: frozenset[str] = frozenset()
-        self._begin_log = log.begin
+        self._is_grad_enabled = is_grad_enabled
         self._refresh()
         log.when_changed(self._refresh)
         log.before_report(self.finish)
+        log.after_fork(self.forget)
 
     # --- regions -----------------------------------------------------------------------------------------------------
 
@@ -114,7 +136,14 @@ class Steps:
             name: NoRegion() if name in self._off else self.timer.region(name, gpu=name in on_device)
             for name in (*NAMES, *_MORE)
         }
-        self._by_event = [self.regions[name] for name in NAMES]
+        self.drain()
+        self._ours = []
+
+    def _resolve(self) -> None:
+        # On the thread that trains.
+        for place, name in enumerate(ROWS):
+            is_ours = name not in self._off and (place > STEP or isinstance(self.regions[name], Region))
+            self._ours.append(self.timer._find(name) if is_ours else None)
 
     def find_device(self, parameters: Any) -> None:
         """Time on the accelerator from now on if a parameter is there. Asks no driver."""
@@ -127,61 +156,138 @@ class Steps:
         if end_ns > start_ns > 0 and name not in self._off:
             self.timer._keep(name, start_ns, end_ns)
 
+    @cython.locals(region=Region)  # type: ignore[untyped-decorator, unused-ignore]
+    def _keep(self, place: int, start_ns: int, end_ns: int) -> None:
+        # The same for a region of ROWS, on the thread that trains.
+        if not end_ns > start_ns > 0:
+            return
+        if not self._ours:
+            self._resolve()
+        if cython.compiled:
+            put(self, place, start_ns, end_ns)
+        else:
+            region = self._ours[place]
+            if region is not None:
+                region._intervals.append(start_ns, end_ns)
+
+    def drain(self) -> None:
+        """Give the times that wait to their regions. On any thread: nothing in it gives up the GIL."""
+        if cython.compiled:
+            take(self)
+
+    def forget(self) -> None:
+        """Drop the times that wait: they are the parent's, and this process was forked."""
+        self._waiting = 0
+
     def is_here(self) -> bool:
         """Whether the caller is the thread that trains, and in no event."""
         return not self.depth and (self.thread == 0 or self.thread == thread_id())
 
     # --- events ------------------------------------------------------------------------------------------------------
 
-    def begin(self, event: int) -> bool:
+    def begin(self, event: int) -> int:
         """An event begins: a wait for data, a call of a model, a backward pass.
 
         Returns:
-            Whether it is of the thread that trains, and in no other event.
+            ``ALONE``, ``HERE`` or ``INSIDE``. After ``INSIDE``, which is below 0, call neither :meth:`end` nor
+            :meth:`fail`.
         """
+        now = clock_ns()
+        if event == IO:
+            if self.depth and self.timer._find("IO").is_open:
+                return INSIDE  # one loader within another
+        elif self.in_forward or self.in_backward:
+            return INSIDE
         here = not self.depth and (self.thread == 0 or self.thread == thread_id())
         if here:
             if event in (IO, FORWARD):
                 self.thread = thread_id()
-            self._enter(event)
+            self._enter(event, now)
         if event in (FORWARD, NO_GRAD):
             self.in_forward = True
         elif event != IO:
             self.in_backward = True
-        self._by_event[event].start()
-        return here
+        self._start(event, now, here)
+        return HERE if here else ALONE
 
-    def end(self, event: int, here: bool) -> None:
+    def end(self, event: int, state: int) -> None:
         """It ends.
 
         Args:
             event: The same.
-            here: What :meth:`begin` returned.
+            state: What :meth:`begin` returned.
         """
-        self._by_event[event].end()
+        now = self._end(event, state == HERE)
         if event in (FORWARD, NO_GRAD):
             self.in_forward = False
         elif event != IO:
             self.in_backward = False
-        if here:
-            self._leave(event)
-            if event in (BACKWARD, GRAD):
+        if state == HERE:
+            self._leave(event, now)
+            if event in (BACKWARD, GRAD) and (self._in_backward_stepped or not self._has_hooked):
                 self._end_backward()
 
-    def fail(self, event: int, here: bool) -> None:
+    @cython.locals(region=Region)  # type: ignore[untyped-decorator, unused-ignore]
+    def _start(self, event: int, now: int, here: bool) -> None:
+        region = self._ours[event] if here else None
+        if region is not None:
+            region._start_ns, region._is_open = now, True
+        else:
+            self.regions[NAMES[event]].start()
+
+    @cython.locals(region=Region, now=cython.longlong)  # type: ignore[untyped-decorator, unused-ignore]
+    def _end(self, event: int, here: bool) -> int:
+        # Returns the time.
+        region = self._ours[event] if here else None
+        if region is None or not region._is_open or region._end_has_more:
+            self.drain()
+            self.regions[NAMES[event]].end()
+            return clock_ns()
+        now = clock_ns()
+        region._is_open = False
+        self._keep(event, region._start_ns, now)
+        return now
+
+    def fail(self, event: int, state: int) -> None:
         """It has raised an error."""
         self.timer.fail(NAMES[event])
         if event in (FORWARD, NO_GRAD):
             self.in_forward = False
         elif event != IO:
             self.in_backward = False
-        if here:
+        if state == HERE:
             self.depth = 0
 
-    @cython.locals(now=cython.longlong)  # type: ignore[untyped-decorator, unused-ignore]
-    def _enter(self, event: int) -> None:
+    def begin_call(self, model: Any) -> int:
+        """A model is called.
+
+        Returns:
+            As :meth:`begin` does, and ``_EVALUATES`` added for a call that is no training.
+        """
+        if self.in_forward or self.in_backward:
+            return INSIDE
+        if not self._is_grad_enabled() or (self._eval_ns and not model.training):
+            return self.begin(NO_GRAD) + _EVALUATES
+        return self.begin(FORWARD)
+
+    def end_call(self, model: Any, state: int) -> None:
+        """The call ends; a backward pass may follow."""
+        self.end(NO_GRAD if state >= _EVALUATES else FORWARD, state % _EVALUATES)
+        if self._has_hooked:
+            return
+        if state < _EVALUATES:
+            self._model = ref(model)
+        elif not self.steps:
+            self.log.saw("calls of a model without gradients")
+
+    def fail_call(self, state: int) -> None:
+        """The call has raised an error."""
+        self.fail(NO_GRAD if state >= _EVALUATES else FORWARD, state % _EVALUATES)
+
+    def _enter(self, event: int, now: int) -> None:
         # What lies between the last event and this one is a region.
-        now = clock_ns()
+        if not self._ours:
+            self._resolve()
         if self._probe is not None and event in (IO, FORWARD, NO_GRAD):
             self._look_for_a_step(now)
         self._begins_batch = False
@@ -198,9 +304,9 @@ class Steps:
             self._batch_ns = now
         self.depth = 1
 
-    def _leave(self, event: int) -> None:
+    def _leave(self, event: int, now: int) -> None:
         self.depth = 0
-        self._last, self._last_ns = event, clock_ns()
+        self._last, self._last_ns = event, now
         if self._eval_ns and event == NO_GRAD:
             self._evaluated_ns = self._last_ns
 
@@ -209,20 +315,20 @@ class Steps:
         if last == _NONE:
             return
         if last == STEP:
-            name = NEXT
+            row = _NEXT
         elif last == FORWARD and event in (BACKWARD, GRAD):
-            name = LOSS
+            row = _LOSS
         elif last in (BACKWARD, GRAD) and event == STEP:
-            name = GRADIENTS
+            row = _GRADIENTS
         elif last in (IO, COPY):
-            name = PREPARE
+            row = _PREPARE
         else:
-            name = OTHER
-        self.record(name, self._last_ns, now)
+            row = _OTHER
+        self._keep(row, self._last_ns, now)
 
     def _end_batch(self) -> None:
         if self._ended_ns:
-            self.record("BATCH", self._batch_ns, self._ended_ns)
+            self._keep(_BATCH, self._batch_ns, self._ended_ns)
             self._batch_ns, self._ended_ns = self._ended_ns, 0
             self._stepped.clear()
 
@@ -259,52 +365,49 @@ class Steps:
 
     def begin_step(self, optimizer: object) -> None:
         """A hook: an optimizer begins its step."""
-        self._has_hooked, ident = True, id(optimizer)
+        self._has_hooked = True
         if self.in_backward or (self.thread != 0 and self.thread != thread_id()):
             return
-        if self._open_steps:
-            if ident != self._open_steps[len(self._open_steps) - 1]:  # compiled, an index from the end is not checked
-                self._open_steps.append(ident)  # one optimizer within another
+        ident, now = id(optimizer), clock_ns()
+        if self._open_step:
+            if ident != self._open_step:
                 return
-            self._open_steps.pop()  # the last one raised
-            self.depth -= 1
+            self.depth -= 1  # the last one raised
             self.timer.fail(NAMES[STEP])
         if not self.depth:
-            self._begin_step(ident)
-        self._open_steps.append(ident)
+            self._probe = None
+            if ident in self._stepped:
+                self._end_batch()
+            self._enter(STEP, now)
+            self.depth = 0
+        self._open_step = ident
         self.depth += 1
-        self._by_event[STEP].start()
-
-    def _begin_step(self, ident: object) -> None:
-        self._probe = None
-        if ident in self._stepped:
-            self._end_batch()
-        self._enter(STEP)
-        self.depth = 0
+        self._start(STEP, now, self.depth == 1)
 
     def end_step(self, optimizer: object) -> None:
         """A hook: an optimizer ends its step."""
         if self.in_backward:
             self._in_backward_stepped = True
             return
-        if not self._open_steps or id(optimizer) != self._open_steps[len(self._open_steps) - 1]:
+        ident = id(optimizer)
+        if ident != self._open_step:
             return
-        self._open_steps.pop()
-        if self._open_steps:
-            return
-        self._by_event[STEP].end()
+        self._open_step = 0
+        now = self._end(STEP, self.depth == 1)
         self.depth -= 1
         if not self.depth:
-            self._leave(STEP)
-            self._end_step(id(optimizer))
+            self._leave(STEP, now)
+            self._end_step(ident)
 
     def _end_step(self, ident: object) -> None:
         self._ended_ns = self._last_ns
         self._stepped.add(ident)
         self.steps += 1
-        begun_ns = clock_ns() if self.steps == 1 else 0
-        self._begin_log()
-        if begun_ns:
+        if self.steps > _LOOK_UNTIL and self.steps % _LOOK_EVERY and self.log.begun:
+            return
+        begun_ns = clock_ns()
+        self.log.begin(look=True)
+        if self.steps == 1:
             self.record("deep500-timing (start)", begun_ns, clock_ns())
 
     def _end_backward(self) -> None:
@@ -335,15 +438,6 @@ class Steps:
         self.log.note(
             "optimizer: it is not one of torch.optim, so its times hold all between BACKWARD and the next batch."
         )
-
-    def called(self, model: Any, evaluates: bool) -> None:
-        """A call of a model, outermost, has ended; a backward pass may follow."""
-        if self._has_hooked:
-            return
-        if not evaluates:
-            self._model = ref(model)
-        elif not self.steps:
-            self.log.saw("calls of a model without gradients")
 
     # --- evaluation --------------------------------------------------------------------------------------------------
 
@@ -378,16 +472,13 @@ class Steps:
             self.record("VALIDATION", self._eval_ns, end_ns)
         self._eval_ns, self._last = 0, _NONE
 
-    def counts_as_evaluation(self, training: bool, grad: bool) -> bool:
-        """Whether a call of a model, outermost, is no training."""
-        return not grad or (not training and self._eval_ns > 0)
-
     def finish(self) -> None:
         """The program ends: record the last complete BATCH and VALIDATION."""
         if self._eval_ns:
             self._record_evaluation(self._evaluated_ns)
         self._end_batch()
         self._batch_ns = 0
+        self.drain()
 
 
 def _no_model() -> None:

@@ -1,0 +1,161 @@
+"""What ``deep500-timing run`` adds to a training step, beside TraceML: ``python -m benchmarks.bench_run``.
+
+A process trains without timing, then begins the timing, and trains on: the ratio of the two halves is one sample, so
+that processes are not compared with each other. A third kind of process begins nothing, which shows what the machine
+itself does to the ratio. The processes of a round start in an order drawn anew. Our loop is not edited; TraceML's needs
+``with trace_step(model)`` around each step, and a launcher with an aggregator process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import importlib.util
+import itertools
+import json
+import os
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any
+
+NOTHING, OURS, TRACEML = "no timing", "`deep500-timing run`", "TraceML 0.5: `trace_step`"
+SIZES = {0.24: (64, 16, 1500), 1.4: (256, 128, 700), 2.4: (256, 256, 500), 42.0: (1024, 384, 60)}
+"""For each step, in ms on an idle machine: width of the network, batch size, and steps of one half."""
+_SETTLED = 0.1
+"""The share of each half that is not counted."""
+PAGE = Path(__file__).with_name("RUN.md")
+
+
+def main() -> None:
+    """Measure, and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--print", action="store_true", help="print the page, and write nothing")
+    arguments = parser.parse_args()
+    from benchmarks._machine import describe
+
+    kinds = [NOTHING, OURS] + [TRACEML] * (importlib.util.find_spec("traceml_ai") is not None)
+    order, samples = random.Random(0), {size: {kind: [] for kind in kinds} for size in SIZES}
+    for _ in range(arguments.rounds):
+        for size, of_size in samples.items():
+            for kind in order.sample(kinds, len(kinds)):
+                of_size[kind].append(_started(kind, size))
+                print(size, kind, of_size[kind][-1], file=sys.stderr)
+    page = _page(samples, describe())
+    if arguments.print:
+        print(page)
+    else:
+        PAGE.write_text(page, encoding="utf-8")
+
+
+def _page(samples: dict[float, dict[str, list[dict[str, float]]]], machine: Any) -> str:
+    from benchmarks._summary import Interval
+
+    lines = [
+        "# What `deep500-timing run` adds to a step",
+        "",
+        "Written by `python -m benchmarks.bench_run`, which `make bench` runs. A plain loop of PyTorch with a",
+        "`DataLoader` and four phases. Each process trains without timing and then with it; a sample is the ratio of",
+        "the two halves. The median is over processes, the interval has 95 %. The mean of steps includes what the",
+        "threads of a timer take from a step; the median of steps mostly does not.",
+        "",
+        "| step of | kind | ratio of median steps | interval | ratio of mean steps | added to the median | processes |",
+        "|--:|---|--:|--:|--:|--:|--:|",
+    ]
+    for of_size in samples.values():
+        bare = statistics.median(one["bare_us"] for of_kind in of_size.values() for one in of_kind)
+        for kind, of_kind in of_size.items():
+            ratios = Interval.of([one["timed_us"] / one["bare_us"] for one in of_kind]).as_json()
+            means = statistics.median(one["timed_mean_us"] / one["bare_mean_us"] for one in of_kind)
+            added = statistics.median(one["timed_us"] - one["bare_us"] for one in of_kind)
+            low, high = ratios["low"], ratios["high"]
+            lines.append(
+                f"| {bare / 1e3:.2f} ms | {kind} | {ratios['median']:.3f} | {low:.3f} … {high:.3f} | {means:.3f} "
+                f"| {added:+.0f} µs | {len(of_kind)} |"
+            )
+    if TRACEML not in next(iter(samples.values())):
+        lines += ["", "TraceML was not measured: `traceml-ai` is not installed."]
+    described = ", ".join(f"{name}: {value}" for name, value in machine.items() if isinstance(value, (str, int, float)))
+    return "\n".join([*lines, "", f"Machine: {described}.", ""])
+
+
+def _started(kind: str, size: float) -> dict[str, float]:
+    with tempfile.TemporaryDirectory(prefix="deep500-timing-run-") as folder:
+        said = Path(folder, "said.json")
+        arguments = [__file__, kind, str(size), str(said)]
+        command = [sys.executable, *arguments]
+        if kind == TRACEML:
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                port = str(free.getsockname()[1])
+            traceml = "import sys; from traceml_ai.launcher.cli import main; sys.exit(main())"
+            command = [sys.executable, "-c", traceml, "run", "--logs-dir", folder]
+            command += ["--aggregator-port", port, __file__, "--args", *arguments[1:]]
+        quiet: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        path = os.pathsep.join(path for path in sys.path if path)
+        environment = {**os.environ, "PYTHONPATH": path}
+        subprocess.run(command, check=True, timeout=300, cwd=folder, env=environment, **quiet)
+        found: dict[str, float] = json.loads(said.read_text(encoding="utf-8"))
+        return found
+
+
+def _program(kind: str, size: float, folder: Path) -> dict[str, float]:
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    torch.set_num_threads(1)
+    width, batch, steps = SIZES[size]
+    data = TensorDataset(torch.randn(batch * 50, 64), torch.randint(10, (batch * 50,)))
+    loader = DataLoader(data, batch_size=batch)
+    criterion = torch.nn.CrossEntropyLoss()
+    step: Any = contextlib.nullcontext
+
+    def half() -> tuple[float, float]:
+        net = torch.nn.Sequential(torch.nn.Linear(64, width), torch.nn.ReLU(), torch.nn.Linear(width, 10))
+        if size > 1:
+            net.insert(2, torch.nn.Linear(width, width))
+        optimizer = torch.optim.SGD(net.parameters(), 0.01)
+        gc.collect()
+        ended = [perf_counter_ns()]
+        while len(ended) <= steps:
+            for inputs, targets in loader:
+                with step(net):
+                    optimizer.zero_grad()
+                    loss = criterion(net(inputs), targets)
+                    loss.backward()
+                    optimizer.step()
+                ended.append(perf_counter_ns())
+        times = [(end - begun) / 1e3 for begun, end in itertools.pairwise(ended)]
+        counted = times[int(_SETTLED * len(times)) :]
+        return statistics.median(counted), statistics.mean(counted)
+
+    half()
+    bare, bare_mean = half()
+    if kind == TRACEML:
+        import traceml_ai
+
+        traceml_ai.init(mode="auto")
+        step = traceml_ai.trace_step
+    elif kind == OURS:
+        import deep500_timing
+
+        deep500_timing.autolog(folder / "run", quiet=True)
+    timed, timed_mean = half()
+    return {"bare_us": bare, "bare_mean_us": bare_mean, "timed_us": timed, "timed_mean_us": timed_mean}
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 4 and sys.argv[1] in (NOTHING, OURS, TRACEML):
+        with contextlib.suppress(ValueError):
+            sys.path.remove(str(Path(__file__).parent))
+        kind, size, said = sys.argv[1:]
+        Path(said).write_text(json.dumps(_program(kind, float(size), Path(said).parent)), encoding="utf-8")
+    else:
+        main()
