@@ -10,7 +10,6 @@ shows its methods to users.
 from __future__ import annotations
 
 from _thread import get_ident
-from os import environ
 from time import perf_counter_ns
 
 from deep500_timing._recording.recorder import Recorder, Region, name_of
@@ -68,14 +67,16 @@ class Timer(Recorder):
         run: A folder into which a background thread writes every interval, or a
             :class:`deep500_timing.runs.RunLog`. None takes ``DEEP500_TIMING_RUN`` from the environment.
         clock: Your own host clock, with ``now_ns()``; None takes the system's monotonic clock.
-        enabled: False makes every call return at once. May be changed later.
+        enabled: False makes every call return at once. May be changed later. ``DEEP500_TIMING_ENABLED=0`` does the same
+            for every timer.
         keep_last: How many intervals to keep one by one, per region and thread; None keeps all. Count, total,
             minimum, maximum, mean and standard deviation stay exact for the whole run, percentiles within 1 %.
         skip_first: How many first intervals of each region, per thread, are warm-up and left out of the statistics.
             A thread that follows another one has its own warm-up, and keeps about 2 kB per region when it ends.
 
     Raises:
-        ValueError: ``keep_last`` or ``skip_first`` is negative.
+        ValueError: ``keep_last`` or ``skip_first`` is negative, or a setting has a wrong value
+            (docs/configuration.md).
     """
 
     __slots__ = ("_device", "_device_clock")
@@ -99,13 +100,18 @@ class Timer(Recorder):
         run: RunLog | str | PathLike[str] | None = None,
         **settings: Any,
     ) -> None:
+        from deep500_timing._base.settings import check_settings, setting
+
+        check_settings()
+        if not setting("enabled"):
+            settings["enabled"] = False
         super().__init__(**settings)
         self._device_clock = device_clock
         if device_clock is not None:
             from deep500_timing.devices._lazy import device_of
 
             self._device = device_of(device_clock)
-        run = run or environ.get("DEEP500_TIMING_RUN")
+        run = run or setting("run")
         if run:
             from deep500_timing.runs import attach
 

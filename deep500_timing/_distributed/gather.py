@@ -5,11 +5,11 @@ Every rank leaves a message of at most 8 KB for rank 0 and goes on; rank 0 takes
 
 from __future__ import annotations
 
-import os
 import threading
 from typing import TYPE_CHECKING
 
 from deep500_timing._base.fork import after_fork
+from deep500_timing._base.settings import setting
 from deep500_timing._distributed.exchange import DEADLINE_S, Exchange
 from deep500_timing._distributed.identity import known_rank_and_world
 from deep500_timing._distributed.merge import Merger
@@ -92,7 +92,7 @@ def find_transport() -> Transport | None:
     if transport is not None:
         return transport
     rank, world_size = known_rank_and_world()
-    folder = os.environ.get(FOLDER_VARIABLE)
+    folder = setting("gather")
     with _lock:
         if folder and rank is not None and world_size is not None:
             key = f"{folder} {rank} {world_size}"

@@ -13,8 +13,10 @@ from weakref import WeakSet
 
 from deep500_timing._base.fork import after_fork
 from deep500_timing._base.imports import after_import
+from deep500_timing._base.settings import check_settings, setting
 from deep500_timing._base.warn import warn_once
 from deep500_timing._launch.folder import folder_of
+from deep500_timing._launch.reports import Reports
 from deep500_timing._recording.threads import all_recorders
 
 TYPE_CHECKING = False
@@ -28,9 +30,6 @@ if TYPE_CHECKING:
 
 GROUP = "deep500_timing.autolog"
 """The group of entry points of the plug-ins."""
-STACKS = "DEEP500_TIMING_STACKS"
-"""The environment variable that, as 0, leaves out the samples of the main thread's stack."""
-_STACKS_S = 0.02
 _RECHECK_UNTIL, _RECHECK_EVERY = 10, 100
 """At which calls of ``begin`` timers of the user's own are looked for."""
 
@@ -65,6 +64,9 @@ class Autolog:
         self._notes: dict[str, None] = {}
         self._seen: dict[str, int] = {}
         self._reported = False
+        self._reports: Reports | None = None
+        # Read now, where a wrong value may raise.
+        self._settings = {key: setting(key) for key in ("stacks", "ranks", "exporters", "export_every_s")}
 
     # --- for plug-ins ------------------------------------------------------------------------------------------------
 
@@ -118,12 +120,17 @@ class Autolog:
             if names:
                 timer.reset()  # the first step, in which they were recorded twice
             self._hide()
-            attach(timer, self.folder, stacks_s=None if os.environ.get(STACKS) == "0" else _STACKS_S)
+            per_second = self._settings["stacks"]
+            attach(timer, self.folder, stacks_s=1 / per_second if per_second else None)
             self._report_at_end()
+            if self._reports_here(_rank()):
+                self._reports = Reports(timer, self._settings["exporters"], self._settings["export_every_s"])
         for one in others:
             if one._run is None:
                 attach(one, self.folder)
         self._rank = _rank()
+        if self._reports is not None:
+            self._reports.note_destinations()
 
     def claim(self, *names: str) -> None:
         """Record regions of these names in place of the plug-ins below, which record none from now on."""
@@ -212,17 +219,21 @@ class Autolog:
             if self.run is not None:
                 self.run.close(reason="exit", wait=False)
 
+    def _reports_here(self, rank: int | None) -> bool:
+        ranks = self._settings["ranks"]
+        return ranks is None or (rank or 0) in ranks
+
     def _report(self) -> None:
         if self._reported or os.getpid() != self._pid:
             return
         self._reported = True
         for end in self._endings:
             end()
-        if self._quiet:
-            return
+        if self._reports is not None:
+            self._reports.close()
         self._rank = _rank() or self._rank
         stream = sys.stderr
-        if stream is None or self._rank not in (None, 0):
+        if self._quiet or stream is None or not self._reports_here(self._rank):
             return
         try:
             if self.begun:
@@ -267,6 +278,7 @@ def _after_fork() -> None:
     # A child that trains writes a log.
     for log in _live:
         log._pid, log.begun, log._begins, log._reported = os.getpid(), False, 0, False
+        log._reports = None
         log._seen.clear()
         for call in log._forked:
             call()
@@ -281,9 +293,17 @@ def autolog(run: str | PathLike[str] | None = None, *, quiet: bool = False) -> A
 
     Returns:
         What ends it, by ``close()``. While one is open, another call returns the same.
+
+    Raises:
+        ValueError: A setting has a wrong value (docs/configuration.md).
     """
+    check_settings()
     if not _live:
-        _begin(Autolog(folder_of(run), quiet=quiet))
+        log = Autolog(folder_of(run or setting("run")), quiet=quiet)
+        if not setting("enabled"):
+            log.closed = True
+            return log
+        _begin(log)
     return _live[0]
 
 
@@ -297,6 +317,13 @@ def start_launched(settings: str, hide: Callable[[], object]) -> None:
     import atexit
 
     if _live:
+        return
+    try:
+        check_settings()
+        if not setting("enabled"):
+            return
+    except ValueError as error:  # The launcher has checked them; this process was given others.
+        warn_once(f"{error} The program goes on without timing.")
         return
     log = Autolog(settings[2:], quiet=settings[0] == "1", launched=settings[1] == "1", hide=hide)
     atexit.register(log._report)  # for a process that does not train

@@ -32,6 +32,7 @@ def main(arguments: list[str]) -> int:
     Returns:
         The exit status, where the program did not set one: 0, 2 for wrong arguments, 127 for an absent command.
     """
+    from deep500_timing._base.settings import check_settings, setting
     from deep500_timing._launch.program import UsageError, run
 
     try:
@@ -41,9 +42,15 @@ def main(arguments: list[str]) -> int:
             return 0
         if not rest:
             raise UsageError("Nothing to run is named.")
+        try:
+            check_settings()
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+        folder = folder or setting("run")
         if rest[0] == "--" or _is_command(rest[0]):
             return _execute(folder, quiet, rest[rest[0] == "--" :])
-        _prepare(folder, quiet, rest)
+        if setting("enabled"):
+            _prepare(folder, quiet, rest)
         run(rest)
     except UsageError as error:
         sys.stderr.write(f"{USAGE}\nError: {error}\n")

@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from deep500_timing._base.settings import setting
 from deep500_timing.compare._runs import STEP, RunTimes, log_ratios
 from deep500_timing.compare._statistics import Spread, mean_and_spread
 
@@ -59,7 +60,7 @@ def floor_of(pairs: Sequence[tuple[RunTimes, RunTimes]]) -> Floor:
 def floor_file(path: str | None = None) -> str:
     """The file of noise floors: as given, as the environment says, or in the user's folder for state."""
     state = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
-    return path or os.environ.get(FLOOR_FILE) or os.path.join(state, "deep500-timing", "noise-floor.json")
+    return path or setting("noise_floor") or os.path.join(state, "deep500-timing", "noise-floor.json")
 
 
 def store_floor(floor: Floor, path: str | None = None) -> str:

@@ -18,26 +18,38 @@ from deep500_timing._base.lazy import lazy_names as _lazy_names
 from deep500_timing.exporters._base import BaseExporter, Exporter, export_to, kept_exporter, report
 
 if TYPE_CHECKING:
+    from deep500_timing.exporters._comet import CometExporter
     from deep500_timing.exporters._csv import CsvExporter
+    from deep500_timing.exporters._grafana import grafana_dashboard
     from deep500_timing.exporters._jsonl import JsonLinesExporter
     from deep500_timing.exporters._jsonl_reader import read_json_lines
     from deep500_timing.exporters._mlflow import MlflowExporter
+    from deep500_timing.exporters._opentelemetry import OpenTelemetryExporter
+    from deep500_timing.exporters._prometheus import PrometheusExporter
     from deep500_timing.exporters._table import TerminalExporter, TextExporter
+    from deep500_timing.exporters._tensorboard import TensorBoardExporter
+    from deep500_timing.exporters._trackio import TrackioExporter
     from deep500_timing.exporters._wandb import WandbExporter
 
 __all__ = [
     "BaseExporter",
+    "CometExporter",
     "CsvExporter",
     "Exporter",
     "JsonLinesExporter",
     "MlflowExporter",
+    "OpenTelemetryExporter",
+    "PrometheusExporter",
+    "TensorBoardExporter",
     "TerminalExporter",
     "TextExporter",
+    "TrackioExporter",
     "WandbExporter",
     "all",
     "available",
     "export_to",
     "get",
+    "grafana_dashboard",
     "kept_exporter",
     "read_json_lines",
     "report",
@@ -47,12 +59,18 @@ GROUP = "deep500_timing.exporters"
 """The entry point group under which a distribution registers its exporters."""
 
 _LAZY = {
+    "CometExporter": "deep500_timing.exporters._comet",
     "CsvExporter": "deep500_timing.exporters._csv",
     "JsonLinesExporter": "deep500_timing.exporters._jsonl",
     "MlflowExporter": "deep500_timing.exporters._mlflow",
+    "OpenTelemetryExporter": "deep500_timing.exporters._opentelemetry",
+    "PrometheusExporter": "deep500_timing.exporters._prometheus",
+    "TensorBoardExporter": "deep500_timing.exporters._tensorboard",
     "TerminalExporter": "deep500_timing.exporters._table",
     "TextExporter": "deep500_timing.exporters._table",
+    "TrackioExporter": "deep500_timing.exporters._trackio",
     "WandbExporter": "deep500_timing.exporters._wandb",
+    "grafana_dashboard": "deep500_timing.exporters._grafana",
     "read_json_lines": "deep500_timing.exporters._jsonl_reader",
 }
 

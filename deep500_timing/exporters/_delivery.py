@@ -21,8 +21,7 @@ from deep500_timing._base.at_exit import do_after_reports
 from deep500_timing._base.fork import after_fork
 from deep500_timing._base.warn import warn_once
 from deep500_timing.exceptions import ExportError, TimingWarning
-from deep500_timing.exporters._base import without_passwords
-from deep500_timing.exporters._metrics import TrackerExporter
+from deep500_timing.exporters._base import BaseExporter, without_passwords
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,13 +62,14 @@ class Account:
     """Why reports were refused, until a warning has said so."""
 
 
-class CountingExporter(TrackerExporter):
-    """A tracker's exporter whose reports may wait. Reports that do not arrive are counted, and a warning says so."""
+class CountingExporter(BaseExporter):
+    """An exporter whose reports may wait. Reports that do not arrive are counted, and a warning says so."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
-        """As :class:`TrackerExporter`."""
+        """As the next class."""
         super().__init__(*arguments, **settings)
-        self._account = Account(f"{type(self).__name__}({repr(self._prefix) if self._prefix else ''})")
+        prefix = getattr(self, "_prefix", "")
+        self._account = Account(f"{type(self).__name__}({repr(prefix) if prefix else ''})")
 
     @property
     def delivered(self) -> int:
@@ -285,11 +285,12 @@ class Delivery:
             report.tries += getattr(error, "status", None) == 500
             if report.tries < MAX_TRIES and not report.is_settled:
                 self._queue.appendleft(report)
-                return
-        else:
-            self._failures = 0
-            self._retry_at = 0.0
-            self._flush_failed = False
+            else:
+                self._lose(report, None)  # The outage has been said, with its reason.
+            return
+        self._failures = 0
+        self._retry_at = 0.0
+        self._flush_failed = False
         if report.is_settled:  # `close` has counted it as lost.
             return
         if error is not None:

@@ -12,6 +12,7 @@ from deep500_timing._base.memory_usage import MAXIMA
 from deep500_timing._base.require import require
 from deep500_timing._summary.stats import TimeStats
 from deep500_timing.exporters._base import BaseExporter
+from deep500_timing.exporters._files import encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -139,6 +140,11 @@ def distinct(
             named[name] = metric.value
             taken.add(fold(name))
     return named
+
+
+def utf8_name(metric: Metric) -> str:
+    """The name as UTF-8 can hold it; a lone surrogate becomes its escape."""
+    return encode(metric.name).decode()
 
 
 def _with_suffix(

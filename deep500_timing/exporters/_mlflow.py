@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from deep500_timing.exceptions import ExportError
 from deep500_timing.exporters._base import without_passwords
 from deep500_timing.exporters._delivery import CountingExporter, Delivery, UnavailableError, is_outage
-from deep500_timing.exporters._metrics import distinct
+from deep500_timing.exporters._metrics import TrackerExporter, distinct
 
 if TYPE_CHECKING:
     from deep500_timing._summary.snapshot import Snapshot
@@ -27,7 +27,7 @@ _deliveries: dict[str, Delivery] = {}
 _FORBIDDEN = re.compile(r"[^/\w.\- ]")
 
 
-class MlflowExporter(CountingExporter):
+class MlflowExporter(CountingExporter, TrackerExporter):
     """Log each snapshot to an MLflow run as metrics, in the background.
 
     Names are ``prefix/CPU/BATCH`` for the mean, in seconds, and ``prefix/CPU/BATCH.p95`` and so on for other

@@ -12,14 +12,13 @@ from weakref import WeakKeyDictionary, ref
 from deep500_timing._base.at_exit import do_after_reports
 from deep500_timing.exceptions import ExportError
 from deep500_timing.exporters._delivery import CAPACITY, CountingExporter
-from deep500_timing.exporters._metrics import distinct
+from deep500_timing.exporters._metrics import TrackerExporter, distinct, utf8_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from deep500_timing._summary.snapshot import Snapshot
     from deep500_timing.exporters._delivery import Account
-    from deep500_timing.exporters._metrics import Metric
 
 STEP_METRIC = "timing/step"
 """The x-axis of times, below the exporter's prefix. W&B's own step belongs to the user."""
@@ -29,7 +28,7 @@ UNITS = {"deep500_timing": {"unit": "times in seconds, keys that end in _bytes i
 _rows: WeakKeyDictionary[Any, Rows] = WeakKeyDictionary()
 
 
-class WandbExporter(CountingExporter):
+class WandbExporter(CountingExporter, TrackerExporter):
     """Log each snapshot to a W&B run, CPU and GPU together.
 
     Keys are ``prefix/CPU/BATCH`` for the mean, in seconds, and ``prefix/CPU/BATCH/p95`` and so on for other statistics.
@@ -81,7 +80,7 @@ class WandbExporter(CountingExporter):
         if not metrics:
             return
         axis = self._prefix + STEP_METRIC
-        data: dict[str, Any] = dict(distinct(metrics, _clean))
+        data: dict[str, Any] = dict(distinct(metrics, utf8_name))
         data[axis] = self._number(getattr(run, "id", None), step)
         axes = {f"{self._prefix}{device}/*": axis for device in dict.fromkeys(region.device for region in snapshot)}
         rows = rows_of(run)
@@ -96,11 +95,6 @@ class WandbExporter(CountingExporter):
             rows_of(run).write()
 
     _close = _flush
-
-
-def _clean(metric: Metric) -> str:
-    # Keys are sent as UTF-8, which has no lone surrogates.
-    return metric.name.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 @dataclass(eq=False)

@@ -13,7 +13,10 @@ from deep500_timing._base import plugins as _plugins
 from deep500_timing._base.require import is_installed, require
 from deep500_timing.exceptions import MissingPackageError, TimingWarning
 
-BUILT_IN = ("csv", "jsonl", "mlflow", "terminal", "text", "wandb")
+BUILT_IN = (
+    *("comet", "csv", "jsonl", "mlflow", "opentelemetry", "prometheus", "tensorboard", "terminal", "text", "trackio"),
+    "wandb",
+)
 
 
 @pytest.fixture
@@ -101,7 +104,7 @@ def test_a_plugin_that_exits_does_not_end_the_program(registered, tmp_path, monk
 
 def test_an_unknown_name_lists_the_known_ones():
     """Asking for an exporter that is not there says which are."""
-    with pytest.raises(LookupError, match=r"'nope' among deep500_timing.exporters: .* Registered are: 'csv', 'jsonl'"):
+    with pytest.raises(LookupError, match=r"'nope' among deep500_timing.exporters: .* Registered are: 'comet', 'csv'"):
         exporters.get("nope")
 
 
@@ -134,15 +137,28 @@ def test_the_probe_can_fail():
     assert ["numpy"] == imported_by("from deep500_timing.exporters import read_json_lines")
 
 
-@pytest.mark.parametrize(("package", "exporter"), [("wandb", "WandbExporter"), ("mlflow", "MlflowExporter")])
-def test_a_missing_package_is_named_with_the_remedy(monkeypatch, package, exporter):
+@pytest.mark.parametrize(
+    ("package", "extra", "exporter", "given"),
+    [
+        ("wandb", "wandb", "WandbExporter", {}),
+        ("mlflow", "mlflow", "MlflowExporter", {}),
+        ("tensorboardX", "tensorboard", "TensorBoardExporter", {"folder": "x"}),
+        ("prometheus_client", "prometheus", "PrometheusExporter", {"port": 0}),
+        ("opentelemetry", "opentelemetry", "OpenTelemetryExporter", {}),
+        ("trackio", "trackio", "TrackioExporter", {}),
+        ("comet_ml", "comet", "CometExporter", {}),
+    ],
+)
+def test_a_missing_package_is_named_with_the_remedy(monkeypatch, package, extra, exporter, given):
     """Making an exporter whose package is not installed says what to install."""
+    needed = getattr(exporters, exporter).package
+    monkeypatch.setitem(sys.modules, needed, None)
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingPackageError) as caught:
-        getattr(exporters, exporter)()
+        getattr(exporters, exporter)(**given)
 
-    assert f"{exporter} requires {package}; pip install 'deep500-timing[{package}]'" == str(caught.value)
-    assert package == caught.value.name
+    assert f"{exporter} requires {package}; pip install 'deep500-timing[{extra}]'" == str(caught.value)
+    assert needed == caught.value.name
 
 
 def test_a_folder_of_runs_is_no_package(tmp_path, monkeypatch):

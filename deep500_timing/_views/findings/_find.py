@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from deep500_timing._base.names import BATCH, IO
+from deep500_timing._base.settings import setting
 from deep500_timing._base.warn import warn_once
 from deep500_timing._views.findings import _thresholds as at_least
 from deep500_timing._views.findings._data import waits_for_data
@@ -126,7 +126,7 @@ def _each_once(found: dict[str, list[Finding]]) -> Iterator[Finding]:
 
 
 def _off_by_environment() -> set[str]:
-    named = {word.strip() for word in os.environ.get(ENVIRONMENT, "").split(",") if word.strip()}
+    named = {word.strip() for word in setting("findings").split(",") if word.strip()}
     known = {word.removeprefix("-") for word in named if word.startswith("-")} & RULES.keys()
     for word in sorted(named):
         if word.removeprefix("-") not in known:

@@ -1,0 +1,205 @@
+"""Every setting that needs no edit of the program: an environment variable, and a key of ``[tool.deep500-timing]``.
+
+The environment comes first, then the nearest ``pyproject.toml`` from the working directory upwards, then the default.
+A wrong value is a ``ValueError`` where a timer is made, in ``autolog()`` and before ``deep500-timing run`` starts the
+program; never later. An unknown name is a warning.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+PREFIX = "DEEP500_TIMING_"
+TABLE = "deep500-timing"
+_OFF, _ON = ("0", "false", "off", "no"), ("1", "true", "on", "yes")
+
+
+def _switch(text: str) -> bool:
+    if text.lower() not in _OFF + _ON:
+        raise ValueError
+    return text.lower() in _ON
+
+
+def _per_second(text: str) -> float:
+    if text.lower() in _OFF:
+        return 0.0
+    number = 50.0 if text.lower() in _ON[1:] else float(text)
+    if not 0 <= number <= 1000:
+        raise ValueError
+    return number
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < float("inf"):
+        raise ValueError
+    return seconds
+
+
+def _kernel(text: str) -> str:
+    if text.lower() not in (*_OFF, *_ON):
+        raise ValueError
+    return text
+
+
+def _ranks(text: str) -> frozenset[int] | None:
+    if text == "all":
+        return None
+    found: set[int] = set()
+    for part in text.split(","):
+        first, _, last = part.strip().partition("-")
+        if not first.isdecimal() or int(last or first) < int(first):
+            raise ValueError
+        found.update(range(int(first), int(last or first) + 1))
+    return frozenset(found)
+
+
+def _exporters(text: str) -> tuple[tuple[str, str], ...]:
+    from deep500_timing._base.plugins import names
+
+    known = names("deep500_timing.exporters")
+    parts = [part.strip().partition("=") for part in text.split(",") if part.strip()]
+    for name, _, _ in parts:
+        if name not in known:
+            raise ValueError(f"a list of name or name=destination, with the names {', '.join(known)}")
+    return tuple((name, destination) for name, _, destination in parts)
+
+
+class Setting:
+    """One setting.
+
+    Args:
+        default: Its value, as text, where it is not set; None is returned as it is.
+        parse: Makes a value of the text, or raises ``ValueError``.
+        accepted: The values, in words.
+        meaning: What it sets.
+        in_table: Whether ``pyproject.toml`` may set it.
+    """
+
+    def __init__(
+        self, default: str | None, parse: Callable[[str], Any], accepted: str, meaning: str, *, in_table: bool = True
+    ) -> None:
+        self.default = default
+        self.parse = parse
+        self.accepted = accepted
+        self.meaning = meaning
+        self.in_table = in_table
+
+
+_SWITCH = "1, true, on, yes, 0, false, off, no"
+SETTINGS = {
+    "enabled": Setting("1", _switch, _SWITCH, "0 makes every timer a no-op, whatever the program asks for."),
+    "run": Setting(None, str, "a folder", "Every timer writes its intervals there; `run` and `autolog` as well."),
+    "exporters": Setting(
+        "",
+        _exporters,
+        "a list of name or name=destination",
+        "Where `run` and `autolog` report: `jsonl=times.jsonl,prometheus=9400`.",
+    ),
+    "export_every_s": Setting("60", _seconds, "a number over 0", "Seconds between two of these reports."),
+    "ranks": Setting(
+        "0", _ranks, "all, or numbers such as 0,8-15", "The ranks that print the table and report. All ranks log."
+    ),
+    "stacks": Setting(
+        "50",
+        _per_second,
+        "0 to 1000, on, off",
+        "Samples per second of the main thread's stack, in `run` and `autolog`.",
+    ),
+    "findings": Setting("", str, "names of rules, each after a -", "Rules of findings to leave out: `-drift,-spikes`."),
+    "gather": Setting(None, str, "a folder", "Where ranks that nothing else connects exchange reports."),
+    "comm_kernel": Setting("1", _kernel, _SWITCH, "0 times collectives without the compiled kernel."),
+    "cache": Setting(None, str, "a folder", "Where the compiled kernel is kept."),
+    "noise_floor": Setting(None, str, "a file", "The noise floors of `compare`."),
+    "submit_unix_s": Setting(None, float, "a number", "When the job was submitted, for goodput.", in_table=False),
+    "pure": Setting("", str, "anything", "Loads the plain form of the compiled modules.", in_table=False),
+    "build": Setting("auto", str, "auto, pure, compiled", "How `pip install` builds the package.", in_table=False),
+}
+"""Every setting by its key; the variable is the key in upper case after ``DEEP500_TIMING_``."""
+_OWN = ("AUTOLOG", "MEASUREMENT", "PYTEST_CHILD", "COMPLETE", "TEST_", "REHEARSAL", "GPU_SMALL")
+"""How variables begin that the project's own programs leave for each other."""
+
+
+def setting(key: str) -> Any:
+    """The value of a setting.
+
+    Raises:
+        ValueError: It is set to a wrong value. The text names variable or key, and the accepted values.
+    """
+    known = SETTINGS[key]
+    variable = PREFIX + key.upper()
+    text, where = os.environ.get(variable), variable
+    if not text and known.in_table and key in (table := _table()):
+        text, where = table[key], f"{key} in [tool.{TABLE}]"
+    text = text or known.default
+    if text is None:
+        return None
+    try:
+        return known.parse(text)
+    except ValueError as error:
+        accepted = str(error) if key == "exporters" else known.accepted
+        raise ValueError(f"{where}={text!r} is wrong: give {accepted}.") from None
+
+
+def check_settings() -> None:
+    """See that every setting is right, and warn once of names that are not known.
+
+    Raises:
+        ValueError: A value is wrong.
+    """
+    for key in SETTINGS:
+        setting(key)
+    known = {PREFIX + key.upper() for key in SETTINGS}
+    for name in os.environ:
+        if name.startswith(PREFIX) and name not in known and not name.removeprefix(PREFIX).startswith(_OWN):
+            _warn_of(name, known)
+    in_table = {key for key, one in SETTINGS.items() if one.in_table}
+    for name in _table():
+        if name not in in_table:
+            _warn_of(name, in_table, f" in [tool.{TABLE}]")
+
+
+def _warn_of(name: str, known: set[str], where: str = "") -> None:
+    from difflib import get_close_matches
+
+    from deep500_timing._base.warn import warn_once
+
+    near = get_close_matches(name, sorted(known), 1, 0.5)
+    meant = f" Did you mean {near[0]}?" if near else ""
+    warn_once(f"{name}{where} is no setting, and is ignored.{meant} docs/configuration.md lists them all.")
+
+
+@cache
+def _table() -> dict[str, str]:
+    # Values as text, as the environment has them. Looked for once: the program may change its directory later.
+    folder = os.getcwd()
+    while not os.path.isfile(path := os.path.join(folder, "pyproject.toml")):
+        if os.path.dirname(folder) == folder:
+            return {}
+        folder = os.path.dirname(folder)
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+        if f"tool.{TABLE}".encode() not in data:
+            return {}
+        import tomllib
+
+        table = tomllib.loads(data.decode()).get("tool", {}).get(TABLE, {})
+    except (OSError, ValueError) as error:
+        from deep500_timing._base.warn import warn_once
+
+        warn_once(f"Reading settings from {path!r} failed: {error}. They are not used.")
+        return {}
+    return {name.replace("-", "_"): _text_of(value) for name, value in table.items()}
+
+
+def _text_of(value: Any) -> str:
+    if isinstance(value, list):
+        return ",".join(map(_text_of, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,176 @@
+"""Times as OpenTelemetry metrics, sent by OTLP in the background."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING, Any
+
+from deep500_timing._base.memory_usage import MAXIMA
+from deep500_timing._base.names import CPU
+from deep500_timing._base.require import require
+from deep500_timing.exceptions import ExportError
+from deep500_timing.exporters._delivery import CountingExporter, Delivery, UnavailableError
+from deep500_timing.exporters._exponential import exponential_of
+
+if TYPE_CHECKING:
+    from deep500_timing._summary.snapshot import RegionTimes, Snapshot
+
+STEP, REGION, MEMORY = "training.step.duration", "training.region.duration", "training.region.memory.max"
+SCHEMA_URL = "urn:deep500-timing:schema:1"
+"""Of the names ``training.*``: OpenTelemetry has no convention for training."""
+
+
+class OpenTelemetryExporter(CountingExporter):
+    """Send each snapshot as OpenTelemetry metrics, by OTLP over HTTP or by an exporter of yours.
+
+    ``training.step.duration`` holds the times of BATCH on the host and ``training.region.duration`` those of every
+    region, with the attributes ``training.region.name`` and ``training.device.type``. Both are exponential histograms
+    in seconds. ``training.region.memory.max`` is a gauge in bytes. The resource names host, process, rank and world
+    size. ``hw.gpu.*`` is not sent, since a timer does not know ``hw.id``.
+
+    A report holds the time since the last one (delta temporality), or the whole run (cumulative) with ``whole_run``,
+    as Prometheus needs it. ``export`` does not wait. While the collector is away, up to 256 reports wait; one that
+    fails five times is lost and counted in ``lost``.
+    """
+
+    package = "opentelemetry.sdk.metrics"
+
+    def __init__(
+        self,
+        exporter: Any = None,
+        *,
+        attributes: dict[str, str] | None = None,
+        whole_run: bool = False,
+        strict: bool = False,
+        timeout_s: float = 5.0,
+        exit_timeout_s: float = 5.0,
+    ) -> None:
+        """Choose where to send the times.
+
+        Args:
+            exporter: A ``MetricExporter`` of OpenTelemetry's SDK; None makes an ``OTLPMetricExporter`` over HTTP, which
+                takes its endpoint and headers from ``OTEL_EXPORTER_OTLP_ENDPOINT`` and so on.
+            attributes: Added to the resource, such as ``{"service.name": "training"}``.
+            whole_run: Send the whole run in each report.
+            strict: Send each report before ``export`` returns, and raise ``ExportError`` if that fails.
+            timeout_s: How long one attempt and ``flush`` may take, in seconds.
+            exit_timeout_s: How long the end of the program may wait for undelivered reports, in seconds.
+
+        Raises:
+            MissingPackageError: The SDK, or the OTLP exporter, is not installed.
+        """
+        super().__init__(strict=strict, whole_run=whole_run)
+        require("opentelemetry.sdk.metrics", extra="opentelemetry", caller="OpenTelemetryExporter")
+        if exporter is None:
+            module = "opentelemetry.exporter.otlp.proto.http.metric_exporter"
+            otlp = require(module, extra="opentelemetry", caller="OpenTelemetryExporter")
+            exporter = otlp.OTLPMetricExporter(timeout=timeout_s)
+        self._exporter = exporter
+        self._attributes = attributes or {}
+        self._timeout_s = timeout_s
+        self._exit_timeout_s = exit_timeout_s
+        self._delivery = Delivery(f"the collector of {type(exporter).__name__}", self._send)
+
+    def _send(self, data: Any, timeout_s: float | None) -> None:
+        from opentelemetry.sdk.metrics.export import MetricExportResult
+
+        _quiet_logs()
+        if (
+            self._exporter.export(data, timeout_millis=(timeout_s or self._timeout_s) * 1e3)
+            != MetricExportResult.SUCCESS
+        ):
+            # It does not say why. Five failures cost the report, since it may be at fault.
+            raise UnavailableError("the export failed", 500)
+
+    def _export(self, snapshot: Snapshot, step: int | None) -> None:
+        data = self._data(snapshot)
+        if self._strict:
+            self._delivery.send_now(data, self._account, self._timeout_s)
+            return
+        self._delivery.send(data, self._account, self._exit_timeout_s)
+        self._tell(self._delivery.service, self._delivery.take_news())
+
+    def _flush(self) -> None:
+        try:
+            self._delivery.flush(self._account, self._timeout_s)
+        finally:
+            self._tell(self._delivery.service, self._delivery.take_news())
+
+    def _close(self) -> None:
+        self._flush()
+        if not self._delivery.wait_until_empty(0):
+            raise ExportError("reports are still being sent")
+
+    def _data(self, snapshot: Snapshot) -> Any:
+        from opentelemetry.sdk.metrics import export as sdk
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+        from opentelemetry.semconv.schemas import Schemas
+
+        from deep500_timing.runs._header import _process_start_unix_ns
+
+        since_s, now_ns = snapshot.since_unix_time_s, int(snapshot.unix_time_s * 1e9)
+        start_ns = (_process_start_unix_ns() or 0) if since_s is None else int(since_s * 1e9)
+        temporality = sdk.AggregationTemporality.CUMULATIVE if self.whole_run else sdk.AggregationTemporality.DELTA
+
+        def point(region: RegionTimes, attributes: dict[str, str]) -> Any:
+            distribution = region.distribution
+            assert distribution is not None
+            found = exponential_of(distribution)
+            return sdk.ExponentialHistogramDataPoint(
+                attributes,
+                start_ns,
+                now_ns,
+                distribution.count,
+                distribution.total_ns / 1e9,
+                found.scale,
+                found.zero_count,
+                sdk.Buckets(found.offset, found.counts),
+                sdk.Buckets(0, ()),
+                0,
+                distribution.min_ns / 1e9,
+                distribution.max_ns / 1e9,
+            )
+
+        timed = [region for region in snapshot if region.distribution is not None]
+        steps = [point(region, {}) for region in timed if (region.name, region.device) == ("BATCH", CPU)]
+        regions = [point(region, _attributes_of(region)) for region in timed]
+        memory = [
+            sdk.NumberDataPoint({**_attributes_of(region), "training.memory.kind": what}, start_ns, now_ns, size_bytes)
+            for region in snapshot
+            for what in MAXIMA
+            if (size_bytes := getattr(region.memory, what, None)) is not None
+        ]
+        metrics = [
+            sdk.Metric(name, text, unit, sdk.ExponentialHistogram(points, temporality))
+            for name, text, unit, points in (
+                (STEP, "Duration of a training step.", "s", steps),
+                (REGION, "Duration of a region of a training step.", "s", regions),
+            )
+            if points
+        ]
+        if memory:
+            metrics.append(sdk.Metric(MEMORY, "Largest memory at the ends of a region.", "By", sdk.Gauge(memory)))
+        resource = {"host.name": snapshot.host, "process.pid": snapshot.pid}
+        for name, value in (("training.rank", snapshot.rank), ("training.world_size", snapshot.world_size)):
+            resource |= {} if value is None else {name: value}
+        semconv = Schemas.V1_25_0.value
+        scope = sdk.ScopeMetrics(InstrumentationScope("deep500-timing", schema_url=SCHEMA_URL), metrics, SCHEMA_URL)
+        of_process = Resource({**resource, **self._attributes}, semconv)
+        return sdk.MetricsData([sdk.ResourceMetrics(of_process, [scope], semconv)])
+
+
+def _attributes_of(region: RegionTimes) -> dict[str, str]:
+    return {"training.region.name": region.name, "training.device.type": region.device.lower()}
+
+
+def _is_not_ours(_record: logging.LogRecord) -> bool:
+    return not threading.current_thread().name.startswith("deep500-timing")
+
+
+def _quiet_logs() -> None:
+    # The SDK logs each failure with a traceback. A fault of ours is said once, by a warning.
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith("opentelemetry.exporter"):
+            logging.getLogger(name).addFilter(_is_not_ours)

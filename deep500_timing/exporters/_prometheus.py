@@ -1,0 +1,168 @@
+"""Times for Prometheus: an endpoint that it scrapes, or a text file for node_exporter's collector."""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from typing import TYPE_CHECKING, Any
+
+from deep500_timing._base.memory_usage import MAXIMA
+from deep500_timing._base.require import require
+from deep500_timing._base.warn import warn_once
+from deep500_timing._summary.histogram import middle_of
+from deep500_timing._summary.snapshot import STORED_COUNTERS
+from deep500_timing.exporters._base import BaseExporter
+from deep500_timing.exporters._files import path_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from deep500_timing._summary.snapshot import RegionTimes, Snapshot
+
+TIMES = "deep500_timing_region_seconds"
+"""The histogram of a region's times."""
+EXCLUDED = "deep500_timing_excluded"
+"""Intervals without a time, by reason; ``_total`` is added."""
+MEMORY = "deep500_timing_region_memory_max_bytes"
+REPORTED = "deep500_timing_last_report_timestamp_seconds"
+LEFT_OUT = "deep500_timing_regions_left_out"
+METRICS = (TIMES, EXCLUDED, MEMORY, REPORTED, LEFT_OUT)
+
+
+class PrometheusExporter(BaseExporter):
+    """Offer the times of the whole run to Prometheus, in seconds and bytes.
+
+    With ``port`` it serves the newest report on loopback. With ``folder`` it writes each report to
+    ``deep500_timing.prom`` there, or ``deep500_timing_rank3.prom``, renamed into place, for node_exporter's text file
+    collector. Rank is a label, never part of a name. There is no Pushgateway: it keeps what a dead rank pushed for
+    ever.
+
+    A region and device costs three series, and one for each of ``buckets``. ``max_regions`` limits them; the metric
+    ``deep500_timing_regions_left_out`` says how many regions with the smallest totals are missing. Native histograms
+    are not offered: prometheus_client cannot write them in the formats that Prometheus reads. Send the times to
+    Prometheus with :class:`OpenTelemetryExporter` for those.
+    """
+
+    package = "prometheus_client"
+
+    def __init__(
+        self,
+        *,
+        port: int | None = None,
+        host: str = "127.0.0.1",
+        folder: str | os.PathLike[str] | None = None,
+        buckets: Sequence[float] = (),
+        max_regions: int = 100,
+        strict: bool = False,
+    ) -> None:
+        """Start the endpoint, or check the folder.
+
+        Args:
+            port: Port of the endpoint on local rank 0; other local ranks add their number. 0 takes any free port.
+            host: Address to listen on. Other machines reach only an address that you give; there is no password.
+            folder: The folder of the text file; made if it does not exist.
+            buckets: Upper bounds in seconds of a classic histogram, for a Prometheus without native histograms.
+            max_regions: Regions, per device, to report at most.
+            strict: Raise ``ExportError`` if a report cannot be written, instead of warning once.
+
+        Raises:
+            MissingPackageError: prometheus_client is not installed.
+            ValueError: Neither or both of ``port`` and ``folder`` are given.
+            OSError: The port is in use, or the folder cannot be made.
+        """
+        super().__init__(strict=strict, whole_run=True)
+        if (port is None) == (folder is None):
+            raise ValueError("PrometheusExporter needs either port= for an endpoint or folder= for a text file.")
+        self._library: Any = require("prometheus_client", extra="prometheus", caller="PrometheusExporter")
+        self._buckets_s = tuple(sorted(buckets))
+        self._max_regions = max_regions
+        self._snapshot: Snapshot | None = None
+        self._server: Any = None
+        self.port: int | None = None
+        """The port that is listened on; None with a text file."""
+        self._folder = (
+            None if folder is None else os.path.dirname(path_of(os.path.join(folder, "x"), type(self).__name__))
+        )
+        self._registry: Any = self._library.CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+        if port is not None:
+            from deep500_timing._distributed.launchers import discover_launch
+
+            asked = port + (discover_launch().local_rank if port else 0)
+            try:
+                self._server, _ = self._library.start_http_server(asked, addr=host, registry=self._registry)
+            except OSError as error:
+                error.filename = f"{host}:{asked}"  # the system does not say which
+                raise
+            self.port = self._server.server_port
+
+    def _where(self) -> str:
+        return self._folder or f"port {self.port}"
+
+    def _export(self, snapshot: Snapshot, step: int | None) -> None:
+        self._snapshot = snapshot
+        if self._folder is not None:
+            rank = "" if snapshot.rank is None else f"_rank{snapshot.rank}"
+            path = os.path.join(self._folder, f"deep500_timing{rank}.prom")
+            self._library.write_to_textfile(path, self._registry)
+
+    def _close(self) -> None:
+        server, self._server = self._server, None
+        if server is not None:
+            server.shutdown()
+            server.server_close()
+
+    def collect(self) -> Iterator[Any]:
+        """The metric families of the newest report, for prometheus_client."""
+        snapshot = self._snapshot
+        if snapshot is None:
+            return
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        rank = {} if snapshot.rank is None else {"rank": str(snapshot.rank)}
+        timed = sorted((one for one in snapshot if one.stats), key=lambda one: -one.stats.total if one.stats else 0)
+        shown, left_out = timed[: self._max_regions], max(len(timed) - self._max_regions, 0)
+        if left_out:
+            warn_once(
+                f"Exporting times with PrometheusExporter: {left_out} region(s) with the smallest totals are left out, "
+                f"since each costs series. max_regions={len(timed)} reports all."
+            )
+        labels = [{"region": one.name, "device": one.device, **rank} for one in shown]
+        times = self._library.Metric(TIMES, "Times of a region.", "histogram", "seconds")
+        for region, named in zip(shown, labels, strict=True):
+            self._add_times(times, region, named)
+        yield times
+        excluded = CounterMetricFamily(EXCLUDED, "Intervals that are in no histogram.")
+        for reason in STORED_COUNTERS:
+            total = sum(getattr(region, reason) for region in snapshot)
+            excluded.add_sample(f"{EXCLUDED}_total", {"reason": reason, **rank}, total)
+        yield excluded
+        memory = GaugeMetricFamily(MEMORY, "Largest memory at the ends of a region.")
+        for region, named in zip(shown, labels, strict=True):
+            for what in MAXIMA:
+                size_bytes = getattr(region.memory, what, None)
+                if size_bytes is not None:
+                    kind = what.removeprefix("max_").removesuffix("_bytes")
+                    memory.add_sample(MEMORY, {**named, "kind": kind}, size_bytes)
+        yield memory
+        for name, help_text, value in (
+            (REPORTED, "Unix time of the newest report.", snapshot.unix_time_s),
+            (LEFT_OUT, "Regions left out to limit the number of series.", left_out),
+        ):
+            gauge = GaugeMetricFamily(name, help_text)
+            gauge.add_sample(name, rank, value)
+            yield gauge
+
+    def _add_times(self, times: Any, region: RegionTimes, labels: dict[str, str]) -> None:
+        stats, distribution = region.stats, region.distribution
+        if stats is None:
+            return
+        if distribution is not None and self._buckets_s:
+            bins, counts = distribution.used_bins()
+            middles_ns = [middle_of(place) for place in bins.tolist()]
+            for bound_s in self._buckets_s:
+                below = int(counts[: bisect_right(middles_ns, bound_s * 1e9)].sum())
+                times.add_sample(f"{TIMES}_bucket", {**labels, "le": repr(float(bound_s))}, below)
+        times.add_sample(f"{TIMES}_bucket", {**labels, "le": "+Inf"}, stats.count)
+        times.add_sample(f"{TIMES}_count", labels, stats.count)
+        times.add_sample(f"{TIMES}_sum", labels, stats.total)

@@ -1,0 +1,54 @@
+"""Times in Trackio."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from deep500_timing.exceptions import ExportError
+from deep500_timing.exporters._metrics import TrackerExporter, distinct, utf8_name
+
+if TYPE_CHECKING:
+    from deep500_timing._summary.snapshot import Snapshot
+
+
+class TrackioExporter(TrackerExporter):
+    """Log each snapshot to a Trackio run, as a row.
+
+    Keys are ``prefix/CPU/BATCH`` for the mean, in seconds, and ``prefix/CPU/BATCH/p95`` and so on for other statistics.
+    A row has the step that ``export`` is given, or the next number. Trackio's own thread writes or sends it.
+
+    The exporter starts no run; without one it warns once.
+    """
+
+    package = "trackio"
+
+    def __init__(self, prefix: str = "", *, run: Any = None, **settings: Any) -> None:
+        """Choose what to log and where.
+
+        Args:
+            prefix: Put before the keys, with one slash between.
+            run: What ``trackio.init`` returned; None is the run of the exporting thread.
+            **settings: ``stats``, ``whole_run``, ``by_rank`` and ``strict``, as of every tracker's exporter.
+
+        Raises:
+            MissingPackageError: trackio is not installed.
+            ValueError: A statistic is unknown.
+        """
+        super().__init__(prefix, **settings)
+        self._run = run
+        self._noted: Any = None
+
+    def note_destination(self) -> None:
+        """Remember this thread's run, for a report from a thread without one."""
+        self._noted = self._active()
+
+    def _active(self) -> Any:
+        return self._run or self._library.context_vars.current_run.get() or self._noted
+
+    def _export(self, snapshot: Snapshot, step: int | None) -> None:
+        run = self._active()
+        if run is None:
+            raise ExportError("no Trackio run is active; call trackio.init() first, or pass run=")
+        metrics = self._metrics(snapshot)
+        if metrics:
+            run.log(distinct(metrics, utf8_name), step=self._number(id(run), step))
