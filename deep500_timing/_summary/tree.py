@@ -146,6 +146,11 @@ class Tree:
         """The region with this path."""
         return next((node for node in self.walk() if node.path == path and not node.is_rest), None)
 
+    def inside(self, path: tuple[str, ...]) -> tuple[Node, ...]:
+        """The regions directly inside a place; the roots for the empty path."""
+        node = self.at(path) if path else None
+        return self.roots if not path else () if node is None else node.children
+
     def named(self, name: str) -> list[Node]:
         """All nodes of a region's name, by falling total."""
         found = [node for node in self.walk() if node.name == name and not node.is_rest]

@@ -111,8 +111,8 @@ def _finding(finding: Finding, number: int, indent: int, width: int | None) -> I
     head = Span(f"{number}".rjust(indent - len(GAP)) + GAP, style)
     text = _wrapped(finding.text, width, indent)
     lines: list[Line] = [[Span(line, "bold" if number == 1 else "")] for line in text]
-    if help_ := finding.command or finding.remedy:
-        arrow = f"→ {help_}"
+    if finding.help:
+        arrow = f"→ {finding.help}"
         used = width_of(text[-1]) + (indent if len(text) == 1 else 0)
         if width is None or used + len(GAP) + width_of(arrow) <= width:
             lines[-1].append(Span(GAP + arrow, "cyan"))

@@ -458,7 +458,7 @@ def test_what_was_lost_comes_first_then_the_most_costly(findings, tmp_path):
 
 def test_no_more_than_five(monkeypatch, findings):
     """A page of findings is none."""
-    monkeypatch.setattr("deep500_timing._views.findings._thresholds.MOST", 1)
+    monkeypatch.setattr("deep500_timing._views.findings._find.MOST", 1)
     assert 1 == len(findings(CASES["throttled"][0]))
 
 

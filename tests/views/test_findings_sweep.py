@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -33,7 +34,7 @@ def of(share, whole=1.0):
 class Loop:
     """A loop of 3 epochs of 80 steps of 10 ms. A subclass plants one fault; times are in ms."""
 
-    ranks = 1
+    ranks, in_epochs = 1, True
 
     def __init__(self, share):
         self.share = share
@@ -68,7 +69,7 @@ class Loop:
             with made_rank(folder, rank) as made:
                 self.tmr = made.tmr
                 for step in range(STEPS):
-                    if step % (STEPS // EPOCHS) == 0:
+                    if step % (STEPS // EPOCHS) == 0 and self.in_epochs:
                         epoch = made.tmr.region("EPOCH")
                         epoch.__enter__()
                     with made.region("BATCH"):
@@ -88,7 +89,8 @@ class Loop:
                     self._after_step(made, step, rank)
                     if step % (STEPS // EPOCHS) == STEPS // EPOCHS - 1:
                         self._after_epoch(made, step // (STEPS // EPOCHS), rank)
-                        epoch.__exit__(None, None, None)
+                        if self.in_epochs:
+                            epoch.__exit__(None, None, None)
                         self._after_all(made, step // (STEPS // EPOCHS))
 
     def _meet(self, made, step, wait):
@@ -134,6 +136,14 @@ class Validation(Loop):
             made.spend("VALIDATION", self.all / EPOCHS * MS)
 
 
+class EpochEnds(Loop):
+    """Each epoch ends with a region that is no validation."""
+
+    def _after_epoch(self, made, epoch, rank):
+        if self.share:
+            made.spend("EPOCH (end)", self.all / EPOCHS * MS)
+
+
 class Checkpoint(Loop):
     """A checkpoint every 40 steps, in a region."""
 
@@ -177,6 +187,34 @@ class OutsideAll(Loop):
     def _after_all(self, made, epoch):
         if epoch < EPOCHS - 1:
             made.wait(self.all / (EPOCHS - 1) * MS)
+
+
+class NoEpochs(PauseEach):
+    """Pauses between the steps, with no region around them."""
+
+    in_epochs = False
+
+
+class Recompiled(Loop):
+    """A function is compiled again in twelve steps."""
+
+    def _in_step(self, step, rank):
+        return {"FORWARD": self.all / 12} if step % 20 == 10 else {}
+
+    def _after_step(self, made, step, rank):
+        if step == 0:
+            made.log.declare(
+                "compilations", unix_us="int", dur_us="int", compile_id="name", frame="name", reason="name"
+            )
+        if step % 20 == 10 and self.share:
+            made.log.add("compilations", (step, int(self.all / 12 * 1000), f"0/{step}", "f (train.py:3)", "size of x"))
+
+
+class BetweenSteps(Loop):
+    """Logging takes part of each step, in a row that `deep500-timing run` adds."""
+
+    def _in_step(self, step, rank):
+        return {"between steps": self.each}
 
 
 class Shift(Loop):
@@ -326,12 +364,16 @@ SWEEPS = {
     "unnamed": (Unnamed, 0.2),
     "unnamed, between the steps": (PauseEach, 0.2),
     "dominant-region": (Dominant, 0.4),
+    "dominant-region, between two events": (BetweenSteps, 0.2),
     "waits-for-data": (SlowData, 0.1),
     "waits-for-data, at each epoch": (EpochStarts, 0.15),
     "outside-steps, validation": (Validation, 0.3),
     "outside-steps, checkpoint": (Checkpoint, 0.1),
     "outside-steps, pauses": (Pauses, 0.05),
-    "outside-steps, no region": (OutsideAll, 0.2),
+    "outside-steps, no region": (NoEpochs, 0.2),
+    "between-epochs": (OutsideAll, 0.05),
+    "between-epochs, a region": (EpochEnds, 0.1),
+    "recompilation": (Recompiled, 0.02),
     "level-shift": (Shift, 0.15),
     "level-shift, for a while": (Stretch, 0.15),
     "drift": (Growing, 0.05),
@@ -350,7 +392,16 @@ SWEEPS = {
     "cpu-waits-for-gpu": (Device(synchronizing), 0.1),
 }
 """For each fault its loop, and the size from which on it must be found; nothing is found of a fault of size 0."""
-ALONE = {"imbalance", "memory-grows", "throttled", "lost", "launch-bound", "copies", "cpu-waits-for-gpu"}
+ALONE = {
+    "imbalance",
+    "memory-grows",
+    "throttled",
+    "lost",
+    "launch-bound",
+    "copies",
+    "cpu-waits-for-gpu",
+    "recompilation",
+}
 """Faults whose cost is not their size."""
 
 
@@ -401,11 +452,26 @@ def test_the_table_says_what_a_run_says(tmp_path, connection, kind, share):
     loop(tmp_path / "run")
     snapshot = loop.tmr.snapshot(places=True)
     with Run.open(tmp_path / "run", engine=connection) as run:
-        of_run = {finding.rule for finding in find(run)} - {"spikes", "level-shift", "drift"}
+        of_run = {finding.rule for finding in find(run)} - {"spikes", "level-shift", "drift", "between-epochs"}
     sheet = sheet_of(snapshot)
     of_table = {finding.rule for finding in sheet.findings} - {"spikes"}
     assert of_table == of_run or (kind is Start and not of_table)
     assert sheet.findings or "only a run tells" in sheet.verdict
+
+
+def test_a_gain_is_no_more_than_the_idle_device(tmp_path, connection):
+    """Less work of the CPU saves nothing while the device is busy; alone it saves at most what it took."""
+    parts = {"IO": (30, 0), "FORWARD": (10, 40), "BACKWARD": (12, 70)}
+    Device(lambda _: parts)(0)(tmp_path / "device")
+    SlowData(0.5)(tmp_path / "cpu")
+    with Run.open(tmp_path / "device", engine=connection) as run:
+        [on_device] = [finding for finding in find(run) if finding.rule == "waits-for-data"]
+        idle_s = evidence_of(run).idle_s
+    with Run.open(tmp_path / "cpu", engine=connection) as run:
+        [on_cpu] = [finding for finding in find(run) if finding.rule == "waits-for-data"]
+    assert on_device.gain_s == pytest.approx(min(on_device.cost_s, idle_s))
+    assert on_cpu.gain_s == pytest.approx(on_cpu.cost_s)
+    assert on_cpu.help.startswith("saves at most 50 % of the time; more workers")
 
 
 @pytest.mark.parametrize("share", SIZES)
@@ -470,10 +536,10 @@ def test_steady_waits_do_not_grow(tmp_path, connection):
 def test_a_rule_that_fails_is_left_out(tmp_path, connection, monkeypatch):
     """One line says so; the table and the other findings are there."""
 
-    def fail(evidence):
+    def fail(rule, evidence):
         raise IndexError("index 0 is out of bounds")
 
-    monkeypatch.setitem(RULES, "late-rank", fail)
+    monkeypatch.setitem(RULES, "late-rank", replace(RULES["late-rank"], judge=fail))
     SlowData(0.5)(tmp_path / "run")
     with (
         Run.open(tmp_path / "run", engine=connection) as run,

@@ -5,12 +5,10 @@
 
 from __future__ import annotations
 
-from deep500_timing._views.findings._account import account_of
+from deep500_timing._views.findings._account import CALM, account_of, steps_per_s, summary_of, verdict
 from deep500_timing._views.findings._evidence import FIRST_STEP, Evidence, evidence_of
 from deep500_timing._views.findings._find import RULES, find
 from deep500_timing._views.findings._finding import Finding
-from deep500_timing._views.findings._summary import steps_per_s, summary_of
-from deep500_timing._views.findings._verdict import CALM, verdict
 
 __all__ = [
     "CALM",

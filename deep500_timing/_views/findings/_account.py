@@ -1,20 +1,37 @@
-"""Where the time of the whole run went: training, and each region outside the steps."""
+"""The whole run: its parts, the sentence where no rule speaks, and a row of numbers."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from deep500_timing._base.names import BATCH, IO
-from deep500_timing._views.findings._evidence import FIRST_STEP, name_of, percent
+from deep500_timing._views.findings._evidence import FIRST_STEP
+from deep500_timing._views.findings._finding import joined, name_of, percent
+from deep500_timing._views.findings._ranks import communication_of
+from deep500_timing._views.findings._steps import warm_up_of
 
 if TYPE_CHECKING:
     from deep500_timing._summary.tree import Node
-    from deep500_timing._views.findings._evidence import Evidence
+    from deep500_timing._views.findings._evidence import Evidence, Steps
 
+CALM = "Nothing stands out"
+"""The beginning of a verdict that covers :data:`CALM_SHARE` of the time."""
+CALM_SHARE = 0.70
+"""The share of the time that regions must cover for that."""
+LEAST_STEPS = 20
+_EVEN = 0.5
+"""Steps are even if their 95th percentile is at most this much over the median."""
+_NAMED = 4
 _VALIDATIONS = ("valid", "eval", "test")
+_OVERHEADS = ("checkpoint", "save", "log", "compile")
 _LEAST_SHARE = 0.01
 _OVERLAP = 1.02
 _MOST = 5
+_SAMPLES = "throughput.samples_per_s"
+_PAUSE = 4.0
+"""Times the median from which on the time between two steps is a pause, and no part of the speed."""
 
 
 class Entry(NamedTuple):
@@ -108,3 +125,112 @@ def account_of(evidence: Evidence) -> Account:
 def is_validation(name: str) -> bool:
     """Whether a region's name says that it validates."""
     return any(word in name.lower() for word in _VALIDATIONS)
+
+
+def is_overhead(name: str) -> bool:
+    """Whether a region's name says that it saves, logs or compiles."""
+    return any(word in name.lower() for word in _OVERHEADS)
+
+
+def verdict(evidence: Evidence) -> str:
+    """The sentence for a run without findings. :data:`CALM` needs regions that cover 70 % of the time.
+
+    Args:
+        evidence: Of a run, or of a tree.
+    """
+    tree, step = evidence.tree, evidence.step_node
+    longest = step.count if step is not None else max((node.count for node in tree.walk()), default=0)
+    if evidence.run is None and longest < LEAST_STEPS:
+        return ""  # A table of a few intervals needs no excuse.
+    if not tree.roots:
+        return "Nothing is recorded yet."
+    if step is None or not step.total_s:
+        if sum(node.count for node in tree.named(BATCH)):
+            return ""
+        return f"Rules about steps need regions named {BATCH}. {_of_regions(evidence)}".rstrip()
+    if step.count < LEAST_STEPS:
+        return f"No rule speaks: of {step.count} step{'s' if step.count > 1 else ''}, where most need 20."
+    account = account_of(evidence)
+    parts, covered = _parts_of(step)
+    training = (
+        f"training is {percent(account.training_s / account.whole_s)} of {evidence.whole}" if account.whole_s else ""
+    )
+    spread, is_even = _spread_of(step)
+    named_s = account.covered_s - step.total_s + covered * step.total_s
+    is_calm = covered >= CALM_SHARE and named_s >= CALM_SHARE * account.whole_s and is_even
+    start = warm_up_of(evidence)
+    whole = account.text(start.cost_s if start is not None else 0.0)
+    if account.training_s < 0.9 * account.whole_s and whole:
+        training = f"of {evidence.whole}, {whole}"
+    said = "; ".join(part for part in (training, parts, spread) if part)
+    return f"{CALM if is_calm else 'No rule speaks'}: {said}."
+
+
+def _parts_of(step: Node) -> tuple[str, float]:
+    inside = [child for child in step.children if child.share is not None and not child.is_rest]
+    work = [child for child in inside if child.name != IO]
+    if not work:
+        waits = f", but for {percent(inside[0].share or 0.0)} of {IO}" if inside else ""
+        return f"{BATCH} is not divided into regions{waits}", 0.0
+    covered = min(sum(child.share or 0.0 for child in inside), 1.0)
+    chosen: list[Node] = []
+    for child in inside:
+        chosen.append(child)
+        share = sum(node.share or 0.0 for node in chosen)
+        if share >= CALM_SHARE or len(chosen) == _NAMED:
+            break
+    if share < CALM_SHARE:
+        largest = f"the largest {name_of(inside[0].name)} with {percent(inside[0].share or 0.0)}"
+        return f"{len(inside)} regions cover {percent(covered)} of {BATCH}, {largest}", covered
+    verb = "is" if len(chosen) == 1 else "are"
+    return f"{percent(share)} of {BATCH} {verb} {joined([name_of(node.name) for node in chosen])}", covered
+
+
+def _spread_of(step: Node) -> tuple[str, bool]:
+    if not step.median_s or step.p95_s is None:
+        return "", True
+    over = step.p95_s / step.median_s - 1
+    if over < 0.005:
+        return "", True
+    if over <= _EVEN:
+        return f"95 % of the steps are within {percent(over)} of the median", True
+    return f"one step in 20 takes {over + 1:.1f} × the median or more", False
+
+
+def _of_regions(evidence: Evidence) -> str:
+    text = account_of(evidence).text()
+    return f"Of {evidence.whole}: {text}." if text else ""
+
+
+def summary_of(evidence: Evidence) -> list[tuple[str, str]]:
+    """Names and values; unknown values are left out."""
+    found = []
+    if evidence.steady is not None and (speed := steps_per_s(evidence.steady)) is not None:
+        found.append(("steps a second, in the steady state", f"{speed:.3g}"))
+    rates = [values for (_, metric, _), (_, values) in evidence.samples.items() if metric == _SAMPLES]
+    if rates:
+        found.append(("samples a second, all ranks", f"{sum(float(np.median(values)) for values in rates):.4g}"))
+    account, step = account_of(evidence), evidence.step_node
+    if account.whole_s and account.training_s:
+        found.append(("of the run is training", percent(account.training_s / account.whole_s)))
+    if step is not None and step.total_s:
+        waits = [node for node in evidence.tree.named(IO) if BATCH in node.path[:-1] or node.parent == step.parent]
+        if waits and account.training_s:
+            waiting = sum(node.total_s or 0.0 for node in waits) / account.training_s
+            found.append(("of training waits for data", percent(min(waiting, 1.0))))
+        communication = communication_of(evidence)
+        if communication is not None:
+            share = communication.exposed_s / step.total_s
+            found.append((f"of {BATCH} communicates", percent(share * communication.transfer_share)))
+            if communication.is_compared:
+                found.append((f"of {BATCH} waits for other ranks", percent(share * (1 - communication.transfer_share))))
+    return found
+
+
+def steps_per_s(steps: Steps) -> float | None:
+    """The speed without pauses such as validations; None of fewer than two steps."""
+    between = np.diff(steps.starts_s)
+    between = between[(between > 0) & (np.diff(steps.sessions) == 0)]
+    if not len(between):
+        return None
+    return float(1 / between[between <= _PAUSE * np.median(between)].mean())

@@ -11,7 +11,7 @@ import numpy as np
 from deep500_timing._base.names import BATCH, IO
 from deep500_timing._base.sql import literal
 from deep500_timing._summary.nesting import path_text, split_path
-from deep500_timing._views.findings._evidence import name_of
+from deep500_timing._views.findings._finding import name_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -71,7 +71,7 @@ def cause_of(
     if evidence.run is None or not len(slow) or not len(usual):
         return None
     session = int(steps.sessions[slow[0]])
-    most = max(min(_LOOKED_AT, _ROWS // max(len(evidence.by_rank), 1)), 5)
+    most = max(min(_LOOKED_AT, _ROWS // max(len(evidence.ranks), 1)), 5)
     sampled = [_some(of[steps.sessions[of] == session], most) for of in (slow, usual)]
     if not all(map(len, sampled)):
         return None
@@ -188,9 +188,8 @@ def _before_each(evidence: Evidence, steps: Steps, places: NDArray[Any]) -> dict
     run, node = evidence.run, evidence.step_node
     if run is None or node is None:
         return {}
-    only = "" if evidence.session is None else f"and session = {evidence.session} "
     rows = run.sql(
-        f"select path, start_ns, dur_ns from intervals where rank = {evidence.rank} and device = 'CPU' {only}"
+        f"select path, start_ns, dur_ns from intervals where rank = {evidence.rank} and device = 'CPU' {evidence.only}"
         f"and depth < {len(node.path)} and region <> {literal(BATCH)}"
     ).rows()
     starts: dict[str, list[float]] = {}

@@ -1,4 +1,4 @@
-"""waits-for-data: the loop waits for its input."""
+"""waits-for-data, between-epochs: the loop waits for its input, or stands still where an epoch begins."""
 
 from __future__ import annotations
 
@@ -6,79 +6,77 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from deep500_timing._base.names import BATCH, CPU, IO
-from deep500_timing._summary.nesting import path_text
-from deep500_timing._views.findings import _thresholds as at_least
+from deep500_timing._base.names import BATCH, IO
+from deep500_timing._views.findings._account import is_overhead, is_validation
 from deep500_timing._views.findings._cause import shared_by
-from deep500_timing._views.findings._evidence import how_many, name_of, percent, took
-from deep500_timing._views.findings._finding import Finding
-from deep500_timing._views.findings._statistics import trend_of
+from deep500_timing._views.findings._evidence import FIRST_STEP
+from deep500_timing._views.findings._finding import name_of, percent, took
+from deep500_timing._views.findings._statistics import CHANCE, LEAST_OF_TREND, trend_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from deep500_timing._summary.tree import Node
     from deep500_timing._views.findings._evidence import Evidence
+    from deep500_timing._views.findings._finding import Finding, Rule
 
+_WAIT_S = 1e-3
+"""Shorter waits a step are no finding."""
+_GROWTH = 0.20
+"""Growth that is named, if it is significant."""
 _CONCENTRATED = 0.3
 """Share of the waiting that a few steps must hold to be told apart."""
 _APART = 2.0
 """The factor between the shortest of them and the longest of the others."""
-_HALF = 0.5
 _FEW = 0.1
 """Share of the steps that are a few."""
 _SKEWED = 1.3
 """Times the median from which on a mean needs the median with it."""
+_UNEVEN = 1.25
 _KEPT = 20
+_BOUNDARIES = 2
+_MANY = 100_000
+"""Intervals of a region from which on it is not looked for between epochs."""
+_STARTS_AGAIN = "keep the workers (persistent_workers=True), fill a smaller shuffle buffer"
 
 
-def waits_for_data(evidence: Evidence) -> Iterator[Finding]:
-    """IO takes a large part of its parent in the steady state, on the rank on which it takes most."""
-    node = _waiting_node(evidence)
-    if node is None:
-        return
-    shares = _shares(evidence, node)
-    worst = max(shares, key=lambda rank: (shares[rank], -rank), default=evidence.rank)
-    if worst is not None and worst != evidence.rank and shares[worst] > 1.25 * shares.get(evidence.rank or 0, 0.0):
-        other = evidence.of_rank(worst)
-        node = _waiting_node(other)
-        evidence = other if node is not None else evidence
-    found = _judge(evidence, node, shares) if node is not None else None
-    if found is not None:
-        yield found
-
-
-def _waiting_node(evidence: Evidence) -> Node | None:
+def waiting_node(evidence: Evidence) -> Node | None:
+    """IO inside BATCH or beside it: the waits of a validation do not count."""
     step = evidence.step_node
     for node in evidence.tree.named(IO):
-        # Inside BATCH or a sibling of it. The waits of a validation do not count.
         if BATCH in node.path[:-1] or (step is not None and step.parent == node.parent):
             return node
     return None
 
 
-def _shares(evidence: Evidence, node: Node) -> dict[int, float]:
-    path, parent = path_text(node.path), path_text(node.parent)
-    shares = {}
-    for rank, rows in evidence.by_rank.items():
-        own, whole = rows.get((path, CPU)), rows.get((parent, CPU))
-        if own and whole and own["total_ns"] and whole["total_ns"]:
-            shares[rank] = own["total_ns"] / whole["total_ns"]
-    return shares if len(evidence.by_rank) > 1 else {}
+def waits_for_data(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
+    """IO takes a large part of its parent in the steady state, on the rank on which it takes most."""
+    node = waiting_node(evidence)
+    if node is None:
+        return
+    shares: dict[int, float] = {}
+    if len(evidence.ranks) > 1:
+        own, whole = evidence.totals_s(node.path), evidence.totals_s(node.parent)
+        shares = {rank: own[rank] / whole[rank] for rank in own if own[rank] and whole.get(rank)}
+    worst = max(shares, key=lambda rank: (shares[rank], -rank), default=evidence.rank)
+    if worst is not None and worst != evidence.rank and shares[worst] > _UNEVEN * shares.get(evidence.rank or 0, 0.0):
+        other = evidence.of_rank(worst)
+        node = waiting_node(other)
+        evidence = other if node is not None else evidence
+    found = _judge(rule, evidence, node, shares) if node is not None else None
+    if found is not None:
+        yield found
 
 
 class _Wait(NamedTuple):
-    whole_s: float
     steady_s: float
     each_s: float
-    inside: str
     of_step: str
 
 
-def _judge(evidence: Evidence, node: Node, shares: dict[int, float]) -> Finding | None:
-    step = evidence.step_node
-    above = evidence.tree.parent_of(node)
-    if node.count < at_least.LEAST_STEPS or node.total_s is None or node.median_s is None:
+def _judge(rule: Rule, evidence: Evidence, node: Node, shares: dict[int, float]) -> Finding | None:
+    step, above = evidence.step_node, evidence.tree.parent_of(node)
+    if node.count < rule.least or node.total_s is None or node.median_s is None:
         return None
     first_s = node.first_s or 0.0
     steady_s = node.total_s - first_s
@@ -93,44 +91,48 @@ def _judge(evidence: Evidence, node: Node, shares: dict[int, float]) -> Finding 
         whole_s = steady_s + (step.total_s or 0.0) - (step.first_s or 0.0)
         inside = f"{IO} and {BATCH}"
     each_s = steady_s / (node.count - 1)
-    if whole_s <= 0 or steady_s < at_least.WAIT_SHARE * whole_s or each_s < at_least.WAIT_S:
+    if whole_s <= 0 or steady_s < rule.share * whole_s or each_s < _WAIT_S:
         return None
-    wait = _Wait(whole_s, steady_s, each_s, inside, of_step)
     usual = f", {took(node.median_s)} in the median" if each_s > _SKEWED * node.median_s else ""
-    fact, where, why, steps = _few_long_waits(evidence, node, wait) or (
-        f"the loop waits for data, {took(each_s)}{of_step} a step{usual}",
-        _where(evidence, shares),
-        _growth(evidence, node),
-        (),
-    )
-    on = f" on rank {evidence.rank}" if _is_uneven(evidence, shares) else ""
-    return Finding(
-        "waits-for-data",
+    others = [share for rank, share in shares.items() if rank != evidence.rank]
+    is_uneven = bool(shares) and shares.get(evidence.rank or 0, 0.0) > _UNEVEN * float(np.median([*shares.values()]))
+    where = ""
+    if is_uneven:
+        where = f"{percent(float(np.median(others)))} on the {'other' if len(others) == 1 else 'median of the others'}"
+    elif shares:
+        where = _how_many(sum(share >= rule.share for share in shares.values()), len(evidence.ranks))
+    fact, where, why, steps = _few_long_waits(evidence, node, _Wait(steady_s, each_s, of_step)) or (
+        f"the loop waits for data, {took(each_s)}{of_step} a step{usual}", where, _growth(evidence, node), ()
+    )  # fmt: skip
+    on = f" on rank {evidence.rank}" if is_uneven else ""
+    return rule.found(
+        evidence,
         f"{IO} is {percent(steady_s / whole_s)} of {inside}{on}: {fact}",
         where=where,
         why=why,
         cost_s=steady_s,
-        anchor="tree",
         region=node.path,
         rank=evidence.rank,
         steps=steps,
         command=evidence.command("why", steps[0]) if steps else "",
+        **({"remedy": _STARTS_AGAIN} if why else {}) if steps else {},
     )
+
+
+def _how_many(count: int, total: int) -> str:
+    if count == total:
+        return "on both ranks" if total == 2 else f"on all {total} ranks"
+    return f"on {count} of {total} ranks"
 
 
 def _few_long_waits(evidence: Evidence, node: Node, wait: _Wait) -> tuple[str, str, str, tuple[int, ...]] | None:
     # A stall has another remedy than a slow pipeline: a mean per step would hide it.
     waits = evidence.series(node.path)
     if waits is None:
-        usual_s = (node.count - 1) * (node.median_s or 0.0)
-        if usual_s > _HALF * wait.steady_s:
+        median_s = node.median_s or 0.0
+        if (node.count - 1) * median_s > 0.5 * wait.steady_s:
             return None
-        return (
-            f"the loop waits {took(wait.each_s)} a step on average, {took(node.median_s or 0.0)} in the median",
-            "",
-            "",
-            (),
-        )
+        return f"the loop waits {took(wait.each_s)} a step on average, {took(median_s)} in the median", "", "", ()
     slow = _long_ones(waits.durations_s)
     if slow is None:
         return None
@@ -140,12 +142,9 @@ def _few_long_waits(evidence: Evidence, node: Node, wait: _Wait) -> tuple[str, s
     shared = shared_by(evidence, waits, slow)
     which = f"{len(slow)} of {len(waits.durations_s)} steps{f', {shared},' if shared else ''}"
     ordered = waits.numbers[slow[np.argsort(-waits.durations_s[slow], kind="stable")]].tolist()
-    return (
-        f"{which} wait {long} for data, the others {took(float(np.median(others)))}",
-        "",
-        "as when workers start" if shared.startswith("each the first of") else "",
-        tuple(ordered[:_KEPT]),
-    )
+    why = "as when workers start" if shared.startswith("each the first of") else ""
+    fact = f"{which} wait {long} for data, the others {took(float(np.median(others)))}"
+    return fact, "", why, tuple(ordered[:_KEPT])
 
 
 def _long_ones(waits: Any) -> Any:
@@ -163,24 +162,71 @@ def _long_ones(waits: Any) -> Any:
     return slow if float(waits[slow].sum()) >= _CONCENTRATED * float(waits.sum()) else None
 
 
-def _is_uneven(evidence: Evidence, shares: dict[int, float]) -> bool:
-    return bool(shares) and shares.get(evidence.rank or 0, 0.0) > 1.25 * float(np.median(list(shares.values())))
-
-
-def _where(evidence: Evidence, shares: dict[int, float]) -> str:
-    if not shares:
-        return ""
-    if _is_uneven(evidence, shares):
-        others = [share for rank, share in shares.items() if rank != evidence.rank]
-        return f"{percent(float(np.median(others)))} on the {'other' if len(others) == 1 else 'median of the others'}"
-    return how_many(sum(share >= at_least.WAIT_SHARE for share in shares.values()), len(evidence.by_rank))
-
-
 def _growth(evidence: Evidence, node: Node) -> str:
     waits = evidence.series(node.path)
-    if waits is None or len(waits.durations_s) < at_least.DRIFT_LEAST:
+    if waits is None or len(waits.durations_s) < LEAST_OF_TREND:
         return ""
     found = trend_of(waits.durations_s[1:])
-    if found is None or found.chance > at_least.DRIFT_LEVEL or found.growth < at_least.WAIT_GROWTH:
+    if found is None or found.chance > CHANCE or found.growth < _GROWTH:
         return ""
     return f"it grows, from {took(found.start)} to {took(found.end)}"
+
+
+def between_epochs(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
+    """No step runs for long between two epochs: workers that start, a buffer that fills, code in no region.
+
+    Validations and checkpoints have thresholds of their own, and are left out.
+    """
+    step = evidence.step_node
+    if evidence.run is None or step is None or not step.parent:
+        return
+    around, steps = evidence.spans(step.parent), evidence.spans(step.path)
+    if not len(steps):
+        return
+    # Sessions have clocks of their own: the last one is judged.
+    around, steps = (spans[spans[:, 0] == steps[-1, 0]] for spans in (around, steps))
+    epoch = np.searchsorted(around[:, 2], steps[:, 2], "right")
+    at_end = epoch[1:] != epoch[:-1]
+    last = np.flatnonzero(at_end)
+    if len(last) < _BOUNDARIES or at_end.all():
+        return
+    gaps, ends, starts = steps[1:, 2] - steps[:-1, 3], steps[last, 3], steps[last + 1, 2]
+    rest = float(gaps[last].sum() - len(last) * np.median(gaps[~at_end])) / 1e9
+    parts: dict[str, float] = {}
+    for node in (*evidence.tree.inside(step.parent), *evidence.tree.inside(step.parent[:-1])):
+        if node.path in (step.path, step.parent) or node.is_rest or node.count > _MANY or node.name == FIRST_STEP:
+            continue
+        spans = evidence.spans(node.path)
+        spans = spans[spans[:, 0] == steps[-1, 0]]
+        sums = np.concatenate(([0], np.cumsum(spans[:, 3] - spans[:, 2])))
+        low, high = (np.searchsorted(spans[:, 2], times) for times in (ends, starts))
+        spent_s = float((sums[high] - sums[low]).sum()) / 1e9
+        rest -= spent_s
+        if not (is_validation(node.name) or is_overhead(node.name)):
+            parts[node.name] = parts.get(node.name, 0.0) + spent_s
+    waits, waiting = None, waiting_node(evidence)
+    if waiting is not None and BATCH in waiting.path[:-1]:
+        waits = evidence.series(waiting.path)
+    if waits is not None:
+        first = np.isin(waits.numbers, steps[last + 1, 1])
+        excess = waits.durations_s[first] - np.median(waits.durations_s)
+        parts[IO] = parts.get(IO, 0.0) + max(float(excess.sum()), 0.0)
+    parts[""] = max(rest, 0.0)
+    total_s = sum(parts.values())
+    if total_s < rule.share * evidence.whole_s or total_s < len(last) * 0.25 * (step.median_s or 0.0):
+        return
+    name = max(parts, key=lambda part: (parts[part], part))
+    lines = "" if name else evidence.lines_between(zip(steps[last, 0], ends, starts, strict=True))
+    most = f"most of it in {name_of(name)}" if name else ": ".join(filter(None, ("most of it in no region", lines)))
+    remedy = {"": "time its parts as regions", IO: _STARTS_AGAIN, "EPOCH (start)": _STARTS_AGAIN}.get(name)
+    yield rule.found(
+        evidence,
+        f"Training stands still for {took(total_s / len(last))} between two epochs, "
+        f"{percent(total_s / evidence.whole_s)} of the run",
+        why=most,
+        cost_s=total_s,
+        region=step.parent,
+        steps=tuple(int(number) for number in steps[last + 1, 1][:_KEPT] if number >= 0),
+        cause=name,
+        **({"remedy": remedy} if remedy else {}),
+    )

@@ -1,23 +1,35 @@
-"""launch-bound, cpu-waits-for-gpu, copies, throttled: rules about a device's times and samples."""
+"""launch-bound, cpu-waits-for-gpu, copies, throttled, memory-grows: rules about a device's times and samples."""
 
 from __future__ import annotations
 
+from math import floor, log10
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from deep500_timing._base.names import IO
-from deep500_timing._views.findings import _thresholds as at_least
-from deep500_timing._views.findings._evidence import name_of, percent, took
-from deep500_timing._views.findings._finding import Finding
-from deep500_timing._views.on_device import AHEAD, ALIKE, busy_in
+from deep500_timing._summary.text import format_bytes
+from deep500_timing._views.findings._finding import name_of, percent, took
+from deep500_timing._views.findings._statistics import CHANCE, trend_of
+from deep500_timing._views.on_device import AHEAD, ALIKE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from deep500_timing._summary.tree import Node
     from deep500_timing._views.findings._evidence import Evidence
+    from deep500_timing._views.findings._finding import Finding, Rule
+    from deep500_timing._views.findings._statistics import Trend
 
+_UNUSED = 0.95
+"""launch-bound: a device that is sampled as idle for more than that is not this run's."""
+_GROWTH_BYTES = 16 << 20
+"""memory-grows: at least so many bytes."""
+_WARM_UP = 0.25
+"""memory-grows: share of the samples in which caches and pools fill."""
+_SYSTEM_WIDE = ("system.", "gpu")
+_CAPACITY = "memory.device_total_bytes"
+_ON_DEVICE = "memory.device_"
 _COPIES = ("copy", "h2d", "host to device", "to device", "to_device", "transfer")
 _METRIC = "throttled_"
 _REASONS = {
@@ -30,46 +42,29 @@ _REASONS = {
 }
 
 
-def _timed(evidence: Evidence) -> tuple[Node, list[Node]] | None:
-    # BATCH with device times, and its children with device times.
-    step = evidence.step_node
-    if step is None or step.gpu is None or step.count < at_least.LEAST_STEPS or not step.total_s:
-        return None
-    return step, [child for child in step.children if child.gpu is not None]
-
-
-def launch_bound(evidence: Evidence) -> Iterator[Finding]:
+def launch_bound(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     """No timed work keeps the device busy in a part of the steady step, and the wait for data is not why."""
-    timed = _timed(evidence)
-    if timed is None or not timed[1]:
-        yield from _idle_by_samples(evidence)
+    step, idle_s = evidence.step_node, evidence.idle_s
+    if step is None or step.gpu is None or step.total_s is None or idle_s is None:
+        yield from _idle_by_samples(rule, evidence)
         return
-    step, _ = timed
-    busy = busy_in(step)
-    assert busy is not None
-    whole_s, busy_s = busy
-    idle_s = whole_s - busy_s
-    if idle_s < at_least.IDLE_SHARE * whole_s:
-        return
-    alone = {
-        child: (child.total_s or 0.0) - (child.gpu.total_s if child.gpu is not None else 0.0) for child in step.children
-    }
+    whole_s = max(step.total_s, step.gpu.total_s)
+    alone = {child: (child.total_s or 0.0) - (child.gpu.total_s if child.gpu else 0.0) for child in step.children}
     idlest = max(alone, key=lambda child: alone[child])
-    if idlest.name == IO and alone[idlest] >= idle_s / 2:
+    is_wait = idlest.name == IO and alone[idlest] >= idle_s / 2
+    if step.count < rule.least or idle_s < rule.share * whole_s or is_wait:
         return
-    yield Finding(
-        "launch-bound",
+    yield rule.found(
+        evidence,
         f"The device is idle for {percent(idle_s / whole_s)} of {name_of(step.name)}",
         where=f"most of it in {name_of(idlest.name)}",
         why="the CPU does not keep it busy",
         cost_s=idle_s,
-        anchor="tree",
         region=idlest.path,
-        rank=evidence.rank,
     )
 
 
-def _idle_by_samples(evidence: Evidence) -> Iterator[Finding]:
+def _idle_by_samples(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     # NVML counts the kernels of all processes in up to a second before a sample, which bounds this run's from above.
     # With several devices it is not known which one a rank uses.
     found = [
@@ -83,47 +78,42 @@ def _idle_by_samples(evidence: Evidence) -> Iterator[Finding]:
     at, busy = found[0]
     place = np.searchsorted(steps.starts_s, at, side="right") - 1
     busy = busy[(place >= 0) & (at <= steps.starts_s[place] + steps.durations_s[place])]
-    if len(busy) < at_least.SAMPLES_LEAST:
+    if len(busy) < rule.least:
         return
     idle = 1 - float(busy.mean()) / 100
     waits = sum(child.share or 0.0 for child in step.children if child.name == IO)
-    if not at_least.IDLE_SHARE <= idle <= at_least.UNUSED_SHARE or waits >= idle / 2:
+    if not rule.share <= idle <= _UNUSED or waits >= idle / 2:
         return
-    yield Finding(
-        "launch-bound",
+    yield rule.found(
+        evidence,
         f"The device is idle for at least {percent(idle)} of {name_of(step.name)}, by {len(busy)} samples of its "
         "utilisation",
         why="the CPU does not keep it busy",
         cost_s=idle * float(steps.durations_s.sum()),
         anchor="devices",
-        rank=evidence.rank,
     )
 
 
-def cpu_waits_for_gpu(evidence: Evidence) -> Iterator[Finding]:
+def cpu_waits_for_gpu(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     """The CPU takes as long as the device in one region, where it waits, and runs ahead in another."""
-    timed = _timed(evidence)
-    if timed is None:
+    step = evidence.step_node
+    if step is None or step.gpu is None or not step.total_s:
         return
-    step, inside = timed
-    assert step.total_s is not None
-    long = [child for child in inside if child.gpu and child.gpu.total_s >= at_least.FOLLOWS_SHARE * step.total_s]
+    long = [child for child in step.children if child.gpu and child.gpu.total_s >= rule.share * step.total_s]
     ahead = [child for child in long if _ratio(child) < AHEAD]
     follows = [child for child in long if abs(_ratio(child) - 1) <= ALIKE]
     if not ahead or not follows:
         return
     worst = max(follows, key=lambda child: child.total_s or 0.0)
     assert worst.gpu is not None
-    yield Finding(
-        "cpu-waits-for-gpu",
-        f"The CPU waits for the device in {name_of(worst.name)}: {took(worst.median_s or 0.0)} on the CPU, "
+    yield rule.found(
+        evidence,
+        f"The CPU waits for the device in {name_of(worst.name)}: {took(worst.median_s)} on the CPU, "
         f"{took(worst.gpu.median_s)} on the device",
         where=f"while it runs ahead in {name_of(ahead[0].name)}",
         why="something in it synchronizes",
         cost_s=worst.total_s,
-        anchor="tree",
         region=worst.path,
-        rank=evidence.rank,
     )
 
 
@@ -132,29 +122,23 @@ def _ratio(node: Node) -> float:
     return (node.median_s or 0.0) / node.gpu.median_s if node.gpu.median_s else float("inf")
 
 
-def copies(evidence: Evidence) -> Iterator[Finding]:
+def copies(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     """Regions of copies to the device take a large part of the step."""
     step = evidence.step_node
-    if step is None or step.count < at_least.LEAST_STEPS or not step.total_s:
-        return
+    assert step is not None
     found = [node for node in step.walk() if any(word in node.name.lower() for word in _COPIES) and not node.is_rest]
-    whole_s = max(step.total_s, step.gpu.total_s if step.gpu is not None else 0.0)
-    node = max(found, key=_spent_s, default=None)
-    if node is None or node.count < at_least.LEAST_STEPS or _spent_s(node) < at_least.COPY_SHARE * whole_s:
+    whole_s, node = _spent_s(step), max(found, key=_spent_s, default=None)
+    if node is None or node.count < rule.least or _spent_s(node) < rule.share * whole_s:
         return
-    why = ""
-    if node.gpu is not None and abs(_ratio(node) - 1) <= ALIKE:
-        why = "the CPU waits for it, as for a copy from pageable memory or without non_blocking"
-    yield Finding(
-        "copies",
+    waits = node.gpu is not None and abs(_ratio(node) - 1) <= ALIKE
+    yield rule.found(
+        evidence,
         f"{name_of(node.name)} takes {percent(_spent_s(node) / whole_s)} of {name_of(step.name)}, "
         f"{took(_spent_s(node) / node.count)} a step",
         where="overlapped with other work" if node.overlaps else "not overlapped",
-        why=why,
+        why="the CPU waits for it, as for a copy from pageable memory or without non_blocking" if waits else "",
         cost_s=_spent_s(node),
-        anchor="tree",
         region=node.path,
-        rank=evidence.rank,
     )
 
 
@@ -162,13 +146,13 @@ def _spent_s(node: Node) -> float:
     return max(node.total_s or 0.0, node.gpu.total_s if node.gpu is not None else 0.0)
 
 
-def throttled(evidence: Evidence) -> Iterator[Finding]:
+def throttled(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     """The driver lowers a device's clocks in a part of the samples."""
     steps = evidence.steady
     for (rank, metric, _), (at, values) in sorted(evidence.samples.items()):
         device, _, reason = metric.partition(f".{_METRIC}")
         held = values > 0
-        if not reason or len(values) < at_least.SAMPLES_LEAST or held.mean() < at_least.THROTTLED_SHARE:
+        if not reason or len(values) < rule.least or held.mean() < rule.share:
             continue
         cost_s, effect = None, ""
         if steps is not None and rank == evidence.rank:
@@ -178,14 +162,64 @@ def throttled(evidence: Evidence) -> Iterator[Finding]:
             if len(slow) and len(usual) and np.median(slow) > np.median(usual):
                 cost_s = float((np.median(slow) - np.median(usual)) * len(slow))
                 effect = f"{len(slow)} steps took {percent(float(np.median(slow) / np.median(usual)) - 1)} longer"
-        on = f" of rank {rank}" if len(evidence.by_rank) > 1 else ""
-        yield Finding(
-            "throttled",
-            f"{device.upper()}{on} is throttled in {percent(float(held.mean()))} of {len(held)} samples by "
-            f"{_REASONS.get(reason, name_of(reason))}",
+        yield rule.found(
+            evidence,
+            f"{device.upper()}{evidence.on_rank(rank)} is throttled in {percent(float(held.mean()))} of {len(held)} "
+            f"samples by {_REASONS.get(reason, name_of(reason))}",
             where=effect,
             cost_s=cost_s,
-            anchor="devices",
             rank=rank,
         )
         return
+
+
+def memory_grows(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
+    """A reading of this process's memory has a slope that is more than noise."""
+    worst: tuple[float, Finding] | None = None
+    for (rank, metric, region), (at, values) in sorted(evidence.samples.items()):
+        of_memory = metric.endswith("_bytes") and ("memory" in metric or "rss" in metric) and ".max_" not in metric
+        if not of_memory or metric.startswith(_SYSTEM_WIDE) or metric == _CAPACITY or len(values) < rule.least:
+            continue
+        kept = slice(int(_WARM_UP * len(values)), None)
+        found = trend_of(values[kept])
+        if found is None or found.chance > CHANCE or found.growth < rule.share:
+            continue
+        grown = found.end - found.start
+        if grown < _GROWTH_BYTES or (worst is not None and grown <= worst[0]):
+            continue
+        during = 0
+        if evidence.steps is not None:
+            low, high = np.searchsorted(evidence.steps.starts_s, [at[kept][0], at[kept][-1]])
+            during = int(high - low)
+        rate = f"{format_bytes(grown / during)} a step" if during else f"{format_bytes(grown)} so far"
+        finding = rule.found(
+            evidence,
+            f"Memory{evidence.on_rank(rank)} grows by {rate}, from {format_bytes(found.start)} to "
+            f"{format_bytes(found.end)} ({name_of(metric)})",
+            where=f"read at the end of {name_of(region)}" if region else "",
+            why=_when_full(evidence, rank, metric, region, found, during),
+            rank=rank,
+        )
+        worst = grown, finding
+    if worst is not None:
+        yield worst[1]
+
+
+def _when_full(evidence: Evidence, rank: int, metric: str, region: str, found: Trend, during: int) -> str:
+    # A device's size is sampled too. The host's limit is not known.
+    sizes = evidence.samples.get((rank, _CAPACITY, region))
+    if not metric.startswith(_ON_DEVICE) or sizes is None or not during:
+        return ""
+    size = float(sizes[1][-1])
+    left = (size - found.end) * during
+    least, most = found.rise_ci
+    if left <= 0 or least <= 0:
+        return ""
+    about, soonest, latest = (_two_digits(left / rise) for rise in (found.end - found.start, most, least))
+    within = f" ({soonest} to {latest})" if soonest != latest else ""
+    return f"at this rate the {format_bytes(size)} of the device are full in {about} steps{within}"
+
+
+def _two_digits(count: float) -> str:
+    step = 10 ** max(floor(log10(max(count, 1))) - 1, 0)
+    return str(round(count / step) * step)

@@ -11,9 +11,8 @@ import numpy as np
 from deep500_timing._base.names import BATCH, COMM
 from deep500_timing._base.sql import literal
 from deep500_timing._summary.nesting import path_text
-from deep500_timing._summary.text import safe_name, shorten
-from deep500_timing._views.columns import times
-from deep500_timing._views.findings._thresholds import STACKS_LEAST
+from deep500_timing._summary.text import safe_name
+from deep500_timing._views.on_device import busy_in
 from deep500_timing._views.tree_of_run import tree_of_run
 
 if TYPE_CHECKING:
@@ -30,6 +29,10 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 FIRST_STEP = f"{BATCH} (first)"
+STACKS_LEAST = 20
+"""Sampled stacks that name the lines of the program."""
+_WARM_UP_RATIO, _WARM_UP_CALM, _WARM_UP_OF = 1.5, 0.7, 10
+"""The steady state begins with a step within so many medians, if this share of so many steps from there on are."""
 
 
 class Steps(NamedTuple):
@@ -68,15 +71,16 @@ class Evidence:
         self.session = session
         self.failed: dict[str, str] = {}
         """Rules that failed, with the error."""
+        self.only = "" if session is None else f"and session = {session} "
+        """A condition in SQL, behind others."""
 
     @cached_property
     def whole_s(self) -> float:
         """The time from the first region's start to the last one's end, without the time between sessions."""
         total = sum(root.total_s or 0.0 for root in self.tree.roots)
         if self.run is not None:
-            logs = self.run.table("logs").rows()
             spans: dict[int, tuple[int, int]] = {}
-            for log in logs:
+            for log in self.run.table("logs").rows():
                 first, last, session = log["first_unix_ns"], log["last_unix_ns"], log["session"]
                 is_wanted = log["rank"] == self.rank and self.session in (None, session)
                 if is_wanted and first is not None and last is not None:
@@ -99,6 +103,12 @@ class Evidence:
         return next((node for node in self.tree.named(BATCH) if node.total_s), None)
 
     @cached_property
+    def idle_s(self) -> float | None:
+        """The time in the steps in which nothing that is timed on the device runs there; None if unknown."""
+        busy = None if self.step_node is None else busy_in(self.step_node)
+        return None if busy is None else busy[0] - busy[1]
+
+    @cached_property
     def about(self) -> About:
         """The facts of the run."""
         from deep500_timing._views.about import about_run
@@ -112,24 +122,42 @@ class Evidence:
         if self.run is None:
             return None
         if self.step_node is None:
-            table = self.run.steps(rank=self.rank, session=self.session).arrow()
-            rows = [row for row in table.to_pylist() if row["dur_ns"] is not None]
-        else:
-            only = "" if self.session is None else f"and session = {self.session} "
-            rows = self.run.sql(
+            rows = self.run.steps(rank=self.rank, session=self.session).arrow().to_pylist()
+            return _steps([row for row in rows if row["dur_ns"] is not None])
+        return _steps(
+            self.run.sql(
                 "select session, step, max(dur_ns) as dur_ns, "
                 f"coalesce(min(case when rank = {self.rank} then start_ns end), min(start_ns)) as start_ns from "
                 "(select rank, session, step, min(start_ns) as start_ns, "
                 "max(start_ns + dur_ns) - min(start_ns) as dur_ns from intervals "
                 f"where path = {literal(path_text(self.step_node.path))} and device = 'CPU' "
-                f"and step is not null {only}group by rank, session, step) as of_rank "
+                f"and step is not null {self.only}group by rank, session, step) as of_rank "
                 "group by session, step order by session, start_ns"
             ).rows()
-        if not rows:
+        )
+
+    def series(self, path: tuple[str, ...]) -> Steps | None:
+        """A region's time in each step of this rank; None without a run."""
+        if self.run is None:
             return None
-        columns = (np.array([row[name] for row in rows]) for name in ("session", "step", "start_ns", "dur_ns"))
-        sessions, numbers, starts, durations = columns
-        return Steps(sessions, numbers, starts / 1e9, durations / 1e9)
+        return _steps(
+            self.run.sql(
+                "select session, step, min(start_ns) as start_ns, cast(sum(dur_ns) as bigint) as dur_ns from intervals "
+                f"where path = {literal(path_text(path))} and device = 'CPU' and rank = {self.rank} "
+                f"and step is not null {self.only}group by session, step order by session, start_ns"
+            ).rows()
+        )
+
+    def spans(self, path: tuple[str, ...]) -> NDArray[np.int64]:
+        """The intervals of a region on this rank, in the order of time: session, step (or -1), start and end in ns."""
+        assert self.run is not None
+        table = self.run.sql(
+            "select session, coalesce(step, -1) as step, start_ns, start_ns + dur_ns as end_ns from intervals "
+            f"where rank = {self.rank} and device = 'CPU' and path = {literal(path_text(path))} {self.only}"
+            "order by session, start_ns"
+        ).arrow()
+        names = ("session", "step", "start_ns", "end_ns")
+        return np.stack([np.asarray(table[name].to_numpy(), np.int64) for name in names], axis=1)
 
     @cached_property
     def steady(self) -> Steps | None:
@@ -139,31 +167,36 @@ class Evidence:
     @cached_property
     def warm_up_steps(self) -> int:
         """The number of steps before the steady state."""
-        from deep500_timing._views.findings._thresholds import WARM_UP_CALM, WARM_UP_OF, WARM_UP_RATIO
-
         if self.steps is None:
             return 0
         durations = self.steps.durations_s
-        usual = float(np.median(durations[len(durations) // 2 :]))
-        calm = durations <= WARM_UP_RATIO * usual
-        many = min(WARM_UP_OF, len(calm) // 2)
-        if many < WARM_UP_OF // 2 or not calm.any():
+        calm = durations <= _WARM_UP_RATIO * float(np.median(durations[len(durations) // 2 :]))
+        many = min(_WARM_UP_OF, len(calm) // 2)
+        if many < _WARM_UP_OF // 2 or not calm.any():
             return 0
         # Seven of ten are enough: on a busy machine, the program is not why a step is slow.
-        settled = np.convolve(calm, np.ones(many), mode="valid") >= WARM_UP_CALM * many
+        settled = np.convolve(calm, np.ones(many), mode="valid") >= _WARM_UP_CALM * many
         begins = calm[: len(settled)] & settled
         count = int(begins.argmax()) if begins.any() else 0
         # Slow steps among usual ones are pauses: a start is slow from the first step on.
         return count if count and calm[:count].mean() < 0.5 else int(calm.argmax())
 
     @cached_property
-    def by_rank(self) -> dict[int, dict[tuple[str, str], dict[str, Any]]]:
-        """For each rank and for path and device a row of ``run.regions(by_rank=True)``."""
-        found: dict[int, dict[tuple[str, str], dict[str, Any]]] = {}
-        if self.run is not None:
-            for row in self.run.regions(session=self.session, by_rank=True).rows():
-                found.setdefault(row["rank"], {})[row["path"], row["device"]] = row
-        return found
+    def ranks(self) -> list[int]:
+        """The ranks with intervals, rising; none without a run."""
+        if self.run is None:
+            return []
+        rows = self.run.sql(f"select distinct rank from intervals where true {self.only}order by rank").rows()
+        return [row["rank"] for row in rows]
+
+    def totals_s(self, path: tuple[str, ...]) -> dict[int, float]:
+        """The time of a region on each rank."""
+        assert self.run is not None
+        rows = self.run.sql(
+            f"select rank, cast(sum(dur_ns) as double) as total from intervals where device = 'CPU' {self.only}"
+            f"and path = {literal(path_text(path))} group by rank order by rank"
+        ).rows()
+        return {row["rank"]: row["total"] / 1e9 for row in rows}
 
     @cached_property
     def stragglers(self) -> Stragglers | None:
@@ -177,20 +210,18 @@ class Evidence:
         """How late each rank came and its own times, by step; None where the ranks do not meet."""
         from deep500_timing._distributed.late_of_run import NoStepsError, steps_of_run
 
-        if self.run is None:
-            return None
         try:
-            found = steps_of_run(self.run, session=self.session)
+            found = None if self.run is None else steps_of_run(self.run, session=self.session)
         except NoStepsError:
             return None
-        return found if found.regions else None
+        return found if found is not None and found.regions else None
 
     @cached_property
     def operations(self) -> dict[int, dict[str, Operation]]:
         """The recorded collective operations, by rank and name."""
         if self.run is None:
             return {}
-        only = "" if self.session is None else f"where session = {self.session} "
+        only = self.only.replace("and", "where", 1)
         rows = self.run.sql(
             "with each as (select rank, op, dur_ns, bytes, min(dur_ns) over same as low, count(*) over same as n, "
             f"sequence from collectives c {only}window same as (partition by session, c.group, op, sequence)) "
@@ -219,7 +250,7 @@ class Evidence:
         found: dict[tuple[int, str, str], tuple[list[float], list[float]]] = {}
         columns = (table[name].to_pylist() for name in ("rank", "session", "metric", "region", "time_ns", "value"))
         for rank, session, metric, region, time, value in zip(*columns, strict=True):
-            if value is not None and (self.session is None or session == self.session):
+            if value is not None and self.session in (None, session):
                 at, values = found.setdefault((rank, metric, region or ""), ([], []))
                 at.append(time / 1e9)
                 values.append(value)
@@ -230,21 +261,9 @@ class Evidence:
         assert self.run is not None
         return Evidence(tree_of_run(self.run, rank=rank, session=self.session), self.run, rank, self.session)
 
-    def series(self, path: tuple[str, ...]) -> Steps | None:
-        """A region's time in each step of this rank; None without a run."""
-        if self.run is None:
-            return None
-        only = "" if self.session is None else f"and session = {self.session} "
-        rows = self.run.sql(
-            "select session, step, min(start_ns) as start_ns, cast(sum(dur_ns) as bigint) as dur_ns from intervals "
-            f"where path = {literal(path_text(path))} and device = 'CPU' and rank = {self.rank} and step is not null "
-            f"{only}group by session, step order by session, start_ns"
-        ).rows()
-        if not rows:
-            return None
-        columns = (np.array([row[name] for row in rows]) for name in ("session", "step", "start_ns", "dur_ns"))
-        sessions, numbers, starts, durations = columns
-        return Steps(sessions, numbers, starts / 1e9, durations / 1e9)
+    def on_rank(self, rank: int) -> str:
+        """``" of rank 3"``; empty in a run of one rank."""
+        return f" of rank {rank}" if len(self.ranks) > 1 else ""
 
     def lines_in(self, path: str, steps: Iterable[int] | None = None) -> str:
         """A clause on the lines of the program that a region's own time goes to; empty if too few samples say so.
@@ -269,8 +288,15 @@ class Evidence:
         """A command to type next, empty without a run."""
         if self.run is None:
             return ""
-        words = [name, shlex.quote(safe_name(self.run.folders[0])), *map(str, more)]
-        return f"deep500-timing {' '.join(words)}"
+        return " ".join(("deep500-timing", name, shlex.quote(safe_name(self.run.folders[0])), *map(str, more)))
+
+
+def _steps(rows: list[dict[str, Any]]) -> Steps | None:
+    if not rows:
+        return None
+    columns = (np.array([row[name] for row in rows]) for name in ("session", "step", "start_ns", "dur_ns"))
+    sessions, numbers, starts, durations = columns
+    return Steps(sessions, numbers, starts / 1e9, durations / 1e9)
 
 
 def evidence_of(source: Run | Tree, rank: int | None = None, session: int | None = None) -> Evidence:
@@ -283,30 +309,3 @@ def evidence_of(source: Run | Tree, rank: int | None = None, session: int | None
         ranks = source.sql("select min(rank) as lowest from logs").rows()
         rank = ranks[0]["lowest"] if ranks else None
     return Evidence(tree_of_run(source, rank=rank, session=session), source, rank, session)
-
-
-def name_of(text: str) -> str:
-    """A region's name, shortened and safe to print."""
-    return shorten(safe_name(text), 32)
-
-
-def percent(share: float) -> str:
-    """As ``"37 %"``, or ``"3.7 %"`` below ten."""
-    return f"{100 * share:.0f} %" if share >= 0.095 else f"{100 * share:.1f} %"
-
-
-def took(seconds: float) -> str:
-    """A time in a sentence."""
-    return times([seconds])[0]
-
-
-def how_many(count: int, total: int) -> str:
-    """``"on both ranks"``, ``"on all 64 ranks"``, ``"on 3 of 64 ranks"``."""
-    if count == total:
-        return "on both ranks" if total == 2 else f"on all {total} ranks"
-    return f"on {count} of {total} ranks"
-
-
-def joined(names: list[str]) -> str:
-    """``"a"``, ``"a and b"``, ``"a, b and c"``."""
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1]))) if names else ""

@@ -1,4 +1,4 @@
-"""Asks every rule, and sorts the answers."""
+"""The table of rules, and what stands out by them."""
 
 from __future__ import annotations
 
@@ -8,64 +8,73 @@ from typing import TYPE_CHECKING
 from deep500_timing._base.names import BATCH, IO
 from deep500_timing._base.settings import setting
 from deep500_timing._base.warn import warn_once
-from deep500_timing._views.findings import _thresholds as at_least
-from deep500_timing._views.findings._data import waits_for_data
-from deep500_timing._views.findings._devices import copies, cpu_waits_for_gpu, launch_bound, throttled
+from deep500_timing._views.findings import _data, _devices, _ranks, _steps, _whole
 from deep500_timing._views.findings._evidence import Evidence, evidence_of
-from deep500_timing._views.findings._goodput import low_goodput
-from deep500_timing._views.findings._memory import memory_grows
-from deep500_timing._views.findings._ranks import exposed_communication, imbalance, late_rank, waits_for_ranks
-from deep500_timing._views.findings._steps import drift, level_shift, spikes, warm_up
-from deep500_timing._views.findings._whole import dominant_region, lost, outside_steps, unnamed
+from deep500_timing._views.findings._finding import Rule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
     from deep500_timing._summary.tree import Tree
     from deep500_timing._views.findings._finding import Finding
     from deep500_timing.runs import Run
 
 ENVIRONMENT = "DEEP500_TIMING_FINDINGS"
-RULES: dict[str, Callable[[Evidence], Iterator[Finding]]] = {
-    "lost": lost,
-    "late-rank": late_rank,
-    "waits-for-data": waits_for_data,
-    "imbalance": imbalance,
-    "waits-for-ranks": waits_for_ranks,
-    "exposed-communication": exposed_communication,
-    "launch-bound": launch_bound,
-    "cpu-waits-for-gpu": cpu_waits_for_gpu,
-    "copies": copies,
-    "throttled": throttled,
-    "memory-grows": memory_grows,
-    "spikes": spikes,
-    "level-shift": level_shift,
-    "drift": drift,
-    "warm-up": warm_up,
-    "goodput": low_goodput,
-    "outside-steps": outside_steps,
-    "dominant-region": dominant_region,
-    "unnamed": unnamed,
+MOST = 5
+"""Findings that are shown."""
+_PARTS = "time its parts as regions"
+_TABLE = {
+    "lost": Rule(_whole.lost, 0, 1, "not-measured", "the end of the report says what is missing", needs=""),
+    "late-rank": Rule(_ranks.late_rank, _ranks.LATE_SHARE, 16, "stragglers", needs=""),
+    "waits-for-data": Rule(
+        _data.waits_for_data, 0.10, 20, "tree", "more workers (num_workers), prefetch, pin_memory", "", on_cpu=True
+    ),
+    "between-epochs": Rule(
+        _data.between_epochs, 0.05, 20, "over-the-run", "do it less often, or in the background", on_cpu=True
+    ),
+    "imbalance": Rule(_ranks.imbalance, 0.10, 40, "ranks", "give each rank the same amount of work"),
+    "waits-for-ranks": Rule(_ranks.waits_for_ranks, 0.20, 20, "communication"),
+    "exposed-communication": Rule(
+        _ranks.exposed_communication,
+        0.10,
+        20,
+        "communication",
+        "overlap it with the backward pass, larger buckets, fewer bytes",
+    ),
+    "launch-bound": Rule(
+        _devices.launch_bound, 0.20, 20, "tree", "larger batches, CUDA graphs, torch.compile", "", on_cpu=True
+    ),
+    "cpu-waits-for-gpu": Rule(
+        _devices.cpu_waits_for_gpu, 0.10, 20, "tree", "look for .item(), .cpu(), print of a tensor", on_cpu=True
+    ),
+    "copies": Rule(_devices.copies, 0.10, 20, "tree", "pin_memory=True and non_blocking=True"),
+    "throttled": Rule(_devices.throttled, 0.05, 20, "devices", "cooling, power limit", "samples"),
+    "memory-grows": Rule(
+        _devices.memory_grows, 0.05, 20, "memory", "keep numbers, not tensors: loss.item(), .detach()", "samples"
+    ),
+    "spikes": Rule(_steps.spikes, 0.01, 20, "over-the-run", needs=""),
+    "level-shift": Rule(_steps.level_shift, 0.15, 60, "over-the-run", needs=""),
+    "drift": Rule(_steps.drift, 0.05, 60, "over-the-run", "look for lists that grow", ""),
+    "warm-up": Rule(
+        _steps.warm_up, 0.10, 10, "over-the-run", "cache compilation; leave the first steps out of comparisons", ""
+    ),
+    "recompilation": Rule(
+        _steps.recompilation, 0.02, 3, "tree", "mark_dynamic or dynamic=True; pad inputs to few shapes", ""
+    ),
+    "goodput": Rule(
+        _whole.low_goodput,
+        0.10,
+        2,
+        "goodput",
+        "save checkpoints at the interval that the command names; start faster",
+        "",
+    ),
+    "outside-steps": Rule(_whole.outside_steps, 0.10, 10, "tree", "do it less often, or in the background"),
+    "dominant-region": Rule(_whole.dominant_region, 0.40, 20, "tree", _PARTS, on_cpu=True),
+    "unnamed": Rule(_whole.unnamed, _whole.UNNAMED, 20, "tree", _PARTS, "", on_cpu=True),
 }
-"""Every rule, by its name."""
-REMEDIES = {
-    "lost": "the end of the report says what is missing",
-    "waits-for-data": "more workers (num_workers), prefetch, pin_memory",
-    "imbalance": "give each rank the same amount of work",
-    "exposed-communication": "overlap it with the backward pass, larger buckets, fewer bytes",
-    "launch-bound": "larger batches, CUDA graphs, torch.compile",
-    "cpu-waits-for-gpu": "look for .item(), .cpu(), print of a tensor",
-    "copies": "pin_memory=True and non_blocking=True",
-    "throttled": "cooling, power limit",
-    "memory-grows": "keep numbers, not tensors: loss.item(), .detach()",
-    "drift": "look for lists that grow",
-    "warm-up": "cache compilation; leave the first steps out of comparisons",
-    "goodput": "save checkpoints at the interval that the command names; start faster",
-    "outside-steps": "do it less often, or in the background",
-    "dominant-region": "time its parts as regions",
-    "unnamed": "time its parts as regions",
-}
-"""What usually helps, by rule; ``docs/findings.md`` says more."""
+RULES = {name: replace(rule, name=name) for name, rule in _TABLE.items()}
+"""Every rule, by its name. Of equal costs, the earlier one comes first."""
 
 
 def find(
@@ -90,23 +99,37 @@ def find(
         raise ValueError(f"Switching off the finding {unknown[0]!r}: there are {', '.join(RULES)}.")
     silent |= _off_by_environment()
     evidence = source if isinstance(source, Evidence) else evidence_of(source, rank, session)
+    step = evidence.step_node
     found: dict[str, list[Finding]] = {}
     for name, rule in RULES.items():
-        if name not in silent:
+        has_enough = rule.needs != "steps" or (step is not None and step.count >= rule.least)
+        if name not in silent and has_enough:
             try:
-                found[name] = list(rule(evidence))
+                found[name] = list(rule.judge(rule, evidence))
             except Exception as error:
                 # One rule's fault must not cost the table.
                 evidence.failed[name] = f"{type(error).__name__}: {error}"
                 warn_once(f"The rule {name!r} of the findings failed: {evidence.failed[name]}. It is left out.")
-    places = {name: place for place, name in enumerate(RULES)}
-    kept = [replace(finding, remedy=finding.remedy or REMEDIES.get(finding.rule, "")) for finding in _each_once(found)]
-    kept.sort(key=lambda finding: (not finding.is_first, -(finding.cost_s or 0.0), places[finding.rule]))
-    # Growing memory and throttling may have no cost in time; they come after the most costly finding.
+    kept = [_with_gain(finding, evidence) for finding in _each_once(found)]
+    # Sorting keeps the order of the table. Growing memory and throttling may have no cost in time; they come after the
+    # most costly finding.
+    kept.sort(key=lambda finding: (not finding.is_first, -(finding.cost_s or 0.0)))
     timed = [finding for finding in kept if finding.is_first or finding.cost_s is not None]
     untimed = [finding for finding in kept if finding not in timed]
     lost = sum(finding.is_first for finding in timed)
-    return [*timed[: lost + 1], *untimed, *timed[lost + 1 :]][: at_least.MOST]
+    return [*timed[: lost + 1], *untimed, *timed[lost + 1 :]][:MOST]
+
+
+def _with_gain(finding: Finding, evidence: Evidence) -> Finding:
+    # While the device is busy, less work of the CPU saves nothing.
+    gain_s = finding.cost_s if finding.gain_s is None else finding.gain_s
+    if gain_s is None or evidence.whole_s <= 0:
+        return finding
+    is_in_step = BATCH in finding.region
+    if RULES[finding.rule].on_cpu and is_in_step and evidence.idle_s is not None:
+        gain_s = min(gain_s, evidence.idle_s)
+    gain_s = min(max(gain_s, 0.0), evidence.whole_s)
+    return replace(finding, gain_s=gain_s, gain_share=gain_s / evidence.whole_s)
 
 
 def _each_once(found: dict[str, list[Finding]]) -> Iterator[Finding]:
@@ -114,15 +137,29 @@ def _each_once(found: dict[str, list[Finding]]) -> Iterator[Finding]:
     late = {finding.rank for finding in found.get("late-rank", ())}
     stalls = {step for finding in found.get("waits-for-data", ()) for step in finding.steps}
     pauses = {finding.region for finding in found.get("outside-steps", ()) if finding.anchor == "over-the-run"}
-    for findings in found.values():
-        for finding in findings:
-            if finding.rule == "imbalance" and finding.rank in late:
-                continue
-            if finding.rule == "spikes" and finding.cause == IO and stalls and stalls >= set(finding.steps):
-                continue
-            if finding.rule == "unnamed" and finding.region in pauses and BATCH not in finding.region:
-                continue
+    between = next(iter(found.get("between-epochs", ())), None)
+    if between is not None and between.cause == IO and stalls:
+        between = None
+    for finding in (finding for findings in found.values() for finding in findings):
+        rule, steps = finding.rule, set(finding.steps)
+        is_between = between is not None and (between.cost_s or 0.0) >= 0.5 * (finding.cost_s or 0.0)
+        if not (
+            (rule == "imbalance" and finding.rank in late)
+            or (rule == "between-epochs" and finding is not between)
+            or (rule == "spikes" and finding.cause == IO and stalls and stalls >= steps)
+            or (rule == "unnamed" and finding.region in pauses and BATCH not in finding.region)
+            or (between is not None and is_between and _lies_between(finding, between))
+        ):
             yield finding
+
+
+def _lies_between(finding: Finding, between: Finding) -> bool:
+    # Spikes in the first steps of epochs, time in no region, and the region that fills the time between epochs.
+    if finding.rule == "spikes":
+        return bool(finding.steps) and set(finding.steps) <= set(between.steps)
+    if finding.rule == "unnamed":
+        return between.cause == "" and BATCH not in finding.region
+    return finding.rule == "outside-steps" and finding.cause == between.cause
 
 
 def _off_by_environment() -> set[str]:

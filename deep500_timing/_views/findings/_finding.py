@@ -1,8 +1,17 @@
-"""One finding, as plain data."""
+"""One finding and one rule, as plain data, and how sentences word numbers and names."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from deep500_timing._summary.text import safe_name, shorten
+from deep500_timing._views.columns import times
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from deep500_timing._views.findings._evidence import Evidence
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +33,15 @@ class Finding:
     """What usually helps, in a few words; ``docs/findings.md`` says more."""
     cost_s: float | None = None
     """The time that it cost, by which findings are sorted; None if unknown."""
+    gain_s: float | None = None
+    """An upper bound of the time that a remedy can save; None if unknown. Gains of several findings overlap."""
+    gain_share: float | None = None
+    """The same as a share of the run."""
     is_first: bool = False
     """Whether it comes before all others at any cost: lost data make the rest doubtful."""
     anchor: str = ""
     """The section of the page that shows it: ``"tree"``, ``"over-the-run"``, ``"steps"``, ``"ranks"``, ``"memory"``,
-    ``"communication"``, ``"devices"``, ``"stragglers"``, ``"not-measured"``."""
+    ``"communication"``, ``"devices"``, ``"stragglers"``, ``"goodput"``, ``"not-measured"``."""
     region: tuple[str, ...] = ()
     """The place in the tree that it is about, if it is about one."""
     steps: tuple[int, ...] = ()
@@ -40,7 +53,63 @@ class Finding:
 
     @property
     def text(self) -> str:
-        """The finding in one line, without the command."""
-        parts = [self.fact, self.where]
-        said = ", ".join(part for part in parts if part)
+        """The finding in one line, without the help."""
+        said = ", ".join(part for part in (self.fact, self.where) if part)
         return f"{said}: {self.why}." if self.why else f"{said}."
+
+    @property
+    def help(self) -> str:
+        """The next command or the usual remedy, and the gain at most; may be empty."""
+        gain = "" if self.gain_share is None else f"saves at most {percent(self.gain_share)} of the time"
+        return "; ".join(part for part in (gain, self.command or self.remedy) if part)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A rule: its threshold, what it needs, and how it judges. ``docs/findings.md`` has the same table in words."""
+
+    judge: Callable[[Rule, Evidence], Iterator[Finding]]
+    share: float
+    """The threshold, mostly as a share of the step or of the run."""
+    least: int
+    """Fewest steps, or fewest samples, for it to speak."""
+    anchor: str
+    """See :attr:`Finding.anchor`."""
+    remedy: str = ""
+    """See :attr:`Finding.remedy`."""
+    needs: str = "steps"
+    """What ``least`` counts: ``"steps"``, ``"samples"``, or ``""`` if the judge counts."""
+    on_cpu: bool = False
+    """Whether it finds time of the CPU: a remedy saves no more than the time in which the device is idle."""
+    name: str = ""
+
+    def found(self, evidence: Evidence, fact: str, **more: Any) -> Finding:
+        """A finding of this rule."""
+        usual = {"anchor": self.anchor, "rank": evidence.rank, "remedy": self.remedy}
+        return Finding(self.name, fact, **(usual | more))
+
+
+def name_of(text: str) -> str:
+    """A region's name, shortened and safe to print."""
+    return shorten(safe_name(text), 32)
+
+
+def percent(share: float) -> str:
+    """As ``"37 %"``, or ``"3.7 %"`` below ten."""
+    return f"{100 * share:.0f} %" if share >= 0.095 else f"{100 * share:.1f} %"
+
+
+def took(seconds: float | None) -> str:
+    """A time in a sentence."""
+    return times([seconds or 0.0])[0]
+
+
+def listed(numbers: list[int], most: int = 3) -> str:
+    """``"1, 2, 3 and 4 more"``."""
+    more = f" and {len(numbers) - most} more" if len(numbers) > most else ""
+    return ", ".join(map(str, numbers[:most])) + more
+
+
+def joined(names: list[str]) -> str:
+    """``"a"``, ``"a and b"``, ``"a, b and c"``."""
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1]))) if names else ""

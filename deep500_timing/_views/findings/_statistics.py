@@ -12,6 +12,10 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
+CHANCE = 1e-4
+"""Probability of a slope without a trend below which it is a trend."""
+LEAST_OF_TREND = 60
+"""Fewest steps for a trend over the run."""
 _BLOCKS = 40
 _LEAST_BLOCKS = 8
 _TWO_SIDED_95 = 1.959964

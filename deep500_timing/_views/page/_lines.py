@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from deep500_timing._summary.nesting import path_text
-from deep500_timing._views.findings._thresholds import STACKS_LEAST
+from deep500_timing._views.findings._evidence import STACKS_LEAST
 from deep500_timing._views.page._context import shown
 from deep500_timing.runs._places import places_of, samples_in
 

@@ -17,6 +17,7 @@ from deep500_timing._base.whole_file import whole_file
 from deep500_timing._summary.text import UNKNOWN, format_time, safe_name
 from deep500_timing._views.about import COMPLETE
 from deep500_timing._views.findings import verdict
+from deep500_timing._views.findings._finding import percent
 from deep500_timing._views.page._build import build
 from deep500_timing._views.page._style import styled
 
@@ -99,7 +100,9 @@ def render_page(
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
-    environment.globals.update(place_charts=place_charts, cell=_cell, numeric=_numeric, most=_MOST_ROWS)
+    environment.globals.update(
+        place_charts=place_charts, cell=_cell, numeric=_numeric, most=_MOST_ROWS, percent=percent
+    )
     script, style = _resource("page.js"), _resource("page.css")
     template = environment.from_string(_resource("page.html"))
     # Writing the sections collects the charts, so their data follow.
