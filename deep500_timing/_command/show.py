@@ -19,9 +19,9 @@ def command(folder: str, rank: int | None, session: int | None, off: tuple[str, 
     FOLDER is what Timer(run=FOLDER) or DEEP500_TIMING_RUN=FOLDER has written.
     """
     from deep500_timing._command._output import busy, print_sheet
-    from deep500_timing._views.drawing import draw
     from deep500_timing._views.findings._find import RULES
     from deep500_timing._views.of_run import sheet_of_run
+    from deep500_timing._views.table import draw
     from deep500_timing._views.terminal import put, width_for
     from deep500_timing.runs import Run
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from deep500_timing._command._app import click
 
 if TYPE_CHECKING:
-    from deep500_timing._views.drawing import Line
+    from deep500_timing._views.table import Line
 
 _SHARE = 0.2
 """The share of the time that reading may take: a run that is slow to read is read less often."""
@@ -31,8 +31,8 @@ def command(folder: str, rank: int | None, every: float, once: bool, as_json: bo
     """
     from deep500_timing._command._output import print_sheet
     from deep500_timing._views.about import live_line
-    from deep500_timing._views.drawing import Span, draw
     from deep500_timing._views.of_run import sheet_of_run
+    from deep500_timing._views.table import Span, draw
     from deep500_timing._views.terminal import is_terminal, put, width_for
     from deep500_timing.runs import Run
 
@@ -67,7 +67,7 @@ def command(folder: str, rank: int | None, every: float, once: bool, as_json: bo
 
 
 def _fitting(lines: list[Line]) -> list[Line]:
-    from deep500_timing._views.drawing import Span
+    from deep500_timing._views.table import Span
 
     # The end is cut, so that the head stands still.
     try:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from deep500_timing._base.names import BACKWARD, BATCH, COMM, GPU
+from deep500_timing._base.sql import literal
 from deep500_timing._distributed.late import REST, Steps, steps_of_operations
-from deep500_timing._summary.nesting import split_path
+from deep500_timing._summary.nesting import path_text, split_path
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,6 +27,10 @@ _MOST_ROWS = 500_000
 """Steps times ranks that are judged, the newest ones: with ten regions, 40 MB an array."""
 _LEAST_STEPS = 1000
 """Steps that are judged of any number of ranks: correlated noise needs that many."""
+_MOST_TIMES, _LEAST_REGIONS = 8_000_000, 8
+"""Steps times ranks times regions that are judged, 64 MB an array; smaller regions are part of the rest then."""
+_READ = 2_000_000
+"""Rows that are read at a time."""
 _ALIKE = 0.5
 """Ranks that meet have steps of one length: their spread is below this share of that of the waits."""
 _INSIDE = 0.9
@@ -123,24 +128,32 @@ def _phases(run: Run, ranks: list[int], session: int) -> _Phases:
     batches = {tuple(parts) for parts in paths if parts[-1] == BATCH}
     around = {*batches, *(parts[:-1] for parts in batches)} if batches else {()}
     phases = [parts for parts in paths if tuple(parts[:-1]) in around and parts[-1] != BATCH]
-    names = sorted({parts[-1] for parts in phases})
+    by_name: dict[str, list[str]] = {}
+    for parts in phases:
+        by_name.setdefault(parts[-1], []).append(literal(path_text(tuple(parts))))
+    names, each = sorted(by_name), len(steps) * len(ranks)
+    most = max(_MOST_TIMES // each, _LEAST_REGIONS)
+    if len(names) > most:
+        in_any = ", ".join(path for of in by_name.values() for path in of)
+        largest = run.sql(f"select region, sum(dur_ns) as total {judged} and path in ({in_any}) group by region").rows()
+        largest.sort(key=lambda row: (-row["total"], row["region"]))
+        names = sorted(row["region"] for row in largest[:most])
     times = np.zeros((2, len(steps), len(ranks), len(names)))
-    if phases:
-        # Only these depths: deeper regions are many.
-        depths = ", ".join(map(str, sorted({len(parts) - 1 for parts in phases})))
+    together = max(_READ // each, 1)
+    for first_name in range(0, len(names), together):
+        chosen = names[first_name : first_name + together]
+        in_these = ", ".join(path for name in chosen for path in by_name[name])
         table = run.sql(
-            f"select rank, path, step, device, cast(sum(dur_ns) as bigint) as total {judged} and depth in ({depths}) "
-            "group by rank, path, step, device"
+            f"select rank, region, step, device, cast(sum(dur_ns) as bigint) as total {judged} "
+            f"and path in ({in_these}) group by rank, region, step, device"
         ).arrow()
         # Columns, not rows: a row in Python takes hundreds of bytes.
-        path_at, known = _codes(table["path"])
-        known_parts = [split_path(path) for path in known]
-        name_at = np.array([names.index(parts[-1]) if parts in phases else -1 for parts in known_parts])[path_at]
+        name_of, known = _codes(table["region"])
+        name_at = np.array([names.index(name) for name in known], dtype=np.int64)[name_of]
         rank_at, _ = _places(np.array(ranks), table["rank"].to_numpy())
-        step_at, is_judged = _places(steps, table["step"].to_numpy())
-        here = (name_at >= 0) & is_judged
+        step_at, here = _places(steps, table["step"].to_numpy())
         device_at, devices = _codes(table["device"])
-        on_gpu = np.array([int(device == GPU) for device in devices])[device_at]
+        on_gpu = np.array([int(device == GPU) for device in devices], dtype=np.int64)[device_at]
         taken_s = table["total"].to_numpy()[here] / 1e9
         np.add.at(times, (on_gpu[here], step_at[here], rank_at[here], name_at[here]), taken_s)
     # Times of the device where every rank has them in most steps.

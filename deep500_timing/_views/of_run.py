@@ -10,8 +10,7 @@ from deep500_timing._summary.text import safe_name, shorten
 from deep500_timing._views.about import about_run
 from deep500_timing._views.columns import times
 from deep500_timing._views.findings import evidence_of, find, verdict
-from deep500_timing._views.first import first_note
-from deep500_timing._views.on_device import device_note
+from deep500_timing._views.notes import device_note, first_note
 from deep500_timing._views.table import LONGEST_NAME, Sheet
 
 if TYPE_CHECKING:

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from deep500_timing._base.memory_usage import SHOWN
-from deep500_timing._summary.snapshot import COUNTERS
+from deep500_timing._base.names import CPU
+from deep500_timing._summary.snapshot import COUNTERS, counters_of
 from deep500_timing._summary.text import GAP, format_bytes, safe_name, shorten
+from deep500_timing._summary.tree import OnDevice, Tree, build_tree, node_of
 from deep500_timing._views.findings import CALM, evidence_of, find, verdict
-from deep500_timing._views.first import first_note
-from deep500_timing._views.on_device import device_note
+from deep500_timing._views.notes import device_note, first_note
 from deep500_timing._views.table import LONGEST_NAME, Sheet
-from deep500_timing._views.tree_of_snapshot import tree_of_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from deep500_timing._summary.snapshot import RegionTimes, Snapshot
-    from deep500_timing._summary.tree import Node, Tree
+    from deep500_timing._summary.tree import Node
 
 _OF_A_RUN = "Which steps are slow, and whether they drift, only a run tells: Timer(run=FOLDER)."
 
@@ -142,3 +143,20 @@ def _memory(region: RegionTimes) -> str:
 
 def _named(region: RegionTimes) -> str:
     return shorten(safe_name(region.name), LONGEST_NAME)
+
+
+def tree_of_snapshot(snapshot: Snapshot) -> Tree:
+    """The snapshot's tree, or a flat one of its regions if their nesting is unknown."""
+    if snapshot.tree is not None:
+        return snapshot.tree
+    nodes: dict[str, Node] = {}
+    for region in snapshot:
+        stats, path = region.stats, (region.name,)
+        if stats is None:
+            continue
+        if region.device == CPU:
+            nodes[region.name] = node_of(path, stats)
+        else:
+            gpu = OnDevice(stats.total, None, stats.count, stats.median, stats.p95)
+            nodes[region.name] = replace(nodes.get(region.name) or node_of(path, None), gpu=gpu)
+    return build_tree(nodes.values(), rank=snapshot.rank, is_nested=False, counters=counters_of(snapshot))

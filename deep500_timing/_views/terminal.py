@@ -7,10 +7,10 @@ import shutil
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing._summary.text import fit_encoding
-from deep500_timing._views.drawing import plain
+from deep500_timing._views.table import plain
 
 if TYPE_CHECKING:
-    from deep500_timing._views.drawing import Line
+    from deep500_timing._views.table import Line
 
 
 def width_for(stream: Any) -> int | None:

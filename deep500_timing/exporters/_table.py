@@ -8,8 +8,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing._base.warn import warn_once
-from deep500_timing._views.drawing import draw, render
 from deep500_timing._views.of_snapshot import sheet_of
+from deep500_timing._views.table import draw, render
 from deep500_timing._views.terminal import put, width_for
 from deep500_timing.exporters._base import BaseExporter
 from deep500_timing.exporters._files import SharedFile, create, encode, path_of

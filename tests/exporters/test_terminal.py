@@ -10,8 +10,8 @@ import termios
 
 import pytest
 
-from deep500_timing._views.drawing import render
 from deep500_timing._views.of_snapshot import sheet_of
+from deep500_timing._views.table import render
 from deep500_timing.exceptions import ExportError, TimingWarning
 from deep500_timing.exporters import TerminalExporter
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from deep500_timing._views.drawing import render
 from deep500_timing._views.of_snapshot import sheet_of
+from deep500_timing._views.table import render
 from deep500_timing.exceptions import TimingWarning
 from deep500_timing.exporters import TextExporter, _table
 

@@ -6,7 +6,7 @@ import pytest
 from made_runs import made_rank
 
 from deep500_timing._views.page._context import Context
-from deep500_timing._views.page._goodput import GoodputSection
+from deep500_timing._views.page._goodput import goodput
 from deep500_timing.runs import Run
 
 
@@ -19,7 +19,7 @@ def test_the_section_shows_every_part_and_its_lost_work(tmp_path):
                 made.spend("BATCH", 1.0)
     with Run.open(tmp_path / "run") as run:
         account = run.goodput()
-        content = GoodputSection().build(Context(run))
+        content = goodput(Context(run))
     assert content is not None
     [figure] = content.figures
     assert [row[0] for row in figure.rows] == [bucket.title for bucket in account.buckets]

@@ -280,7 +280,7 @@ def test_who_is_late_is_said_as_by_the_command(tmp_path):
     assert [True, False] == [row["s"] > bound["data"]["values"][0]["s"] for row in bars["data"]["values"]][:2]
     assert [(3, "yes"), (1, "no")] == [(row[0], row[2]) for row in late.rows[:2]]
     assert regions.title == "What rank 3 does longer"
-    most = regions.panels[0].spec["layer"][0]["data"]["values"][0]
+    most = regions.panels[0].spec["data"]["values"][0]
     assert ("FORWARD", pytest.approx(0.03, rel=0.1)) == (most["region"], most["s"])
     (finding,) = [found for found in context.findings if found.rule == "late-rank"]
     assert (3, "stragglers") == (finding.rank, finding.anchor)

@@ -19,8 +19,8 @@ from deep500_timing._command import _app, doctor
 from deep500_timing._command._app import main
 from deep500_timing._command._table import COMMANDS
 from deep500_timing._summary.text import width_of
-from deep500_timing._views.drawing import render
 from deep500_timing._views.of_run import sheet_of_run
+from deep500_timing._views.table import render
 from deep500_timing.runs import Run, RunLog
 from deep500_timing.testing import ManualClock
 

@@ -14,7 +14,7 @@ from deep500_timing._views.findings import evidence_of, find, verdict
 from deep500_timing._views.findings._find import ENVIRONMENT
 from deep500_timing._views.findings._statistics import trend_of
 from deep500_timing._views.of_run import sheet_of_run
-from deep500_timing._views.tree_of_snapshot import tree_of_snapshot
+from deep500_timing._views.of_snapshot import tree_of_snapshot
 from deep500_timing.runs import Run
 from deep500_timing.testing import ManualClock, ManualDeviceClock
 

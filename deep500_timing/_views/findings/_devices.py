@@ -11,7 +11,7 @@ from deep500_timing._base.names import IO
 from deep500_timing._summary.text import format_bytes
 from deep500_timing._views.findings._finding import name_of, percent, took
 from deep500_timing._views.findings._statistics import CHANCE, trend_of
-from deep500_timing._views.on_device import AHEAD, ALIKE
+from deep500_timing._views.notes import AHEAD, ALIKE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,7 +12,7 @@ from deep500_timing._base.names import BATCH, COMM
 from deep500_timing._base.sql import literal
 from deep500_timing._summary.nesting import path_text
 from deep500_timing._summary.text import safe_name
-from deep500_timing._views.on_device import busy_in
+from deep500_timing._views.notes import busy_in
 from deep500_timing._views.tree_of_run import tree_of_run
 
 if TYPE_CHECKING:

@@ -4,39 +4,50 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from deep500_timing._base import plugins
 from deep500_timing._base.warn import warn_once
-from deep500_timing._views.page._communication import Communication
+from deep500_timing._views.page._communication import communication
 from deep500_timing._views.page._context import Context
-from deep500_timing._views.page._goodput import GoodputSection
-from deep500_timing._views.page._not_measured import NotMeasured
-from deep500_timing._views.page._over import Over
-from deep500_timing._views.page._ranks import Ranks
-from deep500_timing._views.page._samples import Samples
+from deep500_timing._views.page._goodput import goodput
+from deep500_timing._views.page._not_measured import not_measured
+from deep500_timing._views.page._over import over
+from deep500_timing._views.page._ranks import ranks_over_run, stragglers
+from deep500_timing._views.page._samples import samples
 from deep500_timing._views.page._section import GROUP, TABLE_GROUP, Content, Section
-from deep500_timing._views.page._spread import Spread
-from deep500_timing._views.page._stragglers import Stragglers
-from deep500_timing._views.page._typical import Typical
-from deep500_timing._views.page._where import Where
+from deep500_timing._views.page._spread import spread
+from deep500_timing._views.page._typical import typical
+from deep500_timing._views.page._where import where
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from deep500_timing.runs import Run
 
-_BUILT_IN: tuple[type[Any], ...] = (
-    Where,
-    GoodputSection,
-    Over,
-    Typical,
-    Spread,
-    Stragglers,
-    Ranks,
-    Samples,
-    Communication,
-    NotMeasured,
+
+class _BuiltIn(NamedTuple):
+    """A :class:`Section`."""
+
+    name: str
+    title: str
+    place: int
+    missing: str
+    build: Callable[[Context], Content | None]
+
+
+_NO_STEP, _ONE_RANK = "No step was timed as BATCH.", "There is one rank."
+_BUILT_IN = (
+    _BuiltIn("tree", "Where a step goes", 30, "No region was timed.", where),
+    _BuiltIn("goodput", "Goodput: where the wall clock of the job went", 35, "", goodput),
+    _BuiltIn("over-the-run", "Over the run", 40, _NO_STEP, over),
+    _BuiltIn("steps", "A typical step and the slowest", 50, _NO_STEP, typical),
+    _BuiltIn("distributions", "How long each region takes", 60, "No region has 10 intervals.", spread),
+    _BuiltIn("stragglers", "Who is late, and why", 65, _ONE_RANK, stragglers),
+    _BuiltIn("ranks", "Ranks", 70, _ONE_RANK, ranks_over_run),
+    _BuiltIn("memory", "Memory, throughput, devices", 80, "No memory, throughput or device was sampled.", samples),
+    _BuiltIn("communication", "Communication", 90, "No collective was recorded.", communication),
+    _BuiltIn("not-measured", "Missing data and environment", 110, "", not_measured),
 )
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]*\Z")
 
@@ -82,7 +93,7 @@ def build(
 
 
 def _sections(run: Run, more: Iterable[Section]) -> list[Section]:
-    found: dict[str, Section] = {section.name: section() for section in _BUILT_IN}
+    found: dict[str, Any] = {section.name: section for section in _BUILT_IN}
     registered = [*plugins.loadable(GROUP), *plugins.loadable(TABLE_GROUP, only=run.tables)]
     for section in [*(section for _, section in registered), *more]:
         try:

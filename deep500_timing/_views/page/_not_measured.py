@@ -23,52 +23,46 @@ _READING = (
 _NOTHING_LOST = "Nothing was lost: no interval was dropped, no byte of a log is damaged, and no part of one is missing."
 
 
-class NotMeasured:
+def not_measured(context: Context) -> Content:
     """The end of the page."""
-
-    name, title, place = "not-measured", "Missing data and environment", 110
-    missing = ""
-
-    def build(self, context: Context) -> Content:
-        """See :class:`Section`."""
-        about = context.about
-        missing = [*context.missing]
-        if not about.has_device_times:
-            missing.append(("GPU", "No region has times on a device."))
-        if about.missing_ranks:
-            shown = ", ".join(map(str, about.missing_ranks[:20]))
-            missing.append(("Ranks", f"Of {about.world_size} ranks these wrote nothing: {shown}."))
-        lost = [
-            ("intervals dropped", about.dropped),
-            ("bytes of logs damaged", about.damaged_bytes),
-            ("frames of logs missing", about.missing_frames),
-        ]
-        counters = [
-            (safe_name(region), device, what, number)
-            for (region, device), found in sorted(context.tree.counters.items())
-            for what, number in sorted(found.items())
-        ]
-        environment = [
-            ("ranks", len(about.ranks)),
-            ("hosts", ", ".join(map(safe_name, about.hosts)) or None),
-            ("started", f"{about.sessions} times" if about.sessions > 1 else "once"),
-            ("ended", ", ".join(map(safe_name, about.ends)) if about.ended else "not: killed, or running"),
-            ("earlier starts ended", ", ".join(map(safe_name, about.earlier_ends)) or None),
-            ("platform", safe_name(about.platform) or None),
-            *((safe_name(name), safe_name(version)) for name, version in about.versions.items()),
-            *((f"device {place}", safe_name(name)) for place, name in enumerate(about.devices)),
-            ("memory that samples reached", _most_memory(context)),
-            *((safe_name(name), safe_name(json.dumps(value))) for name, value in about.attributes.items()),
-        ]
-        tables: list[tuple[str, tuple[str, ...], Sequence[Sequence[object]]]] = [
-            ("Left out of this page", ("what", "why"), missing),
-            ("Lost", ("what", "how much"), lost if any(much for _, much in lost) else []),
-            ("In no time", ("region", "device", "what", "how often"), counters[:_MOST]),
-            ("Environment", ("what", "value"), [row for row in environment if row[1] is not None]),
-        ]
-        made_by = f"Made by: deep500-timing report {safe_name(about.folder)}"
-        text = (_READING, made_by) if any(much for _, much in lost) else (_READING, _NOTHING_LOST, made_by)
-        return Content(text=text, tables=tuple(table for table in tables if table[2]))
+    about = context.about
+    missing = [*context.missing]
+    if not about.has_device_times:
+        missing.append(("GPU", "No region has times on a device."))
+    if about.missing_ranks:
+        shown = ", ".join(map(str, about.missing_ranks[:20]))
+        missing.append(("Ranks", f"Of {about.world_size} ranks these wrote nothing: {shown}."))
+    lost = [
+        ("intervals dropped", about.dropped),
+        ("bytes of logs damaged", about.damaged_bytes),
+        ("frames of logs missing", about.missing_frames),
+    ]
+    counters = [
+        (safe_name(region), device, what, number)
+        for (region, device), found in sorted(context.tree.counters.items())
+        for what, number in sorted(found.items())
+    ]
+    environment = [
+        ("ranks", len(about.ranks)),
+        ("hosts", ", ".join(map(safe_name, about.hosts)) or None),
+        ("started", f"{about.sessions} times" if about.sessions > 1 else "once"),
+        ("ended", ", ".join(map(safe_name, about.ends)) if about.ended else "not: killed, or running"),
+        ("earlier starts ended", ", ".join(map(safe_name, about.earlier_ends)) or None),
+        ("platform", safe_name(about.platform) or None),
+        *((safe_name(name), safe_name(version)) for name, version in about.versions.items()),
+        *((f"device {place}", safe_name(name)) for place, name in enumerate(about.devices)),
+        ("memory that samples reached", _most_memory(context)),
+        *((safe_name(name), safe_name(json.dumps(value))) for name, value in about.attributes.items()),
+    ]
+    tables: list[tuple[str, tuple[str, ...], Sequence[Sequence[object]]]] = [
+        ("Left out of this page", ("what", "why"), missing),
+        ("Lost", ("what", "how much"), lost if any(much for _, much in lost) else []),
+        ("In no time", ("region", "device", "what", "how often"), counters[:_MOST]),
+        ("Environment", ("what", "value"), [row for row in environment if row[1] is not None]),
+    ]
+    made_by = f"Made by: deep500-timing report {safe_name(about.folder)}"
+    text = (_READING, made_by) if any(much for _, much in lost) else (_READING, _NOTHING_LOST, made_by)
+    return Content(text=text, tables=tuple(table for table in tables if table[2]))
 
 
 def _most_memory(context: Context) -> str | None:

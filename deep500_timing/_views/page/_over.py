@@ -10,12 +10,13 @@ from deep500_timing._summary.tree import REST
 from deep500_timing._views.page._colours import GREY
 from deep500_timing._views.page._context import shown
 from deep500_timing._views.page._parts import (
+    COLOUR,
     TIME_LABELS,
     ZOOM,
-    colour_by_datum,
+    by_step,
     data,
+    quantity,
     rounded,
-    step_axis,
     time_axis,
     tooltip,
 )
@@ -33,42 +34,37 @@ _LABELLED = 4
 """Marks at the edge that carry their time."""
 
 
-class Over:
+def over(context: Context) -> Content | None:
     """Steps over the run."""
-
-    name, title, place = "over-the-run", "Over the run", 40
-    missing = "No step was timed as BATCH."
-
-    def build(self, context: Context) -> Content | None:
-        """See :class:`Section`."""
-        steps = context.steps
-        if steps is None:
-            return None
-        of_steps = f"from intervals where path = {literal(steps.path)} and device = 'CPU' and step is not null"
-        median = context.rows(f"select median(dur_ns) / 1e9 as middle {of_steps}")[0]["middle"]
-        batches = context.rows(
-            f"select {steps.bucket_sql} as bucket, count(*) as n, sum(dur_ns)::double as total, "
-            "max(dur_ns) as longest, arg_max(step, dur_ns) as at, "
-            f"count(*) filter (dur_ns > {_SPIKE * median * 1e9}) as slow, "
-            f"arg_max(rank, dur_ns) as rank {of_steps} group by 1 order by 1"
-        )
-        parts = _parts(context, steps, batches)
-        longest = max(row["longest"] for row in batches)
-        top = _top(batches, median)
-        marked = _marked(batches, median, top)
-        layers = [_warm_up(context), _bars(parts, steps.width, top), *_marks(marked)]
-        figure = Figure(
-            "Time of a step, by its parts",
-            f"The median step takes {format_time(median)}, the longest {format_time(longest / 1e9)}. "
-            f"{_spiked(sum(row['slow'] for row in batches), sum(row['n'] for row in batches))}",
-            (Panel({"height": 260, "layer": [layer for layer in layers if layer]}),),
-            ("first step", "steps timed", "mean", "longest", "in step", "on rank"),
-            [_row(row) for row in batches],
-            note=_note(steps, marked, top, min(_SPIKE * median, top)),
-            zooms=True,
-            legend=tuple((part["region"], part["colour"]) for part in parts.names),
-        )
-        return Content((figure,))
+    steps = context.steps
+    if steps is None:
+        return None
+    of_steps = f"from intervals where path = {literal(steps.path)} and device = 'CPU' and step is not null"
+    median = context.rows(f"select median(dur_ns) / 1e9 as middle {of_steps}")[0]["middle"]
+    batches = context.rows(
+        f"select {steps.bucket_sql} as bucket, count(*) as n, sum(dur_ns)::double as total, "
+        "max(dur_ns) as longest, arg_max(step, dur_ns) as at, "
+        f"count(*) filter (dur_ns > {_SPIKE * median * 1e9}) as slow, "
+        f"arg_max(rank, dur_ns) as rank {of_steps} group by 1 order by 1"
+    )
+    parts = _parts(context, steps, batches)
+    longest = max(row["longest"] for row in batches)
+    top, slow = _top(batches, median), sum(row["slow"] for row in batches)
+    marked = _marked(batches, median, top)
+    layers = [_warm_up(context, steps), _bars(parts, steps.width, top), *_marks(marked)]
+    figure = Figure(
+        "Time of a step, by its parts",
+        f"The median step takes {format_time(median)}, the longest {format_time(longest / 1e9)}. "
+        + (f"{slow} of {sum(row['n'] for row in batches)} took" if slow else "None took")
+        + f" more than {_SPIKE} × the median{', warm-up included' if slow else ''}.",
+        (Panel({"height": 260, "layer": [layer for layer in layers if layer]}),),
+        ("first step", "steps timed", "mean", "longest", "in step", "on rank"),
+        [_row(row) for row in batches],
+        note=_note(steps, marked, top, min(_SPIKE * median, top)),
+        zooms=True,
+        legend=tuple((part["region"], part["colour"]) for part in parts.names),
+    )
+    return Content((figure,))
 
 
 def _row(row: dict[str, Any]) -> tuple[object, ...]:
@@ -76,18 +72,14 @@ def _row(row: dict[str, Any]) -> tuple[object, ...]:
     return row["bucket"], row["n"], mean, longest, row["at"], row["rank"]
 
 
-def _spiked(number: int, of: int) -> str:
-    return (
-        f"{number} of {of} took more than {_SPIKE} × the median, warm-up included."
-        if number
-        else f"None is over {_SPIKE} × the median."
-    )
-
-
 def _note(steps: Steps, marked: list[dict[str, Any]], top: float, least: float) -> str:
     said = f"Each bar is the mean of {steps.width} steps" if steps.width > 1 else "Each bar is a step"
     marks = f"; a mark is a step over {format_time(least)}" if marked else ""
-    cut = f". The chart ends at {format_time(top)}: a mark at its edge has its time" if _is_cut(marked) else ""
+    cut = (
+        f". The chart ends at {format_time(top)}: a mark at its edge has its time"
+        if any(mark["cut"] for mark in marked)
+        else ""
+    )
     return f"{said}, all ranks together{marks}{cut}."
 
 
@@ -140,26 +132,20 @@ def _top(batches: list[dict[str, Any]], median: float) -> float:
 
 def _marked(batches: list[dict[str, Any]], median: float, top: float) -> list[dict[str, Any]]:
     spikes = [row for row in batches if row["longest"] / 1e9 > min(_SPIKE * median, top)]
-    spikes = sorted(spikes, key=lambda row: (-row["longest"], row["bucket"]))[:_MARKED]
-    return [
-        {
-            "step": row["at"] + 0.5,
-            "s": rounded(min(row["longest"] / 1e9, top)),
-            "time": format_time(row["longest"] / 1e9),
-        }
-        | {"rank": row["rank"], "what": f"step {row['at']}", "cut": row["longest"] / 1e9 > top}
-        | {"label": format_time(row["longest"] / 1e9) if number < _LABELLED and row["longest"] / 1e9 > top else ""}
-        for number, row in enumerate(spikes)
-    ]
-
-
-def _is_cut(marked: list[dict[str, Any]]) -> bool:
-    return any(mark["cut"] for mark in marked)
+    marked = []
+    for number, row in enumerate(sorted(spikes, key=lambda row: (-row["longest"], row["bucket"]))[:_MARKED]):
+        longest_s = row["longest"] / 1e9
+        time, is_cut = format_time(longest_s), longest_s > top
+        mark = {"step": row["at"] + 0.5, "s": rounded(min(longest_s, top)), "time": time, "cut": is_cut}
+        mark |= {"rank": row["rank"], "what": f"step {row['at']}"}
+        marked.append(mark | {"label": time if number < _LABELLED and is_cut else ""})
+    return marked
 
 
 def _bars(parts: _Parts, width: int, top: float) -> dict[str, Any]:
     # Names and colours are looked up: a thousand steps repeat them too often.
     names = {"data": data(parts.names), "key": "k", "fields": ["region", "colour"]}
+    scale = {"domain": [0, rounded(top)], "nice": False}
     return {
         "data": data(parts.bars),
         "transform": [
@@ -169,19 +155,11 @@ def _bars(parts: _Parts, width: int, top: float) -> dict[str, Any]:
         ],
         "params": [ZOOM],
         "mark": {"type": "bar", "clip": True, "binSpacing": 0 if width > 1 or len(parts.bars) > 600 else 1},
-        "encoding": {
-            "x": {
-                "field": "step",
-                "type": "quantitative",
-                "bin": {"binned": True},
-                "scale": {"nice": False, "zero": False},
-                "axis": step_axis(),
-            },
-            "x2": {"field": "end"},
-            "y": {"field": "s", "type": "quantitative", "stack": "zero", "axis": time_axis(None)}
-            | {"scale": {"domain": [0, rounded(top)], "nice": False}},
+        "encoding": by_step()
+        | {
+            "y": quantity("s", stack="zero", axis=time_axis(None), scale=scale),
             "order": {"field": "k"},
-            "color": colour_by_datum(),
+            "color": COLOUR,
             "tooltip": tooltip(step="from step", region="region", time="mean"),
         },
     }
@@ -190,34 +168,23 @@ def _bars(parts: _Parts, width: int, top: float) -> dict[str, Any]:
 def _marks(marked: list[dict[str, Any]]) -> list[dict[str, Any]]:
     if not marked:
         return []
-    x, y = {"field": "step", "type": "quantitative"}, {"field": "s", "type": "quantitative"}
-    point = {"type": "point", "shape": "triangle-down", "size": 60, "yOffset": -6, "filled": True, "clip": False}
-    label = {"type": "text", "align": "left", "xOffset": 8, "yOffset": -4, "fontSize": 11, "clip": False}
+    at = {"x": quantity("step"), "y": quantity("s")}
+    ink = {"color": "currentColor", "clip": False}
+    point = {"type": "point", "shape": "triangle-down", "size": 60, "yOffset": -6, "filled": True} | ink
+    label = {"type": "text", "align": "left", "xOffset": 8, "yOffset": -4, "fontSize": 11} | ink
+    tip, text = tooltip(what="slow", time="took", rank="on rank"), {"field": "label", "type": "nominal"}
     return [
-        {
-            "data": data(marked),
-            "mark": point | {"color": "currentColor"},
-            "encoding": {"x": x, "y": y, "tooltip": tooltip(what="slow", time="took", rank="on rank")},
-        },
-        {
-            "data": data(marked),
-            "mark": label | {"color": "currentColor"},
-            "encoding": {"x": x, "y": y, "text": {"field": "label", "type": "nominal"}},
-        },
+        {"data": data(marked), "mark": point, "encoding": at | {"tooltip": tip}},
+        {"data": data(marked), "mark": label, "encoding": at | {"text": text}},
     ]
 
 
-def _warm_up(context: Context) -> dict[str, Any]:
-    steps = context.steps
+def _warm_up(context: Context, steps: Steps) -> dict[str, Any]:
     last = max((step for found in context.findings if found.rule == "warm-up" for step in found.steps), default=None)
-    if last is None or steps is None:
+    if last is None:
         return {}
     return {
         "data": data([{"step": steps.first, "end": last + 1, "what": "warm-up"}]),
         "mark": {"type": "rect", "opacity": 0.15, "color": GREY, "clip": True},
-        "encoding": {
-            "x": {"field": "step", "type": "quantitative"},
-            "x2": {"field": "end"},
-            "tooltip": tooltip(what="stretch"),
-        },
+        "encoding": {"x": quantity("step"), "x2": {"field": "end"}, "tooltip": tooltip(what="stretch")},
     }

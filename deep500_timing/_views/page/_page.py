@@ -19,7 +19,7 @@ from deep500_timing._views.about import COMPLETE
 from deep500_timing._views.findings import verdict
 from deep500_timing._views.findings._finding import percent
 from deep500_timing._views.page._build import build
-from deep500_timing._views.page._style import styled
+from deep500_timing._views.page._parts import styled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

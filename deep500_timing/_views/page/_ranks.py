@@ -1,62 +1,144 @@
-"""Ranks: how late each came, over the run."""
+"""Several ranks: the straggler and its cause, and how late each rank came over the run."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing._base.sql import literal
-from deep500_timing._views.page._parts import TIME_LABELS, data, rounded, step_axis, tooltip
+from deep500_timing._distributed.late import FEW_RANKS
+from deep500_timing._distributed.verdict import sentences
+from deep500_timing._summary.text import format_time
+from deep500_timing._views.page._context import shown
+from deep500_timing._views.page._parts import TIME_LABELS, bars, by_step, data, quantity, rounded, time_axis, tooltip
 from deep500_timing._views.page._section import Content, Figure, Panel
-from deep500_timing._views.page._stragglers import against_others, signed
 
 if TYPE_CHECKING:
     from deep500_timing._distributed.late import Steps as RankSteps
+    from deep500_timing._distributed.verdict import Stragglers as Verdict
     from deep500_timing._views.page._context import Context, Steps
 
+_DRAWN = 32
+"""Ranks that have a bar: the latest, and the earliest."""
+_LATE, _OTHER = "#d55e00", "#0072b2"
 _ROWS = 64
 """Rows of the map; more ranks share them."""
 _BUCKETS = 80
 
 
-class Ranks:
+def stragglers(context: Context) -> Content | None:
+    """Who is late, and why: the sentences of ``deep500-timing stragglers``, with charts."""
+    if len(context.about.ranks) < 2:
+        return None
+    found = context.stragglers
+    figures = [_of_ranks(found)] if found.lateness else []
+    if found.ranks and found.excess:
+        figures.append(_of_regions(found))
+    said = sentences(found)
+    verdict = 2 if found.ranks else 1
+    text = (" ".join(said[:verdict]), " ".join(said[verdict:]))
+    return Content(tuple(figures), text=tuple(part for part in text if part))
+
+
+def signed(seconds: float) -> str:
+    """A time with its sign."""
+    return ("+" if seconds > 0 else "−" if seconds < 0 else "") + format_time(abs(seconds))
+
+
+def against_others(values: dict[int, float]) -> dict[int, float]:
+    """Each rank's value against the median of the other ranks: the page's one definition of lateness."""
+    found = {}
+    for rank, value in values.items():
+        others = [other for of, other in values.items() if of != rank]
+        found[rank] = value - median(others) if others else 0.0
+    return found
+
+
+def _of_ranks(found: Verdict) -> Figure:
+    lateness = against_others(found.lateness)
+    each = "an operation" if found.operations is not None else "a step"
+    order = sorted(lateness, key=lambda rank: (-lateness[rank], rank))
+    drawn = order if len(order) <= _DRAWN else [*order[: _DRAWN // 2], *order[-_DRAWN // 2 :]]
+    rows = [
+        {"rank": f"rank {rank}", "s": rounded(lateness[rank]), "late": signed(lateness[rank])}
+        | {"colour": _LATE if rank in found.ranks else _OTHER}
+        for rank in drawn
+    ]
+    x = quantity("s", axis=time_axis(f"later than the median of the other ranks, {each}"))
+    bar = bars(rows, "rank", x, rank="rank", late="late")
+    layers: list[dict[str, Any]] = [bar]
+    note = "How long after the median of the other ranks each typically came to where they meet."
+    # With fewer ranks a test decides, and no bound.
+    if found.bound_s > 0 and len(order) >= FEW_RANKS:
+        line = {"type": "rect", "width": 2, "color": "#7f8a93"}  # A rule would have the colour of the page.
+        layers.append({"mark": line, "data": data([{"s": found.bound_s}]), "encoding": {"x": quantity("s")}})
+        note += f" A rank is called late beyond the grey line, at {format_time(found.bound_s)}."
+    if len(drawn) < len(order):
+        note += f" Of {len(order)} ranks the {_DRAWN // 2} latest and the {_DRAWN // 2} earliest are drawn."
+    return Figure(
+        "How late each rank came",
+        f"Rank {order[0]} came latest: {signed(lateness[order[0]])} {each} against the median of the others.",
+        (Panel({"height": bar.pop("height"), "layer": layers}),),
+        ("rank", f"typically, {each}", "called late"),
+        [(rank, signed(lateness[rank]), "yes" if rank in found.ranks else "no") for rank in order],
+        note=note,
+        legend=(("called late", _LATE), ("not late", _OTHER)) if found.ranks else (),
+    )
+
+
+def _of_regions(found: Verdict) -> Figure:
+    rank = found.ranks[0]
+    over = {region: against_others(of)[rank] for region, of in found.excess.items()}
+    order = sorted(over, key=lambda region: (-over[region], region))
+    rows = [
+        {"region": shown(region), "s": rounded(over[region]), "over": signed(over[region])}
+        | {"colour": _LATE if region == found.region else _OTHER}
+        for region in order
+    ]
+    return Figure(
+        f"What rank {rank} does longer",
+        f"{shown(order[0])} takes {signed(over[order[0]])} a step against the median of the other ranks.",
+        (Panel(bars(rows, "region", quantity("s", axis=time_axis("a step")), region="region", over="over")),),
+        ("region", "against the median of the other ranks, a step"),
+        [(row["region"], row["over"]) for row in rows],
+        note="Own times: the waits for other ranks inside a region are left out.",
+        legend=(("the cause", _LATE), ("no cause", _OTHER)) if found.region is not None else (),
+    )
+
+
+def ranks_over_run(context: Context) -> Content | None:
     """The lateness of ranks over the run."""
-
-    name, title, place = "ranks", "Ranks", 70
-    missing = "There is one rank."
-
-    def build(self, context: Context) -> Content | None:
-        """See :class:`Section`."""
-        steps, ranks = context.steps, context.about.ranks
-        if steps is None or len(ranks) < 2:
-            return None
-        width = max(-(-(steps.last - steps.first + 1) // _BUCKETS), 1)
-        meeting = context.evidence.rank_steps
-        late = _of_meetings(meeting, steps, width) if meeting is not None else _of_lengths(context, steps, width)
-        if not late:
-            return None
-        by_rank: dict[int, list[float]] = defaultdict(list)
-        for (rank, _), seconds in late.items():
-            by_rank[rank].append(seconds)
-        mean = {rank: sum(values) / len(values) for rank, values in by_rank.items()}
-        latest = sorted(mean, key=lambda rank: (-mean[rank], rank))
-        share = -(-len(ranks) // _ROWS)
-        if meeting is not None:
-            title, verb = "How late each rank came, by step", "came latest"
-            note = "How long after the median of the other ranks each came to where they meet."
-        else:
-            title, verb = "How much longer each rank's steps took", "has the longest steps"
-            note = "The ranks do not meet in the steps, or nothing says where: lengths of BATCH are compared."
-        figure = Figure(
-            title,
-            f"Rank {latest[0]} {verb}: {signed(mean[latest[0]])} a step against the median of the others.",
-            (Panel(_spec(late, ranks, share, width)),),
-            ("rank", "against the median of the others, mean of a step", "stretches in which it was the latest"),
-            [(rank, signed(mean[rank]), firsts) for rank, firsts in _counts(late, latest)],
-            note=f"{note} Orange is later, blue is earlier. The findings say whether it is more than chance."
-            + (f" Each row is {share} ranks, and shows the one that is furthest off." if share > 1 else ""),
-        )
-        return Content((figure,))
+    steps, ranks = context.steps, context.about.ranks
+    if steps is None or len(ranks) < 2:
+        return None
+    width = max(-(-(steps.last - steps.first + 1) // _BUCKETS), 1)
+    meeting = context.evidence.rank_steps
+    late = _of_meetings(meeting, steps, width) if meeting is not None else _of_lengths(context, steps, width)
+    if not late:
+        return None
+    by_rank: dict[int, list[float]] = defaultdict(list)
+    for (rank, _), seconds in late.items():
+        by_rank[rank].append(seconds)
+    mean = {rank: sum(values) / len(values) for rank, values in by_rank.items()}
+    latest = sorted(mean, key=lambda rank: (-mean[rank], rank))
+    share = -(-len(ranks) // _ROWS)
+    if meeting is not None:
+        title, verb = "How late each rank came, by step", "came latest"
+        note = "How long after the median of the other ranks each came to where they meet."
+    else:
+        title, verb = "How much longer each rank's steps took", "has the longest steps"
+        note = "The ranks do not meet in the steps, or nothing says where: lengths of BATCH are compared."
+    figure = Figure(
+        title,
+        f"Rank {latest[0]} {verb}: {signed(mean[latest[0]])} a step against the median of the others.",
+        (Panel(_spec(late, ranks, share, width)),),
+        ("rank", "against the median of the others, mean of a step", "stretches in which it was the latest"),
+        [(rank, signed(mean[rank]), firsts) for rank, firsts in _counts(late, latest)],
+        note=f"{note} Orange is later, blue is earlier. The findings say whether it is more than chance."
+        + (f" Each row is {share} ranks, and shows the one that is furthest off." if share > 1 else ""),
+    )
+    return Content((figure,))
 
 
 def _of_meetings(found: RankSteps, steps: Steps, width: int) -> dict[tuple[int, int], float]:
@@ -118,47 +200,19 @@ def _spec(late: dict[tuple[int, int], float], ranks: tuple[int, ...], share: int
     ]
     number = max(row_of.values()) + 1
     height = max(min(number * 18, 420), 60)
+    axis = {"title": "rank", "grid": False, "tickMinStep": 1, "labelOffset": 9 if number <= 20 else 0}
+    axis["labelExpr"] = f"datum.value < {number} ? format(datum.value * {share}, 'd') : ''"
+    scale = {"domain": [-most, 0, most], "range": [_OTHER, "#dfe3e6", _LATE]}
+    legend = {"title": None, "labelExpr": TIME_LABELS.replace("~s", ".2~s"), "gradientLength": min(height - 10, 100)}
     return {
         "height": height,
         "data": data(rows),
         "mark": {"type": "rect"},
-        "encoding": {
-            "x": {
-                "field": "step",
-                "type": "quantitative",
-                "bin": {"binned": True},
-                "scale": {"nice": False, "zero": False},
-                "axis": step_axis(),
-            },
-            "x2": {"field": "end"},
-            "y": {
-                "field": "row",
-                "type": "quantitative",
-                "scale": {"domain": [0, number], "reverse": True, "nice": False},
-                "axis": {
-                    "title": "rank",
-                    "grid": False,
-                    "tickMinStep": 1,
-                    "labelExpr": f"datum.value < {number} ? format(datum.value * {share}, 'd') : ''",
-                    "labelOffset": 9 if number <= 20 else 0,
-                },
-            },
+        "encoding": by_step()
+        | {
+            "y": quantity("row", scale={"domain": [0, number], "reverse": True, "nice": False}, axis=axis),
             "y2": {"field": "below"},
-            "color": {
-                "field": "s",
-                "type": "quantitative",
-                "scale": {
-                    "domain": [-most, 0, most],
-                    "range": ["#0072b2", "#dfe3e6", "#d55e00"],
-                    "clamp": True,
-                    "interpolate": "lab",
-                },
-                "legend": {
-                    "title": None,
-                    "labelExpr": TIME_LABELS.replace("~s", ".2~s"),
-                    "gradientLength": min(height - 10, 100),
-                },
-            },
+            "color": quantity("s", scale=scale | {"clamp": True, "interpolate": "lab"}, legend=legend),
             "tooltip": tooltip(rank="rank", step="from step", late="against the median"),
         },
     }

@@ -8,7 +8,7 @@ from deep500_timing._base.sql import literal
 from deep500_timing._summary.text import UNKNOWN, format_bytes
 from deep500_timing._views.page._colours import ACCENT
 from deep500_timing._views.page._context import shown
-from deep500_timing._views.page._parts import BYTE_LABELS, data, rounded, tooltip
+from deep500_timing._views.page._parts import BYTE_LABELS, data, quantity, rounded, tooltip
 from deep500_timing._views.page._section import Content, Figure, Panel
 from deep500_timing._views.timeline._tracks import unit_of
 
@@ -28,27 +28,21 @@ _FAMILIES = (
 )
 
 
-class Samples:
+def samples(context: Context) -> Content | None:
     """Values over time."""
-
-    name, title, place = "memory", "Memory, throughput, devices", 80
-    missing = "No memory, throughput or state of the machine was sampled."
-
-    def build(self, context: Context) -> Content | None:
-        """See :class:`Section`."""
-        metrics = context.rows(
-            f"select metric, count(*) filter ({_FINITE}) as n, count(*) filter (not ({_FINITE})) as unreal, "
-            f"min(value) filter ({_FINITE}) as low, avg(value) filter ({_FINITE}) as mean, "
-            f"max(value) filter ({_FINITE}) as high, min(unix_ns) as first, max(unix_ns) as last "
-            "from samples group by metric order by metric"
-        )
-        if not metrics:
-            return None
-        families: dict[str, list[dict[str, Any]]] = {}
-        for row in metrics:
-            families.setdefault(_family(row["metric"] or ""), []).append(row)
-        order = [name for name, _ in _FAMILIES] + ["Other samples"]
-        return Content(tuple(_figure(context, name, families[name]) for name in order if name in families))
+    metrics = context.rows(
+        f"select metric, count(*) filter ({_FINITE}) as n, count(*) filter (not ({_FINITE})) as unreal, "
+        f"min(value) filter ({_FINITE}) as low, avg(value) filter ({_FINITE}) as mean, "
+        f"max(value) filter ({_FINITE}) as high, min(unix_ns) as first, max(unix_ns) as last "
+        "from samples group by metric order by metric"
+    )
+    if not metrics:
+        return None
+    families: dict[str, list[dict[str, Any]]] = {}
+    for row in metrics:
+        families.setdefault(_family(row["metric"] or ""), []).append(row)
+    order = [name for name, _ in _FAMILIES] + ["Other samples"]
+    return Content(tuple(_figure(context, name, families[name]) for name in order if name in families))
 
 
 def _family(metric: str) -> str:
@@ -101,39 +95,26 @@ def _spec(context: Context, metric: dict[str, Any], begin: int, time: tuple[str,
         f"max(value) as high from samples where metric = {literal(metric['metric'] or '')} and {_FINITE} "
         "group by 1 order by 1"
     )
-    in_bytes = unit_of(metric["metric"] or "") == "bytes"
+    unit = unit_of(metric["metric"] or "")
+    in_bytes = unit == "bytes"
     values = [
-        {"t": rounded(row["part"] * width / (length_s * 1e9), 5), "mean": rounded(row["mean"], 6)}
-        | {"low": rounded(row["low"], 6), "high": rounded(row["high"], 6)}
+        {"t": rounded(row["part"] * width / (length_s * 1e9), 5)}
+        | {name: rounded(row[name], 6) for name in ("mean", "low", "high")}
         | {"said": format_bytes(row["mean"]) if in_bytes else f"{row['mean']:.4g}"}
         for row in rows
     ]
-    labels = {"labelExpr": BYTE_LABELS} if in_bytes else {"format": "~s"}
-    unit = unit_of(metric["metric"] or "")
-    x = {"field": "t", "type": "quantitative", "scale": {"nice": False, "zero": False}}
-    time_labels = f"datum.value + ' {abbreviation}'"
-    axis = {"title": None, "labelExpr": time_labels, "grid": False, "tickCount": 4, "labelOverlap": True}
-    y = {"type": "quantitative", "scale": {"zero": False}}
-    y_axis = {"title": None if in_bytes or not unit else unit, "tickCount": 4, **labels}
+    axis: dict[str, Any] = {"title": None, "grid": False, "tickCount": 4, "labelOverlap": True}
+    axis["labelExpr"] = f"datum.value + ' {abbreviation}'"
+    y_axis: dict[str, Any] = {"title": None if in_bytes or not unit else unit, "tickCount": 4}
+    y_axis |= {"labelExpr": BYTE_LABELS} if in_bytes else {"format": "~s"}
+    x, scale = quantity("t", scale={"nice": False, "zero": False}, axis=axis), {"zero": False}
+    band = {"x": x, "y": quantity("low", scale=scale, axis=y_axis), "y2": {"field": "high"}}
+    line = {"x": x, "y": quantity("mean", scale=scale, axis=y_axis), "tooltip": tooltip(t=plural, said="mean")}
     return {
         "height": 120,
         "data": data(values),
         "layer": [
-            {
-                "mark": {"type": "area", "opacity": 0.25, "color": ACCENT},
-                "encoding": {
-                    "x": x | {"axis": axis},
-                    "y": y | {"field": "low", "axis": y_axis},
-                    "y2": {"field": "high"},
-                },
-            },
-            {
-                "mark": {"type": "line", "color": ACCENT, "point": len(values) < 30},
-                "encoding": {
-                    "x": x,
-                    "y": y | {"field": "mean"},
-                    "tooltip": tooltip(t=plural, said="mean"),
-                },
-            },
+            {"mark": {"type": "area", "opacity": 0.25, "color": ACCENT}, "encoding": band},
+            {"mark": {"type": "line", "color": ACCENT, "point": len(values) < 30}, "encoding": line},
         ],
     }

@@ -10,7 +10,7 @@ from deep500_timing._summary.histogram import bin_bounds
 from deep500_timing._summary.nesting import path_text
 from deep500_timing._summary.text import format_time
 from deep500_timing._views.page._context import shown
-from deep500_timing._views.page._parts import WHOLE_LABELS, data, rounded, time_axis, tooltip
+from deep500_timing._views.page._parts import WHOLE_LABELS, data, quantity, rounded, time_axis, tooltip
 from deep500_timing._views.page._section import Content, Figure, Panel
 
 if TYPE_CHECKING:
@@ -27,43 +27,37 @@ _LOG_FROM = 8
 """The ratio of longest to shortest from which on the scale is logarithmic."""
 
 
-class Spread:
+def spread(context: Context) -> Content | None:
     """A small chart for each region."""
-
-    name, title, place = "distributions", "How long each region takes", 60
-    missing = f"No region has {_LEAST} intervals."
-
-    def build(self, context: Context) -> Content | None:
-        """See :class:`Section`."""
-        nodes = [node for node in context.tree.walk() if not node.is_rest and node.count >= _LEAST and node.max_s]
-        nodes.sort(key=lambda node: -(node.total_s or 0))
-        chosen = nodes[:_MOST]
-        if not chosen:
-            return None
-        wanted = ", ".join(literal(path_text(node.path)) for node in chosen)
-        counts: dict[str, dict[int, int]] = {}
-        for row in context.rows(
-            "select path, bin, count(*) as n from intervals "
-            f"where device = 'CPU' and path in ({wanted}) group by 1, 2 order by 1, 2"
-        ):
-            counts.setdefault(row["path"], {})[row["bin"]] = row["n"]
-        panels = tuple(
-            Panel(_spec(context, node, bins), shown(node.name))
-            for node in chosen
-            if (bins := counts.get(path_text(node.path)))
-        )
-        figure = Figure(
-            "Distributions",
-            "A histogram for each region, of all ranks together: "
-            + ", ".join(f"{shown(node.name)} median {format_time(node.median_s)}" for node in chosen)
-            + ".",
-            panels,
-            ("region", "count", "shortest", "median", "95th percentile", "99th percentile", "longest"),
-            [(" / ".join(map(shown, node.path)), node.count, *map(format_time, _quantiles(node))) for node in chosen],
-            note="Each chart has its own scale"
-            + (f"; of {len(nodes)} regions the {_MOST} with the largest totals." if len(nodes) > _MOST else "."),
-        )
-        return Content((figure,))
+    nodes = [node for node in context.tree.walk() if not node.is_rest and node.count >= _LEAST and node.max_s]
+    nodes.sort(key=lambda node: -(node.total_s or 0))
+    chosen = nodes[:_MOST]
+    if not chosen:
+        return None
+    wanted = ", ".join(literal(path_text(node.path)) for node in chosen)
+    counts: dict[str, dict[int, int]] = {}
+    for row in context.rows(
+        "select path, bin, count(*) as n from intervals "
+        f"where device = 'CPU' and path in ({wanted}) group by 1, 2 order by 1, 2"
+    ):
+        counts.setdefault(row["path"], {})[row["bin"]] = row["n"]
+    panels = tuple(
+        Panel(_spec(context, node, bins), shown(node.name))
+        for node in chosen
+        if (bins := counts.get(path_text(node.path)))
+    )
+    figure = Figure(
+        "Distributions",
+        "A histogram for each region, of all ranks together: "
+        + ", ".join(f"{shown(node.name)} median {format_time(node.median_s)}" for node in chosen)
+        + ".",
+        panels,
+        ("region", "count", "shortest", "median", "95th percentile", "99th percentile", "longest"),
+        [(" / ".join(map(shown, node.path)), node.count, *map(format_time, _quantiles(node))) for node in chosen],
+        note="Each chart has its own scale"
+        + (f"; of {len(nodes)} regions the {_MOST} with the largest totals." if len(nodes) > _MOST else "."),
+    )
+    return Content((figure,))
 
 
 def _quantiles(node: Node) -> tuple[float | None, ...]:
@@ -82,25 +76,21 @@ def _spec(context: Context, node: Node, bins: dict[int, int]) -> dict[str, Any]:
         for start, end, n in zip(edges, edges[1:], counts, strict=False)
         if n
     ]
-    scale = {"type": "log", "nice": False} if is_log else {"zero": False, "nice": False}
+    scale = {
+        "domain": [edges[0] / 1e9, edges[-1] / 1e9],
+        "nice": False,
+        **({"type": "log"} if is_log else {"zero": False}),
+    }
+    x_axis = time_axis(None) | {"tickCount": 3, "grid": False, "labelOverlap": True, "labelSeparation": 8}
+    y_axis = {"title": None, "tickCount": 3, "tickMinStep": 1, "labelExpr": WHOLE_LABELS.format("~s")}
     return {
         "height": 110,
         "data": data(rows),
         "mark": {"type": "bar", "color": context.colour(node.name)},
         "encoding": {
-            "x": {
-                "field": "from",
-                "type": "quantitative",
-                "bin": {"binned": True},
-                "scale": scale | {"domain": [edges[0] / 1e9, edges[-1] / 1e9]},
-                "axis": time_axis(None) | {"tickCount": 3, "grid": False, "labelOverlap": True, "labelSeparation": 8},
-            },
+            "x": quantity("from", bin={"binned": True}, scale=scale, axis=x_axis),
             "x2": {"field": "to"},
-            "y": {
-                "field": "n",
-                "type": "quantitative",
-                "axis": {"title": None, "tickCount": 3, "tickMinStep": 1, "labelExpr": WHOLE_LABELS.format("~s")},
-            },
+            "y": quantity("n", axis=y_axis),
             "tooltip": tooltip(range="takes", n="intervals, about"),
         },
     }

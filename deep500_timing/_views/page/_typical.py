@@ -9,11 +9,11 @@ from deep500_timing._base.sql import literal
 from deep500_timing._summary.text import format_time, safe_name
 from deep500_timing._views.page._colours import on
 from deep500_timing._views.page._context import shown
-from deep500_timing._views.page._parts import ZOOM, colour_by_datum, data, fitting, rounded, time_axis, tooltip
+from deep500_timing._views.page._parts import COLOUR, INK, ZOOM, data, fitting, quantity, rounded, time_axis, tooltip
 from deep500_timing._views.page._section import Content, Figure, Panel
 
 if TYPE_CHECKING:
-    from deep500_timing._views.page._context import Context, Steps
+    from deep500_timing._views.page._context import Context
 
 _RANKS = 8
 _BARS = 1500
@@ -21,41 +21,33 @@ _BARS = 1500
 _ROW = 20
 
 
-class Typical:
+def typical(context: Context) -> Content | None:
     """Two steps, close up."""
-
-    name, title, place = "steps", "A typical step and the slowest", 50
-    missing = "No step was timed as BATCH."
-
-    def build(self, context: Context) -> Content | None:
-        """See :class:`Section`."""
-        steps = context.steps
-        if steps is None:
-            return None
-        where = f"path = {literal(steps.path)} and device = 'CPU' and step is not null"
-        # Of several ranks a step is as long as on the slowest.
-        [row] = context.rows(
-            "with lengths as (select step, session, max(dur_ns) as longest, arg_max(rank, dur_ns) as rank from "
-            f"intervals where {where} group by all), "
-            "middle as (select quantile_disc(longest, 0.5) as length from lengths) "
-            "select (select arg_min(struct_pack(step := step, session := session, rank := rank, longest := longest), "
-            "(abs(longest - length), step)) from lengths, middle) as typical, "
-            "(select arg_max(struct_pack(step := step, session := session, rank := rank, longest := longest), "
-            "(longest, -step)) from lengths) as slowest"
-        )
-        figures = [_figure(context, row["typical"], f"Step {row['typical']['step']}, a typical one")]
-        if row["slowest"]["step"] != row["typical"]["step"]:
-            figures.append(_figure(context, row["slowest"], f"Step {row['slowest']['step']}, the slowest"))
-        return Content(
-            tuple(figures),
-            (
-                "Drag to move, Ctrl and the wheel to zoom, or the buttons. "
-                f"The whole run: deep500-timing timeline {safe_name(context.about.folder)}",
-            ),
-        )
+    steps = context.steps
+    if steps is None:
+        return None
+    # Of several ranks a step is as long as on the slowest.
+    step = "struct_pack(step := step, session := session, rank := rank, longest := longest)"
+    [row] = context.rows(
+        "with lengths as (select step, session, max(dur_ns) as longest, arg_max(rank, dur_ns) as rank from intervals "
+        f"where path = {literal(steps.path)} and device = 'CPU' and step is not null group by all), "
+        "middle as (select quantile_disc(longest, 0.5) as length from lengths) "
+        f"select arg_min({step}, (abs(longest - length), step)) as typical, "
+        f"arg_max({step}, (longest, -step)) as slowest from lengths, middle"
+    )
+    figures = [_figure(context, steps.path, row["typical"], f"Step {row['typical']['step']}, a typical one")]
+    if row["slowest"]["step"] != row["typical"]["step"]:
+        figures.append(_figure(context, steps.path, row["slowest"], f"Step {row['slowest']['step']}, the slowest"))
+    return Content(
+        tuple(figures),
+        (
+            "Drag to move, Ctrl and the wheel to zoom, or the buttons. "
+            f"The whole run: deep500-timing timeline {safe_name(context.about.folder)}",
+        ),
+    )
 
 
-def _figure(context: Context, step: dict[str, Any], title: str) -> Figure:
+def _figure(context: Context, path: str, step: dict[str, Any], title: str) -> Figure:
     ranks = _ranks(context, step)
     wanted = ", ".join(map(str, ranks))
     rows = context.rows(
@@ -64,7 +56,7 @@ def _figure(context: Context, step: dict[str, Any], title: str) -> Figure:
         f"order by dur_ns desc, rank, start_ns limit {_BARS + 1}"
     )
     is_cut, rows = len(rows) > _BARS, rows[:_BARS]
-    batch = [row for row in rows if row["path"] == _path(context.steps) and row["device"] == CPU]
+    batch = [row for row in rows if row["path"] == path and row["device"] == CPU]
     one_clock, within_s = _on_one_clock(context, rows, step["session"])
     clock = "at_ns" if one_clock else "start_ns"
     starts: dict[int, int] = {}
@@ -119,10 +111,6 @@ def _on_one_clock(context: Context, rows: list[dict[str, Any]], session: int) ->
     return True, within_ns / 1e9
 
 
-def _path(steps: Steps | None) -> str:
-    return steps.path if steps is not None else ""
-
-
 def _ranks(context: Context, step: dict[str, Any]) -> list[int]:
     ranks = list(context.about.ranks)
     if len(ranks) <= _RANKS:
@@ -159,13 +147,8 @@ def _lay(
 
 
 def _spec(bars: list[dict[str, Any]], labels: list[dict[str, Any]], height: int, end: float) -> dict[str, Any]:
-    y = {"type": "quantitative", "axis": None, "scale": {"domain": [0, max(height, 1)], "reverse": True}}
-    x = {
-        "field": "start",
-        "type": "quantitative",
-        "scale": {"domain": [0, end], "nice": False},
-        "axis": time_axis(None),
-    }
+    y = {"axis": None, "scale": {"domain": [0, max(height, 1)], "reverse": True}}
+    x = quantity("start", scale={"domain": [0, end], "nice": False}, axis=time_axis(None))
     bar = {
         "data": data(bars),
         "params": [ZOOM],
@@ -173,34 +156,22 @@ def _spec(bars: list[dict[str, Any]], labels: list[dict[str, Any]], height: int,
         "encoding": {
             "x": x,
             "x2": {"field": "end"},
-            "y": {"field": "y", **y},
+            "y": quantity("y", **y),
             "y2": {"field": "y2"},
-            "color": colour_by_datum(),
+            "color": COLOUR,
             "tooltip": tooltip(region="region", takes="takes", rank="rank", track="on"),
         },
     }
     text = {
         "data": data(bars),
-        "mark": {"type": "text", "align": "left", "dx": 3, "baseline": "middle", "fontSize": 11, "clip": True}
-        | fitting("start", "end"),
-        "encoding": {
-            "x": x,
-            "y": {"field": "middle", **y},
-            "text": {"field": "region"},
-            "color": {"field": "ink", "type": "nominal", "scale": None, "legend": None},
-        },
+        "mark": fitting("start", "end") | {"dx": 3, "fontSize": 11, "clip": True},
+        "encoding": {"x": x, "y": quantity("middle", **y), "text": {"field": "region"}, "color": INK},
     }
+    look = {"align": "right", "baseline": "middle", "fontSize": 11, "color": "currentColor", "clip": False}
     names = {
         "data": data(labels),
-        "mark": {
-            "type": "text",
-            "align": "right",
-            "baseline": "middle",
-            "fontSize": 11,
-            "color": "currentColor",
-            "clip": False,
-        },
-        "encoding": {"x": {"value": -6}, "y": {"field": "y", **y}, "text": {"field": "label"}},
+        "mark": {"type": "text", **look},
+        "encoding": {"x": {"value": -6}, "y": quantity("y", **y), "text": {"field": "label"}},
     }
     # No axis makes room for the names: a name as an axis' label would be code.
     room = 14 + 7 * max((len(label["label"]) for label in labels), default=0)

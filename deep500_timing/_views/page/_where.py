@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 from deep500_timing._base.names import CPU, GPU
 from deep500_timing._base.sql import literal
 from deep500_timing._summary.nesting import split_path
-from deep500_timing._summary.text import format_time
+from deep500_timing._summary.text import UNKNOWN, format_time
+from deep500_timing._views.columns import FEW
 from deep500_timing._views.findings import FIRST_STEP
 from deep500_timing._views.page._colours import GREY, on
 from deep500_timing._views.page._context import shown
 from deep500_timing._views.page._lines import lines_of
-from deep500_timing._views.page._parts import colour_by_datum, data, fitting, rounded, tooltip
+from deep500_timing._views.page._parts import COLOUR, INK, data, fitting, quantity, rounded, tooltip
 from deep500_timing._views.page._section import Content, Figure, Panel
 
 if TYPE_CHECKING:
@@ -25,25 +26,19 @@ _LEAST = 0.0004
 """Share of the chart below which a region is not drawn; the table has it."""
 
 
-class Where:
+def where(context: Context) -> Content | None:
     """The tree of regions."""
-
-    name, title, place = "tree", "Where a step goes", 30
-    missing = "No region was timed."
-
-    def build(self, context: Context) -> Content | None:
-        """See :class:`Section`."""
-        tree, start = _steady(context)
-        if not any(_total(node, on_device=False) for node in tree.roots):
-            return None
-        figures = [_figure(context, tree, on_device=False)]
-        if tree.has_device_times:
-            figures.append(_figure(context, tree, on_device=True))
-        ranks = len(context.about.ranks)
-        every = "Both" if ranks == 2 else f"All {ranks}"
-        ranks_said = f"{every} ranks together" if ranks > 1 else f"Rank {context.about.ranks[0]}"
-        text = f"{ranks_said}, {start}. A region lies below its parent, and is as wide as its share of it."
-        return Content(tuple(figures), (text,), lines_of(context))
+    tree, start = _steady(context)
+    if not any(_total(node, on_device=False) for node in tree.roots):
+        return None
+    figures = [_figure(context, tree, on_device=False)]
+    if tree.has_device_times:
+        figures.append(_figure(context, tree, on_device=True))
+    ranks = len(context.about.ranks)
+    every = "Both" if ranks == 2 else f"All {ranks}"
+    ranks_said = f"{every} ranks together" if ranks > 1 else f"Rank {context.about.ranks[0]}"
+    text = f"{ranks_said}, {start}. A region lies below its parent, and is as wide as its share of it."
+    return Content(tuple(figures), (text,), lines_of(context))
 
 
 def _steady(context: Context) -> tuple[Tree, str]:
@@ -101,44 +96,25 @@ def _figure(context: Context, tree: Tree, *, on_device: bool) -> Figure:
         _lay(context, root, left, width, 0, boxes, on_device)
         left += width
     depth = max((box["depth"] for box in boxes), default=0) + 1
+    percents = {"labelExpr": "format(100 * datum.value, 'd') + '\u00a0%'", "title": None, "grid": False, "tickCount": 5}
+    x = quantity("x", scale={"domain": [0, 1], "nice": False}, axis=percents)
+    y = {"axis": None, "scale": {"domain": [0, depth], "reverse": True}}
     bar = {
         "mark": {"type": "rect", "stroke": "white", "strokeWidth": 1},
         "encoding": {
-            "x": {
-                "field": "x",
-                "type": "quantitative",
-                "scale": {"domain": [0, 1], "nice": False},
-                "axis": {
-                    "labelExpr": "format(100 * datum.value, 'd') + '\u00a0%'",
-                    "title": None,
-                    "grid": False,
-                    "tickCount": 5,
-                },
-            },
+            "x": x,
             "x2": {"field": "x2"},
-            "y": {
-                "field": "depth",
-                "type": "quantitative",
-                "axis": None,
-                "scale": {"domain": [0, depth], "reverse": True},
-            },
+            "y": quantity("depth", **y),
             "y2": {"field": "below"},
-            "color": colour_by_datum(),
+            "color": COLOUR,
             "tooltip": tooltip(region="region", total="total", share="of its parent", median="median", p95="p95"),
         },
     }
-    label = {
-        "mark": {"type": "text", "align": "left", "dx": 4, "baseline": "middle", "fontSize": 12} | fitting("x", "x2"),
-        "encoding": {
-            "x": {"field": "x", "type": "quantitative"},
-            "y": {"field": "middle", "type": "quantitative"},
-            "text": {"field": "label"},
-            "color": {"field": "ink", "type": "nominal", "scale": None, "legend": None},
-        },
-    }
+    text = {"x": quantity("x"), "y": quantity("middle", **y), "text": {"field": "label"}, "color": INK}
+    label = {"mark": fitting("x", "x2"), "encoding": text}
     spec = {"height": depth * _ROW, "data": data(boxes), "layer": [bar, label]}
     nodes = [node for node in tree.walk() if _total(node, on_device)]
-    device = GPU if on_device else CPU
+    device, overlaps = GPU if on_device else CPU, any(node.overlaps for node in nodes)
     first = max(tree.roots, key=lambda node: _total(node, on_device))
     # Down to where the time divides.
     while len(inner := [child for child in first.children if _total(child, on_device)]) == 1 or (
@@ -156,13 +132,9 @@ def _figure(context: Context, tree: Tree, *, on_device: bool) -> Figure:
         (Panel(spec),),
         ("region", "total", "share of its parent", "count", "median", "95th percentile"),
         [_row(tree, node, on_device) for node in nodes],
-        note=("A region that overlaps its siblings is drawn without the overlap. " if _overlaps(nodes) else "")
+        note=("A region that overlaps its siblings is drawn without the overlap. " if overlaps else "")
         + (f"Grey and not ended yet: {', '.join(still_open)}." if still_open else ""),
     )
-
-
-def _overlaps(nodes: list[Node]) -> bool:
-    return any(node.overlaps for node in nodes)
 
 
 def _total(node: Node, on_device: bool) -> float:
@@ -177,7 +149,7 @@ def _share(node: Node, on_device: bool, above: float | None = None) -> str:
     if on_device or share is None:
         share = _total(node, on_device) / above if above else None
     if share is None:
-        return "–"
+        return UNKNOWN
     # Small is not zero.
     return "<1\u00a0%" if 0 < share < 0.005 else f"{100 * share:.0f}\u00a0%"
 
@@ -197,13 +169,11 @@ def _lay(
     total = _total(node, on_device)
     # A region that is open, or not timed on the device, is known by the regions inside it only.
     is_known = not node.is_rest and (node.gpu is not None if on_device else node.total_s is not None)
-    name, colour, share = shown(node.name), context.colour(node.name) if is_known else GREY, "–"
+    name, colour, share = shown(node.name), context.colour(node.name) if is_known else GREY, UNKNOWN
     if node.parent and (is_known or node.is_rest):
         share = _share(node, on_device, above)
-    label = f"{name}  {share}" if share != "–" else name
-    gpu = node.gpu
-    median = (gpu.median_s if gpu else None) if on_device else node.median_s
-    p95 = (gpu.p95_s if gpu else None) if on_device else node.p95_s
+    label = f"{name}  {share}" if share != UNKNOWN else name
+    _, median, p95 = _typical(node, on_device)
     boxes.append(
         {"x": rounded(left, 6), "x2": rounded(left + width, 6), "depth": depth, "below": depth + 1}
         | {"middle": depth + 0.5, "region": name, "label": label, "colour": colour, "ink": on(colour)}
@@ -229,16 +199,13 @@ def _row(tree: Tree, node: Node, on_device: bool) -> tuple[object, ...]:
     share = _share(node, on_device, _total(parent, on_device)) if parent is not None else ""
     if node.is_rest:
         return (indent, format_time(node.total_s), share, "", "", "")
-    gpu = node.gpu
-    count = (gpu.count if gpu else 0) if on_device else node.count
-    median = (gpu.median_s if gpu else None) if on_device else node.median_s
-    p95 = (gpu.p95_s if gpu else None) if on_device else node.p95_s
-    few = count < 20
-    return (
-        indent,
-        format_time(_total(node, on_device)),
-        share,
-        count,
-        format_time(median),
-        "–" if few else format_time(p95),
-    )
+    count, median, p95 = _typical(node, on_device)
+    p95_text = UNKNOWN if count < FEW else format_time(p95)
+    return indent, format_time(_total(node, on_device)), share, count, format_time(median), p95_text
+
+
+def _typical(node: Node, on_device: bool) -> tuple[int, float | None, float | None]:
+    # The number of intervals, their median and their 95th percentile.
+    if not on_device:
+        return node.count, node.median_s, node.p95_s
+    return (0, None, None) if node.gpu is None else (node.gpu.count, node.gpu.median_s, node.gpu.p95_s)

@@ -9,8 +9,7 @@ from deep500_timing._base.require import require
 from deep500_timing._base.whole_file import whole_file
 from deep500_timing._summary.text import width_of
 from deep500_timing._views.page._build import build
-from deep500_timing._views.page._parts import colour_by_datum, data
-from deep500_timing._views.page._style import styled
+from deep500_timing._views.page._parts import COLOUR, data, quantity, styled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -105,9 +104,9 @@ def _legend_of(figure: Figure) -> dict[str, Any]:
             at, row = 0.0, row + 1
         marks.append({"x": at + 6, "y": row + 0.5, "name": name, "colour": colour})
         at += wide
-    x = {"field": "x", "type": "quantitative", "axis": None, "scale": {"domain": [0, _WIDTH], "nice": False}}
-    y = {"field": "y", "type": "quantitative", "axis": None, "scale": {"domain": [0, row + 1], "reverse": True}}
-    square = {"mark": {"type": "square", "size": 110, "opacity": 1}, "encoding": {"color": colour_by_datum()}}
+    x = quantity("x", axis=None, scale={"domain": [0, _WIDTH], "nice": False})
+    y = quantity("y", axis=None, scale={"domain": [0, row + 1], "reverse": True})
+    square = {"mark": {"type": "square", "size": 110, "opacity": 1}, "encoding": {"color": COLOUR}}
     text = {
         "mark": {"type": "text", "align": "left", "baseline": "middle", "dx": 10, "fontSize": 12, "limit": _WIDTH},
         "encoding": {"text": {"field": "name"}},

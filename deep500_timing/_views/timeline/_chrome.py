@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 from typing import IO, TYPE_CHECKING, Any
 
-from deep500_timing._views.timeline._tracks import NO_FLOW, NOTHING
+from deep500_timing._views.timeline._tracks import NOTHING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from deep500_timing._views.timeline._tracks import Slice
 
 _encode = json.JSONEncoder(ensure_ascii=True, separators=(",", ":"), allow_nan=False).encode
 
@@ -55,25 +57,14 @@ class ChromeWriter:
         self._threads.append((process, f"{name} ({unit})" if unit else name))
         return len(self._threads)
 
-    def begin(
-        self,
-        track: int,
-        start_ns: int,
-        end_ns: int,
-        name: str,
-        args: Mapping[str, int | float | str] = NOTHING,
-        flow_out: int = NO_FLOW,
-        flow_in: int = NO_FLOW,
-    ) -> None:
+    def begin(self, track: int, of: Slice) -> None:
         """See :class:`Writer`."""
-        pid, at = self._threads[track - 1][0], self._time(start_ns)
-        place: dict[str, int | float] = {"pid": pid, "tid": track, "ts": at}
-        self._write(
-            {"ph": "X", "name": name, **place, "dur": (end_ns - start_ns) / 1000, **({"args": args} if args else {})}
-        )
+        place: dict[str, Any] = {"pid": self._threads[track - 1][0], "tid": track, "ts": self._time(of.start_ns)}
+        args = {"args": of.args} if of.args else {}
+        self._write({"ph": "X", "name": of.name, **place, "dur": (of.end_ns - of.start_ns) / 1000, **args})
         # An arrow ends in the slice around its end: a nanosecond inside it, where no other one ends as it begins.
-        place["ts"] = self._time(min(start_ns + 1, end_ns))
-        for phase, flow in (("s", flow_out), ("f", flow_in)):
+        place["ts"] = self._time(min(of.start_ns + 1, of.end_ns))
+        for phase, flow in (("s", of.flow_out), ("f", of.flow_in)):
             if flow:
                 self._write({"ph": phase, "bp": "e", "id": flow, "cat": "launch", "name": "launch", **place})
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from deep500_timing._base.names import CPU
 from deep500_timing._summary.text import safe_name
 from deep500_timing._views.timeline._clocks import Place, Places, say_what_is_not_compared
-from deep500_timing._views.timeline._tracks import Lanes, Writer, unit_of
+from deep500_timing._views.timeline._tracks import Lanes, Slice, Writer, unit_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -226,8 +226,8 @@ class _Session:
                         flow = flows[thread, region, host_start_ns] = next(numbers)
                     flow_out, flow_in = (flow, 0) if device == CPU else (0, flow)
                 args = {} if row["step"] is None else {"step": row["step"]}
-                end = begin + row["dur_ns"]
-                tracks[thread, device].slice(begin, end, safe_name(region), args, flow_out, flow_in)
+                of = Slice(begin, begin + row["dur_ns"], safe_name(region), args, flow_out, flow_in)
+                tracks[thread, device].slice(of)
         for lanes in tracks.values():
             lanes.close()
 
@@ -251,7 +251,7 @@ class _Session:
         for row, start in zip(rows, self._place(row["start_ns"] for row in rows), strict=True):
             if row["dur_ns"] is not None:
                 args = {name: row[name] for name in columns if _can_be_shown(row[name])}
-                lanes.slice(start, start + row["dur_ns"], safe_name(str(row.get(named_by) or what)), args)
+                lanes.slice(Slice(start, start + row["dur_ns"], safe_name(str(row.get(named_by) or what)), args))
         lanes.close()
 
     def _add_samples(self) -> None:

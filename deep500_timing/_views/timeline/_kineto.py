@@ -13,7 +13,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing._summary.text import safe_name
-from deep500_timing._views.timeline._tracks import Lanes, Writer
+from deep500_timing._views.timeline._tracks import Lanes, Slice, Writer
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -101,7 +101,7 @@ class Trace:
                     start = self._ns(event["ts"])
                     args = {"category": safe_name(event["cat"])} if isinstance(event.get("cat"), str) else {}
                     end = start + round(event["dur"] * 1000)
-                    lanes.slice(start, end, safe_name(str(event.get("name"))), args, out, into)
+                    lanes.slice(Slice(start, end, safe_name(str(event.get("name"))), args, out, into))
                 lanes.close()
             for (of_pid, where), values in memory.items():
                 if of_pid == pid:

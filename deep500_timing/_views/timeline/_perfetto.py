@@ -8,10 +8,12 @@ from __future__ import annotations
 from typing import IO, TYPE_CHECKING, Any
 
 from deep500_timing._base.require import require
-from deep500_timing._views.timeline._tracks import NO_FLOW, NOTHING
+from deep500_timing._views.timeline._tracks import NOTHING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from deep500_timing._views.timeline._tracks import Slice
 
 _SEQUENCE = 1
 _PIECE = 4096
@@ -75,30 +77,17 @@ class PerfettoWriter:
             descriptor.counter.unit_name = unit
         return number
 
-    def begin(
-        self,
-        track: int,
-        start_ns: int,
-        end_ns: int,
-        name: str,
-        args: Mapping[str, int | float | str] = NOTHING,
-        flow_out: int = NO_FLOW,
-        flow_in: int = NO_FLOW,
-    ) -> None:
+    def begin(self, track: int, of: Slice) -> None:
         """See :class:`Writer`."""
-        event = self._event(track, start_ns, self._begin_type, name, args)
-        if flow_out:
-            event.flow_ids.append(flow_out)
-        if flow_in:
-            event.terminating_flow_ids.append(flow_in)
+        event = self._event(track, of.start_ns, self._begin_type, of.name, of.args)
+        if of.flow_out:
+            event.flow_ids.append(of.flow_out)
+        if of.flow_in:
+            event.terminating_flow_ids.append(of.flow_in)
 
     def end(self, track: int, time_ns: int) -> None:
         """See :class:`Writer`."""
-        packet = self._packet()
-        packet.timestamp = time_ns
-        event = packet.track_event
-        event.type = self._end_type
-        event.track_uuid = track
+        self._packet_of(track, time_ns, self._end_type)
 
     def instant(self, track: int, time_ns: int, name: str, args: Mapping[str, int | float | str] = NOTHING) -> None:
         """See :class:`Writer`."""
@@ -106,12 +95,7 @@ class PerfettoWriter:
 
     def value(self, counter: int, time_ns: int, value: float) -> None:
         """See :class:`Writer`."""
-        packet = self._packet()
-        packet.timestamp = time_ns
-        event = packet.track_event
-        event.type = self._counter_type
-        event.track_uuid = counter
-        event.double_counter_value = value
+        self._packet_of(counter, time_ns, self._counter_type).track_event.double_counter_value = value
 
     def close(self) -> None:
         """See :class:`Writer`."""
@@ -127,13 +111,17 @@ class PerfettoWriter:
         packet.trusted_packet_sequence_id = _SEQUENCE
         return packet
 
-    def _event(self, track: int, time_ns: int, kind: int, name: str, args: Mapping[str, int | float | str]) -> Any:
+    def _packet_of(self, track: int, time_ns: int, kind: int) -> Any:
         packet = self._packet()
         packet.timestamp = time_ns
+        packet.track_event.type = kind
+        packet.track_event.track_uuid = track
+        return packet
+
+    def _event(self, track: int, time_ns: int, kind: int, name: str, args: Mapping[str, int | float | str]) -> Any:
+        packet = self._packet_of(track, time_ns, kind)
         packet.sequence_flags = 2  # SEQ_NEEDS_INCREMENTAL_STATE: the names before it.
         event = packet.track_event
-        event.type = kind
-        event.track_uuid = track
         number = self._names.get(name)
         if number is None:
             number = self._names[name] = len(self._names) + 1

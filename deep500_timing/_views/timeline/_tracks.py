@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 NOTHING: Mapping[str, int | float | str] = {}
-NO_FLOW = 0
+
+
+class Slice(NamedTuple):
+    """A stretch of time with a name."""
+
+    start_ns: int
+    end_ns: int
+    name: str
+    args: Mapping[str, int | float | str] = NOTHING
+    flow_out: int = 0
+    """The number of an arrow that begins here; 0 for none."""
+    flow_in: int = 0
+    """The number of an arrow that ends here."""
 
 
 class Writer(Protocol):
@@ -26,16 +38,7 @@ class Writer(Protocol):
         """Add a track of a value over time; ``unit`` is text such as ``"bytes"`` or ``"%"``, or empty."""
         ...
 
-    def begin(
-        self,
-        track: int,
-        start_ns: int,
-        end_ns: int,
-        name: str,
-        args: Mapping[str, int | float | str] = NOTHING,
-        flow_out: int = NO_FLOW,
-        flow_in: int = NO_FLOW,
-    ) -> None:
+    def begin(self, track: int, of: Slice) -> None:
         """Begin a slice inside the open slices of its track."""
         ...
 
@@ -72,26 +75,18 @@ class Lanes:
         self._writer, self._process, self._name = writer, process, name
         self._lanes: list[tuple[int, list[int]]] = []
 
-    def slice(
-        self,
-        start_ns: int,
-        end_ns: int,
-        name: str,
-        args: Mapping[str, int | float | str] = NOTHING,
-        flow_out: int = NO_FLOW,
-        flow_in: int = NO_FLOW,
-    ) -> None:
+    def slice(self, of: Slice) -> None:
         """Add a slice. Slices must come by rising start; for equal starts the longest first."""
         for track, open_ends in self._lanes:
-            while open_ends and open_ends[-1] <= start_ns:
+            while open_ends and open_ends[-1] <= of.start_ns:
                 self._writer.end(track, open_ends.pop())
-            if not open_ends or open_ends[-1] >= end_ns:
+            if not open_ends or open_ends[-1] >= of.end_ns:
                 break
         else:
             track, open_ends = self._writer.track(self._process, self._name), []
             self._lanes.append((track, open_ends))
-        open_ends.append(end_ns)
-        self._writer.begin(track, start_ns, end_ns, name, args, flow_out, flow_in)
+        open_ends.append(of.end_ns)
+        self._writer.begin(track, of)
 
     def instant(self, time_ns: int, name: str, args: Mapping[str, int | float | str] = NOTHING) -> None:
         """Add an event to the first lane."""

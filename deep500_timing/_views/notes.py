@@ -1,4 +1,4 @@
-"""One line below a table: how busy the device was in a step, and the CPU's pace."""
+"""Two lines below a table: regions whose first interval is long, and how busy the device was in a step."""
 
 from __future__ import annotations
 
@@ -15,9 +15,32 @@ AHEAD = 0.7
 """The CPU runs ahead if its time is below this share of the device's."""
 ALIKE = 0.1
 """Largest relative difference of equal times."""
-LEAST_COUNT = 3
+_LEAST_ON_DEVICE = 3
 """Fewest times for a median."""
-_WIDTH = 32
+_RATIO, _LEAST, _LEAST_SHARE = 3.0, 6, 0.01
+"""A first interval is named from so many medians on, of so many intervals, if it takes this share of the run."""
+_MOST, _WIDTH = 3, 32
+
+
+def first_note(tree: Tree) -> list[tuple[str, str]]:
+    """The line on first intervals, or none. Regions inside a named one are left out."""
+    whole = sum(root.total_s or 0.0 for root in tree.roots)
+    found = [
+        (node, node.first_s, node.first_s / node.median_s)
+        for node in tree.walk()
+        if node.first_s is not None
+        and node.median_s
+        and node.count >= _LEAST
+        and node.first_s >= max(_RATIO * node.median_s, _LEAST_SHARE * whole)
+    ]
+    paths = {node.path for node, _, _ in found}
+    outer = [of for of in found if not any(of[0].path[:end] in paths for end in range(1, len(of[0].path)))]
+    outer.sort(key=lambda of: -of[1])
+    said = []
+    for node, first_s, ratio in outer[:_MOST]:
+        times_it = f"{ratio:.1f}" if ratio < 10 else f"{ratio:.0f}"
+        said.append(f"{shorten(safe_name(node.name), _WIDTH)} {times([first_s])[0]}, {times_it} × its median")
+    return [("first", "; ".join(said))] if said else []
 
 
 def busy_in(step: Node) -> tuple[float, float] | None:
@@ -41,7 +64,7 @@ def device_note(tree: Tree) -> list[tuple[str, str]]:
     whole_s, busy_s = busy
     said = f"busy for {share(busy_s / whole_s)} of BATCH with the regions timed on it"
     longest = max((child for child in step.children if child.gpu is not None), key=_on_device_s)
-    if longest.gpu is None or longest.count < LEAST_COUNT or longest.median_s is None or not longest.gpu.median_s:
+    if longest.gpu is None or longest.count < _LEAST_ON_DEVICE or longest.median_s is None or not longest.gpu.median_s:
         return [("device", said)]
     on_cpu, on_device = times([longest.median_s])[0], times([longest.gpu.median_s])[0]
     pace = _pace(longest.median_s / longest.gpu.median_s)
