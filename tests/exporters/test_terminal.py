@@ -211,7 +211,7 @@ def test_nothing_timed_on_a_terminal(terminal, machine, snapshot_of):
 def test_something_without_write_is_refused():
     """A file name given for a stream is refused where it is given, with the remedy."""
     with pytest.raises(TypeError, match=r"it has no write method.*save_all_time_stats"):
-        TerminalExporter("times.txt")
+        TerminalExporter("times.txt")  # pyright: ignore[reportArgumentType]
 
 
 def test_a_closed_stream_costs_one_warning(tmr, recwarn):

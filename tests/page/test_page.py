@@ -54,7 +54,7 @@ class Page(HTMLParser):
             self.sections.append(attrs["id"])
         if tag == "script":
             self.scripts.append("")
-        self.asked += [value for name, value in attrs.items() if name in ("src", "href") and not value.startswith("#")]
+        self.asked += [value for name, value in attrs.items() if name in ("src", "href") and value[:1] != "#"]
 
     def handle_endtag(self, tag):
         """Leave a script."""
@@ -216,7 +216,7 @@ def test_a_typical_step_and_the_slowest(run, sections):
     lengths = run.sql(
         "select step, max(dur_ns) as n from intervals where region = 'BATCH' group by step order by n, step"
     ).rows()
-    number = int(re.search(r"\d+", typical.title).group())
+    number = int(re.findall(r"\d+", typical.title)[0])
     assert lengths[(len(lengths) - 1) // 2]["n"] == next(row["n"] for row in lengths if row["step"] == number)
     bars = slowest.panels[0].spec["layer"][0]["data"]["values"]
     rows = run.intervals(steps=(30, 30)).rows()
@@ -562,7 +562,7 @@ def test_a_section_that_is_handed_in(run, tmp_path):
 def test_the_section_of_the_documentation(tmp_path):
     """What ``docs/report.md`` shows works as it stands."""
     names = {}
-    exec(re.search(r"^```python\n(.*?)^```", DOCS.read_text(), re.MULTILINE | re.DOTALL).group(1), names)
+    exec(re.findall(r"^```python\n(.*?)^```", DOCS.read_text(), re.MULTILINE | re.DOTALL)[0], names)
 
     def train(tmr, clock):
         for step in range(5):
@@ -593,7 +593,7 @@ class Empty(Layers):
 
     name = "empty"
 
-    def build(self, context):
+    def build(self, context):  # pyright: ignore[reportIncompatibleMethodOverride]
         """Have nothing."""
 
 
@@ -651,7 +651,7 @@ def test_plots_that_are_not_there(run, tmp_path):
         write_plots(run, tmp_path, only=["layers"])
     assert error.value.args[0].startswith("Drawing 'layers': the run has charts for tree, over-the-run")
     with pytest.raises(ValueError, match="use 'png' or 'svg'"):
-        write_plots(run, tmp_path, format="gif")
+        write_plots(run, tmp_path, format="gif")  # pyright: ignore[reportArgumentType]
 
 
 def test_the_commands(trained, tmp_path, capsys, monkeypatch):

@@ -24,7 +24,7 @@ MS = 1e-3
 def train(folder, steps=80, *, rank=0, noise=0.02, seed=0, before=None, after=None, **parts):
     """A rank of steps of 100 ms: what each part takes is a number of ms, or a function of the step that gives it."""
     dice = random.Random(1000 * seed + rank)
-    times = {"IO": 2, "FORWARD": 35, "BACKWARD": 60, "optimizer": 3, **parts}
+    times: dict = {"IO": 2, "FORWARD": 35, "BACKWARD": 60, "optimizer": 3, **parts}
     with made_rank(folder, rank) as made:
         for step in range(steps):
             if before is not None:
@@ -739,7 +739,6 @@ def test_without_a_device_nothing_is_said_of_it(tmp_path):
 
 def test_a_steep_slope_is_no_noise(findings):
     """The steeper the growth, the surer it is, however unevenly the values divide into blocks."""
-    chances = [
-        trend_of(slope * np.arange(90.0) + np.random.default_rng(0).normal(100, 5, 90)).chance for slope in (1, 30)
-    ]
+    noise = np.random.default_rng(0).normal(100, 5, 90)
+    chances = [found.chance for slope in (1, 30) if (found := trend_of(slope * np.arange(90.0) + noise))]
     assert chances[1] <= chances[0] < 1e-4
