@@ -54,7 +54,7 @@ class Page(HTMLParser):
             self.sections.append(attrs["id"])
         if tag == "script":
             self.scripts.append("")
-        self.asked += [value for name, value in attrs.items() if name in ("src", "href") and value[:1] != "#"]
+        self.asked += [value for name, value in attrs.items() if name in ("src", "href") and (value or "")[:1] != "#"]
 
     def handle_endtag(self, tag):
         """Leave a script."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from contextlib import ExitStack, suppress
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,7 +32,7 @@ def train(folder, steps=80, *, rank=0, noise=0.02, seed=0, before=None, after=No
                 before(made, step)
             with made.region("BATCH"):
                 for name, took in times.items():
-                    usual = took(step) if callable(took) else took
+                    usual: Any = took(step) if callable(took) else took
                     if usual:
                         made.spend(name, usual * MS * dice.lognormvariate(0.0, noise))
             if after is not None:

@@ -460,7 +460,7 @@ def test_the_table_says_what_a_run_says(tmp_path, connection, kind, share):
 
 def test_a_gain_is_no_more_than_the_idle_device(tmp_path, connection):
     """Less work of the CPU saves nothing while the device is busy; alone it saves at most what it took."""
-    parts = {"IO": (30, 0), "FORWARD": (10, 40), "BACKWARD": (12, 70)}
+    parts = {"FORWARD": (10, 60), "BACKWARD": (12, 70), "IO": (30, 0)}
     Device(lambda _: parts)(0)(tmp_path / "device")
     SlowData(0.5)(tmp_path / "cpu")
     with Run.open(tmp_path / "device", engine=connection) as run:
@@ -470,6 +470,7 @@ def test_a_gain_is_no_more_than_the_idle_device(tmp_path, connection):
         [on_cpu] = [finding for finding in find(run) if finding.rule == "waits-for-data"]
     assert idle_s is not None
     assert on_device.gain_s == pytest.approx(idle_s)
+    assert on_device.cost_s is not None
     assert on_device.cost_s > idle_s
     assert on_cpu.gain_s == pytest.approx(on_cpu.cost_s)
     assert on_cpu.help.startswith("saves at most 50 % of the time; more workers")
