@@ -121,7 +121,9 @@ def _versions() -> dict[str, str]:
 
 
 def _process_start_unix_ns() -> int | None:
-    # From the kernel, to about 10 ms; None on systems without /proc.
+    # From the kernel, to about 10 ms. None on systems without /proc, and in an interactive session, which idles.
+    if hasattr(sys, "ps1") or "ipykernel" in sys.modules:
+        return None
     try:
         with open("/proc/self/stat", "rb") as file:
             ticks = int(file.read().rpartition(b")")[2].split()[19])

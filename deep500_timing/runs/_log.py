@@ -284,6 +284,7 @@ class RunLog:
             source.timer._detach_log()
         self._collector.sources = []
         self._writer.close()
+        self.written.set()
 
     def __enter__(self) -> RunLog:
         """Serve a ``with`` statement."""
