@@ -14,7 +14,7 @@ import pytest
 import suite_ranks
 
 pytest.importorskip("torch", reason="times PyTorch")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.real_time, pytest.mark.timeout(300)]
 
 KINDS = Path(__file__).with_name("kinds.py")
 NAMES = [

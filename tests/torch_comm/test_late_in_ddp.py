@@ -7,7 +7,7 @@ import pytest
 from deep500_timing.ranks import find_stragglers
 from deep500_timing.runs import Run
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.real_time]
 
 PLACES = ["IO", "FORWARD", "BACKWARD", "optimizer"]
 
