@@ -121,9 +121,7 @@ class Patches:
             except BaseException as error:
                 hide(error)
                 if isinstance(error, StopIteration):
-                    steps.timer.cancel("IO")
-                    if state:
-                        self._end_of_data(iterator)
+                    self._end_of_data(iterator, state > 0)
                 else:
                     steps.fail(IO, state)
                 raise
@@ -132,10 +130,10 @@ class Patches:
 
         return fetch
 
-    def _end_of_data(self, iterator: Any) -> None:
+    def _end_of_data(self, iterator: Any, here: bool) -> None:
         steps = self._steps
-        steps.end_of_data()
-        if iterator is self._epoch:
+        steps.end_of_data(here)
+        if here and iterator is self._epoch:
             if steps.steps > self._epoch_steps:
                 steps.record("EPOCH", self._epoch_ns, perf_counter_ns())
             self._epoch = None
@@ -233,7 +231,7 @@ class Patches:
 
         def save(*args: Any, **kwargs: Any) -> Any:
             region = steps.regions["CHECKPOINT"]
-            if getattr(region, "is_open", False):
+            if region.is_open:
                 return original(*args, **kwargs)
             if steps.is_here() and not steps.evaluates:
                 steps.pause()
@@ -243,7 +241,8 @@ class Patches:
                 result = original(*args, **kwargs)
             except BaseException as error:
                 hide(error)
-                steps.timer.fail("CHECKPOINT")
+                if region.is_open:
+                    steps.timer.fail("CHECKPOINT")
                 raise
             region.end()
             if isinstance(result, Future):

@@ -64,7 +64,7 @@ cdef class Steps:
     cdef _record_between(self, int event, int64_t now)
     cdef _end_batch(self)
     cpdef pause(self)
-    cpdef end_of_data(self)
+    cpdef end_of_data(self, bint here)
     cpdef copied(self, int64_t start_ns)
     @cython.locals(ident=int64_t, now=int64_t)
     cpdef begin_step(self, object optimizer)

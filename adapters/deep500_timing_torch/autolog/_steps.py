@@ -70,6 +70,8 @@ _UNHOOKED = "an optimizer without hooks"
 class NoRegion:
     """A region that another records."""
 
+    is_open = False
+
     def start(self) -> None:
         """Do nothing."""
 
@@ -128,7 +130,10 @@ class Steps:
     # --- regions -----------------------------------------------------------------------------------------------------
 
     def _refresh(self) -> None:
-        self._off = self.log.taken | self.log.claimed
+        was_off, self._off = self._off, self.log.taken | self.log.claimed
+        if "BATCH" in was_off and "BATCH" not in self._off:  # a trainer has ended: what came before is its own
+            self._batch_ns = self._ended_ns = self._eval_ns = 0
+            self._last = _NONE
         if "BATCH" in self._off:  # another divides it
             self._off |= {*BETWEEN, "EPOCH (start)"}
         on_device = {NAMES[event] for event in (FORWARD, NO_GRAD, BACKWARD, STEP)} if self.on_device else ()
@@ -250,7 +255,8 @@ class Steps:
 
     def fail(self, event: int, state: int) -> None:
         """It has raised an error."""
-        self.timer.fail(NAMES[event])
+        if NAMES[event] not in self._off:
+            self.timer.fail(NAMES[event])
         if event in (FORWARD, NO_GRAD):
             self.in_forward = False
         elif event != IO:
@@ -343,8 +349,12 @@ class Steps:
 
     # --- data --------------------------------------------------------------------------------------------------------
 
-    def end_of_data(self) -> None:
-        """An iterator of a data loader has no more."""
+    def end_of_data(self, here: bool) -> None:
+        """An iterator of a data loader has no more, and its wait was no wait for data."""
+        if NAMES[IO] not in self._off:
+            self.timer.cancel(NAMES[IO])
+        if not here:
+            return
         self.depth = 0
         if self._eval_ns:
             self._evaluated_ns = clock_ns()
@@ -373,7 +383,8 @@ class Steps:
             if ident != self._open_step:
                 return
             self.depth -= 1  # the last one raised
-            self.timer.fail(NAMES[STEP])
+            if NAMES[STEP] not in self._off:
+                self.timer.fail(NAMES[STEP])
         if not self.depth:
             self._probe = None
             if ident in self._stepped:

@@ -12,7 +12,7 @@ from torch.utils.data import dataloader
 from deep500_timing_torch.trainers._fit import COPY, IO, guarded
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from deep500_timing_torch.trainers._fit import Fit
 
@@ -89,9 +89,10 @@ class Data:
     Args:
         fit: The training.
         counts: Whether to count what the batches hold.
+        each: Called before each wait.
     """
 
-    def __init__(self, fit: Fit, *, counts: bool) -> None:
+    def __init__(self, fit: Fit, *, counts: bool, each: Callable[[], object] = bool) -> None:
         self.waits: list[tuple[int, int]] | None = None
         """While it is a list, waits are put there and not recorded."""
         self.waited = self.ended = False
@@ -100,6 +101,7 @@ class Data:
         """When the first wait since then began."""
         self._fit = fit
         self._counts = counts
+        self._each = each
         self._known: dict[int, Amounts] = {}
         self._begun_ns = 0
         fit.wrap(
@@ -121,7 +123,8 @@ class Data:
 
     def _begin(self, iterator: Any) -> None:
         if self.waits is None:
-            self._fit.begins()
+            self._fit.begins(IO)
+        self._each()
         self._begun_ns = self._fit.timer.now_ns()
 
     @guarded

@@ -7,26 +7,42 @@ from _thread import get_ident
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from deep500_timing.adapters import warn_once
+from deep500_timing.exporters import BaseExporter
+from deep500_timing_torch._timer import CPUGPUTimer
+from deep500_timing_torch.autolog._steps import BETWEEN
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from deep500_timing import Timer
+    from deep500_timing import Autolog, Snapshot, Timer
 
     F = TypeVar("F", bound=Callable[..., Any])
 
 FIT, EPOCH, EPOCH_START, BATCH, IO, COPY = "FIT", "EPOCH", "EPOCH (start)", "BATCH", "IO", "copy"
 FORWARD, BACKWARD, CLIP, OPTIMIZER = "FORWARD", "BACKWARD", "clip", "optimizer"
 VALIDATION, CHECKPOINT, LOGGING, SKIP = "VALIDATION", "CHECKPOINT", "logging", "skip batches"
-AFTER_BATCH = "after BATCH"
-_GAPS = {IO: "after IO", COPY: "after IO", FORWARD: "loss", BACKWARD: "after BACKWARD", CLIP: "after BACKWARD"}
-_GAPS[OPTIMIZER] = "after optimizer"
-"""The region between two regions inside a BATCH, by the first; the names are those of ``deep500-timing run``."""
-CLAIMED = frozenset({FIT, EPOCH, EPOCH_START, BATCH, IO, COPY, FORWARD, "FORWARD (no grad)", BACKWARD, "autograd.grad"})
-CLAIMED |= {CLIP, OPTIMIZER, VALIDATION, CHECKPOINT, "after FORWARD (no grad)", *_GAPS.values()}
-"""What the plug-in of PyTorch leaves to a trainer's."""
+PREPARE, LOSS, GRADIENTS, NEXT, OTHER = BETWEEN
+BETWEEN_BATCHES = "between batches"
+"""The region between two regions inside an EPOCH, outside of each BATCH."""
+_CLAIMED = (
+    FIT,
+    EPOCH,
+    EPOCH_START,
+    BATCH,
+    IO,
+    COPY,
+    FORWARD,
+    "FORWARD (no grad)",
+    BACKWARD,
+    "autograd.grad",
+    OPTIMIZER,
+)
+_CLAIMED += (VALIDATION, CHECKPOINT)
+"""What the plug-in of PyTorch leaves to a trainer's callback."""
 _ON_DEVICE = frozenset({COPY, FORWARD, BACKWARD, CLIP, OPTIMIZER})
 _ABSENT = object()
+_logs: list[Autolog] = []
+"""The log of the process under ``deep500-timing run`` or ``autolog()``."""
 
 
 def guarded(method: F) -> F:
@@ -47,18 +63,66 @@ def guarded(method: F) -> F:
     return call  # type: ignore[return-value]
 
 
+def _between(last: str, name: str) -> str:
+    # The regions are those of `deep500-timing run`.
+    if last == OPTIMIZER:
+        return NEXT
+    if last in (IO, COPY):
+        return PREPARE
+    if last == FORWARD and name == BACKWARD:
+        return LOSS
+    return GRADIENTS if last in (BACKWARD, CLIP) and name in (CLIP, OPTIMIZER) else OTHER
+
+
+class TrainerTimer:
+    """What the callbacks of the trainers share: the timer, and one training at a time.
+
+    Args:
+        timer: The timer to record with; None makes one.
+    """
+
+    def __init__(self, timer: Timer | None = None) -> None:
+        self.timer = CPUGPUTimer() if timer is None else timer
+        self._training: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy has the settings and a timer of its own, and no training."""
+        return {**vars(self), "_training": None}
+
+    def _end(self, *, failed: bool) -> None:
+        training, self._training = self._training, None
+        if training is not None:
+            training.fit.close(failed=failed)
+
+
+class Means(BaseExporter):
+    """Keeps the mean of each region since the last export, in seconds, by names such as ``time/BATCH_s``."""
+
+    def __init__(self, prefix: str) -> None:
+        super().__init__()
+        self.prefix = prefix
+        self.values: dict[str, float] = {}
+
+    def _export(self, snapshot: Snapshot, step: int | None) -> None:
+        self.values = {
+            f"{self.prefix}/{one.name}{'_gpu' if one.device == 'GPU' else ''}_s": one.stats.mean
+            for one in snapshot
+            if one.stats is not None
+        }
+
+
 class Fit:
     """The regions of one training: which are open, and where the current BATCH began.
 
     Args:
         timer: Records the regions.
-        on_device: Whether the model is on an accelerator, which then times its regions too.
-        taken: Returns the names of regions that are recorded elsewhere, and so not here.
+        device: The type of the model's device. An accelerator times its regions too.
+        evaluates: Returns whether an evaluation runs, in addition to ``paused``.
     """
 
-    def __init__(self, timer: Timer, *, on_device: bool, taken: Callable[[], frozenset[str]] = frozenset) -> None:
+    def __init__(self, timer: Timer, device: str, evaluates: Callable[[], bool] = bool) -> None:
         self.timer = timer
-        self.on_device = on_device
+        self.on_device = device not in ("cpu", "meta")
         self.batch_ns = 0
         """When the current BATCH began; 0 outside of one."""
         self.batches = 0
@@ -69,29 +133,48 @@ class Fit:
         self.paused = False
         """Whether an evaluation runs, whose data and calls are no part of the training."""
         self.closed = False
-        self._taken = taken
+        self._evaluates = evaluates
+        self._step = self._trained_step = -1
+        self.epoch_ns = 0
+        """When the EPOCH began whose first BATCH has not begun; else 0."""
+        self._checkpoint_ns = 0
         self._last, self._last_ns = "", 0
         """The last region inside the EPOCH, and when it ended; 0 if that is unknown."""
         self._fetches = False
         self._thread = get_ident()
         self._undo: list[Callable[[], None]] = []
+        self._log = _logs[-1] if _logs else None
+        if self._log is not None:
+            self._log.claim(*_CLAIMED)
+            self._log.begin()
 
     @property
     def is_here(self) -> bool:
         """Whether the calling thread trains, and no evaluation runs."""
-        return not (self.paused or self.closed) and self._thread == get_ident()
+        return not (self.paused or self.closed) and self._thread == get_ident() and not self._evaluates()
+
+    def _is_taken(self, name: str) -> bool:
+        # Another timer of the program records it, and this one is that of `deep500-timing run`.
+        log = self._log
+        return log is not None and name in log.taken and log.timer() is self.timer
+
+    def pause(self, *args: Any, **kwargs: Any) -> None:
+        """An evaluation begins; it has the signature of any hook."""
+        self.paused = True
+
+    def go_on(self, *args: Any, **kwargs: Any) -> None:
+        """It ends."""
+        self.paused = False
 
     # --- regions -----------------------------------------------------------------------------------------------------
 
     @guarded
     def start(self, name: str) -> None:
-        """Open a region, unless it is open or recorded elsewhere."""
-        if name in self.open or self._thread != get_ident() or name in self._taken():
+        """Open a region, unless it is open or another timer records it."""
+        if name in self.open or self._thread != get_ident() or self._is_taken(name):
             return
         on_device = self.on_device and name in _ON_DEVICE
-        if name == EPOCH:
-            self._last_ns = 0
-        self.begins()
+        self.begins(name)
         self.timer.start(name, on_device)
         self.open[name] = on_device
 
@@ -100,7 +183,7 @@ class Fit:
         """Close a region, if it is open."""
         if name in self.open and self._thread == get_ident():
             if name == EPOCH:
-                self.begins()
+                self.begins(name)
             self.timer.end(name, self.open.pop(name))
             self.ended(name, self.timer.now_ns())
 
@@ -112,9 +195,15 @@ class Fit:
             self._last_ns = 0
 
     @guarded
+    def cancel(self, name: str) -> None:
+        """Forget an open region: there was nothing to time."""
+        if self.open.pop(name, None) is not None:
+            self.timer.cancel(name)
+
+    @guarded
     def record(self, name: str, start_ns: int, end_ns: int) -> None:
-        """Keep a region that lies in the past, unless it is recorded elsewhere."""
-        if end_ns > start_ns > 0 and name not in self._taken():
+        """Keep a region that lies in the past, unless another timer records it."""
+        if end_ns > start_ns > 0 and not self._is_taken(name):
             self.timer.record(name, start_ns, end_ns)
 
     def ended(self, name: str, now_ns: int) -> None:
@@ -122,18 +211,31 @@ class Fit:
         if not self.open.keys() - {FIT, EPOCH}:
             self._last, self._last_ns = name, now_ns
 
-    def begins(self) -> None:
-        """A region begins: what lies between the last one and this is a region too, inside EPOCH."""
-        if self._last_ns and EPOCH in self.open and not self.open.keys() - {FIT, EPOCH}:
-            gap = _GAPS.get(self._last, "after IO") if self.batch_ns or self._fetches else AFTER_BATCH
-            self.record(gap, self._last_ns, self.timer.now_ns())
+    def begins(self, name: str) -> None:
+        """A region begins: what lies between the last one and this is a region too."""
+        in_batch = self.batch_ns or self._fetches
+        if self._last_ns and not self.open.keys() - {FIT, EPOCH}:
+            if in_batch:
+                self.record(_between(self._last, name), self._last_ns, self.timer.now_ns())
+            elif EPOCH in self.open and not self.epoch_ns:
+                self.record(BETWEEN_BATCHES, self._last_ns, self.timer.now_ns())
 
     # --- steps -------------------------------------------------------------------------------------------------------
 
     @guarded
+    def begin_epoch(self) -> None:
+        """An EPOCH begins."""
+        self.start(EPOCH)
+        self._last_ns, self.epoch_ns = 0, self.timer.now_ns()
+
+    def end_epoch(self, *args: Any, **kwargs: Any) -> None:
+        """It ends; it has the signature of any hook."""
+        self.end(EPOCH)
+
+    @guarded
     def begin_fetch(self) -> None:
         """The trainer begins to fetch data, for the next BATCH if there is some."""
-        self.begins()
+        self.begins(IO)
         self._last_ns, self._fetches = 0, True
 
     @guarded
@@ -144,22 +246,50 @@ class Fit:
             self.ended(IO, self.timer.now_ns())
 
     @guarded
+    def begin_data(self, start_ns: int) -> None:
+        """The EPOCH's data began to come at that time: what lies before it is the start of the EPOCH."""
+        self.record(EPOCH_START, self.epoch_ns, start_ns)
+        self.epoch_ns = 0
+
+    @guarded
     def begin_batch(self, start_ns: int, step: int) -> None:
         """A BATCH began at that time. One that did not end with an optimizer step is no BATCH."""
-        self.batch_ns = start_ns
+        self.begin_data(start_ns)
+        self.batch_ns, self._step = start_ns, step
         self.timer.step(step, time_ns=start_ns)
 
     @guarded
     def end_batch(self) -> None:
         """The BATCH ends now."""
         if self.batch_ns:
-            self.begins()
+            self.begins(NEXT)
             now = self.timer.now_ns()
             self.record(BATCH, self.batch_ns, now)
             self.batches += 1
             self.batches_ns += now - self.batch_ns
-            self.batch_ns = 0
+            self.batch_ns, self._trained_step = 0, self._step
             self.ended(BATCH, now)
+
+    @guarded
+    def restored(self, steps: int) -> None:
+        """A training continues after this number of steps."""
+        self._trained_step = steps - 1
+        if self.timer.run is not None:
+            self.timer.run.mark("checkpoint_restored", step=steps - 1)
+
+    def wrap_checkpoint(self, owner: Any, name: str) -> None:
+        """Time the function that saves a checkpoint, also during an evaluation, and mark each in the run."""
+
+        def before(*args: Any, **kwargs: Any) -> None:
+            self._checkpoint_ns = self.timer.now_ns()
+
+        @guarded
+        def saved(*args: Any, **kwargs: Any) -> None:
+            if self.timer.run is not None:
+                waited_s = (self.timer.now_ns() - self._checkpoint_ns) / 1e9
+                self.timer.run.mark("checkpoint_saved", step=self._trained_step, dur_s=waited_s)
+
+        self.wrap(owner, name, CHECKPOINT, before=before, after=saved, while_paused=True)
 
     @guarded
     def close(self, *, failed: bool = False) -> None:
@@ -167,7 +297,7 @@ class Fit:
         self.closed = True
         while self._undo:
             self._undo.pop()()
-        if self.batch_ns and failed and BATCH not in self._taken():
+        if self.batch_ns and failed and not self._is_taken(BATCH):
             self.timer.start(BATCH)
             self.timer.fail(BATCH)
         self.batch_ns = self._last_ns = 0
@@ -176,6 +306,8 @@ class Fit:
                 self.fail(name)
             else:
                 self.end(name)
+        if self._log is not None:
+            self._log.release(*_CLAIMED)
 
     # --- wrappers ----------------------------------------------------------------------------------------------------
 
@@ -188,6 +320,7 @@ class Fit:
         before: Callable[..., object] | None = None,
         after: Callable[..., object] | None = None,
         failed: Callable[[BaseException], object] | None = None,
+        while_paused: bool = False,
     ) -> None:
         """Time the calls of a function of an object, a class or a module until :meth:`close`.
 
@@ -198,6 +331,7 @@ class Fit:
             before: Called before the region starts, with the arguments.
             after: Called after the region ended, with the result and the arguments.
             failed: Called with the exception that ends a call.
+            while_paused: Whether to time it during an evaluation too.
         """
         original = getattr(owner, name, None)
         if original is None:
@@ -207,7 +341,7 @@ class Fit:
 
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if not fit.is_here:
+            if not (fit.is_here or (while_paused and not fit.closed and fit._thread == get_ident())):
                 return original(*args, **kwargs)
             if before is not None:
                 before(*args, **kwargs)

@@ -15,15 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import Trainer, TrainerCallback
 
-from deep500_timing.exporters import BaseExporter
-from deep500_timing_torch._timer import CPUGPUTimer
 from deep500_timing_torch.trainers._data import Amounts, Data
 from deep500_timing_torch.trainers._fit import (
     BACKWARD,
-    CHECKPOINT,
     CLIP,
-    EPOCH,
-    EPOCH_START,
     FIT,
     FORWARD,
     IO,
@@ -32,14 +27,14 @@ from deep500_timing_torch.trainers._fit import (
     SKIP,
     VALIDATION,
     Fit,
+    Means,
+    TrainerTimer,
     guarded,
 )
 from deep500_timing_torch.trainers._throughput import Throughput, model_of, peak_of, throughput_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from deep500_timing import Snapshot, Timer
+    from deep500_timing import Timer
 
 __all__ = ["TimerCallback"]
 
@@ -47,7 +42,7 @@ _OF_TRL = (("_generate", "generate"), ("_calculate_rewards", "reward"))
 """Methods of TRL's online trainers, and their regions."""
 
 
-class TimerCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
+class TimerCallback(TrainerTimer, TrainerCallback):  # type: ignore[misc, unused-ignore]
     """Times a ``Trainer``: EPOCH, BATCH, IO, copies, FORWARD, BACKWARD, optimizer, logging, evaluation, checkpoints.
 
     A BATCH is one optimizer step with all its micro-batches. It begins where the Trainer asks for their data. The
@@ -69,22 +64,16 @@ class TimerCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         peak_flops: float | None = None,
         flops_per_token: float | None = None,
     ) -> None:
-        self.timer = CPUGPUTimer() if timer is None else timer
+        super().__init__(timer)
         self.prefix = prefix
         self.peak_flops = peak_flops
         self.flops_per_token = flops_per_token
-        self._taken: Callable[[], frozenset[str]] = frozenset
-        self._training: _Training | None = None
         self._last: Throughput | None = None
 
     @property
     def throughput(self) -> Throughput | None:
         """The rates of this rank in the last training, or the current one; None before the first."""
         return self._last if self._training is None else self._training.throughput()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """A copy has the settings and a timer of its own, and no training."""
-        return {**vars(self), "_training": None, "_taken": frozenset}
 
     # --- the hooks of transformers -----------------------------------------------------------------------------------
 
@@ -111,7 +100,7 @@ class TimerCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """An epoch begins."""
         if self._training is not None:
-            self._training.begin_epoch()
+            self._training.fit.begin_epoch()
 
     @guarded
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -123,7 +112,7 @@ class TimerCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """An epoch ends."""
         if self._training is not None:
-            self._training.fit.end(EPOCH)
+            self._training.fit.end_epoch()
 
     @guarded
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -131,10 +120,8 @@ class TimerCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         self._end(failed=False)
 
     def _end(self, *, failed: bool) -> None:
-        training, self._training = self._training, None
-        if training is not None:
-            self._last = training.throughput()
-            training.fit.close(failed=failed)
+        self._last = self.throughput
+        super()._end(failed=failed)
 
 
 def _run(callback: TimerCallback, trainer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -167,11 +154,11 @@ class _Training:
         self.logged = Amounts()
         self.logged_ns = 0
         self.settings = callback
-        self.means = _Means(callback.prefix or "")
-        self.skips = self.in_new_epoch = False
-        self.begun_ns = self.epoch_ns = 0
+        self.means = Means(callback.prefix or "")
+        self.skips = False
+        self.begun_ns = 0
         args = trainer.args
-        fit = self.fit = Fit(callback.timer, on_device=args.device.type not in ("cpu", "meta"), taken=callback._taken)
+        fit = self.fit = Fit(callback.timer, args.device.type)
         self.data = Data(fit, counts=True)
         fit.wrap(trainer, "get_batch_samples", before=self._ask, after=self._got)
         fit.wrap(trainer, "training_step", before=self._step)
@@ -181,8 +168,8 @@ class _Training:
         fit.wrap(trainer.accelerator, "clip_grad_norm_", CLIP)
         fit.wrap(trainer.optimizer, "step", OPTIMIZER)
         fit.wrap(trainer, "log", LOGGING, before=self._log)
-        fit.wrap(trainer, "_save_checkpoint", CHECKPOINT)
-        fit.wrap(trainer, "evaluate", VALIDATION, before=self._pause, after=self._go_on, failed=self._go_on)
+        fit.wrap_checkpoint(trainer, "_save_checkpoint")
+        fit.wrap(trainer, "evaluate", VALIDATION, before=fit.pause, after=fit.go_on, failed=fit.go_on)
         for name, region in _OF_TRL:
             fit.wrap(trainer, name, region)
         fit.wrap(getattr(trainer, "vllm_generation", None), "sync_weights", "weight sync")
@@ -199,11 +186,8 @@ class _Training:
         """The loop begins; a resumed one skips what has been trained on."""
         self.skips = state.global_step > 0
         self.fit.start(FIT)
-
-    def begin_epoch(self) -> None:
-        """An epoch begins."""
-        self.fit.start(EPOCH)
-        self.epoch_ns, self.in_new_epoch = self.fit.timer.now_ns(), True
+        if self.skips:
+            self.fit.restored(state.global_step)
 
     def throughput(self) -> Throughput:
         """The rates of this rank, from the start of the training."""
@@ -237,14 +221,12 @@ class _Training:
                 start_ns = waits[skipped - 1][1]
             for wait in waits[skipped:]:
                 self.fit.record(IO, *wait)
-        elif self.in_new_epoch and self.data.first_ns:
+        elif self.fit.epoch_ns and self.data.first_ns:
             start_ns = self.data.first_ns
         if not batches:
             self.fit.end_fetch()
             return
-        if self.in_new_epoch:
-            self.fit.record(EPOCH_START, self.epoch_ns, self.data.first_ns or start_ns)
-            self.in_new_epoch = False
+        self.fit.begin_data(self.data.first_ns or start_ns)
         if not (self.data.waited or self.data.ended):  # no loader of PyTorch
             self.fit.record(IO, start_ns, self.fit.timer.now_ns())
         self.fit.begin_batch(start_ns, self.trainer.state.global_step)
@@ -254,13 +236,7 @@ class _Training:
     def _step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> None:
         self.total += self.data.take(inputs)
 
-    # --- logging and evaluation --------------------------------------------------------------------------------------
-
-    def _pause(self, *args: Any, **kwargs: Any) -> None:
-        self.fit.paused = True
-
-    def _go_on(self, *args: Any, **kwargs: Any) -> None:
-        self.fit.paused = False
+    # --- logging -----------------------------------------------------------------------------------------------------
 
     @guarded
     def _log(self, logs: Any, *args: Any, **kwargs: Any) -> None:
@@ -271,19 +247,3 @@ class _Training:
         self.logged, self.logged_ns = self.total, self.fit.batches_ns
         values = {f"{self.settings.prefix}/{name}": value for name, value in rates.per_rank().items()}
         logs.update(self.means.values | values)
-
-
-class _Means(BaseExporter):
-    """Keeps the mean of each region since the last report, in seconds."""
-
-    def __init__(self, prefix: str) -> None:
-        super().__init__()
-        self.prefix = prefix
-        self.values: dict[str, float] = {}
-
-    def _export(self, snapshot: Snapshot, step: int | None) -> None:
-        self.values = {
-            f"{self.prefix}/{one.name}{'_gpu' if one.device == 'GPU' else ''}_s": one.stats.mean
-            for one in snapshot
-            if one.stats is not None
-        }

@@ -1,0 +1,110 @@
+"""Loops with Accelerate: counts, sums, the tracker, and no change."""
+
+# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false, reportOptionalMemberAccess=false
+# pyright: reportArgumentType=false, reportOptionalOperand=false, reportGeneralTypeIssues=false
+# pyright: reportIncompatibleMethodOverride=false, reportAssignmentType=false
+
+from __future__ import annotations
+
+import copy
+import io
+
+import pytest
+import torch
+from suite_trainers import PARTS, counts, share
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+pytest.importorskip("accelerate", reason="times loops with Accelerate")
+from accelerate import Accelerator
+
+import deep500_timing_torch as timer
+from deep500_timing_torch.trainers.accelerate import TimerTracker, instrument
+
+pytestmark = [pytest.mark.slow, pytest.mark.one_form, pytest.mark.timeout(300)]
+
+
+def prepared(accumulated=1, **more):
+    """An accelerator with its model, optimizer and loader, the same each time."""
+    torch.manual_seed(0)
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulated, **more)
+    net = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 4))
+    data = TensorDataset(torch.randn(320, 64), torch.randint(4, (320,)))
+    return accelerator, *accelerator.prepare(net, torch.optim.Adam(net.parameters()), DataLoader(data, 16))
+
+
+def train(accelerator, net, optimizer, loader, epochs=2):
+    """Train with an evaluation after each epoch."""
+    for _ in range(epochs):
+        net.train()
+        for rows, classes in loader:
+            with accelerator.accumulate(net):
+                loss = nn.functional.cross_entropy(net(rows), classes)
+                accelerator.backward(loss)
+                if accelerator.sync_gradients:
+                    accelerator.clip_grad_norm_(net.parameters(), 1.0)
+                optimizer.step()
+                optimizer.zero_grad()
+        net.eval()
+        for rows, _ in loader:
+            with torch.no_grad():
+                net(rows)
+    return [one.detach().clone() for one in net.parameters()]
+
+
+@pytest.mark.parametrize("accumulated", [1, 4])
+def test_counts_are_exact_and_parts_add_up(accumulated):
+    """Each optimizer step is a BATCH with its micro-batches; an evaluation is none; nothing is changed or left."""
+    plain = train(*prepared(accumulated))
+    tmr = timer.CPUGPUTimer()
+    accelerator, *rest = prepared(accumulated)
+    with instrument(accelerator, tmr) as timed:
+        weights = train(accelerator, *rest)
+        assert timed.values()["time/BATCH_s"] > 0
+    assert all(torch.equal(one, other) for one, other in zip(plain, weights, strict=True))
+    assert "backward" not in vars(accelerator)
+    steps = 40 // accumulated
+    found = counts(tmr)
+    micro = dict.fromkeys(("IO", "copy", "FORWARD", "BACKWARD"), 40)
+    assert found == {"BATCH": steps, **micro, "clip": steps, "optimizer": steps}
+    assert share(tmr, "BATCH", *PARTS) == pytest.approx(1, abs=0.02)
+
+
+def test_an_exception_and_copies_of_the_model():
+    """What is open is counted as failed; a model that is copied or saved meanwhile keeps nothing of the timing."""
+    tmr = timer.CPUGPUTimer()
+    accelerator, net, optimizer, loader = prepared()
+    with pytest.raises(ZeroDivisionError), instrument(accelerator, tmr):
+        torch.save(net, io.BytesIO())
+        copy.deepcopy(net)(torch.randn(2, 64))
+        train(accelerator, net, optimizer, loader, epochs=1)
+        net.train()
+        next(iter(loader))
+        accelerator.backward(net(torch.randn(2, 64)).sum() / (1 // 0))
+    assert {one.name: one.failed for one in tmr.snapshot() if one.failed} == {"BATCH": 1}
+    assert len(tmr.get_time("FORWARD")) == 21
+    with pytest.raises(ValueError, match="has no optimizer"):
+        instrument(Accelerator(cpu=True), tmr)
+
+
+def test_the_tracker_keeps_what_is_logged(tmp_path):
+    """Numbers by name and step are a table of the run; the settings are an event."""
+    pytest.importorskip("duckdb", reason="reads a run")
+    from deep500_timing.runs import Run
+
+    tmr = timer.CPUGPUTimer()
+    tracker = TimerTracker(tmr, str(tmp_path / "run"))
+    accelerator, *rest = prepared(log_with=[tracker])
+    assert tracker.tracker is tmr
+    accelerator.init_trackers("project", {"rate": 0.1})
+    with instrument(accelerator, tmr) as timed:
+        train(accelerator, *rest, epochs=1)
+        accelerator.log({"loss": 0.5, "text": "none", **timed.values()}, step=20)
+    accelerator.end_training()
+    tmr.run.close()
+    with Run.open(tmp_path / "run") as run:
+        logged = run.table("logged").arrow().to_pylist()
+        assert [(one["step"], one["value"]) for one in logged if one["name"] == "loss"] == [(20, 0.5)]
+        assert any(one["name"] == "time/BATCH_s" for one in logged)
+        events = run.sql("select text from events where what = 'configuration'").arrow().to_pylist()
+        assert events == [{"text": '{"rate": 0.1}'}]

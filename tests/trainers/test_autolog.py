@@ -1,0 +1,139 @@
+"""Unchanged scripts of the trainers through ``deep500-timing run``: the right regions, none of them twice."""
+
+# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false, reportOptionalMemberAccess=false
+# pyright: reportArgumentType=false, reportOptionalOperand=false, reportGeneralTypeIssues=false
+# pyright: reportIncompatibleMethodOverride=false, reportAssignmentType=false
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+
+import pytest
+import suite_ranks
+
+pytest.importorskip("torch", reason="the trainers train with PyTorch")
+pytest.importorskip("duckdb", reason="reads a run")
+from deep500_timing.runs import Run
+
+pytestmark = [pytest.mark.slow, pytest.mark.one_form, pytest.mark.timeout(300)]
+
+DATA = """
+import warnings; warnings.simplefilter("ignore")
+import torch
+from torch import nn
+torch.manual_seed(0); torch.set_num_threads(1)
+rows = [{"x": torch.randn(16), "labels": torch.tensor(n % 4)} for n in range(80)]
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+    def forward(self, x, labels):
+        out = self.net(x)
+        return {"loss": nn.functional.cross_entropy(out, labels), "logits": out}
+"""
+# What comes after the training is a loop by hand, which the plug-in of PyTorch times.
+BY_HAND = """
+optimizer = torch.optim.SGD(net.parameters(), 0.01)
+for batch in torch.utils.data.DataLoader(rows, 8):
+    optimizer.zero_grad(); net(**batch)["loss"].backward(); optimizer.step()
+print("RESULT", [float(one.detach().double().sum()) for one in net.parameters()])
+"""
+HUGGINGFACE = (
+    DATA
+    + """
+from transformers import Trainer, TrainingArguments
+net = Net()
+arguments = TrainingArguments("out", num_train_epochs=2, gradient_accumulation_steps=2, report_to=[], use_cpu=True,
+    disable_tqdm=True, save_strategy="epoch", eval_strategy="epoch", remove_unused_columns=False, logging_steps=5)
+trainer = Trainer(net, arguments, train_dataset=rows, eval_dataset=rows[:8], callbacks=CALLBACKS)
+trainer.train()
+print("RESULT", sorted({name for one in trainer.state.log_history for name in one}))
+"""
+    + BY_HAND
+)
+LIGHTNING = (
+    DATA
+    + """
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.plugins.environments import LightningEnvironment
+net = Net()
+class Module(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = net
+    def training_step(self, batch, index):
+        return self.net(**batch)["loss"]
+    def validation_step(self, batch, index):
+        self.log("val", self.net(**batch)["loss"])
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters())
+loader = lambda rows: torch.utils.data.DataLoader(rows, 8)
+trainer = Trainer(max_epochs=2, accumulate_grad_batches=2, accelerator="cpu", devices=1, logger=False,
+    enable_progress_bar=False, enable_model_summary=False, plugins=LightningEnvironment(), callbacks=CALLBACKS)
+trainer.fit(Module(), loader(rows), loader(rows[:8]))
+"""
+    + BY_HAND
+)
+ACCELERATE = (
+    DATA
+    + """
+from accelerate import Accelerator
+accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+net, optimizer, loader = accelerator.prepare(
+    Net(), torch.optim.Adam(Net().parameters()), torch.utils.data.DataLoader(rows, 8))
+for epoch in range(2):
+    net.train()
+    for batch in loader:
+        with accelerator.accumulate(net):
+            accelerator.backward(net(**batch)["loss"])
+            if accelerator.sync_gradients:
+                accelerator.clip_grad_norm_(net.parameters(), 1.0)
+            optimizer.step(); optimizer.zero_grad()
+    net.eval()
+    with torch.no_grad():
+        net(**next(iter(loader)))
+print("RESULT", [float(one.detach().double().sum()) for one in net.parameters()])
+"""
+)
+STEPS = {"BATCH": 10, "BACKWARD": 20, "optimizer": 10, "FORWARD": 20}
+TRAINER = {name: count + 10 for name, count in STEPS.items()} | {"VALIDATION": 2, "CHECKPOINT": 2, "FIT": 1, "EPOCH": 3}
+CASES = {
+    "transformers": (HUGGINGFACE, "[]", TRAINER | {"IO": 30}),
+    "transformers with a callback": (HUGGINGFACE, "[Own()]", TRAINER | {"IO": 30}),
+    "lightning": (LIGHTNING, "[]", TRAINER | {"IO": 30, "sanity check": 1}),
+    "accelerate": (ACCELERATE, "[]", STEPS | {"VALIDATION": 2, "EPOCH": 2}),
+}
+OWN = "from deep500_timing_torch.trainers.huggingface import TimerCallback as Own\n"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_unchanged_script(name, forks, tmp_path):
+    """It computes and prints what it does without the command; each region is there as often as it happened."""
+    pytest.importorskip(name.partition(" ")[0], reason="a script that uses it")
+    program, callbacks, expected = CASES[name]
+    script = tmp_path / "script.py"
+    script.write_text((OWN if "Own" in callbacks else "") + program.replace("CALLBACKS", callbacks))
+    begun = []
+    for what, command in (("plain", []), ("timed", ["-m", "deep500_timing", "run", "--run", "run"])):
+        folder = tmp_path / what
+        folder.mkdir()
+        output = (folder / "output").open("w")
+        environment = suite_ranks.environment(TOKENIZERS_PARALLELISM="false")
+        begun.append(
+            subprocess.Popen(
+                [sys.executable, *command, str(script)], cwd=folder, env=environment, stdout=output,
+                stderr=(folder / "errors").open("w"),
+            )
+        )  # fmt: skip
+    assert [one.wait(200) for one in begun] == [0, 0], (tmp_path / "timed" / "errors").read_text()
+    plain, timed = [(tmp_path / what / "output").read_text() for what in ("plain", "timed")]
+    lines = [[line for line in text.splitlines() if line.startswith("RESULT")] for text in (plain, timed)]
+    assert lines[0] == lines[1]
+    with Run.open(tmp_path / "timed" / "run") as run:
+        rows = run.intervals().arrow().to_pylist()
+    found = {region: sum(row["region"] == region for row in rows) for region in {row["region"] for row in rows}}
+    assert {region: found.get(region) for region in expected} == expected
+    batches = sorted((row["start_ns"], row["start_ns"] + row["dur_ns"]) for row in rows if row["region"] == "BATCH")
+    assert all(one[1] <= other[0] for one, other in itertools.pairwise(batches))
