@@ -1,6 +1,6 @@
 """Loops with Accelerate: counts, sums, the tracker, and no change."""
 
-# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false, reportOptionalMemberAccess=false
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportOptionalMemberAccess=false
 # pyright: reportArgumentType=false, reportOptionalOperand=false, reportGeneralTypeIssues=false
 # pyright: reportIncompatibleMethodOverride=false, reportAssignmentType=false
 

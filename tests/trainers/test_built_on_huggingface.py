@@ -1,6 +1,6 @@
 """TRL, PEFT and sentence-transformers, with models from a config and made data: what is built on the ``Trainer``."""
 
-# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false, reportOptionalMemberAccess=false
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportOptionalMemberAccess=false
 # pyright: reportArgumentType=false, reportOptionalOperand=false, reportGeneralTypeIssues=false
 # pyright: reportIncompatibleMethodOverride=false, reportAssignmentType=false
 

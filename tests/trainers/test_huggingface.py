@@ -1,6 +1,6 @@
 """Hugging Face's ``Trainer`` and the trainers built on it: counts, sums, independent clocks, and no change."""
 
-# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false, reportOptionalMemberAccess=false
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportOptionalMemberAccess=false
 # pyright: reportArgumentType=false, reportOptionalOperand=false, reportGeneralTypeIssues=false
 # pyright: reportIncompatibleMethodOverride=false, reportAssignmentType=false
 

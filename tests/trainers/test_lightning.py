@@ -1,6 +1,6 @@
 """Lightning's ``Trainer``: counts, sums, its own SimpleProfiler, and no change."""
 
-# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false, reportOptionalMemberAccess=false
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportOptionalMemberAccess=false
 # pyright: reportArgumentType=false, reportOptionalOperand=false, reportGeneralTypeIssues=false
 # pyright: reportIncompatibleMethodOverride=false, reportAssignmentType=false
 

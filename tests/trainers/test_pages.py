@@ -1,6 +1,6 @@
 """The blocks of ``docs/trainers.md`` and the examples run as they stand, where their packages are installed."""
 
-# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false, reportOptionalMemberAccess=false
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportOptionalMemberAccess=false
 # pyright: reportArgumentType=false, reportOptionalOperand=false, reportGeneralTypeIssues=false
 # pyright: reportIncompatibleMethodOverride=false, reportAssignmentType=false
 
