@@ -24,7 +24,7 @@ VALIDATION, CHECKPOINT, LOGGING, SKIP = "VALIDATION", "CHECKPOINT", "logging", "
 PREPARE, LOSS, GRADIENTS, NEXT, OTHER = BETWEEN
 BETWEEN_BATCHES = "between batches"
 """The region between two regions inside an EPOCH, outside of each BATCH."""
-_CLAIMED = (
+_CLAIMED = {
     FIT,
     EPOCH,
     EPOCH_START,
@@ -36,8 +36,8 @@ _CLAIMED = (
     BACKWARD,
     "autograd.grad",
     OPTIMIZER,
-)
-_CLAIMED += (VALIDATION, CHECKPOINT)
+}
+_CLAIMED |= {VALIDATION, CHECKPOINT}
 """What the plug-in of PyTorch leaves to a trainer's callback."""
 _ON_DEVICE = frozenset({COPY, FORWARD, BACKWARD, CLIP, OPTIMIZER})
 _ABSENT = object()

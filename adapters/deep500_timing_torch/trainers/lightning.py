@@ -10,6 +10,8 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
+from importlib.util import find_spec
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
@@ -28,20 +30,18 @@ from deep500_timing_torch.trainers._fit import (
     guarded,
 )
 
-if TYPE_CHECKING or not ("pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules):
-    try:
-        from lightning.pytorch import Callback
-        from lightning.pytorch.profilers import Profiler
-    except ImportError:
-        from pytorch_lightning import Callback
-        from pytorch_lightning.profilers import Profiler
-else:
-    # Lightning asks a callback for its hooks, not for its class: one of either package serves both.
-    from pytorch_lightning import Callback
-    from pytorch_lightning.profilers import Profiler
-
 if TYPE_CHECKING:
+    from lightning.pytorch import Callback
+    from lightning.pytorch.profilers import Profiler
+
     from deep500_timing import Timer
+else:
+    # Lightning asks a callback for its hooks, not for its class: a callback of either package serves both.
+    names = ["lightning.pytorch", "pytorch_lightning"]
+    names.sort(key=lambda name: name not in sys.modules)
+    package = names[0] if find_spec(names[0].partition(".")[0]) else names[1]
+    Callback = import_module(package).Callback
+    Profiler = import_module(f"{package}.profilers").Profiler
 
 __all__ = ["TimerCallback", "TimerProfiler"]
 
@@ -92,6 +92,8 @@ class TimerProfiler(TrainerTimer, Profiler):  # type: ignore[misc, unused-ignore
         actions: Whether each other action of Lightning is a region too, by its name, such as
             ``[Callback]ModelCheckpoint.on_train_epoch_end``.
     """
+
+    _lightning_module: Any
 
     def __init__(self, timer: Timer | None = None, *, actions: bool = False) -> None:
         super().__init__(timer)
