@@ -11,6 +11,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing._command._app import click
+from deep500_timing._summary.text import fit_encoding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,6 +25,11 @@ _PATIENCE_S = 1.0
 def print_json(data: Any) -> None:
     """Print plain data as JSON, in ASCII: nothing in a name can steer a terminal."""
     click.echo(json.dumps(data, indent=2, default=_plain))
+
+
+def say(text: object) -> None:
+    """Print a text in what the encoding of the standard output can represent."""
+    click.echo(fit_encoding(str(text), getattr(sys.stdout, "encoding", None)))
 
 
 def say_written(paths: list[str], *, as_json: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 
 from deep500_timing._command._app import click
@@ -18,8 +17,7 @@ from deep500_timing._command._app import click
 @click.option("--json", "as_json", is_flag=True, help="Print plain data instead.")
 def command(folder: str, chosen: tuple[str, ...], mfu: float | None, ranks: bool, as_json: bool) -> None:
     """Show where the wall clock of the job went, restarts included. The parts add up to 100 %."""
-    from deep500_timing._command._output import busy, print_json
-    from deep500_timing._summary.text import fit_encoding
+    from deep500_timing._command._output import busy, print_json, say
     from deep500_timing.runs import Run
     from deep500_timing.runs._goodput import rank_lines
 
@@ -36,4 +34,4 @@ def command(folder: str, chosen: tuple[str, ...], mfu: float | None, ranks: bool
         print_json(asdict(found) | rates)
         return
     text = "\n".join([str(found), *(["", *rank_lines(found)] if ranks else [])])
-    click.echo(fit_encoding(text, getattr(sys.stdout, "encoding", None)))
+    say(text)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 from deep500_timing._command._app import click
 
 
@@ -14,9 +12,8 @@ from deep500_timing._command._app import click
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead.")
 def command(folder: str, session: int | None, scores: bool, as_json: bool) -> None:
     """Name the rank or machine that the others wait for, and the cause."""
-    from deep500_timing._command._output import busy, print_json
+    from deep500_timing._command._output import busy, print_json, say
     from deep500_timing._distributed.stragglers import find_stragglers
-    from deep500_timing._summary.text import fit_encoding
     from deep500_timing.runs import Run
 
     with busy("Reading the run"), Run.open(folder) as run:
@@ -26,4 +23,4 @@ def command(folder: str, session: int | None, scores: bool, as_json: bool) -> No
     elif as_json:
         print_json(found)
     else:
-        click.echo(fit_encoding(str(found), getattr(sys.stdout, "encoding", None)))
+        say(found)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 
 from deep500_timing._command._app import click
@@ -18,8 +17,7 @@ def command(folder: str, step: int | None, session: int | None, as_json: bool) -
 
     Without STEP it is the slowest step after the first.
     """
-    from deep500_timing._command._output import busy, print_json
-    from deep500_timing._summary.text import fit_encoding
+    from deep500_timing._command._output import busy, print_json, say
     from deep500_timing.runs import Run
 
     with busy("Reading the run"), Run.open(folder) as run:
@@ -27,4 +25,4 @@ def command(folder: str, step: int | None, session: int | None, as_json: bool) -
     if as_json:
         print_json(asdict(answer))
     else:
-        click.echo(fit_encoding(str(answer), getattr(sys.stdout, "encoding", None)))
+        say(answer)

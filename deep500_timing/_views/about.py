@@ -7,16 +7,17 @@ import math
 import os
 import time
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing._summary.text import format_time, safe_name
+from deep500_timing._views.columns import times
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from deep500_timing.runs import Run
 
-COMPLETE = "complete"
 _NEWEST = 21
 """The newest steps, which give the current speed."""
 _OLD_S = 60.0
@@ -93,7 +94,8 @@ class About:
         if not self.ended:
             return "not ended: killed, or running"
         broken = [end for end in self.ends if end not in _IN_ORDER]
-        return f"ended by {', '.join(map(safe_name, broken))}" if broken else COMPLETE
+        lost = self.dropped or self.damaged_bytes or self.missing_frames or self.missing_ranks
+        return f"ended by {', '.join(map(safe_name, broken))}" if broken else "ended" if lost else "complete"
 
     @property
     def missing_ranks(self) -> tuple[int, ...]:
@@ -212,3 +214,27 @@ def _header(log: dict[str, Any]) -> dict[str, Any]:
     except ValueError:
         return {}
     return header if isinstance(header, dict) else {}
+
+
+def title_of(about: About, *, with_date: bool = False) -> tuple[str, ...]:
+    """The facts of a run, for its heading."""
+    size = count(len(about.ranks), "rank")
+    if about.missing_ranks:
+        size = f"{len(about.ranks)} of {about.world_size} ranks"
+    parts = [safe_name(about.name), f"{size} on {count(len(about.hosts) or 1, 'host')}"]
+    steps = [count(about.epochs, "epoch")] if about.epochs else []
+    steps += [count(about.steps, "step")] if about.steps else []
+    parts += [", ".join(steps)] if steps else []
+    if about.wall_s is not None:
+        parts += times([about.wall_s])
+    if about.first_unix_s is not None and with_date:
+        parts.append(f"began {datetime.fromtimestamp(about.first_unix_s, UTC):%Y-%m-%d %H:%M:%S} UTC")
+    if about.sessions > 1:
+        parts.append(f"{about.sessions} sessions")
+    parts += [safe_name(about.frameworks)] if about.frameworks else []
+    return (*parts, about.state)
+
+
+def count(number: int, what: str) -> str:
+    """``"1 rank"``, ``"2 ranks"``."""
+    return f"{number} {what}{'' if number == 1 else 's'}"

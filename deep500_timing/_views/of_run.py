@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from deep500_timing._summary.snapshot import COUNTERS
 from deep500_timing._summary.text import safe_name, shorten
-from deep500_timing._views.about import about_run
-from deep500_timing._views.columns import times
+from deep500_timing._views.about import about_run, title_of
 from deep500_timing._views.findings import evidence_of, find, verdict
 from deep500_timing._views.notes import device_note, first_note
 from deep500_timing._views.table import LONGEST_NAME, Sheet
@@ -59,23 +58,6 @@ def choose_rank(about: About, rank: int | None) -> int:
     if shown not in about.ranks:
         raise LookupError(f"Showing rank {rank}: the run has {_ranks(about)}.")
     return shown
-
-
-def title_of(about: About) -> tuple[str, ...]:
-    """The facts of a run, for its heading."""
-    size = count(len(about.ranks), "rank")
-    if about.missing_ranks:
-        size = f"{len(about.ranks)} of {about.world_size} ranks"
-    parts = [safe_name(about.name), f"{size} on {count(len(about.hosts) or 1, 'host')}"]
-    steps = [count(about.epochs, "epoch")] if about.epochs else []
-    steps += [count(about.steps, "step")] if about.steps else []
-    parts += [", ".join(steps)] if steps else []
-    if about.wall_s is not None:
-        parts += times([about.wall_s])
-    if about.sessions > 1:
-        parts.append(f"{about.sessions} sessions")
-    parts += [safe_name(about.frameworks)] if about.frameworks else []
-    return (*parts, about.state)
 
 
 def _notes(about: About, tree: Tree, rank: int) -> list[tuple[str, str]]:
@@ -131,8 +113,3 @@ def ranges(numbers: Sequence[int]) -> str:
         return f"{numbers[0]} to {numbers[-1]}"
     shown = ", ".join(map(str, numbers[:_NAMED]))
     return f"{shown} and {len(numbers) - _NAMED} more" if len(numbers) > _NAMED else shown
-
-
-def count(number: int, what: str) -> str:
-    """``"1 rank"``, ``"2 ranks"``."""
-    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -191,8 +191,8 @@ def between_epochs(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     if len(last) < _BOUNDARIES or at_end.all():
         return
     gaps, ends, starts = steps[1:, 2] - steps[:-1, 3], steps[last, 3], steps[last + 1, 2]
-    rest = float(gaps[last].sum() - len(last) * np.median(gaps[~at_end])) / 1e9
-    parts: dict[str, float] = {}
+    rest = (gaps[last] - np.median(gaps[~at_end])) / 1e9
+    parts: dict[str, Any] = {}
     for node in (*evidence.tree.inside(step.parent), *evidence.tree.inside(step.parent[:-1])):
         if node.path in (step.path, step.parent) or node.is_rest or node.count > _MANY or node.name == FIRST_STEP:
             continue
@@ -200,28 +200,30 @@ def between_epochs(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         spans = spans[spans[:, 0] == steps[-1, 0]]
         sums = np.concatenate(([0], np.cumsum(spans[:, 3] - spans[:, 2])))
         low, high = (np.searchsorted(spans[:, 2], times) for times in (ends, starts))
-        spent_s = float((sums[high] - sums[low]).sum()) / 1e9
-        rest -= spent_s
+        spent_s = (sums[high] - sums[low]) / 1e9
+        rest = rest - spent_s
         if not (is_validation(node.name) or is_overhead(node.name)):
             parts[node.name] = parts.get(node.name, 0.0) + spent_s
-    waits, waiting = None, waiting_node(evidence)
-    if waiting is not None and BATCH in waiting.path[:-1]:
-        waits = evidence.series(waiting.path)
+    waiting = waiting_node(evidence)
+    waits = evidence.series(waiting.path) if waiting is not None and BATCH in waiting.path[:-1] else None
     if waits is not None:
-        first = np.isin(waits.numbers, steps[last + 1, 1])
-        excess = waits.durations_s[first] - np.median(waits.durations_s)
-        parts[IO] = parts.get(IO, 0.0) + max(float(excess.sum()), 0.0)
-    parts[""] = max(rest, 0.0)
-    total_s = sum(parts.values())
-    if total_s < rule.share * evidence.whole_s or total_s < len(last) * 0.25 * (step.median_s or 0.0):
+        excess_s = dict(zip(waits.numbers.tolist(), waits.durations_s - np.median(waits.durations_s), strict=True))
+        first = np.array([excess_s.get(number, 0.0) for number in steps[last + 1, 1].tolist()])
+        parts[IO] = parts.get(IO, 0.0) + np.maximum(first, 0.0)
+    parts[""] = np.maximum(rest, 0.0)
+    # The median: what happens once is a start, or a pause.
+    each_s = float(np.median(sum(parts.values())))
+    total_s = each_s * len(last)
+    if total_s < rule.share * evidence.whole_s or each_s < 0.25 * (step.median_s or 0.0):
         return
-    name = max(parts, key=lambda part: (parts[part], part))
+    medians = {part: float(np.median(spent_s)) for part, spent_s in parts.items()}
+    name = max(medians, key=lambda part: (medians[part], part))
     lines = "" if name else evidence.lines_between(zip(steps[last, 0], ends, starts, strict=True))
     most = f"most of it in {name_of(name)}" if name else ": ".join(filter(None, ("most of it in no region", lines)))
     remedy = {"": "time its parts as regions", IO: _STARTS_AGAIN, "EPOCH (start)": _STARTS_AGAIN}.get(name)
     yield rule.found(
         evidence,
-        f"Training stands still for {took(total_s / len(last))} between two epochs, "
+        f"Training stands still for {took(each_s)} between two epochs, "
         f"{percent(total_s / evidence.whole_s)} of the run",
         why=most,
         cost_s=total_s,

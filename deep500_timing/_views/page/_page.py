@@ -7,15 +7,14 @@ import hashlib
 import json
 import os
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing._base.require import require
 from deep500_timing._base.whole_file import whole_file
-from deep500_timing._summary.text import UNKNOWN, format_time, safe_name
-from deep500_timing._views.about import COMPLETE
+from deep500_timing._summary.text import UNKNOWN
+from deep500_timing._views.about import title_of
 from deep500_timing._views.findings import verdict
 from deep500_timing._views.findings._finding import percent
 from deep500_timing._views.page._build import build
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from os import PathLike
 
-    from deep500_timing._views.about import About
     from deep500_timing._views.page._build import Built
     from deep500_timing._views.page._section import Figure, Section
     from deep500_timing.runs import Run
@@ -61,7 +59,7 @@ def write_report(
         page = render_page(
             context.about.name,
             built,
-            head=_head(context.about),
+            head=title_of(context.about, with_date=True)[1:],
             findings=[replace(found, anchor=anchors.get(found.anchor, "")) for found in context.findings],
             summary=context.summary,
             verdict=None if context.findings else verdict(context.evidence),
@@ -123,24 +121,6 @@ def render_page(
         hashes=" ".join(f"'sha256-{_sha256(text)}'" for text in (library, script)),
     )
     return page
-
-
-def _head(about: About) -> list[str]:
-    ranks, hosts = len(about.ranks), len(about.hosts) or 1
-    head = [f"{ranks} rank{'s' if ranks > 1 else ''} on {hosts} host{'s' if hosts > 1 else ''}"]
-    if about.steps:
-        epochs = f"{about.epochs} epoch{'s' if about.epochs > 1 else ''}, " if about.epochs else ""
-        head.append(f"{epochs}{about.steps} step{'s' if about.steps > 1 else ''}")
-    if about.wall_s is not None:
-        head.append(format_time(about.wall_s))
-    if about.first_unix_s is not None:
-        began = datetime.fromtimestamp(about.first_unix_s, UTC)
-        head.append(f"began {began:%Y-%m-%d %H:%M:%S} UTC")
-    if about.frameworks:
-        head.append(safe_name(about.frameworks))
-    lost = about.dropped or about.damaged_bytes or about.missing_frames or about.missing_ranks
-    head.append("ended" if lost and about.state == COMPLETE else about.state)
-    return head
 
 
 def _cell(value: object) -> str:
