@@ -34,7 +34,6 @@ _SKEWED = 1.3
 """Times the median from which on a mean needs the median with it."""
 _UNEVEN = 1.25
 _KEPT = 20
-_BOUNDARIES = 2
 _MANY = 100_000
 """Intervals of a region from which on it is not looked for between epochs."""
 _STARTS_AGAIN = "keep the workers (persistent_workers=True), fill a smaller shuffle buffer"
@@ -178,7 +177,7 @@ def between_epochs(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     Validations and checkpoints have thresholds of their own, and are left out.
     """
     step = evidence.step_node
-    if evidence.run is None or step is None or not step.parent:
+    if step is None or not step.parent:
         return
     around, steps = evidence.spans(step.parent), evidence.spans(step.path)
     if not len(steps):
@@ -188,7 +187,7 @@ def between_epochs(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     epoch = np.searchsorted(around[:, 2], steps[:, 2], "right")
     at_end = epoch[1:] != epoch[:-1]
     last = np.flatnonzero(at_end)
-    if len(last) < _BOUNDARIES or at_end.all():
+    if len(last) + 1 < rule.least or at_end.all():
         return
     gaps, ends, starts = steps[1:, 2] - steps[:-1, 3], steps[last, 3], steps[last + 1, 2]
     rest = (gaps[last] - np.median(gaps[~at_end])) / 1e9

@@ -25,12 +25,12 @@ MOST = 5
 _PARTS = "time its parts as regions"
 _TABLE = {
     "lost": Rule(_whole.lost, 0, 1, "not-measured", "the end of the report says what is missing", needs=""),
-    "late-rank": Rule(_ranks.late_rank, _ranks.LATE_SHARE, 16, "stragglers", needs=""),
+    "late-rank": Rule(_ranks.late_rank, _ranks.LATE_SHARE, 16, "stragglers", needs="run"),
     "waits-for-data": Rule(
         _data.waits_for_data, 0.10, 20, "tree", "more workers (num_workers), prefetch, pin_memory", "", on_cpu=True
     ),
     "between-epochs": Rule(
-        _data.between_epochs, 0.05, 20, "over-the-run", "do it less often, or in the background", on_cpu=True
+        _data.between_epochs, 0.05, 3, "over-the-run", "do it less often, or in the background", "run", on_cpu=True
     ),
     "imbalance": Rule(_ranks.imbalance, 0.10, 40, "ranks", "give each rank the same amount of work"),
     "waits-for-ranks": Rule(_ranks.waits_for_ranks, 0.20, 20, "communication"),
@@ -53,13 +53,13 @@ _TABLE = {
         _devices.memory_grows, 0.05, 20, "memory", "keep numbers, not tensors: loss.item(), .detach()", "samples"
     ),
     "spikes": Rule(_steps.spikes, 0.01, 20, "over-the-run", needs=""),
-    "level-shift": Rule(_steps.level_shift, 0.15, 60, "over-the-run", needs=""),
-    "drift": Rule(_steps.drift, 0.05, 60, "over-the-run", "look for lists that grow", ""),
+    "level-shift": Rule(_steps.level_shift, 0.15, 60, "over-the-run", needs="run"),
+    "drift": Rule(_steps.drift, 0.05, 60, "over-the-run", "look for lists that grow", "run"),
     "warm-up": Rule(
         _steps.warm_up, 0.10, 10, "over-the-run", "cache compilation; leave the first steps out of comparisons", ""
     ),
     "recompilation": Rule(
-        _steps.recompilation, 0.02, 3, "tree", "mark_dynamic or dynamic=True; pad inputs to few shapes", ""
+        _steps.recompilation, 0.02, 3, "tree", "mark_dynamic or dynamic=True; pad inputs to few shapes", "run"
     ),
     "goodput": Rule(
         _whole.low_goodput,
@@ -67,7 +67,7 @@ _TABLE = {
         2,
         "goodput",
         "save checkpoints at the interval that the command names; start faster",
-        "",
+        "run",
     ),
     "outside-steps": Rule(_whole.outside_steps, 0.10, 10, "tree", "do it less often, or in the background"),
     "dominant-region": Rule(_whole.dominant_region, 0.40, 20, "tree", _PARTS, on_cpu=True),
@@ -102,8 +102,11 @@ def find(
     step = evidence.step_node
     found: dict[str, list[Finding]] = {}
     for name, rule in RULES.items():
-        has_enough = rule.needs != "steps" or (step is not None and step.count >= rule.least)
-        if name not in silent and has_enough:
+        if rule.needs == "steps":
+            can_judge = step is not None and step.count >= rule.least
+        else:
+            can_judge = evidence.run is not None or not rule.needs
+        if can_judge and name not in silent:
             try:
                 found[name] = list(rule.judge(rule, evidence))
             except Exception as error:

@@ -78,7 +78,7 @@ class Rule:
     remedy: str = ""
     """See :attr:`Finding.remedy`."""
     needs: str = "steps"
-    """What ``least`` counts: ``"steps"``, ``"samples"``, or ``""`` if the judge counts."""
+    """``"steps"``: so many steps. ``"run"``, ``"samples"``: a run, and the judge counts. ``""``: the judge decides."""
     on_cpu: bool = False
     """Whether it finds time of the CPU: a remedy saves no more than the time in which the device is idle."""
     name: str = ""

@@ -29,8 +29,6 @@ _SPIKE_MANY = 0.05
 _WARM_UP_RATIO, _WARM_UP_LEAST = 1.5, 10
 _SHIFT_SHARE = 0.15
 """A change of level by this share is no drift."""
-_AGAIN = 3
-"""Fewest recompilations."""
 _KEPT = 20
 
 
@@ -212,14 +210,15 @@ def _first_steps(evidence: Evidence) -> WarmUp | None:
 
 def recompilation(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     """``torch.compile`` compiles functions again, because a guard failed."""
-    if evidence.run is None or "compilations" not in evidence.run.tables:
+    assert evidence.run is not None
+    if "compilations" not in evidence.run.tables:
         return
     rows = evidence.run.sql(
         f"select frame, reason, dur_us from compilations where rank = {evidence.rank} and reason <> '' {evidence.only}"
         "order by unix_us"
     ).rows()
     cost_s = sum(row["dur_us"] for row in rows) / 1e6
-    if len(rows) < _AGAIN or cost_s < rule.share * evidence.whole_s:
+    if len(rows) < rule.least or cost_s < rule.share * evidence.whole_s:
         return
     by_frame: dict[str, int] = {}
     for row in rows:

@@ -294,7 +294,8 @@ def _pauses(rule: Rule, evidence: Evidence, around: Node, whole_s: float) -> Fin
 
 def low_goodput(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     """Lost work, starts and down time of a job that was restarted take a large part of the wall clock."""
-    if evidence.run is None or evidence.session is not None or evidence.about.sessions < 2:
+    assert evidence.run is not None
+    if evidence.session is not None or evidence.about.sessions < 2:
         return
     account = evidence.run.goodput()
     cost_s = account.seconds(*_RESTARTS)

@@ -30,8 +30,9 @@ _PARTS = 8
 _SPIKE = 4
 """Times the median from which on a step is slow."""
 _MARKED = 60
-_LABELLED = 4
-"""Marks at the edge that carry their time."""
+_LABELLED = 3
+"""Marks at the edge that carry their time, if they are this share of the chart apart."""
+_APART = 0.2
 
 
 def over(context: Context) -> Content | None:
@@ -133,12 +134,17 @@ def _top(batches: list[dict[str, Any]], median: float) -> float:
 def _marked(batches: list[dict[str, Any]], median: float, top: float) -> list[dict[str, Any]]:
     spikes = [row for row in batches if row["longest"] / 1e9 > min(_SPIKE * median, top)]
     marked = []
-    for number, row in enumerate(sorted(spikes, key=lambda row: (-row["longest"], row["bucket"]))[:_MARKED]):
+    labelled: list[int] = []
+    span = batches[-1]["bucket"] - batches[0]["bucket"]
+    for row in sorted(spikes, key=lambda row: (-row["longest"], row["bucket"]))[:_MARKED]:
         longest_s = row["longest"] / 1e9
         time, is_cut = format_time(longest_s), longest_s > top
         mark = {"step": row["at"] + 0.5, "s": rounded(min(longest_s, top)), "time": time, "cut": is_cut}
         mark |= {"rank": row["rank"], "what": f"step {row['at']}"}
-        marked.append(mark | {"label": time if number < _LABELLED and is_cut else ""})
+        is_apart = all(abs(row["at"] - step) > _APART * span for step in labelled)
+        if is_cut and is_apart and len(labelled) < _LABELLED:
+            labelled.append(row["at"])
+        marked.append(mark | {"label": time if row["at"] in labelled else ""})
     return marked
 
 
