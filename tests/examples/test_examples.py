@@ -24,6 +24,7 @@ CASES = {
     "numpy_only.py": ([], [], ["EPOCH", "BATCH", "FORWARD", "BACKWARD", "IO", "warm-up", "median"]),
     "custom_regions.py": ([], [], ["count", "read", "tokenise", "failed", "line 1234 is left out"]),
     "pytorch_loop.py": (["--epochs", "1"], ["torch", "sklearn"], ["EPOCH", "BATCH", "FORWARD", "BACKWARD", "IO"]),
+    "jax_loop.py": ([], ["jax"], ["EPOCH", "BATCH", "dispatch", "10 steps", "compile", "'train_step': 2"]),
     "layers.py": ([], ["torch", "sklearn", "matplotlib"], ["6 × Block", "GFLOP/s", "◀", "trace.json", "plot.png"]),
     "pipeline.py": ([], ["torch", "sklearn", "matplotlib"], ["steps: 30 loss:", "1F1B of 2 ranks", "pipeline.png"]),
     "keras_callback.py": (["--epochs", "1"], ["keras", "tensorflow", "sklearn"], ["EPOCH", "BATCH", "IO"]),
@@ -42,7 +43,7 @@ CASES = {
 }
 
 
-FORKED = {"PyTorch": ("pytorch_loop.py", "layers.py", "pipeline.py")}
+FORKED: dict[str, tuple[str, ...]] = {"PyTorch": ("pytorch_loop.py", "layers.py", "pipeline.py")}
 FORKED["TensorFlow"] = ("keras_callback.py", "tensorflow_workers.py")
 STARTS_ITSELF = """
 import os, runpy, subprocess, sys

@@ -15,6 +15,7 @@ PACKAGES = {
     "deep500_timing": ROOT / "deep500_timing",
     "deep500_timing_torch": ROOT / "adapters" / "deep500_timing_torch",
     "deep500_timing_tensorflow": ROOT / "adapters" / "deep500_timing_tensorflow",
+    "deep500_timing_jax": ROOT / "adapters" / "deep500_timing_jax",
     "deep500_timing_deepspeed": ROOT / "adapters" / "deep500_timing_deepspeed",
 }
 ROOMS = (

@@ -1,0 +1,94 @@
+"""Times for plain JAX: the core's public names, a timer that knows when outputs are ready, compilations.
+
+::
+
+    import deep500_timing_jax as timer
+
+    tmr = timer.CPUGPUTimer()
+    step = timer.timed_step(jax.jit(train_step), tmr, output=lambda result: result[-1])
+    with timer.Compilations(tmr):
+        for batch in tmr.steps(loader):
+            params, loss = step(params, batch)
+    tmr.print_all_time_stats()
+
+Importing it does not import JAX.
+"""
+
+from __future__ import annotations
+
+from deep500_timing import (
+    DeviceUnavailableError,
+    ExportError,
+    HostClock,
+    InvalidKeyError,
+    MissingPackageError,
+    NoTimesError,
+    Region,
+    RegionError,
+    RegionMismatchError,
+    RegionNotOpenError,
+    RegionOpenError,
+    Timer,
+    TimeType,
+    TimingError,
+    TimingWarning,
+    compiled,
+)
+from deep500_timing.adapters import lazy_names as _lazy_names
+from deep500_timing_jax._clock import OutputClock
+from deep500_timing_jax._compilations import Compilations
+from deep500_timing_jax._timer import CPUGPUTimer, TimedStep, timed_step
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from deep500_timing import (
+        Autolog,
+        Clock,
+        DeviceClock,
+        RegionTimes,
+        Snapshot,
+        TimeStats,
+        autolog,
+        global_timer,
+        read_rank_logs,
+        trim_mean,
+    )
+
+__all__ = [
+    "Autolog",
+    "CPUGPUTimer",
+    "Clock",
+    "Compilations",
+    "DeviceClock",
+    "DeviceUnavailableError",
+    "ExportError",
+    "HostClock",
+    "InvalidKeyError",
+    "MissingPackageError",
+    "NoTimesError",
+    "OutputClock",
+    "Region",
+    "RegionError",
+    "RegionMismatchError",
+    "RegionNotOpenError",
+    "RegionOpenError",
+    "RegionTimes",
+    "Snapshot",
+    "TimeStats",
+    "TimeType",
+    "TimedStep",
+    "Timer",
+    "TimingError",
+    "TimingWarning",
+    "autolog",
+    "compiled",
+    "global_timer",
+    "read_rank_logs",
+    "timed_step",
+    "trim_mean",
+]
+
+
+__getattr__, __dir__ = _lazy_names(
+    __name__, __all__, {name: "deep500_timing" for name in __all__ if name not in globals()}
+)

@@ -1,0 +1,114 @@
+"""What JAX compiles, from the public listeners of ``jax.monitoring``: a region, and counts by function."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from contextlib import suppress
+from time import time_ns
+from typing import TYPE_CHECKING, Any
+
+from deep500_timing.adapters import warn_once
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from deep500_timing import Timer
+
+REGION = "compile"
+TABLE = "compilations"
+_EVENTS = "/jax/core/compile/"
+_BACKEND = _EVENTS + "backend_compile_duration"
+_CACHE = "/jax/compilation_cache/cache_"
+
+
+class Compilations:
+    """Records compilations in a timer's region ``compile``, from ``start`` to ``stop``; a context manager.
+
+    An interval is the tracing of a function, its lowering, or its compilation by XLA, as JAX measures it. What is
+    traced inside another function belongs to that one's interval.
+    """
+
+    def __init__(self, timer: Timer) -> None:
+        self._timer = timer
+        self._open = threading.local()
+        self._declared_in: Any = None
+        self.counts: Counter[str] = Counter()
+        """Compilations by XLA, by function."""
+        self.cache: Counter[str] = Counter()
+        """``hits`` and ``misses`` of the persistent compilation cache."""
+
+    def start(self) -> None:
+        """Register the listeners."""
+        from jax import monitoring
+
+        monitoring.register_event_duration_secs_listener(self._took)
+        monitoring.register_event_listener(self._happened)
+
+    def stop(self) -> None:
+        """Unregister them, and no listener of anybody else's."""
+        from jax import monitoring
+
+        with suppress(AssertionError, ValueError):  # The program has cleared all listeners.
+            monitoring.unregister_event_duration_listener(self._took)
+            monitoring.unregister_event_listener(self._happened)
+        self._record()
+
+    def __enter__(self) -> Self:
+        """Start."""
+        self.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """Stop."""
+        self.stop()
+
+    def recompiled(self) -> dict[str, int]:
+        """The functions that were compiled more than once, with the number of compilations, the most first."""
+        return {name: count for name, count in self.counts.most_common() if count > 1}
+
+    def _happened(self, event: str, **_about: Any) -> None:
+        if event.startswith(_CACHE):
+            self.cache[event.removeprefix(_CACHE)] += 1
+
+    def _took(self, event: str, seconds: float, **about: Any) -> None:
+        if not event.startswith(_EVENTS):
+            return
+        try:
+            end_ns = self._timer.now_ns()
+            start_ns = end_ns - int(seconds * 1e9)
+            spans = self._spans()
+            # An inner function's tracing ends before that of the outer one, which holds it.
+            while spans and spans[-1][0] >= start_ns:
+                spans.pop()
+            spans.append((start_ns, end_ns))
+            if event == _BACKEND:
+                self._record()
+                self._compiled(str(about.get("fun_name", "unnamed")), seconds)
+        except Exception as error:
+            warn_once(f"Timing a compilation failed: {type(error).__name__}: {error}. It has no region.")
+
+    def _spans(self) -> list[tuple[int, int]]:
+        if not hasattr(self._open, "spans"):
+            self._open.spans = []
+        spans: list[tuple[int, int]] = self._open.spans
+        return spans
+
+    def _record(self) -> None:
+        spans = self._spans()
+        for start_ns, end_ns in spans:
+            self._timer.record(REGION, start_ns, end_ns)
+        spans.clear()
+
+    def _compiled(self, name: str, seconds: float) -> None:
+        name = name.partition("(")[2].removesuffix(")") or name
+        self.counts[name] += 1
+        run = self._timer.run
+        if run is None:
+            return
+        if self._declared_in is not run:
+            run.declare(TABLE, unix_us="int", dur_us="int", compile_id="name", frame="name", reason="name")
+            self._declared_in = run
+        number = self.counts[name]
+        reason = f"compilation {number} of this function" if number > 1 else ""
+        run.add(TABLE, (time_ns() // 1000 - int(seconds * 1e6), int(seconds * 1e6), str(number), name, reason))
