@@ -13,12 +13,90 @@ from deep500_timing_tensorflow import _keras
 from deep500_timing_tensorflow._fit import CallbackOptions, FitTimer
 from deep500_timing_tensorflow._messages import guarded
 from deep500_timing_tensorflow._regions import end_aborted_fits
-from deep500_timing_tensorflow._sentinels import HOOKS, FirstCallback, LastCallback
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from deep500_timing_tensorflow._throughput import Throughput
+
+# The timer's callback may stand anywhere in its user's list, so the hooks of others would be in its times. When it is
+# given a model, two callbacks that only take times are put into the list of that fit: one in front, one at the end.
+HOOKS = (
+    "on_train_begin",
+    "on_train_end",
+    "on_epoch_begin",
+    "on_epoch_end",
+    "on_train_batch_begin",
+    "on_train_batch_end",
+    "on_test_begin",
+    "on_test_end",
+    "on_predict_begin",
+    "on_predict_end",
+)
+
+
+class Sentinel:
+    """A callback of either Keras that stands in front of all others, or behind them, and takes times.
+
+    Args:
+        fit: What it tells.
+        hooks: The functions that are called for Keras's hooks, by their names; the others do nothing.
+    """
+
+    _supports_tf_logs = True  # The logs are not looked at, so nothing need wait for them.
+    _chief_worker_only = None
+
+    def __init__(self, fit: FitTimer, **hooks: Callable[..., None]) -> None:
+        self.fit = fit
+        vars(self).update(hooks)
+
+    def _nothing(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    set_model = set_params = _nothing
+    on_train_begin = on_train_end = on_epoch_begin = on_epoch_end = _nothing
+    on_batch_begin = on_batch_end = on_train_batch_begin = on_train_batch_end = _nothing
+    on_test_begin = on_test_end = on_test_batch_begin = on_test_batch_end = _nothing
+    on_predict_begin = on_predict_end = on_predict_batch_begin = on_predict_batch_end = _nothing
+
+    def _implements_train_batch_hooks(self) -> bool:
+        return True
+
+    def _implements_test_batch_hooks(self) -> bool:
+        return False
+
+    def _implements_predict_batch_hooks(self) -> bool:
+        return False
+
+
+def sentinels_of(fit: FitTimer) -> tuple[Sentinel, Sentinel]:
+    """The first callback, at which Keras's work ends and the hooks begin, and the last, at which that is reversed."""
+    first = Sentinel(
+        fit,
+        set_params=fit.take_params,
+        on_train_begin=fit.fit_begins,
+        on_train_end=fit.fit_is_done,
+        on_epoch_begin=fit.epoch_begins,
+        on_epoch_end=fit.epoch_is_done,
+        on_train_batch_begin=fit.batch_hooks_begin,
+        on_train_batch_end=fit.batch_ends,
+        on_test_begin=fit.test_hooks_begin,
+        on_test_end=fit.test_ends,
+        on_predict_begin=fit.predict_begins,
+    )
+    last = Sentinel(
+        fit,
+        on_train_begin=fit.fit_hooks_end,
+        on_train_end=fit.fit_ends,
+        on_epoch_begin=fit.hooks_end,
+        on_epoch_end=fit.epoch_ends,
+        on_train_batch_begin=fit.batch_begins,
+        on_train_batch_end=fit.hooks_end,
+        on_test_begin=fit.test_begins,
+        on_test_end=fit.test_hooks_end,
+        on_predict_end=fit.predict_ends,
+    )
+    return first, last
 
 
 class TimerHooks:
@@ -94,7 +172,7 @@ class TimerHooks:
         self._settings: dict[str, Any] = {"gpu": bool(gpu), "io": io, "phases": bool(phases), "log_prefix": log_prefix}
         self._options = CallbackOptions(timer, gpu=bool(gpu), io=io, phases=bool(phases), log_prefix=log_prefix)
         # For a loop that has no list of callbacks and calls the hooks itself.
-        self._own_place: tuple[FirstCallback, LastCallback] | None = None
+        self._own_place: tuple[Sentinel, Sentinel] | None = None
 
     @property
     def throughput(self) -> Throughput | None:
@@ -141,30 +219,23 @@ class TimerHooks:
             self._own_place = None
         callbacks = _keras.calling_list()
         if callbacks is not None and any(
-            isinstance(found, FirstCallback) and found.fit.options is self._options for found in callbacks.callbacks
+            isinstance(found, Sentinel) and found.fit.options is self._options for found in callbacks.callbacks
         ):
             return
         fit = FitTimer(self._options, model, callbacks)
-        sentinels = FirstCallback(fit), LastCallback(fit)
+        sentinels = sentinels_of(fit)
         if callbacks is None:
             self._own_place = sentinels
         else:
             # A new list: Keras may be going through the present one.
             callbacks.callbacks = [sentinels[0], *callbacks.callbacks, sentinels[1]]
 
-    # --- what tf_keras asks of a callback, and Keras 3 does not -----------------------------------------------------
-
-    _supports_tf_logs = True  # The logs are not looked at, so nothing need wait for them.
+    # What tf_keras asks of a callback, and Keras 3 does not.
+    _supports_tf_logs = True
     _chief_worker_only = None
-
-    def _implements_train_batch_hooks(self) -> bool:
-        return True
-
-    def _implements_test_batch_hooks(self) -> bool:
-        return False
-
-    def _implements_predict_batch_hooks(self) -> bool:
-        return False
+    _implements_train_batch_hooks = Sentinel._implements_train_batch_hooks
+    _implements_test_batch_hooks = Sentinel._implements_test_batch_hooks
+    _implements_predict_batch_hooks = Sentinel._implements_predict_batch_hooks
 
 
 def _forwarded(name: str) -> Callable[..., None]:

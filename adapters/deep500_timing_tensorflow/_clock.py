@@ -11,8 +11,6 @@ from deep500_timing.adapters import missing_package, require
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-__all__ = ["CupyEventClock"]
-
 NO_DRIVER_OR_TOO_OLD = 35  # cudaErrorInsufficientDriver; an absent driver gives it too.
 NO_DEVICE = 100  # cudaErrorNoDevice
 

@@ -41,6 +41,8 @@ class Batches:
         """Batches of an epoch, if Keras knows."""
         self.index = 0
         """The index of the execution's first batch in the epoch."""
+        self.running: Execution | None = None
+        """The execution that has begun and not ended."""
         self._regions = regions
         self._several = several
 
@@ -48,8 +50,8 @@ class Batches:
         """No batch of the epoch was asked for."""
         self.first_wait_ns = None
 
-    def execution_begins(self, execution: Execution, is_new: bool) -> None:
-        """An execution is about to begin; ``is_new`` if it is going to be traced or compiled."""
+    def execution_begins(self, is_new: bool) -> None:
+        """The first execution of an epoch is about to begin, or one that is going to be traced or compiled."""
 
     def size(self) -> Any:
         """What tells the batches of the newest execution from those of another size; None if that is not known."""
@@ -91,11 +93,6 @@ class IteratedBatches(Batches):
         self._before_hooks = before_hooks
         self._batches = 0
         self._samples: int | None = 0
-
-    def execution_begins(self, execution: Execution, is_new: bool) -> None:
-        """See :meth:`Batches.execution_begins`."""
-        if not self._before_hooks:
-            self._forget()
 
     def execution_ended(self, execution: Execution) -> None:
         """See :meth:`Batches.execution_ended`."""

@@ -248,15 +248,13 @@ class SummedBatches(Batches):
         self._now: Fetched | None = None
         self._group: list[Execution] = []
         """Executions since the last reading."""
-        self._running: Execution | None = None
         self._readings = 0
         self._read_at_ns = 0
         self._usual_ns = 0
         """The mean wait of the last group."""
 
-    def execution_begins(self, execution: Execution, is_new: bool) -> None:
+    def execution_begins(self, is_new: bool) -> None:
         """See :meth:`Batches.execution_begins`."""
-        self._running = execution
         if self._before is None:
             self._before = self._sums.fetched()
         elif is_new:
@@ -271,7 +269,7 @@ class SummedBatches(Batches):
 
     def execution_ended(self, execution: Execution) -> None:
         """See :meth:`Batches.execution_ended`."""
-        self._running = None
+        self.running = None
         if self._before is None or not self._sums.works:
             super().execution_ended(execution)
             return
@@ -292,7 +290,7 @@ class SummedBatches(Batches):
 
     def abort(self) -> None:
         """Record the unread waits, and that of the batch on which the fit failed."""
-        before, running = self._before, self._running
+        before, running = self._before, self.running
         if before is None or not self._sums.works:
             return
         now = self._sums.fetched()

@@ -56,20 +56,23 @@ class Execution:
         "wait_ns",
     )
 
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.began_ns = self.took_ns = 0
-        """On the timer's clock."""
-        self.began_unix_ns = self.ended_unix_ns = 0
-        """On the system's clock, as the stamps are."""
-        self.kept_as: Key = BATCH
-        """The region that it is recorded in."""
-        self.steady = True
-        """Whether it neither traced nor compiled."""
-        self.steps = 1
-        """Batches in it."""
-        self.wait_ns: int | None = None
-        """The sum of its waits for data, as tf.data measured them; None if it was not read for this execution alone."""
+    began_ns: int
+    """On the timer's clock."""
+    took_ns: int
+    began_unix_ns: int
+    """On the system's clock, as the stamps are; known with phases."""
+    ended_unix_ns: int
+    kept_as: Key
+    """The region that it is recorded in."""
+    steady: bool
+    """Whether it neither traced nor compiled."""
+    steps: int
+    """Batches in it."""
+    wait_ns: int | None
+    """The sum of its waits for data, as tf.data measured them; None if it was not read for this execution alone."""
+
+    def __init__(self, number: int = 0) -> None:
+        self.number, self.steps, self.wait_ns = number, 1, None
 
 
 class Stamps(NamedTuple):

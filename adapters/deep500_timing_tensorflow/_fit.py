@@ -12,6 +12,7 @@ from time import perf_counter_ns, time_ns
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from deep500_timing import RegionOpenError
 from deep500_timing.adapters import warn_once
 from deep500_timing_tensorflow import _keras, _messages
 from deep500_timing_tensorflow._data import Batches, IteratedBatches, time_iterator
@@ -64,7 +65,7 @@ class CallbackOptions:
 class FitTimer:
     """Times one call of ``fit``, ``evaluate`` or ``predict``: what one list of callbacks belongs to.
 
-    Its methods are Keras's hooks, see ``_sentinels.py``.
+    Its methods are Keras's hooks, see ``sentinels_of``.
 
     Args:
         options: The callback's.
@@ -77,9 +78,12 @@ class FitTimer:
         self.timer = options.timer
         self.regions = FitRegions(options.timer, callbacks)
         self.steps_known: int | None = None
+        self._open = self.regions.open
+        self._now_ns = options.timer.now_ns
         self._matcher = PhaseMatcher(self.regions, options.withhold)
         self._model = model
-        self._first_number = _first_number_for(callbacks)
+        self._number = _first_number_for(callbacks)
+        """The newest execution's."""
         self._reset()
 
     def _reset(self) -> None:
@@ -87,11 +91,16 @@ class FitTimer:
         self._batches = Batches(self.regions)
         self._fetches_before_hooks = False
         self._traces: TraceCounts | None = None
-        self._execution = Execution(self._first_number)
-        self._batches_in_epoch = 0
+        # Handles, as these regions are opened at every step.
+        self._callbacks = self.timer.region(CALLBACKS)
+        self._batch, self._first = self.timer.region(BATCH), self.timer.region(BATCH_FIRST)
         self._evaluated = False
         self._idle_since_ns = self._back_ns = 0
         self._totals = EpochTotals(0)
+
+    def take_params(self, params: dict[str, Any] | None) -> None:
+        """Note the length of the fit, if Keras knows it."""
+        self.steps_known = (params or {}).get("steps")
 
     # --- fits, evaluations and predictions --------------------------------------------------------------------------
 
@@ -105,8 +114,9 @@ class FitTimer:
         backend = _keras.backend_of(model)
         regions.begin(FIT)
         regions.start(FIT_CALLBACKS)
-        self._fetches_before_hooks = backend == "torch"
         regions.gpu = options.gpu and _messages.can_time_gpu(backend, self.timer)
+        self._batch, self._first = (self.timer.region(key, regions.gpu) for key in (BATCH, BATCH_FIRST))
+        self._fetches_before_hooks = backend == "torch"
         self._traces = TraceCounts(vars(model).get("train_function"))
         if options.phases:
             self._phases = _phases_for(model, backend)
@@ -211,7 +221,6 @@ class FitTimer:
         self.regions.start(EPOCH)
         self._totals = EpochTotals(self.timer.now_ns(), self._settle)
         self.regions.totals = self.options.totals = self._totals
-        self._batches_in_epoch = 0
         self._batches.epoch_begins()
         self._evaluated = False
         self.regions.start(CALLBACKS)
@@ -247,39 +256,52 @@ class FitTimer:
         self.regions.end(EPOCH)
         self._idle_since_ns = 0
 
-    # --- batches: these run at every step, so each guards itself ----------------------------------------------------
+    # --- batches ----------------------------------------------------------------------------------------------------
+    # These run at every step and call few helpers: a step leaves the processor's caches cold, so that each Python
+    # function costs a microsecond.
 
     def batch_hooks_begin(self, batch: int, logs: Any = None) -> None:
         """An execution of the train function is next after the first hooks."""
         try:
-            self._batches.index = batch
-            if not self._batches_in_epoch and self._idle_since_ns:
+            if not self._totals.epoch_steps and self._idle_since_ns:
                 # On torch the first batch is there already: the wait for it is IO.
                 until_ns = self._batches.first_wait_ns if self._fetches_before_hooks else None
-                self.regions.record(EPOCH_START, self._idle_since_ns, until_ns or self.timer.now_ns())
-            self.regions.start(CALLBACKS)
+                self.regions.record(EPOCH_START, self._idle_since_ns, until_ns or self._now_ns())
+            handle = self._callbacks
+            try:
+                handle.start()
+            except RegionOpenError:
+                handle = None
+            self._open[CALLBACKS] = self._now_ns(), handle
         except Exception as error:
             warn_fault("on_train_batch_begin", error)
 
     def batch_begins(self, batch: int, logs: Any = None) -> None:
         """The train function is next."""
         try:
-            regions, phases, function = self.regions, self._phases, self._model.__dict__.get("train_function")
-            traces = self._traces
+            batches, traces, phases = self._batches, self._traces, self._phases
+            function = self._model.__dict__.get("train_function")
             if traces is None or traces.function is not function:
                 traces = self._traces = TraceCounts(function)
-                self._batches.settle()
-            elif self._batches_in_epoch or not traces.is_new:
-                traces.is_new = False
-                if perf_counter_ns() - self._back_ns >= _TRACING_TAKES_NS:
-                    traces.grew()  # A trace in another callback's hook is not this execution's.
-            execution = self._execution = Execution(self._execution.number + 1)
-            self._batches.execution_begins(execution, traces.is_new)
+                batches.settle()
+            elif not traces.is_new and perf_counter_ns() - self._back_ns >= _TRACING_TAKES_NS:
+                traces.grew()  # A trace in another callback's hook is not this execution's.
+            execution = batches.running = Execution()
+            execution.number = self._number = self._number + 1
+            batches.index = batch
+            if traces.is_new or not self._totals.epoch_steps:
+                batches.execution_begins(traces.is_new)
             if phases is not None:
                 phases.prepare_step(execution.number)
             self.hooks_end()
-            execution.kept_as = BATCH_FIRST if traces.is_new else BATCH
-            execution.began_ns = regions.start(execution.kept_as, regions.gpu)
+            key = execution.kept_as = BATCH_FIRST if traces.is_new else BATCH
+            handle = self._first if traces.is_new else self._batch
+            try:
+                handle.start()
+            except RegionOpenError:
+                handle = None
+            execution.began_ns = began_ns = self._now_ns()
+            self._open[key] = began_ns, handle
             if phases is not None:
                 execution.began_unix_ns = time_ns()
                 phases.step_begins(self._matcher)
@@ -289,43 +311,68 @@ class FitTimer:
     def batch_ends(self, batch: int, logs: Any = None) -> None:
         """The train function returned, and its logs are on the host."""
         try:
-            execution, regions, phases = self._execution, self.regions, self._phases
+            batches, traces, phases, totals = self._batches, self._traces, self._phases, self._totals
+            execution = batches.running
             if phases is not None:
-                execution.ended_unix_ns = time_ns()
+                ended_unix_ns = time_ns()
                 phases.step_ends(self._matcher)
-            opened_as, traces, batches = execution.kept_as, self._traces, self._batches
-            if opened_as in regions.open and traces is not None:
-                execution.steady = not traces.grew(batches.size() if traces.needs_sizes else None)
-                execution.kept_as = BATCH if execution.steady else BATCH_FIRST
-                execution.took_ns = regions.end(opened_as, execution.kept_as) or 0
-                self._back_ns = perf_counter_ns()  # The timer's clock may be its user's, and stand still.
-                regions.start(CALLBACKS)
-                wait_ns = batches.wait_before_ns
-                batches.execution_ended(execution)
-                self._batches_in_epoch += execution.steps
-                self.options.batches += execution.steps
-                self._totals.add_execution(execution, wait_ns)
-                if phases is not None:
-                    self._matcher.executed(execution, phases)
+            opened = None if execution is None else self._open.pop(execution.kept_as, None)
+            if opened is None or execution is None or traces is None:
+                self.regions.start(CALLBACKS)
+                return
+            execution.steady = steady = not traces.grew(batches.size() if traces.needs_sizes else None)
+            began_ns, handle = opened
+            ended_ns = self._now_ns()
+            execution.took_ns = took_ns = ended_ns - began_ns
+            if steady and handle is not None and execution.kept_as is BATCH:
+                handle.end()
             else:
-                regions.start(CALLBACKS)
+                opened_as, execution.kept_as = execution.kept_as, BATCH if steady else BATCH_FIRST
+                self.regions.close(opened_as, opened, ended_ns, execution.kept_as)
+            self._back_ns = perf_counter_ns()  # The timer's clock may be its user's, and stand still.
+            handle = self._callbacks
+            try:
+                handle.start()
+            except RegionOpenError:
+                handle = None
+            self._open[CALLBACKS] = self._now_ns(), handle
+            if steady:
+                totals.batch_ns += took_ns
+                totals.waited_ns += batches.wait_before_ns
+            batches.execution_ended(execution)
+            steps = execution.steps
+            if steady:
+                totals.batch_steps += steps
+            else:
+                totals.add(BATCH_FIRST, took_ns, steps)
+            totals.epoch_steps += steps
+            self.options.batches += steps
+            if phases is not None:
+                execution.ended_unix_ns = ended_unix_ns
+                self._matcher.executed(execution, phases)
         except Exception as error:
             warn_fault("on_train_batch_end", error)
 
     def hooks_end(self, *args: Any, **kwargs: Any) -> None:
         """The last callback's hook is over, and Keras goes on."""
         try:
-            took_ns = self.regions.end(CALLBACKS)
-            if took_ns is not None:
-                found = self._totals.callbacks
-                found[0] += took_ns
-                found[1] += 1
-            self._idle_since_ns = self.timer.now_ns()
+            opened = self._open.pop(CALLBACKS, None)
+            if opened is not None and opened[1] is not None:
+                opened[1].end()
+            self._idle_since_ns = now_ns = self._now_ns()  # Behind the region's own end, so that parts do not overlap.
+            if opened is not None:
+                began_ns, handle = opened
+                if handle is None:
+                    self.timer.record(CALLBACKS, began_ns, now_ns)
+                totals = self._totals
+                totals.callbacks_ns += now_ns - began_ns
+                totals.callbacks_count += 1
         except Exception as error:
             warn_fault("hooks_end", error)
 
     def _drop_batch(self) -> None:
         # The data ended where the next batch would have begun.
+        self._batches.running = None
         for key in (IO, BATCH, BATCH_FIRST):
             self.regions.drop(key)
         if self._phases is not None:

@@ -10,9 +10,12 @@ results of the step are the same to the last bit.
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any
+
+from deep500_timing_tensorflow._watch import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -20,9 +23,6 @@ if TYPE_CHECKING:
 NOT_PASSED = float("nan")
 
 _local = threading.local()
-_lock = threading.Lock()
-_users = 0
-_original_gradient: Any = None
 
 
 class StepStamps:
@@ -161,44 +161,19 @@ def stamping(stamps: StepStamps) -> Iterator[None]:
         _local.stamps = outer
 
 
-def watch_tapes(tf: Any) -> None:
-    """Make ``tf.GradientTape.gradient`` stamp on threads that are stamping; see :func:`unwatch_tapes`."""
-    global _users, _original_gradient
-    tape_class = tf.GradientTape
-    with _lock:
-        _users += 1
-        if _users == 1:
-            original = _original_gradient = tape_class.gradient
+def _stamped_gradient(original: Callable[..., Any]) -> Callable[..., Any]:
+    def gradient(tape: Any, target: Any, sources: Any, output_gradients: Any = None, *args: Any, **more: Any) -> Any:
+        stamps: StepStamps | None = getattr(_local, "stamps", None)
+        if stamps is None or args or getattr(_local, "inside", False):
+            return original(tape, target, sources, output_gradients, *args, **more)
+        _local.inside = True
+        try:
+            return stamps.gradient(original, tape, target, sources, output_gradients, more)
+        finally:
+            _local.inside = False
 
-            def gradient(
-                tape: Any, target: Any, sources: Any, output_gradients: Any = None, *args: Any, **more: Any
-            ) -> Any:
-                stamps: StepStamps | None = getattr(_local, "stamps", None)
-                if stamps is None or args or getattr(_local, "inside", False):
-                    return original(tape, target, sources, output_gradients, *args, **more)
-                _local.inside = True
-                try:
-                    return stamps.gradient(original, tape, target, sources, output_gradients, more)
-                finally:
-                    _local.inside = False
-
-            tape_class.gradient = gradient
+    return gradient
 
 
-def unwatch_tapes(tf: Any) -> None:
-    """The last one to leave restores ``tf.GradientTape``."""
-    global _users
-    with _lock:
-        _users -= 1
-        if _users == 0:
-            tf.GradientTape.gradient = _original_gradient
-
-
-@contextlib.contextmanager
-def watched_tapes(tf: Any) -> Iterator[None]:
-    """Tapes are watched while it lasts."""
-    watch_tapes(tf)
-    try:
-        yield
-    finally:
-        unwatch_tapes(tf)
+WATCHED_TAPES = Watch(lambda: [(sys.modules["tensorflow"].GradientTape, "gradient", _stamped_gradient)])
+"""While it is entered, ``tf.GradientTape.gradient`` stamps on threads that are stamping."""

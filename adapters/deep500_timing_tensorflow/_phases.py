@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from deep500_timing import TimeType
 from deep500_timing_tensorflow._execution import IO, Execution, Stamps, first
@@ -24,35 +24,34 @@ _SETTLE_EVERY = 256
 """Batches after which the stamps are read."""
 
 
-class Phases(Protocol):
+class Phases:
     """Times the passes inside an execution; the matcher of each fit that wants them joins it."""
 
-    has_stamps: bool
+    has_stamps = False
     """Whether the passes come as stamps, and not as regions of the timer."""
 
     def join(self, matcher: PhaseMatcher) -> None:
         """A fit begins."""
-        ...
+        raise NotImplementedError
 
     def leave(self, matcher: PhaseMatcher) -> None:
         """It came to its end, or was aborted."""
-        ...
+        raise NotImplementedError
 
     def prepare_step(self, number: int) -> None:
         """The execution of that number is next."""
-        ...
 
     def step_begins(self, matcher: PhaseMatcher) -> None:
         """The execution begins."""
-        ...
+        raise NotImplementedError
 
     def step_ends(self, matcher: PhaseMatcher) -> None:
         """It came to its end, or never was."""
-        ...
+        raise NotImplementedError
 
     def drain(self) -> int:
         """Hand over the stamps that were taken, and return how many were lost."""
-        ...
+        return 0
 
 
 class PhaseMatcher:

@@ -11,13 +11,16 @@ TensorFlow and not on the model. The stamps go into a small ring in memory that 
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from deep500_timing_tensorflow._execution import Stamps
-from deep500_timing_tensorflow._graph_timestamps import StepStamps, stamping, unwatch_tapes, watch_tapes
+from deep500_timing_tensorflow._graph_timestamps import WATCHED_TAPES, StepStamps, stamping
 from deep500_timing_tensorflow._keras import steps_per_execution
+from deep500_timing_tensorflow._phases import Phases
+from deep500_timing_tensorflow._watch import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,9 +31,6 @@ _RING_ROWS = 1024
 """More than the batches between two readings; 40 bytes each."""
 
 _local = threading.local()
-_lock = threading.Lock()
-_users = 0
-_original_call: Any = None
 _of_models: WeakKeyDictionary[Any, GraphPhases] = WeakKeyDictionary()
 
 
@@ -127,7 +127,7 @@ class StampRing:
         return rows, lost
 
 
-class GraphPhases:
+class GraphPhases(Phases):
     """Stamps the steps of one model on TensorFlow."""
 
     has_stamps = True
@@ -148,14 +148,16 @@ class GraphPhases:
         if matcher not in self._matchers:
             self.drain()  # The stamps of a fit without the callback belong to no timer.
             self._matchers.append(matcher)
-            _watch(self._tf)
+            WATCHED_TAPES.__enter__()
+            _WATCHED_STEPS.__enter__()
 
     def leave(self, matcher: PhaseMatcher) -> None:
-        """It came to its end, or was broken off."""
+        """See :class:`Phases`."""
         self.step_ends(matcher)
         if matcher in self._matchers:
             self._matchers.remove(matcher)
-            _unwatch(self._tf)
+            _WATCHED_STEPS.__exit__()
+            WATCHED_TAPES.__exit__()
 
     def prepare_step(self, number: int) -> None:
         """Note the number of the next execution; the callbacks of one fit count alike."""
@@ -198,40 +200,24 @@ class GraphPhases:
         return stamped
 
 
-def _watch(tf: Any) -> None:
-    global _users, _original_call
-    watch_tapes(tf)
-    extended = _extended(tf)
-    with _lock:
-        _users += 1
-        if _users == 1:
-            original = _original_call = extended.call_for_each_replica
+def _stamped_steps(original: Callable[..., Any]) -> Callable[..., Any]:
+    def call_for_each_replica(self: Any, fn: Any, args: Any = (), kwargs: Any = None) -> Any:
+        step = getattr(_local, "step", None)
+        if step is not None and step[1].regions.is_running():
+            _local.step = None  # Not for calls inside the step.
+            try:
+                return original(self, step[0].stamped(fn), args, kwargs)
+            finally:
+                _local.step = step
+        return original(self, fn, args, kwargs)
 
-            def call_for_each_replica(self: Any, fn: Any, args: Any = (), kwargs: Any = None) -> Any:
-                step = getattr(_local, "step", None)
-                if step is not None and step[1].regions.is_running():
-                    _local.step = None  # Not for calls inside the step.
-                    try:
-                        return original(self, step[0].stamped(fn), args, kwargs)
-                    finally:
-                        _local.step = step
-                return original(self, fn, args, kwargs)
-
-            extended.call_for_each_replica = call_for_each_replica
+    return call_for_each_replica
 
 
-def _extended(tf: Any) -> Any:
-    # The class of all strategies, the default one among them, in which steps are called.
-    return tf.compat.v1.distribute.StrategyExtended
-
-
-def _unwatch(tf: Any) -> None:
-    global _users
-    unwatch_tapes(tf)
-    with _lock:
-        _users -= 1
-        if _users == 0:
-            _extended(tf).call_for_each_replica = _original_call
+# The class of all strategies, the default one among them, in which steps are called.
+_WATCHED_STEPS = Watch(
+    lambda: [(sys.modules["tensorflow"].compat.v1.distribute.StrategyExtended, "call_for_each_replica", _stamped_steps)]
+)
 
 
 def _is_first_replica(tf: Any) -> bool:

@@ -8,10 +8,13 @@ the call of ``backward``, which is the backward pass. That call is watched, in P
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing import TimeType
+from deep500_timing_tensorflow._phases import Phases
+from deep500_timing_tensorflow._watch import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,22 +22,16 @@ if TYPE_CHECKING:
     from deep500_timing_tensorflow._phases import PhaseMatcher
 
 FORWARD, BACKWARD = TimeType.FORWARD, TimeType.BACKWARD
-_WATCHED = ("backward", "grad")
 
 _local = threading.local()
-_lock = threading.Lock()
-_originals: dict[str, Callable[..., Any]] = {}
-_users = 0
 
 
-class TorchPhases:
+class TorchPhases(Phases):
     """Times the steps of one fit on torch.
 
     Steps that ask for no gradient, or for several, have no passes that could be told apart. The first step shows which
     kind a model's steps are; its passes are not timed.
     """
-
-    has_stamps = False
 
     def __init__(self) -> None:
         self._joined = False
@@ -47,17 +44,14 @@ class TorchPhases:
         """A fit begins."""
         if not self._joined:
             self._joined = True
-            _watch()
+            _WATCHED_GRADIENTS.__enter__()
 
     def leave(self, matcher: PhaseMatcher) -> None:
         """It came to its end, or was broken off."""
         if self._joined:
             self._joined = False
-            _unwatch()
+            _WATCHED_GRADIENTS.__exit__()
         self._forget()
-
-    def prepare_step(self, number: int) -> None:
-        """A step is next."""
 
     def step_begins(self, matcher: PhaseMatcher) -> None:
         """A step."""
@@ -76,10 +70,6 @@ class TorchPhases:
         if self._inside is not None or not self._can_tell:
             self._matcher.pass_is_unknown(self._inside or FORWARD)
         self._forget()
-
-    def drain(self) -> int:
-        """Nothing waits: the regions are the timer's own."""
-        return 0
 
     def around_gradient(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Ask PyTorch for a gradient, which is the backward pass if there is no other."""
@@ -113,29 +103,6 @@ def _steps() -> list[TorchPhases]:
     return found
 
 
-def _watch() -> None:
-    global _users
-    import torch
-
-    with _lock:
-        _users += 1
-        if _users == 1:
-            for name in _WATCHED:
-                original = _originals[name] = getattr(torch.autograd, name)
-                setattr(torch.autograd, name, _watched(original))
-
-
-def _unwatch() -> None:
-    global _users
-    import torch
-
-    with _lock:
-        _users -= 1
-        if _users == 0:
-            for name in _WATCHED:
-                setattr(torch.autograd, name, _originals[name])
-
-
 def _watched(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def gradient(*args: Any, **kwargs: Any) -> Any:
@@ -149,3 +116,6 @@ def _watched(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _around(step: TorchPhases, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return step.around_gradient(call, args, kwargs)
+
+
+_WATCHED_GRADIENTS = Watch(lambda: [(sys.modules["torch"].autograd, name, _watched) for name in ("backward", "grad")])

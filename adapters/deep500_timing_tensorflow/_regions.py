@@ -37,8 +37,8 @@ class FitRegions:
         """The sums of the current epoch."""
         self.gpu = False
         """Whether batches and phases are timed on the device as well."""
-        self.open: dict[Key, tuple[int, bool, bool]] = {}
-        """Of each open region: its begin, whether it is timed on the GPU, whether it is open on the timer."""
+        self.open: dict[Key, tuple[int, Any]] = {}
+        """Of each open region: its begin, and its handle; None if a fit around this one has it open on the timer."""
         self.on_abort: Callable[[], None] | None = None
         """Called before the regions of an aborted fit are closed."""
         self._callbacks = None if callbacks is None else ref(callbacks)
@@ -79,13 +79,13 @@ class FitRegions:
 
         A region that is open already, because of a fit around this one, is measured here and recorded as it ends.
         """
-        own = True
+        handle: Any = self.timer.region(key, gpu)
         try:
-            self.timer.start(key, gpu)
+            handle.start()
         except RegionOpenError:
-            own = False
+            handle = None
         began_ns = self._now_ns()
-        self.open[key] = began_ns, gpu, own
+        self.open[key] = began_ns, handle
         return began_ns
 
     def end(self, key: Key, kept_as: Key | None = None) -> int | None:
@@ -102,17 +102,18 @@ class FitRegions:
         if opened is None:
             return None
         now_ns = self._now_ns()
-        began_ns, gpu, own = opened
-        if kept_as is None or kept_as == key:
-            if own:
-                self.timer.end(key, gpu)
-            else:
-                self.timer.record(key, began_ns, now_ns)
+        self.close(key, opened, now_ns, kept_as or key)
+        return now_ns - opened[0]
+
+    def close(self, key: Key, opened: tuple[int, Any], now_ns: int, kept_as: Key) -> None:
+        """Close a region that was in :attr:`open` until now."""
+        began_ns, handle = opened
+        if handle is not None and kept_as == key:
+            handle.end()
         else:
-            if own:
+            if handle is not None:
                 self.timer.cancel(key)
             self.timer.record(kept_as, began_ns, now_ns)
-        return now_ns - began_ns
 
     def end_and_add(self, key: Key) -> None:
         """Close a region, and add it to the epoch's totals."""
@@ -128,13 +129,13 @@ class FitRegions:
 
     def drop(self, key: Key) -> None:
         """Cancel an open region that did not happen, such as a batch after the last; it is not counted."""
-        if self.open.pop(key, (0, False, False))[2]:
+        if self.open.pop(key, (0, None))[1] is not None:
             self.timer.cancel(key)
 
     def fail_all(self) -> None:
         """Close every open region, innermost first, and count it as failed."""
         for key in reversed(list(self.open)):
-            if self.open.pop(key)[2]:
+            if self.open.pop(key)[1] is not None:
                 self.timer.fail(key)
 
     def abort(self) -> None:

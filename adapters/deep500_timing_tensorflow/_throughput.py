@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from deep500_timing import TimeType
-from deep500_timing_tensorflow._execution import BATCH, CALLBACKS, EPOCH, Execution, Key
+from deep500_timing_tensorflow._execution import BATCH, CALLBACKS, EPOCH, Key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 
 class Throughput(NamedTuple):
@@ -66,29 +66,23 @@ class EpochTotals:
     def __init__(self, now_ns: int, settle: Callable[[], None] | None = None) -> None:
         self._settle = settle
         self._began_ns = self._ended_ns = now_ns
-        self._waited_ns = self._epoch_steps = 0
+        # The hooks of each batch add to these seven.
+        self.batch_ns = self.batch_steps = 0
+        """Executions of the steady state, and their batches."""
+        self.waited_ns = 0
+        """The waits for their data that lie outside them."""
+        self.epoch_steps = 0
+        """All batches."""
+        self.callbacks_ns = self.callbacks_count = 0
         self._samples: int | None = 0
         self._epoch_samples: int | None = 0
-        self._batches = [0, 0]
-        self.callbacks = [0, 0]
-        """Nanoseconds and number of CALLBACKS; the hooks of each batch add to it."""
-        self._sums: dict[Key, list[int]] = {BATCH: self._batches, CALLBACKS: self.callbacks}
+        self._sums: dict[Key, list[int]] = {}
 
     def add(self, key: Key, duration_ns: int, count: int = 1) -> None:
         """Add a duration that counts ``count`` times in the region's mean."""
         found = self._sums.setdefault(key, [0, 0])
         found[0] += duration_ns
         found[1] += count
-
-    def add_execution(self, execution: Execution, wait_ns: int) -> None:
-        """Add an execution of the train function, and the wait for its data that lies outside it."""
-        self._epoch_steps += execution.steps
-        if execution.kept_as is BATCH:
-            self._batches[0] += execution.took_ns
-            self._batches[1] += execution.steps
-            self._waited_ns += wait_ns
-        else:
-            self.add(execution.kept_as, execution.took_ns, execution.steps)
 
     def add_samples(self, samples: int | None, steady: bool | None) -> None:
         """Add the samples of one or several executions.
@@ -115,21 +109,25 @@ class EpochTotals:
         """The epoch's throughput so far."""
         if self._settle is not None:
             self._settle()
-        took_ns, steps = self._batches
         return Throughput(
-            steps,
+            self.batch_steps,
             self._samples,
-            (took_ns + self._waited_ns) / 1e9,
-            self._epoch_steps,
+            (self.batch_ns + self.waited_ns) / 1e9,
+            self.epoch_steps,
             self._epoch_samples,
             (self._ended_ns - self._began_ns) / 1e9,
         )
 
     def logs(self, prefix: str) -> dict[str, float]:
         """The means of the regions in seconds, and the known rates, under names for Keras's logs."""
+        sums: dict[Key, Sequence[int]] = {
+            BATCH: (self.batch_ns, self.batch_steps),
+            CALLBACKS: (self.callbacks_ns, self.callbacks_count),
+            **self._sums,
+        }
         logs = {
             f"{prefix}{key.name if isinstance(key, TimeType) else key}": total / number / 1e9
-            for key, (total, number) in self._sums.items()
+            for key, (total, number) in sums.items()
             if number
         }
         throughput = self.throughput()

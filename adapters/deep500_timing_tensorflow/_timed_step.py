@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from deep500_timing import Timer, TimingError
 from deep500_timing.adapters import warn_once
 from deep500_timing_tensorflow._execution import BATCH, BATCH_FIRST, Execution, Stamps
-from deep500_timing_tensorflow._graph_timestamps import StepStamps, stamping, watched_tapes
+from deep500_timing_tensorflow._graph_timestamps import WATCHED_TAPES, StepStamps, stamping
 from deep500_timing_tensorflow._messages import warn_fault, why_no_stamps
 from deep500_timing_tensorflow._phases import PhaseMatcher
 from deep500_timing_tensorflow._regions import FitRegions
@@ -108,7 +108,7 @@ class _TimedStep:
         execution.began_ns, execution.began_unix_ns = self._regions.start(BATCH, self._gpu), time.time_ns()
         try:
             if self._stamps:
-                with watched_tapes(self._tf):
+                with WATCHED_TAPES:
                     outputs, row = self._step(*args, **kwargs)
             else:
                 outputs, row = self._step(*args, **kwargs), None

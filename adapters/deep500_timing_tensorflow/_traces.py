@@ -55,10 +55,12 @@ class TraceCounts:
         Args:
             size: What tells batches of one size from those of another; None if that is not known.
         """
-        now = [counter() for counter in self._counters]
-        self.is_new = False
-        traced = now != self._before
-        self._before = now
+        self.is_new = traced = False
+        for place, counter in enumerate(self._counters):
+            count = counter()
+            if count != self._before[place]:
+                self._before[place] = count
+                traced = True
         for compiled in self._compiled_by_xla:
             had = _sizes_had.setdefault(compiled, set())
             traced |= size is not None and size not in had

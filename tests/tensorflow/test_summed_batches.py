@@ -52,8 +52,8 @@ class Fit:
 
     def begin(self, *, steady=True):
         """Begin an execution."""
-        execution = Execution(len(self.spans))
-        self.batches.execution_begins(execution, not steady)
+        execution = self.batches.running = Execution(len(self.spans))
+        self.batches.execution_begins(not steady)
         execution.began_ns = self.timer.now_ns()
         return execution
 

@@ -187,8 +187,8 @@ class _NotedLock:
 
 
 WATCHED = {
-    "tensorflow": ("_phases_graph", "_graph_timestamps"),
-    "torch": ("_phases_torch",),
+    "tensorflow": ["_phases_graph._WATCHED_STEPS", "_graph_timestamps.WATCHED_TAPES"],
+    "torch": ["_phases_torch._WATCHED_GRADIENTS"],
 }
 
 
@@ -197,17 +197,18 @@ def test_a_fit_found_dead_takes_no_lock(data, backend, monkeypatch):
     """The collector may run while a lock is held: what is watched is let go of when a callback is next used."""
     if backend == "jax":
         pytest.skip("no phases on JAX")
-    modules = [importlib.import_module(f"deep500_timing_tensorflow.{name}") for name in WATCHED[backend]]
+    named = [name.split(".") for name in WATCHED[backend]]
+    watched = [getattr(importlib.import_module(f"deep500_timing_tensorflow.{home}"), name) for home, name in named]
     tmr = timer.Timer()
     break_off_a_fit(data, tmr)
     taken = []
-    for module in modules:
-        monkeypatch.setattr(module, "_lock", _NotedLock(taken))
+    for watch in watched:
+        monkeypatch.setattr(watch, "_lock", _NotedLock(taken))
     gc.collect()
     assert [] == taken
     trained_model().fit(*data, batch_size=8, callbacks=[timer.TimerCallback(timer.Timer())], verbose=0)
     assert {"FIT", "EPOCH"} <= failed(tmr)
-    assert not any(module._users for module in modules)
+    assert not any(watch._users for watch in watched)
 
 
 @pytest.mark.usefixtures("collects_its_own", "no_collector")

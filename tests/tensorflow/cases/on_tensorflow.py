@@ -25,13 +25,13 @@ from tensorflow.python.framework import op_callbacks
 import deep500_timing_tensorflow as timer
 from deep500_timing.testing import ManualClock
 from deep500_timing_tensorflow import TimeType, _data_tensorflow
+from deep500_timing_tensorflow._callback import Sentinel
 from deep500_timing_tensorflow._data_tensorflow import TimedDataset, WaitSums
 from deep500_timing_tensorflow._execution import Execution, Stamps
 from deep500_timing_tensorflow._graph_timestamps import StepStamps
 from deep500_timing_tensorflow._phases import PhaseMatcher
 from deep500_timing_tensorflow._phases_graph import StampRing
 from deep500_timing_tensorflow._regions import FitRegions
-from deep500_timing_tensorflow._sentinels import FirstCallback
 
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
@@ -399,8 +399,8 @@ def seen_by(callback):
     return [
         sentinel.fit._batches._sums.fetched()
         for sentinel in frame.f_locals["callbacks"].callbacks
-        if isinstance(sentinel, FirstCallback) and sentinel.fit.options is callback._options
-    ]
+        if isinstance(sentinel, Sentinel) and sentinel.fit.options is callback._options
+    ][:1]
 
 
 @pytest.mark.usefixtures("_read_when_asked")
@@ -736,7 +736,7 @@ NOW_NS = 1_700_000_000_000_000_000
 
 def _execution(took_ns, steps=1, number=1, jump_ns=0):
     made = Execution(number)
-    made.began_ns, made.took_ns, made.steps = 5_000, took_ns, steps
+    made.began_ns, made.took_ns, made.steps, made.steady = 5_000, took_ns, steps, True
     made.began_unix_ns = NOW_NS + jump_ns
     made.ended_unix_ns = made.began_unix_ns + took_ns
     return made
