@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 from deep500_timing.testing import ManualClock  # noqa: E402
 from deep500_timing_torch import CPUGPUTimer  # noqa: E402
 from deep500_timing_torch.layers import LayerTimer, _private  # noqa: E402
+from deep500_timing_torch.layers._backward import find_nodes  # noqa: E402
 from deep500_timing_torch.layers._call import Call  # noqa: E402
 
 
@@ -240,6 +241,27 @@ class TestModels:
             assert [0, 0, 0] == [layer.parameters for layer in layers.layers]
             model(torch.ones(2, 3))
         assert ("Linear", 32) == (layers.times().get("1").kind, layers.times().get("1").parameters)
+
+    def test_many_tensors_in_one_argument_are_found_in_linear_time(self):
+        """Each node of a thousand tensors is looked up once; none is compared with the others."""
+        compared = []
+
+        class Node:
+            def __eq__(self, other):
+                compared.append(other)
+                return self is other
+
+            __hash__ = object.__hash__
+
+        class Made(torch.Tensor):
+            grad_fn = property(lambda self: made[id(self)])
+
+        tensors = [torch.ones(()).as_subclass(Made) for _ in range(1000)]
+        made = {id(tensor): Node() for tensor in tensors}
+        nodes = {}
+        find_nodes({"several": [tensors, tensors]}, nodes)
+        assert list(made.values()) == list(nodes)
+        assert [] == compared
 
     def test_another_pytorch_is_refused(self, monkeypatch):
         """A PyTorch whose nodes are numbered otherwise is refused by name, and the model is untouched."""
@@ -749,9 +771,10 @@ class TestChoosing:
             ),
             ({"model": model, "match": "nothing"}, ValueError, "no module matches. Its modules are 0, and so on"),
             ({"model": model, "match": 3}, TypeError, "Timing layers with match=3: pass a name such as 'blocks.*'"),
+            ({"model": model, "timer": "cpu"}, TypeError, "LayerTimer(model, 'cpu'): the second argument is the timer"),
         ]:
             with pytest.raises(error) as raised:
-                LayerTimer(timer=tmr, **options)
+                LayerTimer(**{"timer": tmr, **options})
             assert words in str(raised.value)
 
 

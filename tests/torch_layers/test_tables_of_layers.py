@@ -57,6 +57,19 @@ def test_a_share_that_rounds_to_nothing_is_not_nothing(work, tmr, value):
     assert ["<1 %", "100 % ◀"] == shares
 
 
+def test_a_part_that_no_block_calls_has_no_slowest(work, tmr, value):
+    """Such as the projection of ``nn.MultiheadAttention``, whose weights are used and whose ``forward`` is not."""
+    blocks = [nn.Sequential(work(1, 2)) for _ in range(3)]
+    for block in blocks:
+        block[0].inner = nn.Identity()
+    layers = LayerTimer(nn.Sequential(*blocks), tmr)
+    with layers:
+        layers.layers[0].module(value).sum().backward()
+    line = next(line.rstrip() for line in layers.table().splitlines() if "inner: Identity" in line)
+    assert line.endswith("0")
+    assert "<LayerTimer of Sequential: 10 layers, detached; table() shows the times>" == repr(layers)
+
+
 def test_unfolded_every_layer_has_its_line(layers):
     """Without folding each block has a line of its own."""
     text = layers.table(fold=False)

@@ -122,33 +122,34 @@ class BackwardMarks:
         """
         parent, call.parent = call.parent, None
         begin = call.begin
-        made: list[Any] = []
+        # Few containers: the collector counts them, and runs in the midst of training.
+        if isinstance(output, _Tensor):
+            nodes: Any = () if (node := output.grad_fn) is None else (node,)
+        else:
+            find_nodes(output, nodes := {})
         outputs: list[int] = []
-        call.outputs = outputs
-        nodes: dict[Any, None] = {}
-        if not isinstance(output, _Tensor):
-            find_nodes(output, nodes)
-        elif (node := output.grad_fn) is not None:
-            nodes[node] = None
         for node in nodes:
             number = node._sequence_nr()
             if number >= begin:  # Otherwise it was handed through, and is no work of the layer's.
                 marks = self._marks_of(node, number, call)
-                marks.begin = (call, *marks.begin)
-                made.append(node)
+                marks.begin = (call, *marks.begin) if marks.begin else (call,)
                 outputs.append(number)
-        children, call.children = call.children, []
-        if not made:
-            if parent is not None:
-                parent.children += children
+        call.outputs = outputs
+        children, call.children = call.children, None
+        if not outputs:
+            if parent is not None and children:
+                parent.children = [*(parent.children or ()), *children]
             return
         if children:
+            made = [node for node in nodes if node._sequence_nr() >= begin]
             self._mark_before(call, children, made, is_outermost=parent is None)
         elif parent is None:
             for node in call.inputs:
                 self._marks_of(node, node._sequence_nr(), call)
         if parent is None:
             call.inputs = {}
+        elif parent.children is None:
+            parent.children = [call]
         else:
             parent.children.append(call)
 

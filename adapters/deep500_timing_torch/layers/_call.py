@@ -59,7 +59,7 @@ class Call:
         """The thread that made it, which numbers its nodes."""
         self.of_root = of_root
         """Whether the model itself was called, and not a part of it."""
-        self.children: list[Call] = []
+        self.children: list[Call] | None = None
         """The timed calls directly within it that have a backward pass, until it has returned."""
         self.region: Any = None
         """Its open region, of the forward pass and later of the backward pass; None while neither runs, and for a

@@ -217,7 +217,7 @@ class TimedModule:
         except BaseException as raised:
             of_thread.call = parent
             if call is not None:
-                call.parent, call.children, call.inputs = None, [], {}  # Memory may have run out: keep no graph.
+                call.parent, call.children, call.inputs = None, None, {}  # Memory may have run out: keep no graph.
             self._raised(call, start_ns, raised)
             raise
         of_thread.call = parent
@@ -231,8 +231,8 @@ class TimedModule:
                     self._shared.memory.end(call, forward=True, training=inputs is not None)
             elif start_ns:
                 self._shared.recomputed.append((layer, start_ns, self._shared.now_ns()))
-            elif parent is not None:
-                parent.children += call.children
+            elif parent is not None and call.children:
+                parent.children = [*(parent.children or ()), *call.children]
             if inputs is not None and (region is not None or start_ns):
                 self._marks.mark(call, output)
         except Exception as error:

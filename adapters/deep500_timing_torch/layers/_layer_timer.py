@@ -65,7 +65,7 @@ class LayerTimer:
             (``autocast``, TF32), and a CPU's is not known: then there is no share.
 
     Raises:
-        TypeError: ``model`` is no module, or ``match`` holds something else than is named above.
+        TypeError: ``model`` is no module, ``timer`` no timer, or ``match`` holds something else than is named above.
         ValueError: ``depth`` is negative, or no module matches.
     """
 
@@ -83,6 +83,11 @@ class LayerTimer:
         reader = TorchMemory() if memory is True else memory
         layers = select(model, depth=depth, match=match)
         timer = CPUGPUTimer() if timer is None else timer
+        if not hasattr(timer, "region"):
+            raise TypeError(
+                f"LayerTimer(model, {timer!r}): the second argument is the timer that keeps the times, such as "
+                "CPUGPUTimer(). Pass other settings by keyword: depth=, match=, gpu=."
+            )
         name = _model_name(model, timer)
         for layer in layers:
             layer.model = name
@@ -163,6 +168,11 @@ class LayerTimer:
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
         """Detach."""
         self.detach()
+
+    def __repr__(self) -> str:
+        """Show the model and the number of layers."""
+        state = "attached" if self.attached else "detached"
+        return f"<LayerTimer of {self.layers[0].path}: {len(self.layers)} layers, {state}; table() shows the times>"
 
     def times(self) -> ModelTimes:
         """The times of all layers so far, waiting for the device's."""

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from deep500_timing_torch.layers._table import Row
     from deep500_timing_torch.layers._times import ModelTimes
 
-__all__ = ["LayersSection"]
-
 _MOST_BARS = 30
 _MOST_LINES = 400
 _COLOURS = {"forward": REGION_COLOURS["FORWARD"], "backward": REGION_COLOURS["BACKWARD"]}

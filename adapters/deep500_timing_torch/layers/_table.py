@@ -181,7 +181,7 @@ def tree_of(times: ModelTimes, *, fold: bool = True) -> Row:
     def row(positions: list[int], label: str) -> Row:
         first = times.layers[positions[0]]
         made = Row(label or _label(times, first), [times.layers[position] for position in positions])
-        if len(positions) > 1:
+        if len(positions) > 1 and made.step_s is not None:
             slowest = max(made.layers, key=lambda layer: layer.step_s or 0.0)
             made.slowest = f"{slowest.path} {format_time(_per_step(slowest.step_s, times.steps))}"
         children = [inner.get(position, []) for position in positions]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from deep500_timing_torch.layers._call import BACKWARD, EVALUATION, FORWARD, PURPOSES, RECOMPUTED
+from deep500_timing_torch.layers._call import BACKWARD, FORWARD, PURPOSES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -294,16 +294,3 @@ def _parent_of(name: str, positions: Mapping[str, int]) -> int:
         if name in positions:
             return positions[name]
     return 0
-
-
-__all__ = [
-    "BACKWARD",
-    "EVALUATION",
-    "FORWARD",
-    "RECOMPUTED",
-    "LayerTimes",
-    "ModelTimes",
-    "add_times",
-    "describe",
-    "read_times",
-]
