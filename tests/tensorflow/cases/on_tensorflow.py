@@ -396,11 +396,8 @@ def seen_by(callback):
     frame = sys._getframe()
     while frame.f_code.co_name != "fit":
         frame = frame.f_back
-    return [
-        sentinel.fit._batches._sums.fetched()
-        for sentinel in frame.f_locals["callbacks"].callbacks
-        if isinstance(sentinel, Sentinel) and sentinel.fit.options is callback._options
-    ][:1]
+    sentinels = (found for found in frame.f_locals["callbacks"].callbacks if isinstance(found, Sentinel))
+    return [next(one for one in sentinels if one.fit.options is callback._options).fit._batches._sums.fetched()]
 
 
 @pytest.mark.usefixtures("_read_when_asked")
