@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 from deep500_timing_deepspeed.pipe._config import read_config
 from deep500_timing_torch import pipeline
 from deep500_timing_torch.pipeline import Kind, PipelineEngine, PipelineModule
-from deep500_timing_torch.pipeline._errors import PipelineError
+from deep500_timing_torch.pipeline._actions import PipelineError
 
 SAME = [
     "train_batch",
@@ -191,7 +191,7 @@ def test_optimizers_and_schedules_go_by_deepspeed_s_names():
     """Adam decays as AdamW there; rates of a warm-up are absolute, not multiples of the optimizer's."""
     import torch
 
-    from deep500_timing_deepspeed.pipe._optimizers import make_optimizer, make_scheduler
+    from deep500_timing_deepspeed.pipe._config import make_optimizer, make_scheduler
 
     weight = [torch.nn.Parameter(torch.ones(1))]
     assert isinstance(make_optimizer({"type": "Adam", "params": {"lr": 0.1}}, weight), torch.optim.AdamW)

@@ -13,9 +13,8 @@ from torch.distributed.pipelining import schedules
 from deep500_timing import Timer
 from deep500_timing.testing import ManualClock
 from deep500_timing_torch.pipeline import Kind, PipelineError
-from deep500_timing_torch.pipeline._calls import time_issues, time_waits
+from deep500_timing_torch.pipeline._calls import Codes, events_of, time_issues, time_waits
 from deep500_timing_torch.pipeline._hooks import Hooks
-from deep500_timing_torch.pipeline._notes import Codes, events_of
 from deep500_timing_torch.pipeline._recorder import Recorder
 
 

@@ -1,14 +1,13 @@
 """DeepSpeed's pipeline engine in its names, on ``torch.distributed.pipelining``; and DeepSpeed's own engine, timed."""
 
 from deep500_timing_deepspeed.pipe._config import PipelineConfig
-from deep500_timing_deepspeed.pipe._data import RepeatingLoader
+from deep500_timing_deepspeed.pipe._data import DataEndedError, RepeatingLoader
 from deep500_timing_deepspeed.pipe._engine import PipelineEngine
 from deep500_timing_deepspeed.pipe._initialize import add_config_arguments, initialize
 from deep500_timing_deepspeed.pipe._instrument import DeepSpeedPipelineTimer, instrument_deepspeed
-from deep500_timing_deepspeed.pipe._loading import DataEndedError
+from deep500_timing_deepspeed.pipe._layers import LayerSpec, TiedLayerSpec
 from deep500_timing_deepspeed.pipe._module import PipelineModule
-from deep500_timing_deepspeed.pipe._names import DEEPSPEED_NAMES
-from deep500_timing_deepspeed.pipe._specs import LayerSpec, TiedLayerSpec
+from deep500_timing_deepspeed.pipe._reports import DEEPSPEED_NAMES
 from deep500_timing_torch.pipeline import PipelineError
 
 __all__ = [

@@ -9,17 +9,13 @@ import torch
 
 from deep500_timing import TimeType
 from deep500_timing.adapters import Exchange
-from deep500_timing_deepspeed.pipe._faults import Faults
-from deep500_timing_deepspeed.pipe._gradients import clip, reduce_gradients, synchronise
-from deep500_timing_deepspeed.pipe._grid import Grid
-from deep500_timing_deepspeed.pipe._guard import Guard, Timed
-from deep500_timing_deepspeed.pipe._loading import Loading
-from deep500_timing_deepspeed.pipe._losses import Losses, joined
+from deep500_timing_deepspeed.pipe._checkpoint import Saving
+from deep500_timing_deepspeed.pipe._data import Loading, Losses, joined
+from deep500_timing_deepspeed.pipe._faults import Faults, Guard, Timed
+from deep500_timing_deepspeed.pipe._ranks import Grid, clip, reduce_gradients, synchronise
 from deep500_timing_deepspeed.pipe._reports import Reports
 from deep500_timing_deepspeed.pipe._runner import Runner, check_order
-from deep500_timing_deepspeed.pipe._saving import Saving
-from deep500_timing_torch.pipeline._actions import Kind
-from deep500_timing_torch.pipeline._errors import PipelineError
+from deep500_timing_torch.pipeline._actions import Kind, PipelineError
 from deep500_timing_torch.pipeline._recorder import Recorder
 
 if TYPE_CHECKING:
@@ -28,9 +24,7 @@ if TYPE_CHECKING:
     from deep500_timing import Timer
     from deep500_timing_deepspeed.pipe._config import PipelineConfig
     from deep500_timing_deepspeed.pipe._module import PipelineModule
-    from deep500_timing_deepspeed.pipe._names import NamedTimes
-
-__all__ = ["PipelineEngine"]
+    from deep500_timing_deepspeed.pipe._reports import NamedTimes
 
 _made = 0
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing_deepspeed.pipe._config import read_config
+from deep500_timing_deepspeed.pipe._config import make_optimizer, make_scheduler, read_config
 from deep500_timing_deepspeed.pipe._data import RepeatingLoader
 from deep500_timing_deepspeed.pipe._engine import PipelineEngine
 from deep500_timing_deepspeed.pipe._module import PipelineModule
-from deep500_timing_deepspeed.pipe._optimizers import make_optimizer, make_scheduler
 from deep500_timing_torch._timer import CPUGPUTimer
-from deep500_timing_torch.pipeline._errors import PipelineError
+from deep500_timing_torch.pipeline._actions import PipelineError
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from deep500_timing import Timer
-
-__all__ = ["add_config_arguments", "initialize"]
 
 
 def initialize(

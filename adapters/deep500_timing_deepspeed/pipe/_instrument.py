@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from deep500_timing import Timer
 
-__all__ = ["DeepSpeedPipelineTimer", "instrument_deepspeed"]
-
 _ABSENT = object()
 _KINDS = {
     "LoadMicroBatch": Kind.LOAD,

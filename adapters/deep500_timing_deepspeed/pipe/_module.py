@@ -9,15 +9,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from deep500_timing_deepspeed.pipe._partition import measured_weights, partition
-from deep500_timing_deepspeed.pipe._specs import LayerSpec, TiedLayerSpec
-from deep500_timing_torch.pipeline._errors import PipelineError
-from deep500_timing_torch.pipeline._orders import NAMES, SINGLE, check_stages, normal_name, rank_of_stage
+from deep500_timing_deepspeed.pipe._layers import LayerSpec, TiedLayerSpec, measured_weights, partition
+from deep500_timing_torch.pipeline._actions import PipelineError
+from deep500_timing_torch.pipeline._schedules import NAMES, SINGLE, check_stages, normal_name, rank_of_stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-
-__all__ = ["PipelineModule", "StageModule"]
 
 
 class StageModule(nn.Module):

@@ -1,4 +1,4 @@
-"""The reports of an engine: bubble, times by name, throughput, memory, lines on the terminal."""
+"""The reports of an engine: bubble, times under DeepSpeed's names, throughput, memory, lines on the terminal."""
 
 from __future__ import annotations
 
@@ -8,18 +8,69 @@ import torch
 
 from deep500_timing import TimeType
 from deep500_timing.adapters import DEADLINE_S, Exchange
-from deep500_timing_deepspeed.pipe._names import DEEPSPEED_NAMES, NamedTimes
-from deep500_timing_torch.pipeline._notes import REGIONS
+from deep500_timing_torch.pipeline._calls import REGIONS
 from deep500_timing_torch.pipeline._pipeline_timer import TimedPipeline, gather_of_ranks
 
 if TYPE_CHECKING:
     from array import array
+    from collections.abc import Callable, Sequence
 
     from deep500_timing_deepspeed.pipe._config import PipelineConfig
-    from deep500_timing_deepspeed.pipe._grid import Grid
     from deep500_timing_deepspeed.pipe._module import PipelineModule
+    from deep500_timing_deepspeed.pipe._ranks import Grid
 
-__all__ = ["Reports"]
+DEEPSPEED_NAMES: dict[str, tuple[str, ...]] = {
+    "fwd_microstep": ("forward", "pipeline loss"),
+    "fwd": ("forward", "pipeline loss"),
+    "bwd_microstep": ("backward", "backward input", "backward weight"),
+    "bwd": ("backward", "backward input", "backward weight"),
+    "bwd_inner_microstep": ("backward", "backward input", "backward weight"),
+    "bwd_inner": ("backward", "backward input", "backward weight"),
+    "bwd_allreduce_microstep": ("pipeline reduce",),
+    "bwd_allreduce": ("pipeline reduce",),
+    "step_microstep": ("pipeline step",),
+    "step": ("pipeline step",),
+    "batch_input": ("pipeline load",),
+    "train_batch": ("BATCH",),
+    "pipe_send_output": ("pipeline send activation",),
+    "pipe_send_grad": ("pipeline send gradient",),
+    "pipe_recv_input": ("pipeline receive activation", "pipeline wait for activation"),
+    "pipe_recv_grad": ("pipeline receive gradient", "pipeline wait for gradient"),
+}
+"""Which regions make up DeepSpeed's timer of a name; those of passes are of each stage of the rank."""
+_CONTINUED = ("pipeline loss", "backward weight", "pipeline wait for activation", "pipeline wait for gradient")
+"""Regions that are the rest of what another of the same name began: they add to its time, and are not one more."""
+
+
+class NamedTimes:
+    """A timer of DeepSpeed's name, read from the engine's regions. Times are in milliseconds, as there."""
+
+    def __init__(self, name: str, regions: Callable[[], Sequence[str]], timer: Any) -> None:
+        self.name_ = name
+        self._regions = regions
+        self._timer = timer
+        self._read = 0.0
+
+    def _total(self) -> float:
+        return sum(sum(self._timer.get_time(region)) for region in self._regions())
+
+    def elapsed(self, reset: bool = True) -> float:
+        """The sum since it was last read with ``reset``, in milliseconds."""
+        total = self._total() * 1e3
+        since = total - self._read
+        if reset:
+            self._read = total
+        return since
+
+    def mean(self) -> float | None:
+        """The mean of one, in milliseconds; None if there is none."""
+        count = self.count()
+        return self._total() / count * 1e3 if count else None
+
+    def count(self) -> int:
+        """How many there are."""
+        begun = (region for region in self._regions() if not region.endswith(_CONTINUED))
+        return sum(len(self._timer.get_time(region)) for region in begun)
 
 
 class Reports(TimedPipeline):

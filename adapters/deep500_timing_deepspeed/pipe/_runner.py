@@ -9,15 +9,13 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining import schedules as _schedules
 
 from deep500_timing_torch.pipeline._hooks import Hooks, require_private_names
-from deep500_timing_torch.pipeline._orders import NAMES, SINGLE, order_of, rank_of_stage
+from deep500_timing_torch.pipeline._schedules import NAMES, SINGLE, order_of, rank_of_stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from deep500_timing_deepspeed.pipe._module import PipelineModule
     from deep500_timing_torch.pipeline._recorder import Recorder
-
-__all__ = ["Runner", "check_order"]
 
 
 class Runner:

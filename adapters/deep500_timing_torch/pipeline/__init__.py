@@ -6,18 +6,13 @@ DeepSpeed's engine and its names are in :mod:`deep500_timing_deepspeed.pipe`; th
 from importlib import import_module as _import_module
 from typing import Any
 
-from deep500_timing_torch.pipeline._account import account, together
-from deep500_timing_torch.pipeline._actions import COMPUTE, Action, Kind, Order, Slot
-from deep500_timing_torch.pipeline._bubble import Bubble, RankBubble, StageLoad
-from deep500_timing_torch.pipeline._errors import PipelineError
-from deep500_timing_torch.pipeline._ideal import ideal_bubble
+from deep500_timing_torch.pipeline._actions import COMPUTE, Action, Kind, Order, PipelineError, Slot
+from deep500_timing_torch.pipeline._bubble import Bubble, RankBubble, StageLoad, account, together
 from deep500_timing_torch.pipeline._of_run import RunBatches, read_batches
-from deep500_timing_torch.pipeline._orders import order_of
-from deep500_timing_torch.pipeline._picture import draw_schedule
+from deep500_timing_torch.pipeline._picture import PipelineSection, draw_schedule
 from deep500_timing_torch.pipeline._pipeline_timer import PipelineTimer, instrument_schedule
 from deep500_timing_torch.pipeline._recorder import Batch
-from deep500_timing_torch.pipeline._section import PipelineSection
-from deep500_timing_torch.pipeline._simulate import order_that_ran, simulate
+from deep500_timing_torch.pipeline._schedules import ideal_bubble, order_of, order_that_ran, simulate
 
 __all__ = [
     "COMPUTE",

@@ -6,7 +6,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-__all__ = ["COMPUTE", "Action", "Kind", "Order", "Slot"]
+from deep500_timing.exceptions import TimingError
+
+
+class PipelineError(TimingError, RuntimeError):
+    """A pipeline is set up wrongly, or one of its ranks has failed; the text names the rank where it is known."""
 
 
 class Kind(StrEnum):

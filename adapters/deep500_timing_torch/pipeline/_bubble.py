@@ -1,17 +1,20 @@
-"""The bubble of a measured batch, as plain data: its size, its causes, and what would reduce it."""
+"""The bubble of a measured batch: its size, its causes by simulation, and what would reduce it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from statistics import median
 from typing import TYPE_CHECKING
 
 from deep500_timing.adapters import format_share, format_time
-from deep500_timing_torch.pipeline._orders import NAMES, normal_name
+from deep500_timing_torch.pipeline._actions import COMPUTE, Action, Kind, Slot
+from deep500_timing_torch.pipeline._schedules import NAMES, normal_name, order_of, order_that_ran, simulate
 
 if TYPE_CHECKING:
-    from fractions import Fraction
+    from collections.abc import Callable, Iterable, Sequence
 
-__all__ = ["Bubble", "RankBubble", "StageLoad"]
+    from deep500_timing_torch.pipeline._actions import Order
 
 _NOTABLE = 0.02
 """Excess over the mean from which a stage is called heavy."""
@@ -172,3 +175,173 @@ def _sentences(bubble: Bubble) -> str:
     if bubble.doubled is not None:
         lines.append(f"  with twice the micro-batches the bubble is {format_share(bubble.doubled)}")
     return "\n".join(lines)
+
+
+def account(actions: Iterable[Action], schedule: str | None = None) -> Bubble:
+    """Account for the time of a batch.
+
+    The computations are simulated three times: as measured with free messages, with equal stages and free messages,
+    and with equal stages and the measured delay of messages. The time of the batch beyond the first is due to messages.
+    The idle time of a rank in the first beyond the second is due to imbalance. The rest is due to the schedule.
+
+    Args:
+        actions: The actions of one batch on all ranks; only computations count.
+        schedule: The schedule's name, for the ideal and for twice the micro-batches.
+
+    Raises:
+        ValueError: There is no computation in it, or it takes no time, or there is no such schedule.
+    """
+    computed = [one for one in actions if one.kind in COMPUTE]
+    span_ns = max((one.end_ns for one in computed), default=0) - min((one.start_ns for one in computed), default=0)
+    if span_ns <= 0:
+        raise ValueError("Accounting for a pipeline: no computation took any time. Give the actions of a whole batch.")
+    order = order_that_ran(computed)
+    took = {one.slot: one.duration_ns for one in computed}
+    means = _mean_of(computed, lambda slot: slot.kind)
+    delay_ns = _delay_ns(computed)
+    as_it_was, _ = _play(order, took.__getitem__)
+    equal, equal_actions = _play(order, lambda slot: means[slot.kind])
+    balanced_span_ns, balanced = _span_and_bubble(order, lambda slot: means[slot.kind], delay_ns)
+    _, model = _span_and_bubble(order, took.__getitem__, delay_ns)
+    ranks = []
+    for rank in sorted(order):
+        busy_ns = sum(took[slot] for slot in order[rank])
+        equal_idle_ns = equal - sum(means[slot.kind] for slot in order[rank])
+        in_warm_up_ns = min(_idle_before_backward(equal_actions, rank), equal_idle_ns)
+        free_idle_ns = max(as_it_was - busy_ns, 0)
+        structural_ns = min(free_idle_ns, equal_idle_ns)
+        warm_up_ns = structural_ns * in_warm_up_ns // equal_idle_ns if equal_idle_ns else 0
+        ranks.append(
+            RankBubble(
+                rank=rank,
+                busy_ns=busy_ns,
+                idle_ns=span_ns - busy_ns,
+                warm_up_ns=warm_up_ns,
+                drain_ns=structural_ns - warm_up_ns,
+                imbalance_ns=free_idle_ns - structural_ns,
+                messages_ns=span_ns - busy_ns - free_idle_ns,
+            )
+        )
+    microbatches = len({one.microbatch for one in computed})
+    return Bubble(
+        schedule=schedule,
+        microbatches=microbatches,
+        batches=1,
+        span_ns=span_ns,
+        ranks=tuple(ranks),
+        stages=_loads(computed),
+        ideal=1 - Fraction(sum(one.duration_ns for one in equal_actions), len(order) * equal),
+        balanced=balanced,
+        doubled=None if schedule is None else _doubled(schedule, order, computed, microbatches, delay_ns),
+        delay_ns=delay_ns,
+        model=model,
+        balanced_span_ns=balanced_span_ns,
+    )
+
+
+def together(bubbles: Sequence[Bubble]) -> Bubble:
+    """Combine the accounts of several batches of the same shape: sum the times, average the what-ifs.
+
+    Raises:
+        ValueError: There is none, or they differ in ranks, stages or micro-batches.
+    """
+    if not bubbles:
+        raise ValueError("Accounting for several batches: there is none.")
+    first = bubbles[0]
+    shapes = {(one.microbatches, len(one.ranks), len(one.stages), one.schedule) for one in bubbles}
+    if len(shapes) > 1:
+        raise ValueError(f"Accounting for several batches: they differ, {sorted(map(str, shapes))}. Account for each.")
+    names = ("busy_ns", "idle_ns", "warm_up_ns", "drain_ns", "imbalance_ns", "messages_ns")
+    ranks = tuple(
+        RankBubble(ranks[0].rank, *(sum(getattr(one, name) for one in ranks) for name in names))
+        for ranks in zip(*(one.ranks for one in bubbles), strict=True)
+    )
+    busy = [sum(one.busy_ns for one in stages) for stages in zip(*(one.stages for one in bubbles), strict=True)]
+    mean = sum(busy) / len(busy)
+    doubled = [one.doubled for one in bubbles if one.doubled is not None]
+    return replace(
+        first,
+        batches=sum(one.batches for one in bubbles),
+        span_ns=sum(one.span_ns for one in bubbles),
+        ranks=ranks,
+        stages=tuple(
+            replace(stage, busy_ns=own, excess=own / mean - 1) for stage, own in zip(first.stages, busy, strict=True)
+        ),
+        balanced=sum(one.balanced for one in bubbles) / len(bubbles),
+        doubled=sum(doubled) / len(doubled) if doubled else None,
+        delay_ns=int(median(one.delay_ns for one in bubbles)),
+        model=sum(one.model for one in bubbles) / len(bubbles),
+        balanced_span_ns=sum(one.balanced_span_ns for one in bubbles),
+    )
+
+
+def _play(order: Order, duration_ns: Callable[[Slot], int], delay_ns: int = 0) -> tuple[int, list[Action]]:
+    actions = simulate(order, duration_ns, delay_ns=delay_ns)
+    return max(one.end_ns for one in actions) - min(one.start_ns for one in actions), actions
+
+
+def _span_and_bubble(order: Order, duration_ns: Callable[[Slot], int], delay_ns: int) -> tuple[int, float]:
+    span_ns, actions = _play(order, duration_ns, delay_ns)
+    return span_ns, 1 - sum(one.duration_ns for one in actions) / (len(order) * span_ns)
+
+
+def _mean_of(actions: Sequence[Action], key: Callable[[Slot], object]) -> dict[object, int]:
+    sums: dict[object, list[int]] = {}
+    for one in actions:
+        sums.setdefault(key(one.slot), []).append(one.duration_ns)
+    return {name: round(Fraction(sum(times), len(times))) for name, times in sums.items()}
+
+
+def _idle_before_backward(actions: Sequence[Action], rank: int) -> int:
+    # The time until the rank's first backward pass minus its computations before that. The whole batch without one.
+    own = [one for one in actions if one.rank == rank]
+    first = min((one.start_ns for one in own if one.kind is not Kind.FORWARD), default=None)
+    if first is None:
+        return max(one.end_ns for one in actions)
+    return first - sum(one.duration_ns for one in own if one.end_ns <= first)
+
+
+def _delay_ns(actions: Sequence[Action]) -> int:
+    # Where a rank waited for another one's result: from that result's end to the start of the computation.
+    ends: dict[Slot, Action] = {one.slot: one for one in actions}
+    free_ns: dict[int, int] = {}
+    delays = []
+    for one in sorted(actions, key=lambda one: one.start_ns):
+        sources = [ends.get(slot) for slot in _from_elsewhere(one.slot)]
+        arrivals = [source.end_ns for source in sources if source is not None and source.rank != one.rank]
+        before = free_ns.get(one.rank)
+        if arrivals and (before is None or max(arrivals) > before):
+            delays.append(max(one.start_ns - max(arrivals), 0))
+        free_ns[one.rank] = one.end_ns
+    return int(median(delays)) if delays else 0
+
+
+def _from_elsewhere(slot: Slot) -> list[Slot]:
+    stage, kind, microbatch = slot
+    if kind is Kind.FORWARD:
+        return [Slot(stage - 1, kind, microbatch)]
+    if kind is Kind.BACKWARD_WEIGHT:
+        return []
+    return [Slot(stage + 1, Kind.BACKWARD, microbatch), Slot(stage + 1, Kind.BACKWARD_INPUT, microbatch)]
+
+
+def _loads(actions: Sequence[Action]) -> tuple[StageLoad, ...]:
+    busy: dict[tuple[int, int], int] = {}
+    for one in actions:
+        busy[one.stage, one.rank] = busy.get((one.stage, one.rank), 0) + one.duration_ns
+    mean = sum(busy.values()) / len(busy)
+    return tuple(
+        StageLoad(stage, rank, own, own / mean - 1 if mean else 0.0) for (stage, rank), own in sorted(busy.items())
+    )
+
+
+def _doubled(schedule: str, order: Order, actions: Sequence[Action], microbatches: int, delay_ns: int) -> float | None:
+    stages = len({one.stage for one in actions})
+    try:
+        longer = order_of(schedule, len(order), 2 * microbatches, stages // len(order))
+    except ValueError:
+        return None
+    means = _mean_of(actions, lambda slot: (slot.stage, slot.kind))
+    if any((slot.stage, slot.kind) not in means for slots in longer.values() for slot in slots):
+        return None
+    return _span_and_bubble(longer, lambda slot: means[slot.stage, slot.kind], delay_ns)[1]

@@ -12,16 +12,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed.pipelining import schedules
 
-from deep500_timing_torch.pipeline._actions import Kind
+from deep500_timing_torch.pipeline._actions import Kind, PipelineError
 from deep500_timing_torch.pipeline._calls import tag_messages, time_calls, time_issues, time_waits
-from deep500_timing_torch.pipeline._errors import PipelineError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from deep500_timing_torch.pipeline._recorder import Recorder
-
-__all__ = ["Hooks", "require_private_names", "stages_of"]
 
 _ABSENT = object()
 

@@ -6,17 +6,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing_torch.pipeline._actions import Action, Kind
-from deep500_timing_torch.pipeline._orders import NAMES
 from deep500_timing_torch.pipeline._pipeline_timer import bubble_of
 from deep500_timing_torch.pipeline._recorder import TABLE
+from deep500_timing_torch.pipeline._schedules import NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from deep500_timing.runs import Run
     from deep500_timing_torch.pipeline._bubble import Bubble
-
-__all__ = ["RunBatches", "batches_of_rows", "read_batches"]
 
 
 @dataclass(frozen=True, slots=True)

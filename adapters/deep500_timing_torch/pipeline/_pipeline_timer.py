@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from deep500_timing.adapters import DEADLINE_S, Exchange, take_anchor
 from deep500_timing_torch._timer import CPUGPUTimer
-from deep500_timing_torch.pipeline._account import account, together
-from deep500_timing_torch.pipeline._actions import Action, Kind
-from deep500_timing_torch.pipeline._errors import PipelineError
+from deep500_timing_torch.pipeline._actions import Action, Kind, PipelineError
+from deep500_timing_torch.pipeline._bubble import account, together
 from deep500_timing_torch.pipeline._hooks import Hooks, stages_of
-from deep500_timing_torch.pipeline._orders import name_of_schedule
 from deep500_timing_torch.pipeline._recorder import Batch, Recorder
+from deep500_timing_torch.pipeline._schedules import name_of_schedule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
 
     from deep500_timing import Timer
     from deep500_timing_torch.pipeline._bubble import Bubble
-
-__all__ = ["PipelineTimer", "TimedPipeline", "instrument_schedule"]
 
 
 def instrument_schedule(

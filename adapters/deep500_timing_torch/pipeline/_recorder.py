@@ -9,13 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from deep500_timing import Timer
 from deep500_timing.adapters import warn_once
 from deep500_timing_torch.pipeline._actions import Action, Kind
-from deep500_timing_torch.pipeline._calls import CallLog, CallRow
-from deep500_timing_torch.pipeline._notes import REGIONS, Codes, Event, events_of
+from deep500_timing_torch.pipeline._calls import REGIONS, CallLog, CallRow, Codes, Event, events_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
-
-__all__ = ["TABLE", "Batch", "Recorder"]
 
 TABLE = "pipeline"
 """The table of a run that has a row for each action."""

@@ -1,18 +1,17 @@
-"""The schedules by name: their classes in PyTorch, and the order in which each rank computes."""
+"""The schedules by name: the order in which each rank computes, played through, and their bubble in closed form."""
 
 from __future__ import annotations
 
+from fractions import Fraction
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing_torch.pipeline._actions import Kind, Slot
+from deep500_timing_torch.pipeline._actions import Action, Kind, Slot
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from deep500_timing_torch.pipeline._actions import Order
-
-__all__ = ["NAMES", "SINGLE", "V_SHAPED", "name_of_schedule", "normal_name", "order_of", "rank_of_stage", "slots_of"]
 
 NAMES = {
     "gpipe": "GPipe",
@@ -159,3 +158,134 @@ def slots_of(pipeline_order: Mapping[int, Sequence[Any]]) -> Order:
                 if kind is not None and one.microbatch_index is not None:
                     order[rank].append(Slot(one.stage_index, kind, one.microbatch_index))
     return order
+
+
+def simulate(
+    order: Mapping[int, Sequence[Slot]], duration_ns: Callable[[Slot], int], *, delay_ns: int = 0
+) -> list[Action]:
+    """When everything in a schedule happens, if each rank begins each computation as soon as it can.
+
+    A forward pass needs that of the stage before it, a backward pass its own forward pass and the backward pass of the
+    stage after it, and the gradients of weights those of the input.
+
+    Args:
+        order: What each rank computes, in its order.
+        duration_ns: How long a computation takes.
+        delay_ns: How long a message takes from one rank to another.
+
+    Returns:
+        The computations, those of rank 0 first, from time 0.
+
+    Raises:
+        ValueError: The order cannot be followed: ranks wait for one another.
+    """
+    rank_of = {slot: rank for rank, slots in order.items() for slot in slots}
+    ends: dict[Slot, int] = {}
+    done: dict[int, list[Action]] = {rank: [] for rank in order}
+    clock = dict.fromkeys(order, 0)
+    waiting = set(order)
+    while waiting:
+        stuck = True
+        for rank in sorted(waiting):
+            slots = order[rank]
+            while len(done[rank]) < len(slots):
+                slot = slots[len(done[rank])]
+                needs = [one for one in _needs(slot) if one in rank_of]
+                if any(one not in ends for one in needs):
+                    break
+                arrivals = [ends[one] + (delay_ns if rank_of[one] != rank else 0) for one in needs]
+                start_ns = max([clock[rank], *arrivals])
+                ends[slot] = clock[rank] = start_ns + duration_ns(slot)
+                done[rank].append(Action(rank, slot.stage, slot.microbatch, slot.kind, start_ns, clock[rank]))
+                stuck = False
+            if len(done[rank]) == len(slots):
+                waiting.discard(rank)
+        if stuck and waiting:
+            heads = ", ".join(
+                f"rank {rank} at {slot.kind}{slot.microbatch} of stage {slot.stage}"
+                for rank in sorted(waiting)
+                for slot in [order[rank][len(done[rank])]]
+            )
+            raise ValueError(f"Simulating a pipeline: its ranks wait for one another for ever: {heads}.")
+    return [action for rank in sorted(order) for action in done[rank]]
+
+
+def _needs(slot: Slot) -> list[Slot]:
+    stage, kind, microbatch = slot
+    if kind is Kind.FORWARD:
+        return [Slot(stage - 1, Kind.FORWARD, microbatch)]
+    if kind is Kind.BACKWARD_WEIGHT:
+        return [Slot(stage, Kind.BACKWARD_INPUT, microbatch)]
+    return [
+        Slot(stage, Kind.FORWARD, microbatch),
+        Slot(stage + 1, Kind.BACKWARD, microbatch),
+        Slot(stage + 1, Kind.BACKWARD_INPUT, microbatch),
+    ]
+
+
+def order_that_ran(actions: Sequence[Action]) -> Order:
+    """The order in which each rank began its computations."""
+    order: Order = {}
+    for action in sorted(actions, key=lambda one: one.start_ns):
+        order.setdefault(action.rank, []).append(action.slot)
+    return order
+
+
+def ideal_bubble(
+    schedule: str,
+    ranks: int,
+    microbatches: int,
+    stages_per_rank: int = 1,
+    *,
+    forward: int = 1,
+    backward_input: int = 1,
+    backward_weight: int = 1,
+) -> Fraction | None:
+    """The share of the batch in which ranks are idle, if all stages take the same time and messages none.
+
+    Of ``p`` ranks with ``v`` stages each and ``m`` micro-batches a rank computes ``v * m`` times, and is idle for
+    ``p - 1`` times as long as one forward and one backward pass of a stage take: ``(p - 1) / (v * m + p - 1)``,
+    for any times of the two (GPipe: Huang et al. 2019, arXiv 1811.06965; 1F1B and interleaved: Narayanan et al. 2021,
+    arXiv 2104.04473). With the gradients of weights put off it is idle for ``(p - 1) * (F + I - W)`` only (Qi et al.
+    2023, arXiv 2401.10241, table 1, ZB-H1), but never for less than ``(p - 1)`` times the longer of F and I: found by
+    playing the schedule through.
+
+    Args:
+        schedule: Its name.
+        ranks: Of the pipeline.
+        microbatches: In a batch.
+        stages_per_rank: On each rank.
+        forward: Time of the forward pass of a stage, in any unit.
+        backward_input: Time of the gradient of its input, in the same unit.
+        backward_weight: Time of the gradients of its weights.
+
+    Returns:
+        The share, exactly. None where none is known: for the V-shaped schedules unless the three take the same and
+        there are at least ``2 * ranks - 1`` micro-batches (DualPipeV: ``2 * ranks``), and for interleaved ones where
+        the micro-batches do not fill their rounds.
+
+    Raises:
+        ValueError: There is no such schedule, or it does not go with the numbers.
+    """
+    kind = normal_name(schedule)
+    check_stages(kind, stages_per_rank)
+    if min(ranks, microbatches) < 1 or min(forward, backward_input, backward_weight) < 0:
+        raise ValueError(
+            f"Ideal bubble of {ranks} ranks and {microbatches} micro-batches: give at least 1, and no time below 0."
+        )
+    whole = forward + backward_input + backward_weight
+    if whole == 0 or (kind == "1f1b" and microbatches < ranks):
+        return None
+    lost = whole
+    if kind in V_SHAPED:
+        least = 2 * ranks - (kind == "zbvzerobubble")
+        if not forward == backward_input == backward_weight or microbatches < least:
+            return None
+        lost = forward
+    elif kind.startswith("interleaved"):
+        if microbatches % max(1, microbatches // ranks) or microbatches < ranks:
+            return None
+        if kind == "interleavedzerobubble":
+            lost = max(forward, backward_input, forward + backward_input - backward_weight)
+    idle = (ranks - 1) * lost
+    return Fraction(idle, stages_per_rank * microbatches * whole + idle)
