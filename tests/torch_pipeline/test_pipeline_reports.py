@@ -12,7 +12,7 @@ import torch
 
 from deep500_timing import Timer, TimeType
 from deep500_timing_deepspeed.pipe._config import PipelineConfig
-from deep500_timing_torch.pipeline import PipelineEngine
+from deep500_timing_torch.pipeline import PipelineEngine, PipelineError
 
 MS = 1_000_000
 
@@ -108,3 +108,10 @@ def test_messages_are_printed_where_they_are_asked_for(capsys):
     engine.log_for_device("nor here")
     engine_of(Timer(), 8).tput_log("never")
     assert "" == capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["__call__", "forward", "backward", "step"])
+def test_parts_of_a_batch_are_refused_as_in_deepspeed(name):
+    """A pipeline trains whole batches."""
+    with pytest.raises(PipelineError, match=r"Only train_batch\(\) and eval_batch\(\) are accessible in pipeline mode"):
+        getattr(engine_of(Timer(), 8), name)(torch.ones(2))
