@@ -42,7 +42,7 @@ CAUSES = {
     "checkpoints": (("outside-steps",), "checkpoint"),
     "checkpoints in no region": (("outside-steps",), "every 40 steps"),
     "validates often": (("outside-steps",), "validation"),
-    "pauses between epochs": (("outside-steps",), "outside every region"),
+    "pauses between epochs": (("between-epochs",), "between two epochs"),
 }
 """For each fault the rules that may find it, and a word of the sentence that names the cause."""
 RANKS = {"slow loader of one rank": 2, "large gradients": 2}

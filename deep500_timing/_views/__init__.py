@@ -1,1 +1,1 @@
-"""What a person reads, made from plain data."""
+"""Tables, findings, pages and timelines, made from plain data."""

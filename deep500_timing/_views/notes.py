@@ -1,4 +1,4 @@
-"""Two lines below a table: regions whose first interval is long, and how busy the device was in a step."""
+"""Two lines below a table: regions with a long first interval, and how busy the device was in a step."""
 
 from __future__ import annotations
 

@@ -310,7 +310,7 @@ def _drawn_rows(table: Table) -> Iterator[Line]:
             if left:
                 line.append(Span(GAP + padded, "cyan"))
                 continue
-            # Units are dim: the numbers are what is compared.
+            # Units are dim: readers compare the numbers.
             number, space, unit = padded.rstrip().rpartition(" ")
             line.append(Span(GAP + number + space, "dim" if row.is_rest else ""))
             line.append(Span(unit + " " * (len(padded) - len(padded.rstrip())), "dim" if number.strip() else ""))

@@ -677,6 +677,19 @@ def test_a_period_is_found_among_others(numbers, said):
     assert said == period_of(numbers, numbers[-1])
 
 
+def test_many_slow_steps_are_no_start(tmp_path, connection):
+    """A slow first half is told as one: another process may have been the cause."""
+
+    class Busy(Loop):
+        def _in_step(self, step, rank):
+            return {"BACKWARD": 20} if step < 100 else {}
+
+    Busy(0)(tmp_path / "run")
+    with Run.open(tmp_path / "run", engine=connection) as run:
+        [found] = find(run)
+    assert found.text == "Steps take 200 % longer until step 99, 30.0 ms instead of 10.0 ms."
+
+
 def test_a_shift_ends_where_it_ends():
     """The stretch of higher values to the step; a slope, noise and a slow start are no shift."""
     dice = np.random.default_rng(0)

@@ -153,7 +153,7 @@ def shared_by(evidence: Evidence, steps: Steps, places: NDArray[Any]) -> str:
     for names in before.values():
         for name in names - usual:
             counts[name] = counts.get(name, 0) + 1
-    # A region that ends before a step tells more than one that begins with it.
+    # A region that ends before a step says more than a region that begins with it.
     for name, count in sorted(counts.items(), key=lambda item: (item[0].startswith("+"), -item[1], item[0])):
         if count >= _MOST * len(places):
             return f"each the first of {name_of(name[1:])}" if name.startswith("+") else f"each after {name_of(name)}"

@@ -40,7 +40,7 @@ _STARTS_AGAIN = "keep the workers (persistent_workers=True), fill a smaller shuf
 
 
 def waiting_node(evidence: Evidence) -> Node | None:
-    """IO inside BATCH or beside it: the waits of a validation do not count."""
+    """IO inside BATCH or next to it: the waits of a validation do not count."""
     step = evidence.step_node
     for node in evidence.tree.named(IO):
         if BATCH in node.path[:-1] or (step is not None and step.parent == node.parent):
@@ -174,7 +174,7 @@ def _growth(evidence: Evidence, node: Node) -> str:
 def between_epochs(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     """No step runs for long between two epochs: workers that start, a buffer that fills, code in no region.
 
-    Validations and checkpoints have thresholds of their own, and are left out.
+    Validations and checkpoints are left out: outside-steps judges them.
     """
     step = evidence.step_node
     if step is None or not step.parent:
@@ -182,7 +182,7 @@ def between_epochs(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     around, steps = evidence.spans(step.parent), evidence.spans(step.path)
     if not len(steps):
         return
-    # Sessions have clocks of their own: the last one is judged.
+    # Each session has its clock: the last one is judged.
     around, steps = (spans[spans[:, 0] == steps[-1, 0]] for spans in (around, steps))
     epoch = np.searchsorted(around[:, 2], steps[:, 2], "right")
     at_end = epoch[1:] != epoch[:-1]

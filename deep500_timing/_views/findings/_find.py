@@ -136,7 +136,7 @@ def _with_gain(finding: Finding, evidence: Evidence) -> Finding:
 
 
 def _each_once(found: dict[str, list[Finding]]) -> Iterator[Finding]:
-    # The same seconds are told once, by the rule that knows most.
+    # Seconds are counted once, by the rule that knows most.
     late = {finding.rank for finding in found.get("late-rank", ())}
     stalls = {step for finding in found.get("waits-for-data", ()) for step in finding.steps}
     pauses = {finding.region for finding in found.get("outside-steps", ()) if finding.anchor == "over-the-run"}

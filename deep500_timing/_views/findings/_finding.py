@@ -66,7 +66,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule: its threshold, what it needs, and how it judges. ``docs/findings.md`` has the same table in words."""
+    """A rule: its threshold, its needs, and its judgement. ``docs/findings.md`` has the same table in words."""
 
     judge: Callable[[Rule, Evidence], Iterator[Finding]]
     share: float

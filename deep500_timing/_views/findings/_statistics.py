@@ -1,4 +1,4 @@
-"""Slopes and changes of level that are more than noise, in series whose neighbours depend on each other."""
+"""Slopes and changes of level that are more than noise, in series with dependent neighbours."""
 
 from __future__ import annotations
 

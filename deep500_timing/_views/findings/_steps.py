@@ -26,7 +26,7 @@ _SPIKES = ((4.0, 0.01), (2.5, 0.10))
 _SPIKE_LEAST = 3
 _SPIKE_MANY = 0.05
 """From this share of the steps on the sentence names their total."""
-_WARM_UP_RATIO, _WARM_UP_LEAST = 1.5, 10
+_WARM_UP_RATIO, _WARM_UP_LEAST, _WARM_UP_MOST = 1.5, 10, 0.2
 _SHIFT_SHARE = 0.15
 """A change of level by this share is no drift."""
 _KEPT = 20
@@ -157,7 +157,9 @@ def warm_up(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         return
     share = percent(found.cost_s / evidence.whole_s) if evidence.whole_s else "Much"
     fact = f"{share} of {evidence.whole} is warm-up: {found.said}"
-    yield rule.found(evidence, fact, cost_s=found.cost_s, region=found.region, steps=found.steps)
+    more = {} if found.is_start else {"remedy": "look at what else ran on the machine then"}
+    fact = fact if found.is_start else found.said
+    yield rule.found(evidence, fact, cost_s=found.cost_s, region=found.region, steps=found.steps, **more)
 
 
 class WarmUp(NamedTuple):
@@ -169,6 +171,8 @@ class WarmUp(NamedTuple):
     region: tuple[str, ...] = ()
     steps: tuple[int, ...] = ()
     """The last of them tells where the warm-up ends."""
+    is_start: bool = True
+    """Whether they are few enough for a start; many slow steps may have any cause."""
 
 
 def warm_up_of(evidence: Evidence) -> WarmUp | None:
@@ -205,6 +209,10 @@ def _first_steps(evidence: Evidence) -> WarmUp | None:
     which = "the first step takes" if count == 1 else f"the first {count} steps take"
     said = f"{which} {took(spent)}, those from step {int(steps.numbers[count])} on {took(usual)} each"
     numbers = (*steps.numbers[: min(count, _KEPT) - 1].tolist(), int(steps.numbers[count - 1]))
+    if count > max(_WARM_UP_MOST * len(steps.durations_s), _WARM_UP_LEAST):
+        longer = f"{percent(spent / count / usual - 1)} longer until step {numbers[-1]}"
+        said = f"Steps take {longer}, {took(spent / count)} instead of {took(usual)}"
+        return WarmUp(said, spent - count * usual, steps=numbers, is_start=False)
     return WarmUp(said, spent - count * usual, steps=numbers)
 
 

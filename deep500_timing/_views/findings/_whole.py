@@ -43,7 +43,7 @@ _DIVIDED = 0.50
 _VALIDATION, _OVERHEAD, _PAUSES, _NO_REGION = 0.30, 0.05, 0.05, 0.20
 """outside-steps, as shares of the run: a validation, checkpoints and the like, long pauses, time in no region."""
 _VALIDATION_AIM, _OVERHEAD_AIM, _TIMES = 0.10, 0.02, 3
-"""The shares for which the period is told, and how often a region must have been."""
+"""The shares for which the sentence names a period, and the least number of times for it."""
 _LOOKED_AT = 50
 _MOSTLY = 0.6
 _PAUSE = 2

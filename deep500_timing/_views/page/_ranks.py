@@ -27,7 +27,7 @@ _BUCKETS = 80
 
 
 def stragglers(context: Context) -> Content | None:
-    """Who is late, and why: the sentences of ``deep500-timing stragglers``, with charts."""
+    """The late rank and the cause: the sentences of ``deep500-timing stragglers``, with charts."""
     if len(context.about.ranks) < 2:
         return None
     found = context.stragglers

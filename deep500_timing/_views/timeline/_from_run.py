@@ -28,7 +28,7 @@ _PER_REGION = ("memory.",)
 """Metrics of the whole process that are read at the ends of regions: one track for all regions."""
 _IDENTITY = ("thread", "device", "region", "host_start_ns")
 _TOGETHER = 4096
-"""Intervals whose times are converted together."""
+"""Intervals that are converted together."""
 _NOT_TABLES = ("intervals", "collectives", "open", "flushes")
 _INTERVALS = """
 with launched as (
