@@ -82,7 +82,7 @@ class Healthy:
             * np.exp(BETWEEN_RANKS * rng.normal(size=(self.ranks, 1)))
             for name, took in PARTS.items()
         }
-        self.epochs, self.sessions = 2, 1
+        self.epochs, self.sessions = 4, 1
         self.inside: dict[int, float] = {}
         self.after: dict[int, tuple[str, float]] = {}
         self.memory = 2e9 + np.cumsum(rng.normal(0, 2e5, self.steps)) * 0.2 + rng.normal(0, 3e6, self.steps)
@@ -132,7 +132,7 @@ class Healthy:
         elif kind == "memory saw":
             self.memory = 4e9 + 4e8 * ((at % 67) / 67) + rng.normal(0, 4e6, steps)
         elif kind == "slow first step of an epoch":
-            parts["IO"][:, :: steps // 2] += 150
+            parts["IO"][:, :: steps // 4] += 150
         for part in compute:
             part *= factor
 

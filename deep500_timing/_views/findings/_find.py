@@ -141,7 +141,10 @@ def _each_once(found: dict[str, list[Finding]]) -> Iterator[Finding]:
     stalls = {step for finding in found.get("waits-for-data", ()) for step in finding.steps}
     pauses = {finding.region for finding in found.get("outside-steps", ()) if finding.anchor == "over-the-run"}
     between = next(iter(found.get("between-epochs", ())), None)
-    if between is not None and between.cause == IO and stalls:
+    paused_s = max((one.cost_s or 0.0 for one in found.get("outside-steps", ()) if not one.cause), default=0.0)
+    if between is not None and (
+        (between.cause == IO and stalls) or (not between.cause and (between.cost_s or 0.0) < 0.5 * paused_s)
+    ):
         between = None
     for finding in (finding for findings in found.values() for finding in findings):
         rule, steps = finding.rule, set(finding.steps)
