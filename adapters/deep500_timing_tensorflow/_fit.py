@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 from deep500_timing import RegionOpenError
 from deep500_timing.adapters import warn_once
 from deep500_timing_tensorflow import _keras, _messages
+from deep500_timing_tensorflow._checkpoints import time_checkpoints
 from deep500_timing_tensorflow._data import Batches, IteratedBatches, time_iterator
 from deep500_timing_tensorflow._execution import (
     BATCH,
@@ -38,6 +39,8 @@ from deep500_timing_tensorflow._throughput import EpochTotals
 from deep500_timing_tensorflow._traces import TraceCounts
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from deep500_timing import Timer
 
 _TRACING_TAKES_NS = 200_000
@@ -84,6 +87,7 @@ class FitTimer:
         self._model = model
         self._number = _first_number_for(callbacks)
         """The newest execution's."""
+        self._end_checkpoints: Callable[[], None] = lambda: None
         self._reset()
 
     def _reset(self) -> None:
@@ -111,6 +115,8 @@ class FitTimer:
         self.regions.abort()  # The list may be its user's, and have had another fit.
         self._reset()
         options, model, regions = self.options, self._model, self.regions
+        self._end_checkpoints()
+        self._end_checkpoints = time_checkpoints(self.timer, regions.callbacks)
         backend = _keras.backend_of(model)
         regions.begin(FIT)
         regions.start(FIT_CALLBACKS)
@@ -131,7 +137,7 @@ class FitTimer:
         )
         self._batches.steps_known = self.steps_known
         self._matcher.stamps_io = backend != "torch" and options.io is not False and not self._batches.times_io
-        regions.on_abort = functools.partial(_abort, self._batches, self._phases, self._matcher)
+        regions.on_abort = functools.partial(_abort, self._batches, self._phases, self._matcher, self._end_checkpoints)
 
     def _batches_in(self, data: Any, backend: str, several: int) -> Batches:
         # Keras's data are not found in a loop that calls the hooks itself.
@@ -165,6 +171,7 @@ class FitTimer:
     def fit_ends(self, logs: Any = None) -> None:
         """The last hook of the fit is over."""
         self.regions.end(FIT_CALLBACKS)
+        self._end_checkpoints()
         self.regions.on_abort = None
         self.regions.finish(FIT)
         if self._phases is not None:
@@ -379,7 +386,8 @@ class FitTimer:
             self._phases.step_ends(self._matcher)
 
 
-def _abort(batches: Batches, phases: Phases | None, matcher: PhaseMatcher) -> None:
+def _abort(batches: Batches, phases: Phases | None, matcher: PhaseMatcher, end_checkpoints: Callable[[], None]) -> None:
+    end_checkpoints()
     if phases is not None:
         phases.leave(matcher)
     matcher.forget()

@@ -392,8 +392,8 @@ def _checkpoints(run: Any, by_rank: dict[int, list[Process]], failures: int, job
     rank = max(spent, key=lambda rank: (spent[rank], -rank))
     times: dict[int, list[int]] = {}
     for row in run.sql(
-        "select session, step, max(unix_ns) as time from milestones where what = 'checkpoint_saved' "
-        f"and rank = {int(rank)} and unix_ns is not null group by session, step"
+        "select session, max(unix_ns) as time from milestones where what = 'checkpoint_saved' "
+        f"and rank = {int(rank)} and unix_ns is not null group by session, coalesce(step, unix_ns)"
     ).rows():
         times.setdefault(row["session"], []).append(row["time"])
     saves = sum(map(len, times.values()))

@@ -86,6 +86,7 @@ class Process:
     submit_ns: int | None
     allocated_ns: int | None
     knows_start: bool
+    world_size: int | None
     generation: int = 0
     thread: int = 0
     first_step: int | None = None
@@ -94,8 +95,8 @@ class Process:
     ends_ns: Int64Array = field(default_factory=lambda: np.zeros(0, np.int64))
     numbers: Int64Array = field(default_factory=lambda: np.zeros(0, np.int64))
     """Its finished steps in order of time."""
-    unfinished_ns: int | None = None
-    """Start of the step that the end of the process interrupted."""
+    unfinished: tuple[int, int] | None = None
+    """Number and start of the step that the end of the process interrupted."""
     redone: int | None = None
     """Steps from this number on were computed again later."""
 
@@ -161,8 +162,9 @@ def processes_of(run: Any, notes: list[str]) -> dict[int, list[Process]]:
             begin_ns = previous.end_ns if is_same else max(begin_ns + shift_ns, previous.end_ns)
         before = identity, rows[-1]["clock_end_ns"] or 0
         submit, allocated = _ns(job.get("submit_unix_s")), _ns(job.get("start_unix_s"))
-        end = rows[-1]["end"]
-        earlier.append(Process(rank, session, begin_ns, end_ns + shift_ns, shift_ns, end, submit, allocated, started))
+        end, world_size = rows[-1]["end"], rows[0]["world_size"]
+        told = submit, allocated, started, world_size
+        earlier.append(Process(rank, session, begin_ns, end_ns + shift_ns, shift_ns, end, *told))
     if unplaced:
         notes.append(f"{unplaced} damaged sessions have no time. Their time counts as down time.")
     if overlapping:
@@ -179,14 +181,16 @@ def set_generations(processes: list[Process]) -> int:
     Returns:
         The number of generations.
     """
-    sessions: dict[int, set[int]] = {}
+    sessions: dict[int, list[int]] = {}
     for process in processes:
-        sessions.setdefault(process.rank, set()).add(process.session)
-    if all(of == sessions[processes[0].rank] for of in sessions.values()):
-        # Every rank was started with the others: no clock is needed to tell the starts apart.
-        numbers = {session: place for place, session in enumerate(sorted(sessions[processes[0].rank]))}
+        sessions.setdefault(process.rank, []).append(process.session)
+    numbers = next(iter(sessions.values()))
+    if all(of == numbers for of in sessions.values()) and (
+        len(sessions) == 1 or all(process.world_size == len(sessions) for process in processes)
+    ):
+        # Every start had every rank, so no clock is needed to tell the starts apart.
         for process in processes:
-            process.generation = numbers[process.session]
+            process.generation = numbers.index(process.session)
         return len(numbers)
     number, end_ns = 0, -(1 << 62)
     for process in sorted(processes, key=lambda process: process.begin_ns):
@@ -202,13 +206,17 @@ def set_steps(run: Any, by_rank: dict[int, list[Process]], notes: list[str]) -> 
     Returns:
         Whether it is known what was computed again.
     """
-    restored: dict[tuple[int, int], int] = {}
-    for row in run.sql(
-        "select rank, session, max(step) as step from milestones where what = 'checkpoint_restored' "
-        "group by rank, session"
-    ).rows():
-        if row["step"] is not None:
-            restored[row["rank"], row["session"]] = row["step"]
+    restored, saved = (
+        _by_session(
+            run.sql(
+                f"select rank, session, {which}(step) as step, min(unix_ns) as unix_ns from milestones "
+                f"where what = 'checkpoint_{what}' and step is not null and unix_ns is not null group by rank, session"
+            ).arrow(),
+            "step",
+            "unix_ns",
+        )
+        for what, which in (("restored", "max"), ("saved", "min"))
+    )
     marks = run.sql("select rank, session, step, unix_ns from marks where unix_ns is not null").arrow()
     marked = _by_session(marks, "step", "unix_ns")
     batches = run.sql(
@@ -228,20 +236,24 @@ def set_steps(run: Any, by_rank: dict[int, list[Process]], notes: list[str]) -> 
             order = np.argsort(starts, kind="stable")
             process.numbers, process.thread = steps[order], int(threads.min())
             process.starts_ns, process.ends_ns = starts[order] + process.shift_ns, ends[order] + process.shift_ns
-            later = times[times >= process.ends_ns[-1]]
-            process.unfinished_ns = int(later[0]) if len(later) else None
+            later = np.flatnonzero(times >= process.ends_ns[-1])
+            process.unfinished = (int(numbers[later[0]]), int(times[later[0]])) if len(later) else None
         elif len(times):
             process.numbers, process.starts_ns, process.ends_ns = numbers[:-1], times[:-1], times[1:]
-            process.unfinished_ns = int(times[-1])
+            process.unfinished = int(numbers[-1]), int(times[-1])
         first = int(process.numbers[0]) if len(process.numbers) else None
-        if first is not None and not len(times) and process.generation:
-            if key in restored:
-                process.numbers = process.numbers - first + restored[key] + 1
-                first = int(process.numbers[0])
-            else:
-                known, first = False, None
-        elif first is None and len(numbers):
-            first = int(numbers[0])
+        if first is None:
+            first = int(numbers[0]) if len(numbers) else None
+        elif not len(times):
+            # The log has counted the steps from 0. A checkpoint tells the program's number of one of them.
+            before = int(restored[key][0][0]) if key in restored else None if process.generation else first - 1
+            known &= before is not None
+            shift = 0 if before is None else before + 1 - first
+            if key in saved:
+                done = int((process.ends_ns <= saved[key][1][0] + process.shift_ns).sum())
+                shift = int(saved[key][0][0] - process.numbers[done - 1]) if done and before is not None else shift
+            process.numbers = process.numbers + shift
+            first = None if before is None else before + 1
         process.first_step = first
     _set_redone(by_rank)
     if not known:
@@ -334,7 +346,7 @@ def _parts_of(
         key = process.rank, process.session
         add("process", begin_ns, end_ns)
         add("productive", process.starts_ns, process.ends_ns, within)
-        known = [time for time in (process.unfinished_ns, *process.starts_ns[:1].tolist()) if time is not None]
+        known = [*process.starts_ns[:1].tolist(), *(() if process.unfinished is None else process.unfinished[1:])]
         add("startup", begin_ns, min(known, default=end_ns), within)
         for first, last in _runs_of(process):
             add("lost", first, last, within)
@@ -361,8 +373,8 @@ def _runs_of(process: Process) -> list[tuple[int, int]]:
     if redone is not None and process.failed:
         if len(is_lost) and is_lost[-1]:
             found[-1] = found[-1][0], process.end_ns
-        elif process.unfinished_ns is not None:
-            found.append((process.unfinished_ns, process.end_ns))
+        elif process.unfinished is not None and process.unfinished[0] >= redone:
+            found.append((process.unfinished[1], process.end_ns))
     return found
 
 

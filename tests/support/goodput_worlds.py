@@ -1,14 +1,17 @@
-"""Random jobs with a known account: kills, resumes from older checkpoints, elastic sizes, overlaps, clock steps."""
+"""Random jobs with a known account: kills, older checkpoints, elastic sizes, overlaps, clock steps, torn logs."""
 
 from __future__ import annotations
 
+import os
 import random
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 from unittest import mock
 
 from deep500_timing import Timer
 from deep500_timing.runs import RunLog
+from deep500_timing.runs._files import name_of
 from deep500_timing.testing import ManualClock
 
 EPOCH_NS = 1_700_000_000 * 10**9
@@ -39,19 +42,22 @@ class Process:
     steps: list = field(default_factory=list)
     """Number, start, end; the end of an unfinished step is None."""
     marks: list = field(default_factory=list)
+    world_size: int = 1
+    lost_in_log: tuple = ()
+    """Intervals and marks that were recorded after the last whole flush."""
 
 
 class World:
     """A job. ``folder`` gets its logs; the truth is in the attributes."""
 
-    def __init__(self, seed, *, ranks=None, overlaps=None, clock_steps=None, elastic=None):
+    def __init__(self, seed, *, ranks=None, overlaps=None, clock_steps=None, elastic=None, torn=None):
         rng = self.rng = random.Random(seed)
         self.ranks = ranks or rng.randint(1, 4)
         self.overlaps = rng.random() < 0.4 if overlaps is None else overlaps
         self.clock_steps = rng.random() < 0.3 if clock_steps is None else clock_steps
         self.elastic = rng.random() < 0.3 if elastic is None else elastic
+        self.torn = rng.random() < 0.3 if torn is None else torn
         self.processes = []
-        self.done = {}
         now, first = 0, 0
         starts = rng.randint(1, 5)
         for generation in range(starts):
@@ -63,12 +69,16 @@ class World:
             first = max(saved) + 1 if saved and rng.random() < 0.7 else (min(saved) + 1 if saved else first)
             first = rng.randint(first, last + 1) if rng.random() < 0.3 and first <= last + 1 else first
             now += rng.randint(0, 5_000) * MS
+        for process in self.processes if self.torn else ():
+            if process.reason is None and rng.random() < 0.5:
+                self._tear(process)
 
     def _generation(self, generation, present, now, first, *, is_last):
         rng = self.rng
         of = {rank: Process(rank, generation, now + rng.randint(0, 300) * MS) for rank in present}
         at = {rank: process.begin + rng.randint(50, 900) * MS for rank, process in of.items()}
         for rank, process in of.items():
+            process.world_size = len(of)
             if generation and rng.random() < 0.8:
                 at[rank] = self._spend(process, "restore", at[rank], 200)
             # A process without any record writes no log.
@@ -122,6 +132,23 @@ class World:
         end = begin + self.rng.randint(1, most_ms) * MS
         process.intervals.append((label, begin, end))
         return end
+
+    def _tear(self, process):
+        # The log is cut inside the first write after `at`: it knows the process up to then.
+        at = self.rng.randint(min(end for _, _, end in process.intervals), process.end - 1)
+        kept = [interval for interval in process.intervals if interval[2] <= at]
+        marks = [mark for mark in process.marks if mark[1] <= at]
+        process.lost_in_log = (
+            [interval for interval in process.intervals if interval[2] > at],
+            [mark for mark in process.marks if mark[1] > at],
+        )
+        begun = dict(marks)
+        process.steps = [
+            step if step[2] is not None and step[2] <= at else (step[0], begun[step[0]], None)
+            for step in process.steps
+            if step[0] in begun
+        ]
+        process.intervals, process.marks, process.end = kept, marks, at
 
     # --- the truth -----------------------------------------------------------------------------------------------
 
@@ -208,19 +235,34 @@ class World:
                 "deep500_timing.runs._header._process_start_unix_ns",
                 return_value=EPOCH_NS + process.begin + stepped,
             ),
+            mock.patch(
+                "deep500_timing.runs._header.known_rank_and_world", return_value=(process.rank, process.world_size)
+            ),
         ):
             tmr = Timer(clock=clock)
             log = RunLog(folder, tmr, rank=process.rank, flush_s=None, gc=False)
-            for number, at in process.marks:
-                log.step(number, at - process.begin + origin)
-            for label, begin, end in sorted(process.intervals, key=lambda i: i[2]):
-                tmr.record(REGIONS[label], begin - process.begin + origin, end - process.begin + origin)
+
+            def record(intervals, marks):
+                for number, at in marks:
+                    log.step(number, at - process.begin + origin)
+                for label, begin, end in sorted(intervals, key=lambda i: i[2]):
+                    tmr.record(REGIONS[label], begin - process.begin + origin, end - process.begin + origin)
+
+            record(process.intervals, process.marks)
             log.flush()
             if self.clock_steps:
                 unix["step"] += rng.choice([-1, 1]) * rng.randint(0, 3_600_000) * MS
             clock.advance_ns(process.end - process.begin)
             now = process.end
             log.flush()
+            if process.lost_in_log:
+                earlier = [p for p in self.processes if p.rank == process.rank and p.generation < process.generation]
+                path = Path(folder) / name_of(process.rank, len(earlier), 0)
+                whole = path.stat().st_size
+                record(*process.lost_in_log)
+                log.event("torn")
+                log.flush()
+                os.truncate(path, whole + rng.randint(1, 8))
             if process.reason is None:
                 log.abandon()
             else:

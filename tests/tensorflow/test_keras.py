@@ -14,6 +14,7 @@ RUNS = [
     pytest.param(EVERY_BACKEND, "torch", id="torch"),
     pytest.param(EVERY_BACKEND, "jax", id="jax"),
     pytest.param("on_torch_events.py", "torch", id="torch events"),
+    pytest.param("checkpoints.py", "torch", id="checkpoints"),
 ]
 
 

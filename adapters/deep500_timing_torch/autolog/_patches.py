@@ -245,6 +245,9 @@ class Patches:
                     steps.timer.fail("CHECKPOINT")
                 raise
             region.end()
+            run = steps.log.run
+            if run is not None:
+                run.mark("checkpoint_saved", dur_s=(perf_counter_ns() - begun_ns) / 1e9)
             if isinstance(result, Future):
                 result.add_done_callback(lambda _: self._saved(begun_ns))
             return result
