@@ -98,6 +98,7 @@ def test_grpo(tmp_path):
 def test_sentence_transformers(tmp_path):
     """Its trainer, with a loss of its own."""
     sentences = pytest.importorskip("sentence_transformers", reason="times sentence-transformers")
+    from sentence_transformers.sentence_transformer import losses
     from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
     folder = str(tmp_path / "model")
@@ -112,7 +113,7 @@ def test_sentence_transformers(tmp_path):
     settings = sentences.SentenceTransformerTrainingArguments(
         str(tmp_path / "out"), num_train_epochs=1, per_device_train_batch_size=8, **QUICK
     )
-    loss = sentences.losses.MultipleNegativesRankingLoss(model)
+    loss = losses.MultipleNegativesRankingLoss(model)
     sentences.SentenceTransformerTrainer(model, settings, pairs, loss=loss, callbacks=[callback]).train()
     found = counts(callback.timer)
     assert [found[name] for name in ("BATCH", "IO", "FORWARD", "BACKWARD", "optimizer")] == [4, 4, 4, 4, 4]

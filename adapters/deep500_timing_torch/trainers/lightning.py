@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from deep500_timing import Timer
 else:
     # Lightning asks a callback for its hooks, not for its class: a callback of either package serves both.
-    names = ["lightning.pytorch", "pytorch_lightning"]
-    names.sort(key=lambda name: name not in sys.modules)
-    package = names[0] if find_spec(names[0].partition(".")[0]) else names[1]
-    Callback = import_module(package).Callback
-    Profiler = import_module(f"{package}.profilers").Profiler
+    _names = ["lightning.pytorch", "pytorch_lightning"]
+    _names.sort(key=lambda name: name not in sys.modules)
+    _package = _names[0] if find_spec(_names[0].partition(".")[0]) else _names[1]
+    Callback = import_module(_package).Callback
+    Profiler = import_module(f"{_package}.profilers").Profiler
 
 __all__ = ["TimerCallback", "TimerProfiler"]
 
