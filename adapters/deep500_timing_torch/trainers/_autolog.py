@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def install_transformers(log: Autolog) -> Callable[[], None]:
-    """Add the callback to each ``transformers.Trainer`` from now on. What the Trainer logs stays as it is."""
+    """Add the callback to each ``transformers.Trainer`` from now on. The Trainer's log stays unchanged."""
 
     def add(trainer: Any) -> None:
         from deep500_timing_torch.trainers.huggingface import TimerCallback

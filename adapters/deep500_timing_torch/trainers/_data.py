@@ -1,4 +1,4 @@
-"""The data of a training: each wait for a batch, each copy to the device, and what a batch holds."""
+"""The data of a training: each wait for a batch, each copy to the device, and the contents of a batch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Amounts:
-    """What a batch holds, or several. A number is None if it is unknown."""
+    """The contents of one batch or of several. A number is None if it is unknown."""
 
     samples: int | None = 0
     tokens: int | None = 0
@@ -39,7 +39,7 @@ class Amounts:
         )
 
     def __sub__(self, other: Amounts) -> Amounts:
-        """What has been added since."""
+        """The difference."""
         return Amounts(
             _difference(self.samples, other.samples),
             _difference(self.tokens, other.tokens),
@@ -88,7 +88,7 @@ class Data:
 
     Args:
         fit: The training.
-        counts: Whether to count what the batches hold.
+        counts: Whether to count the contents of batches.
         each: Called before each wait.
     """
 
@@ -117,7 +117,7 @@ class Data:
         self.first_ns = 0
 
     def take(self, batch: Any) -> Amounts:
-        """What a batch holds: as counted when it was fetched, on the host, or else as the device's tensors tell."""
+        """The contents of a batch, as counted on the host when it was fetched, else by its tensors on the device."""
         known = self._known.pop(id(batch), None)
         return amounts_of(batch) if known is None else known
 

@@ -38,7 +38,7 @@ _CLAIMED = {
     OPTIMIZER,
 }
 _CLAIMED |= {VALIDATION, CHECKPOINT}
-"""What the plug-in of PyTorch leaves to a trainer's callback."""
+"""The regions that the plug-in of PyTorch leaves to a trainer's callback."""
 _ON_DEVICE = frozenset({COPY, FORWARD, BACKWARD, CLIP, OPTIMIZER})
 _ABSENT = object()
 _logs: list[Autolog] = []
@@ -75,7 +75,7 @@ def _between(last: str, name: str) -> str:
 
 
 class TrainerTimer:
-    """What the callbacks of the trainers share: the timer, and one training at a time.
+    """The common part of the trainers' callbacks: the timer, and one training at a time.
 
     Args:
         timer: The timer to record with; None makes one.
@@ -86,7 +86,7 @@ class TrainerTimer:
         self._training: Any = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy has the settings and a timer of its own, and no training."""
+        """A copy has the settings and its own timer, and no training."""
         return {**vars(self), "_training": None}
 
     def _end(self, *, failed: bool) -> None:
@@ -131,12 +131,12 @@ class Fit:
         self.open: dict[str, bool] = {}
         """The open regions in order, with whether the device times them."""
         self.paused = False
-        """Whether an evaluation runs, whose data and calls are no part of the training."""
+        """Whether an evaluation runs. Its data and calls are no part of the training."""
         self.closed = False
         self._evaluates = evaluates
         self._step = self._trained_step = -1
         self.epoch_ns = 0
-        """When the EPOCH began whose first BATCH has not begun; else 0."""
+        """When the EPOCH began, until its first BATCH begins; then 0."""
         self._checkpoint_ns = 0
         self._last, self._last_ns = "", 0
         """The last region inside the EPOCH, and when it ended; 0 if that is unknown."""
@@ -293,7 +293,7 @@ class Fit:
 
     @guarded
     def close(self, *, failed: bool = False) -> None:
-        """The training has ended: close what is open, as failed if an exception ended it, and undo the wrappers."""
+        """The training has ended: close the open regions, as failed if an exception ended it, and undo the wrappers."""
         self.closed = True
         while self._undo:
             self._undo.pop()()
@@ -325,7 +325,7 @@ class Fit:
         """Time the calls of a function of an object, a class or a module until :meth:`close`.
 
         Args:
-            owner: What has the function. Nothing happens if it does not.
+            owner: The owner of the function. Nothing happens if it does not.
             name: The function's name.
             region: The region of a call.
             before: Called before the region starts, with the arguments.

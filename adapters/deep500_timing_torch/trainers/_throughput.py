@@ -40,7 +40,7 @@ class Throughput:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What the FLOPs of a token depend on: 4·N + 2·(trained N) + 12·L·H·Q·T.
+    """The numbers that determine the FLOPs of a token: 4·N + 2·(trained N) + 12·L·H·Q·T.
 
     Source: PaLM, arXiv 2204.02311, appendix B, where all parameters are trained. A frozen parameter has no gradient of
     its own, which is a third of the work.
@@ -69,9 +69,9 @@ def throughput_of(
     """The rates of a rank.
 
     Args:
-        amounts: What it has trained on.
+        amounts: The contents of its batches.
         time_s: In how many seconds.
-        model: What a token costs, or what that depends on.
+        model: The FLOPs of a token, or the numbers that determine them.
         peak: The peak of one device.
         devices: How many devices the rank has.
         shared_by: How many ranks share one batch, as under tensor parallelism. Each counts its part.
@@ -88,7 +88,7 @@ def throughput_of(
 
 
 def model_of(model: Any, args: Any, given: float | None) -> Model | ModelFlops | None:
-    """What a token costs; None if the model's config does not tell.
+    """The FLOPs of a token; None if the model's config does not tell.
 
     It does not for encoder-decoders and mixtures of experts, nor where a rank sees only its shard of the parameters.
     """

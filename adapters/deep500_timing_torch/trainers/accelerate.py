@@ -4,7 +4,7 @@
 
     from deep500_timing_torch.trainers.accelerate import TimerTracker, instrument
 
-    accelerator = Accelerator(log_with=[TimerTracker(tmr)])     # what the program logs, in the timer's run
+    accelerator = Accelerator(log_with=[TimerTracker(tmr)])     # keeps the logged values in the run
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     timed = instrument(accelerator, tmr)                        # until timed.close()
 """
@@ -88,7 +88,7 @@ class Instrumented:
         """Undo the instrumentation.
 
         Args:
-            failed: Whether what is open has failed.
+            failed: Whether the open regions have failed.
         """
         for hook in self._hooks:
             hook.remove()
@@ -157,7 +157,7 @@ class TimerTracker(GeneralTracker):  # type: ignore[misc, unused-ignore]
     The step is -1 where the program gives none.
 
     Args:
-        timer: The timer whose run is written; None makes a timer.
+        timer: The values go to its run; None makes a timer.
         run: The run's folder, if the timer writes none yet.
     """
 
@@ -203,6 +203,6 @@ class TimerTracker(GeneralTracker):  # type: ignore[misc, unused-ignore]
 
     @guarded
     def finish(self) -> None:
-        """The program has ended: write what is left."""
+        """The program has ended: write the rest."""
         if self.timer.run is not None:
             self.timer.run.flush()

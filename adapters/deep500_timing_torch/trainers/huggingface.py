@@ -50,7 +50,7 @@ class TimerCallback(TrainerTimer, TrainerCallback):  # type: ignore[misc, unused
 
     Args:
         timer: The timer to record with; None makes one.
-        prefix: Begins the names of the values that are added to what the Trainer logs: ``time/BATCH_s``. None adds
+        prefix: Begins the names of the values that are added to the Trainer's log: ``time/BATCH_s``. None adds
             none.
         peak_flops: The dense peak of one device in FLOP/s, for the MFU; None looks the device up.
         flops_per_token: What one token costs, forward and backward, in FLOPs; None counts from the model's config.
@@ -183,7 +183,7 @@ class _Training:
                 self.shared_by *= int(getattr(trainer, name)())
 
     def begin(self, state: Any) -> None:
-        """The loop begins; a resumed one skips what has been trained on."""
+        """The loop begins; a resumed one skips its first batches."""
         self.skips = state.global_step > 0
         self.fit.start(FIT)
         if self.skips:

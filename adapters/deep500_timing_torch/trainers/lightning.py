@@ -48,7 +48,7 @@ __all__ = ["TimerCallback", "TimerProfiler"]
 SANITY, SIGNALS = "sanity check", "signal check"
 _FOLDED = {"run_training_epoch", "run_training_batch", "optimizer_step", "save_checkpoint"}
 _FOLDED |= {"backward", "batch_to_device", "configure_gradient_clipping", "train_dataloader_next", "training_step"}
-"""Actions of Lightning, or the ends of their names, whose time the regions of the callback have."""
+"""Actions of Lightning, or the ends of their names, that the regions of the callback cover."""
 
 
 class TimerCallback(TrainerTimer, Callback):  # type: ignore[misc, unused-ignore]
@@ -102,7 +102,7 @@ class TimerProfiler(TrainerTimer, Profiler):  # type: ignore[misc, unused-ignore
         self._callback = TimerCallback(self.timer)
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy has a timer of its own."""
+        """A copy has its own timer."""
         return {name: value for name, value in super().__getstate__().items() if name != "_lightning_module"}
 
     def setup(self, stage: str, local_rank: int | None = None, log_dir: str | None = None) -> None:
