@@ -15,7 +15,7 @@ PYTEST := pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip
 CORE_VERSIONS := 3.11 3.12 3.13
 # What needs the core and its test tools alone.
-CORE_TESTS := tests/core tests/named_timers
+CORE_TESTS := tests/core tests/named_timers tests/launch/test_launch.py
 # What depends on the form of the hot path, compiled or plain.
 BOTH_FORMS := tests/core tests/named_timers tests/torch tests/runs/test_log.py tests/torch_comm/test_one_rank.py
 

@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 
 GROUP = "deep500_timing.autolog"
 """The group of entry points of the plug-ins."""
+_MOST_RANKS = 64
+"""Ranks whose logs rank 0 reads for the table at the end; with more it prints its own times."""
+_OTHERS_S, _POLL_S = 3.0, 0.2
+"""How long it waits for the logs of the others to end."""
 _RECHECK_UNTIL, _RECHECK_EVERY = 10, 100
 """At which calls of ``begin`` timers of the user's own are looked for."""
 
@@ -244,21 +248,53 @@ class Autolog:
             warn_once(f"Reporting at the end failed: {type(error).__name__}: {error}. The run is in {self.folder}.")
 
     def _show(self, stream: Any) -> None:
-        from deep500_timing.exporters import TerminalExporter
-
-        timer = self.timer()
-        timer.complete_all()
         stream.write("\n")
-        TerminalExporter(stream, strict=True).export(timer.snapshot(places=True))
+        world = _world() or 1
+        if not 1 < world <= _MOST_RANKS or not self._show_ranks(stream, world):
+            from deep500_timing.exporters import TerminalExporter
+
+            timer = self.timer()
+            timer.complete_all()
+            TerminalExporter(stream, strict=True).export(timer.snapshot(places=True))
+            if world > 1:
+                rank = self._rank or 0
+                stream.write(f"  These are the times of rank {rank} of {world}; the run holds those of all.\n")
         folder = os.path.relpath(self.folder)
         folder = self.folder if folder.startswith(os.pardir) else folder
         for note in self._notes:
             stream.write(f"  {note}\n")
-        world = _world()
-        if world is not None and world > 1:
-            stream.write(f"  These are the times of rank {self._rank or 0} of {world}; the run holds those of all.\n")
         stream.write(f"  deep500-timing show {folder}      deep500-timing report {folder}\n")
         stream.flush()
+
+    def _show_ranks(self, stream: Any, world: int) -> bool:
+        # The findings of all ranks, from their logs. False without what reads a run.
+        from importlib.util import find_spec
+
+        if find_spec("duckdb") is None or self.run is None:
+            return False
+        from dataclasses import replace
+        from time import monotonic, sleep
+
+        from deep500_timing._views.drawing import draw
+        from deep500_timing._views.of_run import sheet_of_run
+        from deep500_timing._views.terminal import put, width_for
+        from deep500_timing.runs import Run
+
+        self.run.flush()
+        rank, until = self._rank or 0, monotonic() + _OTHERS_S
+        while True:
+            with Run.open(self.folder) as run:
+                logs = [log for log in run.table("logs").rows() if log["rank"] != rank]
+                missing = world - 1 - len({log["rank"] for log in logs if log["end"]})
+                if missing <= 0 or monotonic() > until:
+                    sheet = sheet_of_run(run, rank=rank)
+                    break
+            sleep(_POLL_S)
+        sheet = replace(sheet, title=sheet.title[:-1])  # whether the run has ended: this rank is about to
+        put(stream, draw(sheet, width=width_for(stream)))
+        if missing > 0:
+            stream.write(f"  The logs of {missing} of {world} ranks had not ended when this was read.\n")
+        return True
 
     def _why_nothing(self) -> str:
         remedy = "Time it by hand: `import deep500_timing_torch as timer`, see docs/run-command.md."

@@ -137,7 +137,13 @@ def _run_module(name: str, alter_argv: bool) -> None:
 
 
 def _run_code(code: str | bytes, file: str, main: ModuleType) -> None:
-    exec(compile(code, file, "exec", dont_inherit=True), main.__dict__)
+    compiled = compile(code, file, "exec", dont_inherit=True)
+    if file == "<string>" and sys.version_info >= (3, 13):  # as Python does, for the lines of tracebacks
+        import linecache
+
+        key = compiled if hasattr(linecache, "_code_key") else file  # the second up to 3.13.0
+        getattr(linecache, "_register_code", lambda *_: None)(key, f"{code}\n", file)
+    exec(compiled, main.__dict__)
 
 
 def _run_file(source: bytes, file: str) -> None:

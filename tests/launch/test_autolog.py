@@ -9,26 +9,12 @@ import sys
 
 import pytest
 import suite_ranks
+from suite_autolog import TRAIN, regions_of
 from suite_ranks import Job
 
 pytest.importorskip("torch", reason="times PyTorch")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-TRAIN = """
-import sys, os, signal, torch
-from torch.utils.data import DataLoader, TensorDataset
-torch.manual_seed(0); torch.set_num_threads(1)
-net = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4))
-optimizer = torch.optim.SGD(net.parameters(), 0.1)
-loader = DataLoader(TensorDataset(torch.randn(320, 16), torch.randint(4, (320,))), 32)
-def steps(n=1):
-    for _ in range(n):
-        for x, y in loader:
-            optimizer.zero_grad()
-            loss = torch.nn.functional.cross_entropy(net(x), y)
-            loss.backward()
-            optimizer.step()
-"""
 BEGIN = "import deep500_timing as t, json, sys\nlog = t.autolog({run!r}, quiet={quiet})\n"
 
 
@@ -42,16 +28,6 @@ def printed(forks, tmp_path, program, *, status=0, quiet=True):
     said = output.read_text(errors="replace")
     assert status == found, said
     return said, run
-
-
-def regions_of(run):
-    """The regions of a run by name, with their numbers."""
-    pytest.importorskip("duckdb", reason="reads a run")
-    from deep500_timing.runs import Run
-
-    with Run.open(run) as opened:
-        rows = opened.intervals().arrow().to_pylist()
-    return {name: sum(row["region"] == name for row in rows) for name in {row["region"] for row in rows}}
 
 
 def test_close_undoes_everything(forks, tmp_path):
@@ -287,35 +263,6 @@ def test_ranks(faulty, forks, tmp_path):
     assert 20 <= regions_of(tmp_path / "run")["BACKWARD"] <= 40
     assert "rank 0 of 2" in job.text(0) or faulty
     assert "deep500-timing show" not in job.text(1)
-
-
-def test_torchrun_as_it_is(tmp_path):
-    """Before torchrun: its ranks see the same, write their logs, and the agent does not."""
-    script = tmp_path / "train.py"
-    script.write_text(
-        TRAIN + "import torch.distributed as dist\ndist.init_process_group('gloo')\nsteps()\n"
-        "line = repr([dist.get_rank(), sys.argv, sys.path[0], __name__, 'PYTHONPATH' in os.environ])\n"
-        "os.write(1, (line + chr(10)).encode())\n"  # at once: torchrun's ranks write without a buffer
-    )
-    command = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(suite_ranks.free_port())]
-    environment = suite_ranks.environment()
-    environment.pop("PYTHONPATH", None)
-    outputs = []
-    for more in ([], ["-m", "deep500_timing", "run", "--run", str(tmp_path / "run"), "--", sys.executable]):
-        done = subprocess.run(
-            [sys.executable, *more, *command, "train.py", "--lr", "1"],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=250,
-        )
-        assert 0 == done.returncode, done.stderr
-        outputs.append(sorted(line for line in done.stdout.splitlines() if line))
-    assert outputs[0] == outputs[1]
-    assert 1 == done.stderr.count("deep500-timing show")
-    assert 2 == len(list((tmp_path / "run").glob("rank-*")))
-    assert 20 == regions_of(tmp_path / "run")["BACKWARD"]
 
 
 def test_spawned_ranks_of_a_script(tmp_path):

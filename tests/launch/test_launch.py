@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import suite_coverage
 
+pytestmark = pytest.mark.one_form  # nothing here depends on the form of the hot path
 PROBES = Path(__file__).parent / "probes"
 FACTS = (PROBES / "facts.py").read_text()
 RUN = ("-m", "deep500_timing", "run")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
-import site
 import subprocess
 import sys
 import sysconfig
@@ -116,7 +116,8 @@ def environment(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     assert 0 == result.returncode, result.stderr
     own = run(python, "-c", "import site; print(site.getsitepackages()[0])", cwd=folder).stdout.strip()
-    Path(own, "outer.pth").write_text("\n".join(site.getsitepackages()) + "\n", encoding="utf-8")
+    outer = [path for path in sys.path if Path(path).name == "site-packages"]
+    Path(own, "outer.pth").write_text("\n".join(outer) + "\n", encoding="utf-8")
     return python
 
 
@@ -251,3 +252,74 @@ print(json.dumps({{p.name: sys.modules[p.load().__module__].__file__ for p in po
     }
     assert expected[group] == set(files)
     assert all(Path(file).is_relative_to(environment.parents[1]) for file in files.values())
+
+
+QUICKSTART = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+
+class Drawings(Dataset):
+    def __len__(self):
+        return 256
+
+    def __getitem__(self, index):
+        image = torch.full((28, 28), float(index % 10))
+        for _ in range(25):
+            image = torch.fft.ifft2(torch.fft.fft2(image)).real
+        return image, index % 10
+
+
+class NeuralNetwork(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.flatten = nn.Flatten()
+        self.linear_relu_stack = nn.Sequential(nn.Linear(28 * 28, 64), nn.ReLU(), nn.Linear(64, 10))
+
+    def forward(self, x):
+        return self.linear_relu_stack(self.flatten(x))
+
+
+def train(dataloader, model, loss_fn, optimizer):
+    model.train()
+    for batch, (X, y) in enumerate(dataloader):
+        pred = model(X)
+        loss = loss_fn(pred, y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test(dataloader, model):
+    model.eval()
+    correct = 0
+    with torch.no_grad():
+        for X, y in dataloader:
+            correct += (model(X).argmax(1) == y).type(torch.float).sum().item()
+    print(f"Accuracy: {correct / len(dataloader.dataset):.2f}")
+
+
+torch.set_num_threads(1)
+model = NeuralNetwork()
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+loader = DataLoader(Drawings(), batch_size=16)
+for epoch in range(2):
+    train(loader, model, nn.CrossEntropyLoss(), optimizer)
+test(loader, model)
+print("Done!")
+"""
+"""PyTorch's quickstart, with images that are expensive to read."""
+
+
+def test_the_first_five_minutes(environment: Path, tmp_path: Path) -> None:
+    """In an empty folder with the wheel alone, one command before a tutorial's script names what is slow first."""
+    pytest.importorskip("torch", reason="runs a script of PyTorch")
+    (tmp_path / "quickstart.py").write_text(QUICKSTART, encoding="utf-8")
+    done = run(environment.with_name("deep500-timing"), "run", "quickstart.py", cwd=tmp_path)
+    assert 0 == done.returncode, done.stderr
+    assert re.fullmatch(r"Accuracy: \d\.\d\d\nDone!\n", done.stdout)
+    first = next(line for line in done.stderr.splitlines() if "%" in line)
+    assert "data" in first
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert f"deep500-timing report runs/{folder.name}" in done.stderr

@@ -29,7 +29,7 @@ print(
             "Ctrl-C": signal.getsignal(signal.SIGINT) is signal.default_int_handler,
             "main thread": threading.current_thread() is threading.main_thread(),
             "threads": threading.active_count(),
-            "parent": os.getppid() == int(sys.argv[1]) if len(sys.argv) > 1 else None,
+            "parent": os.getppid() == int(sys.argv[1]) if "".join(sys.argv[1:2]).isdigit() else None,
             "heavy": [name for name in ("numpy", "torch", "multiprocessing", "json.tool") if name in sys.modules],
             "sitecustomize": getattr(sys.modules.get("sitecustomize"), "__file__", None),
         },
