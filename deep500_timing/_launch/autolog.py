@@ -275,8 +275,8 @@ class Autolog:
         from dataclasses import replace
         from time import monotonic, sleep
 
-        from deep500_timing._views.drawing import draw
         from deep500_timing._views.of_run import sheet_of_run
+        from deep500_timing._views.table import draw
         from deep500_timing._views.terminal import put, width_for
         from deep500_timing.runs import Run
 
