@@ -1,4 +1,4 @@
-"""The plug-in of ``deep500-timing run`` for plain JAX: the calls of jitted functions, and what is compiled."""
+"""The plug-in of ``deep500-timing run`` for plain JAX: calls of jitted functions, and compilations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LOOKED_AT = 8
 
 
 class _Steps:
-    # What the jitted functions of a process share.
+    # The state that all jitted functions of a process share.
     def __init__(self, log: Autolog) -> None:
         self.log = log
         self.timer = log.timer(CPUGPUTimer)
@@ -36,11 +36,11 @@ class _Steps:
         is_first, self.ended_ns = not self.log.begun, end_ns
         self.log.begin()
         if is_first:
-            self.ended_ns = self.timer.now_ns()  # without what it took to begin the log
+            self.ended_ns = self.timer.now_ns()  # without the time to begin the log
 
 
 class _TimedFunction:
-    """A jitted function whose outermost calls are timed. Everything else is the function's own."""
+    """A jitted function with timed outermost calls. All other attributes are those of the function."""
 
     def __init__(self, function: Any, steps: _Steps) -> None:
         functools.update_wrapper(self, function)
@@ -76,7 +76,7 @@ class _TimedFunction:
         return result
 
     def _look(self, args: Any, kwargs: Any, result: Any) -> None:
-        # A training step takes what it returned: the parameters.
+        # A training step takes the parameters that it returned.
         import jax
 
         self._calls += 1
@@ -99,6 +99,7 @@ def install(log: Autolog) -> Callable[[], None]:
     def timed(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def make(*args: Any, **kwargs: Any) -> Any:
+            log.prepare()
             made = original(*args, **kwargs)
             # Without a function, `jit` returns a decorator.
             if not args and "fun" not in kwargs:

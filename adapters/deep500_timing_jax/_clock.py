@@ -109,7 +109,7 @@ class OutputClock:
         """
         for event in (start, end):
             if not event.reached.is_set():
-                raise RuntimeError("elapsed_ns was asked for an event whose output is not ready; wait for it first")
+                raise RuntimeError("elapsed_ns was asked for an event before its output was ready; wait for it first")
             if event.error is not None:
                 raise event.error
         return end.ready_ns - start.ready_ns

@@ -25,8 +25,8 @@ _CACHE = "/jax/compilation_cache/cache_"
 class Compilations:
     """Records compilations in a timer's region ``compile``, from ``start`` to ``stop``; a context manager.
 
-    An interval is the tracing of a function, its lowering, or its compilation by XLA, as JAX measures it. What is
-    traced inside another function belongs to that one's interval.
+    An interval is the tracing of a function, its lowering, or its compilation by XLA, as JAX measures it.
+    The tracing of an inner function is part of the outer one's interval.
     """
 
     def __init__(self, timer: Timer) -> None:
@@ -46,7 +46,7 @@ class Compilations:
         monitoring.register_event_listener(self._happened)
 
     def stop(self) -> None:
-        """Unregister them, and no listener of anybody else's."""
+        """Unregister them. Other listeners stay."""
         from jax import monitoring
 
         with suppress(AssertionError, ValueError):  # The program has cleared all listeners.

@@ -40,7 +40,7 @@ _PATIENCE_S = 60.0
 class TimingHandler(DebugHandler):
     """Shows a run that is being written: findings of all ranks, and the table of one, ``/timing?rank=3``.
 
-    The run is read in a process of its own, from the folder, so a rank that hangs holds up nothing.
+    Another process reads the run from its folder, so a rank that hangs delays nothing.
     """
 
     def __init__(self, run: str | PathLike[str]) -> None:
@@ -56,7 +56,7 @@ class TimingHandler(DebugHandler):
         return [NavLink(_PATH, "Times")]
 
     def dump(self) -> str:
-        """What the page shows, for the server's periodic dumps."""
+        """The text of the page, for the server's periodic dumps."""
         return self._show("")[1]
 
     def dump_filename(self) -> str:

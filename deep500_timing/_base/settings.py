@@ -78,7 +78,7 @@ class Setting:
         default: Its value, as text, where it is not set; None is returned as it is.
         parse: Makes a value of the text, or raises ``ValueError``.
         accepted: The values, in words.
-        meaning: What it sets.
+        meaning: Its effect, in words.
         in_table: Whether ``pyproject.toml`` may set it.
     """
 
@@ -94,7 +94,7 @@ class Setting:
 
 _SWITCH = "1, true, on, yes, 0, false, off, no"
 SETTINGS = {
-    "enabled": Setting("1", _switch, _SWITCH, "0 makes every timer a no-op, whatever the program asks for."),
+    "enabled": Setting("1", _switch, _SWITCH, "0 makes every timer a no-op, also with enabled=True."),
     "run": Setting(None, str, "a folder", "Every timer writes its intervals there; `run` and `autolog` as well."),
     "exporters": Setting(
         "",

@@ -24,6 +24,7 @@ ABSENT = [
     "deep500_timing_torch",
     "deep500_timing_tensorflow",
     "deep500_timing_deepspeed",
+    "deep500_timing_jax",
     "typing",
     "dataclasses",
     "inspect",

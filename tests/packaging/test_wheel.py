@@ -25,6 +25,7 @@ PACKAGES = {
     "deep500_timing_torch": ROOT / "adapters" / "deep500_timing_torch",
     "deep500_timing_tensorflow": ROOT / "adapters" / "deep500_timing_tensorflow",
     "deep500_timing_deepspeed": ROOT / "adapters" / "deep500_timing_deepspeed",
+    "deep500_timing_jax": ROOT / "adapters" / "deep500_timing_jax",
 }
 EXT_SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 COMPILED = {
