@@ -113,7 +113,7 @@ def _judge(rule: Rule, evidence: Evidence, node: Node, shares: dict[int, float])
         region=node.path,
         rank=evidence.rank,
         steps=steps,
-        command=evidence.command("why", steps[0]) if steps else "",
+        command=evidence.command("why", steps[0]) if steps and not why else "",
         **({"remedy": _STARTS_AGAIN} if why else {}) if steps else {},
     )
 
@@ -141,7 +141,8 @@ def _few_long_waits(evidence: Evidence, node: Node, wait: _Wait) -> tuple[str, s
     shared = shared_by(evidence, waits, slow)
     which = f"{len(slow)} of {len(waits.durations_s)} steps{f', {shared},' if shared else ''}"
     ordered = waits.numbers[slow[np.argsort(-waits.durations_s[slow], kind="stable")]].tolist()
-    why = "as when workers start" if shared.startswith("each the first of") else ""
+    is_at_start = shared.startswith(("each the first of", "each after EPOCH"))
+    why = "as when workers start" if is_at_start else ""
     fact = f"{which} wait {long} for data, the others {took(float(np.median(others)))}"
     return fact, "", why, tuple(ordered[:_KEPT])
 

@@ -140,6 +140,7 @@ def _each_once(found: dict[str, list[Finding]]) -> Iterator[Finding]:
     late = {finding.rank for finding in found.get("late-rank", ())}
     stalls = {step for finding in found.get("waits-for-data", ()) for step in finding.steps}
     pauses = {finding.region for finding in found.get("outside-steps", ()) if finding.anchor == "over-the-run"}
+    in_spikes = {finding.cause: finding.cost_s or 0.0 for finding in found.get("spikes", ())}
     between = next(iter(found.get("between-epochs", ())), None)
     paused_s = max((one.cost_s or 0.0 for one in found.get("outside-steps", ()) if not one.cause), default=0.0)
     if between is not None and (
@@ -152,7 +153,8 @@ def _each_once(found: dict[str, list[Finding]]) -> Iterator[Finding]:
         if not (
             (rule == "imbalance" and finding.rank in late)
             or (rule == "between-epochs" and finding is not between)
-            or (rule == "spikes" and finding.cause == IO and stalls and stalls >= steps)
+            or (rule == "spikes" and finding.cause in ("", IO) and stalls and stalls >= steps)
+            or (rule == "dominant-region" and (finding.cost_s or 0.0) <= 1.25 * in_spikes.get(finding.cause, 0.0))
             or (rule == "unnamed" and finding.region in pauses and BATCH not in finding.region)
             or (between is not None and is_between and _lies_between(finding, between))
         ):

@@ -167,15 +167,17 @@ def dominant_region(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     node = max(others, key=lambda node: node.total_s or 0.0, default=None)
     if node is None or not node.total_s or node.total_s < (UNNAMED if node.name in BETWEEN else rule.share) * whole_s:
         return
+    on_average = "" if (node.median_s or 0.0) * node.count >= 0.5 * node.total_s else " on average"
     yield rule.found(
         evidence,
         f"{name_of(node.name)} takes {percent(node.total_s / whole_s)} of {BATCH}, "
-        f"{took(node.total_s / step.count)} a step",
+        f"{took(node.total_s / step.count)} a step{on_average}",
         where=f"FORWARD and BACKWARD take {percent(compute_s / whole_s)}",
         why=evidence.lines_in(path_text(node.path)),
         cost_s=node.total_s,
         region=node.path,
         remedy=BETWEEN.get(node.name, rule.remedy),
+        cause=name_of(node.name),
     )
 
 
