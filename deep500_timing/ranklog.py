@@ -227,7 +227,7 @@ _timers: list[GlobalTimer] = []
 
 
 @after_fork
-def _begin_anew() -> None:
+def _forget_all() -> None:
     # The file and the thread are the parent's; a child that times stages writes another file.
     for timer in _timers:
         timer._forget()

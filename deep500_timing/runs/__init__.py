@@ -12,10 +12,10 @@ is the log itself, with its settings. ``timer.run`` is the log, or None, and tak
     log.declare("layers", start_ns="time", dur_ns="int", layer="name")    # a table of an extension
     log.add("layers", (start_ns, dur_ns, "conv1"))
 
-What is recorded by no timer finds the process's log by ``runs.current()``, and may hand over what it has queued when a
-flush is due: ``runs.feeders.append(callable)``; ``runs.logs`` is empty where there is no log. None of these waits: they
-queue, and the log's thread writes. Columns named ``time_ns`` or ``start_ns`` of type ``time`` get a ``unix_ns`` beside
-them in the reader; ``step`` of the smallest int64 is none.
+Code without a timer finds the process's log by ``runs.current()``. ``runs.feeders.append(callable)`` registers a call
+that hands over queued rows when a flush is due; ``runs.logs`` is empty where there is no log. None of these waits: they
+queue, and the log's thread writes. The reader adds ``unix_ns`` to columns of type ``time`` named ``time_ns`` or
+``start_ns``; ``step`` of the smallest int64 is none.
 
 **Reading.** ``Run.open(folder)`` compacts the logs to Parquet and gives tables, each a :class:`Relation` with
 ``.df()``, ``.arrow()``, ``.rows()``::

@@ -302,7 +302,7 @@ class _Job:
         return of
 
     def _waited(self) -> int:
-        # What the slowest rank computes beyond the mean of the others, as far as these communicate longer.
+        # What the slowest rank computes beyond the mean of the others, limited by how much longer these communicate.
         is_step = self.kinds == _STEP
         own = self._slowest[is_step] / 1e9
         communicates, computes = self._communication[:, is_step], self._productive[:, is_step]
@@ -315,7 +315,7 @@ class _Job:
         return int(np.maximum(found, 0).sum() * 1e9)
 
     def _split_ranks(self) -> None:
-        # The shortest communication of a window is communication on every rank; what is longer is waiting.
+        # The shortest communication of a window is communication on every rank; the rest is waiting.
         is_step = self.kinds == _STEP
         least = self._slowest[is_step, CODE["communication"]] / 1e9
         for row, rank in enumerate(self._ranks):

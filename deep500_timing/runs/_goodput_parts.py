@@ -80,7 +80,7 @@ class Process:
     begin_ns: int
     end_ns: int
     shift_ns: int
-    """Job's clock minus the session's Unix time: what the Unix clock was stepped in earlier sessions."""
+    """Job's clock minus the session's Unix time: the steps of the Unix clock in earlier sessions."""
     reason: str | None
     """Why its log ended; None if it was killed or is running."""
     submit_ns: int | None
@@ -102,7 +102,7 @@ class Process:
 
     @property
     def failed(self) -> bool:
-        """Whether it ended neither by itself nor by being closed."""
+        """Whether a kill, a signal or an exception ended it."""
         return self.reason not in _IN_ORDER
 
     @property
@@ -204,7 +204,7 @@ def set_steps(run: Any, by_rank: dict[int, list[Process]], notes: list[str]) -> 
     """Read the steps of every process, and which of them were computed again.
 
     Returns:
-        Whether it is known what was computed again.
+        True if the steps that were computed again are known.
     """
     restored, saved = (
         _by_session(

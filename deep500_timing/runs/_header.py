@@ -135,7 +135,7 @@ def _process_start_unix_ns() -> int | None:
 
 
 def _machine() -> dict[str, Any]:
-    """What decides how fast this machine is; what the system does not tell is left out."""
+    """The properties that decide the speed of this machine; unknown ones are left out."""
     cpus = os.cpu_count() or 1
     found: dict[str, Any] = {"cpus": cpus}
     with suppress(OSError, AttributeError):

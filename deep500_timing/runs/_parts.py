@@ -20,7 +20,7 @@ _WAITING = {COMM}
 
 
 class Parts(NamedTuple):
-    """Times in ns. A step lasts from the end of the BATCH before it to the end of its own."""
+    """Times in ns. A step lasts from the end of the BATCH before it to the end of its BATCH."""
 
     lengths: dict[tuple[int, int], int]
     """By rank and step."""
@@ -80,7 +80,7 @@ def parts_of(run: Any, steps: Iterable[int], session: int) -> Parts:
         before = at.get((rank, step - 1))
         gaps[rank, step] = max(row["first"] - before["last"], 0) if before is not None else 0
         lengths[rank, step] = row["last"] - row["first"] + gaps[rank, step]
-        # Micro-batches of one step lie apart: what is between them is in no region as well.
+        # Micro-batches of one step lie apart: the time between them is in no region either.
         own[rank, BETWEEN][step] += gaps[rank, step] + row["last"] - row["first"] - row["total"]
     for rank, step, path, took in _between(run, of_session, around, main, batches, gaps):
         own[rank, path][step] += took

@@ -48,7 +48,7 @@ class Place(NamedTuple):
     file: str
     """The file, with the line if one stands out."""
     expression: str
-    """What the line calls; empty without a line."""
+    """The function that the line calls; empty without a line."""
     inside: str
     """The function of a library in which most of these samples lie; empty if they lie in the program."""
 

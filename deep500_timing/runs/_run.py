@@ -167,7 +167,7 @@ class Run:
         """Account for the wall clock of the whole job, restarts included. The parts add up to 100 %.
 
         Args:
-            buckets: Buckets of regions by name, beside the defaults of ``docs/goodput.md``: ``productive``, ``data``,
+            buckets: Buckets of regions by name, besides the defaults of ``docs/goodput.md``: ``productive``, ``data``,
                 ``communication``, ``evaluation``, ``checkpoint``, ``restore`` or ``compilation``.
             mfu: The MFU of the steps; that of the run's samples if None.
 
