@@ -11,8 +11,10 @@ import time
 from collections import Counter
 from multiprocessing import get_context
 
-from benchmarks.straggler_worlds import LONG, NOISES, operations_of, world
-from deep500_timing._distributed.late import LEVEL, judge
+import numpy as np
+
+from benchmarks.straggler_worlds import LONG, NOISES, SHARES, operations_of, world
+from deep500_timing._distributed.late import THRESHOLD, _evidence, judge
 
 RANKS = (2, 4, 8, 64, 256)
 WORLDS = {2: 500, 4: 500, 8: 500, 64: 120, 256: 30}
@@ -66,6 +68,26 @@ def cells(share: float, sizes: tuple[int, ...], noises: tuple[str, ...], first: 
     return found
 
 
+def oracle(ranks: int, spread: float, worlds: int = 1000, delay: float = 0.05) -> float:
+    """The share of late ranks that a test finds which knows more than any can: a bound for those that do not.
+
+    It knows the times without noise from step to step, the spread of the ranks, the delay, and the threshold that
+    1 % of the worlds without a late rank exceed.
+    """
+    rng = np.random.default_rng([ranks, round(spread * 1000)])
+
+    def largest(late: bool) -> tuple[float, bool]:
+        own = SHARES * spread * rng.standard_normal((ranks, len(SHARES)))
+        rank = int(rng.integers(ranks))
+        own[rank, rng.integers(len(SHARES))] += delay * late
+        evidence = _evidence(own, np.full(own.shape, 1e-30), SHARES, [delay], [spread], [0.0])
+        by_rank = np.logaddexp.reduce(evidence, axis=1)
+        return float(by_rank.max()), int(by_rank.argmax()) == rank
+
+    bound = np.quantile([largest(False)[0] for _ in range(10 * worlds)], 0.99)
+    return float(np.mean([found > bound and right for found, right in (largest(True) for _ in range(worlds))]))
+
+
 def percent(found: Counter[str], name: str) -> str:
     """A share of the worlds."""
     return f"{100 * found[name] / max(found['worlds'], 1):.1f}"
@@ -80,8 +102,8 @@ def as_lines(results: dict[Cell, Counter[str]]) -> list[str]:
     for found in results.values():
         total += found
     lines = [
-        f"{total['worlds']} simulated worlds (level {LEVEL}); {', '.join(NOISES[noise] for noise in LONG)} have 1 000 "
-        "steps, the others 300. Worlds of a cell: " + ", ".join(
+        f"{total['worlds']} simulated worlds (threshold {THRESHOLD}); {', '.join(NOISES[noise] for noise in LONG)} "
+        "have 1 000 steps, the others 300. Worlds of a cell: " + ", ".join(
             f"{by[next(c for c in by if c[1] == ranks and c[3] == 'none')]['worlds']} of {ranks} ranks"
             for ranks in sizes) + ". All figures are per cent of the worlds.",
     ]  # fmt: skip
@@ -136,8 +158,13 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="*", default=RANKS)
     parser.add_argument("--noises", nargs="*", choices=list(NOISES), default=list(NOISES))
     parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--oracle", action="store_true", help="what a test finds that knows all but the late rank")
     parser.add_argument("--processes", type=int, default=2)
     chosen = parser.parse_args()
+    if chosen.oracle:
+        for ranks in chosen.ranks:
+            print(f"| {ranks} | " + " | ".join(f"{100 * oracle(ranks, spread):.0f}" for spread in (0.01, 0.03)) + " |")
+        return
     begun = time.monotonic()
     wanted = cells(chosen.share, tuple(chosen.ranks), tuple(chosen.noises), chosen.first)
     with get_context("spawn").Pool(chosen.processes) as pool:

@@ -119,8 +119,9 @@ def gather(
         snapshot: This rank's, whole or a difference (``snapshot.since(earlier)``).
         transport: What connects the ranks: found out if None, see :func:`find_transport`.
         deadline_s: Seconds that it may take.
-        step: The step that this is about. With it, ranks are matched by step. Without it, the newest snapshot of each
-            rank is used, and ``ahead`` says which ranks have called more or less often than the others.
+        step: The step that this is about. With it, ranks are matched by step. Without it, each rank's snapshots
+            are used in their order, one made for an earlier report is passed over, and ``ahead`` says which ranks have
+            called more or less often than the others.
 
     Returns:
         The report on rank 0, None on the others.

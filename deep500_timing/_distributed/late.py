@@ -3,22 +3,18 @@
 Ranks meet in synchronizing operations. The rank that waits least there is the one that the others waited for. So
 **lateness** is taken from the waits, and the **own time** of a region is its time without the waits inside it.
 
-Each rank's typical lateness, and its typical excess in each region, is a trimmed mean over steps. Two things make it
-vary where nothing is wrong:
+A rank's typical excess in a region is a trimmed mean over steps. It varies where nothing is wrong, by noise from step
+to step and by lasting differences between ranks. The variance of the noise comes from the Winsorized series (Yuen,
+Biometrika 61, 1974), times the autocorrelation time. How much ranks differ, relative to a region's time, is unknown:
+:data:`SPREADS` are weighed by how well they explain all ranks.
 
-- noise from step to step. Its variance comes from the Winsorized series (Yuen, Biometrika 61, 1974), times the
-  autocorrelation time; the number of independent steps sets the degrees of freedom;
-- lasting differences between ranks. From :data:`MANY_RANKS` ranks on, the spread of the other ranks gives both sources
-  at once. Of fewer ranks, the differences are pooled over regions, relative to each region's time. Operations alone
-  have no regions to pool, so there a lateness must exceed the jitter as well.
+The test is a likelihood ratio: how much better a delay of one rank, in one region or in none, explains the typical
+values than no delay does, averaged over delays and spreads (a Bayes factor; Kass and Raftery, JASA 90, 1995). A rank
+is named if that exceeds :data:`THRESHOLD`. Ranks are removed one by one, latest first, so that two late ranks do not
+hide each other. Hosts are compared before ranks, and ranks with the others of their host. A named rank must also be
+late by :data:`LEAST_SHARE` of a step, come last no less often than chance, and be late in most parts of the run.
 
-A rank's deviation from the others is an externally studentized residual, which is compared with Student's t. Ranks are
-removed one by one, latest first (generalized ESD, Rosner, Technometrics 25, 1983), so that two late ranks do not hide
-each other. Hosts are compared before ranks, and ranks with the others of their host. All tests together name a rank
-with probability :data:`LEVEL` if nothing is wrong. A named rank must also be late by :data:`LEAST_SHARE` of a step,
-come last no less often than chance, and be late in most parts of the run.
-
-The cause is the region with the largest excess, if that is significant and explains :data:`EXPLAINED` of the lateness.
+The cause is the region with the largest excess, if it explains :data:`EXPLAINED` of the lateness.
 
 Error rates in simulated worlds: ``benchmarks/STRAGGLERS.md``.
 """
@@ -27,7 +23,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing._base.names import BACKWARD, COMM, FORWARD, IO
@@ -41,8 +36,18 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
     ByRegion = dict[str, dict[int, float]]
 
-LEVEL = 0.006
-"""Probability of naming any rank where nothing is wrong, all tests together."""
+THRESHOLD = 4.3
+"""Logarithm of the likelihood ratio from which on a rank is named: 1 % of the worlds without a late rank exceed it."""
+LATER_MARGIN = 1.0
+"""How much more the last third of a run must show."""
+SPREADS, SPREAD_WEIGHTS = (0.005, 0.01, 0.02, 0.03, 0.05), (0.15, 0.45, 0.15, 0.2, 0.05)
+"""Lasting differences between ranks, as shares of a region's time, and how likely they are."""
+DELAYS = (0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.4, 1.0)
+"""Delays of a late rank, as shares of a step."""
+OPERATION_SPREADS, OPERATION_WEIGHTS = (0.1, 0.2, 0.4, 0.8, 1.6), (0.2, 0.2, 0.25, 0.25, 0.1)
+"""Lasting differences in operations alone, in units of the jitter from operation to operation."""
+OPERATION_DELAYS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 64.0)
+"""Delays in operations alone, likewise."""
 LEAST_SHARE = 0.01
 """Lateness that matters, as a share of a step."""
 EXPLAINED = 0.5
@@ -54,13 +59,9 @@ LEAST_WINDOWS = 0.6
 WINDOWS = 8
 """Parts into which the steps are divided."""
 MANY_RANKS = 16
-"""From this many ranks on, the other ranks alone tell how much ranks differ."""
+"""From this many ranks on, each region alone tells how much ranks differ in it; of fewer, all regions together do."""
 FEW_RANKS = 4
 """Below this many ranks, a rank is compared with the mean of the others, since a median would follow it."""
-USUAL_SHARE, USUAL_WEIGHT = 0.01, 2.0
-"""Ranks of like hardware differ by about this share of a region's time. It counts as this many degrees of freedom."""
-JITTER_SHARE, JITTER_WEIGHT = 0.6, 4.0
-"""In operations alone, ranks are taken to differ by this share of the spread from operation to operation, likewise."""
 TRANSFER_SHARE = 0.25
 """Lateness that matters in operations alone, as a share of the transfer: of the shortest time, on average."""
 COSTLY_SHARE = 0.5
@@ -68,7 +69,7 @@ COSTLY_SHARE = 0.5
 _TRIM = 0.2
 """Share of the steps that a typical value leaves out at each end."""
 _SMALL_REGION = 0.005
-"""Regions below this share of a step do not tell how ranks differ."""
+"""Lasting differences are relative to at least this share of a step."""
 _FEW_STEPS = 4.0
 """Least number of independent steps that enters a variance."""
 _APART = 4.0
@@ -77,6 +78,10 @@ _LAST_SHARE = 0.9
 """Share of the costly operations in which a late rank comes last."""
 _UNLIKE = 4.0
 """How many times the median rank's variance counts as noise; more is a rank that has become late."""
+_OF_EACH = 0.5
+"""How much the threshold grows with the logarithm of the number of ranks."""
+_CAUSE = 1.0
+"""Logarithm of the likelihood ratio from which on a region is named as the cause."""
 _RARE_LEVEL = 0.001
 """Probability of listing any rank as late now and then where all ranks are alike."""
 _RARE_SHARE = 0.1
@@ -197,7 +202,7 @@ def _judge(steps: Steps) -> Stragglers:
     for first in (0, 2 * count // 3):
         if first and count - first < steps.least:
             continue
-        found = _find(steps, first, LEVEL / 2)
+        found = _find(steps, first)
         if found.ranks:
             break
     assert found is not None
@@ -247,187 +252,217 @@ class _Found:
     reason: str = "no rank stands out from the differences between ranks"
 
 
-@dataclass(slots=True)
-class _Field:
-    """One quantity of each rank or host: its lateness, or its excess in one region."""
-
-    typical: Floats
-    """Shape ``(ranks,)``."""
-    noise: Floats
-    """Variance of the typical values by noise from step to step."""
-    freedom: float
-    """Degrees of freedom of that variance."""
-    base: float
-    """The time to which lasting differences are relative."""
-
-    def take(self, chosen: Any) -> _Field:
-        return _Field(self.typical[chosen], self.noise[chosen], self.freedom, self.base)
-
-
-def _field(series: Floats, base: float, ranks: int, correlated: float | None = None) -> _Field:
-    # A trimmed mean over steps, with the variance of the Winsorized series.
+def _find(steps: Steps, first: int) -> _Found:
     import numpy as np
 
-    count = len(series)
-    cut = int(_TRIM * count)
-    ordered = np.partition(series, (cut, count - 1 - cut), axis=0)
-    typical = ordered[cut : count - cut].mean(axis=0)
-    # A lateness that grows evenly is no noise. Medians of halves, since spikes would tilt a line of least squares.
-    middle = count // 2
-    rises = np.median(series[middle:], axis=0) - np.median(series[:middle], axis=0)
-    moment = (np.arange(count) - (count - 1) / 2) / max(count / 2, 1)
-    rest = series - moment.reshape(-1, *[1] * (series.ndim - 1)) * rises
-    ordered = np.partition(rest, (cut, count - 1 - cut), axis=0)
-    clipped = np.clip(rest, ordered[cut], ordered[count - 1 - cut])
-    variance = clipped.var(axis=0)
-    if correlated is None:
-        # Without the ranks that vary most: one that has become late does not make all look correlated.
-        quiet = np.sort(np.argsort(variance, kind="stable")[: ranks - (ranks // 8 + 1) * (ranks >= FEW_RANKS)])
-        correlated = correlated_steps(clipped[:, quiet])
-    independent = max(count / correlated, 1.0)
-    kept = (count - 2 * cut) / count
-    if ranks >= FEW_RANKS:
-        variance = np.clip(variance, np.median(variance), _UNLIKE * np.median(variance))
-    noise = variance * count / max(count - 1, 1) / (kept**2 * max(independent, _FEW_STEPS))
-    # The ranks' noise is alike, so that all of them tell how large it is; half of that is trusted.
-    freedom = max(kept * independent - 1, 1.0) * max((ranks - 1) / 2, 1.0)
-    return _Field(typical, noise, freedom, base)
-
-
-def _against_others(series: Floats) -> Floats:
-    # Each rank against the others, step by step.
-    import numpy as np
-
-    ranks = series.shape[1]
-    if ranks < FEW_RANKS:
-        return np.asarray((series - series.mean(axis=1, keepdims=True)) * ranks / (ranks - 1))
-    return np.asarray(series - np.median(series, axis=1, keepdims=True))
-
-
-def _groups(steps: Steps) -> list[list[int]]:
+    margin = THRESHOLD + (LATER_MARGIN if first else 0.0)
+    lateness, own = steps.lateness[first:], steps.own[first:]
     hosts: dict[str, list[int]] = {}
     for place, host in enumerate(steps.hosts):
         hosts.setdefault(host, []).append(place)
-    return list(hosts.values())
-
-
-def _find(steps: Steps, first: int, level: float) -> _Found:
-    groups = _groups(steps)
-    by_host = len(groups) > 1 and min(map(len, groups)) >= 2 and steps.step_s > 0
-    if by_host:
-        found = _late_host(steps, first, level / 2, groups)
+    groups = list(hosts.values())
+    series = _against_others(lateness, own)
+    smallest = min(map(len, groups), default=0)
+    if len(groups) > 1 and smallest >= 2 and steps.regions:
+        within = series.copy()
+        for group in groups:
+            within[:, group] -= np.median(series[:, group], axis=1, keepdims=True)
+        found = _late_host(steps, first, margin, groups, within)
         if found.ranks:
             return found
-        level /= 2
-    return _late_ranks(steps, first, level, groups if by_host and min(map(len, groups)) >= FEW_RANKS else None)
+        if smallest >= FEW_RANKS and _jitter(within[:, :, 0]) < 0.8 * _jitter(series[:, :, 0]):
+            series = within  # Ranks of a host come alike.
+    return _late_ranks(steps, first, margin, series)
 
 
-def _late_host(steps: Steps, first: int, level: float, groups: list[list[int]]) -> _Found:
+def _against_others(lateness: Floats, own: Floats) -> Floats:
+    # Shape (steps, units, 2 + regions): the lateness, what of it no region shows, and each region, as differences from
+    # the other ranks or hosts in the same step.
     import numpy as np
 
-    lateness = steps.lateness[first:]
-    of_host = np.stack([np.median(lateness[:, group], axis=1) for group in groups], axis=1)
-    hosts = _field(_against_others(of_host), 0.0, len(groups))
-    # How much ranks of one host differ, of which a host has many.
-    within = np.stack([lateness[:, r] - of_host[:, place] for place, group in enumerate(groups) for r in group], axis=1)
-    residuals = _field(within, 0.0, len(steps.ranks), 1.0).typical
-    freedom = len(steps.ranks) - len(groups)
-    differ = float((residuals**2).sum()) / freedom
-    size = np.array([len(group) for group in groups])
-    lasting = np.asarray(differ * math.pi / 2 / size)
-    scores = _scores_of(hosts.typical, hosts.noise + lasting, lasting, freedom, hosts.freedom)
-    place = int(scores.argmax())
-    bound = _critical(level, len(groups))
-    late = float(hosts.typical[place] - np.delete(hosts.typical, place).mean() * (len(groups) >= FEW_RANKS))
-    if scores[place] <= bound or late <= LEAST_SHARE * steps.step_s:
-        return _Found([], first=first)
-    # Most ranks of the host are late, so that it is the host and not one of its ranks.
-    others = np.median(np.delete(of_host, place, axis=1), axis=1, keepdims=True)
-    typical = _field(lateness[:, groups[place]] - others, 0.0, 1, 1.0).typical
-    if (typical > late / 2).mean() < 0.75:
-        return _Found([], first=first)
-    named = [groups[place][index] for index in np.argsort(-typical, kind="stable")]
-    if not _persists(lateness[:, named[0]] - others[:, 0], late / 4):
-        return _Found([], first=first)
-    excess = np.median(steps.own[first:, groups[place]], axis=1) - np.median(
-        np.delete(steps.own[first:], groups[place], axis=1), axis=1
-    )
-    fields = _field(excess, 0.0, len(groups)) if excess.shape[1] else None
-    cause: tuple[str | None, float] = (None, 0.0)
-    if fields is not None:
-        region = int(fields.typical.argmax())
-        over = float(fields.typical[region])
-        if over >= EXPLAINED * late and over > 3 * math.sqrt(float(fields.noise[region])):
-            cause = (steps.regions[region], over)
-    least = bound * math.sqrt(float(hosts.noise[place] + lasting[place]))
-    least = max(least, LEAST_SHARE * steps.step_s)
-    return _Found(named, late, least, host=steps.hosts[named[0]], cause=cause, first=first)
+    both = np.concatenate((lateness[:, :, None], own), axis=2)
+    both = both - (np.mean if both.shape[1] < FEW_RANKS else np.median)(both, axis=1, keepdims=True)
+    hidden = both[:, :, :1] - both[:, :, 1:].sum(axis=2, keepdims=True)
+    return np.concatenate((both[:, :, :1], hidden, both[:, :, 1:]), axis=2)
 
 
-def _late_ranks(steps: Steps, first: int, level: float, groups: list[list[int]] | None) -> _Found:
+def _typical(series: Floats) -> tuple[Floats, Floats]:
+    # Of each unit and field a trimmed mean over steps, and its variance from the Winsorized series.
+    import numpy as np
+
+    count, units, fields = series.shape
+    cut = int(_TRIM * count)
+    typical, noise = np.empty((units, fields)), np.empty((units, fields))
+    # A lateness that grows evenly is no noise. Medians of halves, since spikes would tilt a line of least squares.
+    moment = (np.arange(count) - (count - 1) / 2) / max(count / 2, 1)
+    kept = (count - 2 * cut) / count
+    for field in range(fields):
+        values = series[:, :, field]
+        typical[:, field] = np.partition(values, (cut, count - 1 - cut), axis=0)[cut : count - cut].mean(axis=0)
+        rises = np.median(values[count // 2 :], axis=0) - np.median(values[: count // 2], axis=0)
+        rest = values - moment[:, None] * rises
+        ordered = np.partition(rest, (cut, count - 1 - cut), axis=0)
+        clipped = np.clip(rest, ordered[cut], ordered[count - 1 - cut])
+        variance = clipped.var(axis=0)
+        # Without the ranks that vary most: one that has become late does not make all look correlated.
+        quiet = np.sort(np.argsort(variance, kind="stable")[: units - (units // 8 + 1) * (units >= FEW_RANKS)])
+        independent = max(count / correlated_steps(clipped[:, quiet]), _FEW_STEPS)
+        if units >= FEW_RANKS:
+            variance = np.clip(variance, np.median(variance), _UNLIKE * np.median(variance))
+        # The variance is itself uncertain, which Student's t has as a larger variance.
+        freedom = max(kept * independent - 1, 1.0) * max((units - 1) / 2, 1.0)
+        noise[:, field] = variance * count / max(count - 1, 1) / (kept**2 * independent) * (1 + 4 / freedom)
+    if units < FEW_RANKS:
+        noise *= units / (units - 1)  # Each mean has the unit itself in it.
+    return typical, np.maximum(noise, 1e-30)
+
+
+def _evidence(typical: Floats, noise: Floats, base: Floats, delays: Any, spreads: Any, known: Any) -> Floats:
+    """For each unit and field, the logarithm of the likelihood ratio of a delay there to no delay anywhere.
+
+    Args:
+        typical: Shape ``(units, fields)``.
+        noise: Its variance by noise, of the same shape.
+        base: Shape ``(fields,)``: the time to which lasting differences are relative.
+        delays: The delays that are considered.
+        spreads: The lasting differences that are considered, relative to ``base``.
+        known: For each of ``spreads`` the logarithm of its weight.
+    """
+    import numpy as np
+
+    weight = 1 / (noise + (np.asarray(spreads)[:, None, None] * base) ** 2)
+    total = weight.sum(axis=1, keepdims=True)
+    off = typical - (weight * typical).sum(axis=1, keepdims=True) / total
+    # For each spread and field, with the unknown centre integrated out.
+    alike = -0.5 * (weight * off**2 - np.log(weight)).sum(axis=1) - 0.5 * np.log(total[:, 0])
+    late = np.full(weight.shape, -np.inf)
+    for delay in delays:
+        late = np.logaddexp(late, delay * weight * off - delay**2 / 2 * weight * (1 - weight / total))
+    if len(typical) < MANY_RANKS:
+        alike = np.repeat(alike.sum(axis=1, keepdims=True), alike.shape[1], axis=1)
+    alike += np.asarray(known)[:, None]
+    found = np.logaddexp.reduce(alike[:, None] + late, axis=0) - np.logaddexp.reduce(alike, axis=0)
+    return np.asarray(found - math.log(len(delays)))
+
+
+def _late_host(steps: Steps, first: int, margin: float, groups: list[list[int]], within: Floats) -> _Found:
     import numpy as np
 
     lateness, own = steps.lateness[first:], steps.own[first:]
+    of_host = np.stack([np.median(lateness[:, group], axis=1) for group in groups], axis=1)
+    own_of_host = np.stack([np.median(own[:, group], axis=1) for group in groups], axis=1)
+    series = _against_others(of_host, own_of_host)
+    typical, noise = _typical(series)
+    base = _base(steps, own)
+    # How much the ranks of a host differ tells how much the medians of hosts do.
+    inside, inside_noise = _typical(within)
+    variance = inside_noise[:, 1:] + (np.array(SPREADS)[:, None, None] * base) ** 2
+    known = np.log(SPREAD_WEIGHTS) - 0.5 * (inside[:, 1:] ** 2 / variance + np.log(variance)).sum(axis=(1, 2))
+    shrink = math.sqrt(math.pi / 2 / float(np.mean([len(group) for group in groups])))
+    delays = steps.step_s * np.array(DELAYS)
+    evidence = _evidence(typical[:, 1:], noise[:, 1:], base, delays, shrink * np.array(SPREADS), known - known.max())
+    by_host = np.where(typical[:, 0] > 0, np.logaddexp.reduce(evidence, axis=1), -np.inf)
+    place = int(by_host.argmax())
+    over = typical[place] - _centre(np.delete(typical, place, axis=0), len(groups))
+    late = float(over[0])
+    if by_host[place] <= margin + _size_margin(len(groups)) or late <= LEAST_SHARE * steps.step_s:
+        return _Found([], first=first)
+    # Most ranks of the host are late, so that it is the host and not one of its ranks.
+    others = np.median(np.delete(of_host, place, axis=1), axis=1, keepdims=True)
+    of_rank = np.median(lateness[:, groups[place]] - others, axis=0)
+    named = [groups[place][index] for index in np.argsort(-of_rank, kind="stable")]
+    if (of_rank > late / 2).mean() < 0.75 or not _persists(lateness[:, named[0]] - others[:, 0], late / 4):
+        return _Found([], first=first)
+    found = _Found(named, late, LEAST_SHARE * steps.step_s, host=steps.hosts[named[0]], first=first)
+    found.cause = _cause(steps, over[2:], evidence[place, 1:], late)
+    return found
+
+
+def _late_ranks(steps: Steps, first: int, margin: float, series: Floats) -> _Found:
+    import numpy as np
+
     ranks = len(steps.ranks)
-    base = np.median(np.median(own, axis=0), axis=0)
-    late, over = _against_others(lateness), _against_others(own)
-    if groups is not None:
-        within = _within(lateness, groups)
-        if _jitter(_field(within, 0.0, ranks, 1.0).typical) < 0.8 * _jitter(_field(late, 0.0, ranks, 1.0).typical):
-            # Ranks of a host come alike. The medians of few ranks have heavier tails than those of all.
-            late, over, level = within, _within(own, groups), level / 3
-    # What lateness is relative to: the regions, or the jitter.
-    size = math.sqrt(float((base**2).sum())) if len(base) else _jitter(late)
-    fields = [_field(late, size, ranks)]
-    regions = [place for place, size in enumerate(base.tolist()) if size >= _SMALL_REGION * steps.step_s > 0]
-    fields += [_field(over[:, :, place], float(base[place]), ranks) for place in regions]
-    independent = len(lateness) / correlated_steps(late)
-    found = _Found([], first=first, independent=independent, bound=LEAST_SHARE * steps.step_s)
+    typical, noise = _typical(series)
+    found = _Found([], first=first, independent=len(series) / correlated_steps(series[:, :, 0]))
+    found.bound = least = _least(steps, first)
+    if steps.regions:
+        fields, base = slice(1, None), _base(steps, steps.own[first:])
+        delays, spreads, known = steps.step_s * np.array(DELAYS), SPREADS, np.log(SPREAD_WEIGHTS)
+    else:
+        jitter = max(_jitter(series[:, :, 0]), 1e-12)
+        fields, base = slice(0, 1), np.array([jitter])
+        delays, spreads, known = jitter * np.array(OPERATION_DELAYS), OPERATION_SPREADS, np.log(OPERATION_WEIGHTS)
+    margin += _size_margin(ranks)
     remaining = list(range(ranks))
-    candidates: list[int] = []
+    removed: list[int] = []
+    cells: list[Floats] = []
     kept = 0
-    for _ in range(max(1, (ranks - 1) // 3)):
-        chosen = [field.take(remaining) for field in fields]
-        scores = np.stack([_score(chosen, which, steps) for which in range(len(chosen))])
-        # A rank is late if it comes late; a region only tells which one.
-        scores[:, chosen[0].typical <= 0] = -np.inf
-        bound = _critical(level, len(remaining) * len(chosen))
-        place = int(scores.max(axis=0).argmax())
-        best = float(scores[:, place].max())
-        if not candidates:
-            found.chance = min(1.0, len(remaining) * len(chosen) * 0.5 * math.erfc(best / math.sqrt(2)))
-        candidates.append(remaining.pop(place))
-        if best > bound:
-            kept = len(candidates)
-        if len(remaining) < 2:
-            break
-    others = [rank for rank in range(ranks) if rank not in candidates[:kept]]
-    middle = float(np.median(fields[0].typical[others])) if ranks >= FEW_RANKS else 0.0
-    over_others = fields[0].typical - middle
-    least = _least(steps, first)
-    named: list[int] = []
-    for rank in sorted(candidates[:kept], key=lambda rank: -over_others[rank]):
+    while len(remaining) > 1 and len(removed) < max(1, (ranks - 1) // 3) and len(removed) <= kept + 1:
+        chosen = typical[remaining], noise[remaining]
+        evidence = _evidence(chosen[0][:, fields], chosen[1][:, fields], base, delays, spreads, known)
+        off = chosen[0][:, 0] - _centre(chosen[0], ranks)[0]
+        by_rank = np.where(off > 0, np.logaddexp.reduce(evidence, axis=1), -np.inf)
+        place = int(by_rank.argmax())
+        if not removed:
+            found.chance = math.exp(min(math.log(evidence.size) - float(by_rank[place]), 0.0))
+        removed.append(remaining.pop(place))
+        cells.append(evidence[place])
+        if by_rank[place] > margin:
+            kept = len(removed)
+    others = [rank for rank in range(ranks) if rank not in removed[:kept]]
+    over = typical - _centre(typical[others], ranks)
+    if ranks < FEW_RANKS and not kept:
+        over = typical * ranks / (ranks - 1)
+    for rank in sorted(removed[:kept], key=lambda rank: -over[rank, 0]):
         # Compared without the ranks that are later.
-        present = [other for other in range(ranks) if other not in named]
+        present = [other for other in range(ranks) if other not in found.ranks]
+        late = float(over[rank, 0])
         if (
-            over_others[rank] >= least
-            and not _rarely_last(lateness[:, present], present.index(rank))
-            and _persists(late[:, rank] - middle, 0.5 * over_others[rank])
+            late >= least
+            and not _rarely_last(steps.lateness[first:, present], present.index(rank))
+            and _persists(series[:, rank, 0] + late - typical[rank, 0], 0.5 * late)
         ):
-            named.append(rank)
-    # The bound by lateness alone; a region may tell it from less.
-    top = int(fields[0].typical.argmax())
-    score = float(_score(fields, 0, steps)[top])
-    if score > 0:
-        least_lateness = float(over_others[top]) * _critical(level, ranks * len(fields)) / score
-        found.bound = max(least, least_lateness if not named else min(least_lateness, float(over_others[named[-1]])))
-    if not named:
+            found.ranks.append(rank)
+    top = removed[0]
+    # By lateness alone and the usual spread; a region may tell it from less.
+    usual = float(np.exp(known) @ np.asarray(spreads)) * float(base[0])
+    found.bound = max(least, math.sqrt(2 * margin * (float(noise[top, 0]) + usual**2)))
+    if not found.ranks:
         if kept:
             found.reason = "the rank that stands out is late by too little, or for a short time"
         return found
-    found.ranks, found.lateness = named, float(over_others[named[0]])
-    found.cause = _cause(steps, [field.take([named[0], *others]) for field in fields], regions, found.lateness)
+    latest = found.ranks[0]
+    found.lateness = float(over[latest, 0])
+    found.bound = min(found.bound, float(over[found.ranks[-1], 0]))
+    found.cause = _cause(steps, over[latest, 2:], cells[removed.index(latest)][1:], found.lateness)
     return found
+
+
+def _base(steps: Steps, own: Floats) -> Floats:
+    # What lasting differences are relative to: all regions together for lateness that none shows, and each region.
+    import numpy as np
+
+    base = np.median(np.median(own, axis=0), axis=0)
+    return np.concatenate(([math.sqrt(float((base**2).sum()))], np.maximum(base, _SMALL_REGION * steps.step_s)))
+
+
+def _centre(typical: Floats, ranks: int) -> Floats:
+    import numpy as np
+
+    return np.asarray((np.median if ranks >= FEW_RANKS else np.mean)(typical, axis=0))
+
+
+def _size_margin(units: int) -> float:
+    return _OF_EACH * math.log(units)
+
+
+def _cause(steps: Steps, excess: Floats, evidence: Floats, lateness: float) -> tuple[str | None, float]:
+    if not len(excess):
+        return None, 0.0
+    region = int(excess.argmax())
+    if excess[region] < EXPLAINED * lateness or evidence[region] <= _CAUSE:
+        return None, 0.0
+    return steps.regions[region], float(excess[region])
 
 
 def _rarely_last(lateness: Floats, rank: int) -> bool:
@@ -436,101 +471,6 @@ def _rarely_last(lateness: Floats, rank: int) -> bool:
     expected = count / ranks
     last = int((lateness.argmax(axis=1) == rank).sum())
     return bool(last < expected - 1.5 * math.sqrt(expected))
-
-
-def _score(fields: list[_Field], which: int, steps: Steps) -> Floats:
-    # By how many standard deviations of a normal distribution each rank stands out from the others.
-    import numpy as np
-
-    field = fields[which]
-    ranks = len(field.typical)
-    if ranks >= MANY_RANKS:
-        total, squares = field.typical.sum(), (field.typical**2).sum()
-        mean = (total - field.typical) / (ranks - 1)
-        variance = (squares - field.typical**2 - (ranks - 1) * mean**2) / (ranks - 2)
-        variance = np.maximum(variance, 1e-30)
-        deviation = (field.typical - mean) / np.sqrt(variance * ranks / (ranks - 1))
-        return _normal(deviation, ranks - 2)
-    if len(fields) > 1:
-        relative, freedom = _relative(fields, which)
-        squared = relative * field.base**2
-    else:
-        squared, freedom = _among_others(field)
-    # Of two and three ranks, the values are differences already.
-    lasting = squared * {2: 1.0, 3: 2 / 3}.get(ranks, 1 + 1 / (ranks - 1))
-    noise = field.noise * (1 + 1 / max(ranks - 1, 1) * (ranks >= FEW_RANKS))
-    centre = _mean_of_others(field.typical) if ranks >= FEW_RANKS else np.zeros(ranks)
-    return _scores_of(field.typical - centre, noise + lasting, lasting, freedom, field.freedom, centred=True)
-
-
-def _mean_of_others(values: Floats) -> Floats:
-    import numpy as np
-
-    return np.asarray((values.sum() - values) / (len(values) - 1))
-
-
-def _relative(fields: list[_Field], which: int) -> tuple[Floats, Floats]:
-    # Variance of lasting differences relative to a region's time, without the rank in question, and its degrees of
-    # freedom. Of two ranks, from the regions other than the one in question.
-    import numpy as np
-
-    ranks = len(fields[0].typical)
-    values = np.stack([field.typical / field.base for field in fields[1:]])
-    # A difference from the mean of so many others.
-    usual = USUAL_SHARE**2 * {2: 2.0, 3: 1.5}.get(ranks, 1.0)
-    if ranks == 2:
-        squares = np.sort((np.delete(values[:, 0], which - 1) if which else values[:, 0]) ** 2)
-        # Lateness has some region as its cause: the one that differs most is left out.
-        kept = squares if which else squares[:-1]
-        found, freedom = np.full(2, kept.sum()), float(len(kept))
-    else:
-        # The sum of squared deviations of the other ranks from their mean.
-        rest = values.sum(axis=1, keepdims=True) - values
-        squares = (values**2).sum(axis=1, keepdims=True) - values**2
-        found = np.maximum(squares - rest**2 / (ranks - 1), 0.0).sum(axis=0)
-        freedom = float(len(values) * (ranks - 2))
-        usual *= {3: 1.5}.get(ranks, 1.0)  # of two differences from means, not of two ranks
-    together = freedom + USUAL_WEIGHT
-    return (found + USUAL_WEIGHT * usual) / together, np.full(ranks, together)
-
-
-def _among_others(field: _Field) -> tuple[Floats, Floats]:
-    # The same of operations alone: from the other ranks, and from the jitter.
-    import numpy as np
-
-    ranks = len(field.typical)
-    usual = (JITTER_SHARE * field.base) ** 2 * {3: 1.5}.get(ranks, 1.0)
-    rest = _mean_of_others(field.typical)
-    squares = ((field.typical**2).sum() - field.typical**2) - (ranks - 1) * rest**2
-    together = max(ranks - 2, 0) + JITTER_WEIGHT
-    return (np.maximum(squares, 0.0) + JITTER_WEIGHT * usual) / together, np.full(ranks, together)
-
-
-def _scores_of(
-    values: Floats, variance: Floats, lasting: Floats, freedom: Any, noise_freedom: float, *, centred: bool = False
-) -> Floats:
-    import numpy as np
-
-    if not centred and len(values) >= FEW_RANKS:
-        values = values - _mean_of_others(values)
-    variance = np.maximum(variance, 1e-30)
-    noise = variance - lasting
-    # Satterthwaite, Biometrics Bulletin 2, 1946.
-    with np.errstate(invalid="ignore", over="ignore"):
-        together = variance**2 / np.maximum(lasting**2 / freedom + noise**2 / noise_freedom, 1e-300)
-        found = _normal(values / np.sqrt(variance), np.maximum(np.nan_to_num(together, nan=1.0), 1.0))
-    return np.asarray(np.nan_to_num(found, nan=-np.inf))
-
-
-def _normal(t: Any, freedom: Any) -> Floats:
-    """The normal deviate with the same tail as a value of Student's t (Wallace, Ann. Math. Stat. 30, 1959)."""
-    import numpy as np
-
-    return np.asarray(np.sign(t) * (8 * freedom + 1) / (8 * freedom + 3) * np.sqrt(freedom * np.log1p(t * t / freedom)))
-
-
-def _critical(level: float, tests: int) -> float:
-    return NormalDist().inv_cdf(1 - level / tests)
 
 
 def _least(steps: Steps, first: int) -> float:
@@ -545,31 +485,6 @@ def _jitter(values: Floats) -> float:
     import numpy as np
 
     return 1.4826 * float(np.median(np.abs(values - np.median(values, axis=0))))
-
-
-def _within(series: Floats, groups: list[list[int]]) -> Floats:
-    # Each rank against the median of its host, step by step.
-    import numpy as np
-
-    found = series.copy()
-    for group in groups:
-        found[:, group] -= np.median(series[:, group], axis=1, keepdims=True)
-    return found
-
-
-def _cause(steps: Steps, fields: list[_Field], regions: list[int], lateness: float) -> tuple[str | None, float]:
-    # The late rank is the first one.
-    if len(fields) < 2:
-        return None, 0.0
-    over = [
-        float(field.typical[0] - (field.typical[1:].mean() if len(field.typical) >= FEW_RANKS else 0.0))
-        for field in fields[1:]
-    ]
-    place = max(range(len(over)), key=over.__getitem__)
-    score = float(_score(fields, place + 1, steps)[0])
-    if over[place] < EXPLAINED * lateness or score < 2:
-        return None, 0.0
-    return steps.regions[regions[place]], over[place]
 
 
 def _saved(late: Floats, named: list[int]) -> float:

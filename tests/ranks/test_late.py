@@ -1,3 +1,4 @@
+# pyright: reportOptionalMemberAccess=false
 """Who is late, and why: in simulated trainings, in runs of several ranks, and in reports that were gathered."""
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from deep500_timing._distributed.message import pack_snapshot
 from deep500_timing._distributed.verdict import WhatIf
 from deep500_timing.ranks import Stragglers, find_stragglers
 from deep500_timing.runs import Run, RunLog
-from deep500_timing.testing import ManualClock
+from deep500_timing.testing import ManualClock, ManualDeviceClock
 
 PLACES = ("IO", "FORWARD", "BACKWARD", "COMM", REST)
 SHARES = np.array([0.10, 0.30, 0.46, 0.06, 0.08])
@@ -98,6 +99,19 @@ def test_a_rank_that_is_late_now_and_then_is_listed():
         assert ((), set(made.late)) == (found.ranks, set(found.intermittent))
         (count,) = found.intermittent.values()
         assert f"Rank {made.late[0]} came late in {count} of 1000 steps" in str(found)
+
+
+@pytest.mark.parametrize(("noise", "ranks"), [("lengths", 8), ("lengths", 64), ("ar5", 2), ("host", 8), ("pareto", 4)])
+def test_no_rank_is_named_where_none_is_late(noise, ranks):
+    """Variable lengths, shared noise and spikes name no rank, and neither do two ranks that differ by 1 %."""
+    worlds = range(6 if ranks > 8 else 20)
+    assert [] == [seed for seed in worlds if judge(world(seed, noise, ranks, 0.0, "none").steps).ranks]
+
+
+def test_ranks_that_differ_by_3_percent_do_not_hide_one_that_is_late_by_10_percent():
+    """The spread of the ranks is judged from all regions."""
+    made = [world(seed, "apart", 8, 0.1) for seed in range(10)]
+    assert [one.late for one in made] == [judge(one.steps).ranks for one in made]
 
 
 def test_slow_noise_and_many_ranks_are_no_reason_to_abstain():
@@ -317,6 +331,54 @@ def test_of_a_long_run_the_newest_steps(tmp_path, monkeypatch):
         late = find_stragglers(run)
     assert 39 <= len(found.numbers) <= 40
     assert ("rank", (4,), "FORWARD") == (late.kind, late.ranks, late.region)
+
+
+def write_gpu_run(folder, place, *, ranks=8, steps=60, launch_s=0.1):
+    """Logs of ranks whose host runs ahead of the device; rank 5 takes 120 ms longer in one place."""
+    rng = np.random.default_rng(3)
+    clocks, devices = [ManualClock() for _ in range(ranks)], [ManualDeviceClock() for _ in range(ranks)]
+    timers = [Timer(device, clock=clock) for device, clock in zip(devices, clocks, strict=True)]
+    logs = [RunLog(folder, timer, rank=rank, flush_s=None) for rank, timer in enumerate(timers)]
+    host = np.zeros(ranks)
+    for step in range(steps):
+        own = np.array([[0.02], [0.3], [0.5]]) * np.exp(0.01 * rng.standard_normal((3, ranks)))
+        own[ORDER.index(place), 5] += 0.12
+        begun = host + own[0]
+        ready = begun + np.maximum(own[1] + own[2], launch_s)
+        done = ready.max() + 0.01
+        for rank, (clock, device, timer, log) in enumerate(zip(clocks, devices, timers, logs, strict=True)):
+            timer.step(step)
+            before = clock.now_ns()
+            with timer.region("BATCH", gpu=True):
+                with timer.region("IO"):
+                    clock.advance(own[0, rank])
+                device.now_ns = max(device.now_ns, int(begun[rank] * 1e9))
+                with timer.region("FORWARD", gpu=True):
+                    device.launch(own[1, rank])
+                    clock.advance(0.4 * launch_s)
+                with timer.region("BACKWARD", gpu=True):
+                    clock.advance(0.5 * launch_s)
+                    at = clock.now_ns()
+                    device.launch(own[2, rank] + done - ready[rank])
+                    clock.advance(0.1 * launch_s)
+                length_ns = int((done - ready[rank]) * 1e9)
+                log.collective("all_reduce", at, at + length_ns, group="world", sequence=step)
+                clock.advance(max(done - (host[rank] + own[0, rank] + launch_s), 0.0))
+            device.finish()
+            host[rank] += (clock.now_ns() - before) / 1e9
+    for log in logs:
+        log.close()
+
+
+@pytest.mark.parametrize("place", ["FORWARD", "BACKWARD"])
+def test_the_cause_on_a_gpu_comes_from_times_of_the_gpu(tmp_path, place):
+    """The host launches ahead of the device, so its times tell nothing: the region is right, or none is named."""
+    write_gpu_run(tmp_path, place)
+    with Run.open(tmp_path) as run:
+        found = find_stragglers(run)
+    assert ("rank", (5,)) == (found.kind, found.ranks)
+    assert 0.12 == pytest.approx(found.lateness_s, rel=0.2)
+    assert found.region in (place, None)
 
 
 def test_a_run_without_collectives(tmp_path):

@@ -310,3 +310,19 @@ def test_a_store_that_hangs_is_given_up():
     exchange.post(b"again", 30.0)
     assert exchange.flush(30)
     assert any(b"again" in bytes(value) for value in store.values.values() if isinstance(value, bytes))
+
+
+def test_a_store_that_has_closed_the_connection_is_not_asked_again_at_once():
+    """Each request to it would print a stack of C++: the fault is repeated for a minute without one."""
+
+    class Closed(Memory):
+        asked = 0
+
+        def check(self, keys):
+            self.asked += 1
+            raise ConnectionResetError("closed by the peer")
+
+    store = Closed()
+    exchange = Exchange("trial", store=store, rank=1, world_size=2)
+    faults = {exchange.gather(b"own", 2.0).fault for _ in range(5)}
+    assert ({"ConnectionResetError: closed by the peer"}, 1) == (faults, store.asked)

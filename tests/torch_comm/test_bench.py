@@ -87,13 +87,13 @@ def test_bench_under_torchrun(free_port):
 
 def test_wrong_results_are_counted(monkeypatch):
     """Elements that come out wrong are counted for their size, and end the command with status 1."""
-    from deep500_timing_torch.comm import _public
+    from deep500_timing_torch.comm import _timed
     from deep500_timing_torch.comm.__main__ import main
 
     def broken(tensor, op=None, group=None, async_op=False):
         tensor[:3] = 77
 
-    monkeypatch.setitem(_public.OPERATIONS, "all_reduce", broken)
+    monkeypatch.setitem(_timed.OPERATIONS, "all_reduce", broken)
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("MASTER_PORT", "0")

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from deep500_timing_deepspeed.comm._forms import accepting
-from deep500_timing_torch.comm import _public
+from deep500_timing_torch.comm import _timed
 from deep500_timing_torch.comm._timed import original_of, timed_operation
 
 if TYPE_CHECKING:
     import torch
 
-# PyTorch 2.13 renamed these two; `_public` has them under both names.
-_gather_single: Any = original_of(_public.OPERATIONS["all_gather_single"])
-_scatter_single: Any = original_of(_public.OPERATIONS["reduce_scatter_single"])
+# PyTorch 2.13 renamed these two; `_timed` has them under both names.
+_gather_single: Any = original_of(_timed.OPERATIONS["all_gather_single"])
+_scatter_single: Any = original_of(_timed.OPERATIONS["reduce_scatter_single"])
 
 
 def _inference_all_reduce(
@@ -52,7 +52,7 @@ _ADDED: dict[str, Any] = {
 OPERATIONS: dict[str, Any] = {
     name: accepting(name, operation)
     for name, operation in (
-        *_public.OPERATIONS.items(),
+        *_timed.OPERATIONS.items(),
         *((name, timed_operation(name, function)) for name, function in _ADDED.items()),
     )
 }

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as plain
 
-from deep500_timing_torch.comm import _public
+from deep500_timing_torch.comm import _timed
 from deep500_timing_torch.comm._log import LOG
 from deep500_timing_torch.comm._ops import OPS, bandwidths
 from deep500_timing_torch.comm._report import summary
@@ -106,7 +106,7 @@ def _in_place(operation: str, *, rooted: bool = False) -> Callable[[World, int],
             expected = world.filled(1, count, _ROOT)
         elif rooted and world.rank != _ROOT:
             expected = None
-        function = _public.OPERATIONS[operation]
+        function = _timed.OPERATIONS[operation]
         return Case(
             lambda: function(data, **options),
             data,
@@ -125,7 +125,7 @@ def _all_gather(world: World, count: int) -> Case:
     mine = world.filled(1, count, world.rank)
     out = torch.empty(count * world.size, dtype=world.dtype, device=world.device)
     expected = torch.cat([world.filled(1, count, rank) for rank in range(world.size)])
-    return Case(lambda: _public.OPERATIONS["all_gather_single"](out, mine), out, out.zero_, expected)
+    return Case(lambda: _timed.OPERATIONS["all_gather_single"](out, mine), out, out.zero_, expected)
 
 
 def _reduce_scatter(world: World, count: int) -> Case:
@@ -133,7 +133,7 @@ def _reduce_scatter(world: World, count: int) -> Case:
     out = torch.empty(count, dtype=world.dtype, device=world.device)
     expected = world.reduced(world.size, count)[world.rank * count : (world.rank + 1) * count]
     redop = REDOPS[world.redop]
-    return Case(lambda: _public.OPERATIONS["reduce_scatter_single"](out, mine, op=redop), out, out.zero_, expected)
+    return Case(lambda: _timed.OPERATIONS["reduce_scatter_single"](out, mine, op=redop), out, out.zero_, expected)
 
 
 def _all_to_all(world: World, count: int) -> Case:
@@ -141,7 +141,7 @@ def _all_to_all(world: World, count: int) -> Case:
     out = torch.empty_like(mine)
     share = slice(world.rank * count, (world.rank + 1) * count)
     expected = torch.cat([world.filled(world.size, count, rank)[share] for rank in range(world.size)])
-    return Case(lambda: _public.OPERATIONS["all_to_all_single"](out, mine), out, out.zero_, expected)
+    return Case(lambda: _timed.OPERATIONS["all_to_all_single"](out, mine), out, out.zero_, expected)
 
 
 def _gather(world: World, count: int) -> Case:
@@ -150,7 +150,7 @@ def _gather(world: World, count: int) -> Case:
     parts = list(out.chunk(world.size)) if world.rank == _ROOT else None
     expected = torch.cat([world.filled(1, count, rank) for rank in range(world.size)])
     at_root = expected if world.rank == _ROOT else None
-    return Case(lambda: _public.OPERATIONS["gather"](mine, parts, dst=_ROOT), out, out.zero_, at_root)
+    return Case(lambda: _timed.OPERATIONS["gather"](mine, parts, dst=_ROOT), out, out.zero_, at_root)
 
 
 def _scatter(world: World, count: int) -> Case:
@@ -158,7 +158,7 @@ def _scatter(world: World, count: int) -> Case:
     parts = list(whole.chunk(world.size)) if world.rank == _ROOT else None
     out = torch.empty(count, dtype=world.dtype, device=world.device)
     expected = whole[world.rank * count : (world.rank + 1) * count]
-    return Case(lambda: _public.OPERATIONS["scatter"](out, parts, src=_ROOT), out, out.zero_, expected)
+    return Case(lambda: _timed.OPERATIONS["scatter"](out, parts, src=_ROOT), out, out.zero_, expected)
 
 
 def _sendrecv(world: World, count: int) -> Case:
@@ -170,9 +170,9 @@ def _sendrecv(world: World, count: int) -> Case:
         if world.size == 1:
             out.copy_(mine)
             return
-        send = _public.P2POp(plain.isend, mine, right)
-        receive = _public.P2POp(plain.irecv, out, left)
-        for work in _public.OPERATIONS["batch_isend_irecv"]([send, receive]):
+        send = _timed.P2POp(plain.isend, mine, right)
+        receive = _timed.P2POp(plain.irecv, out, left)
+        for work in _timed.OPERATIONS["batch_isend_irecv"]([send, receive]):
             work.wait()
 
     return Case(run, out, out.zero_, world.filled(1, count, left))

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from deep500_timing.adapters import warn_once
-from deep500_timing_torch.comm import _public
+from deep500_timing_torch.comm import _timed
 from deep500_timing_torch.comm._kernel import _build
 from deep500_timing_torch.comm._log import LOG
 from deep500_timing_torch.comm._ops import OPS
@@ -220,15 +220,15 @@ def _patch_all(names: Iterable[str]) -> None:
         if name not in ("isend", "irecv"):
             _patch(c10d, name)
     # Its arguments are compared with the originals of isend and irecv, also by code that runs outside the block.
-    _set(c10d.P2POp, "__new__", _public.new_p2p_op)
-    _set(c10d.P2POp, "__init__", _public.init_p2p_op)
+    _set(c10d.P2POp, "__new__", _timed.new_p2p_op)
+    _set(c10d.P2POp, "__init__", _timed.init_p2p_op)
 
 
 def _patch(module: Any, name: str) -> None:
     now = vars(module).get(name, _ABSENT)
-    if now is _ABSENT or original_of(now) is not now or name not in _public.OPERATIONS:
+    if now is _ABSENT or original_of(now) is not now or name not in _timed.OPERATIONS:
         return
-    ours = _public.OPERATIONS[name]
+    ours = _timed.OPERATIONS[name]
     if original_of(ours) is not now:
         # Another library has patched it since: time the present function.
         ours = timed_operation(name, now)

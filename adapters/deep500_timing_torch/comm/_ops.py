@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     Moved = tuple[int | None, bool, Any, Any]
     """Bytes of the message, None if unknown; whether they are one rank's share, to be multiplied by the ranks of the
@@ -75,111 +75,42 @@ class Op:
     """Whether it is a message between two ranks; such messages do not advance the group's sequence number."""
 
 
-def _sum(tensors: Iterable[torch.Tensor]) -> int:
-    return sum(tensor.nbytes for tensor in tensors)
-
-
-def _in_place(tensor: Any, op: Any = None, group: Any = None, async_op: bool = False) -> Moved:
+def _bytes(value: Any) -> int:
+    if not isinstance(value, torch.Tensor):
+        return sum(map(_bytes, value))
     try:
-        return tensor.nbytes, False, group, tensor
+        return value.nbytes
     except RuntimeError:  # A sparse one has no such size: what travels are its indices and its values.
-        return tensor._indices().nbytes + tensor._values().nbytes, False, group, tensor
+        return value._indices().nbytes + value._values().nbytes
 
 
-def _in_place_list(tensors: Any, op: Any = None, group: Any = None, async_op: bool = False) -> Moved:
-    if isinstance(tensors, torch.Tensor):
-        tensors = [tensors]
-    return _sum(tensors), False, group, tensors[0]
+def _sized_by(size: str, names: str, *, on: str | None = None, share: str | None = None) -> Describe:
+    """Describe an operation by its arguments.
 
+    Args:
+        size: The argument that makes up the message: a tensor, or lists of tensors.
+        names: The arguments in their order, as in ``torch.distributed``.
+        on: The argument on the device that does the work, if it is another one.
+        share: The argument that is one rank's share of the message, on ranks without ``size``.
+    """
+    positions = names.split()
 
-def _broadcast(tensor: Any, src: Any = None, group: Any = None, async_op: bool = False, group_src: Any = None) -> Moved:
-    return tensor.nbytes, False, group, tensor
+    def describe(*args: Any, **kwargs: Any) -> Moved:
+        given = dict(zip(positions, args, strict=False), **kwargs)
+        tensor = given[on or size]
+        while not isinstance(tensor, torch.Tensor):
+            tensor = tensor[0]
+        if share is not None and not given.get(size):
+            return _bytes(given[share]), True, given.get("group"), tensor
+        return _bytes(given[size]), False, given.get("group"), tensor
 
-
-def _reduce(
-    tensor: Any, dst: Any = None, op: Any = None, group: Any = None, async_op: bool = False, group_dst: Any = None
-) -> Moved:
-    return tensor.nbytes, False, group, tensor
-
-
-def _all_gather(tensor_list: Any, tensor: Any, group: Any = None, async_op: bool = False) -> Moved:
-    return _sum(tensor_list), False, group, tensor
-
-
-def _all_gather_single(output_tensor: Any, input_tensor: Any, group: Any = None, async_op: bool = False) -> Moved:
-    return output_tensor.nbytes, False, group, input_tensor
-
-
-def _all_gather_coalesced(
-    output_tensor_lists: Any, input_tensor_list: Any, group: Any = None, async_op: bool = False
-) -> Moved:
-    return sum(_sum(tensors) for tensors in output_tensor_lists), False, group, input_tensor_list[0]
-
-
-def _reduce_scatter(output: Any, input_list: Any, op: Any = None, group: Any = None, async_op: bool = False) -> Moved:
-    return _sum(input_list), False, group, output
-
-
-def _reduce_scatter_single(output: Any, input: Any, op: Any = None, group: Any = None, async_op: bool = False) -> Moved:  # noqa: A002
-    return input.nbytes, False, group, output
-
-
-def _reduce_scatter_fn(
-    output_tensor: Any, tensor: Any, op: Any = None, group: Any = None, async_op: bool = False
-) -> Moved:
-    return tensor.nbytes, False, group, output_tensor
-
-
-def _all_gather_fn(output_tensor: Any, input_tensor: Any, group: Any = None, async_op: bool = False) -> Moved:
-    return output_tensor.nbytes, False, group, input_tensor
-
-
-def _all_to_all(output_tensor_list: Any, input_tensor_list: Any, group: Any = None, async_op: bool = False) -> Moved:
-    return _sum(input_tensor_list), False, group, output_tensor_list[0]
-
-
-def _all_to_all_single(
-    output: Any,
-    input: Any,  # noqa: A002 (the names are those of torch.distributed)
-    output_split_sizes: Any = None,
-    input_split_sizes: Any = None,
-    group: Any = None,
-    async_op: bool = False,
-) -> Moved:
-    # Uneven splits still fill the buffer: a rank sends all of it.
-    return input.nbytes, False, group, output
-
-
-def _gather(
-    tensor: Any, gather_list: Any = None, dst: Any = None, group: Any = None, async_op: bool = False,
-    group_dst: Any = None,
-) -> Moved:  # fmt: skip
-    if gather_list:
-        return _sum(gather_list), False, group, tensor
-    return tensor.nbytes, True, group, tensor
-
-
-def _scatter(
-    tensor: Any, scatter_list: Any = None, src: Any = None, group: Any = None, async_op: bool = False,
-    group_src: Any = None,
-) -> Moved:  # fmt: skip
-    if scatter_list:
-        return _sum(scatter_list), False, group, tensor
-    return tensor.nbytes, True, group, tensor
-
-
-def _send(tensor: Any, dst: Any = None, group: Any = None, tag: int = 0, group_dst: Any = None) -> Moved:
-    return tensor.nbytes, False, group, tensor
-
-
-def _recv(tensor: Any, src: Any = None, group: Any = None, tag: int = 0, group_src: Any = None) -> Moved:
-    return tensor.nbytes, False, group, tensor
+    return describe
 
 
 def _batch(p2p_op_list: Any) -> Moved:
     # Links carry both directions at once, and nccl-tests' sendrecv counts one of them: the larger one here.
-    sent = _sum(op.tensor for op in p2p_op_list if "send" in op.op.__name__)
-    received = _sum(op.tensor for op in p2p_op_list if "send" not in op.op.__name__)
+    sent = _bytes(op.tensor for op in p2p_op_list if "send" in op.op.__name__)
+    received = _bytes(op.tensor for op in p2p_op_list if "send" not in op.op.__name__)
     return max(sent, received), False, p2p_op_list[0].group, p2p_op_list[0].tensor
 
 
@@ -204,36 +135,54 @@ def unknown(*_: Any, group: Any = None, **__: Any) -> Moved:
 
 
 def _table() -> dict[str, Op]:
-    all_reduce = Op("all_reduce", _in_place, both_ways, synchronizes=True)
-    gather = Op("all_gather_into_tensor", _all_gather_single, one_way, synchronizes=True)
-    scatter = Op("reduce_scatter_tensor", _reduce_scatter_single, one_way, synchronizes=True)
-    send = Op("send", _send, whole, point_to_point=True)
-    recv = Op("recv", _recv, whole, point_to_point=True)
+    def meeting(name: str, factor: Callable[[int], float], describe: Describe) -> Op:
+        return Op(name, describe, factor, synchronizes=True)
+
+    all_reduce = meeting("all_reduce", both_ways, _sized_by("tensor", "tensor op group"))
+    gather = meeting(
+        "all_gather_into_tensor",
+        one_way,
+        _sized_by("output_tensor", "output_tensor input_tensor group", on="input_tensor"),
+    )
+    scatter = meeting("reduce_scatter_tensor", one_way, _sized_by("input", "output input op group", on="output"))
+    scatter_fn = _sized_by("tensor", "output_tensor tensor op group", on="output_tensor")
+    send = Op("send", _sized_by("tensor", "tensor dst group"), whole, point_to_point=True)
+    recv = Op("recv", _sized_by("tensor", "tensor src group"), whole, point_to_point=True)
     renamed = {
         "inference_all_reduce": all_reduce,
         "all_gather_single": gather,
-        "allgather_fn": replace(gather, describe=_all_gather_fn),
+        "allgather_fn": gather,
         "reduce_scatter_single": scatter,
-        "reduce_scatter_fn": replace(scatter, describe=_reduce_scatter_fn),
+        "reduce_scatter_fn": replace(scatter, describe=scatter_fn),
         "isend": send,
         "irecv": recv,
     }
+    lists = "output_tensor_list input_tensor_list group"
     ops = [
         all_reduce,
         gather,
         scatter,
         send,
         recv,
-        Op("all_reduce_coalesced", _in_place_list, both_ways, synchronizes=True),
-        Op("reduce", _reduce, whole),
-        Op("broadcast", _broadcast, whole),
-        Op("all_gather", _all_gather, one_way, synchronizes=True),
-        Op("all_gather_coalesced", _all_gather_coalesced, one_way, synchronizes=True),
-        Op("reduce_scatter", _reduce_scatter, one_way, synchronizes=True),
-        Op("all_to_all", _all_to_all, one_way, synchronizes=True),
-        Op("all_to_all_single", _all_to_all_single, one_way, synchronizes=True),
-        Op("gather", _gather, one_way),
-        Op("scatter", _scatter, one_way),
+        meeting("all_reduce_coalesced", both_ways, _sized_by("tensors", "tensors op group")),
+        Op("reduce", _sized_by("tensor", "tensor dst op group"), whole),
+        Op("broadcast", _sized_by("tensor", "tensor src group"), whole),
+        meeting("all_gather", one_way, _sized_by("tensor_list", "tensor_list tensor group", on="tensor")),
+        meeting(
+            "all_gather_coalesced",
+            one_way,
+            _sized_by("output_tensor_lists", "output_tensor_lists input_tensor_list group", on="input_tensor_list"),
+        ),
+        meeting("reduce_scatter", one_way, _sized_by("input_list", "output input_list op group", on="output")),
+        meeting("all_to_all", one_way, _sized_by("input_tensor_list", lists, on="output_tensor_list")),
+        # Uneven splits still fill the buffer: a rank sends all of it.
+        meeting(
+            "all_to_all_single",
+            one_way,
+            _sized_by("input", "output input output_split_sizes input_split_sizes group", on="output"),
+        ),
+        Op("gather", _sized_by("gather_list", "tensor gather_list dst group", on="tensor", share="tensor"), one_way),
+        Op("scatter", _sized_by("scatter_list", "tensor scatter_list src group", on="tensor", share="tensor"), one_way),
         Op("batch_isend_irecv", _batch, whole, point_to_point=True),
         Op("barrier", _barrier, None, synchronizes=True),
         Op("monitored_barrier", _barrier, None),
