@@ -10,8 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -76,10 +74,10 @@ class Op:
 
 
 def _bytes(value: Any) -> int:
-    if not isinstance(value, torch.Tensor):
+    if isinstance(value, (list, tuple)):
         return sum(map(_bytes, value))
     try:
-        return value.nbytes
+        return int(value.nbytes)
     except RuntimeError:  # A sparse one has no such size: what travels are its indices and its values.
         return value._indices().nbytes + value._values().nbytes
 
@@ -98,7 +96,7 @@ def _sized_by(size: str, names: str, *, on: str | None = None, share: str | None
     def describe(*args: Any, **kwargs: Any) -> Moved:
         given = dict(zip(positions, args, strict=False), **kwargs)
         tensor = given[on or size]
-        while not isinstance(tensor, torch.Tensor):
+        while isinstance(tensor, (list, tuple)):
             tensor = tensor[0]
         if share is not None and not given.get(size):
             return _bytes(given[share]), True, given.get("group"), tensor
@@ -109,8 +107,8 @@ def _sized_by(size: str, names: str, *, on: str | None = None, share: str | None
 
 def _batch(p2p_op_list: Any) -> Moved:
     # Links carry both directions at once, and nccl-tests' sendrecv counts one of them: the larger one here.
-    sent = _bytes(op.tensor for op in p2p_op_list if "send" in op.op.__name__)
-    received = _bytes(op.tensor for op in p2p_op_list if "send" not in op.op.__name__)
+    sent = sum(_bytes(op.tensor) for op in p2p_op_list if "send" in op.op.__name__)
+    received = sum(_bytes(op.tensor) for op in p2p_op_list if "send" not in op.op.__name__)
     return max(sent, received), False, p2p_op_list[0].group, p2p_op_list[0].tensor
 
 
