@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     ByRegion = dict[str, dict[int, float]]
 
 THRESHOLD = 4.3
-"""Logarithm of the likelihood ratio from which on a rank is named. About 1 % of simulated worlds without a late rank, the
-ranks 3 % apart, exceed it; of other worlds fewer."""
+"""Logarithm of the likelihood ratio from which on a rank is named. About 1 % of simulated worlds with
+ranks 3 % apart, none of them late, exceed it; of other worlds fewer."""
 LATER_MARGIN = 1.0
 """How much more the last third of a run must show."""
 SPREADS, SPREAD_WEIGHTS = (0.005, 0.01, 0.02, 0.03, 0.05), (0.15, 0.45, 0.15, 0.2, 0.05)
