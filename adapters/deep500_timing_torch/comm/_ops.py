@@ -79,7 +79,7 @@ def _bytes(value: Any) -> int:
     try:
         return int(value.nbytes)
     except RuntimeError:  # A sparse one has no such size: what travels are its indices and its values.
-        return value._indices().nbytes + value._values().nbytes
+        return int(value._indices().nbytes + value._values().nbytes)
 
 
 def _sized_by(size: str, names: str, *, on: str | None = None, share: str | None = None) -> Describe:
