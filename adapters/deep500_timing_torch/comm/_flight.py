@@ -14,7 +14,7 @@ import pickle
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from deep500_timing.devices import captures
 from deep500_timing_torch.comm._log import fault
@@ -23,7 +23,7 @@ from deep500_timing_torch.comm._settings import SETTINGS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from deep500_timing_torch.comm._operation import PendingOp
+    from deep500_timing_torch.comm._records import Record
 
 WAIT_S = 60.0
 """Seconds that ``collect(wait=True)`` waits for operations that do not end."""
@@ -37,13 +37,25 @@ _POLL_S = 0.02
 _COALESCED = "nccl:coalesced"
 
 
+class Expected(Protocol):
+    """An operation whose duration is to come from the flight recorder."""
+
+    record: Record
+
+    def took(self, duration_ns: int) -> None:
+        """It took that long."""
+
+    def untimed(self) -> None:
+        """Its duration is unknown."""
+
+
 class FlightRecorder:
     """The operations whose durations are to come from the flight recorder."""
 
     def __init__(self) -> None:
         """None yet."""
         self._groups: dict[int, tuple[Any, bool]] = {}
-        self._pending: dict[tuple[str, int], PendingOp] = {}
+        self._pending: dict[tuple[str, int], Expected] = {}
         self._reading = threading.Lock()
         self._since_read = 0
         self._next_read = 0.0
@@ -83,7 +95,7 @@ class FlightRecorder:
         """Decide again for every group, as after a change of the settings."""
         self._groups.clear()
 
-    def expect(self, op: PendingOp, sequence: int) -> None:
+    def expect(self, op: Expected, sequence: int) -> None:
         """Report the duration of an operation to it when it is known."""
         self._pending[op.record.group.name, sequence] = op
         self._since_read += 1

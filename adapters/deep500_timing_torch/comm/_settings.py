@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from deep500_timing import CPUGPUTimer, TimeType
 from deep500_timing_torch.comm._log import LOG, fault
@@ -15,10 +15,22 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from deep500_timing import Timer
-    from deep500_timing_torch.comm._kernel._dispatcher import Kernel
 
 
 DEVICE_TIMES = ("auto", "flight_recorder", "stream_events")
+
+
+class Kernel(Protocol):
+    """The compiled kernel at work."""
+
+    def configure(self) -> None:
+        """Apply changed settings."""
+
+    def mute(self, by: int) -> None:
+        """Count what this thread issues as part of another operation (1), or no more (-1)."""
+
+    def stop(self) -> None:
+        """Take it out of the dispatcher."""
 
 
 class Settings:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from deep500_timing.adapters import UNKNOWN, format_bytes, format_ms, format_number, format_share, lines_of
 
 if TYPE_CHECKING:
-    from deep500_timing_torch.comm._report import CommSummary, OpTimes
     from deep500_timing_torch.comm._straggler import Lateness, Skew
+    from deep500_timing_torch.comm._summary import OpTimes, SummaryData
 
 
 _MOST_UNFINISHED = 8
@@ -51,7 +51,7 @@ def _skew_row(skew: Skew) -> list[str]:
     ]
 
 
-def render(summary: CommSummary) -> str:
+def render(summary: SummaryData) -> str:
     """The table of a summary, with a line for each thing that it does not hold."""
     lines = [f"Communication, rank {summary.rank} of {summary.world_size} (times in ms, bandwidths in GB/s = 1e9 B/s)"]
     header: list[str] = [
@@ -126,7 +126,7 @@ def _lateness_line(found: Lateness, *, several: bool) -> str:
     return f"No rank is late{among}: they take turns, and waiting for the last one took {waiting} ms an operation."
 
 
-def _straggler_lines(summary: CommSummary, skews: list[Skew]) -> list[str]:
+def _straggler_lines(summary: SummaryData, skews: list[Skew]) -> list[str]:
     lines = ["", "Waiting for each other (mean per operation, in ms; skew: own time less the shortest of any rank)"]
     header: list[str] = ["operation", "message", "ranks", "count", "transfer", "skew", "the others waited for"]
     lines += lines_of([header, *(_skew_row(skew) for skew in skews)], left=1) if skews else ["nothing to compare"]
