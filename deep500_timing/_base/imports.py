@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,18 +42,22 @@ class _Watch:
     def __init__(self, name: str, call: Callable[[], object]) -> None:
         self.name = name
         self.call = call
+        self._is_looking = False
 
     def remove(self) -> None:
         if self in sys.meta_path:
             sys.meta_path.remove(self)
 
     def find_spec(self, name: str, path: object = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name != self.name or self not in sys.meta_path:
+        if name != self.name or self._is_looking or self not in sys.meta_path:
             return None
         from importlib.util import find_spec
 
-        self.remove()
-        spec = find_spec(name)
+        self._is_looking = True
+        try:
+            spec = find_spec(name)
+        finally:
+            self._is_looking = False
         loader: Any = getattr(spec, "loader", None)
         if loader is None:
             return spec
@@ -61,10 +66,11 @@ class _Watch:
         def exec_module(module: ModuleType) -> None:
             vars(loader).pop("exec_module", None)
             execute(module)
-            self.call()
+            # Not before: a program may look for the module without importing it, as TensorFlow does for Keras.
+            if self in sys.meta_path:
+                self.remove()
+                self.call()
 
-        try:
+        with suppress(AttributeError):  # a loader that is no plain object: not to be watched
             loader.exec_module = exec_module
-        except AttributeError:
-            sys.meta_path.insert(0, self)  # a loader that is no plain object: not to be watched
         return spec
