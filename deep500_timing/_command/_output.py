@@ -11,7 +11,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing._command._app import click
-from deep500_timing._summary.text import fit_encoding
+from deep500_timing._summary.text import fit_encoding, wrap
+from deep500_timing._views.terminal import width_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,9 +28,16 @@ def print_json(data: Any) -> None:
     click.echo(json.dumps(data, indent=2, default=_plain))
 
 
-def say(text: object) -> None:
-    """Print a text in what the encoding of the standard output can represent."""
-    click.echo(fit_encoding(str(text), getattr(sys.stdout, "encoding", None)))
+def say(what: object) -> None:
+    """Print a text. On a terminal, sentences longer than a line are broken between words; rows of a table are not."""
+    text, width = str(what), width_for(sys.stdout)
+    if width is not None:
+        indents = [(line, len(line) - len(line.lstrip())) for line in text.split("\n")]
+        text = "\n".join(
+            line if "  " in line.strip() else " " * indent + wrap(line[indent:], width - indent, indent)
+            for line, indent in indents
+        )
+    click.echo(fit_encoding(text, getattr(sys.stdout, "encoding", None)))
 
 
 def say_written(paths: list[str], *, as_json: bool) -> None:

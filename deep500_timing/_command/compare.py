@@ -120,8 +120,8 @@ def show(
     import json
     from dataclasses import asdict
 
-    from deep500_timing._command._output import print_json
-    from deep500_timing._summary.text import fit_encoding
+    from deep500_timing._command._output import print_json, say
+    from deep500_timing._views.terminal import width_for
     from deep500_timing.compare._gate import gate
     from deep500_timing.compare._text import benchmark_json as benchmarks
     from deep500_timing.compare._text import draw, markdown
@@ -130,8 +130,8 @@ def show(
     if as_json:
         print_json(asdict(found) | {"slower": found.slower, "gate": judged})
     else:
-        text = draw(found) + ("" if judged is None else f"\n\n{judged.text}")
-        click.echo(fit_encoding(text, getattr(sys.stdout, "encoding", None)))
+        text = draw(found, width=width_for(sys.stdout)) + ("" if judged is None else f"\n\n{judged.text}")
+        say(text)
     if benchmark_json:
         with open(benchmark_json, "w", encoding="utf-8") as file:
             json.dump(benchmarks(found), file, indent=1)
@@ -158,7 +158,7 @@ def _is_scaling(read: list[list[Any]]) -> bool:
 def _scaling(read: list[list[Any]], options: dict[str, Any]) -> int:
     from dataclasses import asdict
 
-    from deep500_timing._command._output import print_json
+    from deep500_timing._command._output import print_json, say
     from deep500_timing.compare._scaling import draw_scaling, scaling
 
     if options["fail_on"] is not None:
@@ -167,5 +167,5 @@ def _scaling(read: list[list[Any]], options: dict[str, Any]) -> int:
     if options["as_json"]:
         print_json([asdict(one) for one in found])
     else:
-        click.echo(draw_scaling(found))
+        say(draw_scaling(found))
     return 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 
 from deep500_timing._command._app import click
 
@@ -19,8 +18,8 @@ def command(folder: str, region: str, as_json: bool) -> None:
     """
     from datetime import UTC, datetime
 
-    from deep500_timing._command._output import busy, print_json
-    from deep500_timing._summary.text import fit_encoding, format_time, lines_of, safe_name
+    from deep500_timing._command._output import busy, print_json, say
+    from deep500_timing._summary.text import format_time, lines_of, safe_name
     from deep500_timing.compare._change_points import history
     from deep500_timing.compare._runs import NotComparableError, read_side
     from deep500_timing.compare._text import percent
@@ -61,4 +60,4 @@ def command(folder: str, region: str, as_json: bool) -> None:
     note = f"Method: E-divisive with a permutation test at 5 %; a point is a {unit}."
     note += f" Left out: {left_out} without enough steps." if left_out else ""
     lines = "\n".join([text, "", *lines_of(rows, left=2), "", note])
-    click.echo(fit_encoding(lines, getattr(sys.stdout, "encoding", None)))
+    say(lines)

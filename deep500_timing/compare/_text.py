@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._summary.text import format_time, lines_of, safe_name, shorten
+from deep500_timing._summary.text import format_time, lines_of, safe_name, shorten, width_of
 from deep500_timing.compare._statistics import pairs_needed, smallest_effect
 
 if TYPE_CHECKING:
@@ -81,12 +81,23 @@ def table_of(found: Comparison) -> list[tuple[str, ...]]:
     return rows
 
 
-def draw(found: Comparison) -> str:
-    """The comparison for a terminal."""
+def fitted(rows: list[tuple[str, ...]], width: int | None) -> list[str]:
+    """The lines of a table of :func:`table_of`; in a narrow terminal without a column and with shorter names."""
+    lines = lines_of(rows, left=1)
+    if width is None or max(map(width_of, lines)) <= width:
+        return lines
+    rows = [(*row[:5], row[6]) for row in rows]
+    too_wide = max(map(width_of, lines_of(rows, left=1))) - width
+    names = max(width_of(row[0]) for row in rows)
+    return lines_of([(shorten(row[0], max(names - max(too_wide, 0), 8)), *row[1:]) for row in rows], left=1)
+
+
+def draw(found: Comparison, *, width: int | None = None) -> str:
+    """The comparison for a terminal of ``width`` columns; without a limit if None."""
     lines = [*differences_text(found), *(f"Warning: {warning}" for warning in found.warnings), "", headline(found), ""]
     if found.method == "not comparable":
         return "\n".join(lines[:-1])
-    lines += lines_of(table_of(found), left=1)
+    lines += fitted(table_of(found), width)
     if len(found.regions) > _MOST_REGIONS:
         lines.append(f"and {len(found.regions) - _MOST_REGIONS} more regions (--json lists all)")
     for side, only in (("A", found.only_a), ("B", found.only_b)):

@@ -14,7 +14,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES += [ROOT / folder / "README.md" for folder in ("adapters", "tests")] + sorted((ROOT / "benchmarks").glob("*.md"))
 TEXTS = {path: path.read_text(encoding="utf-8") for path in PAGES}
 BLOCKS = [
@@ -22,8 +22,17 @@ BLOCKS = [
     for path, text in TEXTS.items()
     for number, block in enumerate(re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL))
 ]
-WHOLE = ("ranks.md", "layers.md")
+WHOLE = [ROOT / "docs" / name for name in ("ranks.md", "layers.md")]
+WHOLE += [path for folder in ("tutorials", "how-to") for path in sorted((ROOT / "docs" / folder).glob("*.md"))]
 """Pages whose blocks are whole programs; those of other pages have tests of their own, or leave something out."""
+PROGRAM = """
+for block in {blocks!r}:
+    try:
+        exec(compile(block, "<page>", "exec"), {{"__name__": "__main__"}})
+    except SystemExit:  # a page about restarts
+        pass
+"""
+NEEDS = ("torch", "keras", "tensorflow", "transformers", "lightning", "jax", "deepspeed")
 
 
 def anchors(text: str) -> set[str]:
@@ -58,24 +67,22 @@ def test_names_of_ours_are_there(block: str) -> None:
         assert [] == [name.name for name in node.names if not hasattr(module, name.name)]
 
 
-@pytest.mark.timeout(120)
-def test_whole_blocks_run(forks, tmp_path: Path, monkeypatch) -> None:
-    """Blocks that are whole programs run as they stand, one after the other in one process."""
-    if importlib.util.find_spec("torch") is None:
-        pytest.skip("needs torch")
-    blocks = [
-        block
-        for path, text in TEXTS.items()
-        if path.name in WHOLE
-        for block in re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
-    ]
-    assert len(blocks) >= 2
-    program = f"for block in {blocks!r}:\n    exec(compile(block, '<page>', 'exec'), {{'__name__': '__main__'}})\n"
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("page", WHOLE, ids=lambda path: path.relative_to(ROOT / "docs").as_posix())
+def test_blocks_run(page: Path, forks, tmp_path: Path, monkeypatch) -> None:
+    """The Python blocks of a page run as they stand, one after the other in one process."""
+    blocks = re.findall(r"^```python\n(.*?)^```", TEXTS[page], flags=re.MULTILINE | re.DOTALL)
+    imported = {name for block in blocks for name in re.findall(r"^(?:import|from) (\w+)", block, flags=re.MULTILINE)}
+    for name in sorted(imported & {*NEEDS}):
+        if importlib.util.find_spec(name) is None:
+            pytest.skip(f"needs {name}")
     monkeypatch.chdir(tmp_path)
     output = tmp_path / "output"
-    done = forks.start(["-c", program], {**os.environ}, output)
+    start = forks.start_tensorflow if "keras" in imported else forks.start
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    done = start(["-c", PROGRAM.format(blocks=blocks)], environment, output)
     try:
-        assert done.wait(110) == 0, output.read_text()[-4000:]
+        assert done.wait(230) == 0, output.read_text()[-4000:]
     finally:
         done.kill()
 

@@ -1,0 +1,97 @@
+"""Run the commands that pages show, and write what they print into the pages.
+
+    python tools/page_outputs.py PAGE...
+
+In a page, a Python block whose first line is ``# NAME.py`` is that file, and a ``sh`` block followed by a ``text``
+block is a command and its output. Each page runs in an empty folder, on a terminal of 80 columns. An output keeps the
+number of lines that the page has for it, and ends with ``...`` if it was cut. Commands of ``pip`` are not run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+from pathlib import Path
+
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+COLUMNS = 80
+
+
+def blocks(page: str) -> list[tuple[str, str]]:
+    """The blocks of a page: language and text."""
+    return [(found[1], found[2]) for found in BLOCK.finditer(page)]
+
+
+def files(page: str) -> dict[str, str]:
+    """The Python files that a page shows, by name."""
+    shown = ((re.match(r"# (\w+\.py)\n", text), text) for language, text in blocks(page) if language == "python")
+    return {name[1]: text for name, text in shown if name}
+
+
+def printed(command: str, folder: Path, columns: int = COLUMNS) -> str:
+    """What a shell command prints on a terminal, standard error included, without colours and progress bars."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    settings = {"PATH": path, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    ours, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", 200, columns, 0, 0))
+    running = subprocess.Popen(
+        command,
+        shell=True,
+        cwd=folder,
+        env={**environment, **settings},
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+    )
+    os.close(terminal)
+    parts = []
+    with contextlib.suppress(OSError):  # A terminal that no process has open gives EIO.
+        while part := os.read(ours, 65536):
+            parts.append(part)
+    running.wait()
+    os.close(ours)
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", b"".join(parts).decode(errors="replace")).replace("\r\n", "\n")
+    lines = [[line for line in text.split("\r") if line][-1:] for text in text.split("\n")]
+    return "\n".join(line[0] if line else "" for line in lines).strip("\n") + "\n"
+
+
+def cut(output: str, lines: int) -> str:
+    """The first lines of an output."""
+    found = [line.rstrip() for line in output.splitlines()]
+    return "\n".join([*found[:lines], *(["..."] if len(found) > lines else [])]) + "\n"
+
+
+def write_outputs(path: Path) -> None:
+    """Run a page's commands and replace their outputs."""
+    page = path.read_text(encoding="utf-8")
+    parts, end, output = [], 0, None
+    with tempfile.TemporaryDirectory() as scratch:
+        for found in BLOCK.finditer(page):
+            language, text = found[1], found[2]
+            parts.append(page[end : found.start()])
+            end = found.end()
+            if language == "python" and (name := re.match(r"# (\w+\.py)\n", text)):
+                Path(scratch, name[1]).write_text(text, encoding="utf-8")
+            if language == "text" and output is not None:
+                kept = text.splitlines()
+                text = cut(output, len(kept) - (kept[-1:] == ["..."]))
+            output = None
+            if language == "sh" and not text.startswith("pip "):
+                output = printed(text, Path(scratch))
+                print(f"{path.name}: {text.strip()}\n{output}")
+            parts.append(f"```{language}\n{text}```")
+    path.write_text("".join([*parts, page[end:]]), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        write_outputs(Path(name))
