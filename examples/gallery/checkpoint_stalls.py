@@ -1,0 +1,54 @@
+"""Training waits while a checkpoint is written to slow storage.
+
+Fixed: the state is copied, and a thread writes the copy.
+"""
+
+import copy
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import torch
+
+FIXED = "--fixed" in sys.argv
+FOLDER = Path(tempfile.mkdtemp())
+
+
+class SlowFile:
+    """A file on storage that takes 0.3 s for a checkpoint."""
+
+    def __init__(self, path):
+        """Open the file."""
+        self.file = path.open("wb")
+
+    def write(self, data):
+        """Write a part."""
+        return self.file.write(data)
+
+    def flush(self):
+        """Wait for the storage."""
+        self.file.flush()
+        time.sleep(0.3)
+
+
+def save(state, step):
+    """Write a checkpoint."""
+    file = SlowFile(FOLDER / f"{step}.pt")
+    torch.save(state, file)
+    file.flush()
+
+
+torch.set_num_threads(1)
+model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 10))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(200):
+    model(torch.randn(64, 256)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    time.sleep(0.005)  # stands for a larger model
+    if step % 25 == 24 and FIXED:
+        threading.Thread(target=save, args=(copy.deepcopy(model.state_dict()), step)).start()
+    elif step % 25 == 24:
+        save(model.state_dict(), step)
