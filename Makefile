@@ -48,7 +48,7 @@ endif
 # Packages are installed uncompiled: where this is set, each of the suite's processes would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help setup demo test test-quick test-core core-environments test-plain test-rest coverage test-gpu test-rehearsal gpu-session gpu-site rehearse-gpu-session test-oldest test-zoo asan fuzz mutants \
-	wheels release-check docs lint format bench bench-quick accuracy findings clean
+	wheels release-check docs docs-outputs gallery pictures lint format bench bench-quick accuracy findings clean
 
 help:
 	@echo "make setup        the package and all that its tests need, in $(VENV)"
@@ -68,6 +68,9 @@ help:
 	@echo "make fuzz         the properties with a thousand new examples each, and 200 programs at random"
 	@echo "make mutants      mutation testing of MUTATE=FILE with TESTS=FOLDER, by cosmic-ray"
 	@echo "make docs         the documentation site, strictly, in build/site"
+	@echo "make docs-outputs  the outputs that the tutorials and the pages by question show, printed again"
+	@echo "make gallery      docs/gallery.md: ten problems, their reports and remedies; about ten minutes"
+	@echo "make pictures     docs/report.png, by a browser"
 	@echo "make wheels       a wheel for each Python at hand, and an sdist, in dist"
 	@echo "make release-check  the wheels, and each in an empty environment"
 	@echo "make lint         ruff, mypy --strict, pyright"
@@ -307,7 +310,20 @@ $(VENV)/.stamp-docs: $(VENV)/.stamp-build pyproject.toml
 # Strict: a dead link or a missing page is an error. The site is in build/site.
 docs: $(VENV)/.stamp-docs
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@$(BIN)/python tools/words.py README.md adapters/README.md $$(find docs -name '*.md')
 	@$(BIN)/codespell --ignore-words-list restor README.md CHANGELOG.md docs adapters/README.md deep500_timing adapters
+
+# What the pages show is printed again: the outputs of the tutorials and of the pages by question, and the gallery.
+PAGES ?= $(wildcard docs/tutorials/*.md docs/how-to/*.md)
+docs-outputs: setup
+	@$(BIN)/python tools/page_outputs.py $(PAGES)
+
+gallery: setup
+	@$(BIN)/python tools/gallery.py $(PROBLEMS)
+
+# The picture of the page, by a browser: CHROMIUM names one if playwright has none.
+pictures: setup
+	@$(BIN)/python tools/pictures.py
 
 lint: setup
 	@$(BIN)/ruff check .

@@ -17,7 +17,7 @@ model = torch.nn.Linear(2048, 2048)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 dist.init_process_group("gloo")
 model = DistributedDataParallel(model)
-for step in range(60):
+for _ in range(60):
     for micro_batch in range(MICRO_BATCHES):
         with contextlib.nullcontext() if micro_batch == MICRO_BATCHES - 1 else model.no_sync():
             model(torch.randn(4, 2048)).square().mean().backward()

@@ -1,0 +1,118 @@
+"""Write ``docs/gallery.md``: each problem of ``examples/gallery`` with its report, before and after.
+
+    python tools/gallery.py [NAME...]
+
+With names, only the sections of these problems are written anew.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+from page_outputs import printed
+
+ROOT = Path(__file__).resolve().parents[1]
+SCRIPTS = ROOT / "examples" / "gallery"
+PAGE = ROOT / "docs" / "gallery.md"
+PROBLEMS = {
+    "slow_loader": "A slow loader",
+    "restarting_workers": "Workers that start again",
+    "waiting_line": "A line that waits",
+    "late_host": "A late host",
+    "pipeline_bubble": "A pipeline's bubble",
+    "recompilation": "Recompilation",
+    "growing_memory": "Memory that grows",
+    "checkpoint_stalls": "Checkpoints that stop training",
+    "many_small_operations": "Many small operations",
+    "communication_bound": "Too much communication",
+}
+RANKS = {"late_host", "pipeline_bubble", "communication_bound"}
+"""Problems of two ranks, started by torchrun."""
+PRINTS = {"pipeline_bubble": "The account of the bubble"}
+"""Problems whose script prints its own account."""
+STEPS_ALIKE = {
+    "restarting_workers": "workers start at the first step of an epoch only",
+    "checkpoint_stalls": "checkpoints are written at a few steps only",
+    "growing_memory": "memory is no time",
+    "communication_bound": "with the remedy a step has eight times the work",
+}
+"""Problems whose usual step does not tell the difference, and why."""
+HEAD = """# Gallery
+
+Ten problems, each planted in one small script in `examples/gallery`, with the report of `deep500-timing` and the
+remedy. `make gallery` runs the scripts and writes this page. The machine has two cores and no GPU. A line that
+synchronizes with the GPU and a launch-bound step are shown by what resembles them most on a CPU. Timings vary with the
+load of the machine.
+"""
+
+
+def command_of(name: str, options: str = "") -> str:
+    """What a user types to run a problem's script."""
+    launcher = "torchrun --nproc-per-node 2" if name in RANKS else "python"
+    return f"{launcher} {name}.py{options}"
+
+
+def findings(output: str) -> str:
+    """The numbered sentences of ``show``."""
+    lines = output.splitlines()
+    first = next((place for place, line in enumerate(lines) if re.match(r"  1  ", line)), None)
+    if first is None:  # nothing stands out
+        first = next((place for place, line in enumerate(lines) if not line.strip()), -1) + 1
+    last = next((place for place in range(first, len(lines)) if not lines[place].strip()), len(lines))
+    return "\n".join(line.rstrip() for line in lines[first:last])
+
+
+def block(text: str) -> str:
+    """A block of the page."""
+    return f"```text\n{text.rstrip()}\n```\n"
+
+
+def section(name: str) -> str:
+    """The section of one problem."""
+    source = (SCRIPTS / f"{name}.py").read_text(encoding="utf-8")
+    problem, remedy = (part.strip() for part in (ast.get_docstring(ast.parse(source)) or "").split("\n\nFixed: "))
+    parts = [f"## {PROBLEMS[name]}\n", f"{problem} [Script](../examples/gallery/{name}.py).\n"]
+    sides = f"{command_of(name)} --- {command_of(name, ' --fixed')}"
+    compared = ""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        (folder / f"{name}.py").write_text(source, encoding="utf-8")
+        if name not in STEPS_ALIKE:
+            compared = printed(f"deep500-timing ab -n 3 --run runs -- {sides}", folder)
+        for run, options in (("A-0", ""), ("B-0", " --fixed")):
+            if name in STEPS_ALIKE:
+                printed(f"deep500-timing run --quiet --run runs/{run} -- {command_of(name, options)}", folder)
+            if options:
+                parts.append(f"**Remedy:** {remedy}\n")
+            if name in PRINTS:
+                parts.append(block((folder / "runs" / f"{run}.log").read_text(encoding="utf-8").partition("GPipe")[2]))
+            else:
+                parts.append(block(findings(printed(f"deep500-timing show runs/{run}", folder))))
+    if compared:
+        answer = re.search(r"^(B is |No difference|B / A)[^\n]*(\n(?!\n)[^\n]+)*", compared, flags=re.MULTILINE)
+        parts.append(f"`deep500-timing ab -n 3 -- {sides}`:\n")
+        parts.append(block(answer[0] if answer else compared[-1000:]))
+    else:
+        parts.append(
+            f"`ab` compares the usual step, and {STEPS_ALIKE[name]}. The findings above tell the difference.\n"
+        )
+    return "\n".join(parts)
+
+
+def main(names: list[str]) -> None:
+    """Write the page, or the sections named."""
+    page = PAGE.read_text(encoding="utf-8") if PAGE.exists() else HEAD
+    sections = {part.split("\n", 1)[0]: "## " + part for part in page.split("\n## ")[1:]}
+    for name in names or PROBLEMS:
+        sections[PROBLEMS[name]] = section(name)
+        print(sections[PROBLEMS[name]], flush=True)
+        kept = [sections[title].rstrip() for title in PROBLEMS.values() if title in sections]
+        PAGE.write_text("\n\n".join([HEAD.rstrip(), *kept]) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
