@@ -34,19 +34,17 @@ RANKS = {"late_host", "pipeline_bubble", "communication_bound"}
 """Problems of two ranks, started by torchrun."""
 PRINTS = {"pipeline_bubble": "The account of the bubble"}
 """Problems whose script prints its own account."""
-STEPS_ALIKE = {
-    "restarting_workers": "workers start at the first step of an epoch only",
-    "checkpoint_stalls": "checkpoints are written at a few steps only",
-    "growing_memory": "memory is no time",
-    "communication_bound": "with the remedy a step has eight times the work",
-}
-"""Problems whose usual step does not tell the difference, and why."""
+COMPARED = {"slow_loader", "waiting_line", "recompilation", "many_small_operations"}
+"""Problems of one process that are in each step, which is what ``ab`` compares."""
 HEAD = """# Gallery
 
 Ten problems, each planted in one small script in `examples/gallery`, with the report of `deep500-timing` and the
 remedy. `make gallery` runs the scripts and writes this page. The machine has two cores and no GPU. A line that
 synchronizes with the GPU and a launch-bound step are shown by what resembles them most on a CPU. Timings vary with the
 load of the machine.
+
+Where the fault is in each step, `ab` compares both forms. Where it is in a few steps, or a step has other work with the
+remedy, the findings before and after tell the difference.
 """
 
 
@@ -77,29 +75,23 @@ def section(name: str) -> str:
     problem, remedy = (part.strip() for part in (ast.get_docstring(ast.parse(source)) or "").split("\n\nFixed: "))
     parts = [f"## {PROBLEMS[name]}\n", f"{problem} [Script](../examples/gallery/{name}.py).\n"]
     sides = f"{command_of(name)} --- {command_of(name, ' --fixed')}"
-    compared = ""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         (folder / f"{name}.py").write_text(source, encoding="utf-8")
-        if name not in STEPS_ALIKE:
-            compared = printed(f"deep500-timing ab -n 3 --run runs -- {sides}", folder)
-        for run, options in (("A-0", ""), ("B-0", " --fixed")):
-            if name in STEPS_ALIKE:
-                printed(f"deep500-timing run --quiet --run runs/{run} -- {command_of(name, options)}", folder)
+        for run, options in (("before", ""), ("after", " --fixed")):
+            launched = f"-- {command_of(name, options)}" if name in RANKS else f"{name}.py{options}"
+            output = printed(f"deep500-timing run --quiet --run runs/{run} {launched}", folder)
             if options:
                 parts.append(f"**Remedy:** {remedy}\n")
             if name in PRINTS:
-                parts.append(block((folder / "runs" / f"{run}.log").read_text(encoding="utf-8").partition("GPipe")[2]))
+                parts.append(block("GPipe" + output.partition("GPipe")[2]))
             else:
                 parts.append(block(findings(printed(f"deep500-timing show runs/{run}", folder))))
-    if compared:
-        answer = re.search(r"^(B is |No difference|B / A)[^\n]*(\n(?!\n)[^\n]+)*", compared, flags=re.MULTILINE)
-        parts.append(f"`deep500-timing ab -n 3 -- {sides}`:\n")
-        parts.append(block(answer[0] if answer else compared[-1000:]))
-    else:
-        parts.append(
-            f"`ab` compares the usual step, and {STEPS_ALIKE[name]}. The findings above tell the difference.\n"
-        )
+        if name in COMPARED:
+            compared = printed(f"deep500-timing ab -n 3 -- {sides}", folder)
+            answer = re.search(r"^(B is |No difference|B / A)[^\n]*(\n(?!\n)[^\n]+)*", compared, flags=re.MULTILINE)
+            parts.append(f"`deep500-timing ab -n 3 -- {sides}`:\n")
+            parts.append(block(answer[0] if answer else compared[-1000:]))
     return "\n".join(parts)
 
 

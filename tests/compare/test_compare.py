@@ -117,6 +117,17 @@ class TestAnswers:
         assert found.only_b == ("BATCH/EMA",)
         assert "Only in B: BATCH/EMA" in draw(found)
 
+    def test_a_narrow_terminal_gets_fewer_columns(self, sides):
+        """At 80 columns the table loses a column and the middle of long names; no line of it is wider."""
+        a, b = (
+            [replace(run, regions={**run.regions, "BATCH/a long path/of regions/to EMA": 0.001}) for run in side]
+            for side in sides(slower=1.1)
+        )
+        table = draw(compare(a, b), width=80).partition("region ")[2].partition("\n\n")[0].splitlines()
+        assert max(map(len, table)) <= 80
+        assert "of the change" not in table[0]
+        assert "slower" in table[1]
+
     def test_what_else_differs_comes_first(self, sides):
         """Versions and attributes are compared before the times."""
         a, _ = sides(facts={"version of torch": "2.13", "governor": "performance"})

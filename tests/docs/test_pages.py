@@ -87,6 +87,29 @@ def test_blocks_run(page: Path, forks, tmp_path: Path, monkeypatch) -> None:
         done.kill()
 
 
+def test_gallery_has_each_problem(monkeypatch) -> None:
+    """Each script of the gallery says its problem and its remedy, and the page has them all."""
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    gallery = import_module("gallery")
+    scripts = {path.stem: path.read_text(encoding="utf-8") for path in gallery.SCRIPTS.glob("*.py")}
+    assert scripts.keys() == gallery.PROBLEMS.keys()
+    assert [] == [
+        name for name, text in scripts.items() if "\n\nFixed: " not in (ast.get_docstring(ast.parse(text)) or "")
+    ]
+    headings = re.findall(r"^## (.*)$", TEXTS[gallery.PAGE], flags=re.MULTILINE)
+    assert [title for title in gallery.PROBLEMS.values()] == headings
+
+
+def test_pages_use_the_words_of_the_house(monkeypatch) -> None:
+    """No page has a word of `tools/house_words.txt`; a word that is there is found."""
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    found = import_module("words").found
+    assert [(2, "Whoever", "name the actor")] == found("`nobody` waits.\nWhoever waits.\n")
+    shown = {path: text for path, text in TEXTS.items() if "benchmarks" not in path.parts}
+    shown = {path: text for path, text in shown.items() if path.name != "CHANGELOG.md" and path.parent.name != "tests"}
+    assert {} == {path.name: hits for path, text in shown.items() if (hits := found(text))}
+
+
 def test_commands_are_there() -> None:
     """Each subcommand that a page shows exists, and has the options that are shown with it."""
     pytest.importorskip("click")
