@@ -1,4 +1,4 @@
-"""Draw ``docs/report.png``: the page of a short run, as a browser shows it. A dark one and a narrow one go to ``build``.
+"""Draw ``docs/report.png``: the page of a short run, as a browser shows it. Others go to ``build``: dark, narrow, wide.
 
 Needs playwright and a Chromium, its own or the system's.
 """

@@ -15,11 +15,14 @@ RULES = [
 
 def found(text: str) -> list[tuple[int, str, str]]:
     """Line, word and remedy of each hit in a page; code is left out."""
-    prose = re.sub(r"^```.*?^```|`[^`\n]+`", lambda code: "\n" * code[0].count("\n"), text, flags=re.M | re.S)
-    hits = []
-    for pattern, remedy in RULES:
-        for hit in re.finditer(rf"\b(?:{pattern})\b", prose, flags=re.IGNORECASE):
-            hits.append((prose.count("\n", 0, hit.start()) + 1, hit[0], remedy))
+    prose = re.sub(
+        r"^```.*?^```|`[^`\n]+`", lambda code: "\n" * code[0].count("\n"), text, flags=re.MULTILINE | re.DOTALL
+    )
+    hits = [
+        (prose.count("\n", 0, hit.start()) + 1, hit[0], remedy)
+        for pattern, remedy in RULES
+        for hit in re.finditer(rf"\b(?:{pattern})\b", prose, flags=re.IGNORECASE)
+    ]
     return sorted(hits)
 
 
