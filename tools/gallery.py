@@ -103,7 +103,9 @@ def main(names: list[str]) -> None:
         sections[PROBLEMS[name]] = section(name)
         print(sections[PROBLEMS[name]], flush=True)
         kept = [sections[title].rstrip() for title in PROBLEMS.values() if title in sections]
-        PAGE.write_text("\n\n".join([HEAD.rstrip(), *kept]) + "\n", encoding="utf-8")
+        left = [f"`{name}.py`" for name, title in PROBLEMS.items() if title not in sections]
+        rest = [f"Not run for this page yet: {', '.join(left)}."] if left else []
+        PAGE.write_text("\n\n".join([HEAD.rstrip(), *rest, *kept]) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -289,7 +289,8 @@ def _finding(finding: Finding, number: int, indent: int, width: int | None) -> I
         if width is None or used + len(GAP) + width_of(arrow) <= width:
             lines[-1].append(Span(GAP + arrow, "cyan"))
         else:
-            lines.append([Span(" " * indent + arrow, "cyan")])
+            first, *rest = _wrapped(arrow, width, indent + len("→ "))
+            lines += [[Span(line, "cyan")] for line in (" " * indent + first, *rest)]
     lines[0].insert(0, head)
     yield from lines
 

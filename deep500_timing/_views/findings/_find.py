@@ -59,7 +59,7 @@ _TABLE = {
         _steps.warm_up, 0.10, 10, "over-the-run", "cache compilation; leave the first steps out of comparisons", ""
     ),
     "recompilation": Rule(
-        _steps.recompilation, 0.02, 3, "tree", "mark_dynamic or dynamic=True; pad inputs to few shapes", "run"
+        _steps.recompilation, 0.02, 3, "tree", "pad inputs to few shapes; in torch, mark_dynamic or dynamic=True", "run"
     ),
     "goodput": Rule(
         _whole.low_goodput,

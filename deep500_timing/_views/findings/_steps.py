@@ -217,7 +217,7 @@ def _first_steps(evidence: Evidence) -> WarmUp | None:
 
 
 def recompilation(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
-    """``torch.compile`` compiles functions again, because a guard failed."""
+    """``torch.compile`` or JAX compiles functions again, because a guard failed or a shape is new."""
     assert evidence.run is not None
     if "compilations" not in evidence.run.tables:
         return
@@ -235,8 +235,7 @@ def recompilation(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     reason = next(row["reason"] for row in reversed(rows) if row["frame"] == frame)
     yield rule.found(
         evidence,
-        f"torch.compile compiles {len(rows)} times again, {percent(cost_s / evidence.whole_s)} of {evidence.whole}, "
-        f"{took(cost_s)}",
+        f"{len(rows)} recompilations take {percent(cost_s / evidence.whole_s)} of {evidence.whole}, {took(cost_s)}",
         where=f"{by_frame[frame]} of them {name_of(frame)}" if len(by_frame) > 1 else name_of(frame),
         why=shorten(safe_name(" ".join(reason.split())), 100),
         cost_s=cost_s,
