@@ -1,4 +1,3 @@
-# pyright: reportArgumentType=false
 """Which rank this is, as launchers tell, and imports that stay light."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# pyright: reportOptionalMemberAccess=false, reportAttributeAccessIssue=false, reportAssignmentType=false, reportFunctionMemberAccess=false
 """What a report holds: what came since the same exporter's last one of the same timer, or the whole run."""
 
 from __future__ import annotations

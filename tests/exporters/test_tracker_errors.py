@@ -1,4 +1,3 @@
-# pyright: reportAttributeAccessIssue=false
 """Outages and refusals are told apart."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# pyright: reportOptionalMemberAccess=false, reportMissingImports=false, reportArgumentType=false, reportOperatorIssue=false, reportAssignmentType=false, reportIncompatibleMethodOverride=false
 """A report of all ranks over every transport, in time, whatever becomes of some of them."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# pyright: reportOptionalMemberAccess=false, reportOptionalOperand=false, reportOperatorIssue=false
 """Who is late, and why: in simulated trainings, in runs of several ranks, and in reports that were gathered."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# pyright: reportOptionalMemberAccess=false
 """The exchange of reports through a real store: ranks as threads, and a store whose process is stopped."""
 
 from __future__ import annotations

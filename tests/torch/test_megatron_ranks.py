@@ -1,4 +1,3 @@
-# pyright: reportMissingImports=false
 """Megatron's reports across real ranks, where its own would hang."""
 
 from __future__ import annotations

@@ -1,9 +1,5 @@
 """Loops with Accelerate: counts, sums, the tracker, and no change."""
 
-# pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportOptionalMemberAccess=false
-# pyright: reportArgumentType=false, reportOptionalOperand=false, reportGeneralTypeIssues=false
-# pyright: reportIncompatibleMethodOverride=false, reportAssignmentType=false
-
 from __future__ import annotations
 
 import copy

@@ -1,9 +1,5 @@
 """Unchanged scripts of the trainers through ``deep500-timing run``: the right regions, none of them twice."""
 
-# pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportOptionalMemberAccess=false
-# pyright: reportArgumentType=false, reportOptionalOperand=false, reportGeneralTypeIssues=false
-# pyright: reportIncompatibleMethodOverride=false, reportAssignmentType=false
-
 from __future__ import annotations
 
 import itertools

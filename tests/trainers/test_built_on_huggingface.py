@@ -1,9 +1,5 @@
 """TRL, PEFT and sentence-transformers, with models from a config and made data: what is built on the ``Trainer``."""
 
-# pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportOptionalMemberAccess=false
-# pyright: reportArgumentType=false, reportOptionalOperand=false, reportGeneralTypeIssues=false
-# pyright: reportIncompatibleMethodOverride=false, reportAssignmentType=false
-
 from __future__ import annotations
 
 import inspect

@@ -1,9 +1,5 @@
 """Hugging Face's ``Trainer`` and the trainers built on it: counts, sums, independent clocks, and no change."""
 
-# pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportOptionalMemberAccess=false
-# pyright: reportArgumentType=false, reportOptionalOperand=false, reportGeneralTypeIssues=false
-# pyright: reportIncompatibleMethodOverride=false, reportAssignmentType=false
-
 from __future__ import annotations
 
 import copy

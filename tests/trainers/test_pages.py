@@ -1,9 +1,5 @@
 """The blocks of ``docs/trainers.md`` and the examples run as they stand, where their packages are installed."""
 
-# pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportOptionalMemberAccess=false
-# pyright: reportArgumentType=false, reportOptionalOperand=false, reportGeneralTypeIssues=false
-# pyright: reportIncompatibleMethodOverride=false, reportAssignmentType=false
-
 from __future__ import annotations
 
 import importlib.util

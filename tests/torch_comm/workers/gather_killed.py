@@ -1,4 +1,3 @@
-# pyright: reportOptionalMemberAccess=false, reportArgumentType=false
 """Ranks gather two reports; then some are killed or stopped by the test, and the others gather a third.
 
 Arguments: the folder, what connects the ranks (``store`` or ``folder``), and the victims, which wait for their end.
