@@ -37,12 +37,13 @@ def main() -> None:
     """Measure, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--size", type=float, action="append", choices=SIZES, help="of these steps alone")
     parser.add_argument("--print", action="store_true", help="print the page, and write nothing")
     arguments = parser.parse_args()
     from benchmarks._machine import describe
 
     kinds = [NOTHING, OURS] + [TRACEML] * (importlib.util.find_spec("traceml_ai") is not None)
-    order, samples = random.Random(0), {size: {kind: [] for kind in kinds} for size in SIZES}
+    order, samples = random.Random(0), {size: {kind: [] for kind in kinds} for size in arguments.size or SIZES}
     for _ in range(arguments.rounds):
         for size, of_size in samples.items():
             for kind in order.sample(kinds, len(kinds)):

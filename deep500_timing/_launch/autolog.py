@@ -155,7 +155,7 @@ class Autolog:
         self._endings.append(call)
 
     def after_fork(self, call: Callable[[], object]) -> None:
-        """Have a function called in each forked child, to drop what is of the parent."""
+        """Have a function called in each forked child, to drop state of the parent."""
         self._forked.append(call)
 
     def _change(self) -> None:
@@ -306,7 +306,7 @@ class Autolog:
 
 _live: list[Autolog] = []
 _timers: WeakSet[Timer] = WeakSet()
-"""The timers of all logs of this process, those that ended included: none of them is the user's own."""
+"""The timers of all logs of this process, ended ones included: none of them is the user's own."""
 
 
 @after_fork
