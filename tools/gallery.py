@@ -34,7 +34,7 @@ RANKS = {"late_host", "pipeline_bubble", "communication_bound"}
 """Problems of two ranks, started by torchrun."""
 PRINTS = {"pipeline_bubble": "The account of the bubble"}
 """Problems whose script prints its own account."""
-COMPARED = {"slow_loader", "waiting_line", "recompilation", "many_small_operations"}
+COMPARED = {"slow_loader", "waiting_line", "many_small_operations"}
 """Problems of one process that are in each step, which is what ``ab`` compares."""
 HEAD = """# Gallery
 
