@@ -17,7 +17,7 @@ MICRO_BATCHES = 8 if "--fixed" in sys.argv else 2
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
 rank = dist.get_rank()
-layers = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(4)))
+layers = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(16)))
 stage = PipelineStage(layers, rank, 2, torch.device("cpu"))
 schedule = ScheduleGPipe(stage, MICRO_BATCHES, loss_fn=torch.nn.functional.mse_loss)
 optimizer = torch.optim.SGD(layers.parameters(), lr=0.01)
@@ -26,9 +26,9 @@ times = instrument_schedule(schedule, timer)
 for _ in range(30):
     with timer.region(TimeType.BATCH):
         if rank == 0:
-            schedule.step(torch.randn(512, 512))
+            schedule.step(torch.randn(4096, 256))
         else:
-            schedule.step(target=torch.randn(512, 512))
+            schedule.step(target=torch.randn(4096, 256))
         optimizer.step()
         optimizer.zero_grad()
 bubble = times.bubble()
