@@ -71,12 +71,12 @@ class Compilations:
         if event.startswith(_CACHE):
             self.cache[event.removeprefix(_CACHE)] += 1
 
-    def _took(self, event: str, seconds: float, **about: Any) -> None:
+    def _took(self, event: str, duration_secs: float, **about: Any) -> None:
         if not event.startswith(_EVENTS):
             return
         try:
             end_ns = self._timer.now_ns()
-            start_ns = end_ns - int(seconds * 1e9)
+            start_ns = end_ns - int(duration_secs * 1e9)
             spans = self._spans()
             # An inner function's tracing ends before that of the outer one, which holds it.
             while spans and spans[-1][0] >= start_ns:
@@ -84,7 +84,7 @@ class Compilations:
             spans.append((start_ns, end_ns))
             if event == _BACKEND:
                 self._record()
-                self._compiled(str(about.get("fun_name", "unnamed")), seconds)
+                self._compiled(str(about.get("fun_name", "unnamed")), duration_secs)
         except Exception as error:
             warn_once(f"Timing a compilation failed: {type(error).__name__}: {error}. It has no region.")
 
