@@ -127,6 +127,9 @@ class Autolog:
             per_second = self._settings["stacks"]
             attach(timer, self.folder, stacks_s=1 / per_second if per_second else None)
             self._report_at_end()
+            if (_world() or 1) > 1:
+                # The report reads the logs of all ranks. At exit Python refuses this import, which pandas may need.
+                import concurrent.futures.thread  # noqa: F401
             if self._reports_here(_rank()):
                 self._reports = Reports(timer, self._settings["exporters"], self._settings["export_every_s"])
         for one in others:
