@@ -33,8 +33,9 @@ _READ = 2_000_000
 """Rows that are read at a time."""
 _ALIKE = 0.5
 """Ranks that meet have steps of one length: their spread is below this share of that of the waits."""
-_INSIDE = 0.9
-"""Share of the operations that end within their region, if both are of one clock."""
+_INSIDE = 0.6
+"""Share of the operations that end within their region, if both are of one clock. Not nearly all: gloo reports an end
+from a thread, which waits for the GIL, up to 10 % of a step late in one of five operations of a DDP loop."""
 
 
 class NoStepsError(ValueError):
