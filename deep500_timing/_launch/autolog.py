@@ -69,6 +69,8 @@ class Autolog:
         self._seen: dict[str, int] = {}
         self._reported = False
         self._reports: Reports | None = None
+        self._before = {(id(one), name): count for one in list(all_recorders) for name, count in _counts(one)}
+        """Intervals that the timers of the process had: a training that is over has no part in this log."""
         # Read now, where a wrong value may raise.
         self._settings = {key: setting(key) for key in ("stacks", "ranks", "exporters", "export_every_s")}
 
@@ -115,7 +117,9 @@ class Autolog:
 
         timer = self.timer()
         others = [one for one in list(all_recorders) if one not in _timers and one.enabled and _may_join(one, timer)]
-        names = {region.name for one in others for region in one._regions()}
+        names = {
+            name for one in others for name, count in _counts(one) if count > self._before.get((id(one), name), -1)
+        }
         if not names <= self.taken:
             self.taken |= names
             self._change()
@@ -372,6 +376,11 @@ def start_launched(settings: str, hide: Callable[[], object]) -> None:
 def _may_join(other: Any, timer: Timer) -> bool:
     # A timer that writes another run stays as it is, and its regions do not count here.
     return other._clock is timer._clock and other._run in (None, timer.run)
+
+
+def _counts(one: Any) -> list[tuple[str, int]]:
+    # A region's name and how often it was entered; a name may come twice, of two threads.
+    return [(region.name, region._intervals.count + int(region.is_open)) for region in one._regions()]
 
 
 def _nothing() -> None:

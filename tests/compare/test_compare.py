@@ -277,7 +277,7 @@ def test_scaling_names_the_region_that_takes_the_rest(times):
     found = scaling([one, eight])
     assert found[1].efficiency == pytest.approx(50 / 60)
     assert (found[1].region, found[1].region_share) == ("COMM", pytest.approx(1))
-    assert "COMM takes 100.0 % of what is lost" in draw_scaling(found)
+    assert "COMM takes 100.0 % of the loss" in draw_scaling(found)
     with pytest.raises(NotComparableError, match="world size 1"):
         scaling([one, one])
 

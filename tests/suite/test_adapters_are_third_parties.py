@@ -14,7 +14,7 @@ TAKEN = {
     # What a decorated function calls, in whose place a compiler is to read something else.
     "deep500_timing_torch/_compile.py": {"Timer._find"},
     # Compiled with the core: it takes C types from there, and opens and closes the recorder's regions in C.
-    "deep500_timing_torch/autolog/_steps.py": {
+    "deep500_timing_torch/_autolog/_steps.py": {
         "deep500_timing._base.cython_stub",
         "deep500_timing._base.cython_stub.in_c",
         "deep500_timing._recording.recorder.Region",
@@ -23,7 +23,7 @@ TAKEN = {
         "region._is_open",
     },
     # Loads the plain form of that module where the core is plain.
-    "deep500_timing_torch/autolog/__init__.py": {"deep500_timing._base.plain.load_plain"},
+    "deep500_timing_torch/_autolog/__init__.py": {"deep500_timing._base.plain.load_plain"},
 }
 """What each file takes beyond that, and may. A longer list means that the core lacks a public name."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING
 
-from deep500_timing_torch.autolog._steps import BETWEEN
+from deep500_timing_torch._autolog._steps import BETWEEN
 
 if TYPE_CHECKING:
     from deep500_timing import Timer

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from deep500_timing.adapters import warn_once
 from deep500_timing.exporters import BaseExporter
+from deep500_timing_torch._autolog._steps import BETWEEN
 from deep500_timing_torch._timer import CPUGPUTimer
-from deep500_timing_torch.autolog._steps import BETWEEN
 
 if TYPE_CHECKING:
     from collections.abc import Callable

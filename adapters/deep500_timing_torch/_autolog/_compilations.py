@@ -16,7 +16,7 @@ from deep500_timing.runs import feeders
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from deep500_timing_torch.autolog._steps import Steps
+    from deep500_timing_torch._autolog._steps import Steps
 
 TABLE = "compilations"
 

@@ -18,12 +18,12 @@ from torch.compiler import is_dynamo_compiling
 from torch.utils.data import dataloader
 
 from deep500_timing.adapters import after_import, warn_once
-from deep500_timing_torch.autolog._steps import EVENTS
+from deep500_timing_torch._autolog._steps import EVENTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from deep500_timing_torch.autolog._steps import Steps
+    from deep500_timing_torch._autolog._steps import Steps
 
 _CHECKPOINTS = (
     ("safetensors.torch", "safetensors.torch", ("save_file", "save_model")),

@@ -20,10 +20,10 @@ if not compiled:  # a compiled form of the steps reads a compiled recorder's C s
 
     load_plain(__name__, Path(__file__).parent, ("_steps",))
 
-from deep500_timing_torch.autolog._compilations import Compilations
-from deep500_timing_torch.autolog._patches import Patches
-from deep500_timing_torch.autolog._roots import Roots
-from deep500_timing_torch.autolog._steps import Steps
+from deep500_timing_torch._autolog._compilations import Compilations
+from deep500_timing_torch._autolog._patches import Patches
+from deep500_timing_torch._autolog._roots import Roots
+from deep500_timing_torch._autolog._steps import Steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,10 +15,10 @@ import torch
 from torch.nn.modules import module as modules
 from torch.nn.modules.loss import _Loss
 
-from deep500_timing_torch.autolog._patches import hide
+from deep500_timing_torch._autolog._patches import hide
 
 if TYPE_CHECKING:
-    from deep500_timing_torch.autolog._steps import Steps
+    from deep500_timing_torch._autolog._steps import Steps
 
 
 class Roots:
