@@ -69,7 +69,7 @@ class Autolog:
         self._seen: dict[str, int] = {}
         self._reported = False
         self._reports: Reports | None = None
-        self._before = {(id(one), name): count for one in list(all_recorders) for name, count in _counts(one)}
+        self._before = {id(one): dict(_counts(one)) for one in list(all_recorders)}
         """Intervals that the timers of the process had: a training that is over has no part in this log."""
         # Read now, where a wrong value may raise.
         self._settings = {key: setting(key) for key in ("stacks", "ranks", "exporters", "export_every_s")}
@@ -116,10 +116,15 @@ class Autolog:
         from deep500_timing.runs import attach
 
         timer = self.timer()
-        others = [one for one in list(all_recorders) if one not in _timers and one.enabled and _may_join(one, timer)]
-        names = {
-            name for one in others for name, count in _counts(one) if count > self._before.get((id(one), name), -1)
-        }
+        names: set[str] = set()
+        others = []
+        for one in list(all_recorders):
+            if one not in _timers and one.enabled and _may_join(one, timer):
+                before = self._before.get(id(one), {})
+                used = {name for name, count in _counts(one) if count > before.get(name, -1)}
+                names |= used
+                if used or id(one) not in self._before:
+                    others.append(one)
         if not names <= self.taken:
             self.taken |= names
             self._change()

@@ -120,6 +120,18 @@ def test_a_second_log_of_a_process(forks, tmp_path):
     assert [(10, 10), (20, 20)] == [(of["BATCH"], of["BACKWARD"]) for of in found]
 
 
+def test_a_training_that_is_over_takes_no_regions(forks, tmp_path):
+    """A timer of an earlier training keeps none of its regions from the next one, which is not timed by hand."""
+    program = TRAIN + (
+        "log.close()\nmine = t.Timer()\n"
+        "for name in ('BATCH', 'FORWARD', 'IO'):\n    with mine.region(name): pass\n"
+        "import deep500_timing_torch\n"
+        "log = deep500_timing_torch.autolog(log.folder + '2', quiet=True)\nsteps(); log.close()"
+    )
+    printed(forks, tmp_path, program)
+    assert 10 == regions_of(tmp_path / "run2")["BATCH"] == regions_of(tmp_path / "run2")["FORWARD"]
+
+
 def test_one_loader_within_another(forks, tmp_path):
     """The wait is the outer loader's, once; the program goes on."""
     program = TRAIN + (
