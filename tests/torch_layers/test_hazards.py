@@ -263,6 +263,23 @@ class TestModels:
         assert list(made.values()) == list(nodes)
         assert [] == compared
 
+    def test_a_container_that_holds_itself(self, work, tmr, ms, value):
+        """It is gone through once, as an argument and as a result, and each pass is timed."""
+
+        def in_a_ring(m, x, ring):
+            result = {"hidden": m.inner(ring["inputs"][0])}
+            result["self"] = [result]
+            return result
+
+        model = Around(in_a_ring, inner=work(1, 10))
+        for _ in range(2):
+            ring = {"inputs": [value * 2]}
+            ring["self"] = [ring, ring]
+            with LayerTimer(model, tmr) as layers:
+                model(value, ring)["hidden"].sum().backward()
+            assert (0, 0) == (layers.faults, layers.untimed)
+        assert ([1, 1], [10, 10]) == (ms("Around forward"), ms("Around backward"))
+
     def test_another_pytorch_is_refused(self, monkeypatch):
         """A PyTorch whose nodes are numbered otherwise is refused by name, and the model is untouched."""
         _private.check.cache_clear()

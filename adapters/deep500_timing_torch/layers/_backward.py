@@ -251,23 +251,32 @@ class BackwardMarks:
         self.task_ended()
 
 
-def find_nodes(value: Any, nodes: dict[Any, None]) -> None:
+def find_nodes(value: Any, nodes: dict[Any, None], seen: dict[int, Any] | None = None) -> None:
     """Add the autograd nodes that made the tensors in ``value``, which may hold them in containers.
 
     Args:
         value: A tensor, or a container.
         nodes: Is added to, in the order of the tensors.
+        seen: The containers that were met, by their id: one may hold itself.
     """
+    parts: Any
     if isinstance(value, _Tensor):
         node = value.grad_fn
         if node is not None:
             nodes[node] = None
-    elif isinstance(value, (list, tuple)):
-        for one in value:
-            find_nodes(one, nodes)
+        return
+    if isinstance(value, (list, tuple)):
+        parts = value
     elif isinstance(value, dict):
-        for one in value.values():
-            find_nodes(one, nodes)
+        parts = value.values()
     elif hasattr(type(value), "__dataclass_fields__"):
-        for name in value.__dataclass_fields__:
-            find_nodes(getattr(value, name), nodes)
+        parts = [getattr(value, name) for name in value.__dataclass_fields__]
+    else:
+        return
+    if seen is None:
+        seen = {}
+    elif id(value) in seen:
+        return
+    seen[id(value)] = value
+    for one in parts:
+        find_nodes(one, nodes, seen)
