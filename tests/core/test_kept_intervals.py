@@ -240,6 +240,15 @@ def test_skip_first_is_for_each_thread(threads, durations, skip_first):
         )
 
 
+def test_skip_first_is_for_each_of_threads_in_a_row(in_thread):
+    """A thread that begins as another has ended warms up anew, though it may record where that one did."""
+    tmr = Timer(skip_first=3)
+    for _ in range(8):
+        in_thread(lambda: fill(tmr, [S] * 10))
+    stats = tmr.get_time_stats("a")
+    assert (56, 24) == (stats.count, stats.skipped)
+
+
 def test_skip_first_leaves_the_times_themselves():
     """Warm-up is left out of the statistics; ``get_time`` shows every interval that is kept."""
     tmr = Timer(skip_first=2)
