@@ -40,6 +40,8 @@ def watch_thread(regions: Releasable) -> ref[Any] | None:
     Returns:
         A reference to keep while the thread is watched, or None.
     """
+    if sys.is_finalizing():
+        return None  # Nothing can be imported, and no thread ends any more.
     import threading
 
     # threading.current_thread() would make an entry, never removed, for a thread that Python did not start.

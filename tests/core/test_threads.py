@@ -378,10 +378,30 @@ def test_a_timer_that_is_gone_when_its_thread_ends(in_thread):
 
 def test_a_thread_that_ends_with_the_interpreter_is_left_alone(tmr, in_thread, monkeypatch):
     """A daemon thread outlives what a module holds: what it has open then stays as it is."""
-    monkeypatch.setattr(sys, "is_finalizing", lambda: True)
-    in_thread(tmr.start, "a")
+    finalizing = []
+    monkeypatch.setattr(sys, "is_finalizing", lambda: bool(finalizing))
+
+    def worker():
+        tmr.start("a")
+        finalizing.append(True)
+
+    in_thread(worker)
     times = tmr.snapshot().get("a")
     assert (1, 0) == (times.running, times.discarded)
+
+
+def test_a_region_as_the_interpreter_ends(python):
+    """A timer's first one too, in the finalizer of what is in a cycle, where nothing can be imported."""
+    program = """
+from deep500_timing import Timer
+class Held:
+    def __init__(self): self.tmr, self.me = Timer(), self
+    def __del__(self):
+        with self.tmr.region("a"): pass
+        print("timed")
+held = Held()
+"""
+    assert "timed\n" == python(program)
 
 
 def test_what_a_finalizer_of_an_ending_thread_leaves(tmr, in_thread, monkeypatch):
