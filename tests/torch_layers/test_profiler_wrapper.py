@@ -205,6 +205,14 @@ def test_attention_that_is_not_found_is_unknown(tmp_path):
     assert ["–", "–", "–"] == line.split()[-3:]
 
 
+def test_a_model_that_repeats_nothing_is_one_block(tmp_path):
+    """It goes by its class, as a model does in the table of its layers."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    with ProfilerWrapper(model=model, log_dir=tmp_path) as profiler:
+        model(torch.ones(2, 4))
+    assert ["Sequential"] == [one.name for one in profiler.ranges]
+
+
 @pytest.mark.parametrize(
     ("name", "expected"),
     [

@@ -275,7 +275,8 @@ def _blocks_of(model: nn.Module, match: Match | None) -> list[tuple[str, nn.Modu
     if match is not None:
         return [(layer.path, layer.module) for layer in select(model, depth=None, match=match)[1:]]
     modules = dict(model.named_modules())
-    return [(name, modules[name]) for name in repeated_blocks(model) or [""]]
+    blocks = [(name, modules[name]) for name in repeated_blocks(model)]
+    return blocks or [(type(model).__name__, model)]
 
 
 def _innermost(model: nn.Module, traceback: TracebackType | None) -> str | None:
