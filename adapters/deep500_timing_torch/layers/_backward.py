@@ -31,6 +31,9 @@ _KEY = "deep500_timing"
 _LEAF = 2**64 - 1
 """The number of every node that takes a leaf's gradient."""
 _Tensor = torch.Tensor
+_PLAIN = frozenset((bool, int, float, str, type(None)))
+"""What often stands beside tensors and holds none."""
+_CONTAINERS = frozenset((list, tuple, dict))
 
 
 class _NodeMarks:
@@ -257,26 +260,30 @@ def find_nodes(value: Any, nodes: dict[Any, None], seen: dict[int, Any] | None =
     Args:
         value: A tensor, or a container.
         nodes: Is added to, in the order of the tensors.
-        seen: The containers that were met, by their id: one may hold itself.
+        seen: What was met before, by its id: a container may hold itself.
     """
     parts: Any
-    if isinstance(value, _Tensor):
-        node = value.grad_fn
-        if node is not None:
-            nodes[node] = None
-        return
     if isinstance(value, (list, tuple)):
         parts = value
     elif isinstance(value, dict):
         parts = value.values()
+    elif isinstance(value, _Tensor):
+        parts = (value,)
     elif hasattr(type(value), "__dataclass_fields__"):
         parts = [getattr(value, name) for name in value.__dataclass_fields__]
     else:
         return
-    if seen is None:
-        seen = {}
-    elif id(value) in seen:
-        return
-    seen[id(value)] = value
     for one in parts:
-        find_nodes(one, nodes, seen)
+        kind = type(one)
+        if kind in _PLAIN:
+            continue
+        if kind not in _CONTAINERS and isinstance(one, _Tensor):
+            node = one.grad_fn
+            if node is not None:
+                nodes[node] = None
+            continue
+        if seen is None:
+            seen = {id(value): value}
+        if id(one) not in seen:
+            seen[id(one)] = one
+            find_nodes(one, nodes, seen)
