@@ -9,6 +9,7 @@ import pytest
 from goodput_worlds import World
 
 from deep500_timing.runs import Run
+from deep500_timing.runs._goodput import checkpoint_interval
 
 QUICK, MORE = 25, 60
 
@@ -81,3 +82,11 @@ def naive_account(world):
     low, high = world.span
     found["other"] = max(high - low - sum(found.values()), 0)
     return found
+
+
+@pytest.mark.parametrize(("mtbf_min", "published_min"), [(24 * 60, 117), (6 * 60, 57), (15, 9.1)])
+def test_the_best_interval_is_the_published_one(mtbf_min, published_min):
+    """Figures 3, 4 and 5 of Daly (2006), with dumps of five minutes, round to these minutes."""
+    young, daly = checkpoint_interval(5 * 60, mtbf_min * 60)
+    assert published_min == pytest.approx(daly / 60, rel=0.006)
+    assert young == (2 * 300 * mtbf_min * 60) ** 0.5

@@ -9,7 +9,7 @@ import torch
 from deep500_timing.adapters import warn_once
 from deep500_timing.devices import EventPair as DevicePair
 from deep500_timing.devices import EventPool, captures, pool_of
-from deep500_timing.runs import current, feeders
+from deep500_timing.runs import feeders, logs
 from deep500_timing_torch.comm._flight import RECORDER
 from deep500_timing_torch.comm._log import LOG
 from deep500_timing_torch.comm._settings import SETTINGS
@@ -122,11 +122,10 @@ def collect(*, wait: bool) -> None:
 
 
 def _feed() -> None:
-    run = current()
     for pool in list(_pools.values()):
         if pool is not None:
             pool.collect(wait=False)
-    RECORDER.feed(last=run is not None and run.closing)
+    RECORDER.feed(last=any(log.closing and not log.closed for log in logs.values()))
     LOG.drain(wait=False)
 
 
