@@ -217,21 +217,22 @@ test-gpu:
 	@PYTHONPATH=.:adapters $(GPU_PYTHON) -m pytest -m gpu $(PYTEST_ARGS) $(or $(GPU_TESTS),$(error no test is marked gpu))
 
 # Not in CI: 3 GB. PyTorch's own CUDA build over libraries that compute nothing (tests/rehearsal/README.md).
-REHEARSAL := $(CURDIR)/.venvs/rehearsal
-.venvs/rehearsal/.stamp: tests/rehearsal/requirements.txt
+# Another folder for the environment: make test-rehearsal REHEARSAL=/path
+REHEARSAL ?= $(CURDIR)/.venvs/rehearsal
+$(REHEARSAL)/.stamp: tests/rehearsal/requirements.txt
 	@test -n "$(call find-python,3.12)" || { echo "make test-rehearsal needs Python 3.12, as PyTorch's CUDA build" \
 		"for the tests; install it with \`pyenv install 3.12\` or \`uv python install 3.12\`"; exit 1; }
-	@echo "setup: .venvs/rehearsal with PyTorch's CUDA build (3 GB, minutes)"
-	@test -x .venvs/rehearsal/bin/python || $(call find-python,3.12) -m venv .venvs/rehearsal
-	@.venvs/rehearsal/bin/python -m pip install --quiet --disable-pip-version-check -r tests/rehearsal/requirements.txt
+	@echo "setup: $(REHEARSAL) with PyTorch's CUDA build (3 GB, minutes)"
+	@test -x $(REHEARSAL)/bin/python || $(call find-python,3.12) -m venv $(REHEARSAL)
+	@$(REHEARSAL)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check -r tests/rehearsal/requirements.txt
 	@touch $@
 
-.venvs/rehearsal/fake/libfakecuda.so: .venvs/rehearsal/.stamp tests/rehearsal/fakecuda.cpp tests/rehearsal/build_fakes.py
-	@.venvs/rehearsal/bin/python tests/rehearsal/build_fakes.py .venvs/rehearsal/fake
+$(REHEARSAL)/fake/libfakecuda.so: $(REHEARSAL)/.stamp tests/rehearsal/fakecuda.cpp tests/rehearsal/build_fakes.py
+	@$(REHEARSAL)/bin/python tests/rehearsal/build_fakes.py $(REHEARSAL)/fake
 
-test-rehearsal: .venvs/rehearsal/fake/libfakecuda.so
+test-rehearsal: $(REHEARSAL)/fake/libfakecuda.so
 	@DEEP500_TIMING_REHEARSAL=$(REHEARSAL)/fake DEEP500_TIMING_PURE=1 PYTHONPATH=.:adapters \
-		.venvs/rehearsal/bin/python -m pytest --timeout 900 $(PYTEST_ARGS) $(or $(TESTS),tests/rehearsal)
+		$(REHEARSAL)/bin/python -m pytest --timeout 900 $(PYTEST_ARGS) $(or $(TESTS),tests/rehearsal)
 
 # What a section needs and does not find it says in its line; without a GPU nothing is written. The compiled packages of
 # build/gpu-site are used where they are for that Python.
@@ -246,10 +247,10 @@ gpu-site: .venvs/$(GPU_VERSION)/.stamp
 	@cp -r .venvs/$(GPU_VERSION)/lib/python$(GPU_VERSION)/site-packages/deep500_timing* build/gpu-site
 
 # The session on the rehearsal's stand-ins, in small sizes. Its figures say nothing; its page shows that it runs.
-rehearse-gpu-session: .venvs/rehearsal/fake/libfakecuda.so
+rehearse-gpu-session: $(REHEARSAL)/fake/libfakecuda.so
 	@DEEP500_TIMING_REHEARSAL=$(REHEARSAL)/fake LD_LIBRARY_PATH=$(REHEARSAL)/fake \
 		LD_PRELOAD=$(REHEARSAL)/fake/libfakecuda.so PYTHONPATH=.:adapters \
-		.venvs/rehearsal/bin/python -m benchmarks.gpu --small --page build/gpu-rehearsal.md $(SECTIONS)
+		$(REHEARSAL)/bin/python -m benchmarks.gpu --small --page build/gpu-rehearsal.md $(SECTIONS)
 
 # Not in CI, as it installs TensorFlow once more. What needs PyTorch or CuPy is skipped.
 OLDEST_TESTS := tests/core tests/named_timers tests/exporters tests/runs $(wildcard tests/tensorflow/test_keras*.py)
