@@ -272,16 +272,20 @@ int cublasLtMatmul(void*, void*, const void*, const void*, void*, const void*, v
 // NCCL: no data moves.
 struct Comm { int rank, size; };
 static thread_local int group = 0;
-static thread_local std::map<cudaStream_t, int64_t> grouped;  // what a group launches at its end, as one kernel
+// What a group launches at its end, as one kernel: bytes that are sent, received, and moved by collectives.
+enum Way { SENT, RECEIVED, BOTH };
+struct Bytes { double of[3] = {}; };
+static thread_local std::map<cudaStream_t, Bytes> grouped;
+static int64_t transfer_ns(const Bytes& bytes) { return 10000 + int64_t((std::max(bytes.of[SENT], bytes.of[RECEIVED]) + bytes.of[BOTH]) / 100.); }
 static const int type_bytes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
-static int coll(const char* what, size_t n, int type, cudaStream_t s) { count(what); int64_t ns = 10000 + int64_t(double(n) * type_bytes[type] / 100.); if (group) grouped[s] = std::max(grouped[s], ns); else push(s, ns); return 0; }
+static int coll(const char* what, size_t n, int type, cudaStream_t s, Way way = BOTH) { count(what); Bytes bytes, &to = group ? grouped[s] : bytes; to.of[way] += double(n) * type_bytes[type]; if (!group) push(s, transfer_ns(bytes)); return 0; }
 struct Id { char b[128]; };
 int ncclGetVersion(int* v) { *v = 22809; return 0; }
 int ncclGetUniqueId(Id* id) { memset(id, 7, sizeof *id); return 0; }
 int ncclCommInitRank(void** c, int n, Id, int r) { start_driver(); *c = new Comm{r, n}; return 0; }
 int ncclCommInitRankConfig(void** c, int n, Id, int r, void*) { start_driver(); *c = new Comm{r, n}; return 0; }
 int ncclCommInitRankScalable(void** c, int n, int r, int, Id*, void*) { *c = new Comm{r, n}; return 0; }
-int ncclAlltoAll(const void*, void*, size_t n, int t, void* c, cudaStream_t s) { count("ncclAlltoAll"); push(s, 10000); return 0; }
+int ncclAlltoAll(const void*, void*, size_t n, int t, void* c, cudaStream_t s) { return coll("ncclAlltoAll", n * ((Comm*)c)->size, t, s); }
 int ncclCommSplit(void* o, int, int key, void** c, void*) { *c = new Comm{key, ((Comm*)o)->size}; return 0; }
 int ncclCommDestroy(void*) { return 0; }
 int ncclCommFinalize(void*) { return 0; }
@@ -298,7 +302,7 @@ int ncclCommDump() { return 0; }
 int ncclMemAlloc(void** p, size_t n) { return cudaMalloc(p, n); }
 int ncclMemFree(void* p) { return cudaFree(p); }
 int ncclGroupStart() { ++group; return 0; }
-int ncclGroupEnd() { if (--group == 0) { auto all = std::move(grouped); grouped.clear(); for (auto& [s, ns] : all) push(s, ns); } return 0; }
+int ncclGroupEnd() { if (--group == 0) { auto all = std::move(grouped); grouped.clear(); for (auto& [s, bytes] : all) push(s, transfer_ns(bytes)); } return 0; }
 // Small messages move as if every rank had sent the same.
 static void move(const void* from, void* to, size_t n, int times) { if (n * times <= (1 << 20)) for (int i = 0; i < times; ++i) if ((char*)to + i * n != from) memmove((char*)to + i * n, from, n); }
 int ncclAllReduce(const void* a, void* b, size_t n, int t, int, void* c, cudaStream_t s) { move(a, b, n * type_bytes[t], 1); return coll("ncclAllReduce", n, t, s); }
@@ -307,6 +311,6 @@ int ncclBcast(void*, size_t n, int t, int, void* c, cudaStream_t s) { return col
 int ncclReduce(const void*, void*, size_t n, int t, int, int, void* c, cudaStream_t s) { return coll("ncclReduce", n, t, s); }
 int ncclAllGather(const void* a, void* b, size_t n, int t, void* c, cudaStream_t s) { move(a, b, n * type_bytes[t], ((Comm*)c)->size); return coll("ncclAllGather", n * ((Comm*)c)->size, t, s); }
 int ncclReduceScatter(const void*, void*, size_t n, int t, int, void* c, cudaStream_t s) { return coll("ncclReduceScatter", n * ((Comm*)c)->size, t, s); }
-int ncclSend(const void*, size_t n, int t, int, void* c, cudaStream_t s) { return coll("ncclSend", n, t, s); }
-int ncclRecv(void*, size_t n, int t, int, void* c, cudaStream_t s) { return coll("ncclRecv", n, t, s); }
+int ncclSend(const void*, size_t n, int t, int, void* c, cudaStream_t s) { return coll("ncclSend", n, t, s, SENT); }
+int ncclRecv(void*, size_t n, int t, int, void* c, cudaStream_t s) { return coll("ncclRecv", n, t, s, RECEIVED); }
 }

@@ -62,6 +62,13 @@ def test_blocking_and_asynchronous_gathers(found):
     assert ("all_gather", 4, 0, 0, False) == tuple(row[key] for key in ("op", "count", "pending", "untimed", "bound"))
 
 
+def test_gathers_of_unequal_sizes(found):
+    """PyTorch's event times are those of the asynchronous one alone: 12 MiB over 100 GB/s. The others are untimed."""
+    row = _only(found["uneven all_gather"])
+    assert ("all_gather", 1, 3, 0, 0) == tuple(row[key] for key in ("op", "count", "untimed", "pending", "failed"))
+    assert pytest.approx(0.136, abs=0.02) == row["mean_ms"]
+
+
 def test_a_coalescing_block(found):
     """Operations that NCCL launches at the end of a block have no time of their own, and none is claimed."""
     for row in found["coalesced"]:
@@ -87,6 +94,26 @@ def test_captured_operations(found):
     assert (1, 2, 0, 0, 0) == tuple(row[key] for key in ("count", "captured", "pending", "failed", "untimed"))
 
 
+def test_every_operation(kernel):
+    """Blocking and asynchronous, none is faster than its link, and the kernel and patched functions see the same."""
+    with_kernel, without = (run_program("all_ops", how, ranks=2) for how in ("kernel", "functions"))
+    assert len(without) == 15
+    for name, rows in without.items():
+        assert with_kernel[name].keys() == rows.keys(), name
+        for found in (rows, with_kernel[name]):
+            for count, untimed, lost, busbw in found.values():
+                assert (6, 0, 0) == (count, untimed, lost), name
+                assert busbw is None or 0 < busbw < 101, name
+
+
+@pytest.mark.parametrize("how", ["auto", "stream_events"])
+def test_a_second_device(how):
+    """Operations on a device that is not current are timed there, and no context is started on the current one."""
+    found = run_program("second_device", how, FAKE_DEVICES="2")
+    assert (6, 0b10, 0, []) == tuple(found[key] for key in ("count", "contexts", "current", "said"))
+    assert pytest.approx(2.695, abs=0.1) == found["mean_ms"]
+
+
 def test_fsdp_with_the_kernel_and_without(kernel):
     """The same names, counts and times."""
     with_kernel, without = paths("kernel")["fsdp"], paths("functions")["fsdp"]
@@ -107,7 +134,7 @@ def test_functional_collectives(kernel):
 
 
 def test_bounds_where_nccl_is_not_timed():
-    """With CUDA_DEVICE_MAX_CONNECTIONS=1 NCCL's events stay as they are; the times are marked as bounds."""
+    """With CUDA_DEVICE_MAX_CONNECTIONS=1 NCCL's events stay as they are, and the times are marked as bounds."""
     found = paths("functions", CUDA_DEVICE_MAX_CONNECTIONS="1")
     assert "CUDA_DEVICE_MAX_CONNECTIONS=1" in found["device_times"]
     row = _only(found["behind 30 ms"])

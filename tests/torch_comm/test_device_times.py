@@ -99,6 +99,7 @@ class Ring:
         self.dumps = 0
         self.lost = 0
         self.coalesced = []
+        self.name = "nccl:all_reduce"
 
     def issue(self, seconds):
         """An asynchronous operation of a group that times its operations."""
@@ -116,7 +117,7 @@ class Ring:
             entries.append(
                 {
                     "process_group": ("", "default_pg"), "collective_seq_id": number, "op_id": number, "is_p2p": False,
-                    "profiling_name": "nccl:all_reduce", "state": "completed" if over else "scheduled",
+                    "profiling_name": self.name, "state": "completed" if over else "scheduled",
                     "retired": over, "duration_ms": ms if over else None,
                 }
             )  # fmt: skip
@@ -360,6 +361,15 @@ class TestIssuedTogether:
         ring.coalesced = [2]
         op = comm.summary().find("all_reduce")
         assert (1, 1, 0) == (op.count, op.untimed, op.pending)
+
+    def test_a_call_of_several_operations(self, device, ring, recorded):
+        """PyTorch times a gather of unequal sizes on the group's stream, where a blocking one does not run."""
+        ring.name = "nccl:ALLGATHER_coalesced"
+        recorded(tensor(), async_op=True)
+        comm.timed_op(lambda tensor, op=None, group=None: ring.issue(0.010) and None, name="all_reduce")(tensor())
+        device.finish()
+        op = comm.summary().find("all_reduce")
+        assert (1, pytest.approx(0.010), 1, 0) == (op.count, op.mean_s, op.untimed, op.pending)
 
     def test_entries_that_were_overwritten(self, device, ring, recorded):
         """Operations that are older than the ring have no time, and are counted so."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import threading
 import time
 import weakref
@@ -35,12 +36,17 @@ _LAST_S = 0.5
 """Seconds that the end of a run waits for PyTorch's watchdog to time the last operations. It looks every 0.1 s."""
 _POLL_S = 0.02
 _COALESCED = "nccl:coalesced"
+_ONE_CALL = re.compile(r"nccl:[A-Z_]+_coalesced")
+"""The entry of one call that is made of several operations, such as an ``all_gather`` of unequal sizes. PyTorch records
+its events on the group's stream, also for a blocking call, which runs on the caller's."""
 
 
 class Expected(Protocol):
     """An operation whose duration is to come from the flight recorder."""
 
     record: Record
+    asynchronous: bool
+    """Whether it runs on the group's stream and not on the caller's."""
 
     def took(self, duration_ns: int) -> None:
         """It took that long."""
@@ -155,15 +161,18 @@ class FlightRecorder:
         for entry in entries:
             if entry.get("is_p2p") or entry["profiling_name"] == _COALESCED:
                 continue
-            name, sequence = entry["process_group"][0], entry["collective_seq_id"]
+            key = name, sequence = entry["process_group"][0], entry["collective_seq_id"]
             oldest.setdefault(name, sequence)
-            if (name, entry["op_id"]) in blocks:
-                self._settle((name, sequence), None)
+            op = self._pending.get(key)
+            if op is None:
                 continue
+            on_another_stream = _ONE_CALL.fullmatch(entry["profiling_name"]) and not op.asynchronous
             duration_ms = entry.get("duration_ms")
+            if on_another_stream or (name, entry["op_id"]) in blocks:
+                self._settle(key, None)
             # An entry is completed some time before the watchdog computes its duration and retires it.
-            if duration_ms is not None or entry.get("retired"):
-                self._settle((name, sequence), duration_ms)
+            elif duration_ms is not None or entry.get("retired"):
+                self._settle(key, duration_ms)
         for name, sequence in expected:
             if self.is_empty or sequence < oldest.get(name, 0):
                 self._settle((name, sequence), None)

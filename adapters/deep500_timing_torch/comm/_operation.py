@@ -288,6 +288,11 @@ class PendingOp:
     # --- waits ----------------------------------------------------------------------------------------------------
 
     @property
+    def asynchronous(self) -> bool:
+        """Whether its handles were returned before its end."""
+        return self._followed
+
+    @property
     def waited(self) -> bool:
         """Whether every handle was waited for."""
         return self._waits_left <= 0

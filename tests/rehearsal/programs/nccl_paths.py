@@ -70,6 +70,13 @@ for _ in range(3):
 d.all_gather(outs, torch.ones(1 << 20, device="cuda"), async_op=True).wait()
 note("all_gather")
 
+uneven = [torch.empty((1 << 20) << other, device="cuda") for other in range(size)]
+shard = torch.ones((1 << 20) << rank, device="cuda")
+for _ in range(3):
+    d.all_gather(uneven, shard)
+d.all_gather(uneven, shard, async_op=True).wait()
+note("uneven all_gather")
+
 for asynchronous in (False, True):
     with dist._coalescing_manager(async_ops=asynchronous, device=torch.device("cuda:0")) as manager:
         for _ in range(3):
