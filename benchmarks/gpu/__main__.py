@@ -173,7 +173,8 @@ def _environment(name: str) -> dict[str, str]:
     paths = [ROOT, ROOT / "adapters"]
     if any(SITE.glob(f"deep500_timing/*.{sys.implementation.cache_tag}-*")):
         paths.insert(0, SITE)
-    found = {"PYTHONPATH": os.pathsep.join(map(str, paths))}
+    # The tree is the working folder, which Python would put before them.
+    found = {"PYTHONPATH": os.pathsep.join(map(str, paths)), "PYTHONSAFEPATH": "1"}
     return {**found, "DEEP500_TIMING_PURE": "1"} if _sections.ALL[name].process == "plain" else found
 
 

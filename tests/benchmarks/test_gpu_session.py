@@ -108,6 +108,23 @@ def test_sections_that_die_or_hang_cost_themselves(tmp_path):
         assert has_ended(int(child.read_text()))
 
 
+def test_the_compiled_packages_come_before_the_tree(tmp_path, monkeypatch):
+    """Sections run in the tree and import the packages of ``make gpu-site``, if they are for this Python."""
+    package = tmp_path / "deep500_timing"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    monkeypatch.setattr(session, "SITE", tmp_path)
+    origins = []
+    for built in (f"timer.{sys.implementation.cache_tag}-linux.so", "timer.cpython-30-linux.so"):
+        (package / built).touch()
+        environment = {**os.environ, **session._environment("cost")}
+        command = [sys.executable, "-c", "import deep500_timing as d, benchmarks.gpu; print(d.__file__)"]
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+        origins.append(Path(done.stdout.strip()).parents[1])
+        (package / built).unlink()
+    assert [tmp_path, ROOT] == origins
+
+
 def test_the_session_ends_in_time(tmp_path, capsys):
     """What does not begin within ``--limit-s`` is a line that says so."""
     found = session.Session(tmp_path / "GPU.md", 0.0)
