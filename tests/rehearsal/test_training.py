@@ -13,6 +13,11 @@ def test_regions_never_wait():
     """No synchronization and no allocation in 2 000 regions; 300 000 more need at most 40 events."""
     found = run_program("regions", "300000", timeout_s=600)
     assert {0} == set(found["waits"].values())
+    records, queries, times, captures = found["calls"].values()
+    assert 2 == records
+    assert times <= 2  # for the duration and the place
+    assert queries < 4.2  # PyTorch asks for both events before it gives a time
+    assert captures <= 4
     assert 2000 == found["counted"]
     assert found["events"] <= 40
     assert 1 == found["contexts"]
@@ -22,6 +27,7 @@ def test_a_small_gpt():
     """Regions, snapshots from another thread, layers and checkpointing: nothing fails, hangs or warns."""
     found = run_program("train")
     assert [] == found["said"]
+    assert found["peak_stays"]
     for how in ("regions", "snapshots", "layers", "checkpointed"):
         assert (6, 0, 0, 0) == tuple(found[how][key] for key in ("count", "pending", "failed", "captured")), how
     assert found["regions"]["events"] <= 40

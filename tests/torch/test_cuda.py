@@ -7,6 +7,7 @@ accelerator.
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 import warnings
 
@@ -21,6 +22,7 @@ import deep500_timing_torch as timer
 from deep500_timing.devices import _pool as _device
 
 BATCH = timer.TimeType.BATCH
+VISIBLE = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0")}
 
 pytestmark = pytest.mark.gpu
 
@@ -275,24 +277,21 @@ class TestWhatOnlyAGpuShows:
         assert began_ns - slack_ns <= placed[0][0]
         assert placed[-1][1] <= ended_ns + slack_ns
 
-    def test_a_child_may_use_the_gpu(self, run_alone):
+    @pytest.mark.parametrize(
+        "first", ["with timer.CPUGPUTimer().region('a'): pass", "timer.SynchronizedWallClockTimer()"]
+    )
+    def test_a_child_may_use_the_gpu(self, run_alone, first):
         """After a timer was made and the host timed, a forked child starts CUDA."""
-        program = """
+        program = f"""
 import os, torch, deep500_timing_torch as timer
-tmr = timer.CPUGPUTimer()
-with tmr.region("a"):
-    pass
+{first}
 pid = os.fork()
 if pid == 0:
     torch.zeros(1, device="cuda")
     os._exit(0)
 print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 """
-        import os
-
-        assert (
-            "0" == run_alone(program, CUDA_VISIBLE_DEVICES=os.environ.get("CUDA_VISIBLE_DEVICES", "0")).stdout.strip()
-        )
+        assert "0" == run_alone(program, **VISIBLE).stdout.strip()
 
     def test_the_end_says_nothing(self, run_alone):
         """A process that timed the GPU, and its forked child that ends by ``sys.exit``, end without a word."""
@@ -307,10 +306,7 @@ if pid == 0:
     sys.exit(0)
 os.waitpid(pid, 0)
 """
-        import os
-
-        done = run_alone(program, CUDA_VISIBLE_DEVICES=os.environ.get("CUDA_VISIBLE_DEVICES", "0"))
-        assert "" == done.stderr
+        assert "" == run_alone(program, **VISIBLE).stderr
 
     @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
     def test_the_current_device_stays(self, spin):
@@ -328,8 +324,6 @@ os.waitpid(pid, 0)
 
     def test_collectives_issued_together(self):
         """Each of six asynchronous all-reduces has the time that NCCL's own events give it."""
-        import os
-
         import torch.distributed as dist
 
         from deep500_timing_torch import comm

@@ -45,8 +45,11 @@ class Expected(Protocol):
     """An operation whose duration is to come from the flight recorder."""
 
     record: Record
-    asynchronous: bool
-    """Whether it runs on the group's stream and not on the caller's."""
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether it runs on the group's stream and not on the caller's."""
+        ...
 
     def took(self, duration_ns: int) -> None:
         """It took that long."""

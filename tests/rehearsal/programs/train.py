@@ -91,6 +91,9 @@ def run(how, *, checkpointed=False, steps=6):
     return found
 
 
+high = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")  # the program's peak of memory, before training
+peak = torch.cuda.max_memory_allocated()
+del high
 result = {how: run(how) for how in ("regions", "snapshots", "layers")}
 result["checkpointed"] = run("layers", checkpointed=True)
-print(json.dumps(result | {"said": said}))
+print(json.dumps(result | {"said": said, "peak_stays": torch.cuda.max_memory_allocated() == peak}))
