@@ -225,6 +225,7 @@ def log_summary_as(show_straggler: bool = False, return_dict: bool = False, **op
     if show_straggler:
         stragglers = {}
         for row in found.stragglers or ():
+            assert row.transfer_s is not None  # of operations that were timed
             skew_s = sum(row.skew_s.values()) / len(row.skew_s)
             stragglers.setdefault(row.op, {})[row.message_bytes] = {
                 "count": row.count,

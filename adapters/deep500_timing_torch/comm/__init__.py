@@ -32,6 +32,7 @@ if not _dist.is_available():
     )
 
 from deep500_timing_torch.comm._ddp import instrument_ddp
+from deep500_timing_torch.comm._dumps import FlightSummary, read_flight_recorder
 from deep500_timing_torch.comm._instrument import Instrument, instrument
 from deep500_timing_torch.comm._log import LOG as _LOG
 from deep500_timing_torch.comm._report import CommSummary, log_summary, summary
@@ -44,6 +45,7 @@ from deep500_timing_torch.comm._work import TimedWork
 
 __all__ = [
     "CommSummary",
+    "FlightSummary",
     "Instrument",
     "OpTimes",
     "P2POp",
@@ -53,6 +55,7 @@ __all__ = [
     "instrument",
     "instrument_ddp",
     "log_summary",
+    "read_flight_recorder",
     "reset_log",
     "summary",
     "timed_op",

@@ -1,6 +1,6 @@
-"""``python -m deep500_timing_torch.comm bench``: how fast the collectives of this launch are.
+"""``python -m deep500_timing_torch.comm``: ``bench`` times collectives, ``flight`` reads dumps of a hang.
 
-Under ``torchrun``, ``mpirun`` or ``srun`` it runs on every rank; without a launcher, on one.
+Under ``torchrun``, ``mpirun`` or ``srun``, ``bench`` runs on every rank; without a launcher, on one.
 """
 
 from __future__ import annotations
@@ -42,6 +42,16 @@ def build(limit: float) -> None:
     except _build.KernelUnavailableError as error:
         raise click.ClickException(f"There is no kernel: {error}.") from error
     click.echo(f"The kernel is in {_build.library_path()}")
+
+
+@main.command()
+@click.argument("folder", type=click.Path(exists=True, file_okay=False))
+def flight(folder: str) -> None:
+    """Read a FOLDER of PyTorch's flight recorder dumps: where a job hangs, and the rank that the others wait for."""
+    try:
+        click.echo(comm.read_flight_recorder(folder))
+    except (OSError, ValueError) as error:
+        raise click.ClickException(str(error)) from error
 
 
 @main.command()

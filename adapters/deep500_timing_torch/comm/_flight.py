@@ -35,7 +35,8 @@ _SHARE = 0.01
 _LAST_S = 0.5
 """Seconds that the end of a run waits for PyTorch's watchdog to time the last operations. It looks every 0.1 s."""
 _POLL_S = 0.02
-_COALESCED = "nccl:coalesced"
+COALESCED = "nccl:coalesced"
+"""The entry of a coalescing block, which follows those of its operations."""
 _ONE_CALL = re.compile(r"nccl:[A-Z_]+_coalesced")
 """The entry of one call that is made of several operations, such as an ``all_gather`` of unequal sizes. PyTorch records
 its events on the group's stream, also for a blocking call, which runs on the caller's."""
@@ -159,10 +160,10 @@ class FlightRecorder:
         # NCCL launches the operations of a coalescing block at its end, behind their own events. The entry of the
         # block has the number of its last operation.
         blocks = {
-            (entry["process_group"][0], entry["op_id"]) for entry in entries if entry["profiling_name"] == _COALESCED
+            (entry["process_group"][0], entry["op_id"]) for entry in entries if entry["profiling_name"] == COALESCED
         }
         for entry in entries:
-            if entry.get("is_p2p") or entry["profiling_name"] == _COALESCED:
+            if entry.get("is_p2p") or entry["profiling_name"] == COALESCED:
                 continue
             key = name, sequence = entry["process_group"][0], entry["collective_seq_id"]
             oldest.setdefault(name, sequence)

@@ -33,8 +33,8 @@ class Skew:
     """Global ranks that were compared."""
     count: int
     """Operations that every one of them has reported."""
-    transfer_s: float
-    """Sum over operations of the shortest time of any rank."""
+    transfer_s: float | None
+    """Sum over operations of the shortest time of any rank; None if only the times of the calls are known."""
     skew_s: dict[int, float]
     """For each rank, the sum of what its own times were longer by: how long it waited."""
     late_rank: int | None

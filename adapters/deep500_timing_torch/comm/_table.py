@@ -45,7 +45,7 @@ def _skew_row(skew: Skew) -> list[str]:
         format_bytes(skew.message_bytes or None),
         str(others + 1),
         str(skew.count),
-        format_ms(skew.transfer_s / skew.count),
+        format_ms(None if skew.transfer_s is None else skew.transfer_s / skew.count),
         format_ms(sum(skew.skew_s.values()) / skew.count / len(skew.ranks)),
         late,
     ]
@@ -96,7 +96,8 @@ def render(summary: SummaryData) -> str:
         lines.append(f"{_operations(count)} of group {group!r} {_were(count)} issued by code that is not timed.")
     lines += summary.hints
     if summary.stragglers is not None:
-        lines += _straggler_lines(summary, summary.stragglers)
+        lines += straggler_lines(summary.stragglers, summary.lateness)
+        lines += _gaps(summary)
     return "\n".join(lines)
 
 
@@ -126,11 +127,16 @@ def _lateness_line(found: Lateness, *, several: bool) -> str:
     return f"No rank is late{among}: they take turns, and waiting for the last one took {waiting} ms an operation."
 
 
-def _straggler_lines(summary: SummaryData, skews: list[Skew]) -> list[str]:
+def straggler_lines(skews: list[Skew], lateness: list[Lateness]) -> list[str]:
+    """The table of a comparison across ranks, and a sentence for each group."""
     lines = ["", "Waiting for each other (mean per operation, in ms; skew: own time less the shortest of any rank)"]
     header: list[str] = ["operation", "message", "ranks", "count", "transfer", "skew", "the others waited for"]
     lines += lines_of([header, *(_skew_row(skew) for skew in skews)], left=1) if skews else ["nothing to compare"]
-    lines += [_lateness_line(found, several=len(summary.lateness) > 1) for found in summary.lateness]
+    return lines + [_lateness_line(found, several=len(lateness) > 1) for found in lateness]
+
+
+def _gaps(summary: SummaryData) -> list[str]:
+    lines = []
     if summary.missing_ranks:
         ranks = ", ".join(map(str, summary.missing_ranks))
         lines.append(f"No report from rank {ranks} within the deadline: dead, stuck, or without a summary of its own.")

@@ -1,0 +1,303 @@
+"""Dumps of PyTorch's flight recorder: the operation that a job hangs in, the rank that did not join, the late rank.
+
+PyTorch's watchdog writes one file per rank when an operation times out (``TORCH_FR_DUMP_TEMP_FILE`` is the beginning of
+its path). ``torch._C._distributed_c10d._dump_fr_trace()`` returns the same bytes, for gloo as well.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import pickle
+import re
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from deep500_timing.adapters import format_bytes
+from deep500_timing_torch.comm._flight import COALESCED
+from deep500_timing_torch.comm._ops import OPS
+from deep500_timing_torch.comm._straggler import Comparison, compare
+from deep500_timing_torch.comm._table import straggler_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from os import PathLike
+
+_RANK = re.compile(r"(\d+)(\.(json|pkl|pickle|bin))?$")
+_NAMES = {"_all_gather_base": "all_gather_into_tensor", "_reduce_scatter_base": "reduce_scatter_tensor"}
+"""Operations that the recorder calls by another name."""
+_ITEM_BYTES = {"Double": 8, "Long": 8, "ComplexFloat": 8, "ComplexDouble": 16, "Float": 4, "Int": 4, "ComplexHalf": 4}
+_ITEM_BYTES |= {"Half": 2, "BFloat16": 2, "Short": 2, "Byte": 1, "Char": 1, "Bool": 1}
+
+Entry = dict[str, Any]
+Group = tuple[str, str]
+"""The name of a process group and its ranks, as text. Different groups may share a name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hang:
+    """An operation that has not finished, or that a rank did not join."""
+
+    op: str
+    """The operation, with its size and its number in the group."""
+    group: str
+    joined: tuple[int, ...]
+    """Global ranks that have called it."""
+    unfinished: tuple[int, ...]
+    """Those of them where it has neither finished nor failed."""
+    missing: dict[int, str]
+    """For each rank of the group that has not called it, what the rank did last."""
+    unknown: tuple[int, ...]
+    """Ranks of the group whose dump is missing, or too short to tell."""
+
+    def __str__(self) -> str:
+        """One sentence for the operation, and one for each missing rank."""
+        text = f"{self.op} of group {self.group}: called by {_ranks(self.joined)}"
+        text += f", not by {_ranks(self.missing)}" if self.missing else ""
+        text += f", unfinished on {_ranks(self.unfinished)}." if self.unfinished else ", where it has ended."
+        lines = [text, *(f"  Rank {rank} {did}." for rank, did in self.missing.items())]
+        if self.unknown:
+            lines.append(f"  It is unknown whether {_ranks(self.unknown)} called it: no dump tells.")
+        elif not self.missing and len(self.joined) > 1:
+            lines.append("  Every rank of the group has called it.")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class FlightSummary:
+    """What the dumps of all ranks say together. As text, it is a report."""
+
+    ranks: tuple[int, ...]
+    """Ranks with a dump."""
+    hangs: list[Hang]
+    """Of each group the first operation that a rank did not join, else the first unfinished one."""
+    mismatches: list[str]
+    """For each group, its first operation that is not the same one on every rank."""
+    comparison: Comparison
+    """How long the ranks waited for each other in the operations that all have joined."""
+    by_arrival: bool
+    """Whether the waits are differences between the times of the calls, since not all operations have a duration."""
+
+    def __str__(self) -> str:
+        """The report."""
+        lines = [f"Flight recorder of {_ranks(self.ranks)}"]
+        lines += map(str, self.hangs)
+        lines += self.mismatches
+        if not (self.hangs or self.mismatches):
+            lines.append("Every operation has been called by each rank of its group, and has finished.")
+        found = self.comparison
+        if found.rows:
+            lines += straggler_lines(found.rows, found.lateness)
+            if self.by_arrival:
+                lines.append("Waits are from the times of the calls; on several hosts, their clocks must agree.")
+        return "\n".join(lines)
+
+
+def read_flight_recorder(folder: str | PathLike[str]) -> FlightSummary:
+    """Read a folder of flight recorder dumps: which rank did not join which operation, and which rank is late.
+
+    Args:
+        folder: Holds one file per rank, as PyTorch writes it: a pickle or JSON, whose name ends with the rank.
+
+    Raises:
+        FileNotFoundError: The folder has no dump.
+        ValueError: A file is no dump. A pickle may hold plain data only.
+    """
+    dumps = {
+        int(found[1]): _read(path) for path in sorted(Path(folder).iterdir()) if (found := _RANK.search(path.name))
+    }
+    if not dumps:
+        raise FileNotFoundError(
+            f"Reading flight recorder dumps in {str(folder)!r}: no file's name ends with a rank, such as trace_0. "
+            "Set TORCH_FR_DUMP_TEMP_FILE=FOLDER/trace_ and TORCH_FR_BUFFER_SIZE=2000 for the job."
+        )
+    return _Dumps(dumps).summary()
+
+
+class _Plain(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"it holds {module}.{name}, and a dump is plain data")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    data = path.read_bytes()
+    try:
+        found = json.loads(data) if data[:1] == b"{" else _Plain(io.BytesIO(data)).load()
+        found["entries"] = [dict(entry) for entry in found["entries"]]
+    except Exception as error:
+        raise ValueError(f"Reading the flight recorder dump {str(path)!r}: {error}. Remove the file.") from error
+    return dict(found)
+
+
+class _Dumps:
+    def __init__(self, dumps: dict[int, dict[str, Any]]) -> None:
+        self._dumps = dumps
+        self._members: dict[Group, tuple[int, ...]] = {}
+        self._descriptions: dict[Group, str] = {}
+        # For each group and rank the operations by their number.
+        self._ops: dict[Group, dict[int, dict[int, Entry]]] = defaultdict(lambda: defaultdict(dict))
+        self._unfinished: dict[int, list[tuple[Group, Entry]]] = defaultdict(list)
+        # NCCL launches the operations of a coalescing block at its end, behind their own events.
+        self._blocks: set[tuple[int, Group, int]] = set()
+        for rank, dump in dumps.items():
+            for entry in dump["entries"]:
+                group = self._group_of(dump, entry)
+                if _name_of(entry) == COALESCED:
+                    self._blocks.add((rank, group, entry["op_id"]))
+                if not _is_done(entry):
+                    self._unfinished[rank].append((group, entry))
+                if not entry.get("is_p2p"):
+                    self._ops[group][rank][entry["collective_seq_id"]] = entry
+        for group, by_rank in self._ops.items():
+            ranks = group[1]
+            is_world = self._descriptions[group] == "default_pg"
+            self._members[group] = tuple(json.loads(ranks)) if ranks else tuple(dumps if is_world else by_rank)
+
+    def _group_of(self, dump: dict[str, Any], entry: Entry) -> Group:
+        name, description = entry["process_group"]
+        # gloo leaves the configuration empty.
+        ranks = str(dump.get("pg_config", {}).get(name, {}).get("ranks", ""))
+        self._descriptions[name, ranks] = description if description not in ("", "undefined") else name
+        return name, ranks
+
+    def summary(self) -> FlightSummary:
+        hangs = [hang for group in self._ops if (hang := self._hang_of(group)) is not None]
+        hangs += [
+            Hang(_text_of(entry), self._descriptions[group], (rank,), (rank,), {}, ())
+            for rank, entries in self._unfinished.items()
+            for group, entry in entries
+            if entry.get("is_p2p")
+        ]
+        hangs.sort(key=lambda hang: not hang.missing)
+        mismatches = [text for group in self._ops if (text := self._mismatch_of(group)) is not None]
+        return FlightSummary(tuple(self._dumps), hangs, mismatches, *self._compared())
+
+    def _last_of(self, group: Group, rank: int) -> int | None:
+        # The number of the rank's newest operation in the group; None if it is unknown.
+        if rank not in self._dumps:
+            return None
+        if rank in self._ops[group]:
+            return max(self._ops[group][rank])
+        entries = self._dumps[rank]["entries"]
+        # The ring has room for so many entries, and the first ones may have been overwritten.
+        return 0 if not entries or entries[0].get("record_id") == 0 else None
+
+    def _hang_of(self, group: Group) -> Hang | None:
+        ops = self._ops[group]
+        last = {rank: self._last_of(group, rank) for rank in self._members[group]}
+        unknown = tuple(rank for rank, newest in last.items() if newest is None)
+        found = None
+        for number in sorted({number for entries in ops.values() for number in entries}):
+            calls = {rank: entries[number] for rank, entries in ops.items() if number in entries}
+            first = next(iter(calls.values()))
+            unfinished = tuple(rank for rank, entry in calls.items() if not _is_done(entry))
+            missing = [rank for rank, newest in last.items() if newest is not None and newest < number]
+            # A broadcast may have finished on a rank before the others call it; an all-reduce has failed then.
+            op = OPS.get(_name_of(first))
+            if unfinished or (missing and op is not None and op.synchronizes):
+                did = {rank: self._did(rank) for rank in missing}
+                hang = Hang(_text_of(first), self._descriptions[group], tuple(calls), unfinished, did, unknown)
+                found = found or hang
+                if missing:  # Where those ranks are says why earlier ones are unfinished.
+                    return hang
+        return found
+
+    def _did(self, rank: int) -> str:
+        for group, entry in self._unfinished[rank]:
+            return f"is in {_text_of(entry)} of group {self._descriptions[group]}"
+        entries = self._dumps[rank]["entries"]
+        if not entries:
+            return "has called no operation"
+        name = self._descriptions[self._group_of(self._dumps[rank], entries[-1])]
+        return f"has ended {_text_of(entries[-1])} of group {name}, and called none since"
+
+    def _mismatch_of(self, group: Group) -> str | None:
+        by_rank = self._ops[group]
+        for number in sorted({number for entries in by_rank.values() for number in entries}):
+            calls: dict[str, list[int]] = defaultdict(list)
+            for rank, entries in by_rank.items():
+                if number in entries:
+                    calls[_text_of(entries[number], sized=_name_of(entries[number]) == "all_reduce")].append(rank)
+            if len(calls) > 1:
+                several = ", ".join(f"{call} on {_ranks(ranks)}" for call, ranks in calls.items())
+                return f"The ranks of group {self._descriptions[group]} call different operations: {several}."
+        return None
+
+    def _compared(self) -> tuple[Comparison, bool]:
+        entries = [entry for by_rank in self._ops.values() for of in by_rank.values() for entry in of.values()]
+        by_arrival = not any(entry.get("duration_ms") for entry in entries)
+        reports: dict[int, dict[str, list[tuple[int, str, int, int]]]] = defaultdict(dict)
+        members = {}
+        for group, by_rank in self._ops.items():
+            ranks = [rank for rank in self._members[group] if rank in by_rank]
+            common = set.intersection(*(set(by_rank[rank]) for rank in ranks)) if ranks else set()
+            members[name := f"{group[0]} {self._descriptions[group]} {ranks}"] = ranks
+            for number in sorted(common):
+                calls = {rank: by_rank[rank][number] for rank in ranks}
+                in_block = any((rank, group, call["op_id"]) in self._blocks for rank, call in calls.items())
+                if in_block or not all(map(_is_done, calls.values())):
+                    continue
+                times = _waits_ns(calls) if by_arrival else _durations_ns(calls)
+                for rank, time_ns in times.items():
+                    call = calls[rank]
+                    row = (number, _name_of(call), _bytes_of(call) or 0, time_ns)
+                    reports[rank].setdefault(name, []).append(row)
+        synchronizes = {name: op.synchronizes for name, op in OPS.items()}
+        found = compare(reports, members, synchronizes)
+        if by_arrival:
+            found.rows = [replace(row, transfer_s=None) for row in found.rows]
+        return found, by_arrival
+
+
+def _is_done(entry: Entry) -> bool:
+    return bool(entry.get("retired")) or entry.get("state") == "completed"
+
+
+def _name_of(entry: Entry) -> str:
+    name: str = entry["profiling_name"]
+    name = name if name == COALESCED else name.partition(":")[2] or name
+    return _NAMES.get(name, name)
+
+
+def _text_of(entry: Entry, *, sized: bool = True) -> str:
+    size = _bytes_of(entry) if sized else None
+    number = "" if entry.get("is_p2p") else f" {entry['collective_seq_id']}"
+    return f"{_name_of(entry)}{number}" + (f" ({format_bytes(size)})" if size else "")
+
+
+def _bytes_of(entry: Entry) -> int | None:
+    # The whole message, as nccl-tests counts it: the larger one of a share and all shares.
+    sizes = []
+    for side in ("input", "output"):
+        items = [_ITEM_BYTES.get(name) or ("Float8" in name) for name in entry.get(f"{side}_dtypes", ())]
+        if not all(items):
+            return None
+        shapes = entry.get(f"{side}_sizes", ())
+        sizes.append(sum(math.prod(shape) * item for shape, item in zip(shapes, items, strict=False)))
+    return max(sizes) or None
+
+
+def _durations_ns(calls: dict[int, Entry]) -> dict[int, int]:
+    if not all(call.get("duration_ms") for call in calls.values()):
+        return {}
+    return {rank: round(call["duration_ms"] * 1e6) for rank, call in calls.items()}
+
+
+def _waits_ns(calls: dict[int, Entry]) -> dict[int, int]:
+    came = {rank: call["time_created_ns"] for rank, call in calls.items()}
+    return {rank: max(came.values()) - time_ns for rank, time_ns in came.items()}
+
+
+def _ranks(ranks: Iterable[int]) -> str:
+    # Ranges, since a job may have thousands.
+    spans: list[list[int]] = []
+    for rank in sorted(ranks):
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    several = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
+    return f"rank{'' if len(spans) == 1 and spans[0][0] == spans[0][1] else 's'} {several}"
