@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from deep500_timing.exporters._mlflow import MlflowExporter
     from deep500_timing.exporters._opentelemetry import OpenTelemetryExporter
     from deep500_timing.exporters._prometheus import PrometheusExporter
+    from deep500_timing.exporters._spans import send_spans
     from deep500_timing.exporters._table import TerminalExporter, TextExporter
     from deep500_timing.exporters._tensorboard import TensorBoardExporter
     from deep500_timing.exporters._trackio import TrackioExporter
@@ -53,6 +54,7 @@ __all__ = [
     "kept_exporter",
     "read_json_lines",
     "report",
+    "send_spans",
 ]
 
 GROUP = "deep500_timing.exporters"
@@ -72,6 +74,7 @@ _LAZY = {
     "WandbExporter": "deep500_timing.exporters._wandb",
     "grafana_dashboard": "deep500_timing.exporters._grafana",
     "read_json_lines": "deep500_timing.exporters._jsonl_reader",
+    "send_spans": "deep500_timing.exporters._spans",
 }
 
 

@@ -104,9 +104,7 @@ class OpenTelemetryExporter(CountingExporter):
 
     def _data(self, snapshot: Snapshot) -> Any:
         from opentelemetry.sdk.metrics import export as sdk
-        from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-        from opentelemetry.semconv.schemas import Schemas
 
         from deep500_timing.runs._header import _process_start_unix_ns
 
@@ -152,13 +150,19 @@ class OpenTelemetryExporter(CountingExporter):
         ]
         if memory:
             metrics.append(sdk.Metric(MEMORY, "Largest memory at the ends of a region.", "By", sdk.Gauge(memory)))
-        resource = {"host.name": snapshot.host, "process.pid": snapshot.pid}
-        for name, value in (("training.rank", snapshot.rank), ("training.world_size", snapshot.world_size)):
-            resource |= {} if value is None else {name: value}
-        semconv = Schemas.V1_25_0.value
         scope = sdk.ScopeMetrics(InstrumentationScope("deep500-timing", schema_url=SCHEMA_URL), metrics, SCHEMA_URL)
-        of_process = Resource({**resource, **self._attributes}, semconv)
-        return sdk.MetricsData([sdk.ResourceMetrics(of_process, [scope], semconv)])
+        of_process = resource_of(snapshot.host, snapshot.pid, snapshot.rank, snapshot.world_size, self._attributes)
+        return sdk.MetricsData([sdk.ResourceMetrics(of_process, [scope], of_process.schema_url)])
+
+
+def resource_of(host: str, pid: int, rank: int | None, world_size: int | None, attributes: dict[str, str]) -> Any:
+    """The resource of a process, in OpenTelemetry's names where it has some."""
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.semconv.schemas import Schemas
+
+    known = {"host.name": host, "process.pid": pid, "training.rank": rank, "training.world_size": world_size}
+    found = {name: value for name, value in known.items() if value is not None}
+    return Resource({**found, **attributes}, Schemas.V1_25_0.value)
 
 
 def _attributes_of(region: RegionTimes) -> dict[str, str]:

@@ -20,9 +20,11 @@ from deep500_timing.exporters import (
     TensorBoardExporter,
     TrackioExporter,
     grafana_dashboard,
+    send_spans,
 )
 from deep500_timing.exporters._exponential import MAX_BUCKETS, exponential_of
 from deep500_timing.exporters._prometheus import METRICS
+from deep500_timing.testing import ManualClock, ManualDeviceClock
 
 np = pytest.importorskip("numpy")
 
@@ -431,6 +433,69 @@ class TestOpenTelemetry:
         pytest.importorskip("opentelemetry.exporter.otlp.proto.http.metric_exporter")
         with pytest.raises(ExportError, match="the export failed"):
             timer.export(self.exporter(1, strict=True))
+
+
+class TestSpans:
+    @pytest.fixture
+    def memory(self):
+        """The SDK's own exporter that keeps spans in memory."""
+        return pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter").InMemorySpanExporter()
+
+    @pytest.fixture
+    def run(self, tmp_path, rank_3):
+        """A run of two steps in an EPOCH, with a region on a device."""
+        pytest.importorskip("duckdb")
+        from deep500_timing.runs import Run
+
+        clock, device = ManualClock(), ManualDeviceClock()
+        timer = Timer(clock=clock, device_clock=device, run=tmp_path / "run")
+        with timer.region("EPOCH"):
+            for step in range(2):
+                timer.step(step)
+                with timer.region("BATCH"):
+                    clock.advance(1)
+                    with timer.region("FORWARD", gpu=True):
+                        clock.advance(2)
+                        device.launch(3)
+                    device.finish()
+        timer.complete_all()
+        timer.run.close()
+        with Run.open(tmp_path / "run") as run:
+            yield run
+
+    def test_the_sdks_memory_holds_the_intervals(self, run, memory):
+        """Each BATCH is a trace with what is inside it, on host and device, in Unix time, linked to its EPOCH."""
+        count = send_spans(run, memory, attributes={"service.name": "training"})
+        spans = memory.get_finished_spans()
+        by_name = {name: [one for one in spans if one.name == name] for name in ("EPOCH", "BATCH", "FORWARD")}
+        (epoch,), (first, second) = by_name["EPOCH"], by_name["BATCH"]
+        forward = [
+            (one.attributes["training.device.type"], one.end_time - one.start_time) for one in by_name["FORWARD"]
+        ]
+        unix_ns = {row["region"]: row["unix_ns"] for row in run.intervals(steps=(0, 0)).rows()}
+
+        assert 7 == count == len(spans)
+        assert len({epoch.context.trace_id, first.context.trace_id, second.context.trace_id}) == 3
+        assert [None, None] == [first.parent, second.parent]
+        assert [epoch.context] == [link.context for link in first.links]
+        assert [("cpu", 2_000_000_000), ("gpu", 3_000_000_000)] * 2 == forward
+        host, gpu = by_name["FORWARD"][:2]
+        assert (first.context, host.context) == (host.parent, gpu.parent)
+        assert (unix_ns["BATCH"], 0) == (first.start_time, first.attributes["training.step"])
+        about = first.resource.attributes
+        assert ("training", 3, 8) == (about["service.name"], about["training.rank"], about["training.world_size"])
+        json.loads(first.to_json())
+
+    def test_ranks_and_steps_are_chosen(self, run, memory):
+        """What is not asked for is not sent."""
+        assert 0 == send_spans(run, memory, ranks=[0])
+        assert 3 == send_spans(run, memory, ranks=[3], steps=(0, 0))
+
+    def test_a_dead_collector_is_an_error(self, run, caplog):
+        """The caller asked for it: it is told."""
+        otlp = pytest.importorskip("opentelemetry.exporter.otlp.proto.http.trace_exporter")
+        with pytest.raises(ExportError, match="Sending spans with OTLPSpanExporter failed"):
+            send_spans(run, otlp.OTLPSpanExporter("http://127.0.0.1:1/v1/traces", timeout=1))
 
 
 class TestTrackio:
