@@ -25,6 +25,11 @@ CASES = {
     "custom_regions.py": ([], [], ["count", "read", "tokenise", "failed", "line 1234 is left out"]),
     "pytorch_loop.py": (["--epochs", "1"], ["torch", "sklearn"], ["EPOCH", "BATCH", "FORWARD", "BACKWARD", "IO"]),
     "jax_loop.py": ([], ["jax"], ["EPOCH", "BATCH", "dispatch", "10 steps", "compile", "'train_step': 2"]),
+    "jax_sharded_loop.py": (
+        [],
+        ["jax"],
+        ["step 100: loss", "VALIDATION", "CHECKPOINT", "logging", "by the median of 9 times", "'train_step': 1"],
+    ),
     "layers.py": ([], ["torch", "sklearn", "matplotlib"], ["6 × Block", "GFLOP/s", "◀", "trace.json", "plot.png"]),
     "pipeline.py": ([], ["torch", "sklearn", "matplotlib"], ["steps: 30 loss:", "1F1B of 2 ranks", "pipeline.png"]),
     "keras_callback.py": (["--epochs", "1"], ["keras", "tensorflow", "sklearn"], ["EPOCH", "BATCH", "IO"]),

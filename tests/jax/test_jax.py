@@ -339,6 +339,49 @@ def test_a_step_of_flax_nnx(tmp_path):
     assert "12 2 1" == printed.strip()
 
 
+def test_every_exporter_takes_device_times(tmp_path):
+    """The times of ``10 steps``, which the device alone has, reach each destination in seconds."""
+    from deep500_timing.exporters import CsvExporter, JsonLinesExporter, TextExporter, read_json_lines
+
+    clock = ManualClock()
+    tmr = timer.CPUGPUTimer(clock=clock)
+    step = timer.timed_step(lambda: (clock.advance(0.25), Output(clock, []))[1], tmr, every=2)
+    for _ in range(6):
+        step()
+    made = [JsonLinesExporter(tmp_path / "times.jsonl"), CsvExporter(tmp_path / "times.csv")]
+    tmr.export(*made, TextExporter(tmp_path / "times.txt"), step=6)
+    ((snapshot, number),) = read_json_lines(tmp_path / "times.jsonl")
+
+    assert (6, [1.5, 1.5]) == (number, tmr.get_time("2 steps", gpu=True))
+    assert 1.5 == snapshot.get("2 steps", "GPU").stats.mean
+    assert (
+        "2 steps,GPU" in (tmp_path / "times.csv").read_text() or "GPU,2 steps" in (tmp_path / "times.csv").read_text()
+    )
+    assert "dispatch" in (tmp_path / "times.txt").read_text()
+    pytest.importorskip("prometheus_client")
+    pytest.importorskip("tensorboardX")
+    pytest.importorskip("opentelemetry.sdk.metrics")
+    from deep500_timing.exporters import OpenTelemetryExporter, PrometheusExporter, TensorBoardExporter
+
+    class Kept:
+        def export(self, data, **_):
+            from opentelemetry.sdk.metrics.export import MetricExportResult
+
+            self.data = data
+            return MetricExportResult.SUCCESS
+
+    kept, scalars = Kept(), TensorBoardExporter(tmp_path / "tensorboard")
+    prometheus = PrometheusExporter(folder=tmp_path / "prometheus")
+    tmr.export(scalars, prometheus, OpenTelemetryExporter(kept, strict=True), step=6)
+    scalars.close()
+    (text,) = (tmp_path / "prometheus").iterdir()
+    (events,) = (tmp_path / "tensorboard").iterdir()
+
+    assert 'deep500_timing_region_seconds_sum{device="GPU",region="2 steps"} 3.0' in text.read_text()
+    assert b"GPU/2 steps" in events.read_bytes()
+    assert '"training.region.name": "2 steps"' in kept.data.to_json()
+
+
 def test_exporters_and_ranks_of_settings(tmp_path):
     """The settings name exporters and ranks: the whole run is reported at the end, by rank 1 and not by rank 0."""
     (tmp_path / "train.py").write_text(SCRIPT)
