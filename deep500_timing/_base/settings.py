@@ -48,6 +48,30 @@ def _kernel(text: str) -> str:
     return text
 
 
+def _folder(text: str) -> str:
+    if os.path.isfile(text):
+        raise ValueError
+    return text
+
+
+def _file(text: str) -> str:
+    if os.path.isdir(text):
+        raise ValueError
+    return text
+
+
+def _rules(text: str) -> str:
+    if not all(word.strip().startswith("-") for word in text.split(",") if word.strip()):
+        raise ValueError
+    return text
+
+
+def _build(text: str) -> str:
+    if text not in ("auto", "pure", "compiled"):
+        raise ValueError
+    return text
+
+
 def _ranks(text: str) -> frozenset[int] | None:
     if text == "all":
         return None
@@ -95,7 +119,7 @@ class Setting:
 _SWITCH = "1, true, on, yes, 0, false, off, no"
 SETTINGS = {
     "enabled": Setting("1", _switch, _SWITCH, "0 makes every timer a no-op, also with enabled=True."),
-    "run": Setting(None, str, "a folder", "Every timer writes its intervals there; `run` and `autolog` as well."),
+    "run": Setting(None, _folder, "a folder", "Every timer writes its intervals there; `run` and `autolog` as well."),
     "exporters": Setting(
         "",
         _exporters,
@@ -112,14 +136,16 @@ SETTINGS = {
         "0 to 1000, on, off",
         "Samples per second of the main thread's stack, in `run` and `autolog`.",
     ),
-    "findings": Setting("", str, "names of rules, each after a -", "Rules of findings to leave out: `-drift,-spikes`."),
-    "gather": Setting(None, str, "a folder", "Where ranks that nothing else connects exchange reports."),
+    "findings": Setting(
+        "", _rules, "names of rules, each after a -", "Rules of findings to leave out: `-drift,-spikes`."
+    ),
+    "gather": Setting(None, _folder, "a folder", "Where ranks that nothing else connects exchange reports."),
     "comm_kernel": Setting("1", _kernel, _SWITCH, "0 times collectives without the compiled kernel."),
-    "cache": Setting(None, str, "a folder", "Where the compiled kernel is kept."),
-    "noise_floor": Setting(None, str, "a file", "The noise floors of `compare`."),
+    "cache": Setting(None, _folder, "a folder", "Where the compiled kernel is kept."),
+    "noise_floor": Setting(None, _file, "a file", "The noise floors of `compare`."),
     "submit_unix_s": Setting(None, float, "a number", "When the job was submitted, for goodput.", in_table=False),
     "pure": Setting("", str, "anything", "Loads the plain form of the compiled modules.", in_table=False),
-    "build": Setting("auto", str, "auto, pure, compiled", "How `pip install` builds the package.", in_table=False),
+    "build": Setting("auto", _build, "auto, pure, compiled", "How `pip install` builds the package.", in_table=False),
 }
 """Every setting by its key; the variable is the key in upper case after ``DEEP500_TIMING_``."""
 _OWN = ("AUTOLOG", "MEASUREMENT", "PYTEST_CHILD", "COMPLETE", "TEST_", "REHEARSAL", "GPU_SMALL")
