@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import io
+from pathlib import Path
 
 import pytest
 import torch
+from suite_ranks import Job
 from suite_trainers import PARTS, counts, share
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -104,3 +106,50 @@ def test_the_tracker_keeps_what_is_logged(tmp_path):
         assert any(one["name"] == "time/BATCH_s" for one in logged)
         events = run.sql("select text from events where what = 'configuration'").arrow().to_pylist()
         assert events == [{"text": '{"rate": 0.1}'}]
+
+
+RANKS = """
+import json, os, sys
+sys.path[:0] = sys.argv[2:]
+import test_accelerate as t
+found, rank = {}, int(os.environ["RANK"])
+for accumulated in (1, 4):
+    plain = t.train(*t.prepared(accumulated), epochs=1)
+    tmr = t.timer.CPUGPUTimer()
+    accelerator, *rest = t.prepared(accumulated)
+    with t.instrument(accelerator, tmr):
+        weights = t.train(accelerator, *rest, epochs=1)
+    same = all(t.torch.equal(one, other) for one, other in zip(plain, weights, strict=True))
+    found[accumulated] = [t.counts(tmr), t.share(tmr, "BATCH", *t.PARTS), same]
+# Resume in mid-epoch, as Accelerate's own guide does it.
+folder = sys.argv[1] + "/state"
+accelerator, *rest = t.prepared()
+accelerator.save_state(folder)
+accelerator, net, optimizer, loader = t.prepared()
+tmr = t.timer.CPUGPUTimer()
+with t.instrument(accelerator, tmr):
+    accelerator.load_state(folder)
+    t.train(accelerator, net, optimizer, accelerator.skip_first_batches(loader, 6), epochs=1)
+    accelerator.save_state(folder)
+found["resumed"] = t.counts(tmr)
+with open(sys.argv[1] + f"/{rank}.json", "w") as file:
+    json.dump(found, file)
+accelerator.end_training()
+"""
+
+
+def test_two_ranks_and_resume_in_mid_epoch(forks, tmp_path):
+    """Each rank counts its own batches, weights are the same, and a resumed epoch has the batches that are left."""
+    here = Path(__file__).parent
+    job = Job(tmp_path, forks.start, ["-c", RANKS, str(tmp_path), str(here), str(here.parent / "support")], 2)
+    for found in job.results(200):
+        for accumulated in (1, 4):
+            regions, parts, same = found[str(accumulated)]
+            steps = -(-10 // accumulated)
+            micro = dict.fromkeys(("IO", "FORWARD", "BACKWARD"), 10)
+            assert {name: regions[name] for name in ("BATCH", "optimizer", *micro)} == {
+                "BATCH": steps, "optimizer": steps, **micro,
+            }  # fmt: skip
+            assert parts == pytest.approx(1, abs=0.02)
+            assert same
+        assert [found["resumed"][name] for name in ("BATCH", "FORWARD", "CHECKPOINT")] == [4, 4, 1]

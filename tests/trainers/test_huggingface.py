@@ -297,25 +297,28 @@ import test_huggingface as t
 from deep500_timing_torch.trainers.huggingface import TimerCallback
 found, rank = {}, os.environ["RANK"]
 for accumulated in (1, 4):
-    callback = TimerCallback()
+    callback = TimerCallback(peak_flops=1e12)
     trainer = t.trained(sys.argv[1] + "/out", callback, evaluated=t.made(8), eval_strategy="epoch",
         gradient_accumulation_steps=accumulated, ddp_backend="gloo", data=t.made(64))
     parts = t.share(callback.timer, "BATCH", *t.PARTS)
-    found[accumulated] = [t.counts(callback.timer), parts, callback.throughput.tokens_per_s]
+    rates = callback.throughput
+    own_s, parameters = t.seconds(callback.timer, "BATCH"), sum(one.numel() for one in trainer.model.parameters())
+    expected = 64 * 32 / own_s, 64 * 32 / own_s * (6 * parameters + 12 * 2 * 2 * 32 * 32) / 1e12
+    found[accumulated] = [t.counts(callback.timer), parts, [rates.tokens_per_s, rates.utilization.ratio], expected]
 with open(sys.argv[1] + f"/{rank}.json", "w") as file:
     json.dump(found, file)
 """
 
 
 def test_two_ranks(forks, tmp_path):
-    """Each rank counts its own batches; the reduction of gradients is inside BACKWARD."""
+    """Each rank counts its own batches; the reduction of gradients is in BACKWARD, tokens and MFU are a rank's own."""
     here = Path(__file__).parent
     job = Job(tmp_path, forks.start, ["-c", RANKS, str(tmp_path), str(here), str(here.parent / "support")], 2)
     for found in job.results(200):
         for accumulated in (1, 4):
-            regions, parts, tokens_per_s = found[str(accumulated)]
+            regions, parts, rates, expected = found[str(accumulated)]
             assert (regions["BATCH"], regions["IO"], regions["FORWARD"], regions["VALIDATION"]) == (
                 16 // accumulated, 16, 16, 2,
             )  # fmt: skip
             assert parts == pytest.approx(1, abs=0.02)
-            assert tokens_per_s > 0
+            assert rates == pytest.approx(expected)
