@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 import io
 from pathlib import Path
+from time import perf_counter
 
 import pytest
 import torch
 from suite_ranks import Job
-from suite_trainers import PARTS, counts, share
+from suite_trainers import PARTS, counts, seconds, share
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -22,11 +23,11 @@ from deep500_timing_torch.trainers.accelerate import TimerTracker, instrument
 pytestmark = [pytest.mark.slow, pytest.mark.one_form, pytest.mark.timeout(300)]
 
 
-def prepared(accumulated=1, **more):
+def prepared(accumulated=1, width=512, **more):
     """An accelerator with its model, optimizer and loader, the same each time."""
     torch.manual_seed(0)
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulated, **more)
-    net = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 4))
+    net = nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 4))
     data = TensorDataset(torch.randn(320, 64), torch.randint(4, (320,)))
     return accelerator, *accelerator.prepare(net, torch.optim.Adam(net.parameters()), DataLoader(data, 16))
 
@@ -68,17 +69,44 @@ def test_counts_are_exact_and_parts_add_up(accumulated):
     assert share(tmr, "BATCH", *PARTS) == pytest.approx(1, abs=0.02)
 
 
-def test_an_exception_and_copies_of_the_model():
+def test_times_agree_with_independent_clocks():
+    """Stopwatches around the wait, the model, the backward pass and the optimizer see the same times."""
+    own = dict.fromkeys(("IO", "FORWARD", "BACKWARD", "optimizer"), 0.0)
+
+    def watch(name, call, *args):
+        begun = perf_counter()
+        try:
+            return call(*args)
+        finally:
+            own[name] += perf_counter() - begun
+
+    tmr = timer.CPUGPUTimer()
+    accelerator, net, optimizer, loader = prepared(width=4096)
+    with instrument(accelerator, tmr):
+        batches = iter(loader)
+        for _ in range(20):
+            rows, classes = watch("IO", next, batches)
+            loss = nn.functional.cross_entropy(watch("FORWARD", net, rows), classes)
+            watch("BACKWARD", accelerator.backward, loss)
+            watch("optimizer", optimizer.step)
+            optimizer.zero_grad()
+    for name, time_s in own.items():
+        assert seconds(tmr, name) == pytest.approx(time_s, rel=0.02, abs=0.005), name
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt], ids=["exception", "ctrl-c"])
+def test_an_exception_and_copies_of_the_model(error):
     """What is open is counted as failed; a model that is copied or saved meanwhile keeps nothing of the timing."""
     tmr = timer.CPUGPUTimer()
     accelerator, net, optimizer, loader = prepared()
-    with pytest.raises(ZeroDivisionError), instrument(accelerator, tmr):
+    with pytest.raises(error), instrument(accelerator, tmr):
         torch.save(net, io.BytesIO())
         copy.deepcopy(net)(torch.randn(2, 64))
         train(accelerator, net, optimizer, loader, epochs=1)
         net.train()
         next(iter(loader))
-        accelerator.backward(net(torch.randn(2, 64)).sum() / (1 // 0))
+        accelerator.backward(net(torch.randn(2, 64)).sum())
+        raise error
     assert {one.name: one.failed for one in tmr.snapshot() if one.failed} == {"BATCH": 1}
     assert len(tmr.get_time("FORWARD")) == 21
     with pytest.raises(ValueError, match="has no optimizer"):
