@@ -49,9 +49,9 @@ class Hang:
     unfinished: tuple[int, ...]
     """Those of them where it has neither finished nor failed."""
     missing: dict[int, str]
-    """For each rank of the group that has not called it, what the rank did last."""
+    """For each rank of the group that has not called it, the last thing that it did."""
     unknown: tuple[int, ...]
-    """Ranks of the group whose dump is missing, or too short to tell."""
+    """Ranks of the group without a dump, or with one that is too short to tell."""
 
     def __str__(self) -> str:
         """One sentence for the operation, and one for each missing rank."""
@@ -68,7 +68,7 @@ class Hang:
 
 @dataclass(frozen=True, slots=True)
 class FlightSummary:
-    """What the dumps of all ranks say together. As text, it is a report."""
+    """The dumps of all ranks, compared. As text, it is a report."""
 
     ranks: tuple[int, ...]
     """Ranks with a dump."""
@@ -100,7 +100,7 @@ def read_flight_recorder(folder: str | PathLike[str]) -> FlightSummary:
     """Read a folder of flight recorder dumps: which rank did not join which operation, and which rank is late.
 
     Args:
-        folder: Holds one file per rank, as PyTorch writes it: a pickle or JSON, whose name ends with the rank.
+        folder: Holds one file per rank, as PyTorch writes it: a pickle or JSON. Its name ends with the rank.
 
     Raises:
         FileNotFoundError: The folder has no dump.

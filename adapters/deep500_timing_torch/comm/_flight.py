@@ -43,7 +43,7 @@ its events on the group's stream, also for a blocking call, which runs on the ca
 
 
 class Expected(Protocol):
-    """An operation whose duration is to come from the flight recorder."""
+    """An operation that gets its duration from the flight recorder."""
 
     record: Record
 
@@ -60,7 +60,7 @@ class Expected(Protocol):
 
 
 class FlightRecorder:
-    """The operations whose durations are to come from the flight recorder."""
+    """The operations that get their durations from the flight recorder."""
 
     def __init__(self) -> None:
         """None yet."""

@@ -1,4 +1,4 @@
-"""Who waits for whom: transfer and skew of the same operation on every rank.
+"""Transfer and skew of the same operation on every rank, and the rank that the others wait for.
 
 A rank's time in a collective holds its wait for the last rank to come. So the shortest time of any rank is the
 transfer, and what a rank's own time is longer by is skew, spent waiting. The rank that waits *least* is the one that
@@ -52,7 +52,7 @@ class Skew:
 
 @dataclass(frozen=True, slots=True)
 class Lateness:
-    """Who is late in a group, from all operations for which every rank must come. Times are in seconds."""
+    """The late rank of a group, from all operations for which every rank must come. Times are in seconds."""
 
     group: str
     ranks: tuple[int, ...]
@@ -64,7 +64,7 @@ class Lateness:
     enough: bool
     """Whether they are enough to tell, neighbours in time not counting as independent."""
     late_rank: int | None
-    """The global rank that is late by more than chance and jitter explain; None if none is, or nobody can tell."""
+    """The global rank that is late by more than chance and jitter explain; None if none is, or it is unknown."""
     last_share: float
     """Share of those in which it came last; 0 if there is none."""
     lateness_s: float
@@ -79,7 +79,7 @@ class Lateness:
 
 @dataclass(slots=True)
 class Comparison:
-    """What the ranks' reports say together."""
+    """The ranks' reports, compared."""
 
     rows: list[Skew] = field(default_factory=list)
     lateness: list[Lateness] = field(default_factory=list)
