@@ -42,11 +42,19 @@ class Autolog:
     """The timing of a program that was not edited, from :func:`autolog` until :meth:`close`."""
 
     def __init__(
-        self, folder: str, *, quiet: bool, launched: bool = False, hide: Callable[[], object] | None = None
+        self,
+        folder: str,
+        *,
+        quiet: bool,
+        layers: bool = False,
+        launched: bool = False,
+        hide: Callable[[], object] | None = None,
     ) -> None:
         """Made by :func:`autolog`."""
         self.folder = folder
         """The run's folder. It is made when the program begins to train."""
+        self.layers = layers
+        """Whether each layer of a model is to be timed."""
         self.closed = False
         self.begun = False
         """Whether this process trains, and so writes a log."""
@@ -332,12 +340,13 @@ def _after_fork() -> None:
             call()
 
 
-def autolog(run: str | PathLike[str] | None = None, *, quiet: bool = False) -> Autolog:
+def autolog(run: str | PathLike[str] | None = None, *, quiet: bool = False, layers: bool = False) -> Autolog:
     """Time the rest of the program without an edit of its loop, as ``deep500-timing run`` does.
 
     Args:
         run: The run's folder; ``runs/NAME-TIME``, by the name of the program, if None.
         quiet: Print no report at the end.
+        layers: Time each layer of PyTorch models too.
 
     Returns:
         What ends it, by ``close()``. While one is open, another call returns the same.
@@ -347,7 +356,7 @@ def autolog(run: str | PathLike[str] | None = None, *, quiet: bool = False) -> A
     """
     check_settings()
     if not _live:
-        log = Autolog(folder_of(run or setting("run")), quiet=quiet)
+        log = Autolog(folder_of(run or setting("run")), quiet=quiet, layers=layers)
         if not setting("enabled"):
             log.closed = True
             return log
@@ -373,7 +382,8 @@ def start_launched(settings: str, hide: Callable[[], object]) -> None:
     except ValueError as error:  # The launcher has checked them; this process was given others.
         warn_once(f"{error} The program goes on without timing.")
         return
-    log = Autolog(settings[2:], quiet=settings[0] == "1", launched=settings[1] == "1", hide=hide)
+    quiet, launched, layers = (flag == "1" for flag in settings[:3])
+    log = Autolog(settings[3:], quiet=quiet, launched=launched, layers=layers, hide=hide)
     atexit.register(log._report)  # for a process that does not train
     _begin(log)
 

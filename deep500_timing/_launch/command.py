@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     from typing import Any
 
 USAGE = """\
-Usage: deep500-timing run [--run FOLDER] [--quiet] FILE [ARGUMENTS]
-       deep500-timing run [--run FOLDER] [--quiet] -m MODULE [ARGUMENTS]
-       deep500-timing run [--run FOLDER] [--quiet] -c CODE [ARGUMENTS]
-       deep500-timing run [--run FOLDER] [--quiet] -- COMMAND [ARGUMENTS]
+Usage: deep500-timing run [OPTIONS] FILE [ARGUMENTS]
+       deep500-timing run [OPTIONS] -m MODULE [ARGUMENTS]
+       deep500-timing run [OPTIONS] -c CODE [ARGUMENTS]
+       deep500-timing run [OPTIONS] -- COMMAND [ARGUMENTS]
 
 Time a training program without editing it. FILE is a script, a folder or zip
 file with a __main__.py, or - for the standard input. COMMAND is a launcher, as
@@ -21,6 +21,7 @@ in `deep500-timing run -- torchrun --nproc-per-node 8 train.py`.
 
 These options stand before the program:
   --run FOLDER  Write the run there; else to runs/NAME-TIME.
+  --layers      Time each layer of PyTorch models too.
   --quiet       Print no table at the end.
   -h, --help    Show this message.
 """
@@ -36,7 +37,7 @@ def main(arguments: list[str]) -> int:
     from deep500_timing._launch.program import UsageError, run
 
     try:
-        folder, quiet, rest = _options(arguments)
+        options, rest = _options(arguments)
         if rest is None:
             sys.stdout.write(USAGE)
             return 0
@@ -46,11 +47,11 @@ def main(arguments: list[str]) -> int:
             check_settings()
         except ValueError as error:
             raise UsageError(str(error)) from None
-        folder = folder or setting("run")
+        options.folder = options.folder or setting("run")
         if rest[0] == "--" or _is_command(rest[0]):
-            return _execute(folder, quiet, rest[rest[0] == "--" :])
+            return _execute(options, rest[rest[0] == "--" :])
         if setting("enabled"):
-            _prepare(folder, quiet, rest)
+            _prepare(options, rest)
         run(rest)
     except UsageError as error:
         sys.stderr.write(f"{USAGE}\nError: {error}\n")
@@ -58,24 +59,33 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _options(arguments: list[str]) -> tuple[str | None, bool, list[str] | None]:
+class _Options:
+    folder: str | None = None
+    quiet = layers = False
+
+    def settings(self, folder: str, *, launched: bool) -> str:
+        # Read by autolog.start_launched. JSON would cost its import.
+        return f"{self.quiet:d}{launched:d}{self.layers:d}{folder}"
+
+
+def _options(arguments: list[str]) -> tuple[_Options, list[str] | None]:
     # None in place of the rest asks for help. The first word that is no option of ours begins the program.
     from deep500_timing._launch.program import UsageError
 
-    folder, quiet, rest = None, False, list(arguments)
+    options, rest = _Options(), list(arguments)
     while rest and rest[0].startswith("--") and rest[0] != "--":
         option, equals, value = rest.pop(0).partition("=")
         if option == "--help":
-            return folder, quiet, None
-        if option == "--quiet" and not equals:
-            quiet = True
+            return options, None
+        if option in ("--quiet", "--layers") and not equals:
+            setattr(options, option[2:], True)
         elif option == "--run" and (value or rest):
-            folder = value or rest.pop(0)
+            options.folder = value or rest.pop(0)
         elif option == "--run":
             raise UsageError("--run requires a folder.")
         else:
             raise UsageError(f"{option!r} is no option of `deep500-timing run`; the program's own stand after it.")
-    return folder, quiet, None if rest[:1] == ["-h"] else rest
+    return options, None if rest[:1] == ["-h"] else rest
 
 
 def _is_command(word: str) -> bool:
@@ -86,18 +96,13 @@ def _is_command(word: str) -> bool:
     return which(word) is not None
 
 
-def _settings(folder: str, quiet: bool, *, launched: bool) -> str:
-    # Read by autolog.start_launched. JSON would cost its import.
-    return f"{quiet:d}{launched:d}{folder}"
-
-
 def _search_path() -> str:
     from deep500_timing._launch.startup.sitecustomize import FOLDER
 
     return os.pathsep.join(path for path in (FOLDER, os.environ.get("PYTHONPATH")) if path)
 
 
-def _prepare(folder: str | None, quiet: bool, rest: list[str]) -> None:
+def _prepare(options: _Options, rest: list[str]) -> None:
     import atexit
 
     from deep500_timing._launch.folder import folder_of
@@ -105,14 +110,14 @@ def _prepare(folder: str | None, quiet: bool, rest: list[str]) -> None:
 
     named = rest[1] if rest[0] == "-m" and len(rest) > 1 else "code" if rest[0] == "-c" else rest[0]
     named = "stdin" if named == "-" else named
-    folder = folder_of(folder, named)
-    trigger = Trigger(_settings(folder, quiet, launched=False))
+    folder = folder_of(options.folder, named)
+    trigger = Trigger(options.settings(folder, launched=False))
     sys.meta_path.insert(0, trigger)
-    if not quiet:
+    if not options.quiet:
         atexit.register(_say_if_idle, trigger, folder, os.getpid())
     # Children inherit it, for they may be ranks; `os.environ` stays as the program would find it.
     os.putenv("PYTHONPATH", _search_path())
-    os.putenv(SETTINGS, _settings(folder, quiet, launched=True))
+    os.putenv(SETTINGS, options.settings(folder, launched=True))
 
 
 def _say_if_idle(trigger: object, folder: str, pid: int) -> None:
@@ -123,7 +128,7 @@ def _say_if_idle(trigger: object, folder: str, pid: int) -> None:
         )
 
 
-def _execute(folder: str | None, quiet: bool, command: list[str]) -> int:
+def _execute(options: _Options, command: list[str]) -> int:
     from deep500_timing._launch.folder import folder_of
     from deep500_timing._launch.program import UsageError
     from deep500_timing._launch.startup.sitecustomize import SETTINGS
@@ -131,7 +136,7 @@ def _execute(folder: str | None, quiet: bool, command: list[str]) -> int:
     if not command:
         raise UsageError("After -- stands the command to run.")
     program = next((word for word in command if word.endswith(".py")), command[0])
-    settings = _settings(folder_of(folder, program), quiet, launched=True)
+    settings = options.settings(folder_of(options.folder, program), launched=True)
     environment: dict[str, Any] = {**os.environ, "PYTHONPATH": _search_path(), SETTINGS: settings}
     sys.stdout.flush()
     try:

@@ -20,6 +20,7 @@ BEGIN = "import deep500_timing as t, json, sys\nlog = t.autolog({run!r}, quiet={
 
 def printed(forks, tmp_path, program, *, status=0, quiet=True):
     """What a program under autolog prints, and its run's folder."""
+    tmp_path.mkdir(exist_ok=True)
     run = tmp_path / "run"
     output = tmp_path / "output"
     text = BEGIN.format(run=str(run), quiet=quiet) + program
@@ -196,6 +197,25 @@ def test_compilation_is_a_region(forks, tmp_path):
         reasons = [row["reason"] for row in opened.table("compilations").arrow().to_pylist()]
     assert 2 == len(reasons)
     assert 1 == sum("size" in (reason or "") for reason in reasons)
+
+
+def test_layers(forks, tmp_path):
+    """With ``layers=True`` each layer of the model is timed, at the end and in the run; the result is the same."""
+    program = TRAIN + "steps(2); print(net[0].weight.sum().item())\nlog.close()\n"
+    program += "print(any('_compiled_call_impl' in vars(m) for m in net.modules()))"
+    plain, _ = printed(forks, tmp_path, program)
+    said, run = printed(forks, tmp_path / "layers", "log.close(); log = t.autolog(log.folder, layers=True)\n" + program)
+    weight, restored = plain.splitlines()
+    assert f"{weight}\n" in said
+    assert ["False", "False"] == [restored, said.splitlines()[-1]]
+    assert re.search(r"  Layers of Sequential, time per step on the CPU, 20 training steps\n", said)
+    assert re.search(r"  ├─ 0: Linear .* 20", said)
+    assert "autograd.grad" not in regions_of(run)
+    from deep500_timing.runs import Run
+    from deep500_timing_torch.layers import read_layers
+
+    with Run.open(run) as opened:
+        assert ["Sequential", "0", "1", "2"] == [layer.path for layer in read_layers(opened).layers]
 
 
 class TestEnds:

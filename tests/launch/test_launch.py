@@ -210,7 +210,9 @@ class TestOptions:
         command, _ = form_of("script", tmp_path, "import sys; print(sys.argv)")
         assert "['train.py', '--help', '--quiet']\n" == ends([*RUN, *command, "--help", "--quiet"], tmp_path)[1]
 
-    @pytest.mark.parametrize("arguments", ["", "--run", "--nope x.py", "-m", "-c", "--", "--quiet", "-x"])
+    @pytest.mark.parametrize(
+        "arguments", ["", "--run", "--nope x.py", "--layers=2 x.py", "-m", "-c", "--", "--quiet", "-x"]
+    )
     def test_wrong_use(self, arguments, tmp_path):
         """It ends with 2 and says what is wrong."""
         status, _, error = ends([*RUN, *arguments.split()], tmp_path)

@@ -1,13 +1,13 @@
 """Times an unchanged PyTorch program: the plug-in of ``deep500-timing run`` for PyTorch.
 
 ``_steps`` turns events into regions, ``_patches`` sees the events, ``_roots`` finds the models, ``_compilations`` keeps
-what ``torch.compile`` did.
+what ``torch.compile`` did, ``_layers`` times layers.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -41,7 +41,15 @@ def install(log: Autolog) -> Callable[[], None]:
     """
     steps = Steps(log, log.timer(CPUGPUTimer), torch.is_grad_enabled)
     feeders.append(steps.drain)
-    parts = (Roots(steps), Patches(steps), Compilations(steps))
+    roots = Roots(steps)
+    parts: list[Any] = [roots]
+    if log.layers:
+        from deep500_timing_torch._autolog._layers import Layers
+
+        layers = Layers(steps)
+        roots.when_found = layers.add
+        parts.append(layers)
+    parts += [Patches(steps), Compilations(steps)]
 
     def undo() -> None:
         steps.finish()

@@ -18,6 +18,8 @@ from torch.nn.modules.loss import _Loss
 from deep500_timing_torch._autolog._patches import hide
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from deep500_timing_torch._autolog._steps import Steps
 
 
@@ -26,6 +28,8 @@ class Roots:
 
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
+        self.when_found: Callable[[Any], object] = lambda model: None
+        """Called with each model before its first call."""
         self._known: set[type] = set()
         """The classes of models."""
         self._watched: dict[type, int] = {}
@@ -108,3 +112,4 @@ class Roots:
             self._unwatch(part)
             self._dropped.add(part)
         self._steps.find_device(model.parameters())
+        self.when_found(model)
