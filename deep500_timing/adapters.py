@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from deep500_timing._base.imports import after_import
     from deep500_timing._base.require import missing_package, require
     from deep500_timing._base.warn import warn_once
+    from deep500_timing._base.workers import WORKER_PARTS, TimedLoop, WorkerTimes
     from deep500_timing._distributed.connection import store_connection
     from deep500_timing._distributed.exchange import DEADLINE_S, Exchange
     from deep500_timing._distributed.identity import rank_and_world
@@ -55,10 +56,13 @@ __all__ = [
     "REGION_COLOURS",
     "TRIM",
     "UNKNOWN",
+    "WORKER_PARTS",
     "Exchange",
     "Intervals",
     "Launch",
     "NamedTimer",
+    "TimedLoop",
+    "WorkerTimes",
     "after_import",
     "begin_recomputation",
     "discover_launch",
@@ -95,7 +99,10 @@ _LAZY = {
     "QUANTILES": "deep500_timing._summary.stats",
     "REGION_COLOURS": "deep500_timing._views.page._colours",
     "TRIM": "deep500_timing._summary.stats",
+    "TimedLoop": "deep500_timing._base.workers",
     "UNKNOWN": "deep500_timing._summary.text",
+    "WORKER_PARTS": "deep500_timing._base.workers",
+    "WorkerTimes": "deep500_timing._base.workers",
     "after_import": "deep500_timing._base.imports",
     "begin_recomputation": "deep500_timing._recording.recorder",
     "discover_launch": "deep500_timing._distributed.launchers",

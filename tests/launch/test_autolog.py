@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 import suite_ranks
@@ -216,6 +217,55 @@ def test_layers(forks, tmp_path):
 
     with Run.open(run) as opened:
         assert ["Sequential", "0", "1", "2"] == [layer.path for layer in read_layers(opened).layers]
+
+
+WORKERS = """
+import time, torch.multiprocessing as mp
+from pathlib import Path
+from torch.utils.data import Dataset
+Path("w.py").write_text('''
+import random, time, torch
+class Slow(torch.utils.data.Dataset):
+    def __len__(self): return 160
+    def __getitem__(self, i):
+        time.sleep(0.005)
+        return torch.rand(16) + random.random(), torch.tensor(i % 4)
+''')
+sys.path.insert(0, ".")
+from w import Slow
+for kind in sys.argv[1:] or ["fork"]:
+    loader = DataLoader(Slow(), 4, num_workers=2, multiprocessing_context=kind, shuffle=True)
+    total = 0.0
+    for x, y in loader:
+        total += x.sum().item()
+        optimizer.zero_grad(); torch.nn.functional.cross_entropy(net(x), y).backward(); optimizer.step()
+    print(kind, total)
+"""
+
+
+@pytest.mark.parametrize("kind", ["fork", "spawn"])
+def test_workers(kind, forks, tmp_path, monkeypatch):
+    """The parts of a worker's time add up to its life; the samples are those without the timing; the cause is said."""
+    monkeypatch.chdir(tmp_path)
+    program = TRAIN + WORKERS.replace('or ["fork"]', f"or [{kind!r}]")
+    began = time.perf_counter()
+    timed, run = printed(forks, tmp_path, program + "log.close()\n")
+    took_s = time.perf_counter() - began
+    plain, _ = printed(forks, tmp_path, "log.close()\n" + program)
+    assert plain.splitlines()[-1] == timed.splitlines()[-1]
+    from deep500_timing._views.findings import find
+    from deep500_timing.runs import Run
+
+    with Run.open(run) as opened:
+        rows = opened.sql(
+            "select *, start_us + idle_us + fetch_us + collate_us + put_us as whole_us from loader_workers "
+            "qualify row_number() over (partition by worker order by time_ns desc) = 1 order by worker"
+        ).rows()
+        found = [one.text for one in find(opened) if one.rule == "waits-for-data"]
+    assert [(0, 20, 80), (1, 20, 80)] == [(row["worker"], row["batches"], row["samples"]) for row in rows]
+    assert all(0.4e6 <= row["fetch_us"] <= row["whole_us"] <= took_s * 1e6 for row in rows)
+    if kind == "fork":
+        assert re.search(r"fetch takes .* ms a sample; .* workers would (keep up, 2 are there|be needed)", found[0])
 
 
 class TestEnds:

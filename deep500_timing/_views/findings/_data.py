@@ -12,6 +12,7 @@ from deep500_timing._views.findings._cause import shared_by
 from deep500_timing._views.findings._evidence import FIRST_STEP
 from deep500_timing._views.findings._finding import name_of, percent, took
 from deep500_timing._views.findings._statistics import CHANCE, LEAST_OF_TREND, trend_of
+from deep500_timing._views.findings._workers import start_of_workers_s, why_of_workers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -100,9 +101,14 @@ def _judge(rule: Rule, evidence: Evidence, node: Node, shares: dict[int, float])
         where = f"{percent(float(np.median(others)))} on the {'other' if len(others) == 1 else 'median of the others'}"
     elif shares:
         where = _how_many(sum(share >= rule.share for share in shares.values()), len(evidence.ranks))
-    fact, where, why, steps = _few_long_waits(evidence, node, _Wait(steady_s, each_s, of_step)) or (
-        f"the loop waits for data, {took(each_s)}{of_step} a step{usual}", where, _growth(evidence, node), ()
-    )  # fmt: skip
+    few = _few_long_waits(evidence, node, _Wait(steady_s, each_s, of_step))
+    remedy = {"remedy": _STARTS_AGAIN} if few is not None and few[2] else {}
+    if few is None:
+        workers = None if step is None else why_of_workers(evidence, node, step)
+        remedy = {"remedy": workers.remedy} if workers is not None else {}
+        why = "; ".join(filter(None, (workers.text if workers is not None else "", _growth(evidence, node))))
+        few = f"the loop waits for data, {took(each_s)}{of_step} a step{usual}", where, why, ()
+    fact, where, why, steps = few
     on = f" on rank {evidence.rank}" if is_uneven else ""
     return rule.found(
         evidence,
@@ -114,7 +120,7 @@ def _judge(rule: Rule, evidence: Evidence, node: Node, shares: dict[int, float])
         rank=evidence.rank,
         steps=steps,
         command=evidence.command("why", steps[0]) if steps and not why else "",
-        **({"remedy": _STARTS_AGAIN} if why else {}) if steps else {},
+        **remedy,
     )
 
 
@@ -142,9 +148,14 @@ def _few_long_waits(evidence: Evidence, node: Node, wait: _Wait) -> tuple[str, s
     which = f"{len(slow)} of {len(waits.durations_s)} steps{f', {shared},' if shared else ''}"
     ordered = waits.numbers[slow[np.argsort(-waits.durations_s[slow], kind="stable")]].tolist()
     is_at_start = shared.startswith(("each the first of", "each after EPOCH"))
-    why = "as when workers start" if is_at_start else ""
+    why = f"as when workers start{_each(evidence)}" if is_at_start else ""
     fact = f"{which} wait {long} for data, the others {took(float(np.median(others)))}"
     return fact, "", why, tuple(ordered[:_KEPT])
+
+
+def _each(evidence: Evidence) -> str:
+    start_s = start_of_workers_s(evidence)
+    return f", which takes {took(start_s)}" if start_s else ""
 
 
 def _long_ones(waits: Any) -> Any:
@@ -218,9 +229,14 @@ def between_epochs(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         return
     medians = {part: float(np.median(spent_s)) for part, spent_s in parts.items()}
     name = max(medians, key=lambda part: (medians[part], part))
-    lines = "" if name else evidence.lines_between(zip(steps[last, 0], ends, starts, strict=True))
-    most = f"most of it in {name_of(name)}" if name else ": ".join(filter(None, ("most of it in no region", lines)))
     remedy = {"": "time its parts as regions", IO: _STARTS_AGAIN, "EPOCH (start)": _STARTS_AGAIN}.get(name)
+    lines = "" if name else evidence.lines_between(zip(steps[last, 0], ends, starts, strict=True))
+    starts_again = f"{name_of(name)}, where workers start{_each(evidence)}" if _each(evidence) else name_of(name)
+    most = (
+        f"most of it in {starts_again if remedy == _STARTS_AGAIN else name_of(name)}"
+        if name
+        else ": ".join(filter(None, ("most of it in no region", lines)))
+    )
     yield rule.found(
         evidence,
         f"Training stands still for {took(each_s)} between two epochs, "

@@ -1,0 +1,65 @@
+"""The finding ``waits-for-data`` says what the workers of the data loader do."""
+
+from __future__ import annotations
+
+import pytest
+from made_runs import made_rank
+
+from deep500_timing._views.findings import find
+from deep500_timing.runs import Run
+
+pytest.importorskip("duckdb")
+COLUMNS = ("time_ns", "loader", "iteration", "workers", "is_training", "cpus", "worker")
+NUMBERS = ("start_us", "idle_us", "fetch_us", "collate_us", "put_us", "batches", "samples")
+STEPS = 80
+
+
+def made(folder, *workers, wait_ms=40.0, cpus=8):
+    """A run of 80 steps of 60 ms and a wait. A worker is the ms of idle, fetch, collate and put, and its batches."""
+    with made_rank(folder) as rank:
+        rank.log.declare("loader_workers", **dict.fromkeys((*COLUMNS, *NUMBERS), "int"))
+        for step in range(STEPS):
+            with rank.region("BATCH"):
+                rank.spend("IO", wait_ms * (1 + step % 3 / 10) / 1e3)
+                rank.spend("FORWARD", 0.02)
+                rank.spend("BACKWARD", 0.04)
+        known = (rank.clock.now_ns(), 0, 0, len(workers), 1, cpus)
+        for number, (*parts, batches) in enumerate(workers):
+            rank.log.add("loader_workers", (*known, number, 1000, *(1000 * ms for ms in parts), batches, 4 * batches))
+        if not workers:
+            rank.log.add("loader_workers", (*known, -1, *(0,) * len(NUMBERS)))
+    with Run.open(folder) as run:
+        return next((one for one in find(run) if one.rule == "waits-for-data"), None)
+
+
+@pytest.mark.parametrize(
+    ("workers", "said"),
+    [
+        ([(100, 7800, 100, 20, 40)] * 2, ": fetch takes 48.8 ms a sample; 4 workers would keep up, 2 are there."),
+        ([(100, 100, 7800, 20, 40)] * 2, ": collate takes 195 ms a batch; 4 workers would keep up, 2 are there."),
+        (
+            [(7900, 100, 20, 2, 10)] * 8,
+            ": all 8 workers are idle for 98 % of the time, so the main process is the limit.",
+        ),
+        (
+            [(100, 7900, 0, 0, 20), *[(7500, 500, 0, 0, 20)] * 3],
+            ": 3 of 4 workers are idle: they wait for worker 0, which takes 395 ms a batch, the others 25.0 ms, as "
+            "batches keep their order.",
+        ),
+        ([], ": the loop loads the data itself (num_workers=0); 1 worker would keep up."),
+        ([(3000, 5000, 0, 0, 40)] * 2, "a step."),
+        ([(100, 7800, 100, 20, 9)] * 2, "a step."),
+    ],
+    ids=["fetch", "collate", "main process", "uneven", "no workers", "neither busy nor idle", "few batches"],
+)
+def test_the_cause(workers, said, tmp_path):
+    """The sentence has what the workers do, or stays as it is."""
+    found = made(tmp_path / "run", *workers)
+    assert found.text.endswith(said), found.text
+
+
+@pytest.mark.parametrize(("wait_ms", "speaks"), [(4, False), (7, True), (15, True), (60, True)])
+def test_the_threshold(wait_ms, speaks, tmp_path):
+    """Below 10 % of the step nothing is said, whatever the workers do; at 1, 2 and 5 times that the cause is named."""
+    found = made(tmp_path / "run", *[(100, 7800, 100, 20, 40)] * 2, wait_ms=wait_ms)
+    assert speaks == (found is not None and "fetch takes 48.8 ms a sample" in found.text)
