@@ -45,9 +45,9 @@ class Layers:
 
     def _write(self) -> None:
         # The log begins after the first call of a model.
-        for timer in self._timers:
-            if not timer._written:
-                timer._write()
+        for layers in self._timers:
+            if not layers._written:
+                layers._write()
 
     def _report(self) -> None:
         self.undo()
