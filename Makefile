@@ -57,7 +57,7 @@ help:
 	@echo "make test-quick   what most changes need, in under 90 seconds"
 	@echo "make coverage     what depends on the form, plain, and all the rest, with the lines that no test passes through"
 	@echo "make test-gpu     the tests that need a GPU, with the PyTorch of GPU_PYTHON ($(GPU_PYTHON)); installs nothing"
-	@echo "make test-rehearsal  PyTorch's CUDA code over libraries that only keep time, without a GPU (3 GB, minutes)"
+	@echo "make test-rehearsal  PyTorch's CUDA code over libraries that only keep time, without a GPU (4 GB, minutes)"
 	@echo "make gpu-session  all that a GPU can show, into benchmarks/GPU.md, with the PyTorch of GPU_PYTHON; under 8 minutes"
 	@echo "make gpu-site     the compiled packages for GPU_VERSION ($(GPU_VERSION)) in build/gpu-site, to carry to that machine"
 	@echo "make rehearse-gpu-session  the same session on the rehearsal's stand-ins, into build/gpu-rehearsal.md"
@@ -216,13 +216,13 @@ GPU_TESTS = $(shell grep -rlE 'mark\.gpu' tests --include='test_*.py')
 test-gpu:
 	@PYTHONPATH=.:adapters $(GPU_PYTHON) -m pytest -m gpu $(PYTEST_ARGS) $(or $(GPU_TESTS),$(error no test is marked gpu))
 
-# Not in CI: 3 GB. PyTorch's own CUDA build over libraries that compute nothing (tests/rehearsal/README.md).
+# Not in CI: 4 GB. PyTorch's own CUDA build over libraries that compute nothing (tests/rehearsal/README.md).
 # Another folder for the environment: make test-rehearsal REHEARSAL=/path
 REHEARSAL ?= $(CURDIR)/.venvs/rehearsal
 $(REHEARSAL)/.stamp: tests/rehearsal/requirements.txt
 	@test -n "$(call find-python,3.12)" || { echo "make test-rehearsal needs Python 3.12, as PyTorch's CUDA build" \
 		"for the tests; install it with \`pyenv install 3.12\` or \`uv python install 3.12\`"; exit 1; }
-	@echo "setup: $(REHEARSAL) with PyTorch's CUDA build (3 GB, minutes)"
+	@echo "setup: $(REHEARSAL) with PyTorch's CUDA build (4 GB, minutes)"
 	@test -x $(REHEARSAL)/bin/python || $(call find-python,3.12) -m venv $(REHEARSAL)
 	@$(REHEARSAL)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check -r tests/rehearsal/requirements.txt
 	@touch $@

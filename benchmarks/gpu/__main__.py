@@ -1,9 +1,9 @@
 """``python -m benchmarks.gpu``: run the sections and write ``benchmarks/GPU.md``; `make gpu-session`.
 
-The sections of a group share a process. Each has a time limit, and all together have one. A crash, a hang or a missing
-package costs that section only, and the group goes on in a new process. Each row is written to the page as it comes, so
-a session that is cut off has a page. Nothing is asserted here; the tests marked ``gpu`` are a section. Where no section
-that needs a GPU could run, nothing is written.
+The sections of a group share a process. Each section has a time limit, and so has the session. A crash, a hang or a
+missing package costs one section; the rest of the group runs in a new process. Each row is written to the page at
+once, so an interrupted session has a page too. Nothing is asserted here; the tests marked ``gpu`` are a section.
+Without a GPU the page is not written.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ MARK = "deep500-timing-gpu-section:"
 LIMIT_S = 470.0
 """Of all sections together: eight minutes, less the time to start and to write."""
 START_S = 150.0
-"""Limit of the start of a process: the first import of PyTorch reads gigabytes from a cold disk."""
+"""Limit of the start of a process. The first import of PyTorch reads gigabytes from a cold disk."""
 
 
 def main() -> int:
-    """Run what was asked for; return 0 whatever it showed."""
+    """Run the sections; return 0 in any case."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
     parser.add_argument("sections", nargs="*", help=f"some of {', '.join(_sections.ALL)}; all if none is named")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
@@ -66,7 +66,7 @@ def main() -> int:
 
 
 class Session:
-    """What was found so far, by section: columns, rows, and why there are not all of them."""
+    """The results so far, by section: columns, rows, and the reason for missing rows."""
 
     def __init__(self, page_path: Path, limit_s: float) -> None:
         """Start the clock."""
@@ -76,7 +76,7 @@ class Session:
         self._end = time.monotonic() + limit_s
 
     def run(self, names: list[str]) -> None:
-        """Run sections in one process, and in a new one what is left after a crash or a hang."""
+        """Run sections in one process, and the rest in a new one after a crash or a hang."""
         while names:
             if time.monotonic() >= self._end:
                 for name in names:
@@ -85,7 +85,7 @@ class Session:
             names = names[self._run_process(names) :]
 
     def _run_process(self, names: list[str]) -> int:
-        """Run one process; return how many sections are over."""
+        """Run one process; return the number of sections that ended."""
         with tempfile.TemporaryFile("w+") as errors:
             process = subprocess.Popen(
                 [sys.executable, "-m", "benchmarks.gpu", "--inside", *names],
@@ -161,7 +161,7 @@ def _read(process: subprocess.Popen[str], lines: queue.Queue[str | None]) -> Non
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    # With what it has started, which would go on using the GPU, and whose output would be waited for.
+    # With its own child processes: they would go on using the GPU, and keep the pipe of the output open.
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     with process:
@@ -201,7 +201,7 @@ def _inside(names: Iterable[str]) -> int:
 
 
 def page(found: dict[str, dict[str, Any]]) -> str:
-    """What was found, as a page of tables."""
+    """The results as a page of tables."""
     lines = [
         "# On a GPU",
         "",

@@ -1,4 +1,4 @@
-"""What the sections need of a GPU, and the reason where it is not to be had."""
+"""Requirements of the sections: PyTorch, CuPy, a GPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class UnavailableError(Exception):
-    """What a section needs is not here; the text says what."""
+    """A requirement of a section is missing; the text names it."""
 
 
 def need_torch() -> Any:
@@ -47,7 +47,7 @@ def need_cupy() -> Any:
 
 
 def spinner(torch: Any) -> Callable[[float], None]:
-    """A function that keeps the current stream busy for so many seconds, to within some percent."""
+    """A function that keeps the current stream busy for a number of seconds, to within some percent."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     cycles = 100_000_000
     for _ in range(3):  # the first is slow: the kernel is loaded, the clock speeds up
@@ -68,7 +68,7 @@ def sized(normal: int, small: int) -> int:
 
 
 def kineto(torch: Any) -> contextlib.AbstractContextManager[Any]:
-    """PyTorch's profiler of host and device; gives None in a rehearsal, whose device has no CUPTI."""
+    """PyTorch's profiler of host and device; None in a rehearsal, which has no CUPTI."""
     if os.environ.get(SMALL):
         return contextlib.nullcontext()
     found: contextlib.AbstractContextManager[Any] = torch.profiler.profile(

@@ -26,7 +26,7 @@ def _world() -> tuple[Any, Any]:
 
 
 def recorder() -> Iterator[list[Any]]:
-    """Six asynchronous gathers that are issued together, beside the durations that their handles give."""
+    """Six asynchronous gathers in flight at once: times of the summary, and of the handles' ``_get_duration``."""
     torch, _ = _world()
     from deep500_timing_torch import comm
 
@@ -79,7 +79,7 @@ def held() -> Iterator[list[Any]]:
 
 
 def parallel() -> Iterator[list[Any]]:
-    """What is seen of DDP's buckets and of FSDP2's gathers and reductions, without the compiled kernel."""
+    """Rows for DDP's buckets and for FSDP2's gathers and reductions, without the compiled kernel."""
     torch, _ = _world()
     from torch import nn
     from torch.distributed.fsdp import fully_shard

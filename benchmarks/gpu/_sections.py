@@ -1,4 +1,4 @@
-"""The sections of a session on a GPU. Each yields the columns of its table, then its rows as it gets them."""
+"""The sections of a GPU session. Each yields the columns of its table, then its rows, each when it is measured."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Section:
 
 
 def machine() -> Table:
-    """What it runs on."""
+    """GPU, driver and versions."""
     torch = need_torch()
     import deep500_timing
 
@@ -72,7 +72,7 @@ def tests() -> Table:
 
 
 def truth() -> Table:
-    """Regions around kernels of known length, beside two bare events around the same and what Kineto says of them."""
+    """Regions around kernels of known length, compared with two bare events and with Kineto."""
     torch = need_torch()
     import deep500_timing_torch as timer
 
@@ -106,7 +106,7 @@ def truth() -> Table:
 
 
 def cost() -> Table:
-    """A pair of start and end beside two bare events, in turn, the least of many: on an idle GPU and on a busy one."""
+    """Start and end of a region compared with two bare events, in turns, on an idle and on a busy GPU; minima."""
     torch = need_torch()
     import deep500_timing
     import deep500_timing_torch as timer
@@ -213,7 +213,7 @@ def memory() -> Table:
 
 
 def captures() -> Table:
-    """What a capture lives through, by who does what on which thread, and in which mode."""
+    """Whether a capture survives a call, by call, thread and capture mode."""
     torch = need_torch()
     import deep500_timing_torch as timer
 
@@ -295,7 +295,7 @@ def fork() -> Table:
 
 
 def exits() -> Table:
-    """What the process says as it ends, and a child that ends by sys.exit."""
+    """Messages at the exit of a process, and of a forked child that calls ``sys.exit``."""
     need_torch()
     use = "import os, sys, torch, deep500_timing_torch as timer\ntmr = timer.CPUGPUTimer('cuda')\n" + (
         "for _ in range(100):\n    with tmr.region('r', gpu=True): pass\n"
@@ -311,7 +311,7 @@ def exits() -> Table:
 
 
 def context() -> Table:
-    """The current device, and the GPUs on which the process has a context, with a timer of another device."""
+    """The current device and the process's contexts, with a timer of another device."""
     torch = need_torch()
     if torch.cuda.device_count() < 2:
         raise UnavailableError("needs two GPUs")
@@ -341,7 +341,7 @@ def context() -> Table:
 
 
 def gil() -> Table:
-    """How long another Python thread stands still while the launch queue is full."""
+    """The longest pause of another Python thread while the launch queue is full."""
     torch = need_torch()
     import deep500_timing_torch as timer
 
@@ -377,47 +377,46 @@ def gil() -> Table:
         events[2 * number + 1].record()
 
     cases: dict[str, Callable[[int], Any]] = {
-        "nothing, so the watcher's own": lambda number: time.sleep(0.0005),
+        "no kernels": lambda number: time.sleep(0.0005),
         "kernels alone": lambda number: spin(0.0005),
         "regions": timed,
         "bare torch.cuda.Event": bare,
     }
-    yield ["2 000 kernels of 0.5 ms", "longest standstill of another thread, ms"]
+    yield ["2 000 kernels of 0.5 ms", "longest pause of another thread, ms"]
     for name, launch in cases.items():
         yield [name, longest(launch)]
 
 
 def cupy() -> Table:
-    """The contract of device clocks over CuPy's events, with a kernel that spins."""
-    need_cupy()
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "-m",
-            "gpu",
-            "tests/tensorflow/test_cupy_gpu.py",
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    """The contract of device clocks over CuPy's events, and CuPy's region around PyTorch's, on one stream."""
+    cuda = need_cupy().cuda
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu"]
+    done = subprocess.run([*command, "tests/tensorflow/test_cupy_gpu.py"], capture_output=True, text=True, check=False)
     said = done.stdout.strip().splitlines()
-    yield ["result"]
-    yield from ([line] for line in said if line.startswith(("FAILED", "ERROR")))
-    yield [said[-1] if said else done.stderr[-200:]]
+    yield ["what", "result"]
+    yield ["contract of device clocks", said[-1] if said else done.stderr[-200:]]
+    yield from ([line, None] for line in said if line.startswith(("FAILED", "ERROR")))
+    torch = need_torch()
+    import deep500_timing_tensorflow
+    import deep500_timing_torch
+    from deep500_timing import Timer
+
+    outer = Timer(deep500_timing_tensorflow.CupyEventClock(synchronize=lambda: None))
+    inner, spin = deep500_timing_torch.CPUGPUTimer("cuda"), spinner(torch)
+    with cuda.ExternalStream(torch.cuda.current_stream().cuda_stream):
+        for _ in range(20):
+            with outer.region("region", gpu=True), inner.region("region", gpu=True):
+                spin(0.001)
+    for name, tmr in (("PyTorch's events", inner), ("CuPy's events around them", outer)):
+        yield [f"kernel of 1 ms, median by {name}", statistics.median(tmr.get_time("region", gpu=True)) * 1e6]
 
 
 def anchors() -> Table:
-    """Regions on an idle stream for five minutes: where they are placed against where the host saw them."""
+    """Regions on an idle stream for five minutes: their places, compared with the host's view of them."""
     torch = need_torch()
     import deep500_timing_torch as timer
 
-    yield ["s", "regions", "before the host began them, at most", "after the host saw them done", "stated uncertainty"]
+    yield ["s", "regions", "placed before the host's start by", "placed after the host's end by", "stated uncertainty"]
     spin, tmr = spinner(torch), timer.CPUGPUTimer("cuda")
     bounds: list[tuple[int, int]] = []
     began, shown = time.monotonic(), 0.0
@@ -439,11 +438,11 @@ def anchors() -> Table:
 
 
 def drift() -> Table:
-    """Ten minutes simulated: a device whose clock runs at another rate, and how far off its regions are placed."""
+    """Ten simulated minutes of a device whose clock drifts: the error of its regions' places."""
     from deep500_timing import Timer
     from deep500_timing.testing import ManualDeviceClock
 
-    yield ["clocks part by, ppm", "largest error", "uncertainty that is stated"]
+    yield ["drift, ppm", "largest error", "stated uncertainty"]
     for parts_per_million in (0, 5, 20, 40):
         device = ManualDeviceClock()
 
@@ -479,16 +478,16 @@ ALL = {
     "parallel": Section("DDP and FSDP2 in a world of one", _nccl.parallel, process="nccl"),
     "step-compiled": Section('A step under torch.compile(mode="reduce-overhead")', _training.step_compiled, 120),
     "cost-plain": Section("Cost of a pair, in the plain form", cost, process="plain"),
-    "captures": Section("What a capture lives through", captures, process="more"),
-    "calls": Section("Calls of the CUDA runtime in 2 000 regions", calls, process="more"),
+    "captures": Section("Calls during a capture", captures, process="more"),
+    "calls": Section("CUDA runtime calls of 2 000 regions", calls, process="more"),
     "memory": Section("Events and memory over many regions", memory, 90, process="more"),
     "gil": Section("A full launch queue", gil, process="more"),
     "context": Section("Devices and contexts", context),
     "fork": Section("Forked children", fork, 120, process="programs"),
     "exits": Section("The end of the process", exits, process="programs"),
-    "cupy": Section("CuPy's clock", cupy, process="programs"),
+    "cupy": Section("CuPy's clock, and PyTorch in the same process", cupy, process="programs"),
     "tests": Section("The tests marked gpu", tests, 150, process="programs"),
     "drift": Section("The place of a region, ten minutes simulated", drift, anywhere=True),
     "anchors": Section("The place of a region, five minutes", anchors, 320),
 }
-"""Ordered by worth. The last takes what is left of the time, and each of its rows stands alone."""
+"""Ordered by worth. The last one uses the remaining time; each of its rows is complete."""

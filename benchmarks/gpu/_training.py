@@ -1,4 +1,4 @@
-"""Sections on a training of the size of GPT-2 (124 million parameters, bfloat16), some 20 ms a step on an H100."""
+"""Sections that train a model of GPT-2's size (124 million parameters, bfloat16), some 20 ms a step on an H100."""
 
 from __future__ import annotations
 
@@ -312,7 +312,7 @@ def layers() -> Iterator[list[Any]]:
 
 
 def nvml() -> Iterator[list[Any]]:
-    """What a sample of the machine costs and says, and a step while samples are taken each 0.1 s."""
+    """The cost and the values of a system sample, and of a step with a sample every 0.1 s."""
     torch = need_torch()
     from deep500_timing.runs._system import SystemSampler
 

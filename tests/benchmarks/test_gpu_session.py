@@ -70,7 +70,7 @@ sys.exit(session.main())
 
 
 def has_ended(pid):
-    """Whether a process ends; it stays in the table for as long as whoever inherited it does not ask."""
+    """Whether a process ends. A pidfd sees the end of a process that its parent has not reaped."""
     if not hasattr(os, "pidfd_open"):
         pytest.skip("the end of a process that is no child is seen on Linux alone")
     try:
@@ -84,7 +84,7 @@ def has_ended(pid):
 
 
 def test_sections_that_die_or_hang_cost_themselves(tmp_path):
-    """Each is a line with its reason, what it had started is ended, and the others run and are written down."""
+    """Each gets a line with its reason, its child processes are ended, and the other sections run."""
     program, page, child = tmp_path / "injected.py", tmp_path / "GPU.md", tmp_path / "injected.py.child"
     program.write_text(INJECTED)
     done = subprocess.run(
@@ -134,7 +134,7 @@ def test_the_session_ends_in_time(tmp_path, capsys):
 
 
 def test_the_limits_leave_time_for_every_section():
-    """All sections together end within eight minutes, whatever each of them does."""
+    """The session ends within eight minutes in any case."""
     assert session.LIMIT_S <= 480
     assert max(section.limit_s for section in _sections.ALL.values()) < session.LIMIT_S
 
@@ -153,7 +153,7 @@ def test_the_page():
 
 
 def test_drift_is_within_what_is_stated():
-    """Ten minutes of two clocks that part by up to 40 ppm: no place is off by more than 100 µs and what is stated."""
+    """Ten minutes with a drift of up to 40 ppm: no place is off by more than 100 µs plus the stated uncertainty."""
     columns, *rows = _sections.drift()
     assert (3, [0, 5, 20, 40]) == (len(columns), [row[0] for row in rows])
     assert 0 == rows[0][1]

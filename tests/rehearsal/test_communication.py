@@ -49,7 +49,7 @@ def test_an_operation_behind_computing(found):
 
 
 def test_a_batch_of_messages(found):
-    """One row, whose time is a bound; no bandwidth beyond the link's 100 GB/s."""
+    """One row, whose time is a bound; the bandwidth stays below the link's 100 GB/s."""
     row = _only(found["batch"])
     assert ("batch_isend_irecv", 3, 0, True) == (row["op"], row["count"], row["untimed"], row["bound"])
     assert TRUE_MS - 0.1 <= row["mean_ms"] < 3 * TRUE_MS
@@ -70,7 +70,7 @@ def test_gathers_of_unequal_sizes(found):
 
 
 def test_a_coalescing_block(found):
-    """Operations that NCCL launches at the end of a block have no time of their own, and none is claimed."""
+    """NCCL launches these operations at the end of the block, so they count as untimed."""
     for row in found["coalesced"]:
         assert (0, 0, 0, None) == (row["count"], row["pending"], row["failed"], row["mean_ms"])
         assert row["untimed"] > 0
@@ -158,7 +158,7 @@ def test_two_streams(how, kernel):
 
 @pytest.mark.parametrize("how", ["import", "functions", "kernel"])
 def test_batches_of_messages(how, kernel):
-    """One, three and six batches: one row each, whose mean is not below the true time."""
+    """One, three and six batches: one row each, with a mean at or above the true time."""
     for count, rows in run_program("messages", how).items():
         name, counted, mean_ms, bound = _only(rows)
         assert ("batch_isend_irecv", int(count), True) == (name, counted, bound)

@@ -59,7 +59,7 @@ def test_a_region_whose_first_use_lies_in_a_capture():
 
 
 def test_collectives_whose_first_use_lies_in_a_capture():
-    """They count as captured, whatever the replays, and those after it are timed."""
+    """They count as captured, replays count nothing, and later ones are timed."""
     found = run_program("captures", "collectives")
     assert (6, 2, 0, 0, 0) == tuple(found[key] for key in ("count", "captured", "pending", "failed", "untimed"))
     assert pytest.approx(0.68, abs=0.05) == found["mean_ms"]
@@ -92,7 +92,7 @@ def marked(*args, **variables):
 
 
 def test_what_is_marked_gpu():
-    """GPU tests of the suite pass. Those that need values, true prices or Triton say so where they stand."""
+    """The suite's GPU tests pass. Those that need values, true costs or Triton are skipped with that reason."""
     marked(*MARKED)
 
 

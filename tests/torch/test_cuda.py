@@ -1,7 +1,6 @@
-"""GPU times on a real CUDA device. The test device stands in for it elsewhere; here is what only the real one tells.
+"""GPU times on a real CUDA device. Elsewhere the test device stands in for it.
 
-Run them by ``make test-gpu``, in a process of their own: a process that has loaded the test device takes that for its
-accelerator.
+Run them by ``make test-gpu``, in a process without the test device, which PyTorch would take for its accelerator.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ def assert_value(value, data):
 
 class TestTimes:
     def test_known_work(self, spin):
-        """A region's GPU time is that of its own work, between two events of PyTorch's around the same."""
+        """A region's GPU time is that of its work, and agrees with two events around it."""
         tmr = timer.CPUGPUTimer(device="cuda")
         before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         spin(0.02)
@@ -221,7 +220,7 @@ class TestGraphs:
 
 
 def on_a_thread(what):
-    """Run it on a thread of its own, to the end."""
+    """Run it on another thread and join."""
     thread = threading.Thread(target=what)
     thread.start()
     thread.join()
@@ -232,7 +231,7 @@ class TestWhatOnlyAGpuShows:
     @pytest.mark.parametrize("what", ["snapshot", "regions", "get_time"])
     @pytest.mark.parametrize("elsewhere", [True, False])
     def test_a_capture_lives(self, spin, mode, what, elsewhere):
-        """A capture outlives what the timer does on its thread and on others, in every mode."""
+        """A capture survives every call of the timer, on its thread and on others, in every mode."""
         tmr = timer.CPUGPUTimer()
         data = torch.zeros(8, device="cuda")
         for _ in range(40):
@@ -260,7 +259,7 @@ class TestWhatOnlyAGpuShows:
         assert 40 == len(tmr.get_time("before", gpu=True))
 
     def test_the_place_of_a_region(self, spin):
-        """Regions that were launched at once stand one behind another, between what the host saw before and after."""
+        """Regions that were launched together lie one after another, between the host's times before and after."""
         tmr = timer.CPUGPUTimer()
         with tmr.region("warm", gpu=True):
             spin(0.001)

@@ -26,7 +26,7 @@ with torch.device("cuda"):
 stage = PipelineStage(module, rank, 2, torch.device("cuda:0"), input_args=(batch[:4],), output_args=(batch[:4],))
 schedule = Schedule1F1B(stage, n_microbatches=8, loss_fn=nn.MSELoss())
 times = instrument_schedule(schedule)
-high = torch.empty(1 << 28, dtype=torch.uint8, device="cuda")  # what the user has allocated at most, before training
+high = torch.empty(1 << 28, dtype=torch.uint8, device="cuda")  # the program's peak, before training
 peak = torch.cuda.max_memory_allocated()
 del high
 for _ in range(3):
