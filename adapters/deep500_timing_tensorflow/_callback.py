@@ -36,12 +36,7 @@ HOOKS = (
 
 
 class Sentinel:
-    """A callback of either Keras that stands in front of all others, or behind them, and takes times.
-
-    Args:
-        fit: What it tells.
-        hooks: The functions that are called for Keras's hooks, by their names; the others do nothing.
-    """
+    """A callback of either Keras that stands in front of all others, or behind them, and takes times."""
 
     _supports_tf_logs = True  # The logs are not looked at, so nothing need wait for them.
     _chief_worker_only = None
@@ -271,10 +266,6 @@ def callback_class() -> type[Any]:
 
     Keras 3 asks no more of a callback than tf_keras does, but for three methods that :class:`TimerHooks` has, so one
     class serves the models of both.
-
-    Raises:
-        MissingPackageError: Neither Keras nor tf_keras is installed.
-        ImportError: The one that is found is broken.
     """
     # Keras puts callbacks into messages by the name of their class.
     namespace = {"__doc__": TimerHooks.__doc__, "__module__": "deep500_timing_tensorflow"}

@@ -18,11 +18,7 @@ _METHODS = {"_save_model": "CHECKPOINT", "_backup": "CHECKPOINT", "_load_model":
 
 
 def time_checkpoints(timer: Timer, callbacks: Any) -> Callable[[], None]:
-    """Time the saves and restores of a list's callbacks, and mark them in the run for goodput.
-
-    Returns:
-        Ends it.
-    """
+    """Time the saves and restores of a list's callbacks, and mark them in the run for goodput."""
     timed: list[tuple[Any, str]] = []
     for callback in () if callbacks is None else callbacks.callbacks:
         if _KINDS.isdisjoint(kind.__name__ for kind in type(callback).__mro__):

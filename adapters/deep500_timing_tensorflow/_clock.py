@@ -96,14 +96,7 @@ class CupyEventClock:
 
 
 def why_no_gpu_times() -> str | None:
-    """Look for CuPy, a driver that is new enough, and a GPU.
-
-    Returns:
-        None if all are there; else the missing part and the remedy, in one or two sentences.
-
-    Raises:
-        ImportError: CuPy is installed and broken.
-    """
+    """Look for CuPy, a driver that is new enough, and a GPU."""
     try:
         import cupy
     except ImportError as error:
@@ -164,10 +157,6 @@ def synchronize_tensorflow() -> None:
     """Wait until TensorFlow's local GPUs are idle; returns at once if TensorFlow is not imported.
 
     ``tf.test.experimental.sync_devices`` raises under strategies of several workers, the raw operation does not.
-
-    Raises:
-        DeviceUnavailableError: TensorFlow sees no GPU, so no time on a GPU is a time of its work.
-        TimingError: The caller is being traced into a graph, where the wait would become a part of the graph.
     """
     tf: Any = sys.modules.get("tensorflow")
     if tf is None or not hasattr(tf, "raw_ops"):

@@ -20,12 +20,7 @@ if TYPE_CHECKING:
 
 
 class Batches:
-    """Batches that cannot be seen: an execution has as many as Keras announced.
-
-    Args:
-        regions: Where the times go.
-        several: Batches of an execution that is not the last.
-    """
+    """Batches that cannot be seen: an execution has as many as Keras announced."""
 
     is_seen = False
     """Whether the data gives the number of its batches."""
@@ -78,13 +73,7 @@ class Batches:
 
 
 class IteratedBatches(Batches):
-    """Batches that Python asks for one by one.
-
-    Args:
-        regions: Where the times go.
-        several: Batches of an execution that is not the last.
-        before_hooks: Whether Keras asks before it calls the hooks that precede an execution.
-    """
+    """Batches that Python asks for one by one."""
 
     is_seen = True
 
@@ -128,12 +117,7 @@ class IteratedBatches(Batches):
 
 
 class TimedBatches:
-    """An iterable over batches that reports each wait, and hands on everything else.
-
-    Args:
-        batches: The iterable that Keras made.
-        listener: Its ``fetch_begins``, ``fetch_ends`` and ``fetch_finds_none`` are called; a fault costs a warning.
-    """
+    """An iterable over batches that reports each wait, and hands on everything else."""
 
     def __init__(self, batches: Any, listener: Any) -> None:
         self._batches = batches

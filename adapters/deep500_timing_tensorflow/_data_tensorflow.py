@@ -88,14 +88,7 @@ class WaitSums:
         return size // self.bytes_per_sample
 
     def on_top_of(self, tf: Any, variant: Any, tag: str, *, finalizes: bool) -> Any:
-        """A pipeline that adds up its waits and bytes; tf.data does not optimize it again.
-
-        Args:
-            tf: TensorFlow.
-            variant: The pipeline as tf.data's operations take it.
-            tag: Tells its sums from those of another replica.
-            finalizes: Whether to apply the pipeline's options first, as making an iterator does.
-        """
+        """A pipeline that adds up its waits and bytes; tf.data does not optimize it again."""
         ops = tf.raw_ops
         # The operations ignore these two and keep the types of their input.
         held = {"output_types": [tf.variant], "output_shapes": [tf.TensorShape(None)]}
@@ -115,11 +108,7 @@ class WaitSums:
 
 
 class TimedDataset:
-    """Wraps a data set so that its iterators add up their waits; it hands on everything else.
-
-    Args:
-        dataset: A ``tf.data.Dataset``, or one that a strategy distributes to the replicas of this process.
-    """
+    """Wraps a data set so that its iterators add up their waits; it hands on everything else."""
 
     def __init__(self, dataset: Any) -> None:
         import tensorflow as tf
@@ -186,11 +175,7 @@ class TimedDataset:
 
 
 def timed_dataset_at(data: Any) -> TimedDataset | None:
-    """The data set of one fit with sums on top; None if Keras keeps it in another way.
-
-    Args:
-        data: The ``EpochIterator`` of Keras 3 or the ``DataHandler`` of tf_keras.
-    """
+    """The data set of one fit with sums on top; None if Keras keeps it in another way."""
     for name in ("_distributed_dataset", "_dataset"):
         dataset = vars(data).get(name)
         if isinstance(dataset, TimedDataset):
@@ -231,11 +216,6 @@ class SummedBatches(Batches):
     Reading the sums takes one operation, about 0.1 ms while a model runs. Executions of 10 ms and more, and those
     that wait, are read one by one, and IO has their waits. Shorter ones are read in groups: only the sum of a group is
     known, so each of its batches has the group's mean, in the region ``"IO (mean)"``.
-
-    Args:
-        regions: Where the times go.
-        several: Batches of an execution that is not the last.
-        sums: What tf.data adds up.
     """
 
     is_seen = True

@@ -38,11 +38,7 @@ BATCH_FIRST = first(BATCH)
 
 
 class Execution:
-    """One call of a train function: all that is known of the batches that it trained on.
-
-    Args:
-        number: Its number in the fit, which its stamps carry.
-    """
+    """One call of a train function: all that is known of the batches that it trained on."""
 
     __slots__ = (
         "began_ns",

@@ -69,11 +69,6 @@ class FitTimer:
     """Times one call of ``fit``, ``evaluate`` or ``predict``: what one list of callbacks belongs to.
 
     Its methods are Keras's hooks, see ``sentinels_of``.
-
-    Args:
-        options: The callback's.
-        model: The model that the list was given.
-        callbacks: The list; None for a loop that calls the hooks itself.
     """
 
     def __init__(self, options: CallbackOptions, model: Any, callbacks: Any = None) -> None:

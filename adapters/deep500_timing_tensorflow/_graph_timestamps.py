@@ -26,11 +26,7 @@ _local = threading.local()
 
 
 class StepStamps:
-    """The stamps of one step: of one trace, or in eager mode of one execution.
-
-    Args:
-        tf: TensorFlow.
-    """
+    """The stamps of one step: of one trace, or in eager mode of one execution."""
 
     def __init__(self, tf: Any) -> None:
         self._tf = tf
@@ -44,11 +40,7 @@ class StepStamps:
             self._operations_before = len(self._graph.get_operations())
 
     def data(self, batch: Any) -> Any:
-        """Stamp the moment at which the batch is there.
-
-        Returns:
-            The batch, which the step has to use.
-        """
+        """Stamp the moment at which the batch is there."""
         if self._eager:
             self.data_s = time.time()
             return batch

@@ -66,15 +66,7 @@ def can_time_gpu(backend: str, timer: Timer) -> bool:
 
 
 def can_time_io(wanted: bool | str, backend: str, several: int, seen: bool, phases: bool) -> bool:
-    """Whether the data itself gives the wait for each batch.
-
-    Args:
-        wanted: The callback's ``io``.
-        backend: See ``backend_of``.
-        several: Batches between two calls of the batch hooks.
-        seen: Whether the data of the fit was found.
-        phases: Whether stamps in the graph give the moment at which each batch was there.
-    """
+    """Whether the data itself gives the wait for each batch."""
     if wanted is False:
         return False
     overlaps = backend in ON_TENSORFLOW and several > 1

@@ -55,12 +55,7 @@ class Phases:
 
 
 class PhaseMatcher:
-    """Turns stamps into intervals of one callback's timer.
-
-    Args:
-        regions: Where they go.
-        withheld: Called with the number of batches with lost or contradictory stamps.
-    """
+    """Turns stamps into intervals of one callback's timer."""
 
     def __init__(self, regions: FitRegions, withheld: Callable[[int], None] = lambda batches: None) -> None:
         self.regions = regions

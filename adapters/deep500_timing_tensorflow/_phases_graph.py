@@ -44,12 +44,7 @@ def graph_phases_of(model: Any) -> GraphPhases:
 
 
 class StampRing:
-    """Holds the stamps that a graph leaves: the newest rows, and their number so far.
-
-    Args:
-        tf: TensorFlow.
-        rows: How many rows to keep.
-    """
+    """Holds the stamps that a graph leaves: the newest rows, and their number so far."""
 
     def __init__(self, tf: Any, rows: int = _RING_ROWS) -> None:
         """Make the variables, on the CPU and outside of any distribution strategy."""
@@ -174,11 +169,7 @@ class GraphPhases(Phases):
             _local.step = None
 
     def drain(self) -> int:
-        """Hand the newest stamps to the fits with phases.
-
-        Returns:
-            How many were lost.
-        """
+        """Hand the newest stamps to the fits with phases."""
         rows, lost = self._ring.read()
         for matcher in self._matchers:
             matcher.take(rows)

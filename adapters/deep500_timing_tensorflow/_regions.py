@@ -25,10 +25,6 @@ class FitRegions:
     """The regions that one list of callbacks has open on a timer, and what closes them after an exception.
 
     It holds neither the model nor the data, so an aborted fit keeps neither alive.
-
-    Args:
-        timer: Where the times go.
-        callbacks: Keras's list; None for a loop that calls the hooks itself. The end of such a loop cannot be seen.
     """
 
     def __init__(self, timer: Timer, callbacks: Any = None) -> None:
@@ -89,15 +85,7 @@ class FitRegions:
         return began_ns
 
     def end(self, key: Key, kept_as: Key | None = None) -> int | None:
-        """Close a region if it is open.
-
-        Args:
-            key: The region.
-            kept_as: The region that it turned out to be, if that is another; its host time is kept then.
-
-        Returns:
-            Its host time in nanoseconds; None if it was not open.
-        """
+        """Close a region if it is open."""
         opened = self.open.pop(key, None)
         if opened is None:
             return None

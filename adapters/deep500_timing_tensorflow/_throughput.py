@@ -56,12 +56,7 @@ _RATES = ("steps_per_s", "samples_per_s", "epoch_steps_per_s", "epoch_samples_pe
 
 
 class EpochTotals:
-    """Adds up the times of one epoch as they come.
-
-    Args:
-        now_ns: When the epoch began, on the timer's clock.
-        settle: Adds unread executions, and the epoch's duration until now, while the epoch lasts.
-    """
+    """Adds up the times of one epoch as they come."""
 
     def __init__(self, now_ns: int, settle: Callable[[], None] | None = None) -> None:
         self._settle = settle
@@ -85,12 +80,7 @@ class EpochTotals:
         found[1] += count
 
     def add_samples(self, samples: int | None, steady: bool | None) -> None:
-        """Add the samples of one or several executions.
-
-        Args:
-            samples: Their number; None if it is not known.
-            steady: Whether they belong to the steady state; None if only some of them do.
-        """
+        """Add the samples of one or several executions."""
         self._epoch_samples = _sum(self._epoch_samples, samples)
         if steady is not False:
             self._samples = _sum(self._samples, samples if steady else None)

@@ -68,11 +68,7 @@ def _search() -> DeviceClock | str:
 
 
 def find_clock() -> DeviceClock | str:
-    """The GPU's clock, or why there is none. Looking imports CuPy and starts CUDA.
-
-    Raises:
-        ImportError: CuPy is installed and broken.
-    """
+    """The GPU's clock, or why there is none. Looking imports CuPy and starts CUDA."""
     # One clock for all timers of the process: its events are pooled.
     if not _clocks:
         clock = _clock_class()

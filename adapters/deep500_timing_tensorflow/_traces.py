@@ -18,11 +18,7 @@ _sizes_had: WeakKeyDictionary[Any, set[Any]] = WeakKeyDictionary()
 
 
 class TraceCounts:
-    """The traces and compilations of one train function until now.
-
-    Args:
-        function: What Keras calls for an execution.
-    """
+    """The traces and compilations of one train function until now."""
 
     def __init__(self, function: Any) -> None:
         """Count from now on."""
@@ -50,11 +46,7 @@ class TraceCounts:
         self.is_new = 0 in self._before and _dynamo_compilations not in self._counters
 
     def grew(self, size: Any = None) -> bool:
-        """Whether it was traced or compiled since the last time that this was asked.
-
-        Args:
-            size: What tells batches of one size from those of another; None if that is not known.
-        """
+        """Whether it was traced or compiled since the last time that this was asked."""
         self.is_new = traced = False
         for place, counter in enumerate(self._counters):
             count = counter()

@@ -10,11 +10,7 @@ if TYPE_CHECKING:
 
 
 class Watch:
-    """Replaces functions as the first fit enters it, and restores them as the last one leaves.
-
-    Args:
-        functions: Gives for each function its owner, its name, and what makes the replacement of the original.
-    """
+    """Replaces functions as the first fit enters it, and restores them as the last one leaves."""
 
     def __init__(self, functions: Callable[[], Iterable[tuple[Any, str, Callable[[Any], Any]]]]) -> None:
         self._functions = functions

@@ -44,11 +44,7 @@ def started_accelerator() -> str | None:
 
 
 def check_name(asked: str) -> None:
-    """Refuse a device name that is wrong, without starting a driver.
-
-    Raises:
-        DeviceUnavailableError: PyTorch knows no such device or is not built for it, or has started it and lacks it.
-    """
+    """Refuse a device name that is wrong, without starting a driver."""
     device = _named(asked)
     if is_started(device.type):
         _resolve(device)

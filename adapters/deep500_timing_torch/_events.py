@@ -153,9 +153,6 @@ def watch_captures(module: Any) -> None:
     """Report each capture into a graph to the event pools, on any thread, before it begins.
 
     ``torch.cuda.graph``, ``make_graphed_callables`` and the compiler's graphs all call the two wrapped methods.
-
-    Args:
-        module: The device's module. Its graph classes have ``capture_begin`` and ``capture_end``.
     """
     for graph in list(vars(module).values()):
         if isinstance(graph, type) and hasattr(graph, "capture_begin") and hasattr(graph, "capture_end"):

@@ -61,14 +61,7 @@ class CPUGPUTimer(_CoreTimer):
 
 
 class Search:
-    """Searches for a timer's device. Errors that need no driver are raised at once.
-
-    Args:
-        asked: The user's device; None for the accelerator of this machine.
-
-    Raises:
-        DeviceUnavailableError: PyTorch knows no such device, is not built for it, or has been started without it.
-    """
+    """Searches for a timer's device. Errors that need no driver are raised at once."""
 
     __slots__ = ("asked", "insist")
 
@@ -80,11 +73,7 @@ class Search:
             check_name(asked)
 
     def __call__(self) -> DeviceClock | str:
-        """The device's clock, or why there is none.
-
-        Raises:
-            DeviceUnavailableError: A device was named, and it is not there.
-        """
+        """The device's clock, or why there is none."""
         if self.asked is not None and self.asked.startswith("cpu"):
             return "this timer was made for the CPU, so GPU times will be empty and get_time(key, gpu=True) is []."
         clock = clock_class()
@@ -135,12 +124,7 @@ def clock_class() -> Any:
 def timer_for(
     timer: Timer | None, device: torch.device | str | None, clock: Clock | None, device_clock: DeviceClock | None
 ) -> Timer:
-    """The timer given, or one of the accelerator that is there.
-
-    Raises:
-        ValueError: A clock or a device is given together with a timer, which has its own.
-        DeviceUnavailableError: The device that was named is not there.
-    """
+    """The timer given, or one of the accelerator that is there."""
     if timer is not None and device is not None:
         raise ValueError("Making named timers with timer= and a device or clock: the timer has its own. Leave one out.")
     from deep500_timing.adapters import timer_for as make  # only named timers need it

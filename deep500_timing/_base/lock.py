@@ -27,15 +27,7 @@ else:
 
 
 def lock(descriptor: int, wait_s: float | None = None) -> bool:
-    """Lock an open file against other processes and threads that lock it.
-
-    Args:
-        descriptor: Of the file.
-        wait_s: How long another one that holds it is waited for, in seconds; a second if None.
-
-    Returns:
-        Whether it is locked: not where the file system has no locks, or another holds it for longer.
-    """
+    """Lock an open file against other processes and threads that lock it."""
     end = time.monotonic() + (LONGEST_WAIT_S if wait_s is None else wait_s)
     while True:
         try:

@@ -11,17 +11,7 @@ from pathlib import Path
 
 
 def load_plain(package: str, folder: Path, names: tuple[str, ...]) -> None:
-    """Import modules from their sources.
-
-    Args:
-        package: The package's full name.
-        folder: Where it lies.
-        names: The modules in it, with ``/`` between folders, in the order of their imports: one that is read first
-            must not fetch another's compiled form.
-
-    Raises:
-        ImportError: There is no such source.
-    """
+    """Import modules from their sources, in the order given: an earlier one must not fetch another's compiled form."""
     for name in names:
         full_name = f"{package}.{name}".replace("/", ".")
         if full_name in sys.modules:  # The caller's file was read a second time, under another name.

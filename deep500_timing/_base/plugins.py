@@ -17,13 +17,7 @@ def names(group: str) -> tuple[str, ...]:
 
 
 def load(group: str, name: str) -> Any:
-    """Import the plug-in of a name.
-
-    Raises:
-        LookupError: There is none; the text lists the registered names.
-        ImportError: Importing it would end the program.
-        Exception: What importing it raises.
-    """
+    """Import the plug-in of a name."""
     found = registered(group)
     if name not in found:
         known = ", ".join(map(repr, sorted(found))) or "none, as deep500-timing is not installed"
@@ -35,12 +29,7 @@ def load(group: str, name: str) -> Any:
 
 
 def loadable(group: str, only: Container[str] | None = None) -> Iterator[tuple[str, Any]]:
-    """Each name with its plug-in, in order. One that cannot be imported costs a warning and is left out.
-
-    Args:
-        group: Of entry points.
-        only: The names that are wanted; others are not imported. None for all.
-    """
+    """Each name with its plug-in, in order. One that cannot be imported costs a warning and is left out."""
     for name, point in sorted(registered(group).items()):
         if only is not None and name not in only:
             continue

@@ -96,15 +96,7 @@ def _exporters(text: str) -> tuple[tuple[str, str], ...]:
 
 
 class Setting:
-    """One setting.
-
-    Args:
-        default: Its value, as text, where it is not set; None is returned as it is.
-        parse: Makes a value of the text, or raises ``ValueError``.
-        accepted: The values, in words.
-        meaning: Its effect, in words.
-        in_table: Whether ``pyproject.toml`` may set it.
-    """
+    """One setting."""
 
     def __init__(
         self, default: str | None, parse: Callable[[str], Any], accepted: str, meaning: str, *, in_table: bool = True
@@ -153,11 +145,7 @@ _OWN = ("AUTOLOG", "MEASUREMENT", "PYTEST_CHILD", "COMPLETE", "TEST_", "REHEARSA
 
 
 def setting(key: str) -> Any:
-    """The value of a setting.
-
-    Raises:
-        ValueError: It is set to a wrong value. The text names variable or key, and the accepted values.
-    """
+    """The value of a setting."""
     known = SETTINGS[key]
     variable = PREFIX + key.upper()
     text, where = os.environ.get(variable), variable
@@ -174,11 +162,7 @@ def setting(key: str) -> Any:
 
 
 def check_settings() -> None:
-    """See that every setting is right, and warn once of names that are not known.
-
-    Raises:
-        ValueError: A value is wrong.
-    """
+    """See that every setting is right, and warn once of names that are not known."""
     for key in SETTINGS:
         setting(key)
     known = {PREFIX + key.upper() for key in SETTINGS}

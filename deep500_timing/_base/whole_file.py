@@ -17,12 +17,6 @@ def whole_file(path: str) -> Iterator[IO[bytes]]:
     """Write a temporary file and rename it at the end, replacing an existing one.
 
     If the writing fails, Ctrl-C included, the existing file stays as it was.
-
-    Args:
-        path: Where the file shall be.
-
-    Raises:
-        OSError: The folder is not there, or may not be written to; the path is a folder.
     """
     folder, name = os.path.split(os.path.abspath(path))
     if os.path.isdir(path):

@@ -119,11 +119,7 @@ IDENTICAL = ClockFit((0, 1), (0.0, 0.0), (0.0, 0.0))
 
 
 def fit_clock(readings: Iterable[Reading]) -> ClockFit:
-    """How a clock lies to the reference's, from round trips in any order.
-
-    Raises:
-        UncalibratedError: There are none, or those of one burst contradict each other (a clock was stepped).
-    """
+    """How a clock lies to the reference's, from round trips in any order."""
     ordered = sorted(readings)
     if not ordered:
         raise UncalibratedError("no round trip to the reference is known")

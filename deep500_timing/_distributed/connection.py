@@ -40,11 +40,7 @@ _EXIT_S = 2.0
 
 
 class Connection:
-    """Requests to one store, or over one transport, one at a time.
-
-    Args:
-        store: The store to ask, over a clone of it if it can be cloned. It is not kept alive.
-    """
+    """Requests to one store, or over one transport, one at a time."""
 
     def __init__(self, store: Any) -> None:
         self._shared = weakref.ref(store)
@@ -78,14 +74,7 @@ class Connection:
 
         Other ranks may wait for what was posted before they take part in this. It returns within the deadline even if
         a request never ends. The thread then goes on, so ``work`` must look whether its caller has given up before it
-        writes anything.
-
-        Args:
-            work: Called with the store.
-            deadline_s: Seconds that it may take.
-
-        Returns:
-            The fault as one line; None if there is none.
+        writes anything. The result is the fault as one line, None if there is none.
         """
         begun_s = time.monotonic()
         self._idle.wait(max(deadline_s, 0.0) / 2)
@@ -129,13 +118,7 @@ class Connection:
         return faults[0] if faults else None
 
     def post(self, work: Callable[[Any], object], deadline_s: float, failed: Callable[[str], object]) -> None:
-        """Do something with the store later, on another thread. It never waits.
-
-        Args:
-            work: Called with the store.
-            deadline_s: Seconds that it may take once it is connected.
-            failed: Called with the fault, on that thread.
-        """
+        """Do something with the store later, on another thread. It never waits."""
         with self._posting:
             self._posted.append((work, deadline_s, failed))
             if not self._idle.is_set():

@@ -29,11 +29,7 @@ class NoWindowsError(ValueError):
 
 
 def windows_of(reports: Sequence[Gathered]) -> Steps:
-    """Reports of one window each (differences of snapshots), in the order of time; ranks that are in all of them.
-
-    Raises:
-        NoWindowsError: Fewer than two ranks are in all, or no region says how many steps there were or where they meet.
-    """
+    """Reports of one window each (differences of snapshots), in the order of time; ranks that are in all of them."""
     import numpy as np
 
     reports = [report for report in reports if report.values is not None and report.get(BATCH) is not None]

@@ -54,15 +54,7 @@ class _Phases(NamedTuple):
 
 
 def steps_of_run(run: Run, *, session: int | None = None) -> Steps:
-    """The steps that every rank has.
-
-    Args:
-        run: The run.
-        session: Which start of the ranks; the last that all have if None.
-
-    Raises:
-        NoStepsError: There is one rank, or the ranks have no steps in common, or nothing says where they meet.
-    """
+    """The steps that every rank has."""
     import numpy as np
 
     logs = run.table("logs").rows()

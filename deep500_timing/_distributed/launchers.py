@@ -122,11 +122,7 @@ def _master(environ: Mapping[str, str], launcher: _Launcher, world_size: int) ->
 
 
 def first_host(nodes: str) -> str:
-    """The first of a list of hosts as Slurm writes it: ``gpu[003-007,9],login1`` gives ``gpu003``.
-
-    Raises:
-        ValueError: It is no such list.
-    """
+    """The first of a list of hosts as Slurm writes it: ``gpu[003-007,9],login1`` gives ``gpu003``."""
     found = re.match(r"([^\[,]+)(?:\[(\w+)[^\]]*\]([^,]*))?", nodes)
     if found is None:
         raise ValueError(f"SLURM_STEP_NODELIST={nodes!r} is no list of hosts; set MASTER_ADDR to the host of rank 0.")

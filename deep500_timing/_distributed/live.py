@@ -135,11 +135,7 @@ def plain_line(report: Gathered) -> dict[str, Any]:
 
 
 def ranks_of_node() -> list[int]:
-    """The ranks of this machine, as the launcher tells.
-
-    Raises:
-        ValueError: It does not tell how many they are.
-    """
+    """The ranks of this machine, as the launcher tells."""
     launch = discover_launch()
     if launch.local_world_size is None:
         raise ValueError(

@@ -93,14 +93,7 @@ class Merger:
         step: int | None = None,
         ahead: dict[int, int] | None = None,
     ) -> Gathered:
-        """The report.
-
-        Args:
-            asked: The ranks; the ones without a snapshot are missing unless there is a fault.
-            fault: Why the others could not be asked.
-            step: To be passed on.
-            ahead: Likewise.
-        """
+        """The report."""
         ranks = np.array(sorted(self._heads), dtype=np.int64)
         keys = [key for key, region in self._regions.items() if region.parts]
         keys.sort(key=lambda key: (_ORDER.get(key[0], len(_ORDER)), *key))

@@ -38,13 +38,7 @@ def bin_error(level: int) -> float:
 
 
 def pack_snapshot(snapshot: Snapshot, *, limit_bytes: int | None = None) -> bytes:
-    """What another rank merges with its own snapshot: no memory, and of the percentiles the 50th and 95th.
-
-    Args:
-        snapshot: Of this rank.
-        limit_bytes: The size of the message; :data:`LIMIT_BYTES` and more for more regions if None. A limit that the
-            coarsest bins do not meet is missed: nothing is left out.
-    """
+    """What another rank merges with its own snapshot: no memory, and of the percentiles the 50th and 95th."""
     regions = [_fields(region) for region in snapshot]
     if limit_bytes is None:
         limit_bytes = LIMIT_BYTES * max(len(regions), LIMIT_REGIONS) // LIMIT_REGIONS
@@ -80,11 +74,7 @@ def _bins(region: RegionTimes, level: int) -> dict[str, Any]:
 
 
 def unpack_snapshot(message: bytes) -> dict[str, Any]:
-    """The inverse of :func:`pack_snapshot`, with the bins of each region at the finest level.
-
-    Raises:
-        ValueError: The message is damaged, or of another version.
-    """
+    """The inverse of :func:`pack_snapshot`, with the bins of each region at the finest level."""
     try:
         plain: dict[str, Any] = json.loads(zlib.decompress(message))
         if plain["version"] != VERSION:

@@ -15,12 +15,7 @@ _ABSENT = "\0deep500_timing: no such key"
 
 
 def present(store: Any, keys: dict[int, str]) -> list[int]:
-    """Which keys are in a store: one request if all are, else by halves.
-
-    Args:
-        store: It can be asked whether all of several keys are there.
-        keys: By rank.
-    """
+    """Which keys are in a store: one request if all are, else by halves."""
     if not keys or store.check(list(keys.values())):
         return list(keys)
     if len(keys) == 1:

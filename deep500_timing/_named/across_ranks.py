@@ -39,27 +39,14 @@ def read(reports: dict[int, bytes] | bytes) -> TimesByRank:
 
 
 def by_name(found: TimesByRank, names: list[str] | None) -> TimesByName:
-    """The times of each timer by rank; timers that no rank has are left out.
-
-    Args:
-        found: The times of each rank.
-        names: The timers, in order; all of them, in that of the first rank, if None.
-    """
+    """The times of each timer by rank; timers that no rank has are left out."""
     order = list(dict.fromkeys(itertools.chain(*found.values()))) if names is None else names
     times = {name: {rank: times[name] for rank, times in found.items() if name in times} for name in order}
     return {name: by_rank for name, by_rank in times.items() if by_rank}
 
 
 def text_of(times: TimesByName, answers: Answers, option: str, normalizer: float, deadline_s: float) -> str | None:
-    """The report, in ms; None if nothing was timed and there is nothing to say.
-
-    Args:
-        times: What to show.
-        answers: Which ranks answered.
-        option: One of :data:`OPTIONS`.
-        normalizer: What to divide each time by.
-        deadline_s: How long the other ranks were waited for.
-    """
+    """The report, in ms; None if nothing was timed and there is nothing to say."""
     notes = "".join(f"\n  {note}" for note in _notes(answers, deadline_s))
     if not times:
         return notes.strip() or None

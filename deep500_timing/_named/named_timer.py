@@ -50,11 +50,7 @@ def timer_for(
 
 
 def check_normalizer(method: str, normalizer: float) -> None:
-    """Check the divisor of a report.
-
-    Raises:
-        ValueError: It is not above 0.
-    """
+    """Check the divisor of a report."""
     if not normalizer > 0.0:
         raise ValueError(f"{method}(normalizer={normalizer!r}): it divides the times, so it must be above 0.")
 

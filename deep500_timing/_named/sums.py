@@ -167,14 +167,7 @@ class HostTimes(_Times):
         reset: bool = False,
         before_restart: Callable[[], object] | None = None,
     ) -> Totals:
-        """The times since the last reset, with the time of a running timer so far.
-
-        Args:
-            region: The timer's region.
-            now: The host's clock.
-            reset: Restart from zero, in the same step.
-            before_restart: Called before the time of a running timer continues.
-        """
+        """The times since the last reset, with the time of a running timer so far."""
         with self._lock:
             self._settle()
             start_ns, counted = region._opened_ns(), self._counted_from
@@ -237,13 +230,7 @@ class Arrival:
 
 
 class DeviceTimes(_Times):
-    """Sums of times between events, added up as they arrive from the device.
-
-    Args:
-        name: The timer, for warnings.
-        device: The pool of events.
-        now: The host's clock, on which the times are placed.
-    """
+    """Sums of times between events, added up as they arrive from the device."""
 
     __slots__ = ("_now", "_running", "_starter", "_store", "device", "name")
 
@@ -265,14 +252,7 @@ class DeviceTimes(_Times):
         self._running = pair
 
     def stop(self, store: Intervals, start_ns: int, end_ns: int, record: bool) -> None:
-        """Queue the second event.
-
-        Args:
-            store: The region's intervals on the device, which receive the time too.
-            start_ns: Start of the stretch on the host.
-            end_ns: Its end on the host.
-            record: Add the time to ``recorded`` as well.
-        """
+        """Queue the second event."""
         pair, self._running = self._running, None
         if pair is None:
             return
@@ -308,11 +288,7 @@ class DeviceTimes(_Times):
             self.device.collect(wait=False)
 
     def read(self, *, reset: bool = False) -> Totals:
-        """The times since the last reset, after a wait for those on their way.
-
-        Args:
-            reset: Restart from zero, in one step: later stops are not included.
-        """
+        """The times since the last reset, after a wait for those on their way."""
         totals = self.take() if reset else self._totals
         self.wait(totals)
         return totals if reset else totals.copy()

@@ -36,11 +36,7 @@ F = TypeVar("F", bound="Callable[..., Any]")
 
 
 def timed(timer: Timer, key: TimeType | str, gpu: bool = False) -> Callable[[F], F]:
-    """See :meth:`Timer.timed`.
-
-    Raises:
-        InvalidKeyError: The key is neither a ``TimeType`` nor a non-empty string.
-    """
+    """See :meth:`Timer.timed`."""
     timer._find(key)  # A bad key is an error here, not at the first call.
 
     def decorate(function: F) -> F:
@@ -211,12 +207,7 @@ class _SizedTimedIterable(TimedIterable[T]):
 
 
 def iterate(timer: Timer, iterable: Iterable[T], key: TimeType | str, gpu: bool = False) -> TimedIterable[T]:
-    """See :meth:`Timer.iterate`.
-
-    Raises:
-        TypeError: It cannot be iterated.
-        InvalidKeyError: The key is neither a ``TimeType`` nor a non-empty string.
-    """
+    """See :meth:`Timer.iterate`."""
     if not hasattr(type(iterable), "__iter__") and not hasattr(type(iterable), "__getitem__"):
         raise TypeError(f"iterate({iterable!r}): it cannot be iterated; pass a data loader, a generator or a list.")
     timer._find(key)

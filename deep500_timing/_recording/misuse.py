@@ -104,14 +104,7 @@ def _in_coroutine() -> bool:
 
 
 def error_of_closed(name: str, key: TimeType | str, ident: int, open_on: list[int]) -> RegionNotOpenError:
-    """The error of ending a closed region.
-
-    Args:
-        name: The region.
-        key: Its key.
-        ident: The calling thread.
-        open_on: The threads that have a region of this name open.
-    """
+    """The error of ending a closed region."""
     names = ", ".join(map(thread_name, open_on))
     where = f" (it is open on {names}: end it there)" if open_on else ""
     return RegionNotOpenError(

@@ -36,9 +36,6 @@ def watch_thread(regions: Releasable) -> ref[Any] | None:
 
     The main thread is not watched: it ends with the process. A thread that Python did not start is not watched: its
     local storage may be cleared after each call into Python.
-
-    Returns:
-        A reference to keep while the thread is watched, or None.
     """
     if sys.is_finalizing():
         return None  # Nothing can be imported, and no thread ends any more.

@@ -42,13 +42,7 @@ class DeviceUse:
 
 
 def device_use(stores: Sequence[Intervals], leads: Sequence[tuple[int, int, int]], uncertainty_ns: int) -> DeviceUse:
-    """Compute it from the kept device intervals.
-
-    Args:
-        stores: The intervals on the host clock.
-        leads: Count, sum and maximum of the leads in ns.
-        uncertainty_ns: Uncertainty of device times on the host clock.
-    """
+    """Compute it from the kept device intervals."""
     pairs = kept_intervals(stores)
     count = sum(count for count, _, _ in leads)
     busy_ns, wall_ns = _union(pairs)

@@ -86,11 +86,7 @@ class Distribution:
         return [min(max(middle_of(int(bins[place])), self.min_ns), self.max_ns) for place in found]
 
     def quantiles(self, shares: Iterable[float]) -> list[float]:
-        """The quantiles in ns at these shares (0 to 1), linear between order statistics, within 1 %.
-
-        Raises:
-            NoTimesError: The distribution is empty.
-        """
+        """The quantiles in ns at these shares (0 to 1), linear between order statistics, within 1 %."""
         n = self.count
         if n == 0:
             raise NoTimesError("A quantile of an empty distribution does not exist; record a time first.")
@@ -103,19 +99,11 @@ class Distribution:
         ]
 
     def quantile(self, share: float) -> float:
-        """The quantile in ns at one share (0 to 1).
-
-        Raises:
-            NoTimesError: The distribution is empty.
-        """
+        """The quantile in ns at one share (0 to 1)."""
         return self.quantiles([share])[0]
 
     def trimmed_mean_ns(self, trim: float) -> float:
-        """The mean in ns without ``round(n * trim)`` times at each end, within 1 %.
-
-        Raises:
-            NoTimesError: The distribution is empty.
-        """
+        """The mean in ns without ``round(n * trim)`` times at each end, within 1 %."""
         n = self.count
         if n == 0:
             raise NoTimesError("The mean of an empty distribution does not exist; record a time first.")
@@ -126,11 +114,7 @@ class Distribution:
         return float((left * [middle_of(int(index)) for index in bins]).sum() / (n - 2 * cut))
 
     def stats(self, *, skipped: int = 0) -> TimeStats | None:
-        """The statistics in seconds, quantiles within 1 %; None without times.
-
-        Args:
-            skipped: Warm-up times left out, to be passed on.
-        """
+        """The statistics in seconds, quantiles within 1 %; None without times."""
         n = self.count
         if n == 0:
             return None

@@ -73,14 +73,7 @@ def tree_of_kept(
     counters: Mapping[tuple[str, str], Mapping[str, int]],
     rank: int | None,
 ) -> Tree:
-    """Build the tree of a timer's regions.
-
-    Args:
-        stores: All regions, threads and devices.
-        whole: Statistics of the whole run for region and device.
-        counters: See :class:`Tree`.
-        rank: Of this process, if known.
-    """
+    """Build the tree of a timer's regions."""
     names = list(dict.fromkeys(store.name for store in stores))
     paths = Paths()
     kept = _nest(stores, names, paths)

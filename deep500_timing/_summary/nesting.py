@@ -55,12 +55,6 @@ def covered_by_siblings(starts: Int64Array, ends: Int64Array, parents: Int64Arra
     """The part of each interval in ns that earlier siblings cover.
 
     The remaining parts add up to the length of the siblings' union.
-
-    Args:
-        starts: As for :func:`parents_of`.
-        ends: Likewise.
-        parents: From there.
-        overlaps: From there.
     """
     covered = np.zeros(len(starts), dtype=np.int64)
     if not overlaps.any():

@@ -31,13 +31,7 @@ _ORDER = {member.name: position for position, member in enumerate(TimeType)}
 
 
 def take_snapshot(recorder: Recorder, pending: dict[int, int], *, places: bool = False) -> Snapshot:
-    """Read every region of a timer once, while its threads go on.
-
-    Args:
-        recorder: The timer.
-        pending: Device times still to come, by the ``id`` of a region's device intervals.
-        places: Build the tree of regions from the intervals that are kept.
-    """
+    """Read every region of a timer once, while its threads go on."""
     stores, running, waiting = [], Counter[str](), Counter[str]()
     for region in recorder._regions():
         # Read before the intervals: a region that ends in between is then among them.

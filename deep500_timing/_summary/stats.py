@@ -61,15 +61,7 @@ QUANTILES: dict[str, float] = {
 
 
 def stats_of(durations_ns: Int64Array, *, skipped: int = 0) -> TimeStats:
-    """The statistics of durations.
-
-    Args:
-        durations_ns: Shape ``(n,)``, in nanoseconds.
-        skipped: Warm-up times left out, to be passed on.
-
-    Raises:
-        NoTimesError: There is no duration.
-    """
+    """The statistics of durations."""
     n = len(durations_ns)
     if n == 0:
         raise NoTimesError("Statistics of no times do not exist; record a time first.")
@@ -123,9 +115,6 @@ def median_confidence_ranks(count: int) -> tuple[int, int] | None:
     distribution: W. J. Conover, Practical Nonparametric Statistics, 3rd ed., 1999, section 3.2. Above 70 times the
     normal approximation of J.-Y. Le Boudec, Performance Evaluation of Computer and Communication Systems, 2010,
     section 2.2, serves. Times of successive steps depend on each other, which makes the true confidence lower.
-
-    Returns:
-        Two ranks, or None below 6 times, where no such interval exists.
     """
     if count < 6:
         return None

@@ -189,19 +189,7 @@ def build_tree(
     is_nested: bool = True,
     kept_only: bool = False,
 ) -> Tree:
-    """Put nodes into a tree and compute their shares and rests.
-
-    Args:
-        nodes: One for each path, without children; the order decides between equal totals. Missing parents are
-                added without times.
-        in_parent_s: The part of a node's total inside its parent's counted intervals; all of it if not given.
-        covered_s: The part of a node's total that its children cover; their totals without overlap if not given.
-        counters: See :attr:`Tree.counters`.
-        rank: See :class:`Tree`, as the three below.
-        span_s: As there.
-        is_nested: As there.
-        kept_only: As there.
-    """
+    """Put nodes into a tree and compute their shares and rests."""
     by_path = {node.path: node for node in nodes}
     for path in list(by_path):
         for end in range(1, len(path)):

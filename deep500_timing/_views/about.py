@@ -157,13 +157,7 @@ def about_run(run: Run) -> About:
 
 
 def live_line(run: Run, rank: int | None = None, *, now_unix_s: float | None = None) -> str:
-    """The state of a run that is being written: its speed, its last step and how old the data are.
-
-    Args:
-        run: The run.
-        rank: The rank; the lowest if None.
-        now_unix_s: The time; the system's if None.
-    """
+    """The state of a run that is being written: its speed, its last step and how old the data are."""
     about = about_run(run)
     rank = about.ranks[0] if rank is None else rank
     parts = []

@@ -22,12 +22,7 @@ LEAST_FOR_MEDIAN = 3
 
 
 def times(values: Sequence[float | None], *, by_largest: bool = False) -> list[str]:
-    """A column of times in seconds: three digits, in the column's unit where a value can be read in it.
-
-    Args:
-        values: None is an empty cell, a value that is not finite a dash.
-        by_largest: Use the unit of the largest value, as for parts of a whole, instead of the most frequent unit.
-    """
+    """A column of times in seconds: three digits, in the column's unit where a value can be read in it."""
     known = [value for value in values if value is not None and math.isfinite(value) and value > 0]
     scale, unit, most = _unit_of_column([max(known)] if known and by_largest else known)
     return [_cell(value, scale, unit, most) for value in values]

@@ -25,17 +25,7 @@ _NAMED = 6
 
 
 def sheet_of_run(run: Run, *, rank: int | None = None, session: int | None = None, off: Iterable[str] = ()) -> Sheet:
-    """Build the report of a run.
-
-    Args:
-        run: The run.
-        rank: The rank of the table; the lowest if None.
-        session: Of this session only.
-        off: Rules of findings to leave out.
-
-    Raises:
-        LookupError: The run has no such rank, or no such session.
-    """
+    """Build the report of a run."""
     about = about_run(run)
     shown = choose_rank(about, rank)
     if session is not None and not 0 <= session < about.sessions:
@@ -49,11 +39,7 @@ def sheet_of_run(run: Run, *, rank: int | None = None, session: int | None = Non
 
 
 def choose_rank(about: About, rank: int | None) -> int:
-    """The rank of the table.
-
-    Raises:
-        LookupError: The run has no such rank.
-    """
+    """The rank of the table."""
     shown = about.ranks[0] if rank is None else rank
     if shown not in about.ranks:
         raise LookupError(f"Showing rank {rank}: the run has {_ranks(about)}.")

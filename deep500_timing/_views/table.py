@@ -111,13 +111,7 @@ _FIRST_TO_GO = (OVER_RANKS, COURSE, "p95", "count", "GPU share", "GPU total", "m
 
 
 def lay_out(sheet: Sheet, *, width: int | None = None, whole_names: bool = False) -> Table:
-    """Arrange a sheet in columns.
-
-    Args:
-        sheet: What to show.
-        width: Width of the terminal. Columns that do not fit are left out and noted; None leaves out nothing.
-        whole_names: Do not shorten names.
-    """
+    """Arrange a sheet in columns."""
     narrow = width is not None and (width < NARROW or 9 * _depth(sheet.tree) > width)
     lines = list(_lines(sheet.tree, narrow=narrow))
     if not lines:

@@ -16,14 +16,7 @@ _COUNTERS = ("failed", "discarded", "captured", "dropped")
 
 
 def tree_of_run(run: Run, *, rank: int | None = None, session: int | None = None, buckets: int = BUCKETS) -> Tree:
-    """Read the tree of a run.
-
-    Args:
-        run: The run.
-        rank: Of this rank only; of all together if None.
-        session: Of this session only.
-        buckets: The number of equal parts for the trends; 0 for no trends.
-    """
+    """Read the tree of a run."""
     condition = (where(rank=rank, session=session) or " where true") + " and device = 'CPU'"
     span = run.sql(f"select min(unix_ns) as first, max(unix_ns + dur_ns) as last from intervals{condition}").rows()[0]
     first, last = span["first"], span["last"]

@@ -45,10 +45,6 @@ def run_once(variant: Variant, folder: str, *, session: str, pair: int, side: st
 
     The command runs below ``deep500-timing run``, so a program without a timer is timed as well. Its output goes to
     ``FOLDER.log``.
-
-    Raises:
-        CommandFailedError: It ended with an error, or recorded no run.
-        NotComparableError: Its run is too short.
     """
     launcher = [sys.executable, "-m", "deep500_timing", "run", "--run", folder, "--quiet", "--", *variant.command]
     mark = json.dumps({"session": session, "pair": pair, "side": side})
@@ -88,20 +84,7 @@ def run_pairs(
     floor_path: str | None = None,
     on_run: Callable[[int, int, str], object] = lambda done, of, text: None,
 ) -> tuple[Comparison, Floor | None, list[tuple[RunTimes, RunTimes]]]:
-    """Run both sides in turn and compare them after each pair from the third on.
-
-    Args:
-        a: The baseline.
-        b: The side to judge.
-        folder: Where the runs go: ``A-0``, ``B-0``, ``B-1``, ``A-1`` and so on.
-        pairs: The most pairs.
-        stop_early: End when the step is known to be slower or faster.
-        floor_path: The file of noise floors.
-        on_run: Called after each run with how many are done, of how many, and the estimate in words.
-
-    Returns:
-        The comparison, the noise floor that it used, and the pairs.
-    """
+    """Run both sides in turn and compare them after each pair from the third on."""
     if pairs < FEWEST_PAIRS:
         raise ValueError(f"{pairs} pairs give no answer: -n {FEWEST_PAIRS} is the least.")
     os.makedirs(folder, exist_ok=True)
@@ -136,11 +119,7 @@ def _estimate(found: Comparison) -> str:
 
 
 def split_commands(words: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The commands before and after ``---``; the same twice where there is one.
-
-    Raises:
-        NotComparableError: A command is empty, or there are more than two.
-    """
+    """The commands before and after ``---``; the same twice where there is one."""
     sides: list[list[str]] = [[]]
     for word in words:
         if word == "---":

@@ -40,11 +40,6 @@ def change_points(values: Sequence[float], *, level: float = 0.05, seed: int = 0
 
     A segment is split where the energy distance between its two parts is largest, if fewer than ``level`` of its
     permutations have a split as good; then each part is looked at in the same way.
-
-    Args:
-        values: In order of time; logarithms of medians here.
-        level: The false alarms in a series without a change.
-        seed: Of the permutations.
     """
     series = np.asarray(values, dtype=np.float64)
     random = np.random.default_rng(seed)
@@ -112,9 +107,6 @@ def history(runs: Sequence[RunTimes], *, path: str = STEP) -> tuple[list[Level],
     """The stretches of a history, and what its points are.
 
     The runs of a session share its bias, so a point is a session where there are several; of one session, a run.
-
-    Raises:
-        NotComparableError: There are fewer than six points.
     """
     having = sorted((run for run in runs if path in run.times), key=lambda run: run.start_unix_s or 0.0)
     sessions = sessions_of(having)

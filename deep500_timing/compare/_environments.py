@@ -29,17 +29,6 @@ def revision(rev: str, folder: str, here: str | None = None) -> Iterator[tuple[s
 
     Folders of the repository that Python imports from, as of an editable installation, are replaced by those of the
     worktree.
-
-    Args:
-        rev: The revision.
-        folder: Where the worktree goes.
-        here: The directory in the repository; the working directory if None.
-
-    Yields:
-        The directory in the worktree that matches, and the environment variables to set.
-
-    Raises:
-        CommandFailedError: This is no repository, or the revision is unknown.
     """
     here = os.path.realpath(here or os.getcwd())
     top = os.path.realpath(_run(["git", "-C", here, "rev-parse", "--show-toplevel"], f"--rev {rev}"))
@@ -75,16 +64,6 @@ def environment_with(requirement: str, folder: str) -> dict[str, str]:
 
     A virtual environment over the present one takes the package and its missing requirements. The
     command's own Python, or launcher, finds it by ``PYTHONPATH``.
-
-    Args:
-        requirement: As pip takes it, such as ``transformers==5.22``.
-        folder: Where the environment goes.
-
-    Returns:
-        The environment variables to set.
-
-    Raises:
-        CommandFailedError: The package cannot be installed.
     """
     folder = os.path.abspath(folder)
     _run([sys.executable, "-m", "venv", "--without-pip", folder], f"--with {requirement}")

@@ -28,11 +28,6 @@ def gate(found: Comparison, fail_on: float, floor: Floor | None) -> GateResult:
 
     The build fails if the step is slower by a significant effect, and the effect is at least the limit. Runs that are
     not interleaved, nor of enough sessions, never fail it; nor does a machine without a noise floor.
-
-    Args:
-        found: The comparison.
-        fail_on: The limit as a share, such as 0.03.
-        floor: What ``ab --same`` has measured for this machine and program.
     """
     limit = percent(fail_on, sign=False)
     if found.method not in ("paired", "across sessions"):

@@ -24,12 +24,7 @@ _MOST_BARS = 20
 
 
 def write_page(found: Comparison, path: str) -> None:
-    """Write the page.
-
-    Raises:
-        OSError: The file cannot be written.
-        MissingPackageError: A package of the extra ``report`` is not installed.
-    """
+    """Write the page."""
     effects = ([found.step] if found.step else []) + list(found.regions)
     sections = [
         Built("regions", "Regions", Content(tuple(_changes(effects)), tables=(_table(found),))),

@@ -84,9 +84,6 @@ def warm_up_of(durations: NDArray[np.float64]) -> int:
 
     The rule takes the means of batches of five steps and leaves out the first ones so that the standard error of the
     mean of the others becomes smallest.
-
-    Args:
-        durations: Shape ``(steps,)``.
     """
     batches = len(durations) // _BATCH
     if batches < 4:
@@ -318,11 +315,7 @@ def _of_pytest_benchmark(path: str, data: dict[str, Any]) -> RunTimes:
 
 
 def write_baseline(folder: str, runs: Sequence[RunTimes]) -> str:
-    """Add runs to a baseline: one small JSON file for each session, to be kept with the code.
-
-    Returns:
-        The path of the file.
-    """
+    """Add runs to a baseline: one small JSON file for each session, to be kept with the code."""
     from deep500_timing._base.whole_file import whole_file
 
     os.makedirs(folder, exist_ok=True)

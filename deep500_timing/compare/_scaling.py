@@ -42,9 +42,6 @@ def scaling(sides: Sequence[Sequence[RunTimes]]) -> list[WorldSize]:
     """Compare runs of different world sizes.
 
     A rank has the same work in each run (weak scaling), unless the attribute ``samples_per_step`` says otherwise.
-
-    Raises:
-        NotComparableError: A run has no steps, or all have one world size.
     """
     by_size: dict[int, list[RunTimes]] = {}
     for run in (run for side in sides for run in side):

@@ -95,12 +95,7 @@ def pool(own: Spread, floor: Spread | None) -> Spread:
 
 
 def paired(differences: Sequence[float], floor: Spread | None = None) -> Estimate:
-    """Student's paired t: the mean of the logarithms of B / A over the pairs.
-
-    Args:
-        differences: One for each pair; at least two.
-        floor: The variance of pairs that ``ab --same`` has measured.
-    """
+    """Student's paired t: the mean of the logarithms of B / A over the pairs."""
     mean, own = mean_and_spread(differences)
     spread = pool(own, floor)
     return Estimate(mean, math.sqrt(spread.variance / len(differences)), spread.df)
@@ -120,10 +115,6 @@ def across_sessions(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]]) 
 
     A session's mean varies with the session and with its runs. The variance of the means of sessions covers both, for
     sessions of as many runs as the average one; sessions of B with fewer runs get the difference added.
-
-    Args:
-        a: The logarithms of the runs of each session of A.
-        b: Those of B; three sessions at least on one of the sides.
     """
     means_a, means_b = [math.fsum(s) / len(s) for s in a], [math.fsum(s) / len(s) for s in b]
     squares = df = 0.0
@@ -166,14 +157,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def power_of(effect: float, spread: Spread, pairs: int, *, floor: Spread | None = None) -> float:
-    """The probability that the last look of so many pairs finds a slowdown.
-
-    Args:
-        effect: The slowdown as a logarithm.
-        spread: The variance between pairs that is expected.
-        pairs: How many.
-        floor: A noise floor that the experiment will have; its degrees of freedom count.
-    """
+    """The probability that the last look of so many pairs finds a slowdown."""
     df = pairs - 1 + (floor.df if floor else 0)
     if spread.variance == 0:
         return float(effect > 0)

@@ -136,13 +136,7 @@ class Collector:
         return sum(counters[_DROPPED] for _, _, _, counters in self._of_regions.values())
 
     def frames(self, encoder: Encoder, *, is_first: bool, is_last: bool) -> Iterable[bytes]:
-        """The records as frames.
-
-        Args:
-            encoder: The encoder of the file.
-            is_first: These are the first frames of the file, with all threads and counters.
-            is_last: These are the last frames of the log.
-        """
+        """The records as frames."""
         if is_first:
             self._threads_written = 0
             self._counters_written = {}

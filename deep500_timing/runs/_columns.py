@@ -34,12 +34,7 @@ TYPES = ("int", "time", "float", "name")
 
 
 def pack(columns: Sequence[Column], arrays: Mapping[str, NDArray[np.generic]]) -> bytes:
-    """Columns of equal length as bytes.
-
-    Args:
-        columns: Which, in order.
-        arrays: Their values by name, shape ``(rows,)``: float64 for ``float``, else int64.
-    """
+    """Columns of equal length as bytes."""
     parts = []
     for column in columns:
         values = np.ascontiguousarray(arrays[column.name], dtype=np.float64 if column.type == "float" else np.int64)
@@ -67,11 +62,7 @@ def _planes(bits: NDArray[np.uint64]) -> bytes:
 
 
 def unpack(columns: Sequence[Column], rows: int, payload: bytes) -> dict[str, NDArray[np.generic]]:
-    """The inverse of :func:`pack`.
-
-    Raises:
-        ValueError: The payload is not so many rows of these columns.
-    """
+    """The inverse of :func:`pack`."""
     arrays: dict[str, NDArray[np.generic]] = {}
     position = 0
     for column in columns:

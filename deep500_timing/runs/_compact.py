@@ -75,16 +75,7 @@ def find_logs(folder: str) -> list[LogFile]:
 
 
 def compact(folder: str, reading: Reading) -> Compacted:
-    """Write or renew the Parquet of a run.
-
-    Args:
-        folder: The run's folder. If it cannot be written to, the Parquet goes to a temporary folder.
-        reading: Protects the Parquet files from other processes until it is closed.
-
-    Raises:
-        FileNotFoundError: There is no such folder.
-        MissingPackageError: pyarrow is not installed.
-    """
+    """Write or renew the Parquet of a run."""
     target = os.path.join(folder, FOLDER)
     try:
         os.makedirs(target, exist_ok=True)

@@ -48,11 +48,7 @@ class Encoder:
         return number
 
     def declare(self, table: str, columns: Mapping[str, str]) -> None:
-        """Declare an additional table, once.
-
-        Raises:
-            ValueError: The name or a type is unknown, or the table is declared with other columns.
-        """
+        """Declare an additional table, once."""
         wanted = tuple(Column(name, kind) for name, kind in columns.items())
         unknown = sorted({column.type for column in wanted} - set(TYPES))
         if not table.isidentifier() or unknown or not wanted:

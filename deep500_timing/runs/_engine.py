@@ -83,12 +83,7 @@ class Spark:
 
 
 def engine_for(engine: str | Any, memory: str | None) -> Engine:
-    """The engine of a name, or around the user's connection or session.
-
-    Raises:
-        ValueError: The name is unknown.
-        MissingPackageError: Its package is not installed.
-    """
+    """The engine of a name, or around the user's connection or session."""
     if engine == "duckdb":
         return DuckDB(memory)
     if engine == "spark":

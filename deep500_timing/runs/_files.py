@@ -43,23 +43,14 @@ class LogFile:
     """
 
     def __init__(self, path: str) -> None:
-        """Create the file.
-
-        Raises:
-            FileExistsError: A file of that name exists.
-            OSError: The file cannot be created.
-        """
+        """Create the file."""
         self.path = path
         self.size = 0
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
         self._handle = os.open(path, flags | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0), 0o644)
 
     def append(self, data: bytes) -> None:
-        """Write all data, or nothing.
-
-        Raises:
-            OSError: Writing failed; the file has its former end.
-        """
+        """Write all data, or nothing."""
         view = memoryview(data)
         try:
             while view:

@@ -42,11 +42,7 @@ class Frame(NamedTuple):
 
     @property
     def payload(self) -> bytes:
-        """The payload, decompressed.
-
-        Raises:
-            ValueError: It cannot be decompressed, though its checksum is right.
-        """
+        """The payload, decompressed."""
         try:
             return zlib.decompress(self.stored) if self.is_compressed else self.stored
         except zlib.error as error:
@@ -76,12 +72,7 @@ def encode(kind: int, sequence: int, rows: int, payload: bytes) -> bytes:
 
 
 def read_frames(data: bytes | mmap, start: int = 0) -> Iterator[Frame | Damage]:
-    """Every whole frame in order, and the damage between them.
-
-    Args:
-        data: The bytes of a log.
-        start: Where to begin.
-    """
+    """Every whole frame in order, and the damage between them."""
     position = start
     end = len(data)
     while position < end:

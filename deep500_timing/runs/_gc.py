@@ -20,11 +20,7 @@ _QUEUE = 10_000
 
 
 class CollectorTimes:
-    """Measures each collection by ``gc.callbacks``, on the thread that collects.
-
-    Args:
-        now: The log's clock, in ns.
-    """
+    """Measures each collection by ``gc.callbacks``, on the thread that collects."""
 
     def __init__(self, now: Callable[[], int]) -> None:
         self._now = now

@@ -25,11 +25,7 @@ SUMMARIZED = "summarized"
 
 
 class History:
-    """Replaces the oldest files of a session by histograms, to limit their size.
-
-    Args:
-        keep_bytes: The limit, including the current file and the histograms.
-    """
+    """Replaces the oldest files of a session by histograms, to limit their size."""
 
     def __init__(self, keep_bytes: int) -> None:
         self._keep_bytes = keep_bytes
@@ -37,11 +33,7 @@ class History:
         self._encoder = Encoder()
 
     def keep_within(self, writer: Writer, rank: int) -> None:
-        """Summarize and remove files until the rest fits. Called after each rotation.
-
-        Raises:
-            OSError: The histograms could not be written; the file is kept.
-        """
+        """Summarize and remove files until the rest fits. Called after each rotation."""
         while writer.sealed and self._size_of(writer) > self._keep_bytes:
             path, _ = writer.sealed[0]
             log = open_log(path)
@@ -152,11 +144,7 @@ def _add_durations(bins: dict[int, list[int]], durations: Any) -> None:
 
 
 def summarized_files(paths: list[str]) -> set[str]:
-    """The names of files that a history includes. Such a file may still exist for a moment.
-
-    Args:
-        paths: The logs of a folder.
-    """
+    """The names of files that a history includes. Such a file may still exist for a moment."""
     found: set[str] = set()
     for path in paths:
         if path.endswith(HISTORY + SUFFIX):

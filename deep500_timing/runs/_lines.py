@@ -52,11 +52,7 @@ def name_of_file(rank: int, session: int) -> str:
 
 
 def find_files(folder: str) -> list[tuple[int, int, str]]:
-    """The logs in a folder: rank, session, path; in order.
-
-    Raises:
-        FileNotFoundError: There is no such folder.
-    """
+    """The logs in a folder: rank, session, path; in order."""
     found = []
     with os.scandir(folder) as entries:
         for entry in entries:

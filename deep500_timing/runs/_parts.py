@@ -34,11 +34,6 @@ def parts_of(run: Any, steps: Iterable[int], session: int) -> Parts:
     """Read the parts of some steps on all ranks.
 
     A region between two BATCHes belongs to the step after it. The first step of a rank has nothing before it.
-
-    Args:
-        run: A :class:`~deep500_timing.runs.Run`.
-        steps: Their numbers.
-        session: Of this session.
     """
     wanted = sorted(set(steps))
     if not wanted:

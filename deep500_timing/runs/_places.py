@@ -120,12 +120,7 @@ def _hot_path(stacks: list[tuple[list[Frame], int]], total: int) -> tuple[list[F
 
 
 def text_of(samples: Counter[str], least: int) -> str:
-    """A clause such as ``"58 % of it in log_metrics (train.py:41): os.fsync(file)"``.
-
-    Args:
-        samples: How often each stack was seen.
-        least: Number of samples below which nothing is said.
-    """
+    """A clause such as ``"58 % of it in log_metrics (train.py:41): os.fsync(file)"``."""
     places = places_of(samples) if sum(samples.values()) >= least else []
     shares = [f"{100 * place.share:.0f} %" + ("" if after else " of it") for after, place in enumerate(places)]
     return ", ".join(f"{share} in {place.text}" for share, place in zip(shares, places, strict=True))
@@ -144,15 +139,7 @@ class _Sampled(NamedTuple):
 def samples_in(
     run: Any, path: str, *, rank: int | None, session: int | None = None, steps: Iterable[int] | None = None
 ) -> Counter[str]:
-    """The samples in a region's own time, outside of the regions inside it.
-
-    Args:
-        run: A :class:`~deep500_timing.runs.Run`.
-        path: The region's path; empty for the time in no region, from the first region to the end of the last.
-        rank: Of this rank.
-        session: Of this session only.
-        steps: In these steps only.
-    """
+    """The samples in a region's own time, outside of the regions inside it."""
     found: Counter[str] = Counter()
     within = "" if steps is None else f"and step in ({', '.join(str(int(step)) for step in steps) or 'null'})"
     depth = len(split_path(path)) if path else 0

@@ -80,12 +80,7 @@ def open_log(path: str) -> Log:
 
 
 def read_log(log: Log) -> Iterator[Batch]:
-    """Read a log frame by frame, in bounded memory. Damaged parts are recorded and skipped.
-
-    Raises:
-        NewerSchemaError: The log's schema is newer than this version knows.
-        OSError: The file cannot be read.
-    """
+    """Read a log frame by frame, in bounded memory. Damaged parts are recorded and skipped."""
     if os.path.getsize(log.path) == 0:
         return
     with open(log.path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -121,11 +116,6 @@ def chunk_of(log: Log, batches: list[Batch], still_open: Batch | None) -> tuple[
     """Rows of both tables of intervals together, and the open regions that are not among them.
 
     The columns are those of ``device_intervals`` and ``on_host``.
-
-    Args:
-        log: The log.
-        batches: Their rows.
-        still_open: The rows of the table ``open`` at the end of the batches.
     """
     names = [column.name for column in TABLES["device_intervals"][1]]
     missing = np.int64(NO_STEP)

@@ -28,11 +28,7 @@ class Reading:
         self._end: weakref.finalize | None = None  # type: ignore[type-arg]
 
     def say(self, target: str, parts: list[str]) -> None:
-        """List the parts in a folder that are in use from now on. Call it inside :func:`alone`.
-
-        Raises:
-            OSError: The folder cannot be written to.
-        """
+        """List the parts in a folder that are in use from now on. Call it inside :func:`alone`."""
         if target != self._target:
             self.close()
             self._file, path = tempfile.mkstemp(prefix=_PREFIX, dir=target)

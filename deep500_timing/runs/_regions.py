@@ -96,13 +96,7 @@ def region_rows(
 
 
 def tree_of_rows(rows: Iterable[dict[str, Any]], more: dict[str, dict[str, Any]], **facts: Any) -> Tree:
-    """The tree of :func:`region_rows` of one rank, or of all ranks together.
-
-    Args:
-        rows: The rows.
-        more: Further fields of nodes, by path.
-        **facts: Further arguments of :func:`build_tree`.
-    """
+    """The tree of :func:`region_rows` of one rank, or of all ranks together."""
     nodes: dict[str, Node] = {}
     for row in sorted(rows, key=lambda row: (row["device"], row["path"])):
         text, seconds = row["path"], {name[:-3]: row[name] / 1e9 for name in row if name.endswith("_ns")}
@@ -118,14 +112,7 @@ def tree_of_rows(rows: Iterable[dict[str, Any]], more: dict[str, dict[str, Any]]
 
 
 def regions_table(run: Any, rank: int | None, session: int | None, by_rank: bool) -> Any:
-    """The regions as a ``pyarrow.Table``, depth first, siblings by falling total, CPU before GPU.
-
-    Args:
-        run: The run.
-        rank: Of this rank only.
-        session: Of this session only.
-        by_rank: Keep ranks apart.
-    """
+    """The regions as a ``pyarrow.Table``, depth first, siblings by falling total, CPU before GPU."""
     pa = require("pyarrow", extra="runs", caller="Reading a run")
     of_rank: dict[int | None, list[dict[str, Any]]] = defaultdict(list)
     for row in region_rows(run, rank=rank, session=session, by_rank=by_rank):

@@ -240,11 +240,7 @@ class Source:
 
 
 def read_since(cursor: _Cursor, cut_ns: int | None) -> tuple[Int64Array, int]:
-    """The new intervals of a store that ended by the cut, oldest first.
-
-    Returns:
-        Start and end in ns, shape ``(n, 2)``; and the number of intervals that were aggregated before they were read.
-    """
+    """The new intervals of a store that ended by the cut, oldest first."""
     store = cursor.store
     ints, recorded, dropped = store.since(cursor.seen)
     pairs = np.frombuffer(ints, dtype=np.int64).reshape(-1, 2)

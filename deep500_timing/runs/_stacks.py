@@ -27,11 +27,7 @@ _GOLDEN = 0.6180339887
 
 
 class StackSampler:
-    """Reads the Python stack of the main thread. The main thread does not take part.
-
-    Args:
-        period_s: Mean time between two samples.
-    """
+    """Reads the Python stack of the main thread. The main thread does not take part."""
 
     def __init__(self, period_s: float) -> None:
         self._period_s = period_s

@@ -51,13 +51,7 @@ class StepCounter:
         self._mark_steps = np.concatenate((self._mark_steps, steps))[order][-_REMEMBERED:]
 
     def label(self, starts_ns: Int64Array, ends_ns: Int64Array | None) -> Int64Array:
-        """The steps of intervals.
-
-        Args:
-            starts_ns: Shape ``(n,)``.
-            ends_ns: Shape ``(n,)``; None for device intervals: their start decides, because their end depends on the
-                device.
-        """
+        """The steps of intervals."""
         if self._marked:
             times, forgotten, earliest = self._mark_times, 0, NO_STEP
             at = np.searchsorted(times, starts_ns, side="right")

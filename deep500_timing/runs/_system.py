@@ -23,11 +23,7 @@ _THROTTLED = {
 
 
 class ResidentMemory:
-    """Reads the resident memory of this process once in a period, without psutil. Linux only; elsewhere no samples.
-
-    Args:
-        period_s: The least time between two samples.
-    """
+    """Reads the resident memory of this process once in a period, without psutil. Linux only; elsewhere no samples."""
 
     def __init__(self, period_s: float) -> None:
         self._period_ns = round(period_s * 1e9)
@@ -46,14 +42,7 @@ class ResidentMemory:
 
 
 class SystemSampler:
-    """Reads the machine's state once in a period, on the calling thread.
-
-    Args:
-        period_s: The least time between two samples.
-
-    Raises:
-        MissingPackageError: psutil is not installed.
-    """
+    """Reads the machine's state once in a period, on the calling thread."""
 
     def __init__(self, period_s: float) -> None:
         self._psutil = require("psutil", extra="system", caller="RunLog(system_s=...)")

@@ -100,13 +100,7 @@ def schema_of(columns: dict[str, str]) -> pa.Schema:
 
 
 class LogTables:
-    """Reads one log as Arrow tables.
-
-    Args:
-        path: The log.
-        offset_ns: Unix time minus the log's clock; None if unknown.
-        first_mark_ns: The time of the session's first mark; None without marks.
-    """
+    """Reads one log as Arrow tables."""
 
     def __init__(self, path: str, offset_ns: int | None, first_mark_ns: int | None) -> None:
         self.pa = require("pyarrow", extra="runs", caller="Reading a run")
@@ -296,15 +290,7 @@ def safe_text(text: str) -> str:
 
 
 def peek(paths: list[str]) -> tuple[int | None, int | None]:
-    """Read the facts of a session that its rows need.
-
-    Args:
-        paths: Its logs, the oldest first.
-
-    Returns:
-        Unix time minus the session's clock, from the first anchor, so that a step of the Unix clock moves nothing; and
-        the time of the first mark.
-    """
+    """Unix time minus the session's clock, from its first anchor, and the time of its first mark."""
     offset: int | None = None
     first_mark: int | None = None
     numbers = {TABLES[name][0]: name for name in ("flushes", "marks")}

@@ -38,11 +38,7 @@ class Writer:
         self._faults: list[str] = []
 
     def begin(self, rank: int) -> list[str]:
-        """Set the rank.
-
-        Returns:
-            The files of the session before, oldest first.
-        """
+        """Set the rank."""
         self._rank = rank
         before = segments_of(self.folder, rank)
         if before:

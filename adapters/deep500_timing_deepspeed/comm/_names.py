@@ -173,11 +173,7 @@ FROM_DEEPSPEED = frozenset({
 
 
 def helper_of_deepspeed(name: str) -> Any:
-    """A helper of an installed DeepSpeed.
-
-    Raises:
-        AttributeError: DeepSpeed is not installed.
-    """
+    """A helper of an installed DeepSpeed."""
     try:
         return getattr(import_module("deepspeed.comm"), name)
     except ImportError as error:

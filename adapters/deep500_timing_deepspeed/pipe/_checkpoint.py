@@ -37,11 +37,7 @@ def save(path: Path, module: nn.Module, optimizer: Any, state: Mapping[str, Any]
 
 
 def load(path: Path, module: nn.Module, optimizer: Any, group: Any) -> dict[str, Any]:
-    """Read what :func:`save` wrote, by any cut of the model, and give back the plain data.
-
-    Raises:
-        PipelineError: It is not there, or lacks a parameter of this rank's layers.
-    """
+    """Read what :func:`save` wrote, by any cut of the model, and give back the plain data."""
     try:
         stored = filesystem.FileSystemReader(str(path)).read_metadata().state_dict_metadata
     except Exception as error:

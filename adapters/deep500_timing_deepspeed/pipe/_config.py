@@ -75,16 +75,7 @@ class PipelineConfig:
 
 
 def read_config(config: Mapping[str, Any] | str | PathLike[str], replicas: int) -> PipelineConfig:
-    """Read a config.
-
-    Args:
-        config: A dict, or the path of a JSON file.
-        replicas: Of the pipeline.
-
-    Raises:
-        PipelineError: A key is unknown or has no meaning here, or the sizes do not go together.
-        OSError: The file cannot be read.
-    """
+    """Read a config."""
     given: Any = config
     raw: dict[str, Any] = (
         dict(given) if isinstance(given, dict) else json.loads(Path(given).read_text(encoding="utf-8"))
@@ -216,9 +207,6 @@ def make_optimizer(config: Mapping[str, Any], parameters: Any) -> torch.optim.Op
     """An optimizer of ``torch.optim``.
 
     ``Adam`` decays weights as AdamW does, as DeepSpeed's does, unless its params say ``adam_w_mode: false``.
-
-    Raises:
-        PipelineError: There is none of the name, or it does not take the params.
     """
     name, params = config["type"], dict(config.get("params") or {})
     if name.lower() == "adam":
@@ -239,11 +227,7 @@ def make_optimizer(config: Mapping[str, Any], parameters: Any) -> torch.optim.Op
 
 
 def make_scheduler(config: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> Any:
-    """A schedule of the learning rate: DeepSpeed's WarmupLR, WarmupDecayLR and WarmupCosineLR, or one of PyTorch's.
-
-    Raises:
-        PipelineError: There is none of the name, or it does not take the params.
-    """
+    """A schedule of the learning rate: DeepSpeed's WarmupLR, WarmupDecayLR and WarmupCosineLR, or one of PyTorch's."""
     name, params = config["type"], dict(config.get("params") or {})
     try:
         if name in ("WarmupLR", "WarmupDecayLR"):

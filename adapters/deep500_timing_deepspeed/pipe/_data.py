@@ -96,11 +96,7 @@ class RepeatingLoader:
 
 
 def split_batch(batch: Any) -> tuple[Any, Any]:
-    """The inputs and the labels of a micro-batch; labels are None if it has inputs alone.
-
-    Raises:
-        ValueError: It is neither a tensor nor inputs and labels.
-    """
+    """The inputs and the labels of a micro-batch; labels are None if it has inputs alone."""
     if isinstance(batch, torch.Tensor):
         return batch, None
     if isinstance(batch, (tuple, list)) and len(batch) == 2:

@@ -82,13 +82,7 @@ class Faults:
         self._world = dist.get_world_size()
 
     def explain(self, doing: str, error: BaseException, *, own: bool) -> PipelineError:
-        """Return the error to raise, which names the rank at fault where it is known.
-
-        Args:
-            doing: The part of the work, for the text.
-            error: What came up on this rank.
-            own: Whether it came up in this rank's own work, not in talking to others.
-        """
+        """Return the error to raise, which names the rank at fault where it is known."""
         root = error
         while own and root.__cause__ is not None:  # PyTorch wraps a layer's error, with the shapes of its inputs.
             root = root.__cause__

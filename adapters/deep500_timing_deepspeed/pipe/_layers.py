@@ -148,19 +148,7 @@ def balance(weights: Sequence[float], parts: int) -> list[tuple[int, int]]:
 
 
 def measured_weights(layers: Any, count: int) -> list[float]:
-    """The time that each layer of a sequence takes, from a layer timer.
-
-    Args:
-        layers: A :class:`deep500_timing_torch.layers.LayerTimer` of ``nn.Sequential(*layers)`` after some training
-            steps.
-        count: How many layers there are.
-
-    Returns:
-        Seconds of forward and backward passes, by layer.
-
-    Raises:
-        PipelineError: It did not time each of the layers.
-    """
+    """The time that each layer of a sequence takes, from a layer timer."""
     times = {one.path: one for one in layers.times().layers}
     weights = []
     for number in range(count):

@@ -13,12 +13,7 @@ if TYPE_CHECKING:
 
 
 class Grid:
-    """The process groups of an engine. Every rank of the job makes it.
-
-    Args:
-        module: The model.
-        timeout_s: After how many seconds without an answer an operation fails.
-    """
+    """The process groups of an engine. Every rank of the job makes it."""
 
     def __init__(self, module: PipelineModule, timeout_s: float) -> None:
         ranks, replicas = module.num_stages, module.replicas
@@ -88,11 +83,7 @@ def synchronise(module: PipelineModule, grid: Grid) -> None:
 
 
 def reduce_gradients(module: PipelineModule, grid: Grid) -> bool:
-    """Sum the gradients of tied weights over their stages and average all over the replicas.
-
-    Returns:
-        Whether anything was sent.
-    """
+    """Sum the gradients of tied weights over their stages and average all over the replicas."""
     sent = False
     for key, (weights, _) in sorted(module.tied_weights().items()):
         for weight in weights if key in grid.tied else ():
@@ -122,9 +113,6 @@ def clip(module: PipelineModule, grid: Grid, most: float) -> torch.Tensor:
     """Scale all gradients of the model so that their norm is at most ``most``, as ``clip_grad_norm_`` does of one.
 
     Tied weights count once, on the first rank that has them.
-
-    Returns:
-        The norm before.
     """
     elsewhere = {
         id(weight)

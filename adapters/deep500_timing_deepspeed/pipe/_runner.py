@@ -77,16 +77,7 @@ class Runner:
         return schedule
 
     def run(self, inputs: Sequence[Any] | None, labels: Sequence[Any] | None, *, outputs: bool) -> list[Any]:
-        """Run a batch.
-
-        Args:
-            inputs: The micro-batches, on the first stage's rank.
-            labels: Theirs, on the last stage's rank.
-            outputs: Whether the last stage keeps its outputs.
-
-        Returns:
-            The loss of each micro-batch, on the last stage's rank.
-        """
+        """Run a batch."""
         losses: list[Any] = []
         for stage in self.stages:
             stage.has_backward = self._backward
@@ -123,12 +114,7 @@ class Runner:
 
 
 def check_order(module: PipelineModule, microbatches: int) -> None:
-    """Whether the module's schedule can have so many micro-batches.
-
-    Raises:
-        ValueError: It cannot.
-        PipelineError: PyTorch lacks a private name that the engine stands on.
-    """
+    """Whether the module's schedule can have so many micro-batches."""
     require_private_names("Pipeline engine", (_schedules, ("_PipelineScheduleRuntime", "_Action", "_add_send_recv")))
     order_of(module.schedule, module.num_stages, microbatches, module.stages_per_rank)
 

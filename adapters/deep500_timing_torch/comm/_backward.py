@@ -107,10 +107,6 @@ class DeviceOverlap:
     that stream then stood still. A communicator runs one operation after another, so an operation ran from the later
     of its issue and the end of the one before. Its exposed time is what lies behind the end of the computing and
     behind the operation before.
-
-    Args:
-        records: Where the times of each go.
-        start_ns: When the computing was over, on the host.
     """
 
     def __init__(self, records: Sequence[Record], start_ns: int) -> None:

@@ -228,11 +228,7 @@ HEADER = (
 
 
 def parse_size(text: str) -> int:
-    """Bytes from ``8``, ``1K``, ``64M``, ``2G`` (powers of 1024), as nccl-tests reads them.
-
-    Raises:
-        ValueError: It is none of these.
-    """
+    """Bytes from ``8``, ``1K``, ``64M``, ``2G`` (powers of 1024), as nccl-tests reads them."""
     found = re.fullmatch(r"(\d+)([KMG]?)B?", text.strip(), re.IGNORECASE)
     if found is None:
         raise ValueError(f"{text!r} is no size: write 8, 1K, 64M or 2G (powers of 1024).")

@@ -117,20 +117,12 @@ class FlightRecorder:
         """Read the durations that are known, for a run that is flushed.
 
         It is left out while another read is under way, which may be on this thread if a signal handler flushes.
-
-        Args:
-            last: The run ends: wait for the last operations. Otherwise reads keep to their share of the time.
         """
         if not self._reading.locked() and (last or time.monotonic() >= self._next_read):
             self.collect(wait=last, limit_s=_LAST_S)
 
     def collect(self, *, wait: bool = False, limit_s: float = WAIT_S) -> None:
-        """Read the durations that are known.
-
-        Args:
-            wait: Wait for the others, for a user who asked for it by name.
-            limit_s: How long to wait at most, in seconds.
-        """
+        """Read the durations that are known."""
         deadline = time.monotonic() + limit_s
         while self._pending:
             try:

@@ -102,11 +102,7 @@ class CommLog:
             self.drain(wait=False)
 
     def drain(self, *, wait: bool) -> None:
-        """Empty the queue into the records.
-
-        Args:
-            wait: Wait for another thread that is emptying it. A training thread does not.
-        """
+        """Empty the queue into the records."""
         if not self._draining.acquire(wait):
             return
         run = current()

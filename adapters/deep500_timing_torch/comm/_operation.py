@@ -139,12 +139,7 @@ class PendingOp:
 
     @_never_raises
     def issued(self, handles: int, future: Any = None) -> None:
-        """It runs on, and callers will wait for so many handles.
-
-        Args:
-            handles: How many.
-            future: A future of it on the CPU, which tells when it is done.
-        """
+        """It runs on, and callers will wait for so many handles."""
         end_ns = self._count()
         self._handles = self._waits_left = handles
         if self.captured:
@@ -307,12 +302,7 @@ class PendingOp:
 
     @_never_raises
     def end_wait(self, token: tuple[int, Stretch | None] | None, error: BaseException | None = None) -> None:
-        """The wait is over.
-
-        Args:
-            token: What :meth:`start_wait` returned.
-            error: Its exception, if it raised one.
-        """
+        """The wait is over."""
         if error is not None:
             LOG.report_time_out(self, error, SETTINGS.now_ns)
             if token is not None and token[1] is not None:
@@ -423,13 +413,7 @@ def future_of(work: Any, record: Record) -> Any:
 
 
 def begin(record: Record, process_group: Any, tensor: Any) -> PendingOp:
-    """Time an operation that is about to be called.
-
-    Args:
-        record: Where its times go.
-        process_group: Its group, None if there is none.
-        tensor: A tensor on the device that does the work, None if there is none.
-    """
+    """Time an operation that is about to be called."""
     op = PendingOp(record)
     op._begin(process_group, tensor)
     return op

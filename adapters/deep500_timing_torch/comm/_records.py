@@ -87,15 +87,7 @@ class Record:
         return bool(self.latency.count or self.started or self.failed or self.untimed or self.captured)
 
     def take(self, kind: int, start_ns: int, end_ns: int, sequence: int | None, run: Any) -> None:
-        """Count one message; only for the thread that empties the queue.
-
-        Args:
-            kind: The kind of message.
-            start_ns: When it began.
-            end_ns: When it ended.
-            sequence: The group's sequence number of the operation, None if it has none.
-            run: The run's log, None if there is none.
-        """
+        """Count one message; only for the thread that empties the queue."""
         if kind in (SYNC, DONE):
             self._take_time(start_ns, end_ns, sequence, run)
             self.finished += kind == DONE
@@ -184,11 +176,7 @@ class Group:
             return None
 
     def count(self, before: int | None) -> int:
-        """Count an operation that was issued when the group stood at ``before``.
-
-        Returns:
-            Its sequence number, the same on every rank of the group.
-        """
+        """Count an operation that was issued when the group stood at ``before``."""
         number = self.number()
         if number is None:
             self._own_sequence += 1

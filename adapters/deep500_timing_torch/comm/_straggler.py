@@ -94,13 +94,7 @@ def compare(
     groups: Mapping[str, Iterable[int]],
     synchronizes: Mapping[str, bool],
 ) -> Comparison:
-    """Compare the operations of several ranks, each with the same one elsewhere.
-
-    Args:
-        reports: For each rank that reported, for each of its groups, its operations.
-        groups: The global ranks of each group.
-        synchronizes: For the name of an operation, whether no rank leaves it before every rank has come.
-    """
+    """Compare the operations of several ranks, each with the same one elsewhere."""
     result = Comparison()
     gathered: dict[tuple[str, str, int], list[dict[int, int]]] = {}
     members: dict[str, tuple[int, ...]] = {}

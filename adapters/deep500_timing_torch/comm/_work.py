@@ -15,12 +15,7 @@ if TYPE_CHECKING:
 
 
 def replace_handles(op: PendingOp, result: Any) -> Any:
-    """Finish the call of an operation; what to return to its caller.
-
-    Args:
-        op: The operation.
-        result: What its function has returned.
-    """
+    """Finish the call of an operation; what to return to its caller."""
     works = result if isinstance(result, list) else [result]
     if not works or not all(isinstance(work, (dist.Work, torch._C.Future)) for work in works):
         op.returned()

@@ -88,13 +88,7 @@ class _NodeMarks:
 
 
 class BackwardMarks:
-    """Opens and closes the regions of layers as the autograd engine passes their nodes.
-
-    Args:
-        region_of: Makes the region of a layer's backward pass.
-        fault: Called with a prehook's exception, and its layer if that is known.
-        task_ended: Called when the engine has ended one of its tasks.
-    """
+    """Opens and closes the regions of layers as the autograd engine passes their nodes."""
 
     def __init__(
         self,
@@ -117,12 +111,7 @@ class BackwardMarks:
         """The engine's tasks that are under way and have met a layer."""
 
     def mark(self, call: Call, output: Any) -> None:
-        """Note the nodes of a call that has returned.
-
-        Args:
-            call: The call; its ``inputs``, ``begin`` and ``end`` are set.
-            output: Its result.
-        """
+        """Note the nodes of a call that has returned."""
         parent, call.parent = call.parent, None
         begin = call.begin
         # Few containers: the collector counts them, and runs in the midst of training.
@@ -220,11 +209,7 @@ class BackwardMarks:
             self.untimed += 1  # A region belongs to the thread that began it; on this one it is not open.
 
     def fail_of(self, caller: int) -> None:
-        """End the passes that a backward pass which raised left open: its thread calls a model again.
-
-        Args:
-            caller: The thread.
-        """
+        """End the passes that a backward pass which raised left open: its thread calls a model again."""
         for call in self.opened[::-1]:
             if call.caller == caller:
                 self.opened.remove(call)
@@ -255,13 +240,7 @@ class BackwardMarks:
 
 
 def find_nodes(value: Any, nodes: dict[Any, None], seen: dict[int, Any] | None = None) -> None:
-    """Add the autograd nodes that made the tensors in ``value``, which may hold them in containers.
-
-    Args:
-        value: A tensor, or a container.
-        nodes: Is added to, in the order of the tensors.
-        seen: What was met before, by its id: a container may hold itself.
-    """
+    """Add the autograd nodes that made the tensors in ``value``, which may hold them in containers."""
     parts: Any
     if isinstance(value, (list, tuple)):
         parts = value

@@ -53,15 +53,7 @@ class Calls:
         fault: Callable[[str, Layer | None, Exception], None],
         now_ns: Callable[[], int],
     ) -> None:
-        """Start with no call under way.
-
-        Args:
-            root: The model, whose ``training`` gives the purpose of a call.
-            region_of: Makes a layer's region for a purpose.
-            marks: Takes each call's inputs and outputs, for the backward pass.
-            fault: Called with the exception of timing that failed.
-            now_ns: The timer's clock.
-        """
+        """Start with no call under way."""
         self.now_ns = now_ns
         self.recomputed: list[tuple[Layer, int, int]] = []
         """Recomputations that have ended, to be recorded when the timer records again: during a recomputation it
@@ -85,11 +77,7 @@ class Calls:
         return bool(self._timed)
 
     def attach(self, layers: tuple[Layer, ...]) -> None:
-        """Stand before each layer's module.
-
-        Raises:
-            RuntimeError: This PyTorch is not one that layers can be timed with.
-        """
+        """Stand before each layer's module."""
         check()
         for layer in layers:
             timed = TimedModule(self, layer)

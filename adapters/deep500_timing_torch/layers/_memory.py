@@ -104,12 +104,7 @@ class MemoryLog:
     """Reads the memory as layers begin and end."""
 
     def __init__(self, reader: MemoryReader, layers: Sequence[Layer]) -> None:
-        """Start with nothing read.
-
-        Args:
-            reader: What reads it.
-            layers: The timed layers, the model first.
-        """
+        """Start with nothing read."""
         self._reader = reader
         self._root = layers[0]
         self._sums = {layer: _Layer(layer) for layer in layers}
@@ -156,11 +151,7 @@ class MemoryLog:
             sums.peak = max(sums.peak or 0, peaks[1])
 
     def times(self, parents: Mapping[str, str | None]) -> dict[str, LayerMemory]:
-        """The memory that was read, by the path of the layer.
-
-        Args:
-            parents: For each layer's path that of the layer around it, None for the model.
-        """
+        """The memory that was read, by the path of the layer."""
         own = {layer.path: _mean_by_step(sums.unreturned) for layer, sums in self._sums.items()}
         for path, within in list(own.items()):
             parent = parents[path]

@@ -52,14 +52,7 @@ _NONE = float("nan")
 def write_layers(
     log: RunLog, found: Sequence[LayerTimes], *, version: int, peak_flops_per_s: float | None = None
 ) -> None:
-    """Write the description of layers into a run.
-
-    Args:
-        log: The run's log.
-        found: The layers, the model first.
-        version: Counts the writes; readers use the last.
-        peak_flops_per_s: The device's peak, if it is known.
-    """
+    """Write the description of layers into a run."""
     log.declare(TABLE, **_COLUMNS)
     log.add(
         TABLE,

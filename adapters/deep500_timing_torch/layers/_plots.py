@@ -27,11 +27,6 @@ def plot_times(path: Path, ranges: Sequence[RangeTime], title: str) -> None:
     """Draw the mean time of each block, in the order in which they are called, with the part of attention.
 
     A range that holds others, such as a whole step, would dwarf them and is left out.
-
-    Args:
-        path: The file to write, a PNG.
-        ranges: The calls.
-        title: The profiled model.
     """
     calls = [one for one in ranges if not one.holds_others]
     names = list(dict.fromkeys(one.name for one in calls))
@@ -55,13 +50,7 @@ def plot_times(path: Path, ranges: Sequence[RangeTime], title: str) -> None:
 
 
 def plot_memory(path: Path, samples: Sequence[MemorySample], title: str) -> None:
-    """Draw the memory of tensors and of the allocator after each block.
-
-    Args:
-        path: The file to write, a PNG.
-        samples: The samples in order; the host's memory if there is no device, which the axis says.
-        title: The profiled model.
-    """
+    """Draw the memory of tensors and of the allocator after each block."""
     figure, axes = _figure(len(samples))
     places = range(len(samples))
     if any(sample.allocated_bytes is not None for sample in samples):

@@ -28,11 +28,7 @@ def when_task_ends(callback: Any) -> None:
 
 @functools.cache
 def check() -> None:
-    """Check once that this PyTorch numbers its autograd nodes and calls modules as layer timing needs it.
-
-    Raises:
-        RuntimeError: It does not.
-    """
+    """Check once that this PyTorch numbers its autograd nodes and calls modules as layer timing needs it."""
     missing = None
     try:
         missing = _difference()

@@ -86,12 +86,7 @@ class MemorySample:
 
 
 def ranges_of(events: Iterable[Any], names: frozenset[str]) -> list[RangeTime]:
-    """The ranges of a profile, in the order in which they began.
-
-    Args:
-        events: What ``torch.profiler.profile.events()`` gives.
-        names: The names of the ranges.
-    """
+    """The ranges of a profile, in the order in which they began."""
     found = []
     for event in events:
         # On a GPU each range comes twice; the second, on the device's timeline, has no operators within.

@@ -72,18 +72,7 @@ class Layer:
 
 
 def select(model: nn.Module, *, depth: int | None, match: Match | None) -> list[Layer]:
-    """The layers to time, in the order in which the model names them. The model itself is always the first.
-
-    Args:
-        model: The model.
-        depth: How many levels below the model to go; None for all of them.
-        match: Names (``fnmatch`` patterns such as ``"blocks.*"``, or compiled regular expressions that must match the
-            whole name), or classes; one or several of them. None for every module within ``depth``.
-
-    Raises:
-        TypeError: ``model`` is no module, or ``match`` holds something else.
-        ValueError: ``depth`` is negative, or nothing in the model matches.
-    """
+    """The layers to time, in the order in which the model names them. The model itself is always the first."""
     if not isinstance(model, nn.Module):
         raise TypeError(
             f"Timing the layers of {model!r}: it is a {type(model).__name__}, not a torch.nn.Module. Pass the model."
@@ -163,9 +152,6 @@ def repeated_blocks(model: nn.Module) -> list[str]:
     A group is in one list of the model, or in several lists of the same kind, as of an encoder and a decoder. Of groups
     within one another the outermost is taken: the layers of a transformer, not the projections within each. Modules
     that are attributes count only if no list repeats any. Largest means most parameters in all, then most members.
-
-    Returns:
-        Their names, in order; empty if no module with modules within it is repeated.
     """
     in_lists: dict[tuple[int, type[nn.Module]], list[str]] = defaultdict(list)
     as_attributes: dict[tuple[str, type[nn.Module]], list[str]] = defaultdict(list)

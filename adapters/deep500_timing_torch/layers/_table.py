@@ -56,11 +56,6 @@ def render(times: ModelTimes, *, fold: bool = True, width: int | None = None) ->
 
     Times are per training step (per call of the model); a layer that was called for evaluation only has its own
     column. The slowest line of each level is marked with ``◀``.
-
-    Args:
-        times: What to show.
-        fold: Whether blocks of one class that follow one another are shown as one line, with the slowest named.
-        width: Columns to fit into, by shortening names in the middle; None for as wide as need be.
     """
     header, lines = cells_of(times, fold=fold)
     widths = [max(width_of(row[place]) for row in [header, *lines]) for place in range(len(header))]

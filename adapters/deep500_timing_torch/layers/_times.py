@@ -149,12 +149,7 @@ def _unreturned(layer: LayerTimes) -> float | None:
 
 
 def describe(layers: Sequence[Layer], flops: Mapping[str, int] | None = None) -> list[LayerTimes]:
-    """Describe layers, without times.
-
-    Args:
-        layers: The timed layers, the model first.
-        flops: Operations of one step by path, if they were counted.
-    """
+    """Describe layers, without times."""
     positions = {name: position for position, layer in enumerate(layers) for name in layer.names}
     found: list[LayerTimes] = []
     for layer in layers:
@@ -180,14 +175,7 @@ def describe(layers: Sequence[Layer], flops: Mapping[str, int] | None = None) ->
 def read_times(
     layers: Sequence[Layer], timer: Timer, flops: Mapping[str, int] | None = None, memory: MemoryLog | None = None
 ) -> list[LayerTimes]:
-    """Read the times of layers out of a timer.
-
-    Args:
-        layers: The timed layers, the model first.
-        timer: Where the times are.
-        flops: Operations of one step by path, if they were counted.
-        memory: The reader of the memory, if it was read.
-    """
+    """Read the times of layers out of a timer."""
     found = add_memory(describe(layers, flops), memory)
     stats = {(region.name, region.device): region.stats for region in timer.snapshot()}
     return add_times(found, stats, lambda name, gpu: timer.intervals(name, gpu=gpu))

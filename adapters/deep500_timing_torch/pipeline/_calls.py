@@ -27,11 +27,7 @@ Event = tuple[Kind, int, int, int, int, int]
 
 
 class Codes:
-    """Small numbers for kinds of actions on stages.
-
-    Args:
-        evaluation: Whether these are forward passes without training, which have other regions.
-    """
+    """Small numbers for kinds of actions on stages."""
 
     def __init__(self, evaluation: bool = False) -> None:
         self._evaluation = evaluation
@@ -88,14 +84,7 @@ _TAG = "_deep500_timing_message"
 
 
 class CallLog:
-    """The calls that the wrappers of one schedule noted since the last :meth:`take`, in the order in which they ended.
-
-    Args:
-        now_ns: Returns the time in ns. It must not raise.
-
-    Attributes:
-        active: Whether calls are noted now.
-    """
+    """The calls that the wrappers of one schedule noted since the last :meth:`take`, in the order of their ends."""
 
     def __init__(self, now_ns: Callable[[], int]) -> None:
         self.active = False
@@ -127,13 +116,7 @@ class _Handles(list[Any]):
 
 
 def time_calls(function: Callable[..., Any], log: CallLog, code_of: Callable[[dict[str, Any]], int]) -> Any:
-    """Time each call of a function that takes the micro-batch as first argument.
-
-    Args:
-        function: The function to wrap.
-        log: Notes the calls.
-        code_of: Returns the code of a call from its keyword arguments.
-    """
+    """Time each call of a function that takes the micro-batch as first argument."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -148,15 +131,7 @@ def time_calls(function: Callable[..., Any], log: CallLog, code_of: Callable[[di
 
 
 def tag_messages(function: Callable[..., Any], log: CallLog, issued: int, waited: int, incoming: bool) -> Any:
-    """Tag the operations that a function returns.
-
-    Args:
-        function: Returns a list of operations for the micro-batch that is its first argument.
-        log: Notes the messages.
-        issued: The code of issuing them.
-        waited: The code of waiting for them.
-        incoming: Whether this rank receives them.
-    """
+    """Tag the operations that a function returns."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -195,12 +170,7 @@ def time_issues(function: Callable[..., Any]) -> Any:
 
 
 def time_waits(function: Callable[..., Any], each: bool) -> Any:
-    """Time each call of a function that waits for a list of handles.
-
-    Args:
-        function: The function to wrap.
-        each: Whether the function only calls ``wait()`` of each handle in turn, so that each wait can be timed.
-    """
+    """Time each call of a function that waits for a list of handles."""
 
     @functools.wraps(function)
     def call(handles: Any) -> Any:

@@ -33,11 +33,7 @@ _MESSAGES = {
 
 
 def stages_of(schedule: Any) -> list[Any]:
-    """The stages that a schedule has on this rank.
-
-    Raises:
-        TypeError: It is no schedule of ``torch.distributed.pipelining``.
-    """
+    """The stages that a schedule has on this rank."""
     if hasattr(schedule, "_stages"):
         return list(schedule._stages)
     if hasattr(schedule, "_stage"):
@@ -49,15 +45,7 @@ def stages_of(schedule: Any) -> list[Any]:
 
 
 def require_private_names(doing: str, *wanted: tuple[Any, tuple[str, ...]]) -> None:
-    """Refuse a PyTorch that lacks private names that this package stands on, before anything is replaced.
-
-    Args:
-        doing: What needs them.
-        *wanted: Pairs of an object and the names that it must have.
-
-    Raises:
-        PipelineError: Some are missing.
-    """
+    """Refuse a PyTorch that lacks private names that this package stands on, before anything is replaced."""
     lacks = [name for owner, names in wanted for name in names if not hasattr(owner, name)]
     if lacks:
         raise PipelineError(

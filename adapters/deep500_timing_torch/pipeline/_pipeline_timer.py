@@ -166,9 +166,6 @@ def bubble_of(batches: Sequence[Sequence[Action]], schedule: str | None) -> Bubb
     """One account of gathered batches.
 
     Those of another number of micro-batches than the last one are left out.
-
-    Raises:
-        PipelineError: There is none.
     """
     if not batches:
         raise PipelineError(
@@ -181,11 +178,7 @@ def bubble_of(batches: Sequence[Sequence[Action]], schedule: str | None) -> Bubb
 
 
 def gather(recorder: Recorder, group: Any, exchange: Exchange, deadline_s: float) -> list[dict[str, Any]]:
-    """Exchange the records of the ranks of this pipeline.
-
-    Raises:
-        PipelineError: Some did not answer in time.
-    """
+    """Exchange the records of the ranks of this pipeline."""
     import os
     import socket
 
@@ -213,11 +206,7 @@ def gather(recorder: Recorder, group: Any, exchange: Exchange, deadline_s: float
 def gather_of_ranks(
     what: str, report: dict[str, Any], group: Any, exchange: Exchange, deadline_s: float
 ) -> list[dict[str, Any]]:
-    """The reports of the ranks of this pipeline, in their order.
-
-    Raises:
-        PipelineError: Some did not answer in time.
-    """
+    """The reports of the ranks of this pipeline, in their order."""
     import torch.distributed as dist
 
     members = dist.get_process_group_ranks(group or dist.group.WORLD)

@@ -63,17 +63,7 @@ class Batch(NamedTuple):
 
 
 class Recorder:
-    """One rank's times.
-
-    Args:
-        timer: Records the times as regions.
-        schedule: The schedule's name, None for one of the user's own.
-        rank: This rank in the pipeline.
-        replica: Which replica of the pipeline it belongs to.
-        keep: How many batches to keep as actions.
-        gpu: Whether regions are timed on the device as well.
-        evaluation: Whether these are forward passes without training, which have other regions.
-    """
+    """One rank's times."""
 
     def __init__(
         self,
@@ -136,11 +126,7 @@ class Recorder:
             self.fault(f"a {kind.value}", error)
 
     def settle(self, skipped: Collection[int] = ()) -> None:
-        """Record the regions of the new notes, below the region that is open now.
-
-        Args:
-            skipped: The codes of what did nothing.
-        """
+        """Record the regions of the new notes, below the region that is open now."""
         codes = self.codes
         rows = self.calls.take()
         if skipped:

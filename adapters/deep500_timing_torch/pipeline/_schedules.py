@@ -38,11 +38,7 @@ _KINDS = {"F": Kind.FORWARD, "B": Kind.BACKWARD, "I": Kind.BACKWARD_INPUT, "W": 
 
 
 def normal_name(name: str) -> str:
-    """The name in small letters, one for all the ways of writing it.
-
-    Raises:
-        ValueError: No schedule is called so.
-    """
+    """The name in small letters, one for all the ways of writing it."""
     plain = name.lower().replace("_", "").replace("-", "").replace(" ", "").removeprefix("schedule")
     plain = _OTHER_NAMES.get(plain, plain)
     if plain not in NAMES:
@@ -88,11 +84,7 @@ def order_of(name: str, ranks: int, microbatches: int, stages_per_rank: int = 1)
 
 
 def check_stages(name: str, stages_per_rank: int) -> None:
-    """Refuse a number of stages on each rank that the schedule has no use for.
-
-    Raises:
-        ValueError: It has none.
-    """
+    """Refuse a number of stages on each rank that the schedule has no use for."""
     kind = normal_name(name)
     if kind in SINGLE and stages_per_rank != 1:
         raise ValueError(

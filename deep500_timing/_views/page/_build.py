@@ -64,13 +64,7 @@ class Built:
 def build(
     run: Run, more: Iterable[Section] = (), on_progress: Callable[[int, int], None] = lambda done, of: None
 ) -> tuple[Context, list[Built]]:
-    """Build the sections in the order of their places.
-
-    Args:
-        run: The run, read by DuckDB.
-        more: Sections besides the built-in ones and those of entry points.
-        on_progress: Called with the number of sections done and the number of all.
-    """
+    """Build the sections in the order of their places."""
     context = Context(run)
     sections = sorted(_sections(run, more), key=lambda section: (section.place, section.name))
     built = []

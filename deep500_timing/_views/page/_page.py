@@ -76,16 +76,7 @@ def render_page(
     summary: Sequence[tuple[str, str]] = (),
     verdict: str | None = None,
 ) -> str:
-    """The page's text.
-
-    Args:
-        name: The title.
-        built: The sections with their content.
-        head: The facts below the title.
-        findings: What stands out.
-        summary: Names and values above the findings.
-        verdict: A sentence in place of findings.
-    """
+    """The page's text."""
     jinja2 = require("jinja2", extra="report", caller=_CALLER)
     library = _library()
     charts: list[dict[str, Any]] = []

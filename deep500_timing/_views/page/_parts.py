@@ -50,14 +50,7 @@ def fitting(start: str, end: str) -> dict[str, Any]:
 
 
 def bars(rows: list[dict[str, Any]], name: str, x: dict[str, Any], **titles: str) -> dict[str, Any]:
-    """A bar for each row, with its name at the left.
-
-    Args:
-        rows: The data, with the fields of ``name``, ``x`` and the titles, and ``colour``.
-        name: The field of the name.
-        x: The channel of the length.
-        titles: Of the tooltip.
-    """
+    """A bar for each row, with its name at the left."""
     y = {"field": name, "type": "nominal", "sort": None, "axis": {"title": None, "labelLimit": 240}}
     encoding = {"y": y, "x": x, "color": COLOUR, "tooltip": tooltip(**titles)}
     return {"height": max(22 * len(rows), 40), "data": data(rows), "mark": {"type": "bar"}, "encoding": encoding}
@@ -105,12 +98,7 @@ _CONFIG: dict[str, Any] = {
 
 
 def styled(spec: dict[str, Any], width: int | None = None) -> dict[str, Any]:
-    """A chart with the page's look.
-
-    Args:
-        spec: Vega-Lite.
-        width: In pixels, for a picture; None: as wide as there is room.
-    """
+    """A chart with the page's look."""
     whole: dict[str, Any] = {
         "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
         "config": _CONFIG,

@@ -19,13 +19,7 @@ _encode = json.JSONEncoder(ensure_ascii=True, separators=(",", ":"), allow_nan=F
 
 
 class ChromeWriter:
-    """Writes trace events, each on its line.
-
-    Args:
-        file: Where to.
-        origin_ns: The time that is 0 in the file. As in a file of ``torch.profiler`` it is ``baseTimeNanoseconds``:
-            a double holds nanoseconds since the start, and not since 1970.
-    """
+    """Writes trace events, each on its line."""
 
     def __init__(self, file: IO[bytes], origin_ns: int) -> None:
         self._file = file

@@ -19,13 +19,7 @@ NOT_COMPARED = "clock not compared"
 
 
 class Place:
-    """Converts times of one rank's clock to Unix time of the reference clock.
-
-    Args:
-        offset_ns: Unix time minus the reference clock.
-        fit: From the rank's clock to the reference clock; None to use the host's own Unix time.
-        said: A note for the reader: the uncertainty, or that the clocks were not compared.
-    """
+    """Converts times of one rank's clock to Unix time of the reference clock."""
 
     def __init__(self, offset_ns: int, fit: ClockFit | None = None, said: str = "") -> None:
         self._offset_ns, self._fit, self.said = offset_ns, fit, said
@@ -39,12 +33,7 @@ class Place:
 
 
 class Places:
-    """The conversions of a run's ranks.
-
-    Args:
-        run: The run.
-        sessions: Rows of the table of logs, one for each rank and session.
-    """
+    """The conversions of a run's ranks."""
 
     def __init__(self, run: Run, sessions: list[dict[str, Any]]) -> None:
         self._logs = {(row["rank"], row["session"]): row for row in run.table("logs").rows()}

@@ -48,11 +48,7 @@ def first_time_ns(run: Run) -> int:
 
 
 def sessions_of(run: Run, ranks: Sequence[int] | None) -> Rows:
-    """The sessions of a run by rank: for each the row of its last file in the table of logs.
-
-    Raises:
-        LookupError: The run does not have one of the ranks.
-    """
+    """The sessions of a run by rank: for each the row of its last file in the table of logs."""
     logs = run.sql("select * from logs order by rank, session, segment").rows()
     there = {log["rank"] for log in logs}
     for rank in ranks or ():
@@ -71,18 +67,7 @@ def add_run(
     ranks: Sequence[int] | None,
     on_progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> None:
-    """Write a run's timeline.
-
-    Args:
-        run: The run.
-        writer: The writer of the file.
-        steps: Only these steps, the first and the last, and nothing outside all steps.
-        ranks: Only these ranks.
-        on_progress: Called with the number of finished sessions and the number of all.
-
-    Raises:
-        LookupError: The run has no such rank, or none of the steps.
-    """
+    """Write a run's timeline."""
     source = _Source(run, steps, ranks)
     sessions, numbers = sessions_of(run, ranks), count(1)
     places = Places(run, sessions)
@@ -173,12 +158,7 @@ class _Session:
         self._process = writer.process(_name_of(log, place))
 
     def add(self, intervals: Iterator[dict[str, Any]], numbers: Iterator[int]) -> None:
-        """Write the tracks in the order in which they are shown.
-
-        Args:
-            intervals: Of this session, sorted by start.
-            numbers: Numbers for arrows.
-        """
+        """Write the tracks in the order in which they are shown."""
         source = self._source
         self._add_rows("steps", [row | {"name": f"step {row['step']}"} for row in source.steps[self.key]], "name", ())
         self._add_intervals(intervals, numbers)

@@ -24,15 +24,7 @@ _OWN = 1 << 63
 
 
 class Trace:
-    """One trace, read.
-
-    Args:
-        path: The JSON that ``torch.profiler`` exported, plain or by gzip.
-
-    Raises:
-        OSError: It cannot be read.
-        ValueError: It is no trace, or does not say where its clock lies.
-    """
+    """One trace, read."""
 
     def __init__(self, path: str | PathLike[str]) -> None:
         self.path = os.fspath(path)
@@ -68,15 +60,7 @@ class Trace:
         return self._ns(min(times)) if times else None
 
     def add(self, writer: Writer, first_flow: int = 1) -> int:
-        """Write the trace's processes below the others.
-
-        Args:
-            writer: Where to.
-            first_flow: The first number of its flows, of those above the run's.
-
-        Returns:
-            The first number that the next trace may use.
-        """
+        """Write the trace's processes below the others."""
         process_names, thread_names = self._names()
         flows, count = self._flows(first_flow)
         by_track: dict[Any, dict[Any, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))

@@ -24,15 +24,7 @@ _NAME_FIELDS = {"int": "int_value", "float": "double_value", "str": "string_valu
 
 
 class PerfettoWriter:
-    """Writes TrackEvents.
-
-    Args:
-        file: Where to.
-        origin_ns: A time near the first; the trace's clock is said to be Unix time by it.
-
-    Raises:
-        MissingPackageError: The package of Perfetto's classes is not installed.
-    """
+    """Writes TrackEvents."""
 
     def __init__(self, file: IO[bytes], origin_ns: int) -> None:
         self._pb: Any = require(

@@ -64,11 +64,6 @@ class Lanes:
 
     Viewers draw a track as a stack, in which a slice ends before the slices around it. A slice that overlaps goes to
     another lane.
-
-    Args:
-        writer: The writer of the file.
-        process: The process of the track.
-        name: The name of all lanes; viewers may group them by it.
     """
 
     def __init__(self, writer: Writer, process: int, name: str) -> None:

@@ -67,11 +67,7 @@ def _cache_root() -> Path:
 
 
 def load() -> ModuleType:
-    """The kernel, if it has been built.
-
-    Raises:
-        KernelUnavailableError: It is switched off, has not been built, or cannot be loaded.
-    """
+    """The kernel, if it has been built."""
     if switched_off():
         raise KernelUnavailableError(f"it is switched off by {SWITCH}={os.environ[SWITCH]}")
     try:
@@ -154,15 +150,7 @@ def why_not_buildable() -> str | None:
 
 
 def build(*, limit_s: float = BUILD_LIMIT_S) -> ModuleType:
-    """The kernel, built now if it has not been, which takes half a minute.
-
-    Args:
-        limit_s: Seconds that it may take, the wait for another process's build included.
-
-    Raises:
-        KernelUnavailableError: It is switched off, the machine cannot build it, the compiler refused, or the
-            time was over.
-    """
+    """The kernel, built now if it has not been, which takes half a minute."""
     until = time.monotonic() + limit_s
     while not library_path().exists() and not switched_off():
         running = start_build()
@@ -193,14 +181,7 @@ def _failure_note() -> Path:
 
 
 def start_build(*, quiet: bool = False) -> subprocess.Popen[str] | None:
-    """Start the build in a separate process, which outlives this one; None if another process builds it.
-
-    Args:
-        quiet: Discard its output instead of piping it.
-
-    Raises:
-        KernelUnavailableError: The machine cannot build it.
-    """
+    """Start the build in a separate process, which outlives this one; None if another process builds it."""
     lacks = why_not_buildable()
     if lacks is not None:
         raise KernelUnavailableError(lacks)

@@ -56,17 +56,7 @@ class Kernel:
 
 
 def issued(op: PendingOp, work: Any, blocking: bool, plain: bool) -> bool:
-    """The kernel has seen an operation return a handle.
-
-    Args:
-        op: The operation.
-        work: Its handle, which is not kept.
-        blocking: Whether its caller will wait for it at once; then that wait is part of it.
-        plain: Whether the kernel can wrap the handle to see waits.
-
-    Returns:
-        Whether the kernel shall.
-    """
+    """The kernel has seen an operation return a handle."""
     try:
         if blocking and plain:
             op.blocks()
