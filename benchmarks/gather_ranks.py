@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from deep500_timing._distributed.merge import Merger
-from deep500_timing._distributed.message import pack_snapshot
+from deep500_timing._distributed.gathered import Merger, pack_snapshot
 from deep500_timing._distributed.transport import StoreTransport
 from deep500_timing._summary.distribution import RecordedTimes
 from deep500_timing._summary.snapshot import RegionTimes, Snapshot

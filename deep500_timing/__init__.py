@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from deep500_timing._base.clock import HostClock
-    from deep500_timing._base.protocols import Clock, DeviceClock
+    from deep500_timing._base.protocols import Clock, DeviceClock, HostClock
     from deep500_timing._base.time_type import TimeType
     from deep500_timing._launch.autolog import Autolog, autolog
     from deep500_timing._recording.recorder import COMPILED as compiled  # noqa: N811 (an adjective in the public API)
@@ -95,7 +94,7 @@ _LAZY: dict[str, str | Callable[[], Any]] = {
     "CPUGPUTimer": "deep500_timing.timer",
     "Clock": "deep500_timing._base.protocols",
     "DeviceClock": "deep500_timing._base.protocols",
-    "HostClock": "deep500_timing._base.clock",
+    "HostClock": "deep500_timing._base.protocols",
     "Region": "deep500_timing._recording.recorder",
     "RegionTimes": "deep500_timing._summary.snapshot",
     "Snapshot": "deep500_timing._summary.snapshot",

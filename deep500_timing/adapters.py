@@ -25,9 +25,8 @@ if TYPE_CHECKING:
     from deep500_timing._base.workers import WORKER_PARTS, TimedLoop, WorkerTimes
     from deep500_timing._distributed.connection import store_connection
     from deep500_timing._distributed.exchange import DEADLINE_S, Exchange
-    from deep500_timing._distributed.identity import rank_and_world
     from deep500_timing._distributed.late import steps_of_operations
-    from deep500_timing._distributed.launchers import Launch, discover_launch
+    from deep500_timing._distributed.launchers import Launch, discover_launch, rank_and_world
     from deep500_timing._named.named_timer import NamedTimer, timer_for
     from deep500_timing._recording.intervals import Intervals
     from deep500_timing._recording.recorder import begin_recomputation, end_recomputation
@@ -117,7 +116,7 @@ _LAZY = {
     "lines_of": "deep500_timing._summary.text",
     "missing_package": "deep500_timing._base.require",
     "pad": "deep500_timing._summary.text",
-    "rank_and_world": "deep500_timing._distributed.identity",
+    "rank_and_world": "deep500_timing._distributed.launchers",
     "require": "deep500_timing._base.require",
     "safe_name": "deep500_timing._summary.text",
     "steps_of_operations": "deep500_timing._distributed.late",

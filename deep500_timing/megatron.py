@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from deep500_timing._base.warn import warn_once
 from deep500_timing._distributed.exchange import DEADLINE_S, Exchange
-from deep500_timing._distributed.identity import rank_and_world, wait_for_ranks
+from deep500_timing._distributed.launchers import rank_and_world, wait_for_ranks
 from deep500_timing._named.across_ranks import OPTIONS, by_name, join, pack, read, text_of
 from deep500_timing._named.named_timer import NamedTimer, check_normalizer, timer_for
 from deep500_timing.exceptions import NoTimesError

@@ -86,8 +86,7 @@ def _measure(
     rev: str | None = None,
     fail_on: float | None = None,
 ) -> None:
-    from deep500_timing.compare._ab import CommandFailedError, Variant, run_once, run_pairs
-    from deep500_timing.compare._environments import revision
+    from deep500_timing.compare._ab import CommandFailedError, Variant, revision, run_once, run_pairs
     from deep500_timing.compare._gate import gate
     from deep500_timing.compare._text import draw
 

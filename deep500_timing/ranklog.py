@@ -201,14 +201,14 @@ class GlobalTimer:
             self.dropped += 1
 
     def _rank(self) -> int:
-        from deep500_timing._distributed.identity import known_rank_and_world
+        from deep500_timing._distributed.launchers import known_rank_and_world
 
         return (known_rank_and_world()[0] or 0) if self.rank is None else self.rank
 
     def _write(self) -> None:
         if not self._unwritten:
             return
-        from deep500_timing.runs._files import LogFile
+        from deep500_timing.runs._format import LogFile
         from deep500_timing.runs._lines import name_of_file
 
         session = 0
@@ -251,6 +251,6 @@ def read_rank_logs(folder: str | PathLike[str] = FOLDER, *, engine: Any = "duckd
         FileNotFoundError: There is no such folder, or no such log in it.
         MissingPackageError: A package that reading a run needs is not installed.
     """
-    from deep500_timing.runs._from_lines import run_of_lines
+    from deep500_timing.runs._lines import run_of_lines
 
     return run_of_lines(os.fspath(folder), engine)

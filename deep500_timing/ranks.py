@@ -19,9 +19,8 @@ if TYPE_CHECKING:
     from deep500_timing._distributed.clocks import ClockExchange, ClockFit, UncalibratedError
     from deep500_timing._distributed.clocks_of_run import Clocks, clocks_of, keep_clocks
     from deep500_timing._distributed.contract import check_transport
-    from deep500_timing._distributed.gather import Gatherer, find_transport, gather
+    from deep500_timing._distributed.gather import Gatherer, LiveReport, find_transport, gather
     from deep500_timing._distributed.gathered import Gathered, GatheredRegion, OverRanks
-    from deep500_timing._distributed.live import LiveReport
     from deep500_timing._distributed.mpi import MpiTransport
     from deep500_timing._distributed.stragglers import find_stragglers
     from deep500_timing._distributed.transport import AloneTransport, FolderTransport, StoreTransport, Transport
@@ -62,7 +61,7 @@ _LAZY = {
     "Gathered": "deep500_timing._distributed.gathered",
     "GatheredRegion": "deep500_timing._distributed.gathered",
     "Gatherer": "deep500_timing._distributed.gather",
-    "LiveReport": "deep500_timing._distributed.live",
+    "LiveReport": "deep500_timing._distributed.gather",
     "MpiTransport": "deep500_timing._distributed.mpi",
     "OverRanks": "deep500_timing._distributed.gathered",
     "StoreTransport": "deep500_timing._distributed.transport",

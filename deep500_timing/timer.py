@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from deep500_timing._recording.decorators import TimedIterable
     from deep500_timing._recording.intervals import Intervals
     from deep500_timing._recording.steps import Steps
-    from deep500_timing._summary.device_use import DeviceUse
+    from deep500_timing._summary.reading import DeviceUse
     from deep500_timing._summary.snapshot import Snapshot
     from deep500_timing._summary.stats import TimeStats
     from deep500_timing.devices._lazy import LazyDevice
@@ -561,7 +561,7 @@ class Timer(Recorder):
         Overlapping and nested regions count once. Never waits: pending times are left out, as is work outside regions
         with ``gpu=True``.
         """
-        from deep500_timing._summary.device_use import device_use
+        from deep500_timing._summary.reading import device_use
 
         self._device.collect(wait=False)
         stores, leads = [], []

@@ -33,7 +33,7 @@ from deep500_timing import (
     compiled,
 )
 from deep500_timing.adapters import lazy_names as _lazy_names
-from deep500_timing_tensorflow._timer import CPUGPUTimer
+from deep500_timing_tensorflow._clock import CPUGPUTimer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

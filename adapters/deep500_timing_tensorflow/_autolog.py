@@ -8,7 +8,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing.adapters import warn_once
-from deep500_timing_tensorflow._timer import CPUGPUTimer
+from deep500_timing_tensorflow._clock import CPUGPUTimer
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,7 +11,7 @@ from deep500_timing import Timer
 from deep500_timing.adapters import missing_package
 from deep500_timing_tensorflow import _keras
 from deep500_timing_tensorflow._fit import CallbackOptions, FitTimer
-from deep500_timing_tensorflow._messages import guarded
+from deep500_timing_tensorflow._keras import guarded
 from deep500_timing_tensorflow._regions import end_aborted_fits
 
 if TYPE_CHECKING:

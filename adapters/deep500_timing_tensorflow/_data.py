@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing_tensorflow._execution import IO
-from deep500_timing_tensorflow._messages import warn_fault
+from deep500_timing_tensorflow._keras import warn_fault
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

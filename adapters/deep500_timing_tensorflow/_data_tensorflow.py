@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from deep500_timing_tensorflow._data import Batches
 from deep500_timing_tensorflow._execution import IO, IO_MEAN
-from deep500_timing_tensorflow._messages import warn_fault
+from deep500_timing_tensorflow._keras import warn_fault
 
 if TYPE_CHECKING:
     from deep500_timing_tensorflow._execution import Execution

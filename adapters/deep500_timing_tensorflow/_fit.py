@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 from deep500_timing import RegionOpenError
 from deep500_timing.adapters import warn_once
-from deep500_timing_tensorflow import _keras, _messages
+from deep500_timing_tensorflow import _keras
 from deep500_timing_tensorflow._checkpoints import time_checkpoints
 from deep500_timing_tensorflow._data import Batches, IteratedBatches, time_iterator
 from deep500_timing_tensorflow._execution import (
@@ -32,7 +32,7 @@ from deep500_timing_tensorflow._execution import (
     VALIDATION,
     Execution,
 )
-from deep500_timing_tensorflow._messages import guarded, warn_fault
+from deep500_timing_tensorflow._keras import guarded, warn_fault
 from deep500_timing_tensorflow._phases import PhaseMatcher, Phases
 from deep500_timing_tensorflow._regions import FitRegions, end_aborted_fits
 from deep500_timing_tensorflow._throughput import EpochTotals
@@ -115,7 +115,7 @@ class FitTimer:
         backend = _keras.backend_of(model)
         regions.begin(FIT)
         regions.start(FIT_CALLBACKS)
-        regions.gpu = options.gpu and _messages.can_time_gpu(backend, self.timer)
+        regions.gpu = options.gpu and _keras.can_time_gpu(backend, self.timer)
         self._batch, self._first = (self.timer.region(key, regions.gpu) for key in (BATCH, BATCH_FIRST))
         self._fetches_before_hooks = backend == "torch"
         self._traces = TraceCounts(vars(model).get("train_function"))
@@ -127,7 +127,7 @@ class FitTimer:
         data = None if callbacks is None else _keras.data_of_loop(callbacks)
         several = _keras.steps_per_execution(model)
         self._batches = self._batches_in(data, backend, several)
-        self._batches.times_io = _messages.can_time_io(
+        self._batches.times_io = _keras.can_time_io(
             options.io, backend, several, self._batches.is_seen, self._phases is not None
         )
         self._batches.steps_known = self.steps_known
@@ -400,7 +400,7 @@ def _first_number_for(callbacks: Any) -> int:
 
 
 def _phases_for(model: Any, backend: str) -> Phases | None:
-    reason = _messages.why_no_phases(model, backend)
+    reason = _keras.why_no_phases(model, backend)
     if reason is not None:
         warn_once(
             f"TimerCallback(phases=True): FORWARD and BACKWARD are not timed, the rest is. {reason}",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from deep500_timing import TimeType
 from deep500_timing_tensorflow._execution import IO, Execution, Stamps, first
-from deep500_timing_tensorflow._messages import warn_no_phases, warn_traced_before
+from deep500_timing_tensorflow._keras import warn_no_phases, warn_traced_before
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -13,8 +13,8 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing import TimeType
+from deep500_timing_tensorflow._checkpoints import Watch
 from deep500_timing_tensorflow._phases import Phases
-from deep500_timing_tensorflow._watch import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,7 +10,7 @@ from deep500_timing import Timer, TimingError
 from deep500_timing.adapters import warn_once
 from deep500_timing_tensorflow._execution import BATCH, BATCH_FIRST, Execution, Stamps
 from deep500_timing_tensorflow._graph_timestamps import WATCHED_TAPES, StepStamps, stamping
-from deep500_timing_tensorflow._messages import warn_fault, why_no_stamps
+from deep500_timing_tensorflow._keras import warn_fault, why_no_stamps
 from deep500_timing_tensorflow._phases import PhaseMatcher
 from deep500_timing_tensorflow._regions import FitRegions
 

@@ -6,10 +6,24 @@ stream now and reads them later.
 
 from __future__ import annotations
 
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
+
+
+class HostClock:
+    """The monotonic clock of highest resolution that the system has: that of :func:`time.perf_counter_ns`."""
+
+    @staticmethod
+    def now_ns() -> int:
+        """The time in nanoseconds since an arbitrary moment."""
+        return perf_counter_ns()
+
+    def __repr__(self) -> str:
+        """Name the clock."""
+        return "HostClock()"
 
 
 @runtime_checkable

@@ -38,8 +38,14 @@ def command(
 
     Exit codes: 1 a command or the gate failed; 2 the arguments are wrong.
     """
-    from deep500_timing.compare._ab import CommandFailedError, Variant, run_pairs, split_commands
-    from deep500_timing.compare._environments import environment_with, revision
+    from deep500_timing.compare._ab import (
+        CommandFailedError,
+        Variant,
+        environment_with,
+        revision,
+        run_pairs,
+        split_commands,
+    )
     from deep500_timing.compare._floor import floor_of, store_floor
 
     if len(rev) > 2 or len(packages) > 2 or (same and (rev or packages)):

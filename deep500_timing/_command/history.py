@@ -20,8 +20,8 @@ def command(folder: str, region: str, as_json: bool) -> None:
 
     from deep500_timing._command._output import busy, print_json, say
     from deep500_timing._summary.text import format_time, lines_of, safe_name
-    from deep500_timing.compare._change_points import history
     from deep500_timing.compare._runs import NotComparableError, read_side
+    from deep500_timing.compare._statistics import history
     from deep500_timing.compare._text import percent
 
     runs, left_out = [], 0

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from deep500_timing._base.fork import after_fork
 from deep500_timing._base.warn import warn_once
-from deep500_timing._distributed.identity import distributed
+from deep500_timing._distributed.launchers import distributed
 
 if TYPE_CHECKING:
     from collections.abc import Callable

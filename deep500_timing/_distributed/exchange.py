@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from deep500_timing._base.warn import warn_once
 from deep500_timing._distributed.connection import Connection
-from deep500_timing._distributed.identity import rank_and_world
+from deep500_timing._distributed.launchers import rank_and_world
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -2,21 +2,103 @@
 
 from __future__ import annotations
 
+import json
+import zlib
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from deep500_timing._base.names import CPU
 from deep500_timing._base.time_type import TimeType
+from deep500_timing._recording.intervals import BIN_COUNT
+from deep500_timing._summary.distribution import EMPTY, HISTOGRAM_ERROR, Distribution, merge, pack
+from deep500_timing._summary.snapshot import COUNTERS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from deep500_timing._summary.distribution import Distribution
+    from deep500_timing._summary.snapshot import RegionTimes, Snapshot
     from deep500_timing._summary.stats import TimeStats
+
+
+VERSION = 2
+LIMIT_BYTES = 8000
+"""The size of a message of up to :data:`LIMIT_REGIONS` regions; one of more takes its share more."""
+LIMIT_REGIONS = 30
+COARSEST = 6
+"""At this level a power of two is one bin."""
+
+
+def bin_error(level: int) -> float:
+    """The relative error of a quantile that is read from bins of a level.
+
+    A coarse bin's times are taken to lie in the fine bin above its middle: half a coarse and half a fine bin from
+    where they may be, and a power of two has 64 fine ones.
+    """
+    return ((1 << level) + 1) / 128 if level else HISTOGRAM_ERROR
+
+
+def pack_snapshot(snapshot: Snapshot, *, limit_bytes: int | None = None) -> bytes:
+    """What another rank merges with its own snapshot: no memory, and of the percentiles the 50th and 95th."""
+    regions = [_fields(region) for region in snapshot]
+    if limit_bytes is None:
+        limit_bytes = LIMIT_BYTES * max(len(regions), LIMIT_REGIONS) // LIMIT_REGIONS
+    message = b""
+    for level in range(COARSEST + 1):
+        found = [fields | _bins(region, level) for fields, region in zip(regions, snapshot, strict=True)]
+        plain = {
+            "version": VERSION, "host": snapshot.host, "unix": snapshot.unix_time_s, "level": level, "regions": found,
+        }  # fmt: skip
+        message = zlib.compress(json.dumps(plain, separators=(",", ":")).encode(), 6)
+        if len(message) <= limit_bytes:
+            break
+    return message
+
+
+def _fields(region: RegionTimes) -> dict[str, Any]:
+    found: dict[str, Any] = {"name": region.name, "device": region.device}
+    found["counters"] = {name: getattr(region, name) for name in COUNTERS if getattr(region, name)}
+    own, stats = region.distribution, region.stats
+    if own is not None and stats is not None and own.count:
+        found["moments"] = [own.count, own.total_ns, own.min_ns, own.max_ns, own.m2_ns2]
+        found["each"] = [stats.median, stats.p95, stats.skipped]
+    return found
+
+
+def _bins(region: RegionTimes, level: int) -> dict[str, Any]:
+    if region.distribution is None:
+        return {}
+    bins, counts = region.distribution.used_bins()
+    coarse, place = np.unique(bins >> level, return_inverse=True)
+    together = np.bincount(place, weights=counts, minlength=len(coarse)).astype(np.int64)
+    return {"gaps": np.diff(coarse, prepend=0).tolist(), "counts": together.tolist()}
+
+
+def unpack_snapshot(message: bytes) -> dict[str, Any]:
+    """The inverse of :func:`pack_snapshot`, with the bins of each region at the finest level."""
+    try:
+        plain: dict[str, Any] = json.loads(zlib.decompress(message))
+        if plain["version"] != VERSION:
+            raise ValueError(
+                f"it is of version {plain['version']}, this reads {VERSION}; every rank must run the same "
+                "deep500-timing"
+            )
+        level = int(plain["level"])
+        for region in plain["regions"]:
+            # The fine bin in the middle of each coarser one. Lists: of few bins, arrays would take ten times as long.
+            half = (1 << level) >> 1
+            bins = [(bin_ << level) + half for bin_ in accumulate(region.pop("gaps", ()))]
+            region["bins"], counts = bins, region.setdefault("counts", [])
+            if len(bins) != len(counts) or (bins and not 0 <= bins[0] <= bins[-1] < BIN_COUNT):
+                raise ValueError("its bins are not where bins can be")
+    except (zlib.error, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"Reading a rank's snapshot: {error}.") from error
+    return plain
+
 
 OF_EACH_RANK = ("mean", "median", "p95")
 """Values of each rank: its own mean, median and 95th percentile of a region, in seconds."""
@@ -144,3 +226,128 @@ def over_ranks(values: NDArray[np.float64], ranks: NDArray[np.int64]) -> OverRan
         len(found), float(found[low]), int(whose[low]), float(found.mean()), float(median), float(p95),
         float(found[high]), int(whose[high]),
     )  # fmt: skip
+
+
+_ORDER = {member.name: position for position, member in enumerate(TimeType)}
+_EACH = ("count", *OF_EACH_RANK)
+
+_TOGETHER = 100_000
+"""Bins that are added at a time."""
+
+Key = tuple[str, str]
+
+
+class _Region:
+    """What all ranks together have of one region."""
+
+    def __init__(self) -> None:
+        self.parts: list[Distribution] = []
+        self._histogram: NDArray[np.int64] = np.zeros(BIN_COUNT, dtype=np.int64)
+        self._bins: list[int] = []
+        self._counts: list[int] = []
+        self.level = 0
+        self.skipped = 0
+        self.counters: dict[str, int] = {}
+        self.of_rank: dict[int, tuple[float, ...]] = {}
+        """By rank, the values of :data:`_EACH`."""
+
+    def add(self, rank: int, level: int, plain: dict[str, Any]) -> None:
+        for name, count in plain["counters"].items():
+            self.counters[name] = self.counters.get(name, 0) + count
+        if "moments" not in plain:
+            return
+        count, total_ns, min_ns, max_ns, m2_ns2 = plain["moments"]
+        median, p95, skipped = plain["each"]
+        self.skipped += skipped
+        self.parts.append(Distribution(count, total_ns, min_ns, max_ns, m2_ns2, EMPTY.bins))
+        self._bins += plain["bins"]
+        self._counts += plain["counts"]
+        if len(self._bins) > _TOGETHER:
+            self.histogram()
+        self.level = max(self.level, level)
+        self.of_rank[rank] = (count, total_ns / count / 1e9, median, p95)
+
+    def histogram(self) -> NDArray[np.int64]:
+        """How many times of all ranks fell into each bin."""
+        np.add.at(self._histogram, np.array(self._bins, dtype=np.int64), np.array(self._counts, dtype=np.int64))
+        self._bins, self._counts = [], []
+        return self._histogram
+
+
+class Merger:
+    """Takes in the messages of ranks, in any order, and makes one report of them."""
+
+    def __init__(self) -> None:
+        """Empty."""
+        self._regions: dict[Key, _Region] = {}
+        self._heads: dict[int, tuple[str, float]] = {}
+        self.unreadable: dict[int, str] = {}
+
+    def add(self, messages: Mapping[int, bytes]) -> None:
+        """Take in the messages of ranks, by rank. One that cannot be read is noted with its reason."""
+        for rank, message in messages.items():
+            try:
+                plain = unpack_snapshot(message)
+            except ValueError as error:
+                self.unreadable[rank] = str(error)
+                continue
+            self._heads[rank] = (plain["host"], plain["unix"])
+            for one in plain["regions"]:
+                self._regions.setdefault((one["name"], one["device"]), _Region()).add(rank, plain["level"], one)
+
+    def gathered(
+        self,
+        asked: Sequence[int],
+        *,
+        fault: str | None = None,
+        step: int | None = None,
+        ahead: dict[int, int] | None = None,
+    ) -> Gathered:
+        """The report."""
+        ranks = np.array(sorted(self._heads), dtype=np.int64)
+        keys = [key for key, region in self._regions.items() if region.parts]
+        keys.sort(key=lambda key: (_ORDER.get(key[0], len(_ORDER)), *key))
+        table = np.full((len(_EACH), len(ranks), len(keys)), np.nan)
+        for column, key in enumerate(keys):
+            of_rank = self._regions[key].of_rank
+            table[:, np.searchsorted(ranks, list(of_rank)), column] = np.array(list(of_rank.values())).T
+        values: dict[str, Any] = dict(zip(_EACH, table, strict=True))
+        regions = []
+        for column, key in enumerate(keys):
+            over = {name: over_ranks(values[name][:, column], ranks) for name in OF_EACH_RANK}
+            regions.append(self._region(key, {name: one for name, one in over.items() if one is not None}))
+        times_s = [time_s for _, time_s in self._heads.values()]
+        latest = max(times_s, default=0.0)
+        return Gathered(
+            world_size=len(asked),
+            ranks=tuple(ranks.tolist()),
+            missing=() if fault else tuple(rank for rank in asked if rank not in self._heads),
+            fault=fault,
+            regions=tuple(regions),
+            hosts=tuple(self._heads[rank][0] for rank in ranks.tolist()),
+            unix_time_s=latest,
+            spread_s=latest - min(times_s, default=0.0),
+            unreadable=dict(sorted(self.unreadable.items())),
+            step=step,
+            ahead=dict(ahead or {}),
+            values=values,
+        )
+
+    def _region(self, key: Key, over: dict[str, Any]) -> GatheredRegion:
+        from dataclasses import replace
+
+        own = self._regions[key]
+        counts = own.histogram()
+        used = np.flatnonzero(counts)
+        distribution = replace(merge(own.parts), bins=pack(used.tolist(), counts[used].tolist()))
+        stats = distribution.stats(skipped=own.skipped)
+        assert stats is not None
+        return GatheredRegion(
+            name=key[0],
+            device=key[1],
+            ranks=over["mean"].ranks,
+            stats=replace(stats, quantile_error=bin_error(own.level)),
+            distribution=distribution,
+            over_ranks=over,
+            counters=dict(own.counters),
+        )

@@ -408,12 +408,12 @@ def _begin(log: Autolog) -> None:
 
 
 def _rank() -> int | None:
-    from deep500_timing._distributed.identity import known_rank_and_world
+    from deep500_timing._distributed.launchers import known_rank_and_world
 
     return known_rank_and_world()[0]
 
 
 def _world() -> int | None:
-    from deep500_timing._distributed.identity import known_rank_and_world
+    from deep500_timing._distributed.launchers import known_rank_and_world
 
     return known_rank_and_world()[1]

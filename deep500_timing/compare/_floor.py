@@ -69,7 +69,7 @@ def store_floor(floor: Floor, path: str | None = None) -> str:
     Returns:
         The file's path.
     """
-    from deep500_timing._base.whole_file import whole_file
+    from deep500_timing._base.files import whole_file
 
     file = floor_file(path)
     kept = [row for row in _rows(file) if (row["machine"], row["program"]) != (floor.machine, floor.program)]

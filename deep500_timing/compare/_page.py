@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._base.whole_file import whole_file
+from deep500_timing._base.files import whole_file
 from deep500_timing._summary.text import format_time, safe_name
 from deep500_timing._views.page._build import Built
 from deep500_timing._views.page._colours import ACCENT, ALARM

@@ -316,7 +316,7 @@ def _of_pytest_benchmark(path: str, data: dict[str, Any]) -> RunTimes:
 
 def write_baseline(folder: str, runs: Sequence[RunTimes]) -> str:
     """Add runs to a baseline: one small JSON file for each session, to be kept with the code."""
-    from deep500_timing._base.whole_file import whole_file
+    from deep500_timing._base.files import whole_file
 
     os.makedirs(folder, exist_ok=True)
     path = os.path.join(folder, f"{int(max(run.end_unix_s or 0 for run in runs))}.json")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from deep500_timing._summary.histogram import middle_of
+from deep500_timing._summary.distribution import middle_of
 
 if TYPE_CHECKING:
     from deep500_timing._summary.distribution import Distribution

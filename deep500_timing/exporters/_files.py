@@ -8,7 +8,7 @@ import stat
 from contextlib import suppress
 from typing import Any
 
-from deep500_timing._base.lock import lock
+from deep500_timing._base.files import lock
 from deep500_timing._base.warn import warn_once
 
 _BINARY = getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from deep500_timing._base.memory_usage import MAXIMA
 from deep500_timing._base.require import require
 from deep500_timing._base.warn import warn_once
-from deep500_timing._summary.histogram import middle_of
+from deep500_timing._summary.distribution import middle_of
 from deep500_timing._summary.snapshot import STORED_COUNTERS
 from deep500_timing.exporters._base import BaseExporter
 from deep500_timing.exporters._files import path_of

@@ -7,7 +7,7 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._summary.histogram import bin_bounds
+from deep500_timing._summary.distribution import bin_bounds
 from deep500_timing.exporters._files import encode
 from deep500_timing.exporters._metrics import TrackerExporter, distinct, utf8_name
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from deep500_timing._base.names import BATCH, CPU, GPU
-from deep500_timing.runs._kinds import EVENT, NO_STEP
+from deep500_timing.runs._format import EVENT, NO_STEP
 from deep500_timing.runs._source import Open, Source, Taken, Threads
 
 if TYPE_CHECKING:
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from deep500_timing.runs._encoder import Encoder
-    from deep500_timing.runs._gc import CollectorTimes
     from deep500_timing.runs._steps import StepCounter
+    from deep500_timing.runs._system import CollectorTimes
+    from deep500_timing.runs._writer import Encoder
 
     Int64Array = NDArray[np.int64]
 

@@ -14,9 +14,8 @@ from contextlib import suppress
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from deep500_timing._distributed.identity import known_rank_and_world
-from deep500_timing._distributed.launchers import discover_launch
-from deep500_timing.runs._kinds import SCHEMA, TABLES
+from deep500_timing._distributed.launchers import discover_launch, known_rank_and_world
+from deep500_timing.runs._format import SCHEMA, TABLES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

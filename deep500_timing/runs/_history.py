@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from deep500_timing._summary.histogram import bin_of
+from deep500_timing._summary.distribution import bin_of
 from deep500_timing._summary.nesting import ENDLESS, Paths
-from deep500_timing.runs._encoder import Encoder
-from deep500_timing.runs._files import SUFFIX, LogFile, name_of
-from deep500_timing.runs._kinds import EVENT, HEADER, NO_STEP
+from deep500_timing.runs._format import EVENT, HEADER, NO_STEP, SUFFIX, LogFile, name_of
 from deep500_timing.runs._read import CHUNK_ROWS, INTERVALS, Log, chunk_of, open_log, read_log
+from deep500_timing.runs._writer import Encoder
 
 if TYPE_CHECKING:
     from deep500_timing.runs._read import Batch

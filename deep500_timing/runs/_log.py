@@ -13,14 +13,12 @@ from deep500_timing._base.warn import warn_once
 from deep500_timing._summary.anchor import take_anchor
 from deep500_timing.runs._collector import Collector
 from deep500_timing.runs._current import feeders
-from deep500_timing.runs._encoder import Encoder
-from deep500_timing.runs._gc import CollectorTimes
+from deep500_timing.runs._format import END, HEADER, NO_STEP
 from deep500_timing.runs._header import describe, find_place
-from deep500_timing.runs._kinds import END, HEADER, NO_STEP
 from deep500_timing.runs._source import Source
 from deep500_timing.runs._steps import StepCounter, last_batch_of
-from deep500_timing.runs._system import ResidentMemory
-from deep500_timing.runs._writer import Writer
+from deep500_timing.runs._system import CollectorTimes, ResidentMemory
+from deep500_timing.runs._writer import Encoder, Writer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -11,10 +11,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from deep500_timing._base.names import CPU
-from deep500_timing.runs._columns import TYPES, Column, unpack
-from deep500_timing.runs._files import parse_name
-from deep500_timing.runs._frames import Damage, Frame, read_frames
-from deep500_timing.runs._kinds import END, EVENT, FIRST_TABLE, HEADER, KINDS, NAMES, NO_STEP, SCHEMA, TABLES
+from deep500_timing.runs._format import (
+    END,
+    EVENT,
+    FIRST_TABLE,
+    HEADER,
+    KINDS,
+    NAMES,
+    NO_STEP,
+    SCHEMA,
+    TABLES,
+    TYPES,
+    Column,
+    Damage,
+    Frame,
+    parse_name,
+    read_frames,
+    unpack,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

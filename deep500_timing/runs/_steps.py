@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from deep500_timing.runs._columns import unpack
-from deep500_timing.runs._kinds import NO_STEP
+from deep500_timing.runs._format import NO_STEP, unpack
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -73,8 +72,7 @@ class StepCounter:
 
 def last_batch_of(paths: list[str]) -> int:
     """The number of BATCHes in the logs of a session; 0 if they cannot be read."""
-    from deep500_timing.runs._frames import Frame, read_frames
-    from deep500_timing.runs._kinds import TABLES
+    from deep500_timing.runs._format import TABLES, Frame, read_frames
 
     number, columns = TABLES["flushes"]
     for path in reversed(paths):

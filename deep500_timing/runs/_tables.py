@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from deep500_timing._base.require import require
-from deep500_timing._summary.histogram import bin_of
+from deep500_timing._summary.distribution import bin_of
 from deep500_timing._summary.nesting import ENDLESS, ROOT, Paths
-from deep500_timing.runs._columns import unpack
-from deep500_timing.runs._frames import Frame, read_frames
-from deep500_timing.runs._kinds import HEADER, NO_STEP, TABLES
+from deep500_timing.runs._format import HEADER, NO_STEP, TABLES, Frame, read_frames, unpack
 from deep500_timing.runs._read import CHUNK_ROWS, INTERVALS, Batch, Log, chunk_of, open_log, read_log
 
 if TYPE_CHECKING:

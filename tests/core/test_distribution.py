@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from deep500_timing import NoTimesError, Timer
 from deep500_timing._recording.intervals import BIN_COUNT
-from deep500_timing._summary import histogram as _histogram
+from deep500_timing._summary import distribution as _histogram
 from deep500_timing._summary.distribution import EMPTY, Distribution, RecordedTimes, merge
 from deep500_timing.exporters import JsonLinesExporter, read_json_lines
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from deep500_timing import Timer, compiled
 from deep500_timing._recording.intervals import BIN_COUNT, Intervals, pairs_of
-from deep500_timing._summary.histogram import bin_bounds, bin_of
+from deep500_timing._summary.distribution import bin_bounds, bin_of
 
 S = 1_000_000_000
 # As long as a week: sums of thousands of them fit into 64 bits, as a run's do.

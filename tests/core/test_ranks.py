@@ -10,8 +10,8 @@ import types
 import pytest
 
 from deep500_timing import Timer, TimingWarning
-from deep500_timing._distributed import identity as _ranks
 from deep500_timing._distributed import launchers
+from deep500_timing._distributed import launchers as _ranks
 from deep500_timing._distributed.exchange import Exchange, Report, pack_reports, unpack_reports
 
 LAUNCHERS = [name for row in launchers._LAUNCHERS for name in (row.rank, row.world_size)]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deep500_timing._distributed.exchange import Exchange, Report, pack_reports
-from deep500_timing._distributed.store_keys import get_all, present
+from deep500_timing._distributed.transport import get_all, present
 
 
 class Counting:

@@ -72,7 +72,7 @@ class TestExponential:
         ).LogarithmMapping(5)
         for time_ns in (1, 99, 100_000, 123_456_789, 3_600_000_000_000):
             (place,), _ = Distribution.of(np.array([time_ns])).used_bins()
-            from deep500_timing._summary.histogram import middle_of
+            from deep500_timing._summary.distribution import middle_of
 
             found = exponential_of(Distribution.of(np.array([time_ns])))
             assert (5, mapping.map_to_index(middle_of(int(place)) / 1e9), (1,)) == (

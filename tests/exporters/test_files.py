@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from deep500_timing._base import lock as _lock
+from deep500_timing._base import files as _lock
 from deep500_timing.exceptions import ExportError, TimingWarning
 from deep500_timing.exporters import CsvExporter, JsonLinesExporter, TextExporter, _files
 

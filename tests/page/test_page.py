@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from deep500_timing import MissingPackageError, Timer, TimeType, TimingWarning
 from deep500_timing._command._app import main
-from deep500_timing._summary.histogram import bin_bounds, bin_of
+from deep500_timing._summary.distribution import bin_bounds, bin_of
 from deep500_timing._views.findings import Finding
 from deep500_timing._views.page._build import build
 from deep500_timing._views.page._colours import Colours, on

@@ -21,8 +21,7 @@ from deep500_timing._distributed import exchange
 from deep500_timing._distributed import gather as _gather
 from deep500_timing._distributed import transport as _transport
 from deep500_timing._distributed.exchange import line_of
-from deep500_timing._distributed.identity import known_rank_and_world
-from deep500_timing._distributed.launchers import discover_launch
+from deep500_timing._distributed.launchers import discover_launch, known_rank_and_world
 from deep500_timing.ranks import (
     AloneTransport,
     FolderTransport,

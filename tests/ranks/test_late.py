@@ -16,10 +16,9 @@ from benchmarks.straggler_worlds import correlated, world
 from deep500_timing import Timer
 from deep500_timing._command._app import app
 from deep500_timing._distributed import late_of_run
+from deep500_timing._distributed.gathered import Merger, pack_snapshot
 from deep500_timing._distributed.late import REST, Steps, judge
 from deep500_timing._distributed.late_of_run import steps_of_run
-from deep500_timing._distributed.merge import Merger
-from deep500_timing._distributed.message import pack_snapshot
 from deep500_timing._distributed.verdict import WhatIf
 from deep500_timing.ranks import Stragglers, find_stragglers
 from deep500_timing.runs import Run, RunLog

@@ -11,11 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deep500_timing._distributed.merge import Merger
-from deep500_timing._distributed.message import COARSEST, LIMIT_BYTES, bin_error, pack_snapshot, unpack_snapshot
+from deep500_timing._distributed.gathered import (
+    COARSEST,
+    LIMIT_BYTES,
+    Merger,
+    bin_error,
+    pack_snapshot,
+    unpack_snapshot,
+)
 from deep500_timing._recording.intervals import BIN_COUNT
-from deep500_timing._summary.distribution import RecordedTimes, merge
-from deep500_timing._summary.histogram import pack
+from deep500_timing._summary.distribution import RecordedTimes, merge, pack
 from deep500_timing._summary.snapshot import COUNTERS, RegionTimes, Snapshot
 
 MS = 1_000_000

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deep500_timing.runs._columns import Column, pack, unpack
-from deep500_timing.runs._frames import HEAD, MAGIC, Damage, Frame, encode, read_frames
+from deep500_timing.runs._format import HEAD, MAGIC, Column, Damage, Frame, encode, pack, read_frames, unpack
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 FLOATS = st.floats(width=64)

@@ -11,8 +11,7 @@ from deep500_timing import Timer, TimeType, TimingWarning
 from deep500_timing._recording import intervals
 from deep500_timing.memory import MemoryTimer, MemoryUsage
 from deep500_timing.runs import RunLog, attach, current, feeders
-from deep500_timing.runs._frames import read_frames
-from deep500_timing.runs._kinds import NO_STEP, TABLES
+from deep500_timing.runs._format import NO_STEP, TABLES, read_frames
 from deep500_timing.testing import ManualClock, ManualDeviceClock
 from deep500_timing.throughput import ThroughputTimer
 

@@ -15,7 +15,7 @@ from deep500_timing._summary.nesting import (
     parents_of,
     split_path,
 )
-from deep500_timing.runs._kinds import NO_STEP
+from deep500_timing.runs._format import NO_STEP
 
 INTERVALS = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 8), st.integers(0, 2)), min_size=1, max_size=14)
 

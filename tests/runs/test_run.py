@@ -13,9 +13,9 @@ import pytest
 
 from deep500_timing import Timer, TimeType, TimingWarning
 from deep500_timing.runs import Run, RunLog, _compact
-from deep500_timing.runs._frames import encode
+from deep500_timing.runs._format import encode
 from deep500_timing.runs._regions import COLUMNS as REGION_COLUMNS
-from deep500_timing.runs._steptable import COLUMNS as STEP_COLUMNS
+from deep500_timing.runs._run import STEP_COLUMNS
 from deep500_timing.runs._tables import COLUMNS
 from deep500_timing.testing import ManualClock, ManualDeviceClock
 

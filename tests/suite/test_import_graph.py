@@ -21,7 +21,7 @@ PACKAGES = {
 ROOMS = (
     {"exceptions", "_base"},
     {"_recording"},
-    {"devices", "_distributed.identity", "_distributed.launchers"},
+    {"devices", "_distributed.launchers"},
     {"_summary"},
     {"runs", "_peaks", "flops", "_distributed", "ranks"},
     {"_views", "report", "compare"},

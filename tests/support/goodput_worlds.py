@@ -11,7 +11,7 @@ from unittest import mock
 
 from deep500_timing import Timer
 from deep500_timing.runs import RunLog
-from deep500_timing.runs._files import name_of
+from deep500_timing.runs._format import name_of
 from deep500_timing.testing import ManualClock
 
 EPOCH_NS = 1_700_000_000 * 10**9

@@ -13,7 +13,7 @@ import deep500_timing_tensorflow as timer
 from deep500_timing._base.warn import forget_warnings
 from deep500_timing.testing import ManualDeviceClock
 from deep500_timing.wallclock import SynchronizedWallClockTimer
-from deep500_timing_tensorflow import _clock, _timer
+from deep500_timing_tensorflow import _clock
 
 
 class CudaError(RuntimeError):
@@ -119,7 +119,7 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> FakeCupy:
     fake = FakeCupy()
     monkeypatch.setitem(sys.modules, "cupy", fake)
     monkeypatch.delitem(sys.modules, "tensorflow", raising=False)
-    monkeypatch.setattr(_timer, "_clocks", [])
+    monkeypatch.setattr(_clock, "_clocks", [])
     monkeypatch.setattr(_clock, "_gpus", [])
     forget_warnings()
     return fake
@@ -311,7 +311,7 @@ def test_pickled_timer_finds_the_device_anew(cupy):
 def test_asking_a_timer_for_its_device_looks_for_none(monkeypatch):
     """Neither reading ``device`` nor a named timer over it imports CuPy or warns: only ``gpu=True`` looks."""
     looked = []
-    monkeypatch.setattr(_timer, "find_clock", lambda: looked.append(1) or "There is none.")
+    monkeypatch.setattr(_clock, "find_clock", lambda: looked.append(1) or "There is none.")
     tmr = timer.CPUGPUTimer()
     named = SynchronizedWallClockTimer(tmr)("forward")
     with warnings.catch_warnings():

@@ -11,7 +11,7 @@ pytest.importorskip("matplotlib", reason="the pictures of a profile")
 from torch import nn  # noqa: E402
 
 from deep500_timing_torch.layers import ProfilerWrapper  # noqa: E402
-from deep500_timing_torch.layers._profile_data import is_attention  # noqa: E402
+from deep500_timing_torch.layers._plots import is_attention  # noqa: E402
 from deep500_timing_torch.layers._select import repeated_blocks  # noqa: E402
 
 pytestmark = pytest.mark.slow

@@ -18,7 +18,6 @@ from typing import Any
 
 import torch.distributed as _dist
 
-from deep500_timing_deepspeed.comm._configure import configure
 from deep500_timing_deepspeed.comm._launch import (
     get_all_ranks_from_group,
     get_global_rank,
@@ -37,6 +36,7 @@ from deep500_timing_deepspeed.comm._names import NAMES as _NAMES
 from deep500_timing_deepspeed.comm._names import current_backend as _current_backend
 from deep500_timing_deepspeed.comm._names import helper_of_deepspeed as _helper_of_deepspeed
 from deep500_timing_deepspeed.comm._operations import OPERATIONS as _OPERATIONS
+from deep500_timing_deepspeed.comm._operations import configure
 from deep500_timing_torch import comm as _torch_comm
 
 __all__ = [

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from deep500_timing.adapters import Launch, discover_launch
-from deep500_timing_deepspeed.comm._configure import configure
+from deep500_timing_deepspeed.comm._operations import configure
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,9 +11,9 @@ from typing import Any
 import torch.distributed as dist
 
 from deep500_timing.adapters import discover_launch
-from deep500_timing_deepspeed.comm._configure import configure
 from deep500_timing_deepspeed.comm._launch import DEFAULT_PORT, init_distributed
 from deep500_timing_deepspeed.comm._logger import comms_logger, log_summary_as
+from deep500_timing_deepspeed.comm._operations import configure
 from deep500_timing_deepspeed.wallclock import SynchronizedWallClockTimer
 
 _COMM = "deep500_timing_deepspeed.comm"

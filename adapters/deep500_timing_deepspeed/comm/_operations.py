@@ -2,16 +2,140 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 
-from deep500_timing_deepspeed.comm._forms import accepting
 from deep500_timing_torch.comm import _timed
-from deep500_timing_torch.comm._timed import original_of, timed_operation
+from deep500_timing_torch.comm import configure as _configure
+from deep500_timing_torch.comm._timed import CallOptions, measure_as, original_of, timed_operation
 
 if TYPE_CHECKING:
-    import torch
+    from collections.abc import Callable, Iterable
+
+
+_KEYS = ("enabled", "prof_all", "prof_ops", "verbose", "debug")
+
+
+def configure(
+    deepspeed_config: Any = None,
+    enabled: bool | None = None,
+    prof_all: bool | None = None,
+    prof_ops: Iterable[str] | None = None,
+    verbose: bool | None = None,
+    debug: bool | None = None,
+    **more: Any,
+) -> None:
+    """Choose the operations to time; a setting that is not given is kept.
+
+    Args:
+        deepspeed_config: DeepSpeed's config object, or its JSON as a dictionary with the key ``comms_logger``. An
+            object with a disabled logger changes nothing, as in DeepSpeed.
+        enabled: See :func:`deep500_timing_torch.comm.configure`, also for the rest.
+        prof_all: See there.
+        prof_ops: See there.
+        verbose: See there.
+        debug: See there.
+        **more: See there: ``timer``.
+
+    Raises:
+        TypeError: ``prof_ops`` is a string, or the first argument is not a config.
+    """
+    if deepspeed_config is not None:
+        _configure(**_settings_of(deepspeed_config))
+    _configure(enabled=enabled, prof_all=prof_all, prof_ops=prof_ops, verbose=verbose, debug=debug, **more)
+
+
+def _settings_of(config: Any) -> dict[str, Any]:
+    if isinstance(config, Mapping):
+        found = config.get("comms_logger", config)
+        if not isinstance(found, Mapping) or not set(_KEYS).issuperset(found):
+            raise TypeError(f"configure({config!r}): of a config's comms_logger {', '.join(sorted(_KEYS))} are known.")
+        # As in DeepSpeed's JSON: disabled unless it says otherwise.
+        return {"enabled": False, **found}
+    found = getattr(config, "comms_config", config)
+    if not hasattr(found, "comms_logger_enabled"):
+        raise TypeError(
+            f"configure({config!r}): the first argument is DeepSpeed's config; say which setting is meant, "
+            f"as configure(enabled={bool(config)})."
+        )
+    if not found.comms_logger_enabled:
+        return {}
+    return {"enabled": True, **{key: getattr(found.comms_logger, key) for key in _KEYS[1:]}}
+
+
+_ASKED = ("prof", "log_name", "debug")
+# DeepSpeed's parameters before those three, by which a call with more positional arguments is read, and PyTorch's names
+# for them where they differ.
+_POSITIONAL = {
+    "broadcast": 4, "broadcast_object_list": 4, "all_gather": 4, "all_gather_object": 3, "all_gather_into_tensor": 4,
+    "reduce_scatter": 5, "reduce_scatter_tensor": 5, "reduce_scatter_fn": 5, "all_to_all": 4, "all_to_all_single": 6,
+    "gather": 5, "scatter": 5, "reduce": 5, "all_reduce": 4, "inference_all_reduce": 3, "all_reduce_coalesced": 4,
+    "barrier": 3, "monitored_barrier": 3, "send": 4, "recv": 4, "isend": 4, "irecv": 4, "batch_isend_irecv": 1,
+    "allgather_fn": 4, "all_gather_single": 4, "reduce_scatter_single": 5,
+}  # fmt: skip
+_RENAMED = {
+    "all_gather_into_tensor": {"tensor": "input_tensor"},
+    "all_gather_single": {"tensor": "input_tensor"},
+    "reduce_scatter_tensor": {"output_tensor": "output", "tensor": "input"},
+    "reduce_scatter_single": {"output_tensor": "output", "tensor": "input"},
+    "all_to_all_single": {"tensor": "input"},
+    "all_gather_coalesced": {"output_tensors": "output_tensor_lists", "input_tensors": "input_tensor_list"},
+}
+
+
+def accepting(name: str, operation: Callable[..., Any]) -> Callable[..., Any]:
+    """An operation that takes DeepSpeed's arguments as well as PyTorch's."""
+    if name == "all_gather_coalesced":
+        operation = _flat_outputs(operation)
+    renamed = _RENAMED.get(name, {})
+    foreign = frozenset((*_ASKED, *renamed))
+    most = _POSITIONAL.get(name, 64)
+
+    @functools.wraps(operation)
+    def accept(*args: Any, **kwargs: Any) -> Any:
+        if (kwargs and not foreign.isdisjoint(kwargs)) or len(args) > most:
+            args, asked = _read(args, kwargs, most)
+            kwargs = {renamed.get(key, key): value for key, value in kwargs.items()}
+            if asked is not None:
+                return measure_as(operation, asked, args, kwargs)
+        return operation(*args, **kwargs)
+
+    return accept
+
+
+def _read(args: tuple[Any, ...], kwargs: dict[str, Any], most: int) -> tuple[tuple[Any, ...], CallOptions | None]:
+    # Remove DeepSpeed's three arguments. In PyTorch the same positions hold ranks.
+    found = {key: kwargs.pop(key) for key in _ASKED if key in kwargs}
+    if len(args) > most and isinstance(args[most], bool):
+        found.update(zip(_ASKED, args[most:], strict=False))
+        args = args[:most]
+    if not found:
+        return args, None
+    return args, CallOptions(bool(found.get("prof", False)), found.get("log_name"), found.get("debug"))
+
+
+def _flat_outputs(operation: Callable[..., Any]) -> Callable[..., Any]:
+    # DeepSpeed gathers each input into one flat output, PyTorch into a list of tensors for each rank.
+    @functools.wraps(operation)
+    def gather(
+        output_tensor_lists: Any, input_tensor_list: Any, group: Any = None, async_op: bool = False, **kwargs: Any
+    ) -> Any:
+        if output_tensor_lists and isinstance(output_tensor_lists[0], torch.Tensor):
+            ranks = dist.get_world_size(group)
+            parts = [
+                output.view(ranks, *tensor.shape).unbind()
+                for output, tensor in zip(output_tensor_lists, input_tensor_list, strict=True)
+            ]
+            output_tensor_lists = [[part[rank] for part in parts] for rank in range(ranks)]
+        return operation(output_tensor_lists, input_tensor_list, group=group, async_op=async_op, **kwargs)
+
+    gather.__dict__["_deep500_timing_original"] = original_of(operation)
+    return gather
+
 
 # PyTorch 2.13 renamed these two; `_timed` has them under both names.
 _gather_single: Any = original_of(_timed.OPERATIONS["all_gather_single"])

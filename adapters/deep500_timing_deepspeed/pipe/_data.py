@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from deep500_timing_deepspeed.pipe._module import PipelineModule
-    from deep500_timing_deepspeed.pipe._ranks import Grid
-    from deep500_timing_deepspeed.pipe._runner import Runner
+    from deep500_timing_deepspeed.pipe._ranks import Grid, Runner
     from deep500_timing_torch.pipeline._recorder import Recorder
 
 

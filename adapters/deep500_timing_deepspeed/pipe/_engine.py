@@ -12,9 +12,8 @@ from deep500_timing.adapters import Exchange
 from deep500_timing_deepspeed.pipe._checkpoint import Saving
 from deep500_timing_deepspeed.pipe._data import Loading, Losses, joined
 from deep500_timing_deepspeed.pipe._faults import Faults, Guard, Timed
-from deep500_timing_deepspeed.pipe._ranks import Grid, clip, reduce_gradients, synchronise
+from deep500_timing_deepspeed.pipe._ranks import Grid, Runner, check_order, clip, reduce_gradients, synchronise
 from deep500_timing_deepspeed.pipe._reports import Reports
-from deep500_timing_deepspeed.pipe._runner import Runner, check_order
 from deep500_timing_torch.pipeline._actions import Kind, PipelineError
 from deep500_timing_torch.pipeline._recorder import Recorder
 

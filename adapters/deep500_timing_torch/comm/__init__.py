@@ -38,10 +38,9 @@ from deep500_timing_torch.comm._log import LOG as _LOG
 from deep500_timing_torch.comm._report import CommSummary, log_summary, summary
 from deep500_timing_torch.comm._settings import configure
 from deep500_timing_torch.comm._straggler import Skew
-from deep500_timing_torch.comm._summary import OpTimes
+from deep500_timing_torch.comm._table import OpTimes
 from deep500_timing_torch.comm._timed import OPERATIONS as _OPERATIONS
-from deep500_timing_torch.comm._timed import P2POp, timed_op
-from deep500_timing_torch.comm._work import TimedWork
+from deep500_timing_torch.comm._timed import P2POp, TimedWork, timed_op
 
 __all__ = [
     "CommSummary",

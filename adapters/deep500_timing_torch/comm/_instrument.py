@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from types import TracebackType
 
-    from deep500_timing_torch.comm._kernel._dispatcher import Kernel
+    from deep500_timing_torch.comm._kernel._build import Kernel
 
     F = TypeVar("F", bound=Callable[..., Any])
 
@@ -197,7 +197,7 @@ def _load_kernel(*, required: bool) -> Kernel | None:
         IN_FORCE.why_no_kernel = f"it cannot be loaded: {type(error).__name__}: {error}"
         return None
     if _kernel is None:
-        from deep500_timing_torch.comm._kernel._dispatcher import Kernel
+        from deep500_timing_torch.comm._kernel._build import Kernel
 
         _kernel = Kernel(module)
     return _kernel

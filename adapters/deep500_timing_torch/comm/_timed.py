@@ -6,18 +6,113 @@ import functools
 import inspect
 from _thread import get_ident
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from deep500_timing_torch.comm._log import LOG, caller, fault
-from deep500_timing_torch.comm._operation import PendingOp, begin
+from deep500_timing_torch.comm._operation import PendingOp, begin, future_of
 from deep500_timing_torch.comm._ops import OPS, Op, unknown
 from deep500_timing_torch.comm._records import UNTIMED
 from deep500_timing_torch.comm._settings import SETTINGS
-from deep500_timing_torch.comm._work import replace_handles
+
+if TYPE_CHECKING:
+    from deep500_timing_torch.comm._operation import PendingOp
+
+
+def replace_handles(op: PendingOp, result: Any) -> Any:
+    """Finish the call of an operation; what to return to its caller."""
+    works = result if isinstance(result, list) else [result]
+    if not works or not all(isinstance(work, (dist.Work, torch._C.Future)) for work in works):
+        op.returned()
+        return result
+    only = works[0] if len(works) == 1 else None
+    if op.on_device and not all(isinstance(work, dist.Work) for work in works):
+        # A callback on a future of device values makes streams wait, so its completion is not asked for. The caller
+        # keeps the future, which carries streams that only the original knows.
+        op.issued(len(works))
+        op.untimed()
+        return result
+    future = None
+    if only is not None and not op.on_device:
+        future = future_of(only, op.record) if isinstance(only, dist.Work) else only
+    op.issued(len(works), future)
+    if isinstance(result, list):
+        return [TimedWork(work, op) if isinstance(work, dist.Work) else work for work in works]
+    return TimedWork(result, op) if isinstance(result, dist.Work) else TimedFuture(result, op)
+
+
+class TimedWork(dist.Work):
+    """The handle of an asynchronous operation, which times its ``wait`` and passes everything else on."""
+
+    __slots__ = ("_op", "_waited", "_work")
+
+    def __init__(self, work: dist.Work, op: PendingOp) -> None:
+        """Stand for ``work``."""
+        super().__init__()
+        self._work = work
+        self._op = op
+        self._waited = False
+
+    def wait(self, *args: Any, **kwargs: Any) -> Any:
+        """Wait as the original does; how long that takes is the operation's exposed time."""
+        if self._waited:
+            return self._work.wait(*args, **kwargs)
+        result = self._op.timed_wait(functools.partial(self._work.wait, *args, **kwargs))
+        self._waited = True
+        return result
+
+    def __repr__(self) -> str:
+        """Name the original."""
+        return f"<TimedWork for {self._work!r}>"
+
+
+def _delegate(name: str) -> Any:
+    def method(self: TimedWork, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self._work, name)(*args, **kwargs)
+
+    method.__name__ = name
+    method.__qualname__ = f"TimedWork.{name}"
+    method.__doc__ = f"``{name}`` of the original."
+    return method
+
+
+# Python finds the methods of Work on the class before it asks `__getattr__`, so each needs one here. The list differs
+# between versions of PyTorch.
+for _name in dir(dist.Work):
+    if not _name.startswith("__") and _name not in vars(TimedWork) and _name not in ("_pybind11_conduit_v1_", "unbox"):
+        setattr(TimedWork, _name, _delegate(_name))
+
+
+class TimedFuture(torch.futures.Future):  # type: ignore[type-arg]
+    """The future of an operation on the CPU that returns one instead of a handle; it times its ``wait``."""
+
+    def __init__(self, future: Any, op: PendingOp) -> None:
+        """Stand for ``future``, and complete when it does."""
+        super().__init__()
+        self._future = future
+        self._op = op
+        self._waited = False
+        future.add_done_callback(self._hand_on)
+
+    def _hand_on(self, future: Any) -> None:
+        try:
+            value = future.value()
+        except Exception as error:
+            self.set_exception(error)
+        else:
+            self.set_result(value)
+
+    def wait(self) -> Any:
+        """Wait as the original does; how long that takes is the operation's exposed time."""
+        if self._waited:
+            return super().wait()
+        result = self._op.timed_wait(super().wait)
+        self._waited = True
+        return result
+
 
 F = TypeVar("F", bound=Callable[..., Any])
 

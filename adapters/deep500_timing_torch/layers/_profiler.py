@@ -9,8 +9,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from deep500_timing.adapters import UNKNOWN, format_bytes, format_time, rank_and_world, safe_name, warn_once
-from deep500_timing_torch.layers._plots import plot_memory, plot_times
-from deep500_timing_torch.layers._profile_data import MemorySample, RangeTime, ranges_of
+from deep500_timing_torch.layers._plots import MemorySample, RangeTime, plot_memory, plot_times, ranges_of
 from deep500_timing_torch.layers._select import repeated_blocks, select
 from deep500_timing_torch.memory import TorchMemory
 

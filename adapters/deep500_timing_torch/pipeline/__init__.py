@@ -8,8 +8,7 @@ from typing import Any
 
 from deep500_timing_torch.pipeline._actions import COMPUTE, Action, Kind, Order, PipelineError, Slot
 from deep500_timing_torch.pipeline._bubble import Bubble, RankBubble, StageLoad, account, together
-from deep500_timing_torch.pipeline._of_run import RunBatches, read_batches
-from deep500_timing_torch.pipeline._picture import PipelineSection, draw_schedule
+from deep500_timing_torch.pipeline._picture import PipelineSection, RunBatches, draw_schedule, read_batches
 from deep500_timing_torch.pipeline._pipeline_timer import PipelineTimer, instrument_schedule
 from deep500_timing_torch.pipeline._recorder import Batch
 from deep500_timing_torch.pipeline._schedules import ideal_bubble, order_of, order_that_ran, simulate

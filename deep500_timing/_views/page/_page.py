@@ -11,8 +11,8 @@ from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
+from deep500_timing._base.files import whole_file
 from deep500_timing._base.require import require
-from deep500_timing._base.whole_file import whole_file
 from deep500_timing._summary.text import UNKNOWN
 from deep500_timing._views.about import title_of
 from deep500_timing._views.findings import verdict

@@ -10,7 +10,7 @@ from deep500_timing._views.page._colours import ACCENT
 from deep500_timing._views.page._context import shown
 from deep500_timing._views.page._parts import BYTE_LABELS, data, quantity, rounded, tooltip
 from deep500_timing._views.page._section import Content, Figure, Panel
-from deep500_timing._views.timeline._tracks import unit_of
+from deep500_timing._views.timeline._formats import unit_of
 
 if TYPE_CHECKING:
     from deep500_timing._views.page._context import Context

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing._base.sql import literal
-from deep500_timing._summary.histogram import bin_bounds
+from deep500_timing._summary.distribution import bin_bounds
 from deep500_timing._summary.nesting import path_text
 from deep500_timing._summary.text import format_time
 from deep500_timing._views.page._context import shown

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, Literal
 
+from deep500_timing._base.files import whole_file
 from deep500_timing._base.require import require
-from deep500_timing._base.whole_file import whole_file
 from deep500_timing._summary.text import width_of
 from deep500_timing._views.page._build import build
 from deep500_timing._views.page._parts import COLOUR, data, quantity, styled

@@ -13,7 +13,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing._summary.text import safe_name
-from deep500_timing._views.timeline._tracks import Lanes, Slice, Writer
+from deep500_timing._views.timeline._formats import Lanes, Slice, Writer
 
 if TYPE_CHECKING:
     from os import PathLike

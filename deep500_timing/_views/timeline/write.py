@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Literal
 
-from deep500_timing._base.whole_file import whole_file
-from deep500_timing._views.timeline._chrome import ChromeWriter
+from deep500_timing._base.files import whole_file
+from deep500_timing._views.timeline._formats import ChromeWriter, PerfettoWriter
 from deep500_timing._views.timeline._from_run import add_run, first_time_ns
 from deep500_timing._views.timeline._kineto import Trace
-from deep500_timing._views.timeline._perfetto import PerfettoWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

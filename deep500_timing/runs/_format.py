@@ -1,0 +1,345 @@
+"""The format of a log: kinds of records, frames with length and checksum, columns of numbers in few bytes, file names.
+
+A frame is complete or absent, so a log that a crash cut off is read up to its last whole frame. See
+``docs/run-format.md``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import zlib
+from struct import Struct
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from mmap import mmap
+
+    from numpy.typing import NDArray
+
+
+SUFFIX = ".d5log"
+_NAME = re.compile(r"rank-(\d+)(?:\.s(\d+))?(?:\.(\d+))?\.d5log\Z")
+
+
+def name_of(rank: int, session: int, segment: int) -> str:
+    """The name of a log: ``rank-00003.d5log``; ``.s1`` for the first restart; ``.0002`` for the second rotation."""
+    again = f".s{session}" if session else ""
+    later = f".{segment:04}" if segment else ""
+    return f"rank-{rank:05}{again}{later}{SUFFIX}"
+
+
+def parse_name(name: str) -> tuple[int, int, int] | None:
+    """Rank, session and segment from a name; None for other files."""
+    match = _NAME.match(name)
+    return None if match is None else (int(match[1]), int(match[2] or 0), int(match[3] or 0))
+
+
+def segments_of(folder: str, rank: int) -> list[tuple[int, int, str]]:
+    """Session, segment and path of one rank's logs in a folder, in order; empty if it cannot be read."""
+    found = []
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                parsed = parse_name(entry.name)
+                if parsed is not None and parsed[0] == rank:
+                    found.append((parsed[1], parsed[2], entry.path))
+    except OSError:
+        return []
+    return sorted(found)
+
+
+class LogFile:
+    """A file that one process appends to.
+
+    An existing file is never opened.
+    """
+
+    def __init__(self, path: str) -> None:
+        """Create the file."""
+        self.path = path
+        self.size = 0
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
+        self._handle = os.open(path, flags | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0), 0o644)
+
+    def append(self, data: bytes) -> None:
+        """Write all data, or nothing."""
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[os.write(self._handle, view) :]
+        except OSError:
+            # A reader skips half a frame, but it would waste space.
+            try:
+                os.ftruncate(self._handle, self.size)
+            except OSError:
+                self.size += len(data) - len(view)
+            raise
+        self.size += len(data)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the file was deleted."""
+        return os.fstat(self._handle).st_nlink == 0
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
+
+
+_BASE = Struct("<QB")
+_MASK = (1 << 64) - 1
+
+
+class Column(NamedTuple):
+    """A column of a table in a log."""
+
+    name: str
+    type: str
+    """``int`` (64 bits, signed), ``time`` (the same, stored as differences), ``float`` (64 bits; NaN is missing) or
+    ``name`` (the number of a text in the log's list of names; 0 is none)."""
+
+
+TYPES = ("int", "time", "float", "name")
+
+
+def pack(columns: Sequence[Column], arrays: Mapping[str, NDArray[np.generic]]) -> bytes:
+    """Columns of equal length as bytes."""
+    parts = []
+    for column in columns:
+        values = np.ascontiguousarray(arrays[column.name], dtype=np.float64 if column.type == "float" else np.int64)
+        bits = values.view(np.uint64)
+        if column.type == "time":
+            differences = np.empty_like(bits)
+            differences[:1] = bits[:1]
+            np.subtract(bits[1:], bits[:-1], out=differences[1:])
+            # The first one is no difference: as the base, it widens none of the others.
+            parts.append(int(differences[0]).to_bytes(8, "little"))
+            bits = differences[1:]
+        parts.append(_planes(bits))
+    return b"".join(parts)
+
+
+def _planes(bits: NDArray[np.uint64]) -> bytes:
+    if not len(bits):
+        return _BASE.pack(0, 0)
+    # As signed numbers: the distances of small negative ones from small positive ones are small.
+    low = int(bits.view(np.int64).min())
+    distances = bits - np.uint64(low & _MASK)
+    width = (int(distances.max()).bit_length() + 7) // 8
+    planes = distances.view(np.uint8).reshape(-1, 8)[:, :width].T
+    return _BASE.pack(low & _MASK, width) + planes.tobytes()
+
+
+def unpack(columns: Sequence[Column], rows: int, payload: bytes) -> dict[str, NDArray[np.generic]]:
+    """The inverse of :func:`pack`."""
+    arrays: dict[str, NDArray[np.generic]] = {}
+    position = 0
+    for column in columns:
+        timed = column.type == "time"
+        try:
+            if timed:
+                first = int.from_bytes(payload[position : position + 8], "little")
+                position += 8
+            count = rows - 1 if timed else rows
+            base, width = _BASE.unpack_from(payload, position)
+        except Exception as error:
+            raise ValueError(f"The column {column.name!r} is cut short.") from error
+        position += _BASE.size
+        end = position + width * count
+        if width > 8 or count < 0 or end > len(payload):
+            raise ValueError(f"The column {column.name!r} does not hold {rows} rows.")
+        bits = np.full(count, base, dtype=np.uint64)
+        planes = np.frombuffer(payload, np.uint8, width * count, position).reshape(width, count)
+        for place in range(width):
+            bits += planes[place].astype(np.uint64) << np.uint64(8 * place)
+        if timed:
+            whole = np.empty(rows, dtype=np.uint64)
+            whole[0] = first
+            np.cumsum(bits, out=whole[1:])
+            whole[1:] += np.uint64(first)
+            bits = whole
+        position = end
+        arrays[column.name] = bits.view(np.float64 if column.type == "float" else np.int64)
+    if position != len(payload):
+        raise ValueError(f"{len(payload) - position} bytes follow the last column.")
+    return arrays
+
+
+MAGIC = b"\xd5RUN"
+"""The first byte is not ASCII; the others name the format in a hex dump."""
+HEAD = Struct("<4sHHIIII")
+"""Magic, kind, flags, sequence, rows, bytes of the payload, CRC-32."""
+_CRC_AT = HEAD.size - 4
+ZLIB = 1
+"""The flag of a compressed payload."""
+_CRC_BYTES = 4096
+"""Up to this size ``zlib.crc32`` keeps the GIL. Waiting for it may take 5 ms."""
+LARGEST_PAYLOAD = 1 << 28
+"""A frame that claims more is damaged."""
+
+
+class Frame(NamedTuple):
+    """One whole frame."""
+
+    kind: int
+    sequence: int
+    """Its number in the file, from 0. A gap shows missing frames."""
+    rows: int
+    stored: bytes
+    """The payload as stored."""
+    is_compressed: bool
+    offset: int
+    """Its position in the file."""
+
+    @property
+    def payload(self) -> bytes:
+        """The payload, decompressed."""
+        try:
+            return zlib.decompress(self.stored) if self.is_compressed else self.stored
+        except zlib.error as error:
+            raise ValueError(f"A frame of kind {self.kind}: {error}") from error
+
+
+class Damage(NamedTuple):
+    """A part of a file without a whole frame."""
+
+    offset: int
+    length: int
+    at_end: bool
+    """Whether it reaches the end of the file: a torn tail or an unfinished write."""
+
+
+def encode(kind: int, sequence: int, rows: int, payload: bytes) -> bytes:
+    """Encode a frame and compress its payload."""
+    packed = zlib.compress(payload, 1)
+    flags = ZLIB
+    if len(packed) >= len(payload):
+        packed, flags = payload, 0
+    head = HEAD.pack(MAGIC, kind, flags, sequence & 0xFFFFFFFF, rows, len(packed), 0)[:_CRC_AT]
+    crc = zlib.crc32(head)
+    for first in range(0, len(packed), _CRC_BYTES):
+        crc = zlib.crc32(packed[first : first + _CRC_BYTES], crc)
+    return b"".join((head, crc.to_bytes(4, "little"), packed))
+
+
+def read_frames(data: bytes | mmap, start: int = 0) -> Iterator[Frame | Damage]:
+    """Every whole frame in order, and the damage between them."""
+    position = start
+    end = len(data)
+    while position < end:
+        frame = _frame_at(data, position, end)
+        if frame is not None:
+            yield frame[0]
+            position = frame[1]
+            continue
+        found = position
+        while True:
+            found = data.find(MAGIC, found + 1)
+            if found < 0:
+                yield Damage(position, end - position, True)
+                return
+            if _frame_at(data, found, end) is not None:
+                break
+        yield Damage(position, found - position, False)
+        position = found
+
+
+def _frame_at(data: bytes | mmap, position: int, end: int) -> tuple[Frame, int] | None:
+    # The frame at a position and the position after it; None without a whole frame.
+    body = position + HEAD.size
+    if body > end:
+        return None
+    head = data[position:body]
+    magic, kind, flags, sequence, rows, length, crc = HEAD.unpack(head)
+    if magic != MAGIC or length > LARGEST_PAYLOAD or body + length > end:
+        return None
+    stored = data[body : body + length]
+    if zlib.crc32(stored, zlib.crc32(head[:_CRC_AT])) != crc:
+        return None
+    return Frame(kind, sequence, rows, stored, bool(flags & ZLIB), position), body + length
+
+
+SCHEMA = 1
+"""Version of the schema. It rises when older readers would misread; new kinds and attributes do not raise it."""
+
+HEADER = 0
+NAMES = 1
+KINDS = 2
+EVENT = 3
+END = 4
+"""Kinds below 16 are JSON."""
+FIRST_TABLE = 16
+FIRST_OWN = 64
+"""The first number of tables that a log declares by a record of the kind ``KINDS``."""
+
+
+def _columns(**types: str) -> tuple[Column, ...]:
+    return tuple(Column(name, kind) for name, kind in types.items())
+
+
+TABLES: dict[str, tuple[int, tuple[Column, ...]]] = {
+    "intervals": (
+        16,
+        _columns(start_ns="time", dur_ns="int", step="int", region="name", thread="int", device="name"),
+    ),
+    "open": (17, _columns(start_ns="time", region="name", thread="int")),
+    "marks": (18, _columns(time_ns="time", step="int")),
+    "flushes": (
+        19,
+        _columns(time_ns="int", unix_ns="int", width_ns="int", written="int", dropped="int", batches="int"),
+    ),
+    "counters": (
+        20,
+        _columns(
+            region="name",
+            thread="int",
+            device="name",
+            recorded="int",
+            failed="int",
+            discarded="int",
+            captured="int",
+            dropped="int",
+        ),
+    ),
+    "collectives": (
+        21,
+        _columns(start_ns="time", dur_ns="int", op="name", group="name", sequence="int", bytes="int"),
+    ),
+    "samples": (22, _columns(time_ns="time", metric="name", value="float", region="name")),
+    "windows": (
+        23,
+        _columns(
+            first_ns="int",
+            last_ns="int",
+            first_step="int",
+            last_step="int",
+            path="name",
+            device="name",
+            bin="int",
+            count="int",
+            total_ns="int",
+            min_ns="int",
+            max_ns="int",
+        ),
+    ),
+    "threads": (24, _columns(thread="int", name="name")),
+    "device_intervals": (
+        25,
+        _columns(
+            start_ns="time", dur_ns="int", step="int", region="name", thread="int", device="name", host_start_ns="time"
+        ),
+    ),
+    "milestones": (26, _columns(time_ns="time", what="name", step="int", dur_ns="int")),
+    "stacks": (27, _columns(time_ns="time", stack="name")),
+}
+"""The tables that every reader knows: number and columns by name."""
+NOT_READ = ("open", "flushes", "device_intervals")
+"""Tables that a reader merges into others."""
+NO_STEP = -(1 << 63)
+"""No step, and no host interval."""
