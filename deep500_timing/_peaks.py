@@ -140,7 +140,6 @@ def dtype_name(dtype: object) -> str:
 
 
 def row_of(device_name: str) -> PeakRow | None:
-    """The row of a device, or None."""
     name = device_name.strip()
     for row in PEAKS:
         if name == row.device or re.fullmatch(row.pattern, name):

@@ -81,7 +81,6 @@ class Utilization:
         return self.ratio > 1.0
 
     def __str__(self) -> str:
-        """One line with everything that the number stands on."""
         flag = " IMPOSSIBLE: above the peak" if self.above_peak else ""
         return (
             f"{self.kind} {format_utilization(self.ratio)}{flag} ({self.achieved_flops_per_s:.4g} FLOP/s of "

@@ -46,7 +46,6 @@ class TimerBase:
     """The interface of all timers, also those that time nothing."""
 
     def __init__(self, name: str) -> None:
-        """A timer of that name."""
         self.name = name
 
     def start(self, barrier: bool = False) -> None:

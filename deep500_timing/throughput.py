@@ -338,15 +338,12 @@ class Pause:
     __slots__ = ("_timer",)
 
     def __init__(self, timer: ThroughputTimer) -> None:
-        """Handed out by :meth:`ThroughputTimer.pause`."""
         self._timer = timer
 
     def __enter__(self) -> Pause:
-        """It is paused already."""
         return self
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
-        """Go on."""
         self._timer.resume()
 
 

@@ -477,7 +477,6 @@ class Timer(Recorder):
         report_at_exit(report, prepare)
 
     def __enter__(self) -> Self:
-        """For ``with Timer() as tmr: ...``."""
         return self
 
     def __exit__(
@@ -598,7 +597,6 @@ class Timer(Recorder):
 
     @cython.locals(region=Region)  # type: ignore[untyped-decorator, unused-ignore]
     def __repr__(self) -> str:
-        """Show the number of intervals."""
         count = 0
         for region in self._regions():
             count += region._intervals.count
@@ -636,7 +634,6 @@ class DeviceRegion:
     __slots__ = ("_key", "_timer")
 
     def __init__(self, timer: Timer, key: TimeType | str) -> None:
-        """Returned by :meth:`Timer.region`; not for direct use."""
         self._timer = timer
         self._key = key
 
@@ -673,7 +670,6 @@ class DeviceRegion:
         self._timer.end(self._key, True)
 
     def __enter__(self) -> DeviceRegion:
-        """Open the region."""
         self._timer.start(self._key, True)
         return self
 
@@ -691,7 +687,6 @@ class DeviceRegion:
             raise
 
     def __repr__(self) -> str:
-        """Show the key and the state."""
         return f"<region {self.name!r} on host and device, {'open' if self.is_open else 'closed'}>"
 
     def __reduce__(self) -> Any:

@@ -266,7 +266,6 @@ class NoopTimer:
             return 0
 
     def __init__(self, *args: Any, **settings: Any) -> None:
-        """Take any arguments of :class:`SynchronizedWallClockTimer`."""
         self.timer = self.Timer()
 
     def __call__(self, name: str) -> Timer:

@@ -24,7 +24,6 @@ class Watch:
         self._originals: list[tuple[Any, str, Any]] = []
 
     def __enter__(self) -> None:
-        """Begin to need the replacements."""
         with self._lock:
             self._users += 1
             if self._users == 1:
@@ -34,7 +33,6 @@ class Watch:
                     setattr(owner, name, replacement(original))
 
     def __exit__(self, *_: object) -> None:
-        """Need them no longer."""
         with self._lock:
             self._users -= 1
             while not self._users and self._originals:

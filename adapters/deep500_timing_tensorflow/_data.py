@@ -42,7 +42,6 @@ class Batches:
         self._several = several
 
     def epoch_begins(self) -> None:
-        """No batch of the epoch was asked for."""
         self.first_wait_ns = None
 
     def execution_begins(self, is_new: bool) -> None:
@@ -84,7 +83,6 @@ class IteratedBatches(Batches):
         self._samples: int | None = 0
 
     def execution_ended(self, execution: Execution) -> None:
-        """See :meth:`Batches.execution_ended`."""
         execution.steps = self._batches or self._announced()
         self._add_samples(self._samples, execution.steady)
         self._forget()
@@ -124,7 +122,6 @@ class TimedBatches:
         self._listener = listener
 
     def __iter__(self) -> Iterator[Any]:
-        """Make the iterator; what that takes is no wait for a batch."""
         return _TimedIterator(iter(self._batches), self._listener)
 
     def __getattr__(self, name: str) -> Any:

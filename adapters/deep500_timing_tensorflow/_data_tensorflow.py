@@ -71,7 +71,6 @@ class WaitSums:
         self._read = functools.partial(tf.raw_ops.StatsAggregatorSummary, iterator=self.handle)
 
     def fetched(self) -> Fetched:
-        """The sums until now."""
         batches, wait_us, size, whole = 0, 0.0, 0, 0
         for value in self._parse(self._read().numpy()).value:
             sums = value.histo
@@ -119,7 +118,6 @@ class TimedDataset:
         self.sums = WaitSums(tf)
 
     def __iter__(self) -> Any:
-        """An iterator as the data set itself makes it, with the sums on top."""
         tf, sums = self._tf, self.sums
         sums.works = sums.is_untouched = False
         if isinstance(self._dataset, tf.data.Dataset):
@@ -234,7 +232,6 @@ class SummedBatches(Batches):
         """The mean wait of the last group."""
 
     def execution_begins(self, is_new: bool) -> None:
-        """See :meth:`Batches.execution_begins`."""
         if self._before is None:
             self._before = self._sums.fetched()
         elif is_new:
@@ -248,7 +245,6 @@ class SummedBatches(Batches):
         return self._now.batches - self._before.batches, self._now.bytes - self._before.bytes
 
     def execution_ended(self, execution: Execution) -> None:
-        """See :meth:`Batches.execution_ended`."""
         self.running = None
         if self._before is None or not self._sums.works:
             super().execution_ended(execution)

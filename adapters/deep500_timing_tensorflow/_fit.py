@@ -105,7 +105,6 @@ class FitTimer:
 
     @guarded
     def fit_begins(self, logs: Any = None) -> None:
-        """A fit begins."""
         end_aborted_fits()
         self.regions.abort()  # The list may be its user's, and have had another fit.
         self._reset()
@@ -183,7 +182,6 @@ class FitTimer:
 
     @guarded
     def test_begins(self, logs: Any = None) -> None:
-        """The evaluation itself."""
         if FIT in self.regions.open:
             self.hooks_end()
             self.regions.start(VALIDATION)
@@ -207,7 +205,6 @@ class FitTimer:
 
     @guarded
     def predict_begins(self, logs: Any = None) -> None:
-        """A prediction begins."""
         self.regions.begin(PREDICT)
 
     @guarded

@@ -31,7 +31,6 @@ class Phases:
     """Whether the passes come as stamps, and not as regions of the timer."""
 
     def join(self, matcher: PhaseMatcher) -> None:
-        """A fit begins."""
         raise NotImplementedError
 
     def leave(self, matcher: PhaseMatcher) -> None:
@@ -42,7 +41,6 @@ class Phases:
         """The execution of that number is next."""
 
     def step_begins(self, matcher: PhaseMatcher) -> None:
-        """The execution begins."""
         raise NotImplementedError
 
     def step_ends(self, matcher: PhaseMatcher) -> None:
@@ -84,7 +82,6 @@ class PhaseMatcher:
         warn_no_phases()
 
     def executed(self, execution: Execution, phases: Phases) -> None:
-        """An execution is over."""
         self._executions.append(execution)
         if len(self._executions) * execution.steps >= _SETTLE_EVERY:
             self.settle(phases)
@@ -110,7 +107,6 @@ class PhaseMatcher:
             self.match(execution, own)
 
     def match(self, execution: Execution, batches: list[Stamps]) -> None:
-        """Record the phases and waits of the batches of one execution."""
         free_ns = execution.began_ns
         wait_ns = 0
         for position, stamps in enumerate(batches):

@@ -35,7 +35,6 @@ _of_models: WeakKeyDictionary[Any, GraphPhases] = WeakKeyDictionary()
 
 
 def graph_phases_of(model: Any) -> GraphPhases:
-    """The phases of a model, one for all callbacks: it has one graph."""
     found = _of_models.get(model)
     if found is None:
         found = _of_models[model] = GraphPhases()
@@ -135,7 +134,6 @@ class GraphPhases(Phases):
         self._matchers: list[PhaseMatcher] = []
 
     def make_room(self, rows: int) -> None:
-        """Make room for the rows of an execution."""
         self._ring.make_room(rows)
 
     def join(self, matcher: PhaseMatcher) -> None:
@@ -147,7 +145,6 @@ class GraphPhases(Phases):
             _WATCHED_STEPS.__enter__()
 
     def leave(self, matcher: PhaseMatcher) -> None:
-        """See :class:`Phases`."""
         self.step_ends(matcher)
         if matcher in self._matchers:
             self._matchers.remove(matcher)

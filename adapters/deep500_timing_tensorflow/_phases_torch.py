@@ -41,7 +41,6 @@ class TorchPhases(Phases):
         self._matcher: PhaseMatcher | None = None
 
     def join(self, matcher: PhaseMatcher) -> None:
-        """A fit begins."""
         if not self._joined:
             self._joined = True
             _WATCHED_GRADIENTS.__enter__()
@@ -54,7 +53,6 @@ class TorchPhases(Phases):
         self._forget()
 
     def step_begins(self, matcher: PhaseMatcher) -> None:
-        """A step."""
         self._calls = 0
         self._matcher = matcher
         _steps().append(self)

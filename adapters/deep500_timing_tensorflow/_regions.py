@@ -65,7 +65,6 @@ class FitRegions:
         self.start(key)
 
     def finish(self, key: Key) -> None:
-        """Close the outermost region."""
         self.end(key)
         if not self.open and self in _unfinished:
             _unfinished.remove(self)
@@ -94,7 +93,6 @@ class FitRegions:
         return now_ns - opened[0]
 
     def close(self, key: Key, opened: tuple[int, Any], now_ns: int, kept_as: Key) -> None:
-        """Close a region that was in :attr:`open` until now."""
         began_ns, handle = opened
         if handle is not None and kept_as == key:
             handle.end()

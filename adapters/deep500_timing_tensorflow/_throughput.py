@@ -86,7 +86,6 @@ class EpochTotals:
             self._samples = _sum(self._samples, samples if steady else None)
 
     def lasts(self, now_ns: int) -> None:
-        """The epoch has lasted until now, and goes on."""
         self._ended_ns = now_ns
 
     def ends(self, now_ns: int) -> None:

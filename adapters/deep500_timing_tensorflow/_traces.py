@@ -21,7 +21,6 @@ class TraceCounts:
     """The traces and compilations of one train function until now."""
 
     def __init__(self, function: Any) -> None:
-        """Count from now on."""
         self.function = function
         self._counters: list[Callable[[], int]] = []
         self._compiled_by_xla: list[Any] = []

@@ -202,7 +202,6 @@ class CudaEventClock:
         return int(self.elapsed_ms(start, end) * 1e6 + 0.5)
 
     def __repr__(self) -> str:
-        """Name the device."""
         return f"CudaEventClock({self.name!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -40,7 +40,6 @@ class Untimed:
 
     @property
     def name(self) -> str:
-        """The key's name."""
         return self.key if isinstance(self.key, str) else self.key.name
 
     def start(self) -> None:
@@ -50,7 +49,6 @@ class Untimed:
         """Do nothing."""
 
     def __enter__(self) -> Untimed:
-        """Do nothing."""
         return self
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:

@@ -90,11 +90,9 @@ class Search:
         return found
 
     def __eq__(self, other: object) -> bool:
-        """Equal searches ask for the same device."""
         return isinstance(other, Search) and self.asked == other.asked
 
     def __hash__(self) -> int:
-        """As equality has it."""
         return hash(self.asked)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -44,7 +44,6 @@ class TimingHandler(DebugHandler):
     """
 
     def __init__(self, run: str | PathLike[str]) -> None:
-        """Note the run's folder, which the machine of rank 0 must see."""
         self._run = str(Path(run).resolve())
 
     def routes(self) -> list[Route]:

@@ -22,7 +22,6 @@ class HostClock:
         return perf_counter_ns()
 
     def __repr__(self) -> str:
-        """Name the clock."""
         return "HostClock()"
 
 
@@ -30,9 +29,7 @@ class HostClock:
 class Writable(Protocol):
     """The part of a text stream that a report needs."""
 
-    def write(self, text: str, /) -> object:
-        """Take the text."""
-        ...
+    def write(self, text: str, /) -> object: ...
 
 
 @runtime_checkable

@@ -169,7 +169,6 @@ class Gathered:
     """For each of :data:`OF_EACH_RANK` and for ``count``: shape ``(ranks, regions)``, NaN where a rank has no time."""
 
     def __iter__(self) -> Iterator[GatheredRegion]:
-        """Go through the regions."""
         return iter(self.regions)
 
     def get(self, key: TimeType | str, device: str = CPU) -> GatheredRegion | None:
@@ -278,7 +277,6 @@ class Merger:
     """Takes in the messages of ranks, in any order, and makes one report of them."""
 
     def __init__(self) -> None:
-        """Empty."""
         self._regions: dict[Key, _Region] = {}
         self._heads: dict[int, tuple[str, float]] = {}
         self.unreadable: dict[int, str] = {}
@@ -303,7 +301,6 @@ class Merger:
         step: int | None = None,
         ahead: dict[int, int] | None = None,
     ) -> Gathered:
-        """The report."""
         ranks = np.array(sorted(self._heads), dtype=np.int64)
         keys = [key for key, region in self._regions.items() if region.parts]
         keys.sort(key=lambda key: (_ORDER.get(key[0], len(_ORDER)), *key))

@@ -113,7 +113,6 @@ class AloneTransport:
     world_size = 1
 
     def __init__(self) -> None:
-        """Empty."""
         self._left: dict[tuple[str, int], bytes] = {}
 
     def send(self, topic: str, to: int, message: bytes) -> None:

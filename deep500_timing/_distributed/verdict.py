@@ -106,7 +106,6 @@ class Stragglers:
         }
 
     def __str__(self) -> str:
-        """A few lines."""
         return "\n".join(sentences(self))
 
 

@@ -14,7 +14,6 @@ class ElapsedTime:
         self._ms = ms
 
     def get_elapsed_msec(self) -> float:
-        """The time in ms."""
         return self._ms
 
 

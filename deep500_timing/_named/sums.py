@@ -29,7 +29,6 @@ class Totals:
     __slots__ = ("count", "durations_ns", "expected", "missing", "total_ns")
 
     def __init__(self, kept: int = KEPT_SINCE_RESET) -> None:
-        """Start empty; keep so many times one by one."""
         self.durations_ns: deque[int] = deque(maxlen=kept)
         self.total_ns = 0
         self.count = 0
@@ -40,7 +39,6 @@ class Totals:
         """Expected times that the device could not give."""
 
     def add(self, duration_ns: int) -> None:
-        """Add one time."""
         self.durations_ns.append(duration_ns)
         self.total_ns += duration_ns
         self.count += 1
@@ -51,7 +49,6 @@ class Totals:
         return self.count + self.missing >= self.expected
 
     def copy(self) -> Totals:
-        """An independent copy."""
         copied = Totals()
         copied.durations_ns = self.durations_ns.copy()
         copied.total_ns, copied.count = self.total_ns, self.count
@@ -199,7 +196,6 @@ class Arrival:
         self._totals = totals
 
     def append(self, start_ns: int, end_ns: int) -> None:
-        """Receive the time."""
         self.owner.append(start_ns, end_ns)
         for totals in self._totals:
             totals.add(end_ns - start_ns)
@@ -252,7 +248,6 @@ class DeviceTimes(_Times):
         self._running = pair
 
     def stop(self, store: Intervals, start_ns: int, end_ns: int, record: bool) -> None:
-        """Queue the second event."""
         pair, self._running = self._running, None
         if pair is None:
             return

@@ -36,7 +36,6 @@ F = TypeVar("F", bound="Callable[..., Any]")
 
 
 def timed(timer: Timer, key: TimeType | str, gpu: bool = False) -> Callable[[F], F]:
-    """See :meth:`Timer.timed`."""
     timer._find(key)  # A bad key is an error here, not at the first call.
 
     def decorate(function: F) -> F:
@@ -148,7 +147,6 @@ class _Resumption:
 
     @staticmethod
     def of(resume: Callable[[], Any]) -> _Resumption:
-        """Resume it."""
         try:
             return _Resumption(resume(), False)
         except StopIteration as stop:
@@ -162,14 +160,12 @@ class TimedIterable(Generic[T]):
     """The items of another iterable, with each wait for the next one timed."""
 
     def __init__(self, timer: Timer, iterable: Iterable[T], key: TimeType | str, gpu: bool) -> None:
-        """See :meth:`Timer.iterate`."""
         self._timer = timer
         self._iterable = iterable
         self._key = key
         self._gpu = gpu
 
     def __iter__(self) -> Iterator[T]:
-        """Iterate from the start."""
         timer = self._timer
         iterator: Iterator[T] | None = None
         while True:
@@ -201,13 +197,11 @@ class _SizedTimedIterable(TimedIterable[T]):
     _iterable: Any
 
     def __len__(self) -> int:
-        """The length of the original."""
         sized: Sized = self._iterable
         return len(sized)
 
 
 def iterate(timer: Timer, iterable: Iterable[T], key: TimeType | str, gpu: bool = False) -> TimedIterable[T]:
-    """See :meth:`Timer.iterate`."""
     if not hasattr(type(iterable), "__iter__") and not hasattr(type(iterable), "__getitem__"):
         raise TypeError(f"iterate({iterable!r}): it cannot be iterated; pass a data loader, a generator or a list.")
     timer._find(key)

@@ -60,7 +60,6 @@ class Aggregates:
     __slots__ = ("bins", "count", "m2", "max_ns", "mean_ns", "min_ns", "total_high", "total_low", "total_ns")
 
     def __init__(self) -> None:
-        """Start empty; the first interval creates the bins."""
         self.count = 0
         self.min_ns = 0
         self.max_ns = 0
@@ -112,7 +111,6 @@ class Aggregates:
             bins[slot] += 1
 
     def copy(self) -> Aggregates:
-        """Return a copy."""
         other = Aggregates()
         other.count = self.count
         other.min_ns = self.min_ns
@@ -422,7 +420,6 @@ class Intervals:
 
 
 def new_bins() -> Any:
-    """Return an empty histogram."""
     if cython.compiled:
         return zeroed_block(BIN_COUNT)
     return array("q", bytes(8 * BIN_COUNT))

@@ -83,7 +83,6 @@ def warn_of_open(name: str, key: TimeType | str, open_s: float) -> None:
 
 
 def error_of_open(name: str, key: TimeType | str, ident: int, open_s: float) -> RegionOpenError:
-    """The error of starting an open region."""
     code = as_code(key)
     apart = ""
     if _in_coroutine():
@@ -104,7 +103,6 @@ def _in_coroutine() -> bool:
 
 
 def error_of_closed(name: str, key: TimeType | str, ident: int, open_on: list[int]) -> RegionNotOpenError:
-    """The error of ending a closed region."""
     names = ", ".join(map(thread_name, open_on))
     where = f" (it is open on {names}: end it there)" if open_on else ""
     return RegionNotOpenError(
@@ -122,7 +120,6 @@ def error_of_mismatch(name: str, ident: int, gpu: bool) -> RegionMismatchError:
 
 
 def error_of_key(doing: str, key: object) -> InvalidKeyError:
-    """The error of an invalid key."""
     if isinstance(key, str):
         return InvalidKeyError(f"{doing} {key!r}: the string is empty. Give the region a name.")
     remedy = ""

@@ -185,7 +185,6 @@ class Region:
             timer._after_end(region)
 
     def __enter__(self) -> Region:
-        """Open the region."""
         self.start()
         return self
 
@@ -241,7 +240,6 @@ class Region:
         return True
 
     def __repr__(self) -> str:
-        """Show the key and the state."""
         return f"<region {self._name!r}, {'open' if self.is_open else 'closed'}, {self._intervals.count} intervals>"
 
     def __reduce__(self) -> Any:
@@ -261,7 +259,6 @@ class CachedMethod:
     __slots__ = ("is_exit", "method")
 
     def __init__(self, method: Any, is_exit: bool) -> None:
-        """Wrap ``__exit__`` or ``__enter__``."""
         self.method = method
         self.is_exit = is_exit
 
@@ -280,7 +277,6 @@ class ThreadRegions:
     __slots__ = ("__weakref__", "by_key", "ident", "watch")
 
     def __init__(self) -> None:
-        """Start empty and free."""
         self.ident = 0
         self.by_key: dict[Any, Region] = {}
         self.watch: ref[Any] | None = None
@@ -371,7 +367,6 @@ class Recorder:
         keep_last: int | None = None,
         skip_first: int = 0,
     ) -> None:
-        """See :class:`deep500_timing.Timer`."""
         if keep_last is not None:
             self._keep_last = _checked_count("keep_last", keep_last, ", or None for all")
         self._skip_first = _checked_count("skip_first", skip_first, "")

@@ -29,7 +29,6 @@ class Steps(TimedIterable[T]):
     start: int | None
 
     def __iter__(self) -> Iterator[T]:
-        """Iterate from the start."""
         timer: Timer = self._timer
         iterator: Iterator[T] | None = None
         number = self.start
@@ -75,7 +74,6 @@ class SizedSteps(Steps[T]):
     _iterable: Any
 
     def __len__(self) -> int:
-        """The length of the original, in micro-batches."""
         return len(self._iterable)
 
 
@@ -92,7 +90,6 @@ def _loop_was_left() -> bool:
 
 
 def steps(timer: Timer, iterable: Iterable[T], micro_batches: int, start: int | None, gpu: bool) -> Steps[T]:
-    """See :meth:`Timer.steps`."""
     if not hasattr(type(iterable), "__iter__") and not hasattr(type(iterable), "__getitem__"):
         raise TypeError(f"steps({iterable!r}): it cannot be iterated; pass a data loader, a generator or a list.")
     if type(micro_batches) is not int or micro_batches < 1:

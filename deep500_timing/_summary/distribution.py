@@ -169,7 +169,6 @@ class Distribution:
         ]
 
     def quantile(self, share: float) -> float:
-        """The quantile in ns at one share (0 to 1)."""
         return self.quantiles([share])[0]
 
     def trimmed_mean_ns(self, trim: float) -> float:
@@ -305,11 +304,9 @@ class RecordedTimes:
 
     @property
     def count(self) -> int:
-        """All times."""
         return self.aggregated.count + len(self.kept_ns)
 
     def distribution(self) -> Distribution:
-        """The distribution of all times."""
         return merge([self.aggregated, Distribution.of(self.kept_ns)])
 
     def stats(self) -> TimeStats | None:

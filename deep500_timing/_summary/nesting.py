@@ -124,7 +124,6 @@ class Paths:
     """Numbers for paths: each is a region below another path."""
 
     def __init__(self) -> None:
-        """Start without paths."""
         self.parents: list[int] = []
         self.regions: list[int] = []
         self.depths: list[int] = []
@@ -133,7 +132,6 @@ class Paths:
         self._before = np.zeros((4, 0), dtype=np.int64)
 
     def number_of(self, parent: int, region: int) -> int:
-        """The number of the path of a region below another path."""
         number = self._numbers.get((parent, region))
         if number is None:
             number = self._numbers[parent, region] = len(self.parents)
@@ -226,7 +224,6 @@ class Paths:
         return found[::-1]
 
     def text_of(self, number: int, names: list[str]) -> str:
-        """A path as text, see :func:`path_text`."""
         return path_text([names[region] for region in self.regions_of(number)])
 
 

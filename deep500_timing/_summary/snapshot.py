@@ -109,7 +109,6 @@ class Snapshot:
     """Whether the timer recorded when the snapshot was taken."""
 
     def __iter__(self) -> Iterator[RegionTimes]:
-        """Go through the regions."""
         return iter(self.regions)
 
     def get(self, key: TimeType | str, device: str = CPU) -> RegionTimes | None:

@@ -61,7 +61,6 @@ QUANTILES: dict[str, float] = {
 
 
 def stats_of(durations_ns: Int64Array, *, skipped: int = 0) -> TimeStats:
-    """The statistics of durations."""
     n = len(durations_ns)
     if n == 0:
         raise NoTimesError("Statistics of no times do not exist; record a time first.")
@@ -89,7 +88,6 @@ def stats_of(durations_ns: Int64Array, *, skipped: int = 0) -> TimeStats:
 
 
 def squared_deviations(values: Int64Array, mean: float) -> float:
-    """The sum of squared deviations from the mean, in the unit of the values squared."""
     # In parts: a second array of this size costs more than the arithmetic.
     parts = []
     for first in range(0, len(values), _PART):

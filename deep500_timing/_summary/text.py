@@ -178,7 +178,6 @@ def cells_of(row: Sequence[str], widths: Sequence[int], *, left: int = 2) -> lis
 
 
 def line_of(row: Sequence[str], widths: Sequence[int], *, left: int = 2) -> str:
-    """A row as one line."""
     return GAP.join(cells_of(row, widths, left=left))
 
 

@@ -157,7 +157,6 @@ class Tree:
         return sorted(found, key=lambda node: -(node.total_s or 0.0))
 
     def parent_of(self, node: Node) -> Node | None:
-        """The node's parent, None for the outermost."""
         return self.at(node.parent) if node.parent else None
 
     @property

@@ -79,7 +79,6 @@ class About:
 
     @property
     def frameworks(self) -> str:
-        """As ``"torch 2.13.0, CPU only"``."""
         named = [f"{name} {self.versions[name]}" for name in _FRAMEWORKS if name in self.versions]
         if self.devices:
             different = dict.fromkeys(self.devices)
@@ -230,5 +229,4 @@ def title_of(about: About, *, with_date: bool = False) -> tuple[str, ...]:
 
 
 def count(number: int, what: str) -> str:
-    """``"1 rank"``, ``"2 ranks"``."""
     return f"{number} {what}{'' if number == 1 else 's'}"

@@ -56,7 +56,6 @@ def busy_in(step: Node) -> tuple[float, float] | None:
 
 
 def device_note(tree: Tree) -> list[tuple[str, str]]:
-    """The line, or none."""
     step = next((node for node in tree.named(BATCH) if node.gpu is not None and node.total_s), None)
     busy = None if step is None else busy_in(step)
     if step is None or busy is None:

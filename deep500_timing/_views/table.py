@@ -91,7 +91,6 @@ class Table:
 
     @property
     def width(self) -> int:
-        """Of all columns together."""
         return sum(self.widths) + len(GAP) * (len(self.headers) - 1)
 
 

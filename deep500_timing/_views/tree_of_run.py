@@ -16,7 +16,6 @@ _COUNTERS = ("failed", "discarded", "captured", "dropped")
 
 
 def tree_of_run(run: Run, *, rank: int | None = None, session: int | None = None, buckets: int = BUCKETS) -> Tree:
-    """Read the tree of a run."""
     condition = (where(rank=rank, session=session) or " where true") + " and device = 'CPU'"
     span = run.sql(f"select min(unix_ns) as first, max(unix_ns + dur_ns) as last from intervals{condition}").rows()[0]
     first, last = span["first"], span["last"]

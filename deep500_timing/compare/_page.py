@@ -24,7 +24,6 @@ _MOST_BARS = 20
 
 
 def write_page(found: Comparison, path: str) -> None:
-    """Write the page."""
     effects = ([found.step] if found.step else []) + list(found.regions)
     sections = [
         Built("regions", "Regions", Content(tuple(_changes(effects)), tables=(_table(found),))),

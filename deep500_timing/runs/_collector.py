@@ -37,7 +37,6 @@ class Collector:
     """
 
     def __init__(self) -> None:
-        """Start empty."""
         self.sources: list[Source] = []
         self.gc_times: CollectorTimes | None = None
         self.threads = Threads()
@@ -70,7 +69,6 @@ class Collector:
             self._overflowed[table] = self._overflowed.get(table, 0) + 1
 
     def event(self, event: dict[str, Any]) -> None:
-        """Queue an event."""
         self._events.append(event)
 
     def has_anything(self) -> bool:
@@ -136,7 +134,6 @@ class Collector:
         return sum(counters[_DROPPED] for _, _, _, counters in self._of_regions.values())
 
     def frames(self, encoder: Encoder, *, is_first: bool, is_last: bool) -> Iterable[bytes]:
-        """The records as frames."""
         if is_first:
             self._threads_written = 0
             self._counters_written = {}

@@ -37,7 +37,6 @@ class Reading:
     """The parts that a reader uses, listed in a locked file until the reader closes or dies."""
 
     def __init__(self) -> None:
-        """List no parts yet."""
         self._target: str | None = None
         self._file = -1
         self._end: weakref.finalize | None = None  # type: ignore[type-arg]
@@ -56,7 +55,6 @@ class Reading:
         os.write(self._file, json.dumps(parts).encode())
 
     def close(self) -> None:
-        """Release the parts."""
         if self._end is not None:
             self._end()
         self._target = None
@@ -376,7 +374,6 @@ _temporary: dict[str, str] = {}
 
 @atexit.register
 def remove_temporary() -> None:
-    """Remove the temporary folders."""
     while _temporary:
         shutil.rmtree(_temporary.popitem()[1], ignore_errors=True)
 

@@ -26,7 +26,6 @@ def watch(log: Any) -> None:
 
 
 def unwatch(log: Any) -> None:
-    """Forget a closed log."""
     _open.pop(id(log), None)
     if not _open:
         atexit.unregister(_at_exit)

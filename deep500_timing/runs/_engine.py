@@ -24,9 +24,7 @@ class Engine(Protocol):
         """The result of a query over tables, given with their files, as the engine's own object."""
         ...
 
-    def close(self) -> None:
-        """Release the engine."""
-        ...
+    def close(self) -> None: ...
 
 
 class DuckDB:
@@ -111,7 +109,6 @@ class Relation:
     """
 
     def __init__(self, native: Any, what: str) -> None:
-        """Made by :class:`~deep500_timing.runs.Run`."""
         self.native = native
         self._what = what
 
@@ -154,5 +151,4 @@ class Relation:
         return rows
 
     def __repr__(self) -> str:
-        """The table's name and columns, without computing it."""
         return f"<{self._what}: {', '.join(self.columns)}>"

@@ -59,7 +59,6 @@ class LogFile:
     """
 
     def __init__(self, path: str) -> None:
-        """Create the file."""
         self.path = path
         self.size = 0
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
@@ -86,7 +85,6 @@ class LogFile:
         return os.fstat(self._handle).st_nlink == 0
 
     def close(self) -> None:
-        """Close the file."""
         if self._handle >= 0:
             os.close(self._handle)
             self._handle = -1
@@ -199,7 +197,6 @@ class Frame(NamedTuple):
 
     @property
     def payload(self) -> bytes:
-        """The payload, decompressed."""
         try:
             return zlib.decompress(self.stored) if self.is_compressed else self.stored
         except zlib.error as error:

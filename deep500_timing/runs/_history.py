@@ -47,7 +47,6 @@ class History:
             writer.sealed.pop(0)
 
     def close(self) -> None:
-        """Close the file."""
         if self._file is not None:
             self._file.close()
 

@@ -52,7 +52,6 @@ def write_line(line: Line) -> str:
 
 
 def read_line(text: str) -> Line | None:
-    """The time of a line; None for other lines."""
     match = _LINE.fullmatch(text.rstrip("\r\n"))
     if match is None:
         return None

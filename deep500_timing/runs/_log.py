@@ -285,11 +285,9 @@ class RunLog:
         self.written.set()
 
     def __enter__(self) -> RunLog:
-        """Serve a ``with`` statement."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Close the log. An exception is the reason."""
         self.close(reason="closed" if kind is None else kind.__name__)
 
     def _work(self) -> None:

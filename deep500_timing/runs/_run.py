@@ -49,7 +49,6 @@ order by rank, session, start_ns, step"""
 
 
 def steps_of(run: Any, rank: int | None, session: int | None) -> Relation:
-    """The steps by rank, session and start."""
     condition = where(rank=rank, session=session) or " where true"
     found: Relation = run.sql(_STEPS.format(where=condition))
     return found
@@ -67,7 +66,6 @@ class Run:
     """
 
     def __init__(self, folders: list[str], engine: Any, memory: str | None) -> None:
-        """Use :meth:`open`."""
         self.folders = folders
         self._engine = engine_for(engine, memory)
         self._reading = [Reading() for _ in folders]
@@ -219,15 +217,12 @@ class Run:
             held.close()
 
     def __enter__(self) -> Run:
-        """Serve a ``with`` statement."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the run."""
         self.close()
 
     def __repr__(self) -> str:
-        """Its folders and engine."""
         return f"<Run {', '.join(self.folders)}, read by {self._engine.name}>"
 
 

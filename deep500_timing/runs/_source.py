@@ -96,7 +96,6 @@ class Threads:
     """Numbers of threads: 0 is the main thread, the others follow in order of appearance."""
 
     def __init__(self) -> None:
-        """Number the main thread."""
         self.names: list[str] = [threading.main_thread().name]
         self._by_lane: dict[int, tuple[Any, int]] = {}
         self._by_ident: dict[int, int] = {threading.main_thread().ident or 0: 0}
@@ -125,7 +124,6 @@ class Source:
     """One timer and the read positions of its stores."""
 
     def __init__(self, timer: Recorder, threads: Threads) -> None:
-        """Start with the first interval."""
         self.timer = timer
         self._threads = threads
         self._cursors: dict[tuple[int, str], tuple[Region, _Cursor]] = {}

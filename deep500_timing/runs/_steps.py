@@ -25,7 +25,6 @@ class StepCounter:
     """
 
     def __init__(self, first: int = 0) -> None:
-        """Count from ``first``."""
         self.batches = first
         self._ends = np.zeros(0, dtype=np.int64)
         self._mark_times = np.zeros(0, dtype=np.int64)
@@ -50,7 +49,6 @@ class StepCounter:
         self._mark_steps = np.concatenate((self._mark_steps, steps))[order][-_REMEMBERED:]
 
     def label(self, starts_ns: Int64Array, ends_ns: Int64Array | None) -> Int64Array:
-        """The steps of intervals."""
         if self._marked:
             times, forgotten, earliest = self._mark_times, 0, NO_STEP
             at = np.searchsorted(times, starts_ns, side="right")

@@ -51,7 +51,6 @@ class CollectorTimes:
         return {ident: np.array(pairs, dtype=np.int64) for ident, pairs in found.items()}
 
     def close(self) -> None:
-        """Stop measuring."""
         if self._measure in gc.callbacks:
             gc.callbacks.remove(self._measure)
 

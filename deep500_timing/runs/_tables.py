@@ -91,7 +91,6 @@ def columns_of(table: str, described: Any = None) -> dict[str, str]:
 
 
 def schema_of(columns: dict[str, str]) -> pa.Schema:
-    """A table's schema."""
     pa = require("pyarrow", extra="runs", caller="Reading a run")
     types = {"text": pa.string(), "bool": pa.bool_()}
     return pa.schema([(name, types.get(kind) or getattr(pa, kind)()) for name, kind in columns.items()])

@@ -78,7 +78,6 @@ class Why:
     """The lines of the program that the main cause's time goes to in its steps; empty without sampled stacks."""
 
     def __str__(self) -> str:
-        """A few lines."""
         lines = [
             f"Step {_number(self.step)} took {_time(self.dur_ns)}; its neighbours take {_time(self.typical_ns)} "
             f"(median of {self.neighbours})."

@@ -37,7 +37,6 @@ class Encoder:
     """Makes the frames of one file. Names are written once, before the first frame that uses them."""
 
     def __init__(self) -> None:
-        """Begin a file."""
         self._ids: dict[str, int] = {"": 0}
         self._names: list[str] = [""]
         self._named = 1
@@ -75,12 +74,10 @@ class Encoder:
             raise ValueError(f"Declaring the table {table!r}: it is there with the columns {known}.")
 
     def columns_of(self, table: str) -> tuple[Column, ...] | None:
-        """The columns of a table, None if there is none of that name."""
         found = TABLES.get(table) or self.own_tables.get(table)
         return None if found is None else found[1]
 
     def document(self, kind: int, value: object) -> bytes:
-        """A frame of JSON."""
         return self._frame(kind, 1, to_json(value))
 
     def rows(self, table: str, arrays: Mapping[str, NDArray[np.generic]]) -> Iterable[bytes]:
@@ -137,7 +134,6 @@ class Writer:
     """
 
     def __init__(self, folder: str, rotate_bytes: int) -> None:
-        """Open no file yet."""
         self.folder = folder
         self.session = 0
         self.segment = 0
@@ -153,7 +149,6 @@ class Writer:
         self._faults: list[str] = []
 
     def begin(self, rank: int) -> list[str]:
-        """Set the rank."""
         self._rank = rank
         before = segments_of(self.folder, rank)
         if before:
@@ -200,7 +195,6 @@ class Writer:
         return True
 
     def close(self) -> None:
-        """Close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None

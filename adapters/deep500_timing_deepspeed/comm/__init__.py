@@ -74,5 +74,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """The names of this module and of ``torch.distributed``."""
     return sorted({*globals(), *dir(_torch_comm)})

@@ -41,7 +41,6 @@ class CommsLogger:
     """
 
     def __init__(self) -> None:
-        """Start empty, and off."""
         self._given: dict[str, dict[int, list[Any]]] = {}
         self._log = CommLog()
         self._settings = Settings()

@@ -41,7 +41,6 @@ class ProcessGroup(metaclass=_LikeTorchs):
     torchs = dist.ProcessGroup
 
     def __init__(self, comm_id: int, ranks: list[int] | None = None) -> None:
-        """Note them."""
         self.comm_id = comm_id
         self.ranks = list(ranks or ())
         self.size = len(self.ranks)
@@ -62,7 +61,6 @@ class Backend:
     """DeepSpeed's object for a backend: here the process group of PyTorch, under DeepSpeed's names."""
 
     def __init__(self, name: str = "backend", rank: int = 0, size: int = 1) -> None:
-        """Name it; the place is the process group's if there is one."""
         self.name = name
         self.world_size = dist.get_world_size() if dist.is_initialized() else size
         self.world_rank = dist.get_rank() if dist.is_initialized() else rank
@@ -84,7 +82,6 @@ class TorchBackend(Backend):
         self, backend: str, timeout: Any = None, init_method: str | None = None, rank: int = -1, world_size: int = -1,
         name: str = "torch",
     ) -> None:  # fmt: skip
-        """Initialise as :func:`init_distributed` does."""
         init_distributed(backend, timeout=timeout, init_method=init_method, rank=rank, world_size=world_size)
         super().__init__(name)
 

@@ -75,7 +75,6 @@ class PipelineConfig:
 
 
 def read_config(config: Mapping[str, Any] | str | PathLike[str], replicas: int) -> PipelineConfig:
-    """Read a config."""
     given: Any = config
     raw: dict[str, Any] = (
         dict(given) if isinstance(given, dict) else json.loads(Path(given).read_text(encoding="utf-8"))

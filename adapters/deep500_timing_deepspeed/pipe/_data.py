@@ -62,7 +62,6 @@ class RepeatingLoader:
         self._source: Iterator[Any] | None = None
 
     def __len__(self) -> int:
-        """Micro-batches of one pass."""
         return len(self._batches)
 
     def go_to(self, taken: int) -> None:
@@ -70,11 +69,9 @@ class RepeatingLoader:
         self.taken, self._source = taken, None
 
     def __iter__(self) -> RepeatingLoader:
-        """It is its own iterator."""
         return self
 
     def __next__(self) -> Any:
-        """The next micro-batch."""
         if self._source is None:
             done, skipped = divmod(self.taken, len(self))
             self._sampler.set_epoch(done)

@@ -320,7 +320,6 @@ class PipelineEngine(Loading, Losses, Reports, Saving):
         self.reset_activation_shape()
 
     def __repr__(self) -> str:
-        """Show the shape."""
         return (
             f"<PipelineEngine: rank {self.stage_id} of {self.num_stages}, replica {self.module.replica} of "
             f"{self.grid.replicas}, {self.micro_batches} micro-batches of {self.micro_batch_size}>"

@@ -150,9 +150,7 @@ class DeepSpeedPipelineTimer(TimedPipeline):
         return self.engine.mpu.get_pipe_parallel_group(), self._exchange
 
     def __enter__(self) -> Self:
-        """Attach, unless it is."""
         return self if self._kept else self.attach()
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
-        """Detach."""
         self.detach()

@@ -39,7 +39,6 @@ class LayerSpec:
         return layer
 
     def __repr__(self) -> str:
-        """As one would write it."""
         parts = [repr(one) for one in self.module_args]
         parts += [f"{name}={value!r}" for name, value in self.module_kwargs.items()]
         return f"{self.typename.__name__}({', '.join(parts)})"

@@ -237,7 +237,6 @@ class PipelineModule(nn.Module):
         return layer, None
 
     def __repr__(self) -> str:
-        """Show where the stages lie."""
         return (
             f"<PipelineModule: {len(self._specs)} layers in {self.total_stages} stages on {self.num_stages} ranks for "
             f"{NAMES[self.schedule]}, {self.replicas} replicas>"

@@ -79,7 +79,6 @@ class Runner:
         return schedule
 
     def run(self, inputs: Sequence[Any] | None, labels: Sequence[Any] | None, *, outputs: bool) -> list[Any]:
-        """Run a batch."""
         losses: list[Any] = []
         for stage in self.stages:
             stage.has_backward = self._backward
@@ -96,7 +95,6 @@ class Runner:
         return [one for stage in self.stages if stage.is_last for one in stage.output_chunks]
 
     def close(self) -> None:
-        """Stop timing it."""
         self._hooks.detach()
 
     def _with_buffers_kept(self, original: Any) -> Any:

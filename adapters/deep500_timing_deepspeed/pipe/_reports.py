@@ -63,12 +63,10 @@ class NamedTimes:
         return since
 
     def mean(self) -> float | None:
-        """The mean of one, in milliseconds; None if there is none."""
         count = self.count()
         return self._total() / count * 1e3 if count else None
 
     def count(self) -> int:
-        """How many there are."""
         begun = (region for region in self._regions() if not region.endswith(_CONTINUED))
         return sum(len(self._timer.get_time(region)) for region in begun)
 

@@ -84,5 +84,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """The names of both modules."""
     return sorted({*globals(), *dir(_dist)})

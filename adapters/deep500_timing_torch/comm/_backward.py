@@ -43,13 +43,11 @@ class BackwardWait:
     """
 
     def __init__(self, task: int) -> None:
-        """Ask the engine to call back when everything is computed."""
         self._task = task
         self._ops: list[tuple[PendingOp, Stretch | None]] = []
         _queue(self._computed)
 
     def add(self, op: PendingOp) -> None:
-        """Follow an operation."""
         self._ops.append((op, op.mark()))
 
     def _computed(self) -> None:

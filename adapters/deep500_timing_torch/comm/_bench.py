@@ -212,7 +212,6 @@ class Line:
     """Wrong elements over all ranks; None if they were not checked."""
 
     def __str__(self) -> str:
-        """The columns of nccl-tests."""
         wrong = "N/A" if self.wrong is None else str(self.wrong)
         return (
             f"{self.nbytes:>12} {self.count:>12} {self.dtype:>9} {self.redop:>6} {self.root:>6} "

@@ -63,7 +63,6 @@ class FlightRecorder:
     """The operations that get their durations from the flight recorder."""
 
     def __init__(self) -> None:
-        """None yet."""
         self._groups: dict[int, tuple[Any, bool]] = {}
         self._pending: dict[tuple[str, int], Expected] = {}
         self._reading = threading.Lock()

@@ -91,7 +91,6 @@ class Instrument:
     """What :func:`instrument` returns; in force from the beginning."""
 
     def __init__(self, kernel: bool | None) -> None:
-        """Put it in force."""
         self._kernel = kernel
         self._in_force = False
         self._begin()
@@ -114,12 +113,10 @@ class Instrument:
     close = undo
 
     def __enter__(self) -> Instrument:
-        """In force, again if it has been undone."""
         self._begin()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, traceback: TracebackType | None) -> None:
-        """Undo it."""
         self.undo()
 
     def __call__(self, function: F) -> F:
@@ -135,7 +132,6 @@ class Instrument:
         return instrumented  # type: ignore[return-value]
 
     def __repr__(self) -> str:
-        """Whether it is in force, and how."""
         if not self._in_force:
             return "<Instrument, undone>"
         return f"<Instrument, in force by {'the compiled kernel' if self.kernel else 'patched functions'}>"

@@ -59,7 +59,6 @@ class Unfinished:
     """Seconds since it was issued."""
 
     def __str__(self) -> str:
-        """The operation in a few words."""
         number = "" if self.sequence is None else f" #{self.sequence}"
         size = "" if self.message_bytes is None else f", {self.message_bytes:.0f} B"
         return f"{self.op}{number} of group {self.group!r}{size}, issued {self.age_s:.3f} s ago"
@@ -81,7 +80,6 @@ class CommLog:
     """Every group's records, and the queue in front of them."""
 
     def __init__(self) -> None:
-        """Start empty."""
         self.inbox: deque[tuple[Record, int, int, int, int | None]] = deque()
         self._draining = allocate_lock()
         self.known_groups: dict[int, Group] = {}

@@ -84,7 +84,6 @@ class PendingOp:
     )
 
     def __init__(self, record: Record) -> None:
-        """Use :func:`begin`."""
         self.record = record
         self.start_ns = 0
         self.done_ns = 0
@@ -163,7 +162,6 @@ class PendingOp:
 
     @_never_raises
     def failed(self, error: BaseException) -> None:
-        """Its call raised."""
         LOG.report_time_out(self, error, SETTINGS.now_ns)
         self._give_up(FAILED)
 
@@ -211,7 +209,6 @@ class PendingOp:
         return True
 
     def done(self, start_ns: int, end_ns: int) -> None:
-        """It is complete."""
         if not self._settle():
             return
         self.done_ns = end_ns
@@ -231,7 +228,6 @@ class PendingOp:
             self._overlap[0].took(self._overlap[1], duration_ns)
 
     def untimed(self) -> None:
-        """Its time is unknown."""
         self._give_up(UNTIMED)
         if self._overlap is not None:
             self._overlap[0].took(self._overlap[1], None)
@@ -302,7 +298,6 @@ class PendingOp:
 
     @_never_raises
     def end_wait(self, token: tuple[int, Stretch | None] | None, error: BaseException | None = None) -> None:
-        """The wait is over."""
         if error is not None:
             LOG.report_time_out(self, error, SETTINGS.now_ns)
             if token is not None and token[1] is not None:

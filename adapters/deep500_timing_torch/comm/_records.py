@@ -51,7 +51,6 @@ class Record:
     )
 
     def __init__(self, op: Op, label: str, nbytes: int | None, group: Group, *, size_is_mean: bool = False) -> None:
-        """Start empty."""
         self.op = op
         self.label = label
         self.nbytes = nbytes
@@ -76,14 +75,12 @@ class Record:
 
     @property
     def message_bytes(self) -> float | None:
-        """Bytes of one message, the mean for a shared record."""
         if self.size_is_mean:
             return self.bytes_total / self.calls if self.calls else None
         return self.nbytes
 
     @property
     def used(self) -> bool:
-        """Whether anything was counted."""
         return bool(self.latency.count or self.started or self.failed or self.untimed or self.captured)
 
     def take(self, kind: int, start_ns: int, end_ns: int, sequence: int | None, run: Any) -> None:
@@ -141,7 +138,6 @@ class Group:
     )
 
     def __init__(self, process_group: Any, name: str, size: int, rank: int, global_ranks: list[int]) -> None:
-        """Remember a process group without keeping it alive."""
         self.reference = weakref.ref(process_group) if process_group is not None else lambda: None
         self._own_sequence = 0
         self._backend_counts = True
@@ -196,7 +192,6 @@ class Group:
         self._watched_from = None
 
     def forget(self) -> None:
-        """Forget every operation."""
         self.records.clear()
         self.sizes.clear()
         self.ring.clear()

@@ -76,7 +76,6 @@ class CommSummary(SummaryData):
     __slots__ = ()
 
     def __str__(self) -> str:
-        """The table."""
         return render(self)
 
 

@@ -50,7 +50,6 @@ class Settings:
     )
 
     def __init__(self) -> None:
-        """Everything is timed, into no timer."""
         self.enabled = True
         self.prof_all = True
         self.prof_ops: frozenset[str] = frozenset()
@@ -65,7 +64,6 @@ class Settings:
         """Whether the timed functions do the timing: it is on, and the kernel, which sees more, is not at work."""
 
     def changed(self) -> None:
-        """Apply a change."""
         self.by_functions = self.enabled and self.kernel is None
         if self.kernel is not None:
             self.kernel.configure()

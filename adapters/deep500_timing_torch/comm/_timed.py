@@ -50,7 +50,6 @@ class TimedWork(dist.Work):
     __slots__ = ("_op", "_waited", "_work")
 
     def __init__(self, work: dist.Work, op: PendingOp) -> None:
-        """Stand for ``work``."""
         super().__init__()
         self._work = work
         self._op = op
@@ -65,7 +64,6 @@ class TimedWork(dist.Work):
         return result
 
     def __repr__(self) -> str:
-        """Name the original."""
         return f"<TimedWork for {self._work!r}>"
 
 
@@ -90,7 +88,6 @@ class TimedFuture(torch.futures.Future):  # type: ignore[type-arg]
     """The future of an operation on the CPU that returns one instead of a handle; it times its ``wait``."""
 
     def __init__(self, future: Any, op: PendingOp) -> None:
-        """Stand for ``future``, and complete when it does."""
         super().__init__()
         self._future = future
         self._op = op
@@ -365,5 +362,4 @@ class P2POp(c10d.P2POp):
         return new_p2p_op(cls, op, *args, **kwargs)
 
     def __init__(self, op: Any, *args: Any, **kwargs: Any) -> None:
-        """Keep the arguments as the original does."""
         init_p2p_op(self, op, *args, **kwargs)

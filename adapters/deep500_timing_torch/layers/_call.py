@@ -51,7 +51,6 @@ class Call:
     """The engine's task that its backward pass is part of."""
 
     def __init__(self, layer: Layer, parent: Call | None, of_root: bool, caller: int) -> None:
-        """Begin; the caller opens the region."""
         self.layer = layer
         self.parent = parent
         """The call that made it, while that is under way."""

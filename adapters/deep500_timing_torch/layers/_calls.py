@@ -53,7 +53,6 @@ class Calls:
         fault: Callable[[str, Layer | None, Exception], None],
         now_ns: Callable[[], int],
     ) -> None:
-        """Start with no call under way."""
         self.now_ns = now_ns
         self.recomputed: list[tuple[Layer, int, int]] = []
         """Recomputations that have ended, to be recorded when the timer records again: during a recomputation it
@@ -138,7 +137,6 @@ class TimedModule:
     )
 
     def __init__(self, shared: Calls, layer: Layer) -> None:
-        """Take the place of the module's present call."""
         self.module = layer.module
         self.before: Any = layer.module.__dict__.get(SLOT)
         """What stood there before; None for the module's own call."""

@@ -15,12 +15,10 @@ class FlopCounter:
     """Stands for a timer whose regions count operations instead of nanoseconds."""
 
     def __init__(self) -> None:
-        """Start with nothing counted."""
         self.counter = FlopCounterMode(display=False)
         self.regions: dict[str, _CountedRegion] = {}
 
     def region(self, key: str, gpu: bool = False) -> _CountedRegion:
-        """The region of that key."""
         return self.regions.setdefault(key, _CountedRegion(self.counter))
 
     def now_ns(self) -> int:

@@ -162,15 +162,12 @@ class LayerTimer:
             warn_once(f"Writing the layers into the run failed; training goes on: {type(error).__name__}: {error}")
 
     def __enter__(self) -> Self:
-        """Attach."""
         return self.attach()
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
-        """Detach."""
         self.detach()
 
     def __repr__(self) -> str:
-        """Show the model and the number of layers."""
         state = "attached" if self.attached else "detached"
         return f"<LayerTimer of {self.layers[0].path}: {len(self.layers)} layers, {state}; table() shows the times>"
 

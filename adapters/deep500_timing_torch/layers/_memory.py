@@ -104,7 +104,6 @@ class MemoryLog:
     """Reads the memory as layers begin and end."""
 
     def __init__(self, reader: MemoryReader, layers: Sequence[Layer]) -> None:
-        """Start with nothing read."""
         self._reader = reader
         self._root = layers[0]
         self._sums = {layer: _Layer(layer) for layer in layers}

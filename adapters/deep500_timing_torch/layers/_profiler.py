@@ -123,7 +123,6 @@ class ProfilerWrapper:
             )
 
     def __enter__(self) -> Self:
-        """Begin."""
         for path, module in self._blocks:
             ranges: list[Any] = []
             self._hooks.append(module.register_forward_pre_hook(_opener(path, ranges), prepend=True))
@@ -134,7 +133,6 @@ class ProfilerWrapper:
         return self
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
-        """End, and write the files; an exception goes on."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []

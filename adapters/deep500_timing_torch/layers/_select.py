@@ -23,7 +23,6 @@ class Layer:
     __slots__ = ("backward", "depth", "handles", "model", "module", "names")
 
     def __init__(self, module: nn.Module, name: str, model: str) -> None:
-        """Start with the one place at which the module was found first."""
         self.module = module
         self.model = model
         """The name of the model, which is in the names of its regions."""
@@ -67,7 +66,6 @@ class Layer:
         return f"{self.model}.{self.names[0]}" if self.names[0] else self.model
 
     def __repr__(self) -> str:
-        """Show the place and the class."""
         return f"<layer {self.path!r}: {self.kind}>"
 
 

@@ -149,7 +149,6 @@ def _unreturned(layer: LayerTimes) -> float | None:
 
 
 def describe(layers: Sequence[Layer], flops: Mapping[str, int] | None = None) -> list[LayerTimes]:
-    """Describe layers, without times."""
     positions = {name: position for position, layer in enumerate(layers) for name in layer.names}
     found: list[LayerTimes] = []
     for layer in layers:
@@ -175,7 +174,6 @@ def describe(layers: Sequence[Layer], flops: Mapping[str, int] | None = None) ->
 def read_times(
     layers: Sequence[Layer], timer: Timer, flops: Mapping[str, int] | None = None, memory: MemoryLog | None = None
 ) -> list[LayerTimes]:
-    """Read the times of layers out of a timer."""
     found = add_memory(describe(layers, flops), memory)
     stats = {(region.name, region.device): region.stats for region in timer.snapshot()}
     return add_times(found, stats, lambda name, gpu: timer.intervals(name, gpu=gpu))

@@ -137,7 +137,6 @@ class Bubble:
         return total_ns / (len(self.ranks) * self.span_ns)
 
     def __str__(self) -> str:
-        """A few sentences."""
         return _sentences(self)
 
 

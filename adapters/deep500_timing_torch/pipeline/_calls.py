@@ -52,7 +52,6 @@ class Codes:
         return code
 
     def region_of(self, kind: Kind, stage: int) -> str:
-        """The region of a kind of action on a stage."""
         return self.regions[self.of(kind, stage)]
 
 
@@ -92,7 +91,6 @@ class CallLog:
         self._rows: list[CallRow] = []
 
     def note(self, code: int, microbatch: int, start_ns: int, end_ns: int, ordinal: int = -1) -> None:
-        """Note one call."""
         self._rows.append((code, microbatch, start_ns, end_ns, ordinal))
 
     def take(self) -> list[CallRow]:

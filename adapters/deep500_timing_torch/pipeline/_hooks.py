@@ -33,7 +33,6 @@ _MESSAGES = {
 
 
 def stages_of(schedule: Any) -> list[Any]:
-    """The stages that a schedule has on this rank."""
     if hasattr(schedule, "_stages"):
         return list(schedule._stages)
     if hasattr(schedule, "_stage"):
@@ -64,7 +63,6 @@ class Hooks:
         self._replaced: list[tuple[Any, str, Any, Any]] = []
 
     def attach(self) -> None:
-        """Replace the functions."""
         schedule = self._schedule
         stages = self._stages
         require_private_names(

@@ -144,11 +144,9 @@ class PipelineTimer(TimedPipeline):
         return self.recorder.faults
 
     def __enter__(self) -> Self:
-        """Attach."""
         return self if self.attached else self.attach()
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
-        """Detach."""
         self.detach()
 
     def _group_and_exchange(self) -> tuple[Any, Exchange]:
@@ -157,7 +155,6 @@ class PipelineTimer(TimedPipeline):
         return stages_of(self.schedule)[0].group, self._exchange
 
     def __repr__(self) -> str:
-        """Show the number of batches."""
         state = "attached" if self.attached else "detached"
         return f"<PipelineTimer of {type(self.schedule).__name__}: {self.recorder.begun} batches, {state}>"
 

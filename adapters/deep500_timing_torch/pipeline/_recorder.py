@@ -151,7 +151,6 @@ class Recorder:
         return result
 
     def begin(self) -> None:
-        """A batch begins."""
         self._notes = []
         self.calls.take()
         self._warm_up = False

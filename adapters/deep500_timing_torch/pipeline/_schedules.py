@@ -55,7 +55,6 @@ def name_of_schedule(schedule: object) -> str | None:
 
 
 def rank_of_stage(name: str, stage: int, ranks: int) -> int:
-    """The rank that a stage lies on."""
     turn, place = divmod(stage, ranks)
     return ranks - 1 - place if turn % 2 and normal_name(name) in V_SHAPED else place
 

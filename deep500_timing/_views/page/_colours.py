@@ -46,7 +46,6 @@ class Colours:
     """Colours by region: fixed for those of nearly every run, by order for the others."""
 
     def __init__(self, names: Iterable[str]) -> None:
-        """Take the names in the order of their totals."""
         self._of: dict[str, str] = {}
         names = list(dict.fromkeys(names))
         taken = {REGION_COLOURS[name] for name in names if name in REGION_COLOURS}

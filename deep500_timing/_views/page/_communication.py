@@ -18,7 +18,6 @@ _HEADS = ("operation", "group", "size", "count", "total", "shortest", "median", 
 
 
 def communication(context: Context) -> Content | None:
-    """Collectives."""
     rows = context.rows(
         'select op, "group", case when bytes < 0 then null else bytes end as size, count(*) as n, '
         "sum(dur_ns)::double as total, median(dur_ns) as middle, min(dur_ns) as low, max(dur_ns) as high "

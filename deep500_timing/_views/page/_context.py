@@ -29,7 +29,6 @@ class Steps:
     """The steps of a run, and the bars of charts over them."""
 
     def __init__(self, first: int, last: int, path: str) -> None:
-        """From the first to the last, both included."""
         self.first, self.last, self.path = first, last, path
         count = last - first + 1
         self.width = 1 if count <= PIXELS else -(-2 * count // PIXELS)
@@ -58,7 +57,6 @@ class Context:
 
     @cached_property
     def about(self) -> About:
-        """Name, size, environment."""
         return about_run(self.run)
 
     @cached_property
@@ -68,7 +66,6 @@ class Context:
 
     @cached_property
     def findings(self) -> list[Finding]:
-        """The findings."""
         return find(self.evidence)
 
     @cached_property

@@ -36,7 +36,6 @@ _APART = 0.2
 
 
 def over(context: Context) -> Content | None:
-    """Steps over the run."""
     steps = context.steps
     if steps is None:
         return None

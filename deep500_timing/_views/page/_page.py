@@ -76,7 +76,6 @@ def render_page(
     summary: Sequence[tuple[str, str]] = (),
     verdict: str | None = None,
 ) -> str:
-    """The page's text."""
     jinja2 = require("jinja2", extra="report", caller=_CALLER)
     library = _library()
     charts: list[dict[str, Any]] = []

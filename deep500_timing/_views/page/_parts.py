@@ -33,12 +33,10 @@ NO_AXIS: dict[str, Any] = {"axis": None}
 
 
 def colour_by_datum() -> dict[str, Any]:
-    """:data:`COLOUR`."""
     return COLOUR
 
 
 def quantity(field: str, **more: Any) -> dict[str, Any]:
-    """A channel of numbers."""
     return {"field": field, "type": "quantitative", **more}
 
 
@@ -50,7 +48,6 @@ def fitting(start: str, end: str) -> dict[str, Any]:
 
 
 def bars(rows: list[dict[str, Any]], name: str, x: dict[str, Any], **titles: str) -> dict[str, Any]:
-    """A bar for each row, with its name at the left."""
     y = {"field": name, "type": "nominal", "sort": None, "axis": {"title": None, "labelLimit": 240}}
     encoding = {"y": y, "x": x, "color": COLOUR, "tooltip": tooltip(**titles)}
     return {"height": max(22 * len(rows), 40), "data": data(rows), "mark": {"type": "bar"}, "encoding": encoding}
@@ -62,7 +59,6 @@ def tooltip(**titles: str) -> list[dict[str, Any]]:
 
 
 def time_axis(title: str | None) -> dict[str, Any]:
-    """An axis of seconds."""
     return {"title": title, "labelExpr": TIME_LABELS, "tickCount": 6}
 
 
@@ -75,7 +71,6 @@ def by_step() -> dict[str, Any]:
 
 
 def data(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Rows, inside the chart."""
     return {"values": rows}
 
 

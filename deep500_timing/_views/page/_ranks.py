@@ -114,7 +114,6 @@ def _of_regions(found: Verdict) -> Figure:
 
 
 def ranks_over_run(context: Context) -> Content | None:
-    """The lateness of ranks over the run."""
     steps, ranks = context.steps, context.about.ranks
     if steps is None or len(ranks) < 2:
         return None

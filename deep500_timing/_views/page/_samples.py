@@ -29,7 +29,6 @@ _FAMILIES = (
 
 
 def samples(context: Context) -> Content | None:
-    """Values over time."""
     metrics = context.rows(
         f"select metric, count(*) filter ({_FINITE}) as n, count(*) filter (not ({_FINITE})) as unreal, "
         f"min(value) filter ({_FINITE}) as low, avg(value) filter ({_FINITE}) as mean, "

@@ -22,7 +22,6 @@ _ROW = 20
 
 
 def typical(context: Context) -> Content | None:
-    """Two steps, close up."""
     steps = context.steps
     if steps is None:
         return None

@@ -27,7 +27,6 @@ _LEAST = 0.0004
 
 
 def where(context: Context) -> Content | None:
-    """The tree of regions."""
     tree, start = _steady(context)
     if not any(_total(node, on_device=False) for node in tree.roots):
         return None

@@ -50,9 +50,7 @@ class Writer(Protocol):
         """End the innermost open slice of a track."""
         ...
 
-    def instant(self, track: int, time_ns: int, name: str, args: Mapping[str, int | float | str] = NOTHING) -> None:
-        """Write an event."""
-        ...
+    def instant(self, track: int, time_ns: int, name: str, args: Mapping[str, int | float | str] = NOTHING) -> None: ...
 
     def value(self, counter: int, time_ns: int, value: float) -> None:
         """Write a value that holds from this time on."""
@@ -94,7 +92,6 @@ class Lanes:
         self._writer.instant(self._lanes[0][0], time_ns, name, args)
 
     def close(self) -> None:
-        """End all open slices."""
         for track, open_ends in self._lanes:
             while open_ends:
                 self._writer.end(track, open_ends.pop())
@@ -136,14 +133,12 @@ class ChromeWriter:
         self._file.write((_encode(head)[:-1] + ',"traceEvents":[\n').encode())
 
     def process(self, name: str) -> int:
-        """See :class:`Writer`."""
         self._processes += 1
         for what, value in (("process_name", {"name": name}), ("process_sort_index", {"sort_index": self._processes})):
             self._write({"ph": "M", "name": what, "pid": self._processes, "tid": 0, "args": value})
         return self._processes
 
     def track(self, process: int, name: str) -> int:
-        """See :class:`Writer`."""
         self._threads.append((process, name))
         number = len(self._threads)
         for what, value in (("thread_name", {"name": name}), ("thread_sort_index", {"sort_index": number})):
@@ -151,13 +146,11 @@ class ChromeWriter:
         return number
 
     def counter(self, process: int, name: str, unit: str) -> int:
-        """See :class:`Writer`."""
         # In this format a counter is identified by its name and process.
         self._threads.append((process, f"{name} ({unit})" if unit else name))
         return len(self._threads)
 
     def begin(self, track: int, of: Slice) -> None:
-        """See :class:`Writer`."""
         place: dict[str, Any] = {"pid": self._threads[track - 1][0], "tid": track, "ts": self._time(of.start_ns)}
         args = {"args": of.args} if of.args else {}
         self._write({"ph": "X", "name": of.name, **place, "dur": (of.end_ns - of.start_ns) / 1000, **args})
@@ -171,17 +164,14 @@ class ChromeWriter:
         """See :class:`Writer`: a slice said when it ends as it began."""
 
     def instant(self, track: int, time_ns: int, name: str, args: Mapping[str, int | float | str] = NOTHING) -> None:
-        """See :class:`Writer`."""
         place = {"pid": self._threads[track - 1][0], "tid": track, "ts": self._time(time_ns)}
         self._write({"ph": "i", "s": "t", "name": name, **place, **({"args": args} if args else {})})
 
     def value(self, counter: int, time_ns: int, value: float) -> None:
-        """See :class:`Writer`."""
         pid, name = self._threads[counter - 1]
         self._write({"ph": "C", "name": name, "pid": pid, "ts": self._time(time_ns), "args": {"value": value}})
 
     def close(self) -> None:
-        """See :class:`Writer`."""
         self._file.write(b"\n]}\n")
 
     def _time(self, time_ns: int) -> float:
@@ -223,7 +213,6 @@ class PerfettoWriter:
             first.clock_snapshot.clocks.add(clock_id=clock, timestamp=origin_ns)
 
     def process(self, name: str) -> int:
-        """See :class:`Writer`."""
         number, descriptor = self._descriptor(name)
         descriptor.process.pid = number
         descriptor.process.process_name = name
@@ -231,13 +220,11 @@ class PerfettoWriter:
         return number
 
     def track(self, process: int, name: str) -> int:
-        """See :class:`Writer`."""
         number, descriptor = self._descriptor(name)
         self._below(descriptor, process)
         return number
 
     def counter(self, process: int, name: str, unit: str) -> int:
-        """See :class:`Writer`."""
         number, descriptor = self._descriptor(name)
         self._below(descriptor, process)
         if unit == "bytes":
@@ -247,7 +234,6 @@ class PerfettoWriter:
         return number
 
     def begin(self, track: int, of: Slice) -> None:
-        """See :class:`Writer`."""
         event = self._event(track, of.start_ns, self._begin_type, of.name, of.args)
         if of.flow_out:
             event.flow_ids.append(of.flow_out)
@@ -255,19 +241,15 @@ class PerfettoWriter:
             event.terminating_flow_ids.append(of.flow_in)
 
     def end(self, track: int, time_ns: int) -> None:
-        """See :class:`Writer`."""
         self._packet_of(track, time_ns, self._end_type)
 
     def instant(self, track: int, time_ns: int, name: str, args: Mapping[str, int | float | str] = NOTHING) -> None:
-        """See :class:`Writer`."""
         self._event(track, time_ns, self._instant_type, name, args)
 
     def value(self, counter: int, time_ns: int, value: float) -> None:
-        """See :class:`Writer`."""
         self._packet_of(counter, time_ns, self._counter_type).track_event.double_counter_value = value
 
     def close(self) -> None:
-        """See :class:`Writer`."""
         self._file.write(self._trace.SerializeToString())
         self._trace = self._pb.Trace()  # Clearing one would keep all the memory that it ever had.
         self._held = 0

@@ -39,7 +39,6 @@ class Kernel:
     """The kernel at work, one for the process."""
 
     def __init__(self, module: ModuleType) -> None:
-        """Use a kernel that was loaded; nothing happens before :meth:`start`."""
         self._module = module
         self._operations: list[Op] = [BY_OPERATOR[name] for name in module.rules()]
 
@@ -50,7 +49,6 @@ class Kernel:
         SETTINGS.changed()
 
     def stop(self) -> None:
-        """Take it out again."""
         self._module.uninstall()
         SETTINGS.kernel = None
         SETTINGS.changed()
