@@ -191,7 +191,6 @@ class LiveReport:
         self._ranks = ranks_of_node() if isinstance(ranks, str) else ranks
         self._gatherer: Gatherer | None = None
         self._earlier: Snapshot | None = None
-        self._due: int | None = None
         self._busy = threading.Lock()
         self.skipped = 0
         """Reports that were left out because the one before was under way."""

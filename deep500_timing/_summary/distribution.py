@@ -236,19 +236,6 @@ class Distribution:
         low, width = bin_bounds(index)
         return min(max(low + (width - 1) // 2, self.min_ns), self.max_ns)
 
-    def coarsened(self, level: int) -> Distribution:
-        """The same with ``2 ** level`` neighbouring bins merged into one, for a shorter text.
-
-        A merged bin is stored as the bin in its middle. The error of a quantile is then at most
-        ``(2 ** level + 1) / 128``.
-        """
-        bins, counts = self.used_bins()
-        merged, first = np.unique(bins >> level, return_index=True)
-        sums = np.add.reduceat(counts, first) if len(first) else counts
-        middles = (merged << level) + ((1 << level) >> 1)
-        moments = self.count, self.total_ns, self.min_ns, self.max_ns, self.m2_ns2
-        return Distribution.of_bins(*moments, middles, sums)
-
 
 EMPTY = Distribution(0, 0, 0, 0, 0.0, pack((), ()))
 """The distribution of no times."""

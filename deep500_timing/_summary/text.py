@@ -46,16 +46,6 @@ def time_units() -> tuple[tuple[float, str], ...]:
     return (*_UNITS, (_HOUR_S, "h"))
 
 
-def format_interval(interval: tuple[float, float] | None) -> str:
-    """Two times with one unit, such as ``"[12.30, 12.38] ms"``."""
-    if interval is None or not all(map(math.isfinite, interval)):
-        return UNKNOWN
-    low, high = interval
-    scale, unit = _unit_of(high)
-    decimals = _decimals(high / scale)
-    return f"[{_digits(low / scale, decimals)}, {_digits(high / scale, decimals)}] {unit}"
-
-
 def format_bytes(number: float | None) -> str:
     """A size with its unit, such as ``"1.50 GiB"``."""
     if number is None or not math.isfinite(number):

@@ -14,8 +14,6 @@ from deep500_timing.compare._statistics import Spread, mean_and_spread
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-FLOOR_FILE = "DEEP500_TIMING_NOISE_FLOOR"
-"""The environment variable that names the file of noise floors."""
 _MACHINE_FACTS = ("cpu", "cpus", "devices")
 
 

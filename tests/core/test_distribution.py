@@ -54,19 +54,6 @@ def test_what_is_no_packed_histogram_is_refused(text):
         _histogram.unpack(text)
 
 
-@given(durations.filter(len), st.integers(1, 6))
-def test_coarser_bins_keep_the_moments_and_bound_the_error(values, level):
-    """Merged neighbours change neither count nor sum, and each quantile stays within the stated error."""
-    fine = distribution_of(values)
-    coarse = fine.coarsened(level)
-    assert (fine.count, fine.total_ns, fine.min_ns, fine.max_ns) == (
-        *(coarse.count, coarse.total_ns, coarse.min_ns, coarse.max_ns),
-    )
-    assert fine.count == coarse.used_bins()[1].sum()
-    exact_ns = np.quantile(np.array(values, dtype=float), 0.5)
-    assert coarse.quantile(0.5) == pytest.approx(exact_ns, rel=((1 << level) + 1) / 128, abs=1 << level)
-
-
 @given(st.lists(durations, max_size=6))
 def test_merging_is_exact_in_any_order(parts):
     """The merged distribution is that of all times together, whatever the order and the grouping."""

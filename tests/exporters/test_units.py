@@ -15,7 +15,6 @@ from deep500_timing._summary.text import (
     deepspeed_rate,
     fit_encoding,
     format_bytes,
-    format_interval,
     format_ms,
     format_number,
     format_share,
@@ -65,21 +64,6 @@ def test_a_shown_time_is_the_time(seconds):
     assert float(number) * SCALES[unit] == pytest.approx(seconds, rel=5.01e-4)
     assert len(number.replace(".", "")) == 4
     assert len(number) <= 5
-
-
-@pytest.mark.parametrize(
-    ("interval", "text"),
-    [
-        ((0.01230, 0.01238), "[12.30, 12.38] ms"),
-        ((0.0, 0.0), "[0, 0] s"),
-        ((0.00095, 0.0012), "[0.950, 1.200] ms"),
-        (None, "–"),
-        ((math.nan, 1.0), "–"),
-    ],
-)
-def test_an_interval_has_one_unit(interval, text):
-    """The ends of an interval are shown in the unit of the higher one, with as many decimals."""
-    assert text == format_interval(interval)
 
 
 @pytest.mark.parametrize(

@@ -497,7 +497,7 @@ class TestEnabling:
         assert not recorder.enable(group, "cuda:0")
         assert "(CUDA_DEVICE_MAX_CONNECTIONS=1)" in recorder.description()
         comm.configure(device_times="flight_recorder")
-        recorder.forget_groups()
+        group = NcclGroup(ProcessGroupNCCL())
         assert recorder.enable(group, "cuda:0")
         assert 1 == group.enabled
 

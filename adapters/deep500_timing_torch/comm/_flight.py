@@ -100,10 +100,6 @@ class FlightRecorder:
         self._groups[id(process_group)] = (weakref.ref(process_group) if process_group else lambda: None, timed)
         return timed
 
-    def forget_groups(self) -> None:
-        """Decide again for every group, as after a change of the settings."""
-        self._groups.clear()
-
     def expect(self, op: Expected, sequence: int) -> None:
         """Report the duration of an operation to it when it is known."""
         self._pending[op.record.group.name, sequence] = op

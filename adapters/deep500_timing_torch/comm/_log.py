@@ -235,11 +235,6 @@ class CommLog:
         """Whether there was any process group."""
         return bool(self.known_groups or self._past)
 
-    @property
-    def watching(self) -> bool:
-        """Whether what groups issue unseen is counted now."""
-        return self._watching
-
     def unseen(self) -> dict[str, int]:
         """For each group that issued operations unseen, how many; after emptying the queue."""
         self._meet_existing()

@@ -122,11 +122,6 @@ class ModelTimes:
         steps, seconds = self.steps, layer.step_s
         return layer.flops * steps / seconds if layer.flops and steps and seconds else None
 
-    def share_of_peak(self, layer: LayerTimes) -> float | None:
-        """The share of the device's peak that a layer reaches in the training steps; None if either is not known."""
-        rate = self.flops_per_s(layer)
-        return None if rate is None or self.peak_flops_per_s is None else rate / self.peak_flops_per_s
-
     def share(self, layer: LayerTimes) -> float | None:
         """A layer's part of the model's training steps; None if either was not timed."""
         whole, part = self.step_s, layer.step_s

@@ -29,7 +29,6 @@ COLOUR: dict[str, Any] = {"field": "colour", "type": "nominal", "scale": None, "
 """Take colours from the data: names stay data, and colours cannot run out."""
 INK = COLOUR | {"field": "ink"}
 """The same of texts on a colour."""
-NO_AXIS: dict[str, Any] = {"axis": None}
 
 
 def colour_by_datum() -> dict[str, Any]:
