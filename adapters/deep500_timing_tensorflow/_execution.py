@@ -40,18 +40,6 @@ BATCH_FIRST = first(BATCH)
 class Execution:
     """One call of a train function: all that is known of the batches that it trained on."""
 
-    __slots__ = (
-        "began_ns",
-        "began_unix_ns",
-        "ended_unix_ns",
-        "kept_as",
-        "number",
-        "steady",
-        "steps",
-        "took_ns",
-        "wait_ns",
-    )
-
     began_ns: int
     """On the timer's clock."""
     took_ns: int

@@ -67,23 +67,6 @@ class NamedTimer:
         memory: Reads the memory at each stop, if not None.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_depth",
-        "_find_device",
-        "_generation",
-        "_memory",
-        "_now",
-        "_number",
-        "_on_device",
-        "_on_host",
-        "_plain",
-        "_reentrant",
-        "_region",
-        "_timer",
-        "name",
-    )
-
     def __init__(
         self, name: str, timer: Timer | None = None, *, reentrant: bool = False, memory: MemoryReader | None = None
     ) -> None:

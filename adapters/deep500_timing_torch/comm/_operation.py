@@ -60,29 +60,6 @@ class Overlap(Protocol):
 class PendingOp:
     """An operation that has been called. No method raises."""
 
-    __slots__ = (
-        "__weakref__",
-        "_before",
-        "_blocking",
-        "_exposed_ns",
-        "_followed",
-        "_halves",
-        "_handles",
-        "_overlap",
-        "_pool",
-        "_recorded",
-        "_sequence",
-        "_started",
-        "_stretch",
-        "_unsettled",
-        "_waited_end_ns",
-        "_waits_left",
-        "captured",
-        "done_ns",
-        "record",
-        "start_ns",
-    )
-
     def __init__(self, record: Record) -> None:
         self.record = record
         self.start_ns = 0

@@ -27,29 +27,6 @@ and ``UNTIMED`` carry in place of a start 1 if ``ISSUE`` was sent before, else 0
 class Record:
     """The times of one operation at one message size in one group."""
 
-    __slots__ = (
-        "bytes_total",
-        "calls",
-        "captured",
-        "exposed",
-        "failed",
-        "finished",
-        "group",
-        "issue",
-        "label",
-        "latency",
-        "nbytes",
-        "no_future",
-        "on_device",
-        "op",
-        "paired_exposed_ns",
-        "paired_latency_ns",
-        "size_is_mean",
-        "started",
-        "untimed",
-        "upper_bound",
-    )
-
     def __init__(self, op: Op, label: str, nbytes: int | None, group: Group, *, size_is_mean: bool = False) -> None:
         self.op = op
         self.label = label
@@ -119,23 +96,6 @@ class Record:
 
 class Group:
     """A process group, remembered by name: its records outlive it."""
-
-    __slots__ = (
-        "_backend_counts",
-        "_own_sequence",
-        "_unseen_before",
-        "_watched_from",
-        "device_end",
-        "global_ranks",
-        "name",
-        "rank",
-        "records",
-        "reference",
-        "ring",
-        "seen",
-        "size",
-        "sizes",
-    )
 
     def __init__(self, process_group: Any, name: str, size: int, rank: int, global_ranks: list[int]) -> None:
         self.reference = weakref.ref(process_group) if process_group is not None else lambda: None

@@ -36,19 +36,6 @@ class Kernel(Protocol):
 class Settings:
     """The settings of this process; one object, read by every timed operation."""
 
-    __slots__ = (
-        "by_functions",
-        "debug",
-        "device_times",
-        "enabled",
-        "kernel",
-        "now_ns",
-        "prof_all",
-        "prof_ops",
-        "timer",
-        "verbose",
-    )
-
     def __init__(self) -> None:
         self.enabled = True
         self.prof_all = True

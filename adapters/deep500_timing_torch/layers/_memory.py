@@ -69,20 +69,6 @@ class Growth:
 class _Layer:
     """Sums over one layer's calls."""
 
-    __slots__ = (
-        "after",
-        "before",
-        "gradients",
-        "kept",
-        "kept_count",
-        "parameters",
-        "peak",
-        "reserved",
-        "samples",
-        "unreturned",
-        "without_gradient",
-    )
-
     def __init__(self, layer: Layer) -> None:
         self.parameters = tuple(layer.module.parameters(recurse=False))
         self.without_gradient: list[torch.nn.Parameter] = []
