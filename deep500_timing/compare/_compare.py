@@ -263,18 +263,23 @@ def _effects(
 
 
 def _explain(step: Effect | None, regions: Sequence[Effect]) -> Effect | None:
-    # From the outermost region that explains most, inwards, as long as one region inside explains most of that.
+    # From the outermost region that explains most, inwards, while one region inside explains most of that. A region
+    # without a verdict, an epoch with noise of its own, hides none of those inside it.
     if step is None or step.verdict not in ("slower", "faster"):
         return None
+    inside = [(split_path(one.path), one) for one in regions if one.verdict == step.verdict]
     best: Effect | None = None
     while True:
-        outer = [] if best is None else split_path(best.path)
-        whole = 1.0 if best is None else best.share or 0.0
-        inside = [one for one in regions if split_path(one.path)[:-1] == outer and one.verdict == step.verdict]
-        nearest = max(inside, key=lambda one: one.share or 0.0, default=None)
-        if nearest is None or (nearest.share or 0.0) < _EXPLAINS * whole:
+        outermost = [one for path, one in inside if not any(_is_inside(path, other) for other, _ in inside)]
+        nearest = max(outermost, key=lambda one: one.share or 0.0, default=None)
+        if nearest is None or (nearest.share or 0.0) < _EXPLAINS * (1.0 if best is None else best.share or 0.0):
             return best
-        best = nearest
+        best, parts = nearest, split_path(nearest.path)
+        inside = [(path, one) for path, one in inside if _is_inside(path, parts)]
+
+
+def _is_inside(path: list[str], outer: list[str]) -> bool:
+    return len(path) > len(outer) and path[: len(outer)] == outer
 
 
 def _what_differs(a: Sequence[RunTimes], b: Sequence[RunTimes]) -> tuple[tuple[str, str, str], ...]:

@@ -97,6 +97,15 @@ class TestAnswers:
         }
         assert "BATCH/FORWARD explains" in draw(found)
 
+    def test_an_epoch_with_noise_hides_no_region(self, times):
+        """EPOCH differs too much from run to run for a verdict: the slower FORWARD inside it is named."""
+        rng, found = random.Random(1), {"A": [], "B": []}
+        for place, side in enumerate(ABBA):
+            forward = rng.gauss(0.02, 1e-4) * (1.1 if side == "B" else 1)
+            regions = {"EPOCH/BATCH": forward + 0.03, "EPOCH/BATCH/FORWARD": forward, "EPOCH": rng.uniform(0.06, 0.9)}
+            found[side].append(times(forward + 0.03, place, **regions))
+        assert compare(found["A"], found["B"]).explains.path == "EPOCH/BATCH/FORWARD"
+
     def test_a_faster_step_is_no_alarm(self, sides):
         """Faster is said, and is no slowdown."""
         found = compare(*sides(slower=0.8))
