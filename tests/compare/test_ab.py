@@ -63,6 +63,14 @@ def test_a_slower_command_is_known_after_three_pairs(project, capsys):
     assert "program or arguments" in [fact for fact, _, _ in found["differences"]]
 
 
+def test_what_is_not_installed_is_said_before_the_first_run(project, capsys, monkeypatch):
+    """Without SciPy nothing is run."""
+    monkeypatch.setitem(sys.modules, "scipy.special", None)
+    assert main(["ab", "--run", "here", "--", sys.executable, "train.py", "---", sys.executable, "train.py", "2"]) == 1
+    assert "pip install 'deep500-timing[compare]'" in capsys.readouterr().err
+    assert not (project / "here").exists()
+
+
 def test_a_revision_is_run_in_a_worktree(project, capsys):
     """The commit before against the working tree; the worktree is gone afterwards."""
     git("init", "-q")
