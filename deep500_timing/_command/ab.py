@@ -8,6 +8,7 @@ import time
 from contextlib import ExitStack
 from typing import Any
 
+from deep500_timing._base.require import require
 from deep500_timing._command._app import click
 from deep500_timing._command.compare import output_options, show
 
@@ -56,6 +57,8 @@ def command(
         raise click.UsageError(str(error)) from None
     if not same and not rev and not packages and commands[0] == commands[1]:
         raise click.UsageError("Both sides are the same command: use --same, --rev or --with, or name B after ---.")
+    for needed in ("scipy.special", "duckdb"):  # now, not when the first pairs have been run
+        require(needed, extra="compare", caller="Comparing runs")
     folder = os.path.abspath(folder or os.path.join("runs", f"ab-{time.strftime('%Y%m%d-%H%M%S')}"))
     if os.path.isdir(folder) and os.listdir(folder):
         raise click.UsageError(f"The folder {folder} holds runs already. Name another by --run.")

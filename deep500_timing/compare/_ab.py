@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from deep500_timing._base.require import require
 from deep500_timing.compare._compare import Comparison, compare
 from deep500_timing.compare._floor import find_floor
 from deep500_timing.compare._runs import NotComparableError, RunTimes, read_run
@@ -92,8 +91,6 @@ def run_pairs(
     """Run both sides in turn and compare them after each pair from the third on."""
     if pairs < FEWEST_PAIRS:
         raise ValueError(f"{pairs} pairs give no answer: -n {FEWEST_PAIRS} is the least.")
-    for needed in ("scipy.special", "duckdb"):  # now, not when the first pairs have been run
-        require(needed, extra="compare", caller="Comparing runs")
     os.makedirs(folder, exist_ok=True)
     session, text = uuid.uuid4().hex, ""
     variants = {"A": a, "B": b}
