@@ -14,7 +14,8 @@ from deep500_timing._views.findings._finding import listed, name_of, percent, to
 from deep500_timing._views.findings._statistics import CHANCE, shift_of, trend_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+    from typing import Any
 
     from deep500_timing._views.findings._cause import Cause
     from deep500_timing._views.findings._evidence import Evidence, Steps
@@ -157,6 +158,8 @@ def warm_up(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         return
     share = percent(found.cost_s / evidence.whole_s) if evidence.whole_s else "Much"
     fact = f"{share} of {evidence.whole} is warm-up: {found.said}"
+    if not found.is_start and sum(row["dur_us"] for row in _recompilations(evidence)) / 1e6 > found.cost_s / 2:
+        return  # the rule about recompilations says it
     more = {} if found.is_start else {"remedy": "look at what else ran on the machine then"}
     fact = fact if found.is_start else found.said
     yield rule.found(evidence, fact, cost_s=found.cost_s, region=found.region, steps=found.steps, **more)
@@ -216,15 +219,18 @@ def _first_steps(evidence: Evidence) -> WarmUp | None:
     return WarmUp(said, spent - count * usual, steps=numbers)
 
 
-def recompilation(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
-    """``torch.compile`` or JAX compiles functions again, because a guard failed or a shape is new."""
-    assert evidence.run is not None
-    if "compilations" not in evidence.run.tables:
-        return
-    rows = evidence.run.sql(
+def _recompilations(evidence: Evidence) -> Sequence[dict[str, Any]]:
+    if evidence.run is None or "compilations" not in evidence.run.tables:
+        return ()
+    return evidence.run.sql(
         f"select frame, reason, dur_us from compilations where rank = {evidence.rank} and reason <> '' {evidence.only}"
         "order by unix_us"
     ).rows()
+
+
+def recompilation(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
+    """``torch.compile`` or JAX compiles functions again, because a guard failed or a shape is new."""
+    rows = _recompilations(evidence)
     cost_s = sum(row["dur_us"] for row in rows) / 1e6
     if len(rows) < rule.least or cost_s < rule.share * evidence.whole_s:
         return
