@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
-from pathlib import Path
 from time import perf_counter
 
 import pytest
 import torch
-from suite_ranks import Job
-from suite_trainers import PARTS, counts, seconds, share
+from suite_trainers import FAULT_AT, PARTS, SAVED_AT, check_two_ranks, counts, seconds, share
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -32,16 +31,17 @@ def prepared(accumulated=1, width=512, **more):
     return accelerator, *accelerator.prepare(net, torch.optim.Adam(net.parameters()), DataLoader(data, 16))
 
 
-def train(accelerator, net, optimizer, loader, epochs=2):
+def train(accelerator, net, optimizer, loader, epochs=2, each=lambda step: None):
     """Train with an evaluation after each epoch."""
     for _ in range(epochs):
         net.train()
-        for rows, classes in loader:
+        for step, (rows, classes) in enumerate(loader):
             with accelerator.accumulate(net):
                 loss = nn.functional.cross_entropy(net(rows), classes)
                 accelerator.backward(loss)
                 if accelerator.sync_gradients:
                     accelerator.clip_grad_norm_(net.parameters(), 1.0)
+                each(step)
                 optimizer.step()
                 optimizer.zero_grad()
         net.eval()
@@ -136,48 +136,39 @@ def test_the_tracker_keeps_what_is_logged(tmp_path):
         assert events == [{"text": '{"rate": 0.1}'}]
 
 
-RANKS = """
-import json, os, sys
-sys.path[:0] = sys.argv[2:]
-import test_accelerate as t
-found, rank = {}, int(os.environ["RANK"])
-for accumulated in (1, 4):
-    plain = t.train(*t.prepared(accumulated), epochs=1)
-    tmr = t.timer.CPUGPUTimer()
-    accelerator, *rest = t.prepared(accumulated)
-    with t.instrument(accelerator, tmr):
-        weights = t.train(accelerator, *rest, epochs=1)
-    same = all(t.torch.equal(one, other) for one, other in zip(plain, weights, strict=True))
-    found[accumulated] = [t.counts(tmr), t.share(tmr, "BATCH", *t.PARTS), same]
-# Resume in mid-epoch, as Accelerate's own guide does it.
-folder = sys.argv[1] + "/state"
-accelerator, *rest = t.prepared()
-accelerator.save_state(folder)
-accelerator, net, optimizer, loader = t.prepared()
-tmr = t.timer.CPUGPUTimer()
-with t.instrument(accelerator, tmr):
-    accelerator.load_state(folder)
-    t.train(accelerator, net, optimizer, accelerator.skip_first_batches(loader, 6), epochs=1)
-    accelerator.save_state(folder)
-found["resumed"] = t.counts(tmr)
-with open(sys.argv[1] + f"/{rank}.json", "w") as file:
-    json.dump(found, file)
-accelerator.end_training()
-"""
+def fit(folder, timer=None, *, accumulated=1, saves=False, resume=False, fault=None):
+    """Train on this rank of two, resumed as by Accelerate's own guide, and return the weights."""
+    accelerator, net, optimizer, loader = prepared(accumulated)
+
+    def each(step):
+        if step == FAULT_AT and fault is not None:
+            fault()
+        if step == SAVED_AT and saves:
+            accelerator.save_state(f"{folder}/state")
+
+    with contextlib.nullcontext() if timer is None else instrument(accelerator, timer):
+        if resume:
+            accelerator.load_state(f"{folder}/state")
+            loader = accelerator.skip_first_batches(loader, SAVED_AT)
+        weights = train(accelerator, net, optimizer, loader, epochs=1, each=each)
+        if resume:
+            accelerator.save_state(f"{folder}/later")
+        return weights
 
 
-def test_two_ranks_and_resume_in_mid_epoch(forks, tmp_path):
-    """Each rank counts its own batches, weights are the same, and a resumed epoch has the batches that are left."""
-    here = Path(__file__).parent
-    job = Job(tmp_path, forks.start, ["-c", RANKS, str(tmp_path), str(here), str(here.parent / "support")], 2)
-    for found in job.results(200):
-        for accumulated in (1, 4):
-            regions, parts, same = found[str(accumulated)]
-            steps = -(-10 // accumulated)
-            micro = dict.fromkeys(("IO", "FORWARD", "BACKWARD"), 10)
-            assert {name: regions[name] for name in ("BATCH", "optimizer", *micro)} == {
-                "BATCH": steps, "optimizer": steps, **micro,
-            }  # fmt: skip
-            assert parts == pytest.approx(1, abs=0.02)
-            assert same
-        assert [found["resumed"][name] for name in ("BATCH", "FORWARD", "CHECKPOINT")] == [4, 4, 1]
+def test_two_ranks(forks, tmp_path):
+    """Each rank counts its own batches, whatever ends the training or begins it; the weights are those without us."""
+
+    def counted(steps, batches, **more):
+        return {"BATCH": steps, "optimizer": steps, **dict.fromkeys(("IO", "FORWARD", "BACKWARD"), batches), **more}
+
+    check_two_ranks(
+        forks, tmp_path, "test_accelerate",
+        {
+            "1": counted(10, 10),
+            "4": counted(3, 10),
+            "resumed": counted(5, 5, CHECKPOINT=1),
+            "fault": {"BATCH": 5, "FORWARD": 6, "BACKWARD": 6, "optimizer": 5},
+        },
+        {"BATCH"},
+    )  # fmt: skip

@@ -5,13 +5,21 @@ from __future__ import annotations
 import copy
 import json
 import pickle
-from pathlib import Path
 from time import perf_counter
 
 import pytest
 import torch
-from suite_ranks import Job
-from suite_trainers import PARTS, counts, seconds, share
+from suite_trainers import (
+    FAULT_AT,
+    FAULTS,
+    PARTS,
+    SAVED_AT,
+    StopError,
+    check_two_ranks,
+    counts,
+    seconds,
+    share,
+)
 from torch.utils.data import IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
@@ -65,20 +73,16 @@ def trained(folder, *callbacks, model=None, data=None, kind=Trainer, resume=None
     return trainer
 
 
-class StopError(Exception):
-    """What a test raises in mid-epoch."""
+class AtStep(TrainerCallback):
+    """Calls a function after the optimizer of a step."""
 
-
-class Raises(TrainerCallback):
-    """Raises at a step."""
-
-    def __init__(self, step, error):
-        self.step, self.error = step, error
+    def __init__(self, step, call):
+        self.step, self.call = step, call
 
     def on_optimizer_step(self, args, state, control, **kwargs):
-        """Raise."""
+        """Call it."""
         if state.global_step == self.step:
-            raise self.error
+            self.call()
 
 
 @pytest.mark.parametrize("accumulated", [1, 4])
@@ -202,16 +206,16 @@ def test_skipped_batches_are_no_io(tmp_path, accumulated):
     assert skip[1] <= batch[0]
 
 
-@pytest.mark.parametrize("error", [StopError("in mid-epoch"), KeyboardInterrupt()], ids=["exception", "ctrl-c"])
-def test_an_exception_in_mid_epoch(tmp_path, error):
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+def test_an_exception_in_mid_epoch(tmp_path, fault):
     """What is open is counted as failed, all wrappers are gone, and the callback serves the next training."""
     callback = TimerCallback()
     fetch = _BaseDataLoaderIter.__next__
     settings = arguments(tmp_path)
-    trainer = Trainer(tiny(), settings, train_dataset=made(40), callbacks=[callback, Raises(5, error)])
-    with pytest.raises(type(error)) as raised:
+    trainer = Trainer(tiny(), settings, train_dataset=made(40), callbacks=[callback, AtStep(FAULT_AT, fault)])
+    with pytest.raises((StopError, KeyboardInterrupt)) as raised:
         trainer.train()
-    assert not any(one.path.name in ("_fit.py", "huggingface.py") for one in raised.traceback[1:-1])
+    assert not any(one.path.name in ("_fit.py", "huggingface.py") for one in raised.traceback[1:])
     failed = {one.name: one.failed for one in callback.timer.snapshot() if one.failed}
     assert failed == {"FIT": 1, "EPOCH": 1, "BATCH": 1}
     assert not any(one.running for one in callback.timer.snapshot())
@@ -290,35 +294,40 @@ def test_mfu_is_unknown_without_a_peak(tmp_path):
     assert not any("time/mfu" in one for one in trainer.state.log_history)
 
 
-RANKS = """
-import json, os, sys
-sys.path[:0] = sys.argv[2:]
-import test_huggingface as t
-from deep500_timing_torch.trainers.huggingface import TimerCallback
-found, rank = {}, os.environ["RANK"]
-for accumulated in (1, 4):
-    callback = TimerCallback(peak_flops=1e12)
-    trainer = t.trained(sys.argv[1] + "/out", callback, evaluated=t.made(8), eval_strategy="epoch",
-        gradient_accumulation_steps=accumulated, ddp_backend="gloo", data=t.made(64))
-    parts = t.share(callback.timer, "BATCH", *t.PARTS)
-    rates = callback.throughput
-    own_s, parameters = t.seconds(callback.timer, "BATCH"), sum(one.numel() for one in trainer.model.parameters())
-    expected = 64 * 32 / own_s, 64 * 32 / own_s * (6 * parameters + 12 * 2 * 2 * 32 * 32) / 1e12
-    found[accumulated] = [t.counts(callback.timer), parts, [rates.tokens_per_s, rates.utilization.ratio], expected]
-with open(sys.argv[1] + f"/{rank}.json", "w") as file:
-    json.dump(found, file)
-"""
+def fit(folder, timer=None, *, accumulated=1, saves=False, resume=False, fault=None):
+    """Train on this rank of two, and return the weights."""
+    callback = TimerCallback(timer, peak_flops=1e12)
+    callbacks = [] if timer is None else [callback]
+    callbacks += [] if fault is None else [AtStep(FAULT_AT, fault)]
+    settings = {"save_strategy": "steps", "save_steps": SAVED_AT, "max_steps": SAVED_AT} if saves else {}
+    trainer = trained(
+        f"{folder}/out", *callbacks, evaluated=made(8), eval_strategy="epoch", data=made(64), ddp_backend="gloo",
+        gradient_accumulation_steps=accumulated, resume=f"{folder}/out/checkpoint-{SAVED_AT}" if resume else None,
+        **settings,
+    )  # fmt: skip
+    weights = list(trainer.model.parameters())
+    if timer is not None and len(timer.get_time("BATCH")) == trainer.state.global_step:
+        # The one training of the timer: tokens and MFU are a rank's own.
+        rate = 64 * 32 / seconds(timer, "BATCH")
+        flops = 6 * sum(one.numel() for one in weights) + 12 * 2 * 2 * 32 * 32
+        assert callback.throughput.tokens_per_s == pytest.approx(rate)
+        assert callback.throughput.utilization.ratio == pytest.approx(rate * flops / 1e12)
+    return weights
 
 
 def test_two_ranks(forks, tmp_path):
-    """Each rank counts its own batches; the reduction of gradients is in BACKWARD, tokens and MFU are a rank's own."""
-    here = Path(__file__).parent
-    job = Job(tmp_path, forks.start, ["-c", RANKS, str(tmp_path), str(here), str(here.parent / "support")], 2)
-    for found in job.results(200):
-        for accumulated in (1, 4):
-            regions, parts, rates, expected = found[str(accumulated)]
-            assert (regions["BATCH"], regions["IO"], regions["FORWARD"], regions["VALIDATION"]) == (
-                16 // accumulated, 16, 16, 2,
-            )  # fmt: skip
-            assert parts == pytest.approx(1, abs=0.02)
-            assert rates == pytest.approx(expected)
+    """Each rank counts its own batches, whatever ends the training or begins it; the weights are those without us."""
+
+    def counted(steps, batches, **more):
+        return {"BATCH": steps, "optimizer": steps, **dict.fromkeys(("IO", "FORWARD", "BACKWARD"), batches), **more}
+
+    check_two_ranks(
+        forks, tmp_path, "test_huggingface",
+        {
+            "1": counted(16, 16, EPOCH=2, VALIDATION=2),
+            "4": counted(4, 16, EPOCH=2, VALIDATION=2),
+            "resumed": counted(11, 11, EPOCH=2, VALIDATION=2),
+            "fault": {"BATCH": 5, "FORWARD": 6, "BACKWARD": 6, "optimizer": 6},
+        },
+        {"FIT", "EPOCH", "BATCH"},
+    )  # fmt: skip

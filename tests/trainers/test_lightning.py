@@ -6,12 +6,10 @@ import copy
 import pickle
 import signal
 import statistics
-from pathlib import Path
 
 import pytest
 import torch
-from suite_ranks import Job
-from suite_trainers import PARTS, counts, share
+from suite_trainers import FAULT_AT, FAULTS, PARTS, SAVED_AT, StopError, check_two_ranks, counts, share
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
@@ -85,16 +83,16 @@ class Repeated(Net):
         return torch.optim.LBFGS(self.parameters(), max_iter=3, tolerance_grad=0, tolerance_change=0)
 
 
-class Raises(Callback):
-    """Raises at a step."""
+class AtStep(Callback):
+    """Calls a function before the optimizer of a step."""
 
-    def __init__(self, step, error):
-        self.step, self.error = step, error
+    def __init__(self, step, call):
+        self.step, self.call = step, call
 
     def on_before_optimizer_step(self, trainer, pl_module, optimizer):
-        """Raise."""
+        """Call it."""
         if trainer.global_step == self.step:
-            raise self.error
+            self.call()
 
 
 def loader(batches, size=16, rows=64):
@@ -210,8 +208,8 @@ def test_resume_in_mid_epoch(tmp_path):
     assert marks == [("checkpoint_restored", 5), *(("checkpoint_saved", step) for step in (9, 19, 29, 39))]
 
 
-@pytest.mark.parametrize("error", [ValueError("in mid-epoch"), KeyboardInterrupt()], ids=["exception", "ctrl-c"])
-def test_an_exception_in_mid_epoch(tmp_path, error):
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+def test_an_exception_in_mid_epoch(tmp_path, fault):
     """What is open is counted as failed, all wrappers are gone, and the callback serves the next training."""
     callback, trainers = TimerCallback(), []
 
@@ -222,8 +220,8 @@ def test_an_exception_in_mid_epoch(tmp_path, error):
 
     on_interrupt = signal.getsignal(signal.SIGINT)
     try:
-        with pytest.raises((ValueError, SystemExit)) as raised:
-            trained(tmp_path, callback, Raises(5, error), kind=Kept)
+        with pytest.raises((StopError, SystemExit)) as raised:
+            trained(tmp_path, callback, AtStep(FAULT_AT, fault), kind=Kept)
     finally:
         signal.signal(signal.SIGINT, on_interrupt)  # Lightning has it ignored
     assert not any(one.path.name in ("_fit.py", "lightning.py") for one in raised.traceback)
@@ -327,30 +325,34 @@ def test_pytorch_lightning(tmp_path):
     assert counts(callback.timer)["BATCH"] == 20
 
 
-RANKS = """
-import json, os, sys
-sys.path[:0] = sys.argv[2:]
-import test_lightning as t
-found, rank = {}, os.environ["RANK"]
-for accumulated in (1, 4):
-    callback = t.TimerCallback()
-    t.trained(sys.argv[1] + "/out", callback, accumulate_grad_batches=accumulated, devices=2, strategy="ddp",
-        plugins=None, model=t.Net(1024))
-    parts = t.share(callback.timer, "BATCH", *t.PARTS)
-    found[accumulated] = [t.counts(callback.timer), parts]
-with open(sys.argv[1] + f"/{rank}.json", "w") as file:
-    json.dump(found, file)
-"""
+def fit(folder, timer=None, *, accumulated=1, saves=False, resume=False, fault=None):
+    """Train on this rank of two, and return the weights."""
+    callbacks = [] if timer is None else [TimerCallback(timer)]
+    callbacks += [] if fault is None else [AtStep(FAULT_AT, fault)]
+    callbacks += [ModelCheckpoint(folder, "saved", every_n_train_steps=SAVED_AT)] if saves else []
+    trainer = trained(
+        folder, *callbacks, model=Net(1024), devices=2, strategy="ddp", plugins=None, enable_checkpointing=saves,
+        accumulate_grad_batches=accumulated, max_steps=SAVED_AT if saves else -1,
+        resume=f"{folder}/saved.ckpt" if resume else None,
+    )  # fmt: skip
+    return list(trainer.model.parameters())
 
 
 def test_two_ranks(forks, tmp_path):
-    """Each rank counts its own batches; what Lightning exchanges before each batch is a region."""
-    here = Path(__file__).parent
-    command = ["-c", RANKS, str(tmp_path), str(here), str(here.parent / "support")]
-    for found in Job(tmp_path, forks.start, command, 2, agent=True).results(200):
-        for accumulated in (1, 4):
-            regions, parts = found[str(accumulated)]
-            steps = -(-10 // accumulated) * 2
-            assert [regions[name] for name in ("BATCH", "IO", "FORWARD", "VALIDATION")] == [steps, 20, 20, 2]
-            assert regions["signal check"] == 20
-            assert parts == pytest.approx(1, abs=0.02)
+    """Each rank counts its own batches, whatever ends the training or begins it; the weights are those without us."""
+
+    def counted(steps, batches):
+        micro = dict.fromkeys(("IO", "FORWARD", "BACKWARD", "signal check"), batches)
+        return {"BATCH": steps, "optimizer": steps, "EPOCH": 2, "VALIDATION": 2, **micro}
+
+    check_two_ranks(
+        forks, tmp_path, "test_lightning",
+        {
+            "1": counted(20, 20),
+            "4": counted(6, 20),
+            "resumed": counted(15, 15),
+            "fault": {"BATCH": 5, "FORWARD": 6, "BACKWARD": 6, "optimizer": 5},
+        },
+        {"FIT", "EPOCH", "BATCH"},
+        agent=True,
+    )  # fmt: skip

@@ -31,29 +31,22 @@ class Amounts:
 
     def __add__(self, other: Amounts) -> Amounts:
         """Add them up. An unknown summand makes an unknown sum."""
-        return Amounts(
-            _sum(self.samples, other.samples),
-            _sum(self.tokens, other.tokens),
-            _sum(self.trained_tokens, other.trained_tokens),
-            self.lengths + other.lengths,
-        )
+        return self._plus(other, 1)
 
     def __sub__(self, other: Amounts) -> Amounts:
         """The difference."""
+        return self._plus(other, -1)
+
+    def _plus(self, other: Amounts, sign: int) -> Amounts:
+        def total(one: int | None, two: int | None) -> int | None:
+            return None if one is None or two is None else one + sign * two
+
         return Amounts(
-            _difference(self.samples, other.samples),
-            _difference(self.tokens, other.tokens),
-            _difference(self.trained_tokens, other.trained_tokens),
-            self.lengths - other.lengths,
+            total(self.samples, other.samples),
+            total(self.tokens, other.tokens),
+            total(self.trained_tokens, other.trained_tokens),
+            self.lengths + sign * other.lengths,
         )
-
-
-def _sum(one: int | None, other: int | None) -> int | None:
-    return None if one is None or other is None else one + other
-
-
-def _difference(one: int | None, other: int | None) -> int | None:
-    return None if one is None or other is None else one - other
 
 
 def amounts_of(batch: Any) -> Amounts:
