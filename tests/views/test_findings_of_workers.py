@@ -6,6 +6,7 @@ import pytest
 from made_runs import made_rank
 
 from deep500_timing._views.findings import find
+from deep500_timing._views.page._build import build
 from deep500_timing.runs import Run
 
 pytest.importorskip("duckdb")
@@ -63,3 +64,19 @@ def test_the_threshold(wait_ms, speaks, tmp_path):
     """Below 10 % of the step nothing is said, whatever the workers do; at 1, 2 and 5 times that the cause is named."""
     found = made(tmp_path / "run", *[(100, 7800, 100, 20, 40)] * 2, wait_ms=wait_ms)
     assert speaks == (found is not None and "fetch takes 48.8 ms a sample" in found.text)
+
+
+def test_the_section_of_the_page(tmp_path):
+    """Each worker is a row with its parts; a loader without workers has no section."""
+    made(tmp_path / "two", (100, 7800, 90, 20, 40), (150, 7750, 80, 30, 41))
+    made(tmp_path / "none")
+    with Run.open(tmp_path / "two") as run:
+        [section] = [one for one in build(run)[1] if one.name == "workers"]
+    [(_, heads, rows)] = section.content.tables
+    assert heads == ("worker", "fetch", "collate", "put", "idle", "start-up", "batches", "samples")
+    assert rows == [
+        (0, "7.800 s", "90.00 ms", "20.00 ms", "100.0 ms", "1.000 ms", 40, 160),
+        (1, "7.750 s", "80.00 ms", "30.00 ms", "150.0 ms", "1.000 ms", 41, 164),
+    ]
+    with Run.open(tmp_path / "none") as run:
+        assert "workers" not in [one.name for one in build(run)[1]]

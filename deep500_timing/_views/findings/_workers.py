@@ -10,6 +10,8 @@ import numpy as np
 from deep500_timing._views.findings._finding import percent, took
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from numpy.typing import NDArray
 
     from deep500_timing._summary.tree import Node
@@ -117,18 +119,26 @@ def _enough(work_s: float, between_s: float, count: int, cpus: int) -> str:
     return f"; {needed} {'worker' if needed == 1 else 'workers'} would keep up{there}{cores}"
 
 
-def _workers_of(evidence: Evidence) -> _Workers | None:
-    # Of the loader with most batches among those that training iterates over. Without workers there are no batches.
+def rows_of_workers(evidence: Evidence) -> list[dict[str, Any]]:
+    """What each worker did, in us over all iterations of the loader that training takes most batches from.
+
+    ``start`` is the median of one start, ``started`` the sum of all. Worker -1 stands for a loader without workers.
+    """
     if evidence.run is None or TABLE not in evidence.run.tables:
-        return None
-    rows = evidence.run.sql(
+        return []
+    return evidence.run.sql(
         f"with last as (select * from {TABLE} where rank = {evidence.rank} and is_training = 1 {evidence.only}"
         "qualify row_number() over (partition by session, loader, iteration, worker order by time_ns desc) = 1), "
         "chosen as (select loader from last group by loader order by sum(batches) desc, loader limit 1) "
         "select worker, sum(fetch_us) as fetch, sum(collate_us) as collate, sum(put_us) as put, "
         "sum(batches) as batches, sum(samples) as samples, sum(idle_us) as idle, median(start_us) as start, "
-        "any_value(cpus) as cpus from last semi join chosen using (loader) group by worker order by worker"
+        "sum(start_us) as started, any_value(cpus) as cpus from last semi join chosen using (loader) "
+        "group by worker order by worker"
     ).rows()
+
+
+def _workers_of(evidence: Evidence) -> _Workers | None:
+    rows = rows_of_workers(evidence)
     if not rows:
         return None
     own = [row for row in rows if row["worker"] >= 0]

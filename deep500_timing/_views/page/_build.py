@@ -19,6 +19,7 @@ from deep500_timing._views.page._section import GROUP, TABLE_GROUP, Content, Sec
 from deep500_timing._views.page._spread import spread
 from deep500_timing._views.page._typical import typical
 from deep500_timing._views.page._where import where
+from deep500_timing._views.page._workers import workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -43,6 +44,7 @@ _BUILT_IN = (
     _BuiltIn("over-the-run", "Over the run", 40, _NO_STEP, over),
     _BuiltIn("steps", "A typical step and the slowest", 50, _NO_STEP, typical),
     _BuiltIn("distributions", "How long each region takes", 60, "No region has 10 intervals.", spread),
+    _BuiltIn("workers", "Workers of the data loader", 63, "", workers),
     _BuiltIn("stragglers", "Who is late, and why", 65, _ONE_RANK, stragglers),
     _BuiltIn("ranks", "Ranks", 70, _ONE_RANK, ranks_over_run),
     _BuiltIn("memory", "Memory, throughput, devices", 80, "No memory, throughput or device was sampled.", samples),
