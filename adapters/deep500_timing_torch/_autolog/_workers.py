@@ -38,7 +38,7 @@ _KEPT = 64
 
 
 class _Iterator:
-    """An iterator of a loader, or what is left of it. It is not kept alive."""
+    """The times of an iterator of a loader, by weak references to it."""
 
     def __init__(self, iterator: Any, times: WorkerTimes | None, known: tuple[int, ...]) -> None:
         self.times = times
@@ -99,6 +99,7 @@ class Workers:
         self._steps = steps
         self._iterators: list[_Iterator] = []
         self._loaders: WeakKeyDictionary[Any, tuple[int, count[int]]] = WeakKeyDictionary()
+        self._numbers = count()
         affinity = getattr(os, "sched_getaffinity", None)  # Linux
         self._cpus = len(affinity(0)) if affinity is not None else os.cpu_count() or 0
         self._declared_in: Any = None
@@ -112,7 +113,7 @@ class Workers:
         feeders.append(self._feed)
 
     def undo(self) -> None:
-        """Write what is left."""
+        """Write the last times."""
         self._feed()
         feeders.remove(self._feed)
 
@@ -148,7 +149,9 @@ class Workers:
     def _add(self, iterator: Any, loader: Any, workers: int, times: WorkerTimes | None) -> None:
         if workers and times is None:
             return
-        number, iterations = self._loaders.setdefault(loader, (len(self._loaders), count()))
+        if loader not in self._loaders:
+            self._loaders[loader] = next(self._numbers), count()
+        number, iterations = self._loaders[loader]
         if self._steps.log.run is None:  # the log may never begin
             self._iterators = [one for one in self._iterators if one.is_alive][-_KEPT:]
         is_training = not self._steps.evaluates
