@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 GROUP = "deep500_timing.autolog"
 """The group of entry points of the plug-ins."""
 _MOST_RANKS = 64
-"""Ranks whose logs rank 0 reads for the table at the end; with more it prints its own times."""
+"""Most ranks of a table at the end; with more, rank 0 prints its own times."""
 _OTHERS_S, _POLL_S = 3.0, 0.2
 """How long it waits for the logs of the others to end."""
 _RECHECK_UNTIL, _RECHECK_EVERY = 10, 100
@@ -144,9 +144,9 @@ class Autolog:
             per_second = self._settings["stacks"]
             attach(timer, self.folder, stacks_s=1 / per_second if per_second else None)
             self._report_at_end()
-            if (_world() or 1) > 1:
-                # The report reads the logs of all ranks. At exit Python refuses this import, which pandas may need.
-                import concurrent.futures.thread  # noqa: F401
+            # The report reads the run. At exit Python refuses this import, which pandas may need.
+            import concurrent.futures.thread  # noqa: F401
+
             if self._reports_here(_rank()):
                 self._reports = Reports(timer, self._settings["exporters"], self._settings["export_every_s"])
         for one in others:
@@ -269,12 +269,16 @@ class Autolog:
 
     def _show(self, stream: Any) -> None:
         stream.write("\n")
-        world = _world() or 1
-        if not 1 < world <= _MOST_RANKS or not self._show_ranks(stream, world):
+        timer, world = self.timer(), _world() or 1
+        timer.complete_all()
+        shown = False
+        try:
+            shown = world <= _MOST_RANKS and self._show_run(stream, world)
+        except Exception as error:
+            self.note(f"Reading the run failed: {type(error).__name__}: {error}. These times are from memory.")
+        if not shown:
             from deep500_timing.exporters import TerminalExporter
 
-            timer = self.timer()
-            timer.complete_all()
             TerminalExporter(stream, strict=True).export(timer.snapshot(places=True))
             if world > 1:
                 rank = self._rank or 0
@@ -286,8 +290,8 @@ class Autolog:
         stream.write(f"  deep500-timing show {folder}      deep500-timing report {folder}\n")
         stream.flush()
 
-    def _show_ranks(self, stream: Any, world: int) -> bool:
-        # The findings of all ranks, from their logs. False without what reads a run.
+    def _show_run(self, stream: Any, world: int) -> bool:
+        # What `show` says about the run, of all ranks. False without what reads a run.
         from importlib.util import find_spec
 
         if find_spec("duckdb") is None or self.run is None:
@@ -301,13 +305,17 @@ class Autolog:
         from deep500_timing.runs import Run
 
         self.run.flush()
+        if self.run._writer._waiting:  # a full disk: the run lacks what memory has
+            return False
         rank, until = self._rank or 0, monotonic() + _OTHERS_S
+        # One process reports on itself: another may write to the same folder, without a rank.
+        session = self.run._writer.session if world == 1 else None
         while True:
             with Run.open(self.folder) as run:
                 logs = [log for log in run.table("logs").rows() if log["rank"] != rank]
                 missing = world - 1 - len({log["rank"] for log in logs if log["end"]})
                 if missing <= 0 or monotonic() > until:
-                    sheet = sheet_of_run(run, rank=rank)
+                    sheet = sheet_of_run(run, rank=rank, session=session)
                     break
             sleep(_POLL_S)
         sheet = replace(sheet, title=sheet.title[:-1])  # whether the run has ended: this rank is about to
@@ -368,7 +376,7 @@ def start_launched(settings: str, hide: Callable[[], object]) -> None:
     """Begin in a process that ``deep500-timing run`` has started.
 
     Args:
-        settings: Those that the launcher left.
+        settings: As written by the launcher.
         hide: Takes that out of the environment of the children of a process that trains.
     """
     import atexit
