@@ -16,7 +16,7 @@ from deep500_timing._views.findings._find import ENVIRONMENT
 from deep500_timing._views.findings._statistics import trend_of
 from deep500_timing._views.of_run import sheet_of_run
 from deep500_timing._views.of_snapshot import tree_of_snapshot
-from deep500_timing.runs import Run
+from deep500_timing.runs import Run, RunLog
 from deep500_timing.testing import ManualClock, ManualDeviceClock
 
 MS = 1e-3
@@ -175,8 +175,6 @@ def on_device(**parts):
 
     def make(folder):
         clock, device = ManualClock(), ManualDeviceClock()
-        from deep500_timing.runs import RunLog
-
         tmr = Timer(device, clock=clock)
         with RunLog(folder, tmr, rank=0, flush_s=None):
             for _ in range(40):
@@ -210,6 +208,22 @@ CASES = {
     "cpu-waits-for-gpu": (on_device(FORWARD=(40, 40), BACKWARD=(12, 70)), BUSY),
     "copies": (on_device(COPY=(20, 20), FORWARD=(10, 90)), on_device(COPY=(2, 2), FORWARD=(10, 90))),
 }
+
+
+def test_the_lines_that_wait_are_named(tmp_path):
+    """The finding has the lines with most waits, and their number in a step."""
+    clock, folder = ManualClock(), tmp_path / "run"
+    on_device(FORWARD=(40, 40), BACKWARD=(12, 70))(folder)
+    with RunLog(folder, Timer(clock=clock), rank=0, flush_s=None) as log:
+        log.declare("sync_lines", time="time", function="name", line="name", expression="name", count="int")
+        for step in range(4):
+            log.add("sync_lines", (step, "", "", "", 0), (step, "step", "app/train.py:41", "loss.item()", 3))
+        log.add("sync_lines", (0, "clip", "nn/clip.py:7", "if norm > limit:", 1), (0, "log", "app/log.py:9", "x", 1))
+    with Run.open(folder) as run:
+        found = next(one for one in find(run) if one.rule == "cpu-waits-for-gpu")
+    assert found.why == (
+        "it waits at app/train.py:41 (loss.item()) 3 times a step and app/log.py:9 (x) 0.25 times a step, and 1 more"
+    )
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,8 @@
 """Times an unchanged PyTorch program: the plug-in of ``deep500-timing run`` for PyTorch.
 
 ``_steps`` turns events into regions, ``_patches`` sees the events, ``_roots`` finds the models, ``_compilations`` keeps
-what ``torch.compile`` did, ``_workers`` times the workers of data loaders, ``_layers`` layers.
+what ``torch.compile`` did, ``_workers`` times the workers of data loaders, ``_layers`` layers, ``_syncs`` counts waits
+for the GPU.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from deep500_timing_torch._autolog._compilations import Compilations
 from deep500_timing_torch._autolog._patches import Patches
 from deep500_timing_torch._autolog._roots import Roots
 from deep500_timing_torch._autolog._steps import Steps
+from deep500_timing_torch._autolog._syncs import Syncs
 from deep500_timing_torch._autolog._workers import Workers
 
 if TYPE_CHECKING:
@@ -51,7 +53,7 @@ def install(log: Autolog) -> Callable[[], None]:
         roots.when_found = layers.add
         parts.append(layers)
     patches = Patches(steps)
-    parts += [Workers(steps, patches), patches, Compilations(steps)]
+    parts += [Workers(steps, patches), patches, Compilations(steps), Syncs(steps)]
 
     def undo() -> None:
         steps.finish()

@@ -36,6 +36,7 @@ cdef class Steps:
     cdef readonly Recorder timer
     cdef public bint on_device
     cdef readonly dict regions
+    cdef public object when_stepped
     cdef int64_t _evaluated_ns
     cdef bint _trains_in_eval
     cdef object _model

@@ -11,7 +11,7 @@ The time between two events is a region by what came before it and what comes af
 Events of the thread that trains make BATCHes. On other threads each region stands alone.
 
 This module runs as plain Python and, with the C types of ``_steps.pxd``, compiled: each step of the program passes
-through it eight times. What a call costs is how much memory it touches, because PyTorch has replaced the contents of
+through it eight times. The cost of a call is the memory that it touches, because PyTorch has replaced the contents of
 the processor's caches. So times wait in one small buffer, and go to their regions many at once: when the buffer is
 full, when the log is written, and before the report. Plain Python has no buffer.
 """
@@ -54,7 +54,7 @@ BETWEEN = (PREPARE, LOSS, GRADIENTS, NEXT, OTHER)
 """The regions between two events: data and a model, a model and BACKWARD, BACKWARD and the optimizer's step (clipping,
 unscaling), that step and what follows it (schedules, logging, an environment), and any other two."""
 ROWS = (*NAMES, *BETWEEN, "BATCH")
-"""All regions whose times wait in the buffer, those of the events first."""
+"""All regions with times in the buffer, those of the events first."""
 _PREPARE, _LOSS, _GRADIENTS, _NEXT, _OTHER, _BATCH = range(7, 13)
 ALONE, HERE, INSIDE = 0, 1, -1
 """What :meth:`Steps.begin` returns: the event stands alone, it divides a BATCH, or it lies in one that is recorded."""
@@ -98,6 +98,8 @@ class Steps:
         """Events of that thread that are open."""
         self.in_forward = self.in_backward = False
         self.steps = 0
+        self.when_stepped: Callable[[int], None] | None = None
+        """Called with the number of each of the first steps, of one in a hundred, and of the one after that."""
         self.regions: dict[str, Any] = {}
         self._ours: list[Region | None] = []
         """The regions of ``ROWS`` on the thread that trains; None where another records it, or a device's clock."""
@@ -414,12 +416,14 @@ class Steps:
         self._ended_ns = self._last_ns
         self._stepped.add(ident)
         self.steps += 1
-        if self.steps > _LOOK_UNTIL and self.steps % _LOOK_EVERY and self.log.begun:
+        if self.steps > _LOOK_UNTIL and self.steps % _LOOK_EVERY > 1 and self.log.begun:
             return
         begun_ns = clock_ns()
         self.log.begin(look=True)
         if self.steps == 1:
             self.record("deep500-timing (start)", begun_ns, clock_ns())
+        if self.when_stepped is not None:
+            self.when_stepped(self.steps)
 
     def _end_backward(self) -> None:
         if not self.steps:

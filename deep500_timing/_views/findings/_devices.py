@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from deep500_timing._base.names import IO
-from deep500_timing._summary.text import format_bytes
-from deep500_timing._views.findings._finding import name_of, percent, took
+from deep500_timing._summary.text import format_bytes, safe_name, shorten
+from deep500_timing._views.findings._finding import joined, name_of, percent, took
 from deep500_timing._views.findings._statistics import CHANCE, trend_of
 from deep500_timing._views.notes import AHEAD, ALIKE
 
@@ -30,6 +30,7 @@ _WARM_UP = 0.25
 _SYSTEM_WIDE = ("system.", "gpu")
 _CAPACITY = "memory.device_total_bytes"
 _ON_DEVICE = "memory.device_"
+_SYNCS = "sync_lines"
 _COPIES = ("copy", "h2d", "host to device", "to device", "to_device", "transfer")
 _METRIC = "throttled_"
 _REASONS = {
@@ -111,10 +112,32 @@ def cpu_waits_for_gpu(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         f"The CPU waits for the device in {name_of(worst.name)}: {took(worst.median_s)} on the CPU, "
         f"{took(worst.gpu.median_s)} on the device",
         where=f"while it runs ahead in {name_of(ahead[0].name)}",
-        why="something in it synchronizes",
+        why=_lines_that_wait(evidence) or "something in it synchronizes",
         cost_s=worst.total_s,
         region=worst.path,
     )
+
+
+def _lines_that_wait(evidence: Evidence) -> str:
+    # Of all regions, from the steps in which PyTorch told; see the torch adapter's `_syncs`.
+    if evidence.run is None or _SYNCS not in evidence.run.tables:
+        return ""
+    rows = evidence.run.sql(
+        f"select line, expression, sum(count) as n from {_SYNCS} where rank = {evidence.rank} {evidence.only}"
+        "group by line, expression order by n desc, line"
+    ).rows()
+    steps = evidence.run.sql(
+        f"select count(*) as n from {_SYNCS} where rank = {evidence.rank} {evidence.only}and count = 0"
+    ).rows()[0]["n"]
+    lines = [row for row in rows if row["n"]]
+    if not lines or not steps:
+        return ""
+    said = [
+        f"{safe_name(row['line'])} ({shorten(safe_name(row['expression']), 48)}) {row['n'] / steps:.3g} times a step"
+        for row in lines[:2]
+    ]
+    more = f", and {len(lines) - 2} more" if len(lines) > 2 else ""
+    return f"it waits at {joined(said)}{more}"
 
 
 def _ratio(node: Node) -> float:

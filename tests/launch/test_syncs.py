@@ -1,0 +1,94 @@
+"""The lines that make the CPU wait for the GPU, counted by a stand-in for PyTorch's warnings: no GPU is needed."""
+
+from __future__ import annotations
+
+import inspect
+import json
+
+import pytest
+from suite_autolog import TRAIN
+
+torch = pytest.importorskip("torch", reason="times PyTorch")
+pytest.importorskip("duckdb", reason="reads a run")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+# As PyTorch built for CUDA does: it says once that the mode is a prototype, and warns where the Python line is.
+STAND_IN = """
+import warnings
+mode = 0
+def is_initialized(): return True
+def get_sync_debug_mode(): return mode
+def set_sync_debug_mode(debug_mode):
+    global mode
+    if not known: warnings.warn("Synchronization debug mode is a prototype feature and does not yet detect all")
+    known.append(mode := {"default": 0, "warn": 1}[debug_mode])
+known = []
+def wait():
+    if mode: warnings.warn("called a synchronizing CUDA operation (Triggered internally at CUDAFunctions.cpp:150.)")
+"""
+PROGRAM = """
+import json, sys, warnings
+import deep500_timing
+from pathlib import Path
+log = deep500_timing.autolog("run", quiet=True)
+{train}
+from deep500_timing.runs import feeders
+next(one.__self__ for one in feeders if one.__name__ == "drain").on_device = True  # as with a model on a GPU
+stand_in = {{"__name__": "torch.cuda.stand_in"}}
+exec({stand_in!r}, stand_in)
+for name in ("is_initialized", "get_sync_debug_mode", "set_sync_debug_mode"):
+    setattr(torch.cuda, name, stand_in[name])
+wait = stand_in["wait"]
+Path("train.py").write_text('''
+def step(net, optimizer, x, y, wait):
+    loss = torch.nn.functional.cross_entropy(net(x), y)
+    loss.backward()
+    wait()
+    wait(); wait()
+    warnings.warn("of the program")
+    optimizer.step()
+''')
+space = dict(torch=torch, warnings=warnings, __name__="train")
+exec(compile(Path("train.py").read_text(), "train.py", "exec"), space)
+shown = []
+warnings.showwarning = show = lambda message, *more, **named: shown.append(str(message))
+before = [*warnings.filters]
+for _ in range(21):
+    for x, y in loader:
+        space["step"](net, optimizer, x, y, wait)
+net.eval(); wait()
+same = warnings.filters == before and warnings.showwarning is show and stand_in["mode"] == 0
+log.close()
+print(json.dumps([same, shown, len(stand_in["known"])]))
+"""
+
+
+def test_lines_are_counted_in_a_few_steps(forks, tmp_path):
+    """Counts by line are exact in the sampled steps; the program's filters, warnings and mode stay."""
+    from deep500_timing.runs import Run
+
+    program = f"import os\nos.chdir({str(tmp_path)!r})\n" + PROGRAM.format(train=TRAIN, stand_in=STAND_IN)
+    same, shown, switched = json.loads(forks.printed(program, tmp_path / "output"))
+    assert same
+    assert shown == ["of the program"]  # once, as without the timing
+    assert switched == 14
+    with Run.open(tmp_path / "run") as run:
+        rows = run.sql(
+            "select line, expression, function, sum(count)::int as n, count(*) as steps from sync_lines group by all "
+            "order by n"
+        ).rows()
+    assert [tuple(row.values()) for row in rows] == [
+        (None, None, None, 0, 7),
+        ("train.py:5", "wait()", "step", 7, 7),
+        ("train.py:6", "wait(); wait()", "step", 14, 7),
+    ]
+
+
+def test_the_stand_in_is_like_pytorch():
+    """Its functions take what PyTorch's take."""
+    space = {}
+    exec(STAND_IN, space)
+    for name in ("is_initialized", "get_sync_debug_mode", "set_sync_debug_mode"):
+        ours, theirs = (inspect.signature(one).parameters for one in (space[name], getattr(torch.cuda, name)))
+        assert list(ours) == list(theirs), name
+    assert {"default", "warn"} <= set(inspect.getsource(torch.cuda.set_sync_debug_mode).split('"'))
