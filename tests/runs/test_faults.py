@@ -6,6 +6,8 @@ import contextlib
 import os
 import resource
 import shutil
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -276,6 +278,33 @@ def test_a_log_and_a_report_end_together(start, whole, tmp_path, order):
     out, error = process.communicate(timeout=60)
     assert (-15, True) == (process.returncode, out.startswith("Times by region")), error
     assert "SIGTERM" == whole(tmp_path / "run" / RANK_0).end["reason"]
+
+
+A_POOL = """
+import multiprocessing, sys
+from deep500_timing import Timer
+
+def work(_):
+    tmr = Timer()
+    for _ in range(10):
+        with tmr.region("work"):
+            pass
+
+if __name__ == "__main__":
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        pool.map(work, range(4))
+"""
+
+
+def test_workers_of_a_pool_that_is_terminated(rows, tmp_path):
+    """Leaving the pool sends SIGTERM to its workers while they end: what they recorded is in the run."""
+    program = tmp_path / "pool.py"
+    program.write_text(A_POOL)
+    env = {**os.environ, "DEEP500_TIMING_RUN": str(tmp_path / "run")}
+    subprocess.run([sys.executable, str(program)], env=env, timeout=60, check=True)
+    logs = sorted((tmp_path / "run").iterdir())
+    found = [row["region"] for log in logs for row in rows(log)]
+    assert 40 == found.count("work"), found
 
 
 def test_no_warning_in_an_ordinary_run(tmr, log, timed):

@@ -541,3 +541,49 @@ def test_a_folder_of_many_logs_is_put_into_parts_in_one_pass(monkeypatch):
     again = list(_compact._groups([new, *logs, grown], manifest))
     assert [parts[0], sorted([*parts[1], grown]), *parts[2:], [new]] == again
     assert len(asked) <= 2 * len(logs) + 2
+
+
+@pytest.mark.parametrize("view", ["show", "report", "timeline"])
+def test_queries_grow_neither_with_names_nor_with_ranks(tmp_path, monkeypatch, view):
+    """A run of 2 000 names or 4 000 ranks is read with as many queries as a small one."""
+    from deep500_timing._views.of_run import sheet_of_run
+    from deep500_timing._views.page._build import build
+    from deep500_timing._views.timeline.write import write_timeline
+    from deep500_timing.runs._engine import DuckDB
+
+    views = {
+        "show": sheet_of_run,
+        "report": build,
+        "timeline": lambda run: write_timeline(run, tmp_path / "t.json", steps=(5, 7)),
+    }
+    asked: list[str] = []
+    sql = DuckDB.sql
+    monkeypatch.setattr(DuckDB, "sql", lambda self, query, tables: asked.append(query) or sql(self, query, tables))
+
+    def queries(names, ranks):
+        folder = tmp_path / f"{names}-{ranks}"
+        for rank in range(ranks):
+            clock = ManualClock()
+            tmr = Timer(clock=clock)
+            with RunLog(folder, tmr, rank=rank, flush_s=None) as log:
+                for step in range(60):
+                    if step % 15 == 0:
+                        tmr.start("EPOCH")
+                        tmr.record("begin", clock.now_ns(), clock.now_ns())
+                    with tmr.region("BATCH"):
+                        for number in range(names):
+                            with tmr.region(f"part {number}"):
+                                clock.advance_ns(1_000_000 * (50 if step % 20 == 7 else 1))
+                        log.collective("all_reduce", clock.now_ns() - 1000, clock.now_ns(), sequence=step)
+                    for number in range(names):
+                        with tmr.region(f"after {number}"):
+                            clock.advance_ns(100_000 * (1 + 100 * (step % 15 == 14)))
+                    if step % 15 == 14:
+                        tmr.end("EPOCH")
+        with Run.open(folder) as run:
+            asked.clear()
+            views[view](run)
+        return len(asked)
+
+    usual = queries(3, 3)
+    assert (usual, usual) == (queries(12, 3), queries(3, 6))

@@ -72,6 +72,11 @@ def pytest_runtest_protocol(item: pytest.Item) -> None:
         gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    """Let the interpreter free them: DuckDB prints a page about a connection that it finds alive at the end."""
+    gc.unfreeze()
+
+
 def _descendants(known: Container[int] = (), pid: int | str = "self") -> dict[int, str]:
     """The running processes below a process and their commands, without those that serve a whole run.
 

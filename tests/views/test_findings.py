@@ -1,4 +1,4 @@
-"""Findings: for each rule a run in which it speaks, and one, near to it, in which it does not."""
+"""Findings: what the sentences say. `test_findings_sweep.py` has each rule over the size of its fault."""
 
 from __future__ import annotations
 
@@ -39,75 +39,28 @@ def train(folder, steps=80, *, rank=0, noise=0.02, seed=0, before=None, after=No
                 after(made, step)
 
 
-def data(slow):
-    """A loader that makes each step wait for 40 ms, or for 5."""
-    return lambda folder: train(folder, IO=40 if slow else 5)
+def unnamed(folder):
+    """40 ms of each step lie between FORWARD and BACKWARD, in no region."""
+    with made_rank(folder) as made:
+        for _ in range(60):
+            with made.region("BATCH"):
+                made.spend("FORWARD", 30 * MS)
+                made.wait(40 * MS)
+                made.spend("BACKWARD", 40 * MS)
 
 
-def spiky(often):
-    """Each 16th step takes five times as long, or two of 80 do."""
-
-    def slow(step):
-        return 400 if (step % 16 == 15 if often else step in (30, 50)) else 35
-
-    return lambda folder: train(folder, FORWARD=slow)
-
-
-def drifting(by):
-    """FORWARD grows from step to step, or does not and is noisy."""
-    return lambda folder: train(folder, 240, FORWARD=lambda step: 35 * (1 + by * step / 240), noise=0.06)
-
-
-def warming(first_ms):
-    """The first two steps take so long."""
-    return lambda folder: train(folder, FORWARD=lambda step: first_ms if step < 2 else 35)
-
-
-def unnamed(hole):
-    """So many ms of each step lie between FORWARD and BACKWARD, in no region."""
-
-    def make(folder):
-        with made_rank(folder) as made:
-            for _ in range(60):
+def late(folder):
+    """Rank 1's FORWARD takes 5 ms longer, and the other waits for it in the collective."""
+    dice = random.Random(5)
+    takes = [[30 * dice.lognormvariate(0, 0.03), 35 * dice.lognormvariate(0, 0.03)] for _ in range(120)]
+    for rank in range(2):
+        with made_rank(folder, rank) as made:
+            for number, pair in enumerate(takes):
                 with made.region("BATCH"):
-                    made.spend("FORWARD", 30 * MS)
-                    made.wait(hole * MS)
-                    made.spend("BACKWARD", 40 * MS)
-
-    return make
-
-
-def late(by):
-    """Rank 1's FORWARD takes longer, and the other waits for it in the collective."""
-
-    def make(folder):
-        dice = random.Random(5)
-        takes = [[30 * dice.lognormvariate(0, 0.03), (30 + by) * dice.lognormvariate(0, 0.03)] for _ in range(120)]
-        for rank in range(2):
-            with made_rank(folder, rank) as made:
-                for number, pair in enumerate(takes):
-                    with made.region("BATCH"):
-                        made.spend("FORWARD", pair[rank] * MS)
-                        start = made.clock.now_ns()
-                        made.spend("COMM", (2 + max(pair) - pair[rank]) * MS)
-                        made.log.collective("all_reduce", start, made.clock.now_ns(), sequence=number, nbytes=4096)
-
-    return make
-
-
-def imbalanced(by):
-    """Rank 1 has so much more BACKWARD, and nothing is synchronized."""
-
-    def make(folder):
-        for rank in range(3):
-            train(folder, rank=rank, BACKWARD=60 * (1 + by * (rank == 1)))
-
-    return make
-
-
-def communicating(took):
-    """Each step ends with a collective of so many ms."""
-    return lambda folder: train(folder, COMM=took)
+                    made.spend("FORWARD", pair[rank] * MS)
+                    start = made.clock.now_ns()
+                    made.spend("COMM", (2 + max(pair) - pair[rank]) * MS)
+                    made.log.collective("all_reduce", start, made.clock.now_ns(), sequence=number, nbytes=4096)
 
 
 def remembering(growth):
@@ -150,24 +103,24 @@ def sampled(*percents, every_ms=25, **parts):
     return make
 
 
-def throttled(often):
-    """The device is held down in each fourth sample, or in one of 80."""
+def throttled(folder):
+    """The device is held down in each fourth sample."""
 
     def sample(made, step):
-        made.log.sample("gpu0.throttled_hw_thermal", float(step % 4 == 0 if often else step == 7))
+        made.log.sample("gpu0.throttled_hw_thermal", float(step % 4 == 0))
 
-    return lambda folder: train(folder, after=sample, FORWARD=lambda step: 60 if often and step % 4 == 0 else 35)
+    train(folder, after=sample, FORWARD=lambda step: 60 if step % 4 == 0 else 35)
 
 
-def losing(lose):
-    """A region fails now and then, or none does."""
+def losing(folder):
+    """A region fails now and then."""
 
     def fail(made, step):
-        if lose and step % 20 == 7:
+        if step % 20 == 7:
             with suppress(OSError), made.region("checkpoint"):
                 raise OSError
 
-    return lambda folder: train(folder, after=fail)
+    train(folder, after=fail)
 
 
 def on_device(**parts):
@@ -191,22 +144,16 @@ def on_device(**parts):
     return make
 
 
-BUSY = on_device(FORWARD=(10, 40), BACKWARD=(12, 70))
-CASES = {
-    "waits-for-data": (data(slow=True), data(slow=False)),
-    "spikes": (spiky(often=True), spiky(often=False)),
-    "drift": (drifting(0.4), drifting(0.0)),
-    "warm-up": (warming(2000), warming(60)),
-    "unnamed": (unnamed(40), unnamed(5)),
-    "late-rank": (late(5), late(0)),
-    "imbalance": (imbalanced(0.3), imbalanced(0.05)),
-    "exposed-communication": (communicating(30), communicating(3)),
-    "memory-grows": (remembering(3), remembering(0)),
-    "throttled": (throttled(often=True), throttled(often=False)),
-    "lost": (losing(lose=True), losing(lose=False)),
-    "launch-bound": (on_device(FORWARD=(60, 10), BACKWARD=(60, 20)), BUSY),
-    "cpu-waits-for-gpu": (on_device(FORWARD=(40, 40), BACKWARD=(12, 70)), BUSY),
-    "copies": (on_device(COPY=(20, 20), FORWARD=(10, 90)), on_device(COPY=(2, 2), FORWARD=(10, 90))),
+RUNS = {
+    "waits-for-data": lambda folder: train(folder, IO=40),
+    "spikes": lambda folder: train(folder, FORWARD=lambda step: 400 if step % 16 == 15 else 35),
+    "warm-up": lambda folder: train(folder, FORWARD=lambda step: 2000 if step < 2 else 35),
+    "unnamed": unnamed,
+    "late-rank": late,
+    "throttled": throttled,
+    "lost": losing,
+    "launch-bound": on_device(FORWARD=(60, 10), BACKWARD=(60, 20)),
+    "copies": on_device(COPY=(20, 20), FORWARD=(10, 90)),
 }
 
 
@@ -245,23 +192,6 @@ def findings(tmp_path_factory):
     connection.close()
 
 
-@pytest.mark.parametrize("rule", CASES)
-def test_a_rule_speaks(findings, rule):
-    """Of the run that was made for it a rule says something, and nothing else comes before it but what was lost."""
-    found = findings(CASES[rule][0])
-    assert rule in [finding.rule for finding in found]
-    finding = next(finding for finding in found if finding.rule == rule)
-    assert finding.fact
-    assert finding.text.endswith(".")
-    assert finding.anchor
-
-
-@pytest.mark.parametrize("rule", CASES)
-def test_a_rule_is_silent(findings, rule):
-    """Of the run beside it, with less of the same, it says nothing."""
-    assert [] == [finding.text for finding in findings(CASES[rule][1]) if finding.rule == rule]
-
-
 @pytest.mark.parametrize(
     ("rule", "text"),
     [
@@ -290,7 +220,7 @@ def test_a_rule_is_silent(findings, rule):
 )
 def test_what_is_said(findings, rule, text):
     """The fact with its number, then where, then why."""
-    assert [text] == [finding.text for finding in findings(CASES[rule][0]) if finding.rule == rule]
+    assert [text] == [finding.text for finding in findings(RUNS[rule]) if finding.rule == rule]
 
 
 def breaking(*names):
@@ -427,7 +357,7 @@ def test_the_longest_copy_is_named(findings):
 
 def test_the_late_rank_is_named_with_its_cause(findings):
     """Who, how often against chance, by how much, and which of its regions takes longer."""
-    (found,) = [finding for finding in findings(CASES["late-rank"][0]) if finding.rule == "late-rank"]
+    (found,) = [finding for finding in findings(RUNS["late-rank"]) if finding.rule == "late-rank"]
     assert 1 == found.rank
     assert found.fact.startswith("Rank 1 is late at ")
     assert "of 117 steps (chance: 50 %), by 4.8" in found.fact
@@ -474,12 +404,12 @@ def test_what_was_lost_comes_first_then_the_most_costly(findings, tmp_path):
 def test_no_more_than_five(monkeypatch, findings):
     """A page of findings is none."""
     monkeypatch.setattr("deep500_timing._views.findings._find.MOST", 1)
-    assert 1 == len(findings(CASES["throttled"][0]))
+    assert 1 == len(findings(RUNS["throttled"]))
 
 
 def test_a_rule_can_be_switched_off(findings, monkeypatch):
     """By an argument and in the environment; a name that is none is said."""
-    make = CASES["waits-for-data"][0]
+    make = RUNS["waits-for-data"]
     assert [] == findings(make, off=["waits-for-data"])
     with pytest.raises(ValueError, match="Switching off the finding 'io'"):
         findings(make, off=["io"])
@@ -655,7 +585,7 @@ def test_one_process_knows_less_and_says_what_it_knows():
             with tmr.region("FORWARD"):
                 clock.advance(4.0 if step == 0 else 0.05)
     found = find(tree_of_snapshot(tmr.snapshot(places=True)))
-    assert ["warm-up", "waits-for-data"] == [finding.rule for finding in found]
+    assert ["waits-for-data", "warm-up"] == [finding.rule for finding in found]
     assert "" == "".join(finding.command for finding in found)
 
 

@@ -528,7 +528,7 @@ def test_without_batch_the_shares_are_said():
 
 
 def test_steady_waits_do_not_grow(tmp_path, connection):
-    """Random waits, and long ones at random, are no growth; waits that grow are."""
+    """Random waits, long ones at random, and waits that shrink are no growth; waits that grow are."""
 
     class Waits(Loop):
         def __init__(self, wait, seed):
@@ -549,6 +549,8 @@ def test_steady_waits_do_not_grow(tmp_path, connection):
 
     assert [False] * 4 == said("exponential", lambda dice, step: dice.expovariate(0.1))
     assert [False] * 4 == said("stalls", lambda dice, step: 250 if dice.random() < 0.04 else 1)
+    shrinking = [False] * 4
+    assert shrinking == said("shrinking", lambda dice, step: 250 if step % 80 == 0 else (6, 4, 3)[step // 80])
     assert [True] * 4 == said("growing", lambda dice, step: 2 + 10 * step / STEPS + dice.expovariate(1))
 
 

@@ -20,6 +20,8 @@ CALM = "Nothing stands out"
 """The beginning of a verdict that covers :data:`CALM_SHARE` of the time."""
 CALM_SHARE = 0.70
 """The share of the time that regions must cover for that."""
+START_UP, NO_REGION = "start-up", "no region"
+"""Parts of a run: the time before the first step, and the time outside every region."""
 LEAST_STEPS = 20
 _EVEN = 0.5
 """Steps are even if their 95th percentile is at most this much over the median."""
@@ -27,7 +29,6 @@ _NAMED = 4
 _VALIDATIONS = ("valid", "eval", "test")
 _OVERHEADS = ("checkpoint", "save", "log", "compile")
 _LEAST_SHARE = 0.01
-_OVERLAP = 1.02
 _MOST = 5
 _SAMPLES = "throughput.samples_per_s"
 _PAUSE = 4.0
@@ -39,14 +40,15 @@ class Entry(NamedTuple):
 
     name: str
     total_s: float
-    times: int
-    nodes: tuple[Node, ...]
-    """The places of the region; of time in no region the region around it, or nothing outside all."""
+    times: int = 0
+    nodes: tuple[Node, ...] = ()
+    """The places of the region; for time in no region the region around it."""
     is_rest: bool = False
+    """Whether it is time in no region."""
 
 
 class Account(NamedTuple):
-    """The parts of a run; together they are the run, unless regions of several threads overlap."""
+    """The parts of a run on the thread of its steps; together they are the run."""
 
     whole_s: float
     training_s: float
@@ -56,70 +58,67 @@ class Account(NamedTuple):
 
     @property
     def covered_s(self) -> float:
-        """What regions cover."""
+        """The time in regions and before the first step."""
         return self.training_s + sum(entry.total_s for entry in self.entries if not entry.is_rest)
 
-    def text(self, start_s: float = 0.0) -> str:
-        """As ``"training 71 %, VALIDATION 18 %, start 5 %"``; parts below 1 % are left out.
+    def text(self, warm_up_s: float = 0.0) -> str:
+        """As ``"training 71 %, VALIDATION 18 %, warm-up 5 %"``; parts below 1 % are left out.
 
         Args:
-            start_s: The part of training that was warm-up.
+            warm_up_s: The part of training that was warm-up.
         """
         if not self.whole_s:
             return ""
-        parts = [("training", self.training_s - start_s)] if self.training_s else []
+        parts = [("training", self.training_s - warm_up_s)] if self.training_s else []
         parts += [(entry.name if entry.is_rest else name_of(entry.name), entry.total_s) for entry in self.entries]
-        parts += [("start", start_s)] if start_s else []
+        parts += [("warm-up", warm_up_s)] if warm_up_s else []
         shown = [(name, seconds) for name, seconds in parts if seconds >= _LEAST_SHARE * self.whole_s]
         return ", ".join(f"{name} {percent(seconds / self.whole_s)}" for name, seconds in shown[:_MOST])
 
 
 def account_of(evidence: Evidence) -> Account:
-    """Divide a run into training and the rest."""
+    """Divide a run into start-up, training and the rest."""
     tree = evidence.tree
     around: set[tuple[str, ...]] = set()
     for node in tree.walk():
         if node.name == BATCH and not any(is_validation(name) for name in node.path):
             around |= {node.path[:depth] for depth in range(len(node.path))}
     training_s = 0.0
-    found: dict[tuple[str, bool], list[tuple[float, int, tuple[Node, ...]]]] = {}
+    found: dict[tuple[str, bool], list[tuple[float, int, Node]]] = {}
+
+    def seconds_of(node: Node) -> float:
+        return (node.total_s or 0.0) - node.overlap_s - evidence.apart.get(node.path, (0.0, 0))[0]
 
     def divide(node: Node) -> None:
         nonlocal training_s
-        total_s = (node.total_s or 0.0) - node.overlap_s
         if node.path in around:
-            for child in node.children:
-                if not child.is_rest:
-                    divide(child)
-            if node.rest_s is not None and node.rest_s > 0:
-                found.setdefault((f"{name_of(node.name)} outside its regions", True), []).append(
-                    (node.rest_s, 0, (node,))
-                )
+            regions = [child for child in node.children if not child.is_rest]
+            for child in regions:
+                divide(child)
+            if node.rest_s is not None:
+                apart_s = [evidence.apart.get(inner.path, (0.0, 0))[0] for inner in (node, *regions)]
+                rest_s = node.rest_s - apart_s[0] + sum(apart_s[1:])
+                found.setdefault((f"{name_of(node.name)} outside its regions", True), []).append((rest_s, 0, node))
         elif node.parent in around and node.name in (BATCH, FIRST_STEP, IO):
-            training_s += total_s
+            training_s += seconds_of(node)
         else:
-            found.setdefault((node.name, False), []).append((total_s, node.count, (node,)))
+            count = node.count - evidence.apart.get(node.path, (0.0, 0))[1]
+            found.setdefault((node.name, False), []).append((seconds_of(node), count, node))
 
     for root in tree.roots:
         divide(root)
-    roots_s = sum(root.total_s or 0.0 for root in tree.roots)
+    roots_s = sum(map(seconds_of, tree.roots))
     whole_s = max(evidence.whole_s, roots_s if len(tree.roots) == 1 else 0.0)
-    # Roots of several threads overlap, and the time outside all is unknown.
-    if tree.roots and not any(root.running for root in tree.roots) and roots_s <= _OVERLAP * whole_s:
-        outside_s = max(whole_s - roots_s, 0.0)
-        if outside_s > 0:
-            found[("no region", True)] = [(outside_s, 0, ())]
     entries = [
-        Entry(
-            name,
-            sum(s for s, _, _ in of),
-            sum(n for _, n, _ in of),
-            tuple(x for _, _, nodes in of for x in nodes),
-            rest,
-        )
-        for (name, rest), of in found.items()
+        Entry(name, sum(s for s, _, _ in of), sum(n for _, n, _ in of), tuple(node for _, _, node in of), is_rest)
+        for (name, is_rest), of in found.items()
     ]
-    return Account(whole_s, training_s, tuple(sorted(entries, key=lambda entry: (-entry.total_s, entry.name))))
+    entries.append(Entry(START_UP, evidence.start_up_s))
+    # Regions that overlap may be more than the run, and the time outside all is unknown then.
+    if not any(root.running for root in tree.roots):
+        entries.append(Entry(NO_REGION, whole_s - evidence.start_up_s - roots_s, is_rest=True))
+    kept = [entry for entry in entries if entry.total_s > 0]
+    return Account(whole_s, training_s, tuple(sorted(kept, key=lambda entry: (-entry.total_s, entry.name))))
 
 
 def is_validation(name: str) -> bool:
@@ -158,8 +157,8 @@ def verdict(evidence: Evidence) -> str:
     spread, is_even = _spread_of(step)
     named_s = account.covered_s - step.total_s + covered * step.total_s
     is_calm = covered >= CALM_SHARE and named_s >= CALM_SHARE * account.whole_s and is_even
-    start = warm_up_of(evidence)
-    whole = account.text(start.cost_s if start is not None else 0.0)
+    warm_up = warm_up_of(evidence)
+    whole = account.text(warm_up.cost_s if warm_up is not None else 0.0)
     if account.training_s < 0.9 * account.whole_s and whole:
         training = f"of {evidence.whole}, {whole}"
     said = "; ".join(part for part in (training, parts, spread) if part)

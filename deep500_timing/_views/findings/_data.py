@@ -12,7 +12,7 @@ from deep500_timing._views.findings._cause import shared_by
 from deep500_timing._views.findings._evidence import FIRST_STEP
 from deep500_timing._views.findings._finding import name_of, percent, took
 from deep500_timing._views.findings._statistics import CHANCE, LEAST_OF_TREND, trend_of
-from deep500_timing._views.findings._workers import start_of_workers_s, why_of_workers
+from deep500_timing._views.findings._workers import KEEP_WORKERS, has_workers, start_of_workers_s, why_of_workers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,7 +37,6 @@ _UNEVEN = 1.25
 _KEPT = 20
 _MANY = 100_000
 """Intervals of a region from which on it is not looked for between epochs."""
-_STARTS_AGAIN = "keep the workers (persistent_workers=True), fill a smaller shuffle buffer"
 
 
 def waiting_node(evidence: Evidence) -> Node | None:
@@ -102,7 +101,7 @@ def _judge(rule: Rule, evidence: Evidence, node: Node, shares: dict[int, float])
     elif shares:
         where = _how_many(sum(share >= rule.share for share in shares.values()), len(evidence.ranks))
     few = _few_long_waits(evidence, node, _Wait(steady_s, each_s, of_step))
-    remedy = {"remedy": _STARTS_AGAIN} if few is not None and few[2] else {}
+    remedy = {"remedy": KEEP_WORKERS} if few is not None and few[2] else {}
     if few is None:
         workers = None if step is None else why_of_workers(evidence, node, step)
         remedy = {"remedy": workers.remedy} if workers is not None else {}
@@ -191,11 +190,21 @@ def between_epochs(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     step = evidence.step_node
     if step is None or not step.parent:
         return
-    around, steps = evidence.spans(step.parent), evidence.spans(step.path)
+    others = [
+        node
+        for node in (*evidence.tree.inside(step.parent), *evidence.tree.inside(step.parent[:-1]))
+        if node.path not in (step.path, step.parent)
+        and not node.is_rest
+        and node.count <= _MANY
+        and node.name != FIRST_STEP
+    ]
+    spans = evidence.spans(step.parent, step.path, *(node.path for node in others))
+    around, steps = spans[step.parent], spans[step.path]
     if not len(steps):
         return
     # Each session has its clock: the last one is judged.
-    around, steps = (spans[spans[:, 0] == steps[-1, 0]] for spans in (around, steps))
+    spans = {path: of[of[:, 0] == steps[-1, 0]] for path, of in spans.items()}
+    around, steps = spans[step.parent], spans[step.path]
     epoch = np.searchsorted(around[:, 2], steps[:, 2], "right")
     at_end = epoch[1:] != epoch[:-1]
     last = np.flatnonzero(at_end)
@@ -204,13 +213,10 @@ def between_epochs(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     gaps, ends, starts = steps[1:, 2] - steps[:-1, 3], steps[last, 3], steps[last + 1, 2]
     rest = (gaps[last] - np.median(gaps[~at_end])) / 1e9
     parts: dict[str, Any] = {}
-    for node in (*evidence.tree.inside(step.parent), *evidence.tree.inside(step.parent[:-1])):
-        if node.path in (step.path, step.parent) or node.is_rest or node.count > _MANY or node.name == FIRST_STEP:
-            continue
-        spans = evidence.spans(node.path)
-        spans = spans[spans[:, 0] == steps[-1, 0]]
-        sums = np.concatenate(([0], np.cumsum(spans[:, 3] - spans[:, 2])))
-        low, high = (np.searchsorted(spans[:, 2], times) for times in (ends, starts))
+    for node in others:
+        own = spans[node.path]
+        sums = np.concatenate(([0], np.cumsum(own[:, 3] - own[:, 2])))
+        low, high = (np.searchsorted(own[:, 2], times) for times in (ends, starts))
         spent_s = (sums[high] - sums[low]) / 1e9
         rest = rest - spent_s
         if not (is_validation(node.name) or is_overhead(node.name)):
@@ -229,22 +235,19 @@ def between_epochs(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         return
     medians = {part: float(np.median(spent_s)) for part, spent_s in parts.items()}
     name = max(medians, key=lambda part: (medians[part], part))
-    remedy = {"": "time its parts as regions", IO: _STARTS_AGAIN, "EPOCH (start)": _STARTS_AGAIN}.get(name)
+    restarts = name in (IO, "EPOCH (start)") or (not name and has_workers(evidence))
+    remedy = KEEP_WORKERS if restarts else rule.remedy if name else "time its parts as regions"
     lines = "" if name else evidence.lines_between(zip(steps[last, 0], ends, starts, strict=True))
-    starts_again = f"{name_of(name)}, where workers start{_each(evidence)}" if _each(evidence) else name_of(name)
-    most = (
-        f"most of it in {starts_again if remedy == _STARTS_AGAIN else name_of(name)}"
-        if name
-        else ": ".join(filter(None, ("most of it in no region", lines)))
-    )
+    started = f", where workers start{_each(evidence)}" if name and restarts and _each(evidence) else ""
+    most = f"most of it in {name_of(name) or 'no region'}{started}"
     yield rule.found(
         evidence,
         f"Training stands still for {took(each_s)} between two epochs, "
         f"{percent(total_s / evidence.whole_s)} of the run",
-        why=most,
+        why=": ".join(filter(None, (most, lines))),
         cost_s=total_s,
         region=step.parent,
         steps=tuple(int(number) for number in steps[last + 1, 1][:_KEPT] if number >= 0),
         cause=name,
-        **({"remedy": remedy} if remedy else {}),
+        remedy=remedy,
     )

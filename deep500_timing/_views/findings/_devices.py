@@ -233,16 +233,9 @@ def _when_full(evidence: Evidence, rank: int, metric: str, region: str, found: T
     sizes = evidence.samples.get((rank, _CAPACITY, region))
     if not metric.startswith(_ON_DEVICE) or sizes is None or not during:
         return ""
-    size = float(sizes[1][-1])
-    left = (size - found.end) * during
-    least, most = found.rise_ci
-    if left <= 0 or least <= 0:
+    size, a_step = float(sizes[1][-1]), (found.end - found.start) / during
+    steps = (size - found.end) / a_step
+    if steps < 1:
         return ""
-    about, soonest, latest = (_two_digits(left / rise) for rise in (found.end - found.start, most, least))
-    within = f" ({soonest} to {latest})" if soonest != latest else ""
-    return f"at this rate the {format_bytes(size)} of the device are full in {about} steps{within}"
-
-
-def _two_digits(count: float) -> str:
-    step = 10 ** max(floor(log10(max(count, 1))) - 1, 0)
-    return str(round(count / step) * step)
+    digits = floor(log10(steps)) - 1
+    return f"at this rate the {format_bytes(size)} of the device are full in {round(steps, -max(digits, 0)):.0f} steps"

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from deep500_timing._base.names import BATCH, COMM
+from deep500_timing._base.names import BATCH, COMM, IO
 from deep500_timing._base.sql import literal
-from deep500_timing._summary.nesting import path_text
+from deep500_timing._summary.nesting import path_text, split_path
 from deep500_timing._summary.text import safe_name
 from deep500_timing._views.notes import busy_in
 from deep500_timing._views.tree_of_run import tree_of_run
@@ -136,6 +136,55 @@ class Evidence:
             ).rows()
         )
 
+    @cached_property
+    def thread(self) -> int:
+        """The thread of this rank with most of the BATCHes; the main thread without any."""
+        if self.run is None or self.step_node is None:
+            return 0
+        rows = self.run.sql(
+            f"select thread from intervals where path = {literal(path_text(self.step_node.path))} and device = 'CPU' "
+            f"and rank = {self.rank} {self.only}group by thread order by count(*) desc, thread limit 1"
+        ).rows()
+        return rows[0]["thread"] if rows else 0
+
+    @cached_property
+    def _first_steps(self) -> str:
+        # A table in SQL: by session the start of the first step, or of the wait for its data.
+        assert self.step_node is not None
+        step = self.step_node
+        firsts = ", ".join(literal(path_text((*step.parent, name))) for name in (BATCH, FIRST_STEP, IO))
+        return (
+            f"firsts as (select session, min(start_ns) as first from intervals where path in ({firsts}) and "
+            f"device = 'CPU' and rank = {self.rank} and thread = {self.thread} {self.only}group by session)"
+        )
+
+    @cached_property
+    def start_up_s(self) -> float:
+        """The time between the first interval and the first step; 0 without steps."""
+        if self.run is None or self.step_node is None:
+            return 0.0
+        rows = self.run.sql(
+            f"with {self._first_steps} select max(f.first) - min(i.start_ns) as ns from intervals i join firsts f "
+            f"on i.session = f.session where i.device = 'CPU' and i.rank = {self.rank} and i.thread = {self.thread} "
+            "group by i.session"
+        ).rows()
+        return float(sum(max(row["ns"], 0) for row in rows)) / 1e9
+
+    @cached_property
+    def apart(self) -> dict[tuple[str, ...], tuple[float, int]]:
+        """For each path the seconds and intervals on other threads than that of the steps, or before the first step."""
+        if self.run is None or self.step_node is None:
+            return {}
+        rows = self.run.sql(
+            f"with {self._first_steps} select i.path as path, cast(sum(case when i.thread <> {self.thread} then "
+            "i.dur_ns else least(i.dur_ns, f.first - i.start_ns) end) as double) as ns, cast(sum(case when "
+            f"i.thread <> {self.thread} or i.start_ns + i.dur_ns <= f.first then 1 else 0 end) as bigint) as n "
+            f"from intervals i left join firsts f on i.session = f.session where i.device = 'CPU' and "
+            f"i.rank = {self.rank} {self.only.replace('session', 'i.session')}and "
+            f"(i.thread <> {self.thread} or i.start_ns < f.first) group by i.path"
+        ).rows()
+        return {tuple(split_path(row["path"])): (row["ns"] / 1e9, row["n"]) for row in rows}
+
     def series(self, path: tuple[str, ...]) -> Steps | None:
         """A region's time in each step of this rank; None without a run."""
         if self.run is None:
@@ -148,16 +197,25 @@ class Evidence:
             ).rows()
         )
 
-    def spans(self, path: tuple[str, ...]) -> NDArray[np.int64]:
-        """The intervals of a region on this rank, in the order of time: session, step (or -1), start and end in ns."""
+    def spans(self, *paths: tuple[str, ...]) -> dict[tuple[str, ...], NDArray[np.int64]]:
+        """The intervals of regions on the thread of the steps, for each path in the order of time.
+
+        Columns: session, step (or -1), start and end in ns.
+        """
         assert self.run is not None
+        texts = {path_text(path): path for path in paths}
         table = self.run.sql(
-            "select session, coalesce(step, -1) as step, start_ns, start_ns + dur_ns as end_ns from intervals "
-            f"where rank = {self.rank} and device = 'CPU' and path = {literal(path_text(path))} {self.only}"
-            "order by session, start_ns"
+            "select path, session, coalesce(step, -1) as step, start_ns, start_ns + dur_ns as end_ns from intervals "
+            f"where rank = {self.rank} and device = 'CPU' and path in ({', '.join(map(literal, texts))}) "
+            f"and thread = {self.thread} {self.only}order by path, session, start_ns"
         ).arrow()
         names = ("session", "step", "start_ns", "end_ns")
-        return np.stack([np.asarray(table[name].to_numpy(), np.int64) for name in names], axis=1)
+        rows = np.stack([np.asarray(table[name].to_numpy(), np.int64) for name in names], axis=1)
+        encoded = table["path"].combine_chunks().dictionary_encode()
+        known = encoded.dictionary.to_pylist()
+        bounds = np.searchsorted(encoded.indices.to_numpy(), np.arange(len(known) + 1))
+        at = {text: rows[low:high] for text, low, high in zip(known, bounds, bounds[1:], strict=False)}
+        return {path: at.get(text, rows[:0]) for text, path in texts.items()}
 
     @cached_property
     def steady(self) -> Steps | None:

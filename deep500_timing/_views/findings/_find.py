@@ -9,6 +9,7 @@ from deep500_timing._base.names import BATCH, IO
 from deep500_timing._base.settings import setting
 from deep500_timing._base.warn import warn_once
 from deep500_timing._views.findings import _data, _devices, _ranks, _steps, _whole
+from deep500_timing._views.findings._account import START_UP
 from deep500_timing._views.findings._evidence import Evidence, evidence_of
 from deep500_timing._views.findings._finding import Rule
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 ENVIRONMENT = "DEEP500_TIMING_FINDINGS"
 MOST = 5
 """Findings that are shown."""
+SHORT_S = 60.0
+"""A shorter run is a trial."""
 _PARTS = "time its parts as regions"
 _TABLE = {
     "lost": Rule(_whole.lost, 0, 1, "not-measured", "the end of the report says what is missing", needs=""),
@@ -114,9 +117,10 @@ def find(
                 evidence.failed[name] = f"{type(error).__name__}: {error}"
                 warn_once(f"The rule {name!r} of the findings failed: {evidence.failed[name]}. It is left out.")
     kept = [_with_gain(finding, evidence) for finding in _each_once(found)]
-    # Sorting keeps the order of the table. Growing memory and throttling may have no cost in time; they come after the
-    # most costly finding.
-    kept.sort(key=lambda finding: (not finding.is_first, -(finding.cost_s or 0.0)))
+    # Sorting keeps the order of the table. The warm-up of a short run comes last: a longer one has the same. Growing
+    # memory and throttling may have no cost in time; they come after the most costly finding.
+    is_short = evidence.whole_s < SHORT_S
+    kept.sort(key=lambda one: (not one.is_first, is_short and one.rule == "warm-up", -(one.cost_s or 0.0)))
     timed = [finding for finding in kept if finding.is_first or finding.cost_s is not None]
     untimed = [finding for finding in kept if finding not in timed]
     lost = sum(finding.is_first for finding in timed)
@@ -137,6 +141,7 @@ def _with_gain(finding: Finding, evidence: Evidence) -> Finding:
 
 def _each_once(found: dict[str, list[Finding]]) -> Iterator[Finding]:
     # Seconds are counted once, by the rule that knows most.
+    spoken = {name for name, findings in found.items() if findings}
     late = {finding.rank for finding in found.get("late-rank", ())}
     stalls = {step for finding in found.get("waits-for-data", ()) for step in finding.steps}
     pauses = {finding.region for finding in found.get("outside-steps", ()) if finding.anchor == "over-the-run"}
@@ -155,6 +160,8 @@ def _each_once(found: dict[str, list[Finding]]) -> Iterator[Finding]:
             or (rule == "between-epochs" and finding is not between)
             or (rule == "spikes" and finding.cause in ("", IO) and stalls and stalls >= steps)
             or (rule == "dominant-region" and (finding.cost_s or 0.0) <= 1.25 * in_spikes.get(finding.cause, 0.0))
+            or (finding.cause == "compile" and rule == "outside-steps" and "recompilation" in spoken)
+            or (finding.cause == START_UP and "goodput" in spoken)
             or (rule == "unnamed" and finding.region in pauses and BATCH not in finding.region)
             or (between is not None and is_between and _lies_between(finding, between))
         ):

@@ -18,7 +18,6 @@ LEAST_OF_TREND = 60
 """Fewest steps for a trend over the run."""
 _BLOCKS = 40
 _LEAST_BLOCKS = 8
-_TWO_SIDED_95 = 1.959964
 _LEAST_OF_SHIFT = 60
 _LEAST_STRETCH = 3
 """Least blocks of a stretch."""
@@ -39,8 +38,6 @@ class Trend(NamedTuple):
     """Its last."""
     chance: float
     """Probability of such an order of values, or one that rises more, in a series without a trend."""
-    rise_ci: tuple[float, float]
-    """Where ``end - start`` lies with 95 % confidence."""
 
 
 def trend_of(values: Floats) -> Trend | None:
@@ -48,8 +45,7 @@ def trend_of(values: Floats) -> Trend | None:
 
     Theil's slope (the median of the slopes between pairs, Theil 1950, Sen 1968) of the medians of up to 40 blocks, and
     Mann-Kendall's test of it, its variance widened by how much blocks depend on their neighbours (Hamed and Rao 1998,
-    with the autocorrelation of the residuals). The slope's interval is Sen's: as many of the
-    ordered slopes on either side of their median as that variance admits.
+    with the autocorrelation of the residuals).
     """
     blocks = np.array_split(np.asarray(values, dtype=np.float64), min(_BLOCKS, len(values)))
     if len(blocks) < _LEAST_BLOCKS:
@@ -59,27 +55,17 @@ def trend_of(values: Floats) -> Trend | None:
     # Blocks differ in length by one: a steep line through their numbers would leave a bend, as if neighbours depended.
     sizes = np.array([len(block) for block in blocks])
     at = np.cumsum(sizes) - (sizes + 1) / 2
-    last = len(values) - 1
     low, high = np.triu_indices(count, 1)
     differences = medians[high] - medians[low]
-    slopes = np.sort(differences / (at[high] - at[low]))
-    slope = float(np.median(slopes))
+    slope = float(np.median(differences / (at[high] - at[low])))
     middle = float(np.median(medians - slope * at))
-    start, end = middle, middle + slope * last
+    start, end = middle, middle + slope * (len(values) - 1)
     left = medians - (middle + slope * at)
     score = float(np.sign(differences).sum())
     variance = count * (count - 1) * (2 * count + 5) / 18 * _widening(left)
     z = (score - np.sign(score)) / math.sqrt(variance)
-    margin = _TWO_SIDED_95 * math.sqrt(variance)
-    least = slopes[max(math.floor((len(slopes) - margin) / 2), 0)]
-    most = slopes[min(math.ceil((len(slopes) + margin) / 2), len(slopes) - 1)]
-    return Trend(
-        growth=(end - start) / start if start > 0 else 0.0,
-        start=start,
-        end=end,
-        chance=0.5 * math.erfc(z / math.sqrt(2)),
-        rise_ci=(float(least) * last, float(most) * last),
-    )
+    growth = (end - start) / start if start > 0 else 0.0
+    return Trend(growth, start, end, chance=0.5 * math.erfc(z / math.sqrt(2)))
 
 
 class Shift(NamedTuple):

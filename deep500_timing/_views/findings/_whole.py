@@ -10,10 +10,11 @@ import numpy as np
 from deep500_timing._base.names import BATCH, COMM, IO
 from deep500_timing._base.sql import literal
 from deep500_timing._summary.nesting import path_text
-from deep500_timing._views.findings._account import Entry, account_of, is_overhead, is_validation
+from deep500_timing._views.findings._account import START_UP, Account, Entry, account_of, is_overhead, is_validation
 from deep500_timing._views.findings._cause import period_of
 from deep500_timing._views.findings._evidence import FIRST_STEP
 from deep500_timing._views.findings._finding import listed, name_of, percent, took
+from deep500_timing._views.findings._workers import KEEP_WORKERS, has_workers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,10 +41,21 @@ UNNAMED = 0.20
 _UNNAMED_OF_RUN = 0.02
 _DIVIDED = 0.50
 """Inside the step, a region is meant to be divided if the regions in it cover this share of its work."""
-_VALIDATION, _OVERHEAD, _PAUSES, _NO_REGION = 0.30, 0.05, 0.05, 0.20
+_VALIDATION, _OVERHEAD, _PAUSES, _IN_NONE = 0.30, 0.05, 0.05, 0.20
 """outside-steps, as shares of the run: a validation, checkpoints and the like, long pauses, time in no region."""
 _VALIDATION_AIM, _OVERHEAD_AIM, _TIMES = 0.10, 0.02, 3
 """The shares for which the sentence names a period, and the least number of times for it."""
+_RARE = 0.5
+"""Times a step up to which a region can be done less often. One that each step needs must become faster."""
+_FASTER = "time its parts as regions; run it in parallel, or while the steps run"
+_REMEDIES = {
+    "EPOCH (start)": KEEP_WORKERS,
+    "compile": "cache compilation, pad inputs to few shapes",
+    "GC": "gc.freeze() after set-up, or gc.disable() and a collection between epochs",
+}
+"""Regions that the project records itself, and what usually helps."""
+_LONG_START_S = 60.0
+"""A shorter start-up is no finding: a trial may be little else."""
 _LOOKED_AT = 50
 _MOSTLY = 0.6
 _PAUSE = 2
@@ -123,7 +135,7 @@ def _where(evidence: Evidence, node: Node) -> str:
     # Gaps in intervals from the middle of the run: before, between and after the regions inside.
     if evidence.run is None:
         return ""
-    outer = evidence.spans(node.path)
+    outer = evidence.spans(node.path)[node.path]
     middle = max(len(outer) // 2 - _LOOKED_AT // 2, 0)
     chosen = outer[middle : middle + _LOOKED_AT]
     chosen = chosen[chosen[:, 0] == chosen[0, 0]] if len(chosen) else chosen
@@ -176,7 +188,7 @@ def dominant_region(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         why=evidence.lines_in(path_text(node.path)),
         cost_s=node.total_s,
         region=node.path,
-        remedy=BETWEEN.get(node.name, rule.remedy),
+        remedy=(BETWEEN | _REMEDIES).get(node.name, rule.remedy),
         cause=name_of(node.name),
     )
 
@@ -192,21 +204,24 @@ def outside_steps(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     account = account_of(evidence)
     if not account.whole_s:
         return
-    found = (_outside(rule, evidence, entry, account.training_s, account.whole_s) for entry in account.entries)
+    found = (_outside(rule, evidence, entry, account) for entry in account.entries)
     yield from [finding for finding in found if finding is not None][:2]
 
 
-def _outside(rule: Rule, evidence: Evidence, entry: Entry, training_s: float, whole_s: float) -> Finding | None:
-    step = evidence.step_node
-    share = entry.total_s / whole_s
-    if entry.is_rest and not entry.nodes:
-        fact = f"{percent(share)} of the run lies outside every region, {took(entry.total_s)}"
-        why = evidence.lines_in("")
-        return rule.found(evidence, fact, why=why, cost_s=entry.total_s) if share >= _NO_REGION else None
+def _outside(rule: Rule, evidence: Evidence, entry: Entry, account: Account) -> Finding | None:
+    step, share = evidence.step_node, entry.total_s / account.whole_s
+    if not entry.nodes:
+        least_s = _LONG_START_S if entry.name == START_UP else 0.0
+        if share < _IN_NONE or entry.total_s < least_s:
+            return None
+        lies = "before the first step" if entry.name == START_UP else "outside every region"
+        fact = f"{percent(share)} of the run lies {lies}, {took(entry.total_s)}"
+        why, cause = (evidence.lines_in(""), "") if entry.is_rest else ("", START_UP)
+        return rule.found(evidence, fact, why=why, cost_s=entry.total_s, remedy=_PARTS, cause=cause)
     node = entry.nodes[0]
     if entry.is_rest:
         is_around = step is not None and node.path == step.parent
-        return _pauses(rule, evidence, node, whole_s) if is_around and share >= _PAUSES else None
+        return _pauses(rule, evidence, node, account.whole_s) if is_around and share >= _PAUSES else None
     least, aim = rule.share, _OVERHEAD_AIM
     if is_validation(entry.name):
         least, aim = _VALIDATION, _VALIDATION_AIM
@@ -214,21 +229,24 @@ def _outside(rule: Rule, evidence: Evidence, entry: Entry, training_s: float, wh
         least = _OVERHEAD
     if share < least or entry.name in evidence.waits:
         return None
+    is_rare = step is None or entry.times <= _RARE * step.count
+    remedy = _REMEDIES.get(entry.name, rule.remedy if is_rare and entry.times > 1 else _FASTER)
     rarer = ""
-    if step is not None and entry.times >= _TIMES and training_s:
+    if step is not None and account.training_s and entry.times >= _TIMES and remedy == rule.remedy:
         # How many steps must lie between two, for them to take a small share of the time with the training.
-        every = entry.total_s / entry.times * (1 - aim) / (aim * training_s / step.count)
+        every = entry.total_s / entry.times * (1 - aim) / (aim * account.training_s / step.count)
         digits = max(len(str(int(every))) - 2, 0)
         rarer = f"; every {int(round(every, -digits))} steps it would take {percent(aim)}"
     times = "once" if entry.times == 1 else f"{entry.times} times, {took(entry.total_s / max(entry.times, 1))} each"
     return rule.found(
         evidence,
         f"{name_of(entry.name)} takes {percent(share)} of {evidence.whole}, {took(entry.total_s)}, {times}",
-        where=_steps_of(evidence, node),
-        why=f"training takes {percent(training_s / whole_s)}{rarer}",
+        where=_steps_of(evidence, node) if is_rare else "",
+        why=f"training takes {percent(account.training_s / account.whole_s)}{rarer}",
         cost_s=entry.total_s,
         region=node.path,
         cause=entry.name,
+        remedy=remedy,
     )
 
 
@@ -247,19 +265,19 @@ def _pauses(rule: Rule, evidence: Evidence, around: Node, whole_s: float) -> Fin
         return None
     parent = path_text(around.path)
     rows = run.sql(
-        "select session, step, start_ns, start_ns + dur_ns as end_ns from intervals "
-        f"where rank = {evidence.rank} and device = 'CPU' and thread = 0 and depth = {len(step.path) - 1} "
+        f"select session, step, start_ns, start_ns + dur_ns as end_ns from intervals where rank = {evidence.rank} "
+        f"and device = 'CPU' and thread = {evidence.thread} and depth = {len(step.path) - 1} "
         f"and substr(path, 1, {len(parent) + 1}) = {literal(parent + '/')} {evidence.only}order by session, start_ns"
     ).rows()
     # The end of an epoch counts for its last step, and its beginning with it.
-    bounds = evidence.spans(around.path)[:, (0, 2, 3)]
+    bounds = evidence.spans(around.path)[around.path][:, (0, 2, 3)]
     within = [
         int(np.searchsorted(bounds[bounds[:, 0] == row["session"], 1], row["start_ns"], "right"))
         + int((bounds[:, 0] < row["session"]).sum())
         - 1
         for row in rows
     ]
-    gaps, after, spans = [], [], []
+    gaps, after, spans, in_epoch = [], [], [], []
     for place, (one, around_one) in enumerate(zip(rows, within, strict=True)):
         following = rows[place + 1] if place + 1 < len(rows) else None
         is_inside = following is not None and within[place + 1] == around_one
@@ -269,6 +287,7 @@ def _pauses(rule: Rule, evidence: Evidence, around: Node, whole_s: float) -> Fin
             gap += following["start_ns"] - int(bounds[within[place + 1], 1])
         spans.append((one["session"], one["end_ns"], end))
         gaps.append(gap / 1e9)
+        in_epoch.append(is_inside)
         after.append(one["step"])
     lengths = np.array(gaps)
     if len(lengths) < 2 * rule.least:
@@ -280,13 +299,19 @@ def _pauses(rule: Rule, evidence: Evidence, around: Node, whole_s: float) -> Fin
     numbers = sorted({int(after[place]) for place in long.tolist() if after[place] is not None})
     last = int(evidence.steps.numbers.max()) if evidence.steps is not None else 0
     after_which = f"step{'' if len(numbers) == 1 else 's'} {listed(numbers)}"
+    if has_workers(evidence) and not any(in_epoch[place] for place in long.tolist()):
+        why, command = "as when workers shut down", ""
+    else:
+        why = evidence.lines_between(spans[place] for place in long.tolist())
+        command = evidence.command("why", int(numbers[0]) + 1) if numbers else ""
     return rule.found(
         evidence,
         f"{len(long)} pauses between the steps take {percent(total_s / whole_s)} of the run, "
         f"{took(total_s / len(long))} each, in no region: after {after_which}",
         where=period_of(numbers, last),
-        why=evidence.lines_between(spans[place] for place in long.tolist()),
-        command=evidence.command("why", int(numbers[0]) + 1) if numbers else "",
+        why=why,
+        command=command,
+        remedy=rule.remedy if command else KEEP_WORKERS,
         cost_s=total_s,
         anchor="over-the-run",
         region=around.path,

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from deep500_timing._views.findings._evidence import Evidence
 
 TABLE = "loader_workers"
+KEEP_WORKERS = "keep the workers (persistent_workers=True), fill a smaller shuffle buffer"
 _BUSY, _IDLE = 0.75, 0.5
 """A worker is busy if it works for this share of the steps, and idle if it works for less than the other."""
 _LEAST = 20
@@ -49,6 +50,12 @@ class _Workers(NamedTuple):
     @property
     def work_s(self) -> NDArray[np.float64]:
         return self.fetch_s + self.collate_s + self.put_s
+
+
+def has_workers(evidence: Evidence) -> bool:
+    """Whether workers load the data of the training."""
+    found = _workers_of(evidence)
+    return found is not None and len(found.batches) > 0
 
 
 def start_of_workers_s(evidence: Evidence) -> float | None:

@@ -1,0 +1,176 @@
+"""Findings about the time outside the steps: how often it is spent, on which thread, and before the first step."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from made_runs import made_rank
+
+from deep500_timing._views.findings import account_of, evidence_of, find, verdict
+from deep500_timing.runs import Run
+
+MS = 1e-3
+STEPS = 240
+STEP_MS = 10
+
+
+@pytest.fixture(scope="module")
+def connection():
+    """One database for all runs."""
+    opened = pytest.importorskip("duckdb").connect()
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def look(connection, tmp_path):
+    """Write a run of one rank; return its findings, and its account and its verdict as text."""
+
+    def of(write):
+        with made_rank(tmp_path / "run") as made:
+            write(made)
+        with Run.open(tmp_path / "run", engine=connection) as run:
+            evidence = evidence_of(run)
+            return find(evidence), account_of(evidence).text(), verdict(evidence)
+
+    return of
+
+
+def steps(made, count=STEPS, after=lambda step: None, step_ms=STEP_MS):
+    """Steps that are all alike."""
+    for step in range(count):
+        with made.region("BATCH"):
+            made.spend("FORWARD", 0.4 * step_ms * MS)
+            made.spend("BACKWARD", 0.6 * step_ms * MS)
+        after(step)
+
+
+@pytest.mark.parametrize("times", [1, 2, 3, 12, 60, 120, 140, 239, 240, 480, 960])
+def test_only_a_region_that_is_rarer_than_the_steps_can_be_done_less_often(look, times):
+    """The period and its remedy need at most one region for two steps; an environment is stepped in each."""
+    each_s = 0.3 / 0.7 * STEPS * STEP_MS * MS / times
+
+    def write(made):
+        def after(step):
+            for _ in range((step + 1) * times // STEPS - step * times // STEPS):
+                made.spend("env", each_s)
+
+        steps(made, after=after)
+
+    found = [one for one in look(write)[0] if one.rule == "outside-steps"]
+    assert 1 == len(found)
+    assert found[0].fact.startswith("env takes 30 % of the run, 1.03 s, ")
+    assert ("steps it would take 2.0 %" in found[0].why) == (3 <= times <= 120)
+    assert ("do it less often" in found[0].help) == (2 <= times <= 120)
+    assert ("run it in parallel" in found[0].help) == (times == 1 or times > 120)
+
+
+@pytest.mark.parametrize(("on_main", "in_background"), [(0, 0.48), (0.04, 0.48), (0.2, 0), (0.2, 0.48)])
+def test_what_a_background_thread_does_costs_the_run_nothing(look, on_main, in_background):
+    """Of checkpoints on the thread of the steps and on another one, the first alone count."""
+
+    def write(made):
+        each_s = {on: share * STEPS * STEP_MS * MS / 8 for on, share in (("main", on_main), ("other", in_background))}
+
+        def after(step):
+            if step % 30 == 29:
+                now = made.clock.now_ns()
+                span = ("CHECKPOINT", now - int(each_s["other"] * 1e9), now)
+                saver = threading.Thread(target=made.tmr.record, args=span)
+                if each_s["other"]:
+                    saver.start()
+                    saver.join()
+                if each_s["main"]:
+                    made.spend("CHECKPOINT", each_s["main"])
+
+        steps(made, after=after)
+
+    found, account, said = look(write)
+    if on_main < 0.05:
+        assert [] == found
+        assert said.startswith("Nothing stands out: ")
+        assert account == ("training 96 %, CHECKPOINT 3.8 %" if on_main else "training 100 %")
+    else:
+        assert found[0].text.startswith("CHECKPOINT takes 17 % of the run, 480 ms, 8 times, 60.0 ms each")
+
+
+@pytest.mark.parametrize(
+    ("start_s", "finding"), [(2, ""), (55, ""), (65, "98 % of the run lies before the first step")]
+)
+def test_a_start_up_is_a_part_of_the_run_and_a_finding_if_it_is_long(look, start_s, finding):
+    """Imports, their garbage collections and the first compilations are told apart from what repeats."""
+
+    def write(made):
+        made.spend("GC", 0.4 * start_s)
+        made.wait(0.3 * start_s)
+        made.spend("compile", 0.3 * start_s)
+        steps(made, 120)
+
+    found, account, said = look(write)
+    assert [finding] * bool(finding) == [one.fact.partition(",")[0] for one in found]
+    assert ", start-up " in account
+    assert bool(finding) or said.startswith("Nothing stands out: of the run, training ")
+
+
+def test_collections_after_the_first_step_are_no_start_up(look):
+    """What goes on while the run trains is not hidden by what came before."""
+
+    def write(made):
+        made.spend("GC", 1.0)
+        steps(made, after=lambda step: made.spend("GC", 0.02))
+
+    [found] = look(write)[0]
+    assert found.fact == "GC takes 59 % of the run, 4.80 s, 240 times, 20.0 ms each"
+    assert "gc.freeze()" in found.remedy
+
+
+def test_workers_that_start_and_end_with_an_epoch_are_to_be_kept(look):
+    """The time before the first step of an epoch and after its last one has the remedy that fits."""
+
+    def write(made):
+        columns = ("time_ns", "loader", "iteration", "workers", "is_training", "cpus", "worker")
+        numbers = ("start_us", "idle_us", "fetch_us", "collate_us", "put_us", "batches", "samples")
+        made.log.declare("loader_workers", **dict.fromkeys((*columns, *numbers), "int"))
+        for _ in range(6):
+            with made.region("EPOCH"):
+                made.spend("EPOCH (start)", 0.3)
+                steps(made, 40)
+                made.wait(0.2)
+        made.log.add("loader_workers", (made.clock.now_ns(), 0, 0, 1, 1, 8, 0, 1000, 1000, 10, 10, 10, 240, 960))
+
+    found = look(write)[0]
+    assert {"outside-steps", "between-epochs"} >= {one.rule for one in found}
+    assert ["persistent_workers" in one.help for one in found] == [True] * len(found)
+    assert found
+
+
+def test_a_short_run_begins_with_what_a_long_one_has_too(look):
+    """The warm-up of a trial comes last, and first in a run of minutes."""
+
+    def first(scale):
+        def write(made):
+            for step in range(80):
+                with made.region("BATCH"):
+                    made.spend("IO", 0.02 * scale)
+                    made.spend("FORWARD", (4 if step == 0 else 0.05) * scale)
+
+        return write
+
+    assert ["waits-for-data", "warm-up"] == [one.rule for one in look(first(1))[0]]
+
+
+def test_compilations_are_told_once(look):
+    """Where recompilations are told with their cause, the region `compile` is not told again."""
+
+    def write(made):
+        made.log.declare("compilations", unix_us="int", dur_us="int", compile_id="name", frame="name", reason="name")
+
+        def after(step):
+            if step % 20 == 10:
+                made.spend("compile", 0.1)
+                made.log.add("compilations", (step, 100_000, f"0/{step}", "f (train.py:3)", "size of x"))
+
+        steps(made, after=after)
+
+    assert ["recompilation"] == [one.rule for one in look(write)[0]]
