@@ -62,6 +62,8 @@ _EVALUATES = 4
 """Added to these by :meth:`Steps.begin_call`."""
 _LOOK_UNTIL, _LOOK_EVERY = 10, 100
 """At which steps timers of the user's own are looked for."""
+_START_SHOWN_NS = 1_000_000
+"""The start of the log is a region from this length on."""
 _MORE = ("CHECKPOINT", "VALIDATION", "compile")
 _NONE = -1
 _UNHOOKED = "an optimizer without hooks"
@@ -420,7 +422,7 @@ class Steps:
             return
         begun_ns = clock_ns()
         self.log.begin(look=True)
-        if self.steps == 1:
+        if self.steps == 1 and clock_ns() - begun_ns >= _START_SHOWN_NS:
             self.record("deep500-timing (start)", begun_ns, clock_ns())
         if self.when_stepped is not None:
             self.when_stepped(self.steps)
