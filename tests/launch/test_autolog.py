@@ -223,7 +223,7 @@ def test_the_end_says_what_the_workers_do(forks, tmp_path):
     program = TRAIN + (
         "import time\nfrom torch.utils.data import Dataset\n"
         "class Slow(Dataset):\n    def __len__(self): return 160\n"
-        "    def __getitem__(self, i):\n        time.sleep(0.005)\n        return torch.rand(16), torch.tensor(i % 4)\n"
+        "    def __getitem__(self, i):\n        time.sleep(0.02)\n        return torch.rand(16), torch.tensor(i % 4)\n"
         "loader = DataLoader(Slow(), 4, num_workers=2)\nsteps()\n"
     )
     said, _ = printed(forks, tmp_path, program, quiet=False)
