@@ -12,7 +12,7 @@ import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from types import FrameType
 
 _PATIENCE_S = 10.0
@@ -46,19 +46,6 @@ class _Report:
         finally:
             self._made.set()
             _stay_interrupted()
-        if _is_main_thread():
-            # What SIGTERM has interrupted is this: nothing that is registered now is done at exit.
-            for ending in _endings:
-                ending.join(_PATIENCE_S)
-            end_put_off()
-
-    def is_to_come(self) -> bool:
-        """Whether this process has still to make it."""
-        return os.getpid() == self._pid and not self._made.is_set()
-
-    def is_under_way(self) -> bool:
-        """Whether this process is making it."""
-        return self.is_to_come() and self._once.locked()
 
 
 def _stay_interrupted() -> None:
@@ -74,7 +61,24 @@ _afterwards: list[Callable[[], None]] = []
 _last: list[Callable[[], None]] = []
 _endings: list[threading.Thread] = []
 _put_off: list[int] = []
-"""The signal by which the program ends once the reports are made that are being made at its exit."""
+"""The signal that came while calls of this module were made at exit, and no thread could be started any more."""
+_is_exiting = False
+
+
+def _begin_exit() -> None:
+    global _is_exiting
+    _is_exiting = True
+
+
+@atexit.register
+def _end_exit() -> None:
+    # Registered first, so that ``atexit`` calls it after everything below.
+    global _is_exiting
+    _is_exiting = False
+    for ending in _endings:
+        ending.join(_PATIENCE_S + _LAST_PATIENCE_S)
+    if _put_off:
+        _kill(_put_off[0])
 
 
 def do_after_reports(call: Callable[[], None]) -> None:
@@ -82,24 +86,10 @@ def do_after_reports(call: Callable[[], None]) -> None:
     _afterwards.append(call)
 
 
-_is_in_last: list[bool] = []
-"""Not empty while ``atexit`` runs calls of :func:`do_last`."""
-
-
-@contextlib.contextmanager
-def in_last() -> Iterator[None]:
-    """Put off the end by SIGTERM while ``atexit`` does what :func:`do_last` would do."""
-    _is_in_last.append(True)
-    try:
-        yield
-    finally:
-        _is_in_last.pop()
-    end_put_off()
-
-
 def do_last(call: Callable[[], None]) -> None:
     """Have something done at SIGTERM when the reports are made or have taken too long, until :func:`do_not_do_last`."""
     _last.append(call)
+    atexit.register(_begin_exit)
     _handle_sigterm()
 
 
@@ -120,6 +110,7 @@ def report_at_exit(report: Callable[[], None], prepare: Callable[[], None]) -> N
     made = _Report(report, prepare)
     _reports.append(made)
     atexit.register(made.make)
+    atexit.register(_begin_exit)
     _handle_sigterm()
 
 
@@ -146,7 +137,7 @@ def _end(number: int, _frame: FrameType | None) -> None:
     except RuntimeError:
         # The interpreter is shutting down and, from Python 3.12 on, starts no thread any more.
         _endings.clear()
-        if _is_in_last or any(made.is_under_way() for made in _reports):
+        if _is_exiting:
             _put_off.append(number)
         else:
             _kill(number)
@@ -172,13 +163,6 @@ def _kill(number: int) -> None:
     # `signal.signal` works on the main thread only, which may be blocked; this works on any thread.
     ctypes.pythonapi.PyOS_setsig(number, None)
     os.kill(os.getpid(), number)
-
-
-def end_put_off() -> None:
-    """End the process by the signal that came during its exit, once reports and logs are written."""
-    if _put_off and not any(other.is_to_come() for other in _reports):
-        _call_all((*_afterwards, *_last))
-        _kill(_put_off[0])
 
 
 def _do(calls: tuple[Callable[[], None], ...], patience_s: float) -> None:

@@ -104,8 +104,7 @@ class Autolog:
 
     def prepare(self) -> None:
         """Import what :meth:`begin` needs, which takes tens of milliseconds: call it before the first step."""
-        import deep500_timing.runs._attach
-        import deep500_timing.runs._ends  # noqa: F401
+        import deep500_timing.runs._log  # noqa: F401
 
     def begin(self, look: bool = False) -> None:
         """Say that this process trains: call it at each optimizer step, and when the process joins a process group.

@@ -36,10 +36,9 @@ from typing import TYPE_CHECKING
 from deep500_timing._base.lazy import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
-    from deep500_timing.runs._attach import attach
     from deep500_timing.runs._current import current, feeders, logs
     from deep500_timing.runs._engine import Relation
-    from deep500_timing.runs._log import RunLog
+    from deep500_timing.runs._log import RunLog, attach
     from deep500_timing.runs._read import NewerSchemaError
     from deep500_timing.runs._run import Run
     from deep500_timing.runs._why import Cause, Why
@@ -57,7 +56,7 @@ __getattr__, __dir__ = _lazy_names(
         "Run": "deep500_timing.runs._run",
         "RunLog": "deep500_timing.runs._log",
         "Why": "deep500_timing.runs._why",
-        "attach": "deep500_timing.runs._attach",
+        "attach": "deep500_timing.runs._log",
         "current": "deep500_timing.runs._current",
         "feeders": "deep500_timing.runs._current",
         "logs": "deep500_timing.runs._current",

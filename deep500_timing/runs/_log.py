@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import sys
 import threading
 import time
 from _thread import get_ident
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from deep500_timing._base.at_exit import do_last, do_not_do_last
+from deep500_timing._base.fork import after_fork
 from deep500_timing._base.warn import warn_once
 from deep500_timing._summary.anchor import take_anchor
 from deep500_timing.runs._collector import Collector
-from deep500_timing.runs._current import feeders
+from deep500_timing.runs._current import feeders, logs
 from deep500_timing.runs._format import END, HEADER, NO_STEP
 from deep500_timing.runs._header import describe, find_place
 from deep500_timing.runs._source import Source
@@ -131,9 +135,10 @@ class RunLog:
         if flush_s is not None:
             self._thread = threading.Thread(target=self._work, name="deep500-timing run log", daemon=True)
             self._thread.start()
-        from deep500_timing.runs._ends import watch
-
-        watch(self)
+        _open[id(self)] = self
+        if len(_open) == 1:
+            atexit.register(_close_at_exit)
+            do_last(_close_at_sigterm)
 
     # --- for any thread ----------------------------------------------------------------------------------------------
 
@@ -268,9 +273,10 @@ class RunLog:
         if self._collector.gc_times is not None:
             self._collector.gc_times.close()
         self.written.set()
-        from deep500_timing.runs._ends import unwatch
-
-        unwatch(self)
+        _open.pop(id(self), None)
+        if not _open:
+            atexit.unregister(_close_at_exit)
+            do_not_do_last(_close_at_sigterm)
 
     def abandon(self) -> None:
         """Leave the file to the parent process after a fork."""
@@ -438,3 +444,56 @@ class RunLog:
             clock="perf_counter_ns" if self._clock is None else repr(self._clock),
             attributes=self._attributes,
         )
+
+
+_open: dict[int, RunLog] = {}
+"""Logs to close when the process ends: at exit, after an exception, by SIGINT and by SIGTERM."""
+
+
+def _close_at_exit() -> None:
+    # The interpreter sets it when an exception ends the program.
+    error = getattr(sys, "last_value", None)
+    for log in list(_open.values()):
+        if error is not None:
+            log.event("exception", f"{type(error).__name__}: {error}"[:2000])
+        log.close(reason="exit" if error is None else type(error).__name__, wait=False)
+
+
+def _close_at_sigterm() -> None:
+    for log in list(_open.values()):
+        log.event("signal", "SIGTERM")
+        log.close(reason="SIGTERM", wait=False)
+
+
+@after_fork
+def _after_fork() -> None:
+    # The files and the thread belong to the parent. A child must not end them.
+    for log in list(_open.values()):
+        log.abandon()
+    _open.clear()
+    atexit.unregister(_close_at_exit)
+    do_not_do_last(_close_at_sigterm)
+
+
+def attach(timer: Recorder, run: RunLog | str | PathLike[str], **settings: Any) -> RunLog:
+    """Make a timer write to a run: to this process's log in that folder, or to a new one.
+
+    Args:
+        timer: The timer.
+        run: A folder or a log.
+        **settings: Of :class:`RunLog`, if a new one is made.
+
+    Raises:
+        ValueError: The log's timers have another host clock.
+    """
+    if isinstance(run, RunLog):
+        run.attach(timer)
+        logs.setdefault((run.folder, id(run.clock)), run)
+        return run
+    key = (os.path.abspath(os.fspath(run)), id(timer._clock))
+    log: RunLog | None = logs.get(key)
+    if log is None or log.closed:
+        log = logs[key] = RunLog(run, timer, **settings)
+    else:
+        log.attach(timer)
+    return log
