@@ -18,24 +18,28 @@ across ranks go through the job's store, so that ranks that timed other regions,
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+import json
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from deep500_timing._base.warn import warn_once
 from deep500_timing._distributed.exchange import DEADLINE_S, Exchange
 from deep500_timing._distributed.launchers import rank_and_world, wait_for_ranks
-from deep500_timing._named.across_ranks import OPTIONS, by_name, join, pack, read, text_of
 from deep500_timing._named.named_timer import NamedTimer, check_normalizer, timer_for
 from deep500_timing.exceptions import NoTimesError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from deep500_timing._base.protocols import Clock, DeviceClock
     from deep500_timing._distributed.exchange import Answers
-    from deep500_timing._named.across_ranks import TimesByName
     from deep500_timing.timer import Timer as Engine
 
 __all__ = ["DummyTimer", "Timer", "TimerBase", "Timers"]
+
+_TimesByName: TypeAlias = "dict[str, dict[int, float]]"
+"""Seconds by name and rank."""
+_OPTIONS = ("max", "minmax", "all")
+"""The ways to show the times of all ranks."""
 
 MAX_LOG_LEVEL = 2
 """The level of timers that do not name one."""
@@ -225,8 +229,8 @@ class Timers:
         logging_fn: Callable[[str], object] | None = None,
         deadline_s: float = DEADLINE_S,
     ) -> None:
-        if log_option not in OPTIONS:
-            raise ValueError(f"Timers(log_option={log_option!r}): it must be one of {', '.join(map(repr, OPTIONS))}.")
+        if log_option not in _OPTIONS:
+            raise ValueError(f"Timers(log_option={log_option!r}): it must be one of {', '.join(map(repr, _OPTIONS))}.")
         self.timer = timer_for(timer, clock, device_clock)
         self._log_level = log_level
         self._log_option = log_option
@@ -278,13 +282,13 @@ class Timers:
                 time_s = self._timers[name]._reported(reset)
                 if time_s is not None:
                     times[name] = time_s
-        return pack(times)
+        return json.dumps(times).encode()
 
     def _post(self, own: bytes) -> None:
         self._exchange.post(own, self._deadline_s)
 
-    def _text(self, times: TimesByName, answers: Answers, normalizer: float) -> str | None:
-        return text_of(times, answers, self._log_option, normalizer, self._deadline_s)
+    def _text(self, times: _TimesByName, answers: Answers, normalizer: float) -> str | None:
+        return _text_of(times, answers, self._log_option, normalizer, self._deadline_s)
 
     def get_all_timers_string(
         self, names: Iterable[str] | None = None, normalizer: float = 1.0, reset: bool = True, barrier: bool = False
@@ -305,10 +309,10 @@ class Timers:
         check_normalizer("get_all_timers_string", normalizer)
         names = None if names is None else list(names)
         own = self._own_times(names, reset, barrier)
-        answers = self._exchange.round(own, join, self._deadline_s)
+        answers = self._exchange.round(own, _join, self._deadline_s)
         # Without rank 0 the ranks that wait know of each other only.
-        found = read(answers.reports if answers.combined is None else answers.combined)
-        return self._text(by_name(found, names), answers, normalizer)
+        found = _read(answers.reports if answers.combined is None else answers.combined)
+        return self._text(_by_name(found, names), answers, normalizer)
 
     def log(
         self,
@@ -338,7 +342,7 @@ class Timers:
         if here == (world - 1 if rank is None else rank):
             answers = self._exchange.gather(own, self._deadline_s)
             answers.ahead.clear()  # The other ranks do not wait, so some of them may be ahead.
-            text = self._text(by_name(read(answers.reports), names), answers, normalizer)
+            text = self._text(_by_name(_read(answers.reports), names), answers, normalizer)
             if text is not None:
                 (self._logging_fn or _print_now)(text)
 
@@ -378,7 +382,7 @@ class Timers:
         self._post(own)
         if writer is None:
             return
-        times = by_name(read(self._exchange.gather(own, self._deadline_s).reports), names)
+        times = _by_name(_read(self._exchange.gather(own, self._deadline_s).reports), names)
         try:
             for name, by_rank in times.items():
                 value = max(by_rank.values()) / normalizer
@@ -395,3 +399,55 @@ class Timers:
 
 def _print_now(text: str) -> None:
     print(text, flush=True)
+
+
+def _join(reports: dict[int, bytes]) -> bytes:
+    """The reports of all ranks in one message, as rank 0 sends it."""
+    return json.dumps({rank: json.loads(report) for rank, report in reports.items()}).encode()
+
+
+def _read(reports: dict[int, bytes] | bytes) -> dict[int, dict[str, float]]:
+    """Read single reports by rank, or the message of :func:`_join`."""
+    if isinstance(reports, bytes):
+        joined: dict[str, dict[str, float]] = json.loads(reports)
+        return {rank: joined[str(rank)] for rank in sorted(map(int, joined))}
+    return {rank: json.loads(report) for rank, report in sorted(reports.items())}
+
+
+def _by_name(found: dict[int, dict[str, float]], names: list[str] | None) -> _TimesByName:
+    """The times of each timer by rank; timers that no rank has are left out."""
+    order = list(dict.fromkeys(itertools.chain(*found.values()))) if names is None else names
+    times = {name: {rank: times[name] for rank, times in found.items() if name in times} for name in order}
+    return {name: by_rank for name, by_rank in times.items() if by_rank}
+
+
+def _text_of(times: _TimesByName, answers: Answers, option: str, normalizer: float, deadline_s: float) -> str | None:
+    """The report, in ms; None if nothing was timed and there is nothing to say."""
+    notes = "".join(f"\n  {note}" for note in _notes(answers, deadline_s))
+    if not times:
+        return notes.strip() or None
+    scale = 1000.0 / normalizer
+    lines = []
+    if option == "all":
+        lines.append("times across ranks (ms):")
+        for name, by_rank in times.items():
+            lines.append(f"  {name}:")
+            lines.extend(f"     rank {rank:2d}: {time_s * scale:.2f}" for rank, time_s in by_rank.items())
+    else:
+        both = option == "minmax"
+        lines.append("(min, max) time across ranks (ms):" if both else "max time across ranks (ms):")
+        for name, by_rank in times.items():
+            low, high = min(by_rank.values()) * scale, max(by_rank.values()) * scale
+            lines.append(f"    {name + ' ':.<48}: " + (f"({low:.2f}, {high:.2f})" if both else f"{high:.2f}"))
+    return "\n".join(lines) + notes
+
+
+def _notes(answers: Answers, deadline_s: float) -> Iterator[str]:
+    if answers.fault is not None:
+        yield f"the other ranks could not be asked: {answers.fault}"
+    if answers.missing:
+        yield f"no times from rank {', '.join(map(str, answers.missing))} within {deadline_s:g} s"
+    for rank, calls in answers.ahead.items():
+        where, more = ("ahead", "more") if calls > 0 else ("behind", "fewer")
+        rounds = "a round" if abs(calls) == 1 else f"{abs(calls)} rounds"
+        yield f"rank {rank} is {rounds} {where}: it has asked for so many {more}"

@@ -16,8 +16,14 @@ from typing import TYPE_CHECKING
 from deep500_timing._base.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from deep500_timing._distributed.clocks import ClockExchange, ClockFit, UncalibratedError
-    from deep500_timing._distributed.clocks_of_run import Clocks, clocks_of, keep_clocks
+    from deep500_timing._distributed.clocks import (
+        ClockExchange,
+        ClockFit,
+        Clocks,
+        UncalibratedError,
+        clocks_of,
+        keep_clocks,
+    )
     from deep500_timing._distributed.contract import check_transport
     from deep500_timing._distributed.gather import Gatherer, LiveReport, find_transport, gather
     from deep500_timing._distributed.gathered import Gathered, GatheredRegion, OverRanks
@@ -56,7 +62,7 @@ _LAZY = {
     "AloneTransport": "deep500_timing._distributed.transport",
     "ClockExchange": "deep500_timing._distributed.clocks",
     "ClockFit": "deep500_timing._distributed.clocks",
-    "Clocks": "deep500_timing._distributed.clocks_of_run",
+    "Clocks": "deep500_timing._distributed.clocks",
     "FolderTransport": "deep500_timing._distributed.transport",
     "Gathered": "deep500_timing._distributed.gathered",
     "GatheredRegion": "deep500_timing._distributed.gathered",
@@ -70,11 +76,11 @@ _LAZY = {
     "UncalibratedError": "deep500_timing._distributed.clocks",
     "WhatIf": "deep500_timing._distributed.verdict",
     "check_transport": "deep500_timing._distributed.contract",
-    "clocks_of": "deep500_timing._distributed.clocks_of_run",
+    "clocks_of": "deep500_timing._distributed.clocks",
     "find_stragglers": "deep500_timing._distributed.stragglers",
     "find_transport": "deep500_timing._distributed.gather",
     "gather": "deep500_timing._distributed.gather",
-    "keep_clocks": "deep500_timing._distributed.clocks_of_run",
+    "keep_clocks": "deep500_timing._distributed.clocks",
 }
 
 __getattr__, __dir__ = lazy_names(__name__, __all__, _LAZY)

@@ -11,8 +11,7 @@ import math
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._named.deepspeed_attributes import DeepSpeedAttributes
-from deep500_timing._named.named_timer import timer_for
+from deep500_timing._named.named_timer import DeepSpeedAttributes, timer_for
 from deep500_timing._summary.text import deepspeed_gb_in_throughput, deepspeed_rate
 from deep500_timing.exceptions import RegionNotOpenError
 from deep500_timing.memory import HostMemory, MemoryReader, read_or_none

@@ -30,9 +30,8 @@ if TYPE_CHECKING:
 
     from deep500_timing._base.protocols import DeviceClock, Writable
     from deep500_timing._base.time_type import TimeType
-    from deep500_timing._recording.decorators import TimedIterable
+    from deep500_timing._recording.decorators import Steps, TimedIterable
     from deep500_timing._recording.intervals import Intervals
-    from deep500_timing._recording.steps import Steps
     from deep500_timing._summary.reading import DeviceUse
     from deep500_timing._summary.snapshot import Snapshot
     from deep500_timing._summary.stats import TimeStats
@@ -362,7 +361,7 @@ class Timer(Recorder):
             TypeError: ``iterable`` cannot be iterated.
             ValueError: ``micro_batches`` is not an integer of 1 or more.
         """
-        from deep500_timing._recording.steps import steps
+        from deep500_timing._recording.decorators import steps
 
         return steps(self, iterable, micro_batches, start, gpu)
 

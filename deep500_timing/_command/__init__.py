@@ -1,4 +1,4 @@
-"""The command ``deep500-timing``: one module for each subcommand, imported when it is asked for.
+"""The command ``deep500-timing``.
 
-A subcommand is a row in :data:`deep500_timing._command._table.COMMANDS` and a module with a ``command``.
+A subcommand is a row in :data:`deep500_timing._command._app.COMMANDS` and a function of its name in a module.
 """

@@ -8,7 +8,6 @@ from importlib import import_module
 from typing import Any
 
 from deep500_timing._base.require import require
-from deep500_timing._command._table import COMMANDS
 from deep500_timing._summary.text import fit_encoding
 
 TYPE_CHECKING = False
@@ -26,6 +25,25 @@ WRONG_USE = 2
 INTERRUPTED = 130
 """Exit code: Ctrl-C."""
 
+COMMANDS = {
+    "run": ("runs", "Time a training program without editing it."),
+    "show": ("runs", "Show where the time of a run went."),
+    "top": ("top", "Show a run while it is being written."),
+    "why": ("runs", "Say why a step was slow."),
+    "compare": ("compare", "Say whether runs are slower than others, and in which region."),
+    "ab": ("ab", "Run two commands in turn and say whether one is slower."),
+    "history": ("history", "Say which of the last runs made it slower."),
+    "report": ("runs", "Write a run as one HTML page that works offline."),
+    "stragglers": ("runs", "Say which rank the others wait for, and why."),
+    "goodput": ("runs", "Account for the wall clock of the job, restarts included."),
+    "timeline": ("runs", "Write a run as a timeline, for Perfetto or Chrome."),
+    "plot": ("runs", "Draw the charts of the report as pictures."),
+    "compact": ("runs", "Convert a run's logs to Parquet."),
+    "doctor": ("doctor", "List installed and missing packages."),
+    "bench": ("bench", "Measure the cost of timing on this machine."),
+}
+"""The module and the help of each subcommand, a function of its name, in the order in which they are listed."""
+
 EPILOG = (
     "Exit codes: 0 done; 1 the run is missing, cannot be read, or lacks the requested data; 2 wrong arguments; 130 "
     "stopped by Ctrl-C."
@@ -41,10 +59,9 @@ class Commands(click.Group):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """One of them, or None."""
-        entry = COMMANDS.get(cmd_name)
-        if entry is None:
+        if cmd_name not in COMMANDS:
             return None
-        return import_module(f"deep500_timing._command.{entry.module}").command
+        return getattr(import_module(f"deep500_timing._command.{COMMANDS[cmd_name][0]}"), cmd_name)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Suggest names similar to an unknown one."""
@@ -61,7 +78,7 @@ class Commands(click.Group):
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """List subcommands without importing them."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, entry.summary) for name, entry in COMMANDS.items()])
+            formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]}, epilog=EPILOG)

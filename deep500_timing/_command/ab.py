@@ -23,7 +23,7 @@ _SEEN_PAIRS = (3, 5, 10)
 @click.option("--with", "packages", multiple=True, metavar="PKG==V", help="A package for A; a second one for B.")
 @click.option("--run", "folder", metavar="FOLDER", help="Where the runs go (default: runs/ab-TIME).")
 @output_options
-def command(
+def ab(
     words: tuple[str, ...],
     pairs: int,
     same: bool,

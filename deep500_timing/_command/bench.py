@@ -16,7 +16,7 @@ _CALLS = 2_000
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead.")
-def command(as_json: bool) -> None:
+def bench(as_json: bool) -> None:
     """Measure the cost of timing an empty region, compared with two reads of the clock.
 
     Takes about a second. Each figure is the minimum of several rounds, since other processes use the machine too.

@@ -58,7 +58,7 @@ def output_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--update-baseline", is_flag=True, help="Add B to the baseline of --against, unless the gate fails.")
 @click.option("--history", multiple=True, metavar="RUNS", help="Runs of A from other sessions; may be repeated.")
 @output_options
-def command(
+def compare(
     sides: tuple[str, ...], against: str | None, update_baseline: bool, history: tuple[str, ...], **options: Any
 ) -> int:
     """Say whether B is slower than A, by how much, and in which region.

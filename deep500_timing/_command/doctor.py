@@ -19,7 +19,7 @@ _ENVIRONMENT = "DEEP500_TIMING_"
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead.")
-def command(as_json: bool) -> None:
+def doctor(as_json: bool) -> None:
     """List installed packages, clocks and devices, and the commands that install the rest.
 
     Looks for devices, so it may take seconds where a framework is installed. Changes nothing.

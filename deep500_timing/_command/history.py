@@ -11,7 +11,7 @@ from deep500_timing._command._app import click
 @click.argument("folder", metavar="FOLDER")
 @click.option("--region", default="", metavar="PATH", help="Look at this region instead of the step.")
 @click.option("--json", "as_json", is_flag=True, help="Print plain data instead.")
-def command(folder: str, region: str, as_json: bool) -> None:
+def history(folder: str, region: str, as_json: bool) -> None:
     """Say which of the runs in FOLDER changed the time of a step.
 
     Runs that cannot be compared, such as those of a few steps, are left out and counted.

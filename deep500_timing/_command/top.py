@@ -24,7 +24,7 @@ _SHARE = 0.2
 )
 @click.option("--once", is_flag=True, help="Read once, as without a terminal.")
 @click.option("--json", "as_json", is_flag=True, help="Print plain data instead, once.")
-def command(folder: str, rank: int | None, every: float, once: bool, as_json: bool) -> None:
+def top(folder: str, rank: int | None, every: float, once: bool, as_json: bool) -> None:
     """Show a run while it is being written, until it ends or Ctrl-C.
 
     It reads the run's files only, and does not touch the training.

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from deep500_timing.exporters._comet import CometExporter
     from deep500_timing.exporters._csv import CsvExporter
     from deep500_timing.exporters._grafana import grafana_dashboard
-    from deep500_timing.exporters._jsonl import JsonLinesExporter
-    from deep500_timing.exporters._jsonl_reader import read_json_lines
+    from deep500_timing.exporters._jsonl import JsonLinesExporter, read_json_lines
     from deep500_timing.exporters._mlflow import MlflowExporter
     from deep500_timing.exporters._opentelemetry import OpenTelemetryExporter
     from deep500_timing.exporters._prometheus import PrometheusExporter
@@ -73,7 +72,7 @@ _LAZY = {
     "TrackioExporter": "deep500_timing.exporters._trackio",
     "WandbExporter": "deep500_timing.exporters._wandb",
     "grafana_dashboard": "deep500_timing.exporters._grafana",
-    "read_json_lines": "deep500_timing.exporters._jsonl_reader",
+    "read_json_lines": "deep500_timing.exporters._jsonl",
     "send_spans": "deep500_timing.exporters._spans",
 }
 

@@ -22,7 +22,7 @@ from deep500_timing.exporters import (
     grafana_dashboard,
     send_spans,
 )
-from deep500_timing.exporters._exponential import MAX_BUCKETS, exponential_of
+from deep500_timing.exporters._opentelemetry import MAX_BUCKETS, exponential_of
 from deep500_timing.exporters._prometheus import METRICS
 from deep500_timing.testing import ManualClock, ManualDeviceClock
 

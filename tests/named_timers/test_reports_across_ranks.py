@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from deep500_timing._distributed.exchange import Answers
-from deep500_timing._named.across_ranks import by_name, join, pack, read, text_of
+from deep500_timing.megatron import _by_name as by_name
+from deep500_timing.megatron import _join as join
+from deep500_timing.megatron import _read as read
+from deep500_timing.megatron import _text_of as text_of
 
-REPORTS = {1: pack({"forward": 0.004, "optimizer": 0.002}), 0: pack({"forward": 0.001}), 10: pack({"forward": 0.0025})}
+TIMES = {1: {"forward": 0.004, "optimizer": 0.002}, 0: {"forward": 0.001}, 10: {"forward": 0.0025}}
+REPORTS = {rank: json.dumps(times).encode() for rank, times in TIMES.items()}
 
 
 def answers(**known):

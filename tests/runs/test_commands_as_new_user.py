@@ -16,8 +16,7 @@ from made_runs import made_rank
 
 from deep500_timing import Timer
 from deep500_timing._command import _app, doctor
-from deep500_timing._command._app import main
-from deep500_timing._command._table import COMMANDS
+from deep500_timing._command._app import COMMANDS, main
 from deep500_timing._summary.text import width_of
 from deep500_timing._views.of_run import sheet_of_run
 from deep500_timing._views.table import render
@@ -72,7 +71,7 @@ def call(capsys, monkeypatch):
 def test_without_arguments_it_lists_its_commands(call):
     """Each with what it does, and the exit codes."""
     _, out, err = call()
-    assert all(entry.summary in out + err for entry in COMMANDS.values())
+    assert all(summary in out + err for _, summary in COMMANDS.values())
     assert "Exit codes: 0 done; 1" in out + err
 
 
@@ -422,7 +421,7 @@ def test_any_width_and_any_terminal(folders, monkeypatch, width, kind):
 @pytest.mark.parametrize(("kind", "width"), [("xterm-256color", 40), ("xterm-256color", 200), ("dumb", 80)])
 def test_a_bar_for_who_waits(one, monkeypatch, capsys, kind, width):
     """As wide as the terminal at most; a dumb one gets none. It is of the error stream: the output is the path."""
-    monkeypatch.setattr("deep500_timing._command._choices._BAR_AFTER_S", -1.0)
+    monkeypatch.setattr("deep500_timing._command.runs._BAR_AFTER_S", -1.0)
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setenv("TERM", kind)
     terminal = Terminal()

@@ -94,7 +94,7 @@ def _on_one_clock(context: Context, rows: list[dict[str, Any]], session: int) ->
         for row in rows:
             row["at_ns"] = row["unix_ns"]
         return True, 0.0
-    from deep500_timing._distributed.clocks_of_run import clocks_of
+    from deep500_timing._distributed.clocks import clocks_of
 
     clocks = clocks_of(context.run, session=session)
     ranks = {row["rank"] for row in rows}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from deep500_timing._base.names import CPU
 from deep500_timing._base.warn import warn_once
-from deep500_timing._distributed.clocks_of_run import clocks_of
+from deep500_timing._distributed.clocks import clocks_of
 from deep500_timing._summary.text import safe_name
 from deep500_timing._views.timeline._formats import Lanes, Slice, Writer, unit_of
 
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     """Rank and session."""
     from collections.abc import Iterable
 
-    from deep500_timing._distributed.clocks import ClockFit
-    from deep500_timing._distributed.clocks_of_run import Clocks
+    from deep500_timing._distributed.clocks import ClockFit, Clocks
 
 
 NOT_COMPARED = "clock not compared"
