@@ -114,6 +114,11 @@ def report_at_exit(report: Callable[[], None], prepare: Callable[[], None]) -> N
     _handle_sigterm()
 
 
+def is_terminated() -> bool:
+    """Whether SIGTERM ends this process."""
+    return bool(_endings) or bool(_put_off)
+
+
 def _is_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 

@@ -221,9 +221,10 @@ class Autolog:
             self._undo.pop()()
         if self in _live:
             _live.remove(self)
-        self._report()
-        if self.run is not None:
-            self.run.close()
+        log = self.run
+        self._report("closed")
+        if log is not None:
+            log.close()
 
     def _report_at_end(self) -> None:
         from deep500_timing._base.at_exit import report_at_exit
@@ -238,15 +239,16 @@ class Autolog:
 
     def _end_of_child(self) -> None:
         if os.getpid() == self._pid:
+            log = self.run
             self._report()
-            if self.run is not None:
-                self.run.close(reason="exit", wait=False)
+            if log is not None:
+                log.close(reason="exit", wait=False)
 
     def _reports_here(self, rank: int | None) -> bool:
         ranks = self._settings["ranks"]
         return ranks is None or (rank or 0) in ranks
 
-    def _report(self) -> None:
+    def _report(self, reason: str | None = None) -> None:
         if self._reported or os.getpid() != self._pid:
             return
         self._reported = True
@@ -260,19 +262,23 @@ class Autolog:
             return
         try:
             if self.begun:
-                self._show(stream)
+                self._show(stream, reason)
             elif self._rank is None and not os.path.isdir(self.folder) and (self._seen or not self._launched):
                 stream.write(f"deep500-timing: {self._why_nothing()}\n")
         except Exception as error:
             warn_once(f"Reporting at the end failed: {type(error).__name__}: {error}. The run is in {self.folder}.")
 
-    def _show(self, stream: Any) -> None:
+    def _show(self, stream: Any, reason: str | None) -> None:
         stream.write("\n")
-        timer, world = self.timer(), _world() or 1
+        timer, log, world = self.timer(), self.run, _world() or 1
         timer.complete_all()
+        folder = os.path.relpath(self.folder)
+        folder = self.folder if folder.startswith(os.pardir) else folder
         shown = False
         try:
-            shown = world <= _MOST_RANKS and self._show_run(stream, world)
+            if log is not None:
+                log.end_with_process(reason)  # The report is no part of the run. Its imports alone take a second.
+                shown = world <= _MOST_RANKS and self._show_run(stream, folder, log, world)
         except Exception as error:
             self.note(f"Reading the run failed: {type(error).__name__}: {error}. These times are from memory.")
         if not shown:
@@ -282,20 +288,18 @@ class Autolog:
             if world > 1:
                 rank = self._rank or 0
                 stream.write(f"  These are the times of rank {rank} of {world}; the run holds those of all.\n")
-        folder = os.path.relpath(self.folder)
-        folder = self.folder if folder.startswith(os.pardir) else folder
         for note in self._notes:
             stream.write(f"  {note}\n")
-        stream.write(f"  deep500-timing show {folder}      deep500-timing report {folder}\n")
+        if not shown:
+            stream.write(f"  deep500-timing show {folder}      deep500-timing report {folder}\n")
         stream.flush()
 
-    def _show_run(self, stream: Any, world: int) -> bool:
+    def _show_run(self, stream: Any, folder: str, log: RunLog, world: int) -> bool:
         # What `show` says about the run, of all ranks. False without what reads a run.
         from importlib.util import find_spec
 
-        if find_spec("duckdb") is None or self.run is None:
+        if find_spec("duckdb") is None or log._writer._waiting:  # a full disk: the run lacks what memory has
             return False
-        from dataclasses import replace
         from time import monotonic, sleep
 
         from deep500_timing._views.of_run import sheet_of_run
@@ -303,21 +307,17 @@ class Autolog:
         from deep500_timing._views.terminal import put, width_for
         from deep500_timing.runs import Run
 
-        self.run.flush()
-        if self.run._writer._waiting:  # a full disk: the run lacks what memory has
-            return False
         rank, until = self._rank or 0, monotonic() + _OTHERS_S
         # One process reports on itself: another may write to the same folder, without a rank.
-        session = self.run._writer.session if world == 1 else None
+        session = log._writer.session if world == 1 else None
         while True:
-            with Run.open(self.folder) as run:
+            with Run.open(folder) as run:
                 logs = [log for log in run.table("logs").rows() if log["rank"] != rank]
                 missing = world - 1 - len({log["rank"] for log in logs if log["end"]})
                 if missing <= 0 or monotonic() > until:
                     sheet = sheet_of_run(run, rank=rank, session=session)
                     break
             sleep(_POLL_S)
-        sheet = replace(sheet, title=sheet.title[:-1])  # whether the run has ended: this rank is about to
         put(stream, draw(sheet, width=width_for(stream)))
         if missing > 0:
             stream.write(f"  The logs of {missing} of {world} ranks had not ended when this was read.\n")

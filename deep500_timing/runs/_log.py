@@ -11,7 +11,7 @@ from _thread import get_ident
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._base.at_exit import do_last, do_not_do_last
+from deep500_timing._base.at_exit import do_last, do_not_do_last, is_terminated
 from deep500_timing._base.fork import after_fork
 from deep500_timing._base.warn import warn_once
 from deep500_timing._summary.anchor import take_anchor
@@ -137,8 +137,8 @@ class RunLog:
             self._thread.start()
         _open[id(self)] = self
         if len(_open) == 1:
-            atexit.register(_close_at_exit)
-            do_last(_close_at_sigterm)
+            atexit.register(_close_all)
+            do_last(_close_all)
 
     # --- for any thread ----------------------------------------------------------------------------------------------
 
@@ -275,8 +275,24 @@ class RunLog:
         self.written.set()
         _open.pop(id(self), None)
         if not _open:
-            atexit.unregister(_close_at_exit)
-            do_not_do_last(_close_at_sigterm)
+            atexit.unregister(_close_all)
+            do_not_do_last(_close_all)
+
+    def end_with_process(self, reason: str | None = None) -> None:
+        """Close the log because the process ends, with the exception or the signal that ends it.
+
+        Args:
+            reason: Another reason, if the process goes on.
+        """
+        if reason is None:
+            reason, error = "exit", getattr(sys, "last_value", None)  # set by an exception that ends the program
+            if is_terminated():
+                reason = "SIGTERM"
+                self.event("signal", reason)
+            elif error is not None:
+                reason = type(error).__name__
+                self.event("exception", f"{reason}: {error}"[:2000])
+        self.close(reason=reason, wait=False)
 
     def abandon(self) -> None:
         """Leave the file to the parent process after a fork."""
@@ -450,19 +466,9 @@ _open: dict[int, RunLog] = {}
 """Logs to close when the process ends: at exit, after an exception, by SIGINT and by SIGTERM."""
 
 
-def _close_at_exit() -> None:
-    # The interpreter sets it when an exception ends the program.
-    error = getattr(sys, "last_value", None)
+def _close_all() -> None:
     for log in list(_open.values()):
-        if error is not None:
-            log.event("exception", f"{type(error).__name__}: {error}"[:2000])
-        log.close(reason="exit" if error is None else type(error).__name__, wait=False)
-
-
-def _close_at_sigterm() -> None:
-    for log in list(_open.values()):
-        log.event("signal", "SIGTERM")
-        log.close(reason="SIGTERM", wait=False)
+        log.end_with_process()
 
 
 @after_fork
@@ -471,8 +477,8 @@ def _after_fork() -> None:
     for log in list(_open.values()):
         log.abandon()
     _open.clear()
-    atexit.unregister(_close_at_exit)
-    do_not_do_last(_close_at_sigterm)
+    atexit.unregister(_close_all)
+    do_not_do_last(_close_all)
 
 
 def attach(timer: Recorder, run: RunLog | str | PathLike[str], **settings: Any) -> RunLog:

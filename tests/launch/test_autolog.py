@@ -219,7 +219,7 @@ def test_layers(forks, tmp_path):
 
 
 def test_the_end_says_what_the_workers_do(forks, tmp_path):
-    """The report of one process is that of its run: it has the cause of the wait for data."""
+    """The report of one process is that of its run, which has ended: it has the cause of the wait for data."""
     program = TRAIN + (
         "import time\nfrom torch.utils.data import Dataset\n"
         "class Slow(Dataset):\n    def __len__(self): return 160\n"
@@ -227,7 +227,7 @@ def test_the_end_says_what_the_workers_do(forks, tmp_path):
         "loader = DataLoader(Slow(), 4, num_workers=2)\nsteps()\n"
     )
     said, _ = printed(forks, tmp_path, program, quiet=False)
-    assert "1 rank on 1 host" in said
+    assert re.search(r"1 rank on 1 host .* complete\n", said), said
     assert re.search(r"fetch takes .* ms a sample; .* workers would (keep\s+up, 2 are there|be needed)", said), said
 
 
