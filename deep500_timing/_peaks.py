@@ -13,7 +13,6 @@ class PeakRow:
     """The peak of one device."""
 
     device: str
-    """The name for people."""
     pattern: str
     """A regular expression that matches the whole name that the framework gives the device."""
     dtypes: dict[str, float]

@@ -32,7 +32,6 @@ class ModelFlops:
     unit: str
     """The unit: ``"token"``, ``"sample"``, ``"step"``."""
     formula: str
-    """How the number was obtained."""
     recompute: bool = False
     """Whether operations that are done a second time are in it, as by activation checkpointing: then what comes out
     is HFU (hardware FLOP utilization) and not MFU (model FLOP utilization)."""
@@ -43,13 +42,9 @@ class Peak:
     """What one device can compute at most."""
 
     flops_per_s: float
-    """Dense peak in FLOP/s."""
     device: str
-    """The device."""
     dtype: str
-    """The data type that the peak is for."""
     source: str
-    """Where the number stands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,19 +56,13 @@ class Utilization:
     kind: str
     """``"MFU"``, or ``"HFU"`` where recomputed operations are counted."""
     achieved_flops_per_s: float
-    """FLOP/s of the whole job."""
     peak_flops_per_s: float
-    """Peak FLOP/s of all devices together."""
     devices: int
-    """How many they are."""
     device: str
     """The unit."""
     dtype: str
-    """The data type that the peak is for."""
     formula: str
-    """How the operations were counted."""
     peak_source: str
-    """Where the peak stands."""
 
     @property
     def above_peak(self) -> bool:

@@ -39,10 +39,8 @@ __all__ = ["DummyTimer", "Timer", "TimerBase", "Timers"]
 _TimesByName: TypeAlias = "dict[str, dict[int, float]]"
 """Seconds by name and rank."""
 _OPTIONS = ("max", "minmax", "all")
-"""The ways to show the times of all ranks."""
 
 MAX_LOG_LEVEL = 2
-"""The level of timers that do not name one."""
 _groups = itertools.count()
 
 

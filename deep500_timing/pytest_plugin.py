@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _CHILD = "DEEP500_TIMING_PYTEST_CHILD"
-"""Set in the processes that time a test."""
 _REPORTS = pytest.StashKey[list[str]]()
 _STEPS = 30
 _RUNS = 5

@@ -234,7 +234,6 @@ def _forget_all() -> None:
 
 
 global_timer = GlobalTimer()
-"""The timer of the whole program."""
 
 
 def read_rank_logs(folder: str | PathLike[str] = FOLDER, *, engine: Any = "duckdb") -> Run:

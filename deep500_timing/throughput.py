@@ -101,7 +101,6 @@ class ThroughputTimer:
         self.config: Any = None
         """The config of DeepSpeed's that it was made with; the torch adapter's takes one."""
         self.initialized = False
-        """Whether it was ever started."""
         self._core = DeepSpeedAttributes(name, timer_for(timer, clock, device_clock))
         self._started = False
         self._pauses = 0

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 _PATIENCE_S = 10.0
 """How long the reports may take after SIGTERM."""
 _LAST_PATIENCE_S = 5.0
-"""How long what comes after them may take."""
 _PAUSE_S = 1.0
 """How long SIGTERM holds up the interrupted code. A report that takes longer may need a lock that the interrupted code
 holds, an export's or that of the standard output, so that code goes on until the report is made."""

@@ -47,9 +47,7 @@ class RegionMemory:
     """Memory at the ends of one region: at the last one, and the largest over all."""
 
     samples: int
-    """Ends at which the memory was read."""
     last: MemoryUsage
-    """At the last of them."""
     max_host_rss_bytes: int | None = None
     """The largest resident set of the process at any of them."""
     max_device_allocated_bytes: int | None = None

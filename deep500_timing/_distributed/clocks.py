@@ -65,7 +65,6 @@ class ClockFit:
     """How a clock lies to the reference's. Times are in nanoseconds of the clock itself."""
 
     at_ns: tuple[int, ...]
-    """The middles of the bursts."""
     offset_ns: tuple[float, ...]
     """The reference's time minus this clock's, then."""
     half_width_ns: tuple[float, ...]
@@ -118,7 +117,6 @@ class ClockFit:
 
 
 IDENTICAL = ClockFit((0, 1), (0.0, 0.0), (0.0, 0.0))
-"""Of the reference itself."""
 
 
 def fit_clock(readings: Iterable[Reading]) -> ClockFit:
@@ -176,7 +174,6 @@ class ClockExchange:
         self._every_s, self._name, self._deadline_s = every_s, name, deadline_s
         self._stop = threading.Event()
         self.bursts = 0
-        """How many are through."""
         work = self._answer if transport.rank == 0 else self._ask
         self._thread = threading.Thread(target=self._run, args=(work,), name="deep500-timing clock", daemon=True)
         self._thread.start()
@@ -246,7 +243,6 @@ class Clocks:
     reference: int
     session: int
     fits: dict[int, ClockFit]
-    """The known ones, by rank."""
     uncalibrated: dict[int, str]
     """Ranks with times that cannot be compared with the reference's, and the reason."""
 

@@ -177,7 +177,6 @@ def _innermost(store: Any) -> Any:
 
 
 _connections: weakref.WeakSet[Connection] = weakref.WeakSet()
-"""Connections with posted requests."""
 
 
 @atexit.register

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 FOLDER_VARIABLE = "DEEP500_TIMING_GATHER"
 """Names the shared folder for ranks that nothing else connects."""
 _MERGE_S = 1.5e-3
-"""The time that merging may take for each rank."""
 NOTHING = (
     "nothing connects the {} ranks: pass transport= to gather, or name a shared folder in {}; torch.distributed "
     "serves once it is initialised"

@@ -109,7 +109,6 @@ class OverRanks:
     """How one number differs from rank to rank, in seconds. Of ranks with the same number the smallest is named."""
 
     ranks: int
-    """How many have the number."""
     min: float
     min_rank: int
     mean: float
@@ -127,13 +126,11 @@ class GatheredRegion:
     device: str
     """``"CPU"`` or ``"GPU"``."""
     ranks: int
-    """How many have times of it."""
     stats: TimeStats
     """Of all times of all ranks. ``quantile_error`` is that of the coarsest bins that a rank has sent."""
     distribution: Distribution
     """The same times as moments and a histogram. Where a rank sent coarser bins, its times lie in their middles."""
     over_ranks: dict[str, OverRanks]
-    """How :data:`OF_EACH_RANK` differ from rank to rank."""
     counters: dict[str, int]
     """Intervals outside the statistics (running, failed and so on), added over ranks; counts above 0."""
 
@@ -144,7 +141,6 @@ class Gathered:
 
     world_size: int
     ranks: tuple[int, ...]
-    """The ranks with a snapshot in it, ascending."""
     missing: tuple[int, ...]
     """Ranks that left no snapshot within the deadline: dead, stuck, or not asked for one. Empty if there is a fault,
     since then no rank could be asked."""
@@ -231,7 +227,6 @@ _ORDER = {member.name: position for position, member in enumerate(TimeType)}
 _EACH = ("count", *OF_EACH_RANK)
 
 _TOGETHER = 100_000
-"""Bins that are added at a time."""
 
 Key = tuple[str, str]
 
@@ -248,7 +243,6 @@ class _Region:
         self.skipped = 0
         self.counters: dict[str, int] = {}
         self.of_rank: dict[int, tuple[float, ...]] = {}
-        """By rank, the values of :data:`_EACH`."""
 
     def add(self, rank: int, level: int, plain: dict[str, Any]) -> None:
         for name, count in plain["counters"].items():

@@ -54,11 +54,9 @@ LEAST_SHARE = 0.01
 EXPLAINED = 0.5
 """Share of the lateness that the cause explains at least."""
 LEAST_STEPS = LEAST_OPERATIONS
-"""Steps or operations that a verdict needs."""
 LEAST_WINDOWS = 0.6
 """Share of the parts of a run in which a rank must be late."""
 WINDOWS = 8
-"""Parts into which the steps are divided."""
 MANY_RANKS = 16
 """From this many ranks on, each region alone tells how much ranks differ in it; of fewer, all regions together do."""
 FEW_RANKS = 4
@@ -96,7 +94,6 @@ CAUSES = {
 }
 """The cause by the region's name in capitals; ``"host"`` for any other region and for time outside all regions."""
 REST = "the rest"
-"""The name of what lies outside all regions."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +104,6 @@ class Steps:
     hosts: tuple[str, ...]
     """The host of each rank; empty where it is unknown."""
     numbers: tuple[int, ...]
-    """The number of each step."""
     regions: tuple[str, ...]
     """Empty for operations alone."""
     lateness: Floats
@@ -117,9 +113,7 @@ class Steps:
     step_s: float
     """The typical length of a step; 0 for operations alone."""
     met_at: str = ""
-    """Where the ranks meet, in words."""
     least: int = LEAST_STEPS
-    """Steps that a verdict needs."""
     one_clock: bool = True
     """Whether waits and own times are of one clock. If not, no cause is named."""
 
@@ -241,15 +235,12 @@ class _Found:
     ranks: list[int]
     """As indices, the latest first."""
     lateness: float = 0.0
-    """Of the latest."""
     bound: float = 0.0
     chance: float = 1.0
     independent: float = 0.0
-    """Independent steps."""
     host: str | None = None
     cause: tuple[str | None, float] = (None, 0.0)
     first: int = 0
-    """The first step that was judged."""
     reason: str = "no rank stands out from the differences between ranks"
 
 

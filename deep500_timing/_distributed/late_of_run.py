@@ -18,11 +18,9 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 MEETING = ("all_", "allreduce", "allgather", "alltoall", "barrier", "ddp_", "inference_all_", "reduce_scatter")
-"""Name prefixes of synchronizing operations."""
 IMPLIED = (COMM, BACKWARD)
 """Regions in which ranks meet if no operation is recorded: communication, or the one that sums the gradients."""
 _WARM_UP = 2
-"""Steps at the beginning that are left out."""
 _MOST_ROWS = 500_000
 """Steps times ranks that are judged, the newest ones: with ten regions, 40 MB an array."""
 _LEAST_STEPS = 1000
@@ -30,7 +28,6 @@ _LEAST_STEPS = 1000
 _MOST_TIMES, _LEAST_REGIONS = 8_000_000, 8
 """Steps times ranks times regions that are judged, 64 MB an array; smaller regions are part of the rest then."""
 _READ = 2_000_000
-"""Rows that are read at a time."""
 _ALIKE = 0.5
 """Ranks that meet have steps of one length: their spread is below this share of that of the waits."""
 _INSIDE = 0.6
@@ -50,7 +47,6 @@ class _Phases(NamedTuple):
     periods: Floats
     """Shape ``(steps, ranks)``: from the beginning of a step to that of the next one."""
     on_device: tuple[bool, ...]
-    """For each phase, whether its times are the device's."""
 
 
 def steps_of_run(run: Run, *, session: int | None = None) -> Steps:

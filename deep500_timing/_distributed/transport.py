@@ -65,7 +65,6 @@ def get_all(store: Any, keys: dict[int, str]) -> dict[int, bytes]:
 _TRIES = 100
 """How often a folder may be removed before this rank has written its file into it."""
 PREFIX = "deep500_timing"
-"""Put before every key in a store."""
 
 
 class Transport(Protocol):

@@ -10,7 +10,6 @@ SLOW_STEP = 1.5
 """A step so many times as long as the median is a slow one."""
 _MOST_STEPS = 5
 LEAST_OPERATIONS = 16
-"""Steps or operations that a verdict needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,11 +17,9 @@ class Verdict:
     """The test of operations alone. Times are in seconds."""
 
     operations: int
-    """How many were compared."""
     judged: int
     """How many of them the verdict is about: all, or the few that hold most of the waiting."""
     independent_operations: float
-    """As how many independent ones they count."""
     chance: float
     """Probability that ranks which are all alike make one of them look as late as the latest does here."""
     cost_s: float
@@ -70,7 +67,6 @@ class Stragglers:
     """Least lateness of a rank that is called late here."""
     step_s: float = 0.0
     steps: int = 0
-    """Steps that were judged."""
     since: int | None = None
     """From which step on it is late; None if from the first."""
     grows: bool = False
@@ -82,7 +78,6 @@ class Stragglers:
     intermittent: dict[int, int] = field(default_factory=dict)
     """Ranks that came late in some steps, more often than the other ranks: in how many."""
     reason: str = ""
-    """Why no rank is named."""
     met_at: str = ""
     operations: Verdict | None = None
     """The test of operations alone: then there are neither regions nor steps, and times are for an operation."""

@@ -40,7 +40,6 @@ _STAGED = 128
 _STAGED_AGGREGATED = 32
 _INT64 = "n" if Struct("n").size == 8 else "q"  # Python packs the same 8 bytes three times as fast as an `n`.
 _PACK = {2 * length: Struct(f"{2 * length}{_INT64}").pack for length in (_STAGED, _STAGED_AGGREGATED)}
-"""Packs a list of that many integers."""
 _PARTS = 8
 """Packed lists in a block."""
 BIN_COUNT = 3712

@@ -103,7 +103,6 @@ class Distribution:
     """Count, sum, extremes, spread and histogram of times. Plain data: JSON can hold it, another rank can add it."""
 
     count: int
-    """Times."""
     total_ns: int
     """Their sum, exact."""
     min_ns: int
@@ -238,7 +237,6 @@ class Distribution:
 
 
 EMPTY = Distribution(0, 0, 0, 0, 0.0, pack((), ()))
-"""The distribution of no times."""
 
 
 def merge(parts: Iterable[Distribution]) -> Distribution:
@@ -287,7 +285,6 @@ class RecordedTimes:
     aggregated: Distribution = EMPTY
     """The times that are not kept."""
     skipped: int = 0
-    """Warm-up times left out."""
 
     @property
     def count(self) -> int:

@@ -61,7 +61,6 @@ class _Kept:
     """Time in ns that earlier siblings cover."""
     paths: Int64Array
     stores: Int64Array
-    """Index of the store."""
 
 
 _COLUMNS = tuple(_Kept.__dataclass_fields__)

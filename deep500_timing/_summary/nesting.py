@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     BoolArray = NDArray[np.bool_]
 
 ENDLESS = (1 << 63) - 1
-"""The end of an open region."""
 ROOT = -1
 
 
@@ -114,7 +113,6 @@ class Nested(NamedTuple):
     """The positions of intervals in the tree."""
 
     paths: Int64Array
-    """Numbers of paths."""
     overlaps: BoolArray
     covered: Int64Array
     """The part in ns that earlier siblings cover."""

@@ -41,7 +41,6 @@ class RegionTimes:
     failed: int = _counter("ended by an exception, or not to be measured; not included")
     """Regions that an exception ended, or without a device time; not in the statistics."""
     discarded: int = _counter("forgotten while open; not included")
-    """Regions discarded while open."""
     captured: int = _counter("in a graph being captured, where nothing can be timed; not included")
     """Regions without a device time because a graph was being captured."""
     recomputed: int = _counter("run a second time, as by an activation checkpoint; not included")
@@ -92,9 +91,7 @@ class Snapshot:
     unix_time_s: float
     """When the snapshot was taken, in seconds since 1970."""
     host: str
-    """Name of the machine."""
     pid: int
-    """The process."""
     rank: int | None = None
     """Rank of the process, from torch.distributed or the launcher; None if unknown."""
     world_size: int | None = None

@@ -36,7 +36,6 @@ class TimeStats:
     stdev: float
     """Sample standard deviation (divisor ``count - 1``), 0 for a single time."""
     count: int
-    """Number of times."""
     total: float
     """Their sum, exact."""
     p90: float = field(metadata={"quantile": 0.90})

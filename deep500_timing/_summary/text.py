@@ -17,7 +17,6 @@ UNKNOWN = "–"
 UNKNOWN_IN_LOG = "n/a"
 """ASCII, because the encoding of a logger's stream is unknown."""
 GAP = "  "
-"""Between two columns."""
 _GIB = 1024**3
 _UNITS = ((1e-9, "ns"), (1e-6, "µs"), (1e-3, "ms"), (1.0, "s"))
 _HOUR_S = 3600.0

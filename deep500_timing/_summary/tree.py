@@ -32,13 +32,10 @@ class OnDevice:
     """The times of a region on a device."""
 
     total_s: float
-    """Their sum."""
     share: float | None
     """Share of the parent's total on the device; None if the parent has none."""
     count: int
-    """Intervals."""
     median_s: float
-    """Their median."""
     p95_s: float
     """95th percentile."""
 

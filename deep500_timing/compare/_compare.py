@@ -69,13 +69,11 @@ class Comparison:
 
     method: Method
     reason: str
-    """Why this method, in a sentence."""
     step: Effect | None
     """None for runs without steps, as those of pytest-benchmark."""
     regions: tuple[Effect, ...]
     """Of the regions that both sides have, the longest first."""
     only_a: tuple[str, ...]
-    """Regions that only side A has."""
     only_b: tuple[str, ...]
     explains: Effect | None
     """The region that explains most of the step's change, if the step has changed."""

@@ -24,7 +24,6 @@ class Floor:
     machine: str
     """The processor, the number of processors and the devices. A host's name may change, as in hosted CI."""
     program: str
-    """The hash of the command line of side A."""
     spreads: dict[str, Spread]
     """For the step (empty path) and each region."""
 

@@ -20,7 +20,6 @@ class GateResult:
 
     failed: bool
     text: str
-    """For a person; the first line is the result."""
 
 
 def gate(found: Comparison, fail_on: float, floor: Floor | None) -> GateResult:

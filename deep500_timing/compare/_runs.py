@@ -51,7 +51,6 @@ class RunTimes:
     facts: dict[str, str] = field(default_factory=dict)
     """The run's environment: versions, devices, host and so on."""
     program: str = ""
-    """A hash of the command line."""
     machine: str = ""
     """Host and boot, which distinguish sessions; empty if unknown."""
     session: str = ""
@@ -63,7 +62,6 @@ class RunTimes:
     load: float | None = None
     """The load average of the machine at the start, for each processor."""
     problems: tuple[str, ...] = ()
-    """Problems of the run, in sentences."""
 
     @property
     def times(self) -> dict[str, float]:
@@ -72,7 +70,6 @@ class RunTimes:
 
 
 STEP = ""
-"""The path of the step itself."""
 
 
 class NotComparableError(ValueError):

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 
 _LEAST = 3
-"""Values in a segment."""
 _PERMUTATIONS = 999
 _MOST = 400
 """The newest points that are looked at; the permutations of more take minutes."""
@@ -167,7 +166,6 @@ class Spread:
 
     variance: float
     df: int
-    """Degrees of freedom."""
 
 
 @dataclass(frozen=True)
@@ -176,9 +174,7 @@ class Estimate:
 
     log_ratio: float
     error: float
-    """Standard error."""
     df: float
-    """Degrees of freedom of the standard error."""
 
     @property
     def slower_p(self) -> float:

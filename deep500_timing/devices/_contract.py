@@ -15,7 +15,6 @@ class DeviceRig(Protocol):
     """A device under test, and how to give it work: what :class:`DeviceClockContract` needs from an adapter's tests."""
 
     clock: DeviceClock
-    """The clock under test."""
     exact: bool
     """Whether times are exact to the nanosecond, as on a simulated device. On a real one they are at least as long."""
 

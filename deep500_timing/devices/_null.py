@@ -93,4 +93,3 @@ class NullDevice(Device):
 
 
 NULL_DEVICE = NullDevice()
-"""Shared by every timer without a device."""

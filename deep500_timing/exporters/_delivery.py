@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 CAPACITY = 256
-"""Reports that may wait for one server."""
 MAX_TRIES = 5
 """Answers with status 500 after which the report, not the server, is at fault."""
 FIRST_PAUSE_S = 0.5

@@ -198,7 +198,6 @@ class Exponential(NamedTuple):
     zero_count: int
     """Times of 0 s."""
     offset: int
-    """Index of the first bucket."""
     counts: tuple[int, ...]
     """Times in each bucket, the empty ones between others included."""
 

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from deep500_timing._summary.snapshot import RegionTimes, Snapshot
 
 TIMES = "deep500_timing_region_seconds"
-"""The histogram of a region's times."""
 EXCLUDED = "deep500_timing_excluded"
 """Intervals without a time, by reason; ``_total`` is added."""
 MEMORY = "deep500_timing_region_memory_max_bytes"

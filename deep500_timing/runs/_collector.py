@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     Int64Array = NDArray[np.int64]
 
 QUEUE_ROWS = 1 << 17
-"""Most queued rows of each table."""
 _QUEUE_EVENTS = 1000
 _DROPPED = 4
 _REMEMBERED = 1 << 14
@@ -42,7 +41,6 @@ class Collector:
         self.threads = Threads()
         self.rows: dict[str, deque[tuple[Any, ...]]] = {"marks": deque()}
         self.written = 0
-        """Intervals in the frames made so far."""
         self._collections: dict[int, int] = {}
         self._events: deque[dict[str, Any]] = deque(maxlen=_QUEUE_EVENTS)
         self._overflowed: dict[str, int] = {}

@@ -119,7 +119,6 @@ class Compacted(NamedTuple):
 
     folder: str
     files: dict[str, list[str]]
-    """Paths by table."""
     schemas: dict[str, dict[str, str]]
     """Columns with types by table, including tables that a log declares."""
 

@@ -175,7 +175,6 @@ HEAD = Struct("<4sHHIIII")
 """Magic, kind, flags, sequence, rows, bytes of the payload, CRC-32."""
 _CRC_AT = HEAD.size - 4
 ZLIB = 1
-"""The flag of a compressed payload."""
 _CRC_BYTES = 4096
 """Up to this size ``zlib.crc32`` keeps the GIL. Waiting for it may take 5 ms."""
 LARGEST_PAYLOAD = 1 << 28
@@ -190,10 +189,8 @@ class Frame(NamedTuple):
     """Its number in the file, from 0. A gap shows missing frames."""
     rows: int
     stored: bytes
-    """The payload as stored."""
     is_compressed: bool
     offset: int
-    """Its position in the file."""
 
     @property
     def payload(self) -> bytes:

@@ -221,7 +221,6 @@ class _Job:
         self.by_rank = by_rank
         self.of_rank: dict[int, dict[str, int]] = {}
         self.steps: dict[int, Int64Array] = {}
-        """The numbers of steps, by generation."""
         self._span_ns = span_ns
         bounds: list[Int64Array] = [np.array(span_ns[:1])]
         kinds: list[NDArray[np.int8]] = []

@@ -40,7 +40,6 @@ LABELS = (
 )
 CODE = {name: number for number, name in enumerate(LABELS)}
 BUCKETS = ("productive", "data", "communication", "evaluation", "checkpoint", "restore", "compilation")
-"""The buckets that a region can have."""
 _LAYERS = (*BUCKETS, "device_communication", "device", "process", "startup", "lost")
 CODE_COMM = BUCKETS.index("communication")
 _DEFAULTS = (
@@ -59,7 +58,6 @@ _MILESTONES = {"checkpoint_saved": "checkpoint", "checkpoint_restored": "restore
 _IN_ORDER = ("closed", "exit", "rotated")
 _SECOND = 10**9
 _ROWS = 1 << 21
-"""Rows of intervals that are read at once."""
 
 
 def bucket_of(region: str, chosen: Mapping[str, str], waiting: set[str] | frozenset[str] = frozenset()) -> str | None:

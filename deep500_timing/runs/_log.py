@@ -43,7 +43,6 @@ _MOST_PAUSE_S = 0.2
 _LEAST_PAUSE_S = 0.01
 _LOCK_S = 5.0
 _MEMORY_S = 1.0
-"""Seconds between samples of the resident memory."""
 
 
 class RunLog:

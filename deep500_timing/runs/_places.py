@@ -42,9 +42,7 @@ class Place(NamedTuple):
     """A place in the program that many samples share."""
 
     share: float
-    """Of all samples."""
     name: str
-    """The function."""
     file: str
     """The file, with the line if one stands out."""
     expression: str

@@ -64,13 +64,10 @@ class Log:
     """The reason of its end; None if the process was killed or is running."""
     tables: dict[str, tuple[int, tuple[Column, ...]]] = field(default_factory=lambda: dict(TABLES))
     damage: list[Damage] = field(default_factory=list)
-    """Parts without a whole frame."""
     unknown: int = 0
-    """Frames of unknown kinds."""
     missing_frames: int = 0
     """Missing numbers of frames: the frames in damaged parts."""
     intervals: int = 0
-    """Intervals that were read."""
 
     def text(self, number: int) -> str:
         """The name of a number; the number itself if the name's frame is lost."""

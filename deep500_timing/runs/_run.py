@@ -56,7 +56,6 @@ def steps_of(run: Any, rank: int | None, session: int | None) -> Relation:
 
 _NEIGHBOURS = 200
 _NAMED = 3
-"""Most runs that an error names."""
 
 
 class Run:

@@ -46,7 +46,6 @@ class Taken(NamedTuple):
     first: int
     """The number of the first interval in its store, from 0."""
     has_device: bool
-    """Whether the timer has a device."""
     ordinals: Int64Array | None
     """For a device, shape ``(n,)``: the number of each host interval, -1 if unknown. None if all are unknown, and for
     the host."""

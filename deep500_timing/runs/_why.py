@@ -33,7 +33,6 @@ class Cause:
     """Its path; with ``rest``, the part outside all regions inside it. Empty for the time between the steps."""
     rest: bool
     dur_ns: int
-    """In the step."""
     typical_ns: int
     """The median of the neighbours."""
     is_waiting: bool
@@ -73,7 +72,6 @@ class Why:
     late: Cause | None = None
     """The cause on the rank that the others waited for."""
     waited: int = 0
-    """How many ranks waited for it."""
     lines: str = ""
     """The lines of the program that the main cause's time goes to in its steps; empty without sampled stacks."""
 

@@ -140,7 +140,6 @@ class Writer:
         self.sealed: list[tuple[str, int]] = []
         """Complete files of this session with their sizes in bytes, oldest first."""
         self.needs_header = True
-        """Whether the next flush is the first of a file."""
         self._rank = 0
         self._begun = False
         self._rotate_bytes = rotate_bytes
