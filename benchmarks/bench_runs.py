@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks._machine import describe
-from deep500_timing._summary.anchor import ClockAnchor
+from deep500_timing._summary.snapshot import ClockAnchor
 from deep500_timing.runs import Run
 from deep500_timing.runs._format import END, HEADER, name_of
 from deep500_timing.runs._header import Place

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from deep500_timing._named.named_timer import NamedTimer, timer_for
     from deep500_timing._recording.intervals import Intervals
     from deep500_timing._recording.recorder import begin_recomputation, end_recomputation
-    from deep500_timing._summary.anchor import take_anchor
     from deep500_timing._summary.reading import summarize
+    from deep500_timing._summary.snapshot import take_anchor
     from deep500_timing._summary.stats import QUANTILES, TRIM
     from deep500_timing._summary.text import (
         UNKNOWN,
@@ -122,7 +122,7 @@ _LAZY = {
     "steps_of_operations": "deep500_timing._distributed.late",
     "store_connection": "deep500_timing._distributed.connection",
     "summarize": "deep500_timing._summary.reading",
-    "take_anchor": "deep500_timing._summary.anchor",
+    "take_anchor": "deep500_timing._summary.snapshot",
     "timer_for": "deep500_timing._named.named_timer",
     "warn_once": "deep500_timing._base.warn",
     "width_of": "deep500_timing._summary.text",

@@ -86,8 +86,7 @@ def _measure(
     fail_on: float | None = None,
 ) -> None:
     from deep500_timing.compare._ab import CommandFailedError, Variant, revision, run_once, run_pairs
-    from deep500_timing.compare._gate import gate
-    from deep500_timing.compare._text import draw
+    from deep500_timing.compare._text import draw, gate
 
     if "deep500_timing" not in item.fixturenames:
         pytest.fail("A test marked deep500_timing requires the fixture deep500_timing, its timer.", pytrace=False)

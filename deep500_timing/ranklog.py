@@ -124,7 +124,7 @@ class GlobalTimer:
         self._flush(wait=True, final=True)
 
     def _begin(self) -> None:
-        from deep500_timing._summary.anchor import take_anchor
+        from deep500_timing._summary.snapshot import take_anchor
         from deep500_timing.runs._source import Source, Threads
 
         with self._lock:

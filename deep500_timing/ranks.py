@@ -24,12 +24,17 @@ if TYPE_CHECKING:
         clocks_of,
         keep_clocks,
     )
-    from deep500_timing._distributed.contract import check_transport
     from deep500_timing._distributed.gather import Gatherer, LiveReport, find_transport, gather
     from deep500_timing._distributed.gathered import Gathered, GatheredRegion, OverRanks
     from deep500_timing._distributed.mpi import MpiTransport
     from deep500_timing._distributed.stragglers import find_stragglers
-    from deep500_timing._distributed.transport import AloneTransport, FolderTransport, StoreTransport, Transport
+    from deep500_timing._distributed.transport import (
+        AloneTransport,
+        FolderTransport,
+        StoreTransport,
+        Transport,
+        check_transport,
+    )
     from deep500_timing._distributed.verdict import Stragglers, WhatIf
 
 __all__ = [
@@ -75,7 +80,7 @@ _LAZY = {
     "Transport": "deep500_timing._distributed.transport",
     "UncalibratedError": "deep500_timing._distributed.clocks",
     "WhatIf": "deep500_timing._distributed.verdict",
-    "check_transport": "deep500_timing._distributed.contract",
+    "check_transport": "deep500_timing._distributed.transport",
     "clocks_of": "deep500_timing._distributed.clocks",
     "find_stragglers": "deep500_timing._distributed.stragglers",
     "find_transport": "deep500_timing._distributed.gather",

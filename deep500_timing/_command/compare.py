@@ -122,9 +122,8 @@ def show(
 
     from deep500_timing._command._output import print_json, say
     from deep500_timing._views.terminal import width_for
-    from deep500_timing.compare._gate import gate
     from deep500_timing.compare._text import benchmark_json as benchmarks
-    from deep500_timing.compare._text import draw, markdown
+    from deep500_timing.compare._text import draw, gate, markdown
 
     judged = None if fail_on is None else gate(found, fail_on, floor)
     if as_json:

@@ -17,7 +17,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from deep500_timing._base.warn import warn_once
-from deep500_timing._distributed.exchange import DEADLINE_S, pauses
+from deep500_timing._distributed.connection import pauses
+from deep500_timing._distributed.exchange import DEADLINE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -20,7 +20,7 @@ from deep500_timing._base.warn import warn_once
 from deep500_timing._distributed.launchers import distributed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 NO_ANSWER = "the store does not answer"
 NOT_CONNECTED = "the connection to the store is not made yet"
@@ -37,6 +37,9 @@ _MOST_POSTED = 16
 """Posted requests that wait for the connection; the oldest are dropped."""
 _EXIT_S = 2.0
 """How long the end of the process waits for posted requests."""
+_POLL_S = 0.002
+_LONGEST_POLL_S = 0.1
+"""Pauses between looks grow by half each time, up to this, so that many ranks do not overrun the store."""
 
 
 class Connection:
@@ -184,6 +187,17 @@ def _flush_all() -> None:
     until = time.monotonic() + _EXIT_S
     for connection in list(_connections):
         connection.flush(max(until - time.monotonic(), 0.0))
+
+
+def pauses(until: float) -> Iterator[float]:
+    """Pauses that grow, in seconds, one at least; the last ends at a moment of ``time.monotonic``."""
+    pause_s = _POLL_S
+    while True:
+        left_s = until - time.monotonic()
+        yield max(min(pause_s, left_s), 0.0)
+        if left_s <= 0:
+            return
+        pause_s = min(pause_s * 1.5, _LONGEST_POLL_S)
 
 
 def job_store() -> Any:

@@ -25,11 +25,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from deep500_timing._base.warn import warn_once
-from deep500_timing._distributed.connection import Connection
+from deep500_timing._distributed.connection import Connection, pauses
 from deep500_timing._distributed.launchers import rank_and_world
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
 
     from deep500_timing._distributed.transport import Transport
 
@@ -43,9 +43,6 @@ _KEPT = 4
 """Reports of steps that a rank leaves for the rank that gathers; older ones are withdrawn."""
 _AGAIN_S = 0.25
 """After how long a rank that waits in a round says so again; twice as long after each further time."""
-_POLL_S = 0.002
-_LONGEST_POLL_S = 0.1
-"""Pauses between looks grow by half each time, up to this, so that many ranks do not overrun the store."""
 _GATHER_SHARE = 0.7
 """Share of the deadline in which rank 0 takes reports, so that its result reaches the others within the deadline."""
 _HANDOVER_SHARE = 0.55
@@ -544,14 +541,3 @@ def time_to_ask(deadline_s: float) -> float:
     The rest is for a busy machine that runs the asking thread late, so that its store does not pass for a dead one.
     """
     return deadline_s - max(_SLACK * deadline_s, min(_SLACK_S, deadline_s / 4))
-
-
-def pauses(until: float) -> Iterator[float]:
-    """Pauses that grow, in seconds, one at least; the last ends at a moment of ``time.monotonic``."""
-    pause_s = _POLL_S
-    while True:
-        left_s = until - time.monotonic()
-        yield max(min(pause_s, left_s), 0.0)
-        if left_s <= 0:
-            return
-        pause_s = min(pause_s * 1.5, _LONGEST_POLL_S)

@@ -14,10 +14,9 @@ import numpy as np
 from deep500_timing._base.names import CPU, GPU
 from deep500_timing._base.time_type import TimeType
 from deep500_timing._distributed.launchers import known_rank_and_world
-from deep500_timing._summary.anchor import take_anchor
 from deep500_timing._summary.distribution import Distribution, RecordedTimes, merge
 from deep500_timing._summary.kept_tree import Store, tree_of_kept
-from deep500_timing._summary.snapshot import STORED_COUNTERS, RegionTimes, Snapshot, counters_of
+from deep500_timing._summary.snapshot import STORED_COUNTERS, RegionTimes, Snapshot, counters_of, take_anchor
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

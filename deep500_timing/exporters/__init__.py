@@ -20,11 +20,10 @@ from deep500_timing.exporters._base import BaseExporter, Exporter, export_to, ke
 if TYPE_CHECKING:
     from deep500_timing.exporters._comet import CometExporter
     from deep500_timing.exporters._csv import CsvExporter
-    from deep500_timing.exporters._grafana import grafana_dashboard
     from deep500_timing.exporters._jsonl import JsonLinesExporter, read_json_lines
     from deep500_timing.exporters._mlflow import MlflowExporter
     from deep500_timing.exporters._opentelemetry import OpenTelemetryExporter
-    from deep500_timing.exporters._prometheus import PrometheusExporter
+    from deep500_timing.exporters._prometheus import PrometheusExporter, grafana_dashboard
     from deep500_timing.exporters._spans import send_spans
     from deep500_timing.exporters._table import TerminalExporter, TextExporter
     from deep500_timing.exporters._tensorboard import TensorBoardExporter
@@ -71,7 +70,7 @@ _LAZY = {
     "TextExporter": "deep500_timing.exporters._table",
     "TrackioExporter": "deep500_timing.exporters._trackio",
     "WandbExporter": "deep500_timing.exporters._wandb",
-    "grafana_dashboard": "deep500_timing.exporters._grafana",
+    "grafana_dashboard": "deep500_timing.exporters._prometheus",
     "read_json_lines": "deep500_timing.exporters._jsonl",
     "send_spans": "deep500_timing.exporters._spans",
 }

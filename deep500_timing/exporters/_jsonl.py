@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from deep500_timing._base.memory_usage import MemoryUsage, RegionMemory
 from deep500_timing._base.warn import stacklevel_of_user
-from deep500_timing._summary.anchor import ClockAnchor
 from deep500_timing._summary.distribution import Distribution
-from deep500_timing._summary.snapshot import RegionTimes, Snapshot
+from deep500_timing._summary.snapshot import ClockAnchor, RegionTimes, Snapshot
 from deep500_timing._summary.stats import TimeStats
 from deep500_timing.exceptions import TimingWarning
 from deep500_timing.exporters._base import BaseExporter

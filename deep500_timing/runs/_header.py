@@ -20,7 +20,7 @@ from deep500_timing.runs._format import SCHEMA, TABLES
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from deep500_timing._summary.anchor import ClockAnchor
+    from deep500_timing._summary.snapshot import ClockAnchor
 
 SUBMITTED = "DEEP500_TIMING_SUBMIT_UNIX_S"
 """When the job was submitted, in Unix seconds, for goodput."""

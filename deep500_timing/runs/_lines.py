@@ -11,11 +11,11 @@ import numpy as np
 
 from deep500_timing._base.names import BATCH, CPU, GPU
 from deep500_timing._base.warn import warn_once
-from deep500_timing._summary.anchor import ClockAnchor
+from deep500_timing._summary.snapshot import ClockAnchor
+from deep500_timing.runs._collector import StepCounter
 from deep500_timing.runs._format import END, HEADER, name_of
 from deep500_timing.runs._header import Place, describe
 from deep500_timing.runs._run import Run
-from deep500_timing.runs._steps import StepCounter
 from deep500_timing.runs._writer import Encoder
 
 if TYPE_CHECKING:

@@ -42,7 +42,7 @@ def write_run(tmp_path):
         for rank in range(ranks):
             marks = {"DEEP500_TIMING_MEASUREMENT": json.dumps(measurement)} if measurement else {}
             began = 1_700_000_000_000_000_000 + minute * 60_000_000_000
-            unix_time = mock.patch("deep500_timing._summary.anchor.time.time_ns", return_value=began)
+            unix_time = mock.patch("deep500_timing._summary.snapshot.time.time_ns", return_value=began)
             made_up = made_rank(folder, rank, attributes={"batch_size": 8})
             with mock.patch.dict("os.environ", marks), made_up as made, unix_time:
                 for step in range(steps):

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from deep500_timing import TimingWarning
-from deep500_timing._peaks import PEAKS, dtype_name
-from deep500_timing.flops import given_flops, peak_flops, transformer_flops, utilization
+from deep500_timing.flops import PEAKS, dtype_name, given_flops, peak_flops, transformer_flops, utilization
 
 pytestmark = pytest.mark.one_form
 

@@ -11,8 +11,8 @@ import pytest
 
 from deep500_timing import CPUGPUTimer, RegionTimes, Snapshot, Timer, TimeType
 from deep500_timing._recording.recorder import begin_recomputation, end_recomputation
-from deep500_timing._summary.anchor import ClockAnchor, take_anchor
 from deep500_timing._summary.reading import summarize
+from deep500_timing._summary.snapshot import ClockAnchor, take_anchor
 from deep500_timing.testing import ManualDeviceClock
 
 S = 1_000_000_000

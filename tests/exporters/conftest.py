@@ -12,8 +12,8 @@ import pytest
 
 from deep500_timing import CPUGPUTimer, TimeType
 from deep500_timing._base.warn import forget_warnings
-from deep500_timing._summary import anchor as _anchor
 from deep500_timing._summary import reading as _reading
+from deep500_timing._summary import snapshot as _anchor
 from deep500_timing._summary.snapshot import RegionTimes, Snapshot
 from deep500_timing._summary.stats import TimeStats
 

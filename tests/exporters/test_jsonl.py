@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deep500_timing._summary.anchor import ClockAnchor
-from deep500_timing._summary.snapshot import RegionTimes, Snapshot
+from deep500_timing._summary.snapshot import ClockAnchor, RegionTimes, Snapshot
 from deep500_timing._summary.stats import TimeStats
 from deep500_timing.exceptions import TimingWarning
 from deep500_timing.exporters import JsonLinesExporter, read_json_lines

@@ -18,7 +18,7 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "digits"
     # Versions are of what the process has imported, which is whatever tests ran before.
     with (
-        mock.patch("deep500_timing._summary.anchor.time.time_ns", return_value=1_700_000_000_000_000_000),
+        mock.patch("deep500_timing._summary.snapshot.time.time_ns", return_value=1_700_000_000_000_000_000),
         mock.patch("deep500_timing.runs._header._versions", return_value={}),
     ):
         _train(folder)

@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deep500_timing import Timer
-from deep500_timing.runs import Run, RunLog, _steps
-from deep500_timing.runs._steps import StepCounter
+from deep500_timing.runs import Run, RunLog, _collector
+from deep500_timing.runs._collector import StepCounter
 from deep500_timing.testing import ManualDeviceClock
 
 MS = 1_000_000
@@ -30,7 +30,7 @@ def test_the_newest_ends_are_remembered(counts):
     """The last BATCH ends are known, in order, and all are counted."""
     ends = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_steps, "_REMEMBERED", 5)
+        patch.setattr(_collector, "_STEPS_REMEMBERED", 5)
         steps = StepCounter(3)
         for count in counts:
             fresh = [10 * (len(ends) + number) for number in range(count)]

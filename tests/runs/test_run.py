@@ -374,7 +374,7 @@ def test_foreign_files_and_newer_schemas(trained, tmp_path):
 def test_a_clock_that_is_stepped_back(tmp_path, monkeypatch):
     """When Unix time is set back during a run its order stays, and the table of logs says by how much."""
     now = [1_700_000_000_000_000_000]
-    monkeypatch.setattr("deep500_timing._summary.anchor.time.time_ns", lambda: now[0])
+    monkeypatch.setattr("deep500_timing._summary.snapshot.time.time_ns", lambda: now[0])
     clock = ManualClock()
     tmr = Timer(clock=clock)
     with RunLog(tmp_path, tmr, rank=0, flush_s=None) as log:

@@ -23,7 +23,7 @@ ROOMS = (
     {"_recording"},
     {"devices", "_distributed.launchers"},
     {"_summary"},
-    {"runs", "_peaks", "flops", "_distributed", "ranks"},
+    {"runs", "flops", "_distributed", "ranks"},
     {"_views", "report", "compare"},
     {"exporters"},
     {"timer"},

@@ -230,7 +230,7 @@ class World:
             return EPOCH_NS + now + unix["step"]
 
         with (
-            mock.patch("deep500_timing._summary.anchor.time.time_ns", side_effect=time_ns),
+            mock.patch("deep500_timing._summary.snapshot.time.time_ns", side_effect=time_ns),
             mock.patch(
                 "deep500_timing.runs._header._process_start_unix_ns",
                 return_value=EPOCH_NS + process.begin + stepped,

@@ -44,7 +44,7 @@ def made_rank(folder, rank=0, **settings):
     """A rank whose log begins at :data:`START_UNIX_NS` and is closed at the end."""
     # Versions are of what the process has imported, which is whatever tests ran before.
     with (
-        mock.patch("deep500_timing._summary.anchor.time.time_ns", return_value=START_UNIX_NS),
+        mock.patch("deep500_timing._summary.snapshot.time.time_ns", return_value=START_UNIX_NS),
         mock.patch("deep500_timing.runs._header._versions", return_value={}),
         mock.patch("deep500_timing.runs._header._process_start_unix_ns", return_value=None),
     ):
