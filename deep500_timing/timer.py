@@ -652,20 +652,11 @@ class DeviceRegion:
         return self._timer._find(self._key).is_open
 
     def start(self) -> None:
-        """Open the region on the calling thread and on the device.
-
-        Raises:
-            RegionOpenError: The calling thread has it open already.
-        """
+        """Open the region on the calling thread and on the device."""
         self._timer.start(self._key, True)
 
     def end(self) -> None:
-        """Close the region and keep its intervals.
-
-        Raises:
-            RegionNotOpenError: The calling thread does not have it open.
-            RegionMismatchError: It was started without the device; it stays open.
-        """
+        """Close the region and keep its intervals."""
         self._timer.end(self._key, True)
 
     def __enter__(self) -> DeviceRegion:

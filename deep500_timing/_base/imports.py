@@ -14,15 +14,7 @@ if TYPE_CHECKING:
 
 
 def after_import(name: str, call: Callable[[], object]) -> Callable[[], None]:
-    """Call a function once a module has been imported: now if it has been, else right after its import.
-
-    Args:
-        name: The module's full name.
-        call: What to call. It must not raise.
-
-    Returns:
-        What takes the request back.
-    """
+    """Call a function, which must not raise, once a module has been imported; returns what takes the request back."""
     module = sys.modules.get(name)
     if module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False):
         call()

@@ -16,12 +16,6 @@ def lazy_names(
     ::
 
         __getattr__, __dir__ = lazy_names(__name__, __all__, {"CsvExporter": "deep500_timing.exporters._csv"})
-
-    Args:
-        module: The package's ``__name__``.
-        public: Its ``__all__``, for ``dir()``.
-        homes: The names that are imported late, each with the module that has it under the same name, or a function
-            that makes it.
     """
     import sys
 

@@ -23,30 +23,14 @@ def is_installed(package: str) -> bool:
 
 
 def require(package: str, *, extra: str, caller: str) -> Any:
-    """Import an optional package.
-
-    Args:
-        package: Its import name.
-        extra: The extra of this distribution that installs it.
-        caller: The user's call, for the error.
-
-    Raises:
-        MissingPackageError: It is not installed.
-        ImportError: It is installed and broken, as it says itself.
-    """
+    """Import an optional package."""
     if not is_installed(package):
         raise missing_package(package, extra=extra, caller=caller)
     return import_module(package)
 
 
 def missing_package(package: str, *, extra: str, caller: str) -> MissingPackageError:
-    """The error for an optional package that is not installed, with the remedy.
-
-    Args:
-        package: Its import name or that of a module in it, or the name that it is known by.
-        extra: The extra of this distribution that installs it.
-        caller: The user's call.
-    """
+    """The error for an optional package that is not installed, with the remedy."""
     # Of a module inside a package the package is what one looks for.
     return MissingPackageError(f"{caller} requires {package.partition('.')[0]}; {remedy(extra)}", name=package)
 

@@ -15,12 +15,7 @@ _said: set[str] = set()
 
 
 def warn_once(message: str, *, key: str | None = None) -> None:
-    """Warn with a ``TimingWarning``, once per process.
-
-    Args:
-        message: The action, the fault, and the consequence.
-        key: Warnings with the same key count as one; None takes the message.
-    """
+    """Warn with a ``TimingWarning``, once per process and key; the key of a warning without one is its message."""
     key = key or message
     if key not in _said:
         _said.add(key)

@@ -112,11 +112,7 @@ def show(
     as_json: bool,
     floor_path: str | None = None,
 ) -> int:
-    """Print and write the comparison.
-
-    Returns:
-        The exit code.
-    """
+    """Print and write the comparison."""
     import json
     from dataclasses import asdict
 

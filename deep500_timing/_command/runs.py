@@ -31,11 +31,7 @@ def reading(folder: str) -> Iterator[Run]:
 
 
 def steps_of(text: str | None) -> tuple[int, int] | None:
-    """``"5"`` or ``"5:9"`` as the first step and the last.
-
-    Raises:
-        click.BadParameter: It is neither.
-    """
+    """``"5"`` or ``"5:9"`` as the first step and the last."""
     if text is None:
         return None
     first, _, last = text.partition(":")
@@ -49,11 +45,7 @@ def steps_of(text: str | None) -> tuple[int, int] | None:
 
 
 def numbers_of(text: str | None, option: str) -> list[int] | None:
-    """``"0,3"`` or ``"0-7"`` or both as numbers, rising.
-
-    Raises:
-        click.BadParameter: It is neither.
-    """
+    """``"0,3"`` or ``"0-7"`` or both as numbers, rising."""
     if text is None:
         return None
     found: set[int] = set()

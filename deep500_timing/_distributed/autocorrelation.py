@@ -14,11 +14,7 @@ _WINDOW = 5.0
 
 
 def correlated_steps(series: NDArray[np.float64]) -> float:
-    """The larger of two estimates, since a short series looks less correlated than it is.
-
-    Args:
-        series: Of shape (steps, series).
-    """
+    """The larger of two estimates, since a short series looks less correlated than it is."""
     return max(autocorrelation_time(series), _first_order(series))
 
 

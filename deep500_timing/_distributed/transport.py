@@ -91,19 +91,11 @@ class Transport(Protocol):
         """
 
     def take(self, topic: str, to: int, senders: Sequence[int]) -> dict[int, bytes]:
-        """The messages of a topic that have arrived for this rank, by sender. Each is given once, the newest first.
-
-        Raises:
-            Exception: As :meth:`send`.
-        """
+        """The messages of a topic that have arrived for this rank, by sender. Each is given once, the newest first."""
         ...
 
     def withdraw(self, topic: str, to: int) -> None:
-        """Take back this rank's message, if it is still there.
-
-        Raises:
-            Exception: As :meth:`send`.
-        """
+        """Take back this rank's message, if it is still there."""
 
 
 class AloneTransport:

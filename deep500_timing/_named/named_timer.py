@@ -31,17 +31,7 @@ KEEP_LAST = 1024
 def timer_for(
     timer: Timer | None, clock: Clock | None, device_clock: DeviceClock | None, make: Callable[..., Timer] = CPUGPUTimer
 ) -> Timer:
-    """Return the given timer, or make one that keeps a bounded number of intervals.
-
-    Args:
-        timer: The one given, or None.
-        clock: The host clock of a new timer.
-        device_clock: The device clock of a new timer.
-        make: Makes it.
-
-    Raises:
-        ValueError: Both a clock and a timer are given.
-    """
+    """Return the given timer, or make one that keeps a bounded number of intervals."""
     if timer is None:
         return make(clock=clock, device_clock=device_clock, keep_last=KEEP_LAST)
     if clock is not None or device_clock is not None:
@@ -106,11 +96,7 @@ class NamedTimer:
         return bool(self._region.is_open)
 
     def start(self) -> None:
-        """Start.
-
-        Raises:
-            RegionOpenError: It is running already (and not reentrant).
-        """
+        """Start."""
         region = self._region
         if self._plain and not region.is_open and self._timer._generation == self._generation:
             region._open_at(self._now())
@@ -161,9 +147,6 @@ class NamedTimer:
         Args:
             reset: Forget earlier times first.
             record: Add this time to :meth:`recorded` too, which other resets leave alone.
-
-        Raises:
-            RegionNotOpenError: It is not running.
         """
         now_ns = self._now()
         region = self._region

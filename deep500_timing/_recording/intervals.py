@@ -72,14 +72,7 @@ class Aggregates:
             self.total_ns = 0
 
     def add(self, ints: Any, begin: int, end: int, skip_first: int) -> None:
-        """Add intervals.
-
-        Args:
-            ints: Start and end in ns, alternating.
-            begin: Where in ``ints`` the first of them starts.
-            end: Where the last of them ends.
-            skip_first: How many of all are warm-up: counted, and left out of everything else.
-        """
+        """Add intervals."""
         if self.bins is None:
             self.bins = new_bins()
         bins = ints_of(self.bins) if cython.compiled else self.bins

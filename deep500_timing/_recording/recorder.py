@@ -794,11 +794,7 @@ def _rebuild(kind: type[Recorder], settings: dict[str, Any]) -> Recorder:
 
 
 def name_of(doing: str, key: object) -> str:
-    """Return the region's name for a key. The name of a subclass of ``str`` is its value.
-
-    Raises:
-        InvalidKeyError: It is neither a ``TimeType`` nor a non-empty string; ``doing`` begins the text.
-    """
+    """Return the region's name for a key. The name of a subclass of ``str`` is its value."""
     if isinstance(key, TimeType):
         return key.name
     if isinstance(key, str) and str.__len__(key):

@@ -176,9 +176,6 @@ def take_anchor(now_ns: Callable[[], int]) -> ClockAnchor:
     """Read both clocks 32 times and keep the narrowest reading.
 
     Unix time may be stepped and slewed, so an anchor is exact only at its own time. Take new ones in a long run.
-
-    Args:
-        now_ns: The host's clock.
     """
     narrowest: ClockAnchor | None = None
     for _ in range(_TRIES):

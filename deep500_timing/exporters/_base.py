@@ -107,30 +107,17 @@ class BaseExporter(ABC):
         Args:
             snapshot: The times.
             step: The training step that they belong to: an integer, or None if there is none.
-
-        Raises:
-            TypeError: The step is no integer.
-            ValueError: The step does not fit 64 bits.
-            ExportError: It failed and the exporter is strict.
         """
         step = check_step(step)
         self._open()
         self._guard("exporting", self._export, snapshot, step)
 
     def flush(self) -> None:
-        """Write buffered reports.
-
-        Raises:
-            ExportError: It failed and the exporter is strict.
-        """
+        """Write buffered reports."""
         self._guard("flushing", self._flush)
 
     def close(self) -> None:
-        """Release files and connections.
-
-        Raises:
-            ExportError: It failed and the exporter is strict.
-        """
+        """Release files and connections."""
         self._guard("closing", self._close)
 
     def _guard(self, doing: str, call: Callable[..., None], *arguments: Any) -> None:
@@ -149,12 +136,7 @@ class BaseExporter(ABC):
 
 
 def check_step(step: Any) -> int | None:
-    """A training step as every destination can hold it: an integer of 64 bits with a sign, or None.
-
-    Raises:
-        TypeError: It is neither an integer (of Python or numpy, say) nor None.
-        ValueError: It does not fit.
-    """
+    """A training step as every destination can hold it: an integer of 64 bits with a sign, or None."""
     if step is None:
         return None
     try:
@@ -173,11 +155,7 @@ def check_step(step: Any) -> int | None:
 
 
 def check_exporter(exporter: object) -> None:
-    """See that something is an exporter.
-
-    Raises:
-        TypeError: It is a class, a name, or has no method ``export``; the text says what to give instead.
-    """
+    """See that something is an exporter."""
     if isinstance(exporter, type):
         remedy = f"it is a class; make one of it: {exporter.__name__}(...)"
     elif callable(getattr(exporter, "export", None)):

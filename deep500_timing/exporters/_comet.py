@@ -30,10 +30,6 @@ class CometExporter(TrackerExporter):
             prefix: Put before the names, with one slash between.
             experiment: A Comet experiment; None is the running one.
             **settings: ``stats``, ``whole_run``, ``by_rank`` and ``strict``, as of every tracker's exporter.
-
-        Raises:
-            MissingPackageError: comet_ml is not installed.
-            ValueError: A statistic is unknown.
         """
         super().__init__(prefix, **settings)
         self._experiment = experiment

@@ -109,12 +109,6 @@ class Delivery:
     ``send`` never waits. A report that the server refuses is lost alone. While the server is down (no connection,
     time-out, 408, 425, 429, 5xx), reports wait and are retried with growing pauses. When the queue is full, the oldest
     report is lost. The thread ends when the queue is empty. A forked child starts with an empty queue.
-
-    Args:
-        service: The server's name in messages.
-        deliver: Sends a payload: ``deliver(payload, timeout_s)``, where None is the usual time-out. It raises on
-            failure; ``is_outage`` classifies the error.
-        clock: Monotonic time in seconds.
     """
 
     def __init__(
@@ -163,11 +157,7 @@ class Delivery:
             self._wake()
 
     def send_now(self, payload: Any, account: Account, timeout_s: float) -> None:
-        """Deliver a report on this thread.
-
-        Raises:
-            Exception: It did not arrive.
-        """
+        """Deliver a report on this thread."""
         error = _error_of(self._deliver, payload, timeout_s)
         with self._changed:
             account.delivered += error is None
@@ -179,9 +169,6 @@ class Delivery:
         """Retry now and wait until the reports of one exporter have arrived.
 
         After a flush has failed, the next ones do not wait until the server has answered.
-
-        Raises:
-            ExportError: Some have not arrived.
         """
         with self._changed:
             attempts = self._attempts
@@ -223,11 +210,7 @@ class Delivery:
             return self._changed.wait_for(lambda: not self._queue and self._in_flight is None, max(timeout_s, 0.0))
 
     def close(self) -> list[str]:
-        """Count undelivered reports as lost; deliver later reports on the exporting thread.
-
-        Returns:
-            A sentence for each exporter that has lost reports.
-        """
+        """Count undelivered reports as lost; deliver later reports on the exporting thread."""
         with self._changed:
             for report in self._unsettled():
                 self._lose(report, None)
@@ -372,12 +355,7 @@ def _after_fork_in_child() -> None:
 
 
 class UnavailableError(OSError):
-    """A server answered that it cannot serve now.
-
-    Args:
-        message: Its answer.
-        status: The HTTP status.
-    """
+    """A server answered that it cannot serve now."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)

@@ -26,13 +26,6 @@ def path_of(destination: Any, caller: str) -> str:
     """The absolute path that a user means, so that a later change of the working directory changes nothing.
 
     Missing folders are made.
-
-    Raises:
-        TypeError: It is not a path.
-        ValueError: It is empty or holds a NUL.
-        IsADirectoryError: It is a folder.
-        NotADirectoryError: It lies below a file.
-        OSError: Its folder cannot be made, for the reason that the system gives.
     """
     try:
         text = os.fsdecode(destination)
@@ -75,12 +68,6 @@ def create(path: str, *, overwrite: bool = False) -> str:
         path: The file. A device such as ``/dev/null`` is used as it is.
         overwrite: Empty a file that is there, instead of taking the first of ``times-2.txt``, ``times-3.txt`` ... that
             is free.
-
-    Returns:
-        The path that was made.
-
-    Raises:
-        OSError: It cannot be made, for the reason that the system gives.
     """
     if os.path.exists(path) and not os.path.isfile(path):
         return path
@@ -103,16 +90,7 @@ class SharedFile:
     """
 
     def __init__(self, path: str, *, header: bytes = b"") -> None:
-        """See that the file can be added to, making it if need be.
-
-        Args:
-            path: An absolute path.
-            header: The first line, with its line end, of a file that holds the same.
-
-        Raises:
-            OSError: It cannot be added to, for the reason that the system gives.
-            ValueError: Its first line is not the header.
-        """
+        """See that the file can be added to, making it if need be, and that its first line is the header."""
         self.path = path
         self._header = header
         self._file: tuple[int, int] | None = None
@@ -135,10 +113,6 @@ class SharedFile:
         """Append a report, starting on a new line.
 
         If the disk fills up, the partial report is removed. A replaced file is checked again.
-
-        Raises:
-            OSError: As the system says.
-            ValueError: The file was replaced by one that holds something else.
         """
         try:
             descriptor = self._open_locked()

@@ -35,12 +35,7 @@ class Metric(NamedTuple):
 
 
 def check_stats(stats: Sequence[str], caller: str) -> tuple[str, ...]:
-    """Look at a user's choice of statistics.
-
-    Raises:
-        ValueError: One of them is not known, or there is none.
-        TypeError: It is a string instead of several.
-    """
+    """Look at a user's choice of statistics."""
     if isinstance(stats, str):
         raise TypeError(f"{caller} was given stats={stats!r}; give a tuple, such as stats=({stats!r},).")
     chosen = tuple(dict.fromkeys(stats))
@@ -52,11 +47,7 @@ def check_stats(stats: Sequence[str], caller: str) -> tuple[str, ...]:
 
 
 def check_prefix(prefix: str, caller: str) -> str:
-    """A user's prefix with exactly one slash at its end, or nothing.
-
-    Raises:
-        TypeError: It is no string.
-    """
+    """A user's prefix with exactly one slash at its end, or nothing."""
     if not isinstance(prefix, str):
         raise TypeError(f"{caller} was given prefix={prefix!r}; give a string, such as 'train'.")
     bare = prefix.strip("/")

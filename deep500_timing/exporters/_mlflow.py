@@ -151,22 +151,13 @@ class Store:
     """A tracking server or a local store."""
 
     def __init__(self, uri: str) -> None:
-        """Open nothing yet.
-
-        Args:
-            uri: As ``mlflow.get_tracking_uri`` gives it.
-        """
+        """Open nothing yet."""
         self._uri = uri
         self._client: Any = None
         self._tagged: set[str] = set()
 
     def log(self, report: tuple[str, list[Any]], timeout_s: float | None) -> None:
-        """Log metrics to a run.
-
-        Args:
-            report: The run's id and MLflow's metrics.
-            timeout_s: For each request to a server.
-        """
+        """Log metrics to a run."""
         from mlflow.entities import RunTag
 
         run_id, metrics = report

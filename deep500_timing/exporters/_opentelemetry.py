@@ -206,11 +206,6 @@ def exponential_of(distribution: Distribution, scale: int = SCALE, max_buckets: 
     """Convert a histogram. Each of our bins goes to the bucket that holds its middle.
 
     The mapping of a value to a bucket is that of OpenTelemetry's data model, section ExponentialHistogram.
-
-    Args:
-        distribution: Times in nanoseconds.
-        scale: The finest scale.
-        max_buckets: The most buckets.
     """
     bins, counts = distribution.used_bins()
     zero_count, buckets = 0, dict[int, int]()

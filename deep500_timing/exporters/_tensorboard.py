@@ -42,10 +42,6 @@ class TensorBoardExporter(TrackerExporter):
             prefix: Put before the names, with one slash between.
             histograms: Write histograms.
             **settings: ``stats``, ``whole_run``, ``by_rank`` and ``strict``, as of every tracker's exporter.
-
-        Raises:
-            MissingPackageError: tensorboardX is not installed.
-            ValueError: A statistic is unknown.
         """
         super().__init__(prefix, **settings)
         self._folder = os.path.abspath(os.fsdecode(folder))

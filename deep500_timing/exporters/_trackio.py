@@ -29,10 +29,6 @@ class TrackioExporter(TrackerExporter):
             prefix: Put before the keys, with one slash between.
             run: What ``trackio.init`` returned; None is the run of the exporting thread.
             **settings: ``stats``, ``whole_run``, ``by_rank`` and ``strict``, as of every tracker's exporter.
-
-        Raises:
-            MissingPackageError: trackio is not installed.
-            ValueError: A statistic is unknown.
         """
         super().__init__(prefix, **settings)
         self._run = run

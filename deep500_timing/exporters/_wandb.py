@@ -125,11 +125,7 @@ class Rows:
     """
 
     def __init__(self, run: Any) -> None:
-        """Write nothing yet.
-
-        Args:
-            run: A W&B run.
-        """
+        """Write nothing yet."""
         name = getattr(run, "name", None) or getattr(run, "id", None)
         self.service = f"W&B run {name}" if name else "the W&B run"
         self._run = ref(run)

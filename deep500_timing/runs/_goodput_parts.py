@@ -174,11 +174,7 @@ def processes_of(run: Any, notes: list[str]) -> dict[int, list[Process]]:
 
 
 def set_generations(processes: list[Process]) -> int:
-    """Number the starts of the job. A later generation begins when no process of an earlier one lives.
-
-    Returns:
-        The number of generations.
-    """
+    """Number the starts of the job. A later generation begins when no process of an earlier one lives."""
     sessions: dict[int, list[int]] = {}
     for process in processes:
         sessions.setdefault(process.rank, []).append(process.session)
@@ -199,11 +195,7 @@ def set_generations(processes: list[Process]) -> int:
 
 
 def set_steps(run: Any, by_rank: dict[int, list[Process]], notes: list[str]) -> bool:
-    """Read the steps of every process, and which of them were computed again.
-
-    Returns:
-        True if the steps that were computed again are known.
-    """
+    """Read the steps of every process, and which of them were computed again; returns whether that is known."""
     restored, saved = (
         _by_session(
             run.sql(
@@ -280,15 +272,7 @@ def _set_redone(by_rank: dict[int, list[Process]]) -> None:
 def parts_of_ranks(
     run: Any, by_rank: dict[int, list[Process]], chosen: Mapping[str, str], span_ns: tuple[int, int], seen: set[str]
 ) -> Iterator[RankParts]:
-    """Divide the span of the job for each rank.
-
-    Args:
-        run: The run.
-        by_rank: The processes with their steps.
-        chosen: Buckets by region, besides the defaults.
-        span_ns: Begin and end of the job.
-        seen: Takes the buckets of which the run has intervals.
-    """
+    """Divide the span of the job for each rank."""
     waiting = waiting_regions(run)
     counts = run.sql("select region, device, count(*) as n from intervals group by region, device").rows()
     layers: dict[str, int] = {}
