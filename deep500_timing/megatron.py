@@ -93,22 +93,14 @@ class DummyTimer(TimerBase):
         """Do nothing."""
 
     def elapsed(self, reset: bool = True, barrier: bool = False) -> float:
-        """There is no time.
-
-        Raises:
-            NoTimesError: Always.
-        """
+        """There is no time: ``NoTimesError``."""
         raise NoTimesError(
             "Asking for the elapsed time of a timer that is switched off: its log_level is above that of the Timers "
             "group. Raise the group's log_level, or lower the timer's."
         )
 
     def active_time(self) -> float:
-        """There is no time.
-
-        Raises:
-            NoTimesError: Always.
-        """
+        """There is no time: ``NoTimesError``."""
         return self.elapsed()
 
 
@@ -116,12 +108,6 @@ class Timer(TimerBase):
     """One named timer. Times are in seconds."""
 
     def __init__(self, name: str, core: NamedTimer | None = None) -> None:
-        """A single timer, or one of a group.
-
-        Args:
-            name: Its name.
-            core: The timer below; a new one on the host's clock if None.
-        """
         super().__init__(name)
         self._core = NamedTimer(name) if core is None else core
         self._barrier_group: Any = None
@@ -132,27 +118,13 @@ class Timer(TimerBase):
         self._barrier_group = barrier_group
 
     def start(self, barrier: bool = False) -> None:
-        """Start.
-
-        Args:
-            barrier: Wait for the other ranks first. Every rank of the group must do so.
-
-        Raises:
-            RegionOpenError: It is running already.
-        """
+        """Start; ``RegionOpenError`` if it is running already. With ``barrier`` every rank of the group must do so."""
         if barrier:
             wait_for_ranks(self._barrier_group)
         self._core.start()
 
     def stop(self, barrier: bool = False) -> None:
-        """Stop.
-
-        Args:
-            barrier: Wait for the other ranks first; the wait is in the time.
-
-        Raises:
-            RegionNotOpenError: It is not running.
-        """
+        """Stop; ``RegionNotOpenError`` if it is not running. The wait of ``barrier`` is in the time."""
         if barrier and self._core.running:
             wait_for_ranks(self._barrier_group)
         self._core.stop()
@@ -320,17 +292,9 @@ class Timers:
         reset: bool = True,
         barrier: bool = False,
     ) -> None:
-        """Log the report on one rank. Every rank calls it; the others do not wait.
+        """Log the report on one rank, the last if None. Every rank calls it; the others do not wait.
 
-        Args:
-            names: As for :meth:`get_all_timers_string`.
-            rank: Where to log; on the last rank if None.
-            normalizer: What to divide each time by.
-            reset: Restart from zero.
-            barrier: Wait for all ranks first.
-
-        Raises:
-            ValueError: ``normalizer`` is not positive.
+        The other arguments are those of :meth:`get_all_timers_string`.
         """
         check_normalizer("log", normalizer)
         names = None if names is None else list(names)
@@ -356,17 +320,13 @@ class Timers:
         """Write the largest time over the ranks of each timer, as ``name-time``, in seconds. Every rank calls it.
 
         Args:
-            names: As for :meth:`get_all_timers_string`.
+            names: These and the last three as for :meth:`get_all_timers_string`.
             writer: A TensorBoard ``SummaryWriter``, the ``wandb`` module, or anything with ``add_scalar(name, value,
                 step)`` or ``log(values, step)``. None on the ranks that do not write: they do not wait.
             iteration: The step.
             normalizer: What to divide each time by.
             reset: Restart from zero.
             barrier: Wait for all ranks first.
-
-        Raises:
-            ValueError: ``normalizer`` is not positive.
-            TypeError: ``writer`` has neither method.
         """
         check_normalizer("write", normalizer)
         add_scalar, log = getattr(writer, "add_scalar", None), getattr(writer, "log", None)

@@ -289,20 +289,12 @@ class ThroughputTimer:
         return sum(part.total_ns for part in self._parts) / 1e9
 
     def average(self, unit: str | None = None) -> float | None:
-        """The rate over all timed steps, per second, or None; waits for times on their way from the device.
-
-        Args:
-            unit: The unit; the timer's unit if None. Only steps that counted it are used.
-        """
+        """The rate per second over all timed steps that counted the unit (the timer's if None), or None; waits."""
         self._settle(wait=True)
         return _rate(*self._totals.get(unit or self.unit, (0.0, 0)))
 
     def current(self, unit: str | None = None) -> float | None:
-        """The rate of the last timed step, per second, or None; waits for times on their way from the device.
-
-        Args:
-            unit: The unit; the timer's unit if None.
-        """
+        """The rate per second of the last timed step, as :meth:`average`."""
         self._settle(wait=True)
         amounts, total_ns = self._last or ({}, 0)
         return _rate(amounts.get(unit or self.unit, 0.0), total_ns if (unit or self.unit) in amounts else 0)

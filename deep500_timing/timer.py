@@ -60,6 +60,9 @@ if not cython.compiled:
 class Timer(Recorder):
     """Times regions on the host and, where ``gpu=True`` asks for it, on a device, from any number of threads.
 
+    Every method that takes a key raises ``InvalidKeyError`` for one that is neither a ``TimeType`` nor a non-empty
+    string.
+
     Args:
         device_clock: The device clock, or a :func:`~deep500_timing.devices.lazy_device`. With None, ``gpu=True`` is
             accepted and records CPU times only. The adapters' ``CPUGPUTimer`` finds its clock itself.
@@ -144,7 +147,6 @@ class Timer(Recorder):
 
         Raises:
             RegionOpenError: The thread has it open already.
-            InvalidKeyError: The key is neither a ``TimeType`` nor a non-empty string.
         """
         if not self._enabled:
             return
@@ -181,7 +183,6 @@ class Timer(Recorder):
         Raises:
             RegionNotOpenError: The thread does not have it open.
             RegionMismatchError: It was started with another ``gpu``; it stays open.
-            InvalidKeyError: The key is neither a ``TimeType`` nor a non-empty string.
         """
         if not self._enabled:
             return
@@ -273,9 +274,6 @@ class Timer(Recorder):
         It is the same object each time and may be kept: ``r = timer.region(key)``, then ``r.start()``, ``r.end()``.
         If the block raises, the interval is counted as failed and not kept. With ``gpu=True`` the device times it as
         well.
-
-        Raises:
-            InvalidKeyError: The key is neither a ``TimeType`` nor a non-empty string.
         """
         if cython.compiled:
             region = self._find(key)
@@ -309,7 +307,6 @@ class Timer(Recorder):
         Raises:
             TypeError: The decorated object is not callable, or is a coroutine function and ``gpu`` is true: its work
                 on the stream cannot be told from that of others.
-            InvalidKeyError: The key is neither a ``TimeType`` nor a non-empty string.
         """
         from deep500_timing._recording.decorators import timed
 
@@ -407,7 +404,6 @@ class Timer(Recorder):
 
         Raises:
             NoTimesError: No time is recorded for it.
-            InvalidKeyError: The key is neither a ``TimeType`` nor a non-empty string.
         """
         return _stats_or_error(self._stores(key, gpu), key, " on the device" if gpu else "")
 
@@ -578,9 +574,6 @@ class Timer(Recorder):
 
         An adapter that times something else than a region, such as a collective, passes it as the ``sink`` of
         :meth:`deep500_timing.devices.EventPool.end`.
-
-        Raises:
-            InvalidKeyError: The key is neither a ``TimeType`` nor a non-empty string.
         """
         return self._find(key)._device_store()
 

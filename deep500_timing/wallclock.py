@@ -97,11 +97,7 @@ class SynchronizedWallClockTimer:
         __slots__ = ()
 
         def elapsed(self, reset: bool = True) -> float:
-            """The time since the last reset in ms, with the time of a running timer so far.
-
-            Args:
-                reset: Restart from zero.
-            """
+            """The time since the last reset in ms, with the time of a running timer so far."""
             return self.read(reset=reset).total_ns / 1e6
 
         def mean(self) -> float:
@@ -207,16 +203,7 @@ class SynchronizedWallClockTimer:
         (self._logging_fn or print)(f"[Rank {rank_and_world()[0]}] {line}")
 
     def get_mean(self, names: Iterable[str], normalizer: float = 1.0, reset: bool = True) -> dict[str, float]:
-        """The means of some timers in ms, see :meth:`Timer.mean`; one that does not exist is left out.
-
-        Args:
-            names: The timers.
-            normalizer: What to divide each mean by.
-            reset: Restart from zero. A running timer continues from now.
-
-        Raises:
-            ValueError: ``normalizer`` is not positive.
-        """
+        """The means of some timers in ms, see :meth:`Timer.mean`; arguments as for :meth:`log`."""
         check_normalizer("get_mean", normalizer)
         means = {}
         for name in names:

@@ -430,7 +430,6 @@ class Recorder:
             ValueError: It ends before it begins.
             TypeError: A time is not an integer.
             OverflowError: A time, or the time between them, does not fit into 64 bits.
-            InvalidKeyError: The key is neither a ``TimeType`` nor a non-empty string.
         """
         if end_ns < start_ns:
             raise ValueError(

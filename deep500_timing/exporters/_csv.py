@@ -47,11 +47,6 @@ class CsvExporter(BaseExporter):
                 same header.
             whole_run: Write the times of the whole run in each report.
             strict: Raise ``ExportError`` if rows cannot be written, instead of warning once.
-
-        Raises:
-            TypeError: It is not a path.
-            ValueError: It is empty, holds a NUL, or the file holds something else.
-            OSError: The file cannot be added to, for the reason that the system gives.
         """
         super().__init__(strict=strict, whole_run=whole_run)
         self._file = SharedFile(path_of(path, "CsvExporter"), header=encode(row_of(COLUMNS) + "\n"))

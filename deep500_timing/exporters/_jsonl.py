@@ -57,11 +57,6 @@ class JsonLinesExporter(BaseExporter):
                 open text stream, which is left open.
             whole_run: Write the times of the whole run in each line.
             strict: Raise ``ExportError`` if a line cannot be written, instead of warning once.
-
-        Raises:
-            TypeError: It is neither.
-            ValueError: The path is empty, or holds a NUL.
-            OSError: The file cannot be added to, for the reason that the system gives.
         """
         super().__init__(strict=strict, whole_run=whole_run)
         self._stream: Any = None

@@ -63,10 +63,6 @@ class MlflowExporter(CountingExporter, TrackerExporter):
             exit_timeout_s: How long the end of the program may wait for undelivered reports, in seconds.
             **settings: ``stats``, ``whole_run``, ``by_rank`` and ``strict``, as of every tracker's exporter. A strict
                 exporter delivers each report before ``export`` returns.
-
-        Raises:
-            MissingPackageError: mlflow is not installed.
-            ValueError: A statistic is unknown, or a time is negative.
         """
         super().__init__(prefix, **settings)
         for name, seconds in (("timeout_s", timeout_s), ("exit_timeout_s", exit_timeout_s)):

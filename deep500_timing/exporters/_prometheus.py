@@ -63,11 +63,6 @@ class PrometheusExporter(BaseExporter):
             buckets: Upper bounds in seconds of a classic histogram, for a Prometheus without native histograms.
             max_regions: Regions, per device, to report at most.
             strict: Raise ``ExportError`` if a report cannot be written, instead of warning once.
-
-        Raises:
-            MissingPackageError: prometheus_client is not installed.
-            ValueError: Neither or both of ``port`` and ``folder`` are given.
-            OSError: The port is in use, or the folder cannot be made.
         """
         super().__init__(strict=strict, whole_run=True)
         if (port is None) == (folder is None):

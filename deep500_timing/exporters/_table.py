@@ -44,9 +44,6 @@ class TerminalExporter(BaseExporter):
             all_ranks: Print on every rank. A ``file`` that is given gets the table on each rank that gives one.
             whole_run: Show the whole run in each table, instead of the times since the last one.
             strict: Raise ``ExportError`` if it cannot be printed, instead of warning once.
-
-        Raises:
-            TypeError: ``file`` has no ``write`` method.
         """
         super().__init__(strict=strict, whole_run=whole_run)
         self._all_ranks = all_ranks
@@ -98,11 +95,6 @@ class TextExporter(BaseExporter):
             overwrite: Replace a file that is there, instead of taking the next number that is free.
             whole_run: Show the whole run in each table, instead of the times since the last one.
             strict: Raise ``ExportError`` if a table cannot be written, instead of warning once.
-
-        Raises:
-            TypeError: It is not a path.
-            ValueError: The path is empty, or holds a NUL.
-            OSError: The file cannot be made, for the reason that the system gives.
         """
         super().__init__(strict=strict, whole_run=whole_run)
         self.path = path_of(path, "TextExporter")

@@ -55,10 +55,6 @@ class WandbExporter(CountingExporter, TrackerExporter):
             own_rows: Write each report at once as a separate row. That ends the row that W&B is filling and advances
                 its step: only where nothing else is logged, or never with ``step=``.
             **settings: ``stats``, ``whole_run``, ``by_rank`` and ``strict``, as of every tracker's exporter.
-
-        Raises:
-            MissingPackageError: wandb is not installed.
-            ValueError: A statistic is unknown, or the prefix holds ``*``, W&B's wildcard.
         """
         super().__init__(prefix, **settings)
         if "*" in self._prefix:
