@@ -48,9 +48,9 @@ else:
 
 if not cython.compiled:
     from deep500_timing._base.cython_stub import in_c
-    from deep500_timing._recording.recorder import look_up
+    from deep500_timing._recording.recorder import keep, look_up
 
-    add_fast_paths = cache_methods = keep = method_of = in_c
+    add_fast_paths = cache_methods = method_of = in_c
     clock_ns = perf_counter_ns
     thread_id = get_ident
 
@@ -153,15 +153,9 @@ class Timer(Recorder):
         regions = self._current
         if thread_id() != regions.ident:
             regions = self._enter_thread()
-        if cython.compiled:
-            region = look_up(regions, key)
-            if region is None:
-                region = self._new_region(key, regions)
-        else:
-            try:
-                region = regions.by_key[key]
-            except (KeyError, TypeError):
-                region = self._new_region(key, regions)
+        region = look_up(regions, key)
+        if region is None:
+            region = self._new_region(key, regions)
         if region._is_open:
             self._start_of_open(region)
         if gpu:
@@ -190,15 +184,9 @@ class Timer(Recorder):
         regions = self._current
         if thread_id() != regions.ident:
             regions = self._enter_thread()
-        if cython.compiled:
-            region = look_up(regions, key)
-            if region is None:
-                region = self._new_region(key, regions)
-        else:
-            try:
-                region = regions.by_key[key]
-            except (KeyError, TypeError):
-                region = self._new_region(key, regions)
+        region = look_up(regions, key)
+        if region is None:
+            region = self._new_region(key, regions)
         if not region._is_open:
             self._end_of_closed(region)
             return
@@ -206,16 +194,7 @@ class Timer(Recorder):
             self._end_on_device(region, gpu, now_ns)
             return
         start_ns, region._is_open = region._start_ns, False
-        # Intervals.append, inlined: in plain Python the call would cost as much as a reading of the clock.
-        if cython.compiled:
-            keep(region._intervals, start_ns, now_ns)
-        else:
-            pair = (start_ns, now_ns)
-            intervals = region._intervals
-            buffer = intervals.buffer
-            buffer += pair
-            if len(buffer) >= intervals.limit:
-                intervals.flush_block()
+        keep(region._intervals, start_ns, now_ns)
         if region._end_has_more:
             self._after_end(region)
 
@@ -275,17 +254,7 @@ class Timer(Recorder):
         If the block raises, the interval is counted as failed and not kept. With ``gpu=True`` the device times it as
         well.
         """
-        if cython.compiled:
-            region = self._find(key)
-        else:
-            # The same, inlined: the call would cost as much as a reading of the clock.
-            regions = self._current
-            if thread_id() != regions.ident:
-                regions = self._enter_thread()
-            try:
-                region = regions.by_key[key]
-            except (KeyError, TypeError):
-                region = self._new_region(key, regions)
+        region = self._find(key)
         if not gpu:
             return region
         if region._device_handle is None:

@@ -36,9 +36,7 @@ else:
     from deep500_timing._base import cython_stub as cython
 
 if not cython.compiled:
-    from deep500_timing._base.cython_stub import in_c
-
-    keep = in_c
+    keep = Intervals.append
     clock_ns = perf_counter_ns
     thread_id = get_ident
 
@@ -171,16 +169,7 @@ class Region:
         if region._open_pair is not None:
             timer._mismatch(region, False)
         start_ns, region._is_open = region._start_ns, False
-        # Intervals.append, written out as in Timer.end.
-        if cython.compiled:
-            keep(region._intervals, start_ns, now_ns)
-        else:
-            pair = (start_ns, now_ns)
-            intervals = region._intervals
-            buffer = intervals.buffer
-            buffer += pair
-            if len(buffer) >= intervals.limit:
-                intervals.flush_block()
+        keep(region._intervals, start_ns, now_ns)
         if region._end_has_more:
             timer._after_end(region)
 
