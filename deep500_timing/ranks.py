@@ -63,29 +63,15 @@ __all__ = [
 ]
 
 # What needs numpy is imported when it is asked for.
-_LAZY = {
-    "AloneTransport": "deep500_timing._distributed.transport",
-    "ClockExchange": "deep500_timing._distributed.clocks",
-    "ClockFit": "deep500_timing._distributed.clocks",
-    "Clocks": "deep500_timing._distributed.clocks",
-    "FolderTransport": "deep500_timing._distributed.transport",
-    "Gathered": "deep500_timing._distributed.gathered",
-    "GatheredRegion": "deep500_timing._distributed.gathered",
-    "Gatherer": "deep500_timing._distributed.gather",
-    "LiveReport": "deep500_timing._distributed.gather",
-    "MpiTransport": "deep500_timing._distributed.mpi",
-    "OverRanks": "deep500_timing._distributed.gathered",
-    "StoreTransport": "deep500_timing._distributed.transport",
-    "Stragglers": "deep500_timing._distributed.verdict",
-    "Transport": "deep500_timing._distributed.transport",
-    "UncalibratedError": "deep500_timing._distributed.clocks",
-    "WhatIf": "deep500_timing._distributed.verdict",
-    "check_transport": "deep500_timing._distributed.transport",
-    "clocks_of": "deep500_timing._distributed.clocks",
-    "find_stragglers": "deep500_timing._distributed.stragglers",
-    "find_transport": "deep500_timing._distributed.gather",
-    "gather": "deep500_timing._distributed.gather",
-    "keep_clocks": "deep500_timing._distributed.clocks",
+_HOMES: dict[str, tuple[str, ...]] = {
+    "_distributed.clocks": ("ClockExchange", "ClockFit", "Clocks", "UncalibratedError", "clocks_of", "keep_clocks"),
+    "_distributed.gather": ("Gatherer", "LiveReport", "find_transport", "gather"),
+    "_distributed.gathered": ("Gathered", "GatheredRegion", "OverRanks"),
+    "_distributed.mpi": ("MpiTransport",),
+    "_distributed.stragglers": ("find_stragglers",),
+    "_distributed.transport": ("AloneTransport", "FolderTransport", "StoreTransport", "Transport", "check_transport"),
+    "_distributed.verdict": ("Stragglers", "WhatIf"),
 }
+_LAZY = {name: f"deep500_timing.{module}" for module, names in _HOMES.items() for name in names}
 
 __getattr__, __dir__ = lazy_names(__name__, __all__, _LAZY)

@@ -42,39 +42,17 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-def _kernel(text: str) -> str:
-    if text.lower() not in (*_OFF, *_ON):
-        raise ValueError
-    return text
+def _unless(is_wrong: Callable[[str], bool]) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if is_wrong(text):
+            raise ValueError
+        return text
+
+    return parse
 
 
-def _folder(text: str) -> str:
-    if os.path.isfile(text):
-        raise ValueError
-    return text
-
-
-def _file(text: str) -> str:
-    if os.path.isdir(text):
-        raise ValueError
-    return text
-
-
-def _rules(text: str) -> str:
-    if not all(word.strip().startswith("-") for word in text.split(",") if word.strip()):
-        raise ValueError
-    return text
-
-
-def _build(text: str) -> str:
-    if text not in ("auto", "pure", "compiled"):
-        raise ValueError
-    return text
-
-
-def _ranks(text: str) -> frozenset[int] | None:
-    if text == "all":
-        return None
+def numbers_of(text: str) -> frozenset[int]:
+    """``"0,3"`` or ``"0-7"`` or both as numbers."""
     found: set[int] = set()
     for part in text.split(","):
         first, _, last = part.strip().partition("-")
@@ -108,6 +86,7 @@ class Setting:
         self.in_table = in_table
 
 
+_folder = _unless(os.path.isfile)
 _SWITCH = "1, true, on, yes, 0, false, off, no"
 SETTINGS = {
     "enabled": Setting("1", _switch, _SWITCH, "0 makes every timer a no-op, also with enabled=True."),
@@ -120,7 +99,10 @@ SETTINGS = {
     ),
     "export_every_s": Setting("60", _seconds, "a number over 0", "Seconds between two of these reports."),
     "ranks": Setting(
-        "0", _ranks, "all, or numbers such as 0,8-15", "The ranks that print the table and report. All ranks log."
+        "0",
+        lambda text: None if text == "all" else numbers_of(text),
+        "all, or numbers such as 0,8-15",
+        "The ranks that print the table and report. All ranks log.",
     ),
     "stacks": Setting(
         "50",
@@ -129,15 +111,29 @@ SETTINGS = {
         "Samples per second of the main thread's stack, in `run` and `autolog`.",
     ),
     "findings": Setting(
-        "", _rules, "names of rules, each after a -", "Rules of findings to leave out: `-drift,-spikes`."
+        "",
+        _unless(lambda text: any(word.strip() and not word.strip().startswith("-") for word in text.split(","))),
+        "names of rules, each after a -",
+        "Rules of findings to leave out: `-drift,-spikes`.",
     ),
     "gather": Setting(None, _folder, "a folder", "Where ranks that nothing else connects exchange reports."),
-    "comm_kernel": Setting("1", _kernel, _SWITCH, "0 times collectives without the compiled kernel."),
+    "comm_kernel": Setting(
+        "1",
+        _unless(lambda text: text.lower() not in _OFF + _ON),
+        _SWITCH,
+        "0 times collectives without the compiled kernel.",
+    ),
     "cache": Setting(None, _folder, "a folder", "Where the compiled kernel is kept."),
-    "noise_floor": Setting(None, _file, "a file", "The noise floors of `compare`."),
+    "noise_floor": Setting(None, _unless(os.path.isdir), "a file", "The noise floors of `compare`."),
     "submit_unix_s": Setting(None, float, "a number", "When the job was submitted, for goodput.", in_table=False),
     "pure": Setting("", str, "anything", "Loads the plain form of the compiled modules.", in_table=False),
-    "build": Setting("auto", _build, "auto, pure, compiled", "How `pip install` builds the package.", in_table=False),
+    "build": Setting(
+        "auto",
+        _unless(lambda text: text not in ("auto", "pure", "compiled")),
+        "auto, pure, compiled",
+        "How `pip install` builds the package.",
+        in_table=False,
+    ),
 }
 """Every setting by its key; the variable is the key in upper case after ``DEEP500_TIMING_``."""
 _OWN = ("AUTOLOG", "MEASUREMENT", "PYTEST_CHILD", "COMPLETE", "TEST_", "REHEARSAL", "GPU_SMALL")

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from deep500_timing._base.settings import numbers_of
 from deep500_timing._command._app import click
 from deep500_timing._command._output import busy, print_json, print_sheet, say, say_written
 
@@ -44,18 +45,13 @@ def steps_of(text: str | None) -> tuple[int, int] | None:
     return found
 
 
-def numbers_of(text: str | None, option: str) -> list[int] | None:
+def ranks_of(text: str | None) -> list[int] | None:
     """``"0,3"`` or ``"0-7"`` or both as numbers, rising."""
-    if text is None:
-        return None
-    found: set[int] = set()
-    for part in text.split(","):
-        first, _, last = part.strip().partition("-")
-        try:
-            found.update(range(int(first), int(last or first) + 1))
-        except ValueError:
-            raise click.BadParameter(f"{text!r} is no list of numbers such as 0,3 or 0-7.", param_hint=option) from None
-    return sorted(found)
+    try:
+        return None if text is None else sorted(numbers_of(text))
+    except ValueError:
+        message = f"{text!r} is no list of numbers such as 0,3 or 0-7."
+        raise click.BadParameter(message, param_hint="--ranks") from None
 
 
 def default_path(folder: str, ending: str) -> str:
@@ -256,7 +252,7 @@ def timeline(
     """
     from deep500_timing._views.timeline.write import write_timeline
 
-    wanted_steps, wanted_ranks = steps_of(steps), numbers_of(ranks, "--ranks")
+    wanted_steps, wanted_ranks = steps_of(steps), ranks_of(ranks)
     path = file or default_path(folder, ".json" if kind == "chrome" else ".pftrace")
     with drawing(folder, "timeline") as (run, on_progress):
         write_timeline(

@@ -117,7 +117,7 @@ def about_run(run: Run) -> About:
     firsts = [log["first_unix_ns"] for log in logs if log["first_unix_ns"] is not None]
     lasts = [log["last_unix_ns"] for log in logs if log["last_unix_ns"] is not None]
     of_lowest = [log for log in logs if log["rank"] == lowest]
-    header = _header(of_lowest[-1]) if of_lowest else {}
+    header = json.loads(of_lowest[-1]["header"]) if of_lowest else {}
     # The last file of a session says how it ended.
     last_files: dict[tuple[int, int], dict[str, Any]] = {}
     for log in logs:
@@ -199,14 +199,6 @@ def _replaced(logs: list[dict[str, Any]]) -> set[tuple[int, int]]:
 
 def _each_once(ends: Iterable[object]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(sorted(map(str, ends))))
-
-
-def _header(log: dict[str, Any]) -> dict[str, Any]:
-    try:
-        header = json.loads(log["header"] or "{}")
-    except ValueError:
-        return {}
-    return header if isinstance(header, dict) else {}
 
 
 def title_of(about: About, *, with_date: bool = False) -> tuple[str, ...]:

@@ -103,7 +103,8 @@ def read_run(run: Run, name: str = "") -> RunTimes:
     name = name or _name_of(run.folders[0])
     problems: list[str] = []
     logs = run.table("logs").rows()
-    header = _header_of(logs)
+    lowest = min(logs, key=lambda log: (log["rank"], log["session"] or 0, log["segment"] or 0))
+    header = json.loads(lowest["header"])
     session, numbers, durations = _steps_of(run, name, problems)
     if len(durations) < FEWEST_STEPS:
         raise NotComparableError(
@@ -184,15 +185,6 @@ def _regions_of(run: Run, session: int, steps: NDArray[np.int64]) -> dict[str, f
         if len(values) >= _FEWEST_OF_STEPS * len(steps)
         and (median := float(np.median(np.pad(values, (0, max(len(steps) - len(values), 0)))))) > 0
     }
-
-
-def _header_of(logs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    lowest = min(logs, key=lambda log: (log["rank"], log["session"] or 0, log["segment"] or 0))
-    try:
-        header = json.loads(lowest["header"] or "{}")
-    except ValueError:
-        return {}
-    return header if isinstance(header, dict) else {}
 
 
 def _last_files(logs: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

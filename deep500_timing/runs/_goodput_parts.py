@@ -142,7 +142,7 @@ def processes_of(run: Any, notes: list[str]) -> dict[int, list[Process]]:
         if not times:
             unplaced += 1
             continue
-        header = next((header for header in map(_header, rows) if header), {})
+        header: dict[str, Any] = next((header for row in rows if (header := json.loads(row["header"]))), {})
         job = header.get("job") or {}
         first_ns, end_ns = min(times), max(times)
         start: int | None = header.get("process_start_unix_ns")
@@ -444,14 +444,6 @@ def _moments(run: Any) -> tuple[dict[tuple[int, int], int], dict[tuple[int, int]
             key = row["rank"], row["session"]
             first[key], last[key] = min(first.get(key, row["first"]), row["first"]), max(last.get(key, 0), row["last"])
     return first, last
-
-
-def _header(row: dict[str, Any]) -> dict[str, Any]:
-    try:
-        header = json.loads(row["header"] or "{}")
-    except ValueError:
-        return {}
-    return header if isinstance(header, dict) else {}
 
 
 def _ns(seconds: Any) -> int | None:
