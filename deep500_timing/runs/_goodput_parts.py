@@ -142,7 +142,7 @@ def processes_of(run: Any, notes: list[str]) -> dict[int, list[Process]]:
         if not times:
             unplaced += 1
             continue
-        header: dict[str, Any] = next((header for row in rows if (header := json.loads(row["header"]))), {})
+        header: dict[str, Any] = next(filter(None, (json.loads(row["header"]) for row in rows)), {})
         job = header.get("job") or {}
         first_ns, end_ns = min(times), max(times)
         start: int | None = header.get("process_start_unix_ns")
