@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 _LEAST_SHARE = 0.1
 """Share of the excess below which a cause is not named."""
 _MOST_CAUSES = 5
+_MOST_READ = 100_000
+"""Steps times ranks that are read: of many ranks there are fewer neighbours."""
+_LEAST_REACH = 5
 _STACKS_LEAST = 5
 """Sampled stacks of a step below which no line is named."""
 
@@ -121,7 +124,8 @@ def why(run: Any, step: int | None, session: int | None, neighbours: int) -> Why
         session = found[0]["newest"] if found else None
     if session is None:
         raise LookupError(f"Asking why step {step} took so long: {_steps_there(run)}.")
-    reach = max(neighbours // 2, 1)
+    ranks_there = run.sql("select count(distinct rank) as n from logs").rows()[0]["n"]
+    reach = max(min(neighbours // 2, max(_MOST_READ // ranks_there // 2, _LEAST_REACH)), 1)
     parts = parts_of(run, range(step - reach, step + reach + 1), session)
     if step not in {at for _, at in parts.lengths}:
         there = run.sql(f"select count(*) as n from intervals where step = {int(step)} and session = {session}").rows()

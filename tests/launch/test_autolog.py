@@ -68,6 +68,26 @@ def test_it_keeps_types_and_random_state(forks, tmp_path):
     assert said.endswith("ok\n")
 
 
+def test_collections_of_the_report_are_not_recorded(forks, tmp_path):
+    """The run ends with the training: the report's imports would add seconds to a short run."""
+    program = (
+        TRAIN
+        + """
+import gc, io
+class Stream(io.StringIO):
+    def write(self, text):
+        callbacks.append(len(gc.callbacks))
+        return super().write(text)
+steps()
+callbacks, stderr, sys.stderr = [len(gc.callbacks)], sys.stderr, Stream()
+log.close()
+sys.stderr = stderr
+print(callbacks[0] - callbacks[-1])
+"""
+    )
+    assert "1\n" == printed(forks, tmp_path, program, quiet=False)[0]
+
+
 FAULTS = {
     "data": "class D(torch.utils.data.Dataset):\n  def __len__(self): return 3\n"
     "  def __getitem__(self, i): return 1 // 0\n"

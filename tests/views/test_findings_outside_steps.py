@@ -145,19 +145,31 @@ def test_workers_that_start_and_end_with_an_epoch_are_to_be_kept(look):
     assert found
 
 
-def test_a_short_run_begins_with_what_a_long_one_has_too(look):
-    """The warm-up of a trial comes last, and first in a run of minutes."""
+def test_the_warm_up_of_a_trial_does_not_hide_what_goes_on(look):
+    """In a run of a minute the wait of each step would cost more than the slow first step."""
 
-    def first(scale):
-        def write(made):
-            for step in range(80):
-                with made.region("BATCH"):
-                    made.spend("IO", 0.02 * scale)
-                    made.spend("FORWARD", (4 if step == 0 else 0.05) * scale)
+    def write(made):
+        for step in range(80):
+            with made.region("BATCH"):
+                made.spend("IO", 0.02)
+                made.spend("FORWARD", 4 if step == 0 else 0.05)
 
-        return write
+    assert ["waits-for-data", "warm-up"] == [one.rule for one in look(write)[0]]
 
-    assert ["waits-for-data", "warm-up"] == [one.rule for one in look(first(1))[0]]
+
+@pytest.mark.parametrize("name", ["IO", "IO (mean)", "COMM"])
+def test_waits_alone_do_not_divide_a_step(look, name):
+    """A fit of Keras on TensorFlow has waits alone in its batches: the compiled graph cannot be divided."""
+
+    def write(made):
+        for _ in range(80):
+            with made.region("BATCH"):
+                made.spend(name, 0.0001)
+                made.wait(0.01)
+
+    found, _, said = look(write)
+    assert [] == found
+    assert f"BATCH is not divided into regions, but for 1.0 % of {name}" in said
 
 
 def test_compilations_are_told_once(look):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from deep500_timing._base.names import BATCH, IO
+from deep500_timing._base.names import BATCH, COMM, IO
 from deep500_timing._views.findings._evidence import FIRST_STEP
 from deep500_timing._views.findings._finding import joined, name_of, percent
 from deep500_timing._views.findings._ranks import communication_of
@@ -121,6 +121,11 @@ def account_of(evidence: Evidence) -> Account:
     return Account(whole_s, training_s, tuple(sorted(kept, key=lambda entry: (-entry.total_s, entry.name))))
 
 
+def is_work(node: Node) -> bool:
+    """Whether a node is a region of something else than waiting."""
+    return not node.is_rest and node.name not in (IO, f"{IO} (mean)", COMM)
+
+
 def is_validation(name: str) -> bool:
     """Whether a region's name says that it validates."""
     return any(word in name.lower() for word in _VALIDATIONS)
@@ -167,9 +172,8 @@ def verdict(evidence: Evidence) -> str:
 
 def _parts_of(step: Node) -> tuple[str, float]:
     inside = [child for child in step.children if child.share is not None and not child.is_rest]
-    work = [child for child in inside if child.name != IO]
-    if not work:
-        waits = f", but for {percent(inside[0].share or 0.0)} of {IO}" if inside else ""
+    if not any(map(is_work, inside)):
+        waits = f", but for {percent(inside[0].share or 0.0)} of {name_of(inside[0].name)}" if inside else ""
         return f"{BATCH} is not divided into regions{waits}", 0.0
     covered = min(sum(child.share or 0.0 for child in inside), 1.0)
     chosen: list[Node] = []

@@ -33,7 +33,7 @@ _TABLE = {
         _data.waits_for_data, 0.10, 20, "tree", "more workers (num_workers), prefetch, pin_memory", "", on_cpu=True
     ),
     "between-epochs": Rule(
-        _data.between_epochs, 0.05, 3, "over-the-run", "do it less often, or in the background", "run", on_cpu=True
+        _data.between_epochs, 0.05, 3, "over-the-run", "longer epochs, or do it in the background", "run", on_cpu=True
     ),
     "imbalance": Rule(_ranks.imbalance, 0.10, 40, "ranks", "give each rank the same amount of work"),
     "waits-for-ranks": Rule(_ranks.waits_for_ranks, 0.20, 20, "communication"),
@@ -117,10 +117,10 @@ def find(
                 evidence.failed[name] = f"{type(error).__name__}: {error}"
                 warn_once(f"The rule {name!r} of the findings failed: {evidence.failed[name]}. It is left out.")
     kept = [_with_gain(finding, evidence) for finding in _each_once(found)]
-    # Sorting keeps the order of the table. The warm-up of a short run comes last: a longer one has the same. Growing
-    # memory and throttling may have no cost in time; they come after the most costly finding.
-    is_short = evidence.whole_s < SHORT_S
-    kept.sort(key=lambda one: (not one.is_first, is_short and one.rule == "warm-up", -(one.cost_s or 0.0)))
+    # Sorting keeps the order of the table. Growing memory and throttling may have no cost in time; they come after the
+    # most costly finding. The warm-up of a short run is weighted as in a run of a minute, where the others cost more.
+    weights = {RULES["warm-up"].remedy: min(evidence.whole_s / SHORT_S, 1.0)}
+    kept.sort(key=lambda one: (not one.is_first, -(one.cost_s or 0.0) * weights.get(one.remedy, 1.0)))
     timed = [finding for finding in kept if finding.is_first or finding.cost_s is not None]
     untimed = [finding for finding in kept if finding not in timed]
     lost = sum(finding.is_first for finding in timed)

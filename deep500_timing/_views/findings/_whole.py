@@ -7,10 +7,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from deep500_timing._base.names import BATCH, COMM, IO
+from deep500_timing._base.names import BATCH
 from deep500_timing._base.sql import literal
 from deep500_timing._summary.nesting import path_text
-from deep500_timing._views.findings._account import START_UP, Account, Entry, account_of, is_overhead, is_validation
+from deep500_timing._views.findings._account import (
+    START_UP,
+    Account,
+    Entry,
+    account_of,
+    is_overhead,
+    is_validation,
+    is_work,
+)
 from deep500_timing._views.findings._cause import period_of
 from deep500_timing._views.findings._evidence import FIRST_STEP
 from deep500_timing._views.findings._finding import listed, name_of, percent, took
@@ -110,7 +118,7 @@ def unnamed(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         if not any(inner.name == BATCH for inner in node.walk() if inner is not node):
             # Waits do not divide a region: it is named for the work around them. Any other region divides a step.
             # Inside the step, regions that cover half of the work do.
-            work_s = sum((child.total_s or 0.0) - child.overlap_s for child in node.children if _is_work(child))
+            work_s = sum((child.total_s or 0.0) - child.overlap_s for child in node.children if is_work(child))
             is_divided = work_s > 0 if node.name == BATCH else work_s >= _DIVIDED * (work_s + node.rest_s)
             if not is_divided or node.count < rule.least:
                 continue
@@ -125,10 +133,6 @@ def unnamed(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
             cost_s=worst.rest_s,
             region=worst.path,
         )
-
-
-def _is_work(node: Node) -> bool:
-    return not node.is_rest and node.name not in (IO, COMM)
 
 
 def _where(evidence: Evidence, node: Node) -> str:
@@ -174,7 +178,7 @@ def dominant_region(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     others = [
         node
         for node in step.children
-        if _is_work(node) and not _computes(node) and node.name not in evidence.waits and node.total_s
+        if is_work(node) and not _computes(node) and node.name not in evidence.waits and node.total_s
     ]
     node = max(others, key=lambda node: node.total_s or 0.0, default=None)
     if node is None or not node.total_s or node.total_s < (UNNAMED if node.name in BETWEEN else rule.share) * whole_s:
