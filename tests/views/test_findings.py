@@ -589,23 +589,6 @@ def test_one_process_knows_less_and_says_what_it_knows():
     assert "" == "".join(finding.command for finding in found)
 
 
-def test_one_process_says_how_often_steps_are_slow():
-    """Without a run it is not known which, but how many: by the percentile that stands on enough of them."""
-
-    def said(steps, slow):
-        clock = ManualClock()
-        tmr = Timer(clock=clock)
-        for step in range(steps):
-            with tmr.region("BATCH"):
-                clock.advance(0.9 if step % slow == slow - 1 else 0.1)
-        return [finding.text for finding in find(tree_of_snapshot(tmr.snapshot(places=True)))]
-
-    assert ["At least one BATCH in 20 takes 9 × the median of 100 ms or more."] == said(100, 10)
-    assert ["At least one BATCH in 100 takes 9 × the median of 100 ms or more."] == said(400, 50)
-    assert [] == said(60, 10)
-    assert [] == said(1000, 200)
-
-
 def test_a_backward_pass_that_holds_its_communication_is_not_unnamed(findings):
     """What it spends outside COMM is what it is named for; waits do not divide a region."""
 

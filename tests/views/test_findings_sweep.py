@@ -463,7 +463,7 @@ def test_the_table_says_what_a_run_says(tmp_path, connection, kind, share):
     with Run.open(tmp_path / "run", engine=connection) as run:
         of_run = {finding.rule for finding in find(run)} - {"spikes", "level-shift", "drift", "between-epochs"}
     sheet = sheet_of(snapshot)
-    of_table = {finding.rule for finding in sheet.findings} - {"spikes"}
+    of_table = {finding.rule for finding in sheet.findings}
     assert of_table == of_run or (kind is Start and not of_table)
     assert sheet.findings or "only a run tells" in sheet.verdict
 

@@ -86,8 +86,11 @@ def account_of(evidence: Evidence) -> Account:
     training_s = 0.0
     found: dict[tuple[str, bool], list[tuple[float, int, Node]]] = {}
 
+    def apart(path: tuple[str, ...]) -> tuple[float, int]:
+        return evidence.apart.get(path, (0.0, 0))
+
     def seconds_of(node: Node) -> float:
-        return (node.total_s or 0.0) - node.overlap_s - evidence.apart.get(node.path, (0.0, 0))[0]
+        return (node.total_s or 0.0) - node.overlap_s - apart(node.path)[0]
 
     def divide(node: Node) -> None:
         nonlocal training_s
@@ -96,14 +99,12 @@ def account_of(evidence: Evidence) -> Account:
             for child in regions:
                 divide(child)
             if node.rest_s is not None:
-                apart_s = [evidence.apart.get(inner.path, (0.0, 0))[0] for inner in (node, *regions)]
-                rest_s = node.rest_s - apart_s[0] + sum(apart_s[1:])
+                rest_s = node.rest_s - apart(node.path)[0] + sum(apart(inner.path)[0] for inner in regions)
                 found.setdefault((f"{name_of(node.name)} outside its regions", True), []).append((rest_s, 0, node))
         elif node.parent in around and node.name in (BATCH, FIRST_STEP, IO):
             training_s += seconds_of(node)
         else:
-            count = node.count - evidence.apart.get(node.path, (0.0, 0))[1]
-            found.setdefault((node.name, False), []).append((seconds_of(node), count, node))
+            found.setdefault((node.name, False), []).append((seconds_of(node), node.count - apart(node.path)[1], node))
 
     for root in tree.roots:
         divide(root)
@@ -113,10 +114,11 @@ def account_of(evidence: Evidence) -> Account:
         Entry(name, sum(s for s, _, _ in of), sum(n for _, n, _ in of), tuple(node for _, _, node in of), is_rest)
         for (name, is_rest), of in found.items()
     ]
-    entries.append(Entry(START_UP, evidence.start_up_s))
+    start_up_s = apart(())[0]
+    entries.append(Entry(START_UP, start_up_s))
     # Regions that overlap may be more than the run, and the time outside all is unknown then.
     if not any(root.running for root in tree.roots):
-        entries.append(Entry(NO_REGION, whole_s - evidence.start_up_s - roots_s, is_rest=True))
+        entries.append(Entry(NO_REGION, whole_s - start_up_s - roots_s, is_rest=True))
     kept = [entry for entry in entries if entry.total_s > 0]
     return Account(whole_s, training_s, tuple(sorted(kept, key=lambda entry: (-entry.total_s, entry.name))))
 

@@ -79,15 +79,12 @@ class Evidence:
         """The time from the first region's start to the last one's end, without the time between sessions."""
         total = sum(root.total_s or 0.0 for root in self.tree.roots)
         if self.run is not None:
-            spans: dict[int, tuple[int, int]] = {}
-            for log in self.run.table("logs").rows():
-                first, last, session = log["first_unix_ns"], log["last_unix_ns"], log["session"]
-                is_wanted = log["rank"] == self.rank and self.session in (None, session)
-                if is_wanted and first is not None and last is not None:
-                    low, high = spans.get(session, (first, last))
-                    spans[session] = min(low, first), max(high, last)
-            if spans:
-                return sum(high - low for low, high in spans.values()) / 1e9
+            [row] = self.run.sql(
+                "select cast(sum(ended - begun) as double) as ns from (select min(first_unix_ns) as begun, "
+                f"max(last_unix_ns) as ended from logs where rank = {self.rank} {self.only}group by session) as each"
+            ).rows()
+            if row["ns"] is not None:
+                return float(row["ns"]) / 1e9
         if self.tree.span_s is not None:
             return max(total if len(self.tree.roots) == 1 else 0.0, self.tree.span_s[1] - self.tree.span_s[0])
         return total
@@ -148,42 +145,34 @@ class Evidence:
         return rows[0]["thread"] if rows else 0
 
     @cached_property
-    def _first_steps(self) -> str:
-        # A table in SQL: by session the start of the first step, or of the wait for its data.
-        assert self.step_node is not None
-        step = self.step_node
-        firsts = ", ".join(literal(path_text((*step.parent, name))) for name in (BATCH, FIRST_STEP, IO))
-        return (
-            f"firsts as (select session, min(start_ns) as first from intervals where path in ({firsts}) and "
-            f"device = 'CPU' and rank = {self.rank} and thread = {self.thread} {self.only}group by session)"
-        )
-
-    @cached_property
-    def start_up_s(self) -> float:
-        """The time between the first interval and the first step; 0 without steps."""
-        if self.run is None or self.step_node is None:
-            return 0.0
-        rows = self.run.sql(
-            f"with {self._first_steps} select max(f.first) - min(i.start_ns) as ns from intervals i join firsts f "
-            f"on i.session = f.session where i.device = 'CPU' and i.rank = {self.rank} and i.thread = {self.thread} "
-            "group by i.session"
-        ).rows()
-        return float(sum(max(row["ns"], 0) for row in rows)) / 1e9
-
-    @cached_property
     def apart(self) -> dict[tuple[str, ...], tuple[float, int]]:
-        """For each path the seconds and intervals on other threads than that of the steps, or before the first step."""
+        """For each path the seconds and intervals on other threads than that of the steps, or before the first step.
+
+        The empty path has the start-up: the time between the first interval and the first step.
+        """
+        found: dict[tuple[str, ...], tuple[float, int]] = {}
         if self.run is None or self.step_node is None:
-            return {}
+            return found
+        # The first step may be preceded by the wait for its data.
+        firsts = ", ".join(literal(path_text((*self.step_node.parent, name))) for name in (BATCH, FIRST_STEP, IO))
+        mine = f"device = 'CPU' and rank = {self.rank} {self.only}"
+        here = f"thread = {self.thread}"
         rows = self.run.sql(
-            f"with {self._first_steps} select i.path as path, cast(sum(case when i.thread <> {self.thread} then "
-            "i.dur_ns else least(i.dur_ns, f.first - i.start_ns) end) as double) as ns, cast(sum(case when "
-            f"i.thread <> {self.thread} or i.start_ns + i.dur_ns <= f.first then 1 else 0 end) as bigint) as n "
-            f"from intervals i left join firsts f on i.session = f.session where i.device = 'CPU' and "
-            f"i.rank = {self.rank} {self.only.replace('session', 'i.session')}and "
-            f"(i.thread <> {self.thread} or i.start_ns < f.first) group by i.path"
+            f"with firsts as (select session as own, min(start_ns) as first from intervals where path in ({firsts}) "
+            f"and {here} and {mine}group by session) select session, path, cast(sum(case when {here} then "
+            "least(dur_ns, first - start_ns) else dur_ns end) as double) as ns, cast(sum(case when "
+            f"{here} and start_ns + dur_ns > first then 0 else 1 end) as bigint) as n, "
+            f"max(case when {here} then first - start_ns else 0 end) as before from intervals "
+            f"left join firsts on session = own where {mine}and (not {here} or start_ns < first) group by session, path"
         ).rows()
-        return {tuple(split_path(row["path"])): (row["ns"] / 1e9, row["n"]) for row in rows}
+        start_up: dict[int, int] = {}
+        for row in rows:
+            path = tuple(split_path(row["path"]))
+            seconds, count = found.get(path, (0.0, 0))
+            found[path] = seconds + row["ns"] / 1e9, count + row["n"]
+            start_up[row["session"]] = max(start_up.get(row["session"], 0), row["before"])
+        found[()] = sum(start_up.values()) / 1e9, 0
+        return found
 
     def series(self, path: tuple[str, ...]) -> Steps | None:
         """A region's time in each step of this rank; None without a run."""

@@ -55,7 +55,7 @@ _TABLE = {
     "memory-grows": Rule(
         _devices.memory_grows, 0.05, 20, "memory", "keep numbers, not tensors: loss.item(), .detach()", "samples"
     ),
-    "spikes": Rule(_steps.spikes, 0.01, 20, "over-the-run", needs=""),
+    "spikes": Rule(_steps.spikes, 0.01, 20, "over-the-run", needs="run"),
     "level-shift": Rule(_steps.level_shift, 0.15, 60, "over-the-run", needs="run"),
     "drift": Rule(_steps.drift, 0.05, 60, "over-the-run", "look for lists that grow", "run"),
     "warm-up": Rule(

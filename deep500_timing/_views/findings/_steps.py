@@ -35,9 +35,6 @@ _KEPT = 20
 
 def spikes(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     """Some steps take a multiple of the median, and it costs the run."""
-    if evidence.run is None:
-        yield from _spikes_of_tree(rule, evidence)
-        return
     steps = evidence.steady
     if steps is None or len(steps.durations_s) < rule.least:
         return
@@ -71,29 +68,6 @@ def _most(evidence: Evidence, cause: Cause | None, slow: list[int]) -> str:
         return ""
     lines = evidence.lines_in(cause.path, slow) if cause.path and cause.rank in (None, evidence.rank) else ""
     return f"{cause.text} takes most of the excess" + (f", {lines}" if lines else "")
-
-
-def _spikes_of_tree(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
-    # Their numbers are not known, but how many there are: the highest quantile that stands on enough of them tells.
-    node = evidence.step_node
-    if node is None or not node.median_s or not node.total_s:
-        return
-    excess_s = node.total_s - (node.first_s or node.median_s) - (node.count - 1) * node.median_s
-    ratio, share = _SPIKES[0]
-    if excess_s < share * node.total_s:
-        return
-    for one_in, quantile_s in ((20, node.p95_s), (100, node.p99_s)):
-        # One more than the least: the first step may be slow for another reason.
-        enough = node.count >= one_in * (_SPIKE_LEAST + 1)
-        if enough and quantile_s is not None and quantile_s > ratio * node.median_s:
-            yield rule.found(
-                evidence,
-                f"At least one {BATCH} in {one_in} takes {int(quantile_s / node.median_s)} × the median of "
-                f"{took(node.median_s)} or more",
-                cost_s=excess_s,
-                region=node.path,
-            )
-            return
 
 
 def _shift(evidence: Evidence, share: float) -> tuple[Steps, Shift] | None:

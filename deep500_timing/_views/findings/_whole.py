@@ -264,50 +264,39 @@ def _steps_of(evidence: Evidence, node: Node) -> str:
 def _pauses(rule: Rule, evidence: Evidence, around: Node, whole_s: float) -> Finding | None:
     # Long pauses between two BATCHes, in no region: a callback, a checkpoint, logging. Short ones after each step are
     # told by the rule unnamed.
-    run, step = evidence.run, evidence.step_node
-    if run is None or step is None:
+    step = evidence.step_node
+    if evidence.run is None or step is None:
         return None
-    parent = path_text(around.path)
-    rows = run.sql(
-        f"select session, step, start_ns, start_ns + dur_ns as end_ns from intervals where rank = {evidence.rank} "
-        f"and device = 'CPU' and thread = {evidence.thread} and depth = {len(step.path) - 1} "
-        f"and substr(path, 1, {len(parent) + 1}) = {literal(parent + '/')} {evidence.only}order by session, start_ns"
-    ).rows()
-    # The end of an epoch counts for its last step, and its beginning with it.
-    bounds = evidence.spans(around.path)[around.path][:, (0, 2, 3)]
-    within = [
-        int(np.searchsorted(bounds[bounds[:, 0] == row["session"], 1], row["start_ns"], "right"))
-        + int((bounds[:, 0] < row["session"]).sum())
-        - 1
-        for row in rows
-    ]
-    gaps, after, spans, in_epoch = [], [], [], []
-    for place, (one, around_one) in enumerate(zip(rows, within, strict=True)):
-        following = rows[place + 1] if place + 1 < len(rows) else None
-        is_inside = following is not None and within[place + 1] == around_one
-        end = following["start_ns"] if following is not None and is_inside else int(bounds[around_one, 2])
-        gap = max(end - one["end_ns"], 0)
-        if following is not None and not is_inside and following["session"] == one["session"]:
-            gap += following["start_ns"] - int(bounds[within[place + 1], 1])
-        spans.append((one["session"], one["end_ns"], end))
-        gaps.append(gap / 1e9)
-        in_epoch.append(is_inside)
-        after.append(one["step"])
-    lengths = np.array(gaps)
+    spans = evidence.spans(around.path, *(child.path for child in around.children if not child.is_rest))
+    outer, inner = spans.pop(around.path), np.concatenate(list(spans.values()))
+    found = []
+    for session in np.unique(inner[:, 0]).tolist():
+        epochs, rows = outer[outer[:, 0] == session], inner[inner[:, 0] == session]
+        rows = rows[np.argsort(rows[:, 2], kind="stable")]
+        within = np.searchsorted(epochs[:, 2], rows[:, 2], "right") - 1
+        following = np.append(within[1:], within[-1])
+        starts = np.append(rows[1:, 2], epochs[within[-1], 3])
+        at_end = np.append(within[1:] != within[:-1], True)
+        # The end of an epoch counts for its last step, and the beginning of the next one with it.
+        ends = np.where(at_end, epochs[within, 3], starts)
+        gaps = np.maximum(ends - rows[:, 3], 0) + np.where(following != within, starts - epochs[following, 2], 0)
+        found.append(np.column_stack((rows[:, (0, 3)], ends, rows[:, 1], gaps, at_end)))
+    pauses = np.concatenate(found)
+    lengths = pauses[:, 4] / 1e9
     if len(lengths) < 2 * rule.least:
         return None
     long = np.flatnonzero(lengths > max(_PAUSE * float(np.median(lengths)), 0.25 * (step.median_s or 0.0)))
     total_s = float(lengths[long].sum())
     if len(long) < 2 or len(long) > 0.25 * len(lengths) or total_s < _PAUSES * whole_s:
         return None
-    numbers = sorted({int(after[place]) for place in long.tolist() if after[place] is not None})
+    numbers = sorted({*pauses[long, 3].tolist()} - {-1})
     last = int(evidence.steps.numbers.max()) if evidence.steps is not None else 0
     after_which = f"step{'' if len(numbers) == 1 else 's'} {listed(numbers)}"
-    if has_workers(evidence) and not any(in_epoch[place] for place in long.tolist()):
+    if has_workers(evidence) and pauses[long, 5].all():
         why, command = "as when workers shut down", ""
     else:
-        why = evidence.lines_between(spans[place] for place in long.tolist())
-        command = evidence.command("why", int(numbers[0]) + 1) if numbers else ""
+        why = evidence.lines_between(map(tuple, pauses[long, :3].tolist()))
+        command = evidence.command("why", numbers[0] + 1) if numbers else ""
     return rule.found(
         evidence,
         f"{len(long)} pauses between the steps take {percent(total_s / whole_s)} of the run, "
