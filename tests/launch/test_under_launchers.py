@@ -97,7 +97,7 @@ def test_a_launcher_as_it_is(launcher, tmp_path):
     assert ranks == len(list((tmp_path / "run").glob("rank-*")))
     assert 20 * ranks == regions_of(tmp_path / "run")["BACKWARD"]
     said = timed.stdout + timed.stderr
-    assert 1 == said.count("deep500-timing show")
+    assert 1 == said.count("deep500-timing report")
     if ranks > 1:
         assert f"{ranks} ranks on 1 host" in said
 
