@@ -14,6 +14,7 @@ Readers only read: peaks that a framework counts are the user's, and are never r
 
 from __future__ import annotations
 
+import os
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -59,19 +60,13 @@ class HostMemory:
 
     def read(self) -> MemoryUsage:
         """The memory in use now."""
-        if self._process.pid != _pid():  # this process was forked
+        if self._process.pid != os.getpid():  # this process was forked
             self._process = self._psutil.Process()
         return MemoryUsage(
             host_rss_bytes=int(self._process.memory_info().rss),
             host_used_percent=float(self._psutil.virtual_memory().percent),
             swap_used_percent=float(self._psutil.swap_memory().percent),
         )
-
-
-def _pid() -> int:
-    import os
-
-    return os.getpid()
 
 
 def read_or_none(reader: MemoryReader) -> MemoryUsage | None:

@@ -47,7 +47,7 @@ def ab(
         run_pairs,
         split_commands,
     )
-    from deep500_timing.compare._floor import floor_of, store_floor
+    from deep500_timing.compare._compare import floor_of, store_floor
 
     if len(rev) > 2 or len(packages) > 2 or (same and (rev or packages)):
         raise click.UsageError("--rev and --with name A, and then B; --same takes neither.")

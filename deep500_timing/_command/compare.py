@@ -69,8 +69,7 @@ def compare(
     Exit codes: 1 the gate failed, or a run cannot be read; 2 the runs are not comparable.
     """
     from deep500_timing._command._output import busy
-    from deep500_timing.compare._compare import compare
-    from deep500_timing.compare._floor import find_floor
+    from deep500_timing.compare._compare import compare, find_floor
     from deep500_timing.compare._runs import read_side, write_baseline
 
     if update_baseline and not against:

@@ -190,8 +190,7 @@ class Exchange:
         """
         transport = self._find()
         if transport is None or transport.world_size == 1:
-            rank, world_size = rank_and_world() if transport is None else (transport.rank, 1)
-            return _answers({rank: own}, None, range(world_size), (), {}, None)
+            return _alone(transport, own)
         line = line_of(transport)
         past = line.past(f"{self._name}/posted")
         past.calls += to != ANY
@@ -205,7 +204,7 @@ class Exchange:
 
         fault = line.connection.run(collect, deadline_s)
         call.given_up = True
-        return _answers(dict(call.reports), None, sorted(asked), (), call.ahead, fault)
+        return _answers(call, sorted(asked), fault)
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until this rank's posted reports are sent, and say whether they are."""
@@ -227,8 +226,7 @@ class Exchange:
         """
         transport = self._find()
         if transport is None or transport.world_size == 1:
-            rank, world_size = rank_and_world() if transport is None else (transport.rank, 1)
-            return _answers({rank: report}, combine({rank: report}), range(world_size), (), {}, None)
+            return _alone(transport, report, combine)
         line = line_of(transport)
         past = line.past(f"{self._name}/rounds")
         past.calls += 1
@@ -237,10 +235,7 @@ class Exchange:
         work = self._lead if transport.rank == 0 else self._follow
         fault = line.connection.run(lambda channel: work(channel, past, call, combine), deadline_s)
         call.given_up = True
-        combined = call.combined
-        # A result that has arrived counts, even if a request failed afterwards.
-        fault = None if combined is not None else fault
-        return _answers(dict(call.reports), combined, range(transport.world_size), call.held, call.ahead, fault)
+        return _answers(call, range(transport.world_size), fault)
 
     def _lead(self, channel: Any, past: _Past, call: _Call, combine: Callable[[dict[int, bytes]], bytes]) -> None:
         # Take the reports of the ranks that wait now, and give them the result.
@@ -522,17 +517,21 @@ def unframe(raw: bytes) -> tuple[dict[str, Any], bytes]:
     return head, payload
 
 
-def _answers(
-    reports: dict[int, bytes],
-    combined: bytes | None,
-    asked: Iterable[int],
-    held: Iterable[int],
-    ahead: dict[int, int],
-    fault: str | None,
+def _alone(
+    transport: Transport | None, own: bytes, combine: Callable[[dict[int, bytes]], bytes] | None = None
 ) -> Answers:
-    known = {*reports, *held}
+    # The other ranks of a job that nothing connects are missing.
+    rank, world_size = rank_and_world() if transport is None else (transport.rank, 1)
+    missing = [other for other in range(world_size) if other != rank]
+    return Answers({rank: own}, None if combine is None else combine({rank: own}), missing)
+
+
+def _answers(call: _Call, asked: Iterable[int], fault: str | None) -> Answers:
+    combined, known = call.combined, {*call.reports, *call.held}
+    # A result that has arrived counts, even if a request failed afterwards.
+    fault = fault if combined is None else None
     missing = [] if fault else [rank for rank in asked if rank not in known]
-    return Answers(reports, combined, missing, ahead, fault)
+    return Answers(dict(call.reports), combined, missing, call.ahead, fault)
 
 
 def time_to_ask(deadline_s: float) -> float:

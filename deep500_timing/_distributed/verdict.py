@@ -167,17 +167,12 @@ def _what_if(found: Stragglers) -> list[str]:
     lines = []
     if found.ranks:
         saved = found.what_if.without_rank_s
-        what, share = "operation", ""
-        if found.operations is None:
-            what, share = "step", f" ({format_share(saved / found.step_s)})"
-        shorter = f"{format_time(saved)}{share}"
-        lines.append(f"Without this lateness {_a(what)} would be {shorter} shorter.")
+        what, share = (
+            ("a step", f" ({format_share(saved / found.step_s)})") if found.operations is None else ("an operation", "")
+        )
+        lines.append(f"Without this lateness {what} would be {format_time(saved)}{share} shorter.")
     lines.append(f"All waiting of ranks for each other costs {_share(found.what_if.all_alike_s, found)}.")
     return lines
-
-
-def _a(what: str) -> str:
-    return f"an {what}" if what[0] in "aeiou" else f"a {what}"
 
 
 def _slow_steps(found: Stragglers) -> list[str]:

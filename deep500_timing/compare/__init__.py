@@ -13,8 +13,7 @@ The run is the unit: steps of one run are not independent. Runs of one session s
 
 from __future__ import annotations
 
-from deep500_timing.compare._compare import Comparison, Effect, compare
-from deep500_timing.compare._floor import Floor, find_floor, floor_of, store_floor
+from deep500_timing.compare._compare import Comparison, Effect, Floor, compare, find_floor, floor_of, store_floor
 from deep500_timing.compare._runs import NotComparableError, RunTimes, read_run
 from deep500_timing.compare._text import draw
 

@@ -13,8 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from deep500_timing.compare._compare import Comparison, compare
-from deep500_timing.compare._floor import find_floor
+from deep500_timing.compare._compare import Comparison, compare, find_floor
 from deep500_timing.compare._runs import NotComparableError, RunTimes, read_run
 from deep500_timing.compare._statistics import FEWEST_PAIRS, level_of_look
 from deep500_timing.runs import Run
@@ -23,7 +22,7 @@ from deep500_timing.runs._header import MEASUREMENT
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from deep500_timing.compare._floor import Floor
+    from deep500_timing.compare._compare import Floor
 
 
 _LINES = 10

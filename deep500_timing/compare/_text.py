@@ -10,8 +10,7 @@ from deep500_timing._summary.text import format_time, lines_of, safe_name, short
 from deep500_timing.compare._statistics import FEWEST_PAIRS, pairs_needed, smallest_effect
 
 if TYPE_CHECKING:
-    from deep500_timing.compare._compare import Comparison, Effect
-    from deep500_timing.compare._floor import Floor
+    from deep500_timing.compare._compare import Comparison, Effect, Floor
 
 _MOST_REGIONS = 12
 _MOST_DIFFERENCES = 8

@@ -26,7 +26,7 @@ from deep500_timing.runs._read import CHUNK_ROWS, NewerSchemaError
 from deep500_timing.runs._tables import COLUMNS, LogTables, columns_of, peek, schema_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
 
 _PREFIX = ".reading-"
@@ -164,14 +164,14 @@ def compact(folder: str, reading: Reading) -> Compacted:
 def _compact_to(target: str, folder: str, reading: Reading) -> Compacted:
     logs = find_logs(folder)
     manifest = _read_manifest(target)
-    known = {_identity(part["logs"]): part for part in manifest["parts"]}
+    known = {json.dumps(part["logs"]): part for part in manifest["parts"]}
     groups = list(_groups(logs, manifest))
     with alone(target):
         reading.say(target, [_name_of(group) for group in groups])
     # The parts are protected from here on; other processes may have removed some since the manifest was read.
     parts = []
     for group in groups:
-        part = known.get(_identity(log.key for log in group))
+        part = known.get(json.dumps([log.key for log in group]))
         parts.append(part if part is not None and _is_there(target, part) else _make_part(folder, group, target))
     manifest = {"version": VERSION, "parts": parts}
     _replace(os.path.join(target, MANIFEST), json.dumps(manifest).encode())
@@ -229,10 +229,6 @@ def _session_of(path: str) -> str:
     # "rank-00003.s1.0002.d5log" and "rank-00003.s1.d5log" are of one session.
     parts = os.path.basename(path).split(".")
     return ".".join(part for part in parts[:2] if not part.isdecimal() and part != "d5log")
-
-
-def _identity(keys: Iterable[Iterable[Any]]) -> tuple[tuple[Any, ...], ...]:
-    return tuple(tuple(key) for key in keys)
 
 
 def _make_part(folder: str, group: list[LogFile], target: str) -> dict[str, Any]:

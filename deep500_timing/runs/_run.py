@@ -20,15 +20,6 @@ if TYPE_CHECKING:
     from deep500_timing.runs._why import Why
 
 
-STEP_COLUMNS = {
-    "rank": "int32",
-    "session": "int32",
-    "step": "int64",
-    "start_ns": "int64",
-    "unix_ns": "int64",
-    "dur_ns": "int64",
-    "batches": "int64",
-}
 # A step is its BATCHes. For ranks and sessions without any BATCH it lasts from its mark to the next one.
 _STEPS = """
 with batches as (

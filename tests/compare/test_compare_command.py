@@ -34,7 +34,7 @@ def interleaved(write_run, tmp_path):
 def floor(tmp_path, monkeypatch):
     """A noise floor for any machine and program."""
     found = Floor("m", "p", {"": Spread(2e-5, 9)})
-    monkeypatch.setattr("deep500_timing.compare._floor.find_floor", lambda *_: found)
+    monkeypatch.setattr("deep500_timing.compare._compare.find_floor", lambda *_: found)
 
 
 def test_every_output_at_once(interleaved, floor, tmp_path, capsys, monkeypatch):
