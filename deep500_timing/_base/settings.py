@@ -8,6 +8,7 @@ program; never later. An unknown name is a warning.
 from __future__ import annotations
 
 import os
+from collections import namedtuple
 from functools import cache
 
 TYPE_CHECKING = False
@@ -73,19 +74,8 @@ def _exporters(text: str) -> tuple[tuple[str, str], ...]:
     return tuple((name, destination) for name, _, destination in parts)
 
 
-class Setting:
-    """One setting."""
-
-    def __init__(
-        self, default: str | None, parse: Callable[[str], Any], accepted: str, meaning: str, *, in_table: bool = True
-    ) -> None:
-        self.default = default
-        self.parse = parse
-        self.accepted = accepted
-        self.meaning = meaning
-        self.in_table = in_table
-
-
+Setting = namedtuple("Setting", "default parse accepted meaning in_table", defaults=(True,))
+"""One setting."""
 _folder = _unless(os.path.isfile)
 _SWITCH = "1, true, on, yes, 0, false, off, no"
 SETTINGS = {

@@ -119,18 +119,18 @@ def _coroutine(timer: Timer, key: TimeType | str, gpu: bool, function: Callable[
 
 
 def _generator(timer: Timer, key: TimeType | str, gpu: bool, function: Callable[..., Any]) -> Callable[..., Any]:
-    stretch = _function(timer, key, gpu, _Resumption.of)
+    stretch = _function(timer, key, gpu, _resumed)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         generator = function(*args, **kwargs)
         resume: Callable[[], Any] = functools.partial(next, generator)
         try:
             while True:
-                step: _Resumption = stretch(resume)
-                if step.is_last:
-                    return step.value
+                value, is_last = stretch(resume)
+                if is_last:
+                    return value
                 try:
-                    resume = functools.partial(generator.send, (yield step.value))
+                    resume = functools.partial(generator.send, (yield value))
                 except GeneratorExit:
                     raise
                 except BaseException as error:
@@ -141,21 +141,12 @@ def _generator(timer: Timer, key: TimeType | str, gpu: bool, function: Callable[
     return call
 
 
-class _Resumption:
-    """The result of one resumption of a generator: an item, or the value that it returned at its end."""
-
-    __slots__ = ("is_last", "value")
-
-    def __init__(self, value: Any, is_last: bool) -> None:
-        self.value = value
-        self.is_last = is_last
-
-    @staticmethod
-    def of(resume: Callable[[], Any]) -> _Resumption:
-        try:
-            return _Resumption(resume(), False)
-        except StopIteration as stop:
-            return _Resumption(stop.value, True)
+def _resumed(resume: Callable[[], Any]) -> tuple[Any, bool]:
+    # An item, or the value that the generator returned at its end; and whether it was the end.
+    try:
+        return resume(), False
+    except StopIteration as stop:
+        return stop.value, True
 
 
 _END: Any = object()
