@@ -40,7 +40,9 @@ _FLUSH_ROWS = 1 << 16
 _MOST_PAUSE_S = 0.2
 """Longest time between two looks at the number of intervals, short enough for 2 x 10^6 a second."""
 _LEAST_PAUSE_S = 0.01
-_LOCK_S = 5.0
+_LOCK_S = 15.0
+"""How long a flush waits for another thread's, in which the garbage collector may end workers of a data loader: PyTorch
+waits 5 s for each."""
 _MEMORY_S = 1.0
 
 
