@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from deep500_timing._base.names import BACKWARD, BATCH, COMM, GPU
-from deep500_timing._base.sql import literal
+from deep500_timing._base.sql import array_of, literal
 from deep500_timing._distributed.late import REST, Steps, steps_of_operations
 from deep500_timing._summary.nesting import path_text, split_path
 
@@ -96,7 +96,7 @@ def _phases(run: Run, ranks: list[int], session: int) -> _Phases:
     import numpy as np
 
     begun = run.steps(session=session).arrow()
-    begun_rank, begun_step, begun_ns = (begun[name].to_numpy() for name in ("rank", "step", "start_ns"))
+    begun_rank, begun_step, begun_ns = (array_of(begun[name]) for name in ("rank", "step", "start_ns"))
     of_rank = []
     for rank in ranks:
         own = slice(*np.searchsorted(begun_rank, (rank, rank + 1)))  # Steps are ordered by rank.
@@ -139,11 +139,11 @@ def _phases(run: Run, ranks: list[int], session: int) -> _Phases:
         # Columns, not rows: a row in Python takes hundreds of bytes.
         name_of, known = _codes(table["region"])
         name_at = np.array([names.index(name) for name in known], dtype=np.int64)[name_of]
-        rank_at, _ = _places(np.array(ranks), table["rank"].to_numpy())
-        step_at, here = _places(steps, table["step"].to_numpy())
+        rank_at, _ = _places(np.array(ranks), array_of(table["rank"]))
+        step_at, here = _places(steps, array_of(table["step"]))
         device_at, devices = _codes(table["device"])
         on_gpu = np.array([int(device == GPU) for device in devices], dtype=np.int64)[device_at]
-        taken_s = table["total"].to_numpy()[here] / 1e9
+        taken_s = array_of(table["total"])[here] / 1e9
         np.add.at(times, (on_gpu[here], step_at[here], rank_at[here], name_at[here]), taken_s)
     # Times of the device where every rank has them in most steps.
     on_device = np.asarray((np.median(times[1], axis=0) > 0).all(axis=0))
@@ -164,7 +164,7 @@ def _phases(run: Run, ranks: list[int], session: int) -> _Phases:
 def _codes(column: Any) -> tuple[Any, list[str]]:
     # A column of text as indices into its different values.
     coded = column.combine_chunks().dictionary_encode()
-    return coded.indices.to_numpy(), coded.dictionary.to_pylist()
+    return array_of(coded.indices), coded.dictionary.to_pylist()
 
 
 def _places(values: Any, asked: Any) -> tuple[Any, Any]:
@@ -189,7 +189,7 @@ def _operations(run: Run, ranks: list[int], session: int) -> tuple[Any, Any] | N
     if not len(table):
         return None
     groups, _ = _codes(table["of_group"])
-    sequences, of_rank, starts, lengths = (table[name].to_numpy() for name in table.column_names[1:])
+    sequences, of_rank, starts, lengths = (array_of(table[name]) for name in table.column_names[1:])
     order = np.lexsort((of_rank, sequences, groups))
     which = np.stack((groups, sequences), axis=1)[order]
     firsts = np.flatnonzero(np.r_[True, (which[1:] != which[:-1]).any(axis=1)])
@@ -256,7 +256,7 @@ def _where(run: Run, rank: int, session: int, phases: _Phases, times: Any, lengt
         f"and device = 'CPU' and step between {phases.steps[0]} and {phases.steps[-1]} order by start_ns"
     ).arrow()
     region_at, regions = _codes(table["region"])
-    all_starts, all_lengths = table["start_ns"].to_numpy(), table["dur_ns"].to_numpy()
+    all_starts, all_lengths = array_of(table["start_ns"]), array_of(table["dur_ns"])
     for place, name in enumerate(phases.names):
         if name not in regions:
             continue

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from deep500_timing._base.sql import literal
+from deep500_timing._base.sql import array_of, literal
 from deep500_timing.runs._parts import waiting_regions
 
 if TYPE_CHECKING:
@@ -418,12 +418,12 @@ def _milestones(run: Any, seen: set[str]) -> dict[tuple[int, int], list[Int64Arr
 
 def _by_session(table: Any, *columns: str) -> dict[tuple[int, int], list[Int64Array]]:
     # The rows of each rank and session, as numpy arrays.
-    ranks, sessions = (table[name].to_numpy().astype(np.int64) for name in ("rank", "session"))
+    ranks, sessions = (array_of(table[name]).astype(np.int64) for name in ("rank", "session"))
     if not len(ranks):
         return {}
     key = (ranks << 32) + sessions
     order = np.argsort(key, kind="stable")
-    values = [table[name].to_numpy().astype(np.int64)[order] for name in columns]
+    values = [array_of(table[name]).astype(np.int64)[order] for name in columns]
     key = key[order]
     edges = np.concatenate(([0], np.flatnonzero(np.diff(key)) + 1, [len(key)])).tolist()
     return {

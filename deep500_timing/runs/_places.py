@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from deep500_timing._base.sql import literal
+from deep500_timing._base.sql import array_of, literal
 from deep500_timing._summary.nesting import split_path
 
 if TYPE_CHECKING:
@@ -164,17 +164,19 @@ def _read(run: Any, rank: int | None, session: int | None) -> dict[int, _Sampled
     if rank is None:
         return {}
     only = "" if session is None else f"and session = {int(session)} "
-    table = run.sql(f"select session, time_ns, stack from stacks where rank = {rank} {only}order by time_ns").arrow()
-    sessions, times = (table[name].to_numpy() for name in ("session", "time_ns"))
-    stacks = table["stack"].cast("string").fill_null("").combine_chunks().dictionary_encode()
-    numbers, texts = stacks.indices.to_numpy(), stacks.dictionary.to_pylist()
+    table = run.sql(
+        f"select session, time_ns, coalesce(stack, '') as stack from stacks where rank = {rank} {only}order by time_ns"
+    ).arrow()
+    sessions, times = (array_of(table[name]) for name in ("session", "time_ns"))
+    stacks = table["stack"].combine_chunks().dictionary_encode()
+    numbers, texts = array_of(stacks.indices), stacks.dictionary.to_pylist()
     chosen = {one: sessions == one for one in np.unique(sessions).tolist()}
     return {one: _Sampled(times[of], numbers[of], texts) for one, of in chosen.items()}
 
 
 def _spans(run: Any, of: str) -> Int64Array:
     table = run.sql(f"select start_ns, start_ns + dur_ns as end_ns {of} order by start_ns").arrow()
-    return np.stack([table[name].to_numpy() for name in ("start_ns", "end_ns")], axis=1).reshape(-1, 2)
+    return np.stack([array_of(table[name]) for name in ("start_ns", "end_ns")], axis=1).reshape(-1, 2)
 
 
 def _hull(spans: Int64Array) -> Int64Array:

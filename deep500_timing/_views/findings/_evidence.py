@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from deep500_timing._base.names import BATCH, COMM, IO
-from deep500_timing._base.sql import literal
+from deep500_timing._base.sql import array_of, literal
 from deep500_timing._summary.nesting import path_text, split_path
 from deep500_timing._summary.text import safe_name
 from deep500_timing._views.notes import busy_in
@@ -199,10 +199,10 @@ class Evidence:
             f"and thread = {self.thread} {self.only}order by path, session, start_ns"
         ).arrow()
         names = ("session", "step", "start_ns", "end_ns")
-        rows = np.stack([np.asarray(table[name].to_numpy(), np.int64) for name in names], axis=1)
+        rows = np.stack([np.asarray(array_of(table[name]), np.int64) for name in names], axis=1)
         encoded = table["path"].combine_chunks().dictionary_encode()
         known = encoded.dictionary.to_pylist()
-        bounds = np.searchsorted(encoded.indices.to_numpy(), np.arange(len(known) + 1))
+        bounds = np.searchsorted(array_of(encoded.indices), np.arange(len(known) + 1))
         at = {text: rows[low:high] for text, low, high in zip(known, bounds, bounds[1:], strict=False)}
         return {path: at.get(text, rows[:0]) for text, path in texts.items()}
 
