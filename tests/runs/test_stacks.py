@@ -258,6 +258,23 @@ def test_pauses_and_time_in_no_region(tmp_path):
     assert "of it in log_metrics (train.py:44): time.sleep(1)" in said
 
 
+def test_lines_of_a_validation_are_not_those_of_the_pause_beside_it(tmp_path):
+    """Samples between two epochs name the lines of the time in no region only if nearly all of the time is."""
+    with made_rank(tmp_path) as made:
+        for _ in range(4):
+            with made.region("EPOCH"):
+                for _ in range(40):
+                    made.spend("BATCH", 10 * MS)
+            for _ in range(30):
+                with made.region("VALIDATION", 5 * MS):
+                    made.wait(5 * MS)
+                    made.log.add("stacks", (made.clock.now_ns(), SLEEP))
+            made.wait(400 * MS)
+    with Run.open(tmp_path) as run:
+        [said] = [finding.text for finding in find(run) if finding.rule == "between-epochs"]
+    assert said.endswith("of the run: most of it in no region.")
+
+
 def test_the_page_has_the_lines(tmp_path):
     """The tree's section has a table of lines; without samples it has none."""
     from deep500_timing._views.page._build import build

@@ -35,6 +35,8 @@ _SKEWED = 1.3
 """Times the median from which on a mean needs the median with it."""
 _UNEVEN = 1.25
 _KEPT = 20
+_ALONE = 0.9
+"""Share of the time between two epochs from which on samples there are of no region."""
 _MANY = 100_000
 """Intervals of a region from which on it is not looked for between epochs."""
 
@@ -237,7 +239,9 @@ def between_epochs(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     name = max(medians, key=lambda part: (medians[part], part))
     restarts = name in (IO, "EPOCH (start)") or (not name and has_workers(evidence))
     remedy = KEEP_WORKERS if restarts else rule.remedy if name else "time its parts as regions"
-    lines = "" if name else evidence.lines_between(zip(steps[last, 0], ends, starts, strict=True))
+    lines = ""
+    if not name and medians[""] > _ALONE * float(np.median(starts - ends)) / 1e9:
+        lines = evidence.lines_between(zip(steps[last, 0], ends, starts, strict=True))
     started = f", where workers start{_each(evidence)}" if name and restarts and _each(evidence) else ""
     most = f"most of it in {name_of(name) or 'no region'}{started}"
     yield rule.found(
