@@ -302,7 +302,7 @@ def test_the_command(tmp_path):
     assert (plain.returncode, plain.stdout) == (timed.returncode, timed.stdout)
     (run,) = (tmp_path / "runs").iterdir()
     assert run.name.startswith("train-")
-    assert f"deep500-timing show runs/{run.name}" in timed.stderr
+    assert f"deep500-timing report runs/{run.name}" in timed.stderr
     assert re.search(r"├─ BATCH .* 20 ", timed.stderr) or re.search(r"BATCH .* 20 ", timed.stderr)
     assert 20 == regions_of(run)["BACKWARD"]
 
@@ -357,6 +357,6 @@ def test_spawned_ranks_of_a_script(tmp_path):
         timeout=250,
     )
     assert 0 == done.returncode, done.stderr
-    assert 1 == done.stderr.count("deep500-timing show"), done.stderr
+    assert 1 == done.stderr.count("deep500-timing report"), done.stderr
     assert "nothing was timed" not in done.stderr
     assert 10 == regions_of(tmp_path / "run")["BACKWARD"]
