@@ -334,7 +334,7 @@ def test_ranks(faulty, forks, tmp_path):
         job.kill()
     assert 20 <= regions_of(tmp_path / "run")["BACKWARD"] <= 40
     assert "2 ranks on 1 host" in job.text(0) or faulty
-    assert "deep500-timing show" not in job.text(1)
+    assert "deep500-timing report" not in job.text(1)
 
 
 def test_spawned_ranks_of_a_script(tmp_path):
