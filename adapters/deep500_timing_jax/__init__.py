@@ -14,26 +14,10 @@
 Importing it does not import JAX.
 """
 
+# ruff: noqa: F401 (the names of the core are public here: `__all__` has them)
 from __future__ import annotations
 
-from deep500_timing import (
-    DeviceUnavailableError,
-    ExportError,
-    HostClock,
-    InvalidKeyError,
-    MissingPackageError,
-    NoTimesError,
-    Region,
-    RegionError,
-    RegionMismatchError,
-    RegionNotOpenError,
-    RegionOpenError,
-    Timer,
-    TimeType,
-    TimingError,
-    TimingWarning,
-    compiled,
-)
+import deep500_timing as _core
 from deep500_timing.adapters import lazy_names as _lazy_names
 from deep500_timing_jax._clock import OutputClock
 from deep500_timing_jax._compilations import Compilations
@@ -45,49 +29,34 @@ if TYPE_CHECKING:
         Autolog,
         Clock,
         DeviceClock,
+        DeviceUnavailableError,
+        ExportError,
+        HostClock,
+        InvalidKeyError,
+        MissingPackageError,
+        NoTimesError,
+        Region,
+        RegionError,
+        RegionMismatchError,
+        RegionNotOpenError,
+        RegionOpenError,
         RegionTimes,
         Snapshot,
+        Timer,
         TimeStats,
+        TimeType,
+        TimingError,
+        TimingWarning,
         autolog,
+        compiled,
         global_timer,
         read_rank_logs,
         trim_mean,
     )
 
-__all__ = [
-    "Autolog",
-    "CPUGPUTimer",
-    "Clock",
-    "Compilations",
-    "DeviceClock",
-    "DeviceUnavailableError",
-    "ExportError",
-    "HostClock",
-    "InvalidKeyError",
-    "MissingPackageError",
-    "NoTimesError",
-    "OutputClock",
-    "Region",
-    "RegionError",
-    "RegionMismatchError",
-    "RegionNotOpenError",
-    "RegionOpenError",
-    "RegionTimes",
-    "Snapshot",
-    "TimeStats",
-    "TimeType",
-    "TimedStep",
-    "Timer",
-    "TimingError",
-    "TimingWarning",
-    "autolog",
-    "compiled",
-    "global_timer",
-    "read_rank_logs",
-    "timed_step",
-    "trim_mean",
-]
-
+__all__ = ["CPUGPUTimer", "Compilations", "OutputClock", "TimedStep", "timed_step"]
+__all__ += _core.__all__
+__all__[:] = sorted({*__all__})  # pyright: ignore[reportUnsupportedDunderAll]
 
 __getattr__, __dir__ = _lazy_names(
     __name__, __all__, {name: "deep500_timing" for name in __all__ if name not in globals()}

@@ -12,26 +12,10 @@ Importing it imports neither TensorFlow nor Keras nor CuPy: CuPy is looked for a
 when ``TimerCallback`` is first named, TensorFlow when a Keras model that runs on it trains.
 """
 
+# ruff: noqa: F401 (the names of the core are public here: `__all__` has them)
 from __future__ import annotations
 
-from deep500_timing import (
-    DeviceUnavailableError,
-    ExportError,
-    HostClock,
-    InvalidKeyError,
-    MissingPackageError,
-    NoTimesError,
-    Region,
-    RegionError,
-    RegionMismatchError,
-    RegionNotOpenError,
-    RegionOpenError,
-    Timer,
-    TimeType,
-    TimingError,
-    TimingWarning,
-    compiled,
-)
+import deep500_timing as _core
 from deep500_timing.adapters import lazy_names as _lazy_names
 from deep500_timing_tensorflow._clock import CPUGPUTimer
 
@@ -44,10 +28,26 @@ if TYPE_CHECKING:
         Autolog,
         Clock,
         DeviceClock,
+        DeviceUnavailableError,
+        ExportError,
+        HostClock,
+        InvalidKeyError,
+        MissingPackageError,
+        NoTimesError,
+        Region,
+        RegionError,
+        RegionMismatchError,
+        RegionNotOpenError,
+        RegionOpenError,
         RegionTimes,
         Snapshot,
+        Timer,
         TimeStats,
+        TimeType,
+        TimingError,
+        TimingWarning,
         autolog,
+        compiled,
         global_timer,
         read_rank_logs,
         trim_mean,
@@ -56,38 +56,9 @@ if TYPE_CHECKING:
     from deep500_timing_tensorflow._clock import CupyEventClock
     from deep500_timing_tensorflow._timed_step import timed_step
 
-__all__ = [
-    "Autolog",
-    "CPUGPUTimer",
-    "Clock",
-    "CupyEventClock",
-    "DeviceClock",
-    "DeviceUnavailableError",
-    "ExportError",
-    "HostClock",
-    "InvalidKeyError",
-    "MissingPackageError",
-    "NoTimesError",
-    "Region",
-    "RegionError",
-    "RegionMismatchError",
-    "RegionNotOpenError",
-    "RegionOpenError",
-    "RegionTimes",
-    "Snapshot",
-    "TimeStats",
-    "TimeType",
-    "Timer",
-    "TimerCallback",
-    "TimingError",
-    "TimingWarning",
-    "autolog",
-    "compiled",
-    "global_timer",
-    "read_rank_logs",
-    "timed_step",
-    "trim_mean",
-]
+__all__ = ["CPUGPUTimer", "CupyEventClock", "TimerCallback", "timed_step"]
+__all__ += _core.__all__
+__all__[:] = sorted({*__all__})  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def _callback_class() -> type[Any]:

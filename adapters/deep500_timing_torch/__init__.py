@@ -13,13 +13,11 @@
 The names are those of ``deep500_timing``, with a :class:`CPUGPUTimer` that finds the accelerator itself.
 """
 
+# ruff: noqa: F401 (the names of the core are public here: `__all__` has them)
 from __future__ import annotations
 
-from importlib import import_module as _import_module
-from typing import Any as _Any
-
 try:
-    import torch as _torch  # noqa: F401 (found missing here, with a remedy, rather than in a module below)
+    import torch as _torch
 except ModuleNotFoundError as _error:
     if _error.name != "torch":
         raise
@@ -27,31 +25,8 @@ except ModuleNotFoundError as _error:
 
     raise _missing("torch", extra="torch", caller="import deep500_timing_torch") from _error
 
-from deep500_timing import (
-    Clock,
-    DeviceClock,
-    DeviceUnavailableError,
-    ExportError,
-    HostClock,
-    InvalidKeyError,
-    MissingPackageError,
-    NoTimesError,
-    Region,
-    RegionError,
-    RegionMismatchError,
-    RegionNotOpenError,
-    RegionOpenError,
-    RegionTimes,
-    Snapshot,
-    Timer,
-    TimeStats,
-    TimeType,
-    TimingError,
-    TimingWarning,
-    compiled,
-    read_rank_logs,
-    trim_mean,
-)
+import deep500_timing as _core
+from deep500_timing.adapters import lazy_names as _lazy_names
 from deep500_timing_torch._clock import CudaEventClock
 from deep500_timing_torch._compile import prepare as _prepare
 from deep500_timing_torch._events import watch_all_captures as _watch_all_captures
@@ -60,49 +35,49 @@ from deep500_timing_torch._recompute import prepare as _prepare_recomputation
 from deep500_timing_torch._timer import CPUGPUTimer
 from deep500_timing_torch.event_timer import CudaEventTimer
 
-__all__ = [
-    "Autolog",  # pyright: ignore[reportUnsupportedDunderAll]
-    "CPUGPUTimer",
-    "Clock",
-    "CudaEventClock",
-    "CudaEventTimer",
-    "DeviceClock",
-    "DeviceUnavailableError",
-    "ExportError",
-    "HostClock",
-    "InvalidKeyError",
-    "MissingPackageError",
-    "NoTimesError",
-    "NoopTimer",  # pyright: ignore[reportUnsupportedDunderAll]
-    "Region",
-    "RegionError",
-    "RegionMismatchError",
-    "RegionNotOpenError",
-    "RegionOpenError",
-    "RegionTimes",
-    "Snapshot",
-    "SynchronizedWallClockTimer",  # pyright: ignore[reportUnsupportedDunderAll]
-    "ThroughputTimer",  # pyright: ignore[reportUnsupportedDunderAll]
-    "TimeStats",
-    "TimeType",
-    "Timer",
-    "TimingError",
-    "TimingWarning",
-    "autolog",  # pyright: ignore[reportUnsupportedDunderAll]
-    "compiled",
-    "global_timer",
-    "read_rank_logs",
-    "trim_mean",
-]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from deep500_timing import (
+        Autolog,
+        Clock,
+        DeviceClock,
+        DeviceUnavailableError,
+        ExportError,
+        HostClock,
+        InvalidKeyError,
+        MissingPackageError,
+        NoTimesError,
+        Region,
+        RegionError,
+        RegionMismatchError,
+        RegionNotOpenError,
+        RegionOpenError,
+        RegionTimes,
+        Snapshot,
+        Timer,
+        TimeStats,
+        TimeType,
+        TimingError,
+        TimingWarning,
+        autolog,
+        compiled,
+        read_rank_logs,
+        trim_mean,
+    )
+    from deep500_timing_deepspeed.wallclock import NoopTimer, SynchronizedWallClockTimer, ThroughputTimer
+
+__all__ = ["CPUGPUTimer", "CudaEventClock", "CudaEventTimer", "global_timer"]
+__all__ += ["NoopTimer", "SynchronizedWallClockTimer", "ThroughputTimer"]
+__all__ += _core.__all__
+__all__[:] = sorted({*__all__})  # pyright: ignore[reportUnsupportedDunderAll]
+
+_WALLCLOCK = dict.fromkeys(
+    ("NoopTimer", "SynchronizedWallClockTimer", "ThroughputTimer"), "deep500_timing_deepspeed.wallclock"
+)
+__getattr__, __dir__ = _lazy_names(
+    __name__, __all__, {name: "deep500_timing" for name in __all__ if name not in globals()} | _WALLCLOCK
+)
 
 _prepare()
 _prepare_recomputation()
 _watch_all_captures()
-
-
-def __getattr__(name: str) -> _Any:
-    """Import the core's autolog and DeepSpeed's timers on first use."""
-    if name in __all__:
-        home = "deep500_timing" if name in ("Autolog", "autolog") else "deep500_timing_deepspeed.wallclock"
-        return getattr(_import_module(home), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from deep500_timing.adapters import REGION_COLOURS, format_share, format_time, require
 from deep500_timing_torch.pipeline._actions import COMPUTE, Action, Kind
+from deep500_timing_torch.pipeline._bubble import account
 from deep500_timing_torch.pipeline._pipeline_timer import bubble_of
 from deep500_timing_torch.pipeline._recorder import TABLE
 from deep500_timing_torch.pipeline._schedules import NAMES
@@ -114,101 +115,50 @@ LAYER_OF = {
     Kind.WAIT_SENT: "communication",
 }
 """The layer of an action; loading, reduction and steps are not drawn."""
-_DARKER = 0.72
-"""Brightness of a rank's second stage relative to its first, and so on."""
-_POINTS_OF_A_DIGIT = 5.0
+_LIGHTER = 0.72
+"""Opacity of a rank's second stage relative to its first, and so on."""
 
 
 def draw_schedule(actions: Sequence[Action], path: str | PathLike[str], *, title: str | None = None) -> Path:
-    """Draw one batch: when each rank computed what, talked to others, and was idle.
+    """Draw one batch as the report does: when each rank computed what, talked to others, and was idle.
 
-    Where a rank has several stages, the later ones are darker. Numbers are micro-batches; one that its box has no room
-    for is left out.
+    Where a rank has several stages, the later ones are lighter. Numbers are micro-batches.
 
     Args:
         actions: Of all ranks and one batch, as ``gather()`` gives them.
-        path: The file, a PNG unless its name says otherwise.
+        path: The file, an SVG if its name says so, else a PNG.
         title: Title of the picture; the bubble if None.
 
     Returns:
         The path.
 
     Raises:
-        MissingPackageError: matplotlib is not installed.
+        MissingPackageError: vl-convert is not installed.
         ValueError: There is no computation among the actions.
     """
-    require("matplotlib", extra="plots", caller="Drawing a schedule")
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
-
-    from deep500_timing_torch.pipeline._bubble import account
-
+    convert: Any = require("vl_convert", extra="report", caller="Drawing a schedule")
     bubble = account(actions)
-    shown = [one for one in actions if one.kind in LAYER_OF]
-    computed = [one for one in shown if one.kind in COMPUTE]
-    first_ns = min(one.start_ns for one in computed)
-    last_ns = max(one.end_ns for one in computed)
-    ranks = sorted({one.rank for one in computed})
-    per_unit = 1e6
-    width = 11.0
-    figure = Figure(figsize=(width, 1.3 + 0.55 * len(ranks)), layout="constrained", dpi=144)
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    axes.set_xlim(0, (last_ns - first_ns) / per_unit)
-    room = 72 * (width - 1.2) * per_unit / (last_ns - first_ns)  # points for a unit of time
-    place = {rank: row for row, rank in enumerate(ranks)}
-    chunk = _chunks(computed)
-    for rank in ranks:
-        axes.barh(place[rank], (last_ns - first_ns) / per_unit, height=0.8, color=COLOURS["idle"], zorder=1)
-    used = {"idle"}
-    # A computation is drawn over the wait that it ends.
-    for one in sorted(shown, key=lambda one: one.kind in COMPUTE):
-        layer = LAYER_OF[one.kind]
-        start, end = max(one.start_ns, first_ns), min(one.end_ns, last_ns)
-        if end <= start or one.rank not in place:
-            continue
-        used.add(layer)
-        computes = one.kind in COMPUTE
-        axes.barh(
-            place[one.rank],
-            (end - start) / per_unit,
-            left=(start - first_ns) / per_unit,
-            height=0.8 if computes else 0.3,
-            color=_shade(COLOURS[layer], chunk.get(one.stage, 0) if computes else 0),
-            edgecolor="white" if computes else "none",
-            linewidth=0.4,
-            zorder=3 if computes else 2,
-        )
-        label = str(one.microbatch)
-        if computes and (end - start) / per_unit * room > _POINTS_OF_A_DIGIT * len(label) + 2:
-            middle = ((start + end) / 2 - first_ns) / per_unit
-            axes.text(middle, place[one.rank], label, ha="center", va="center", fontsize=7.5, zorder=4)
-    axes.set_yticks(range(len(ranks)), [f"rank {rank}" for rank in ranks])
-    axes.invert_yaxis()
-    axes.set_xlabel("time (ms)")
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.tick_params(axis="y", length=0)
-    axes.set_title(title or f"Bubble {100 * bubble.bubble:.1f} % of the batch", loc="left", fontsize=10)
-    handles: list[Any] = [Patch(color=colour, label=name) for name, colour in COLOURS.items() if name in used]
-    figure.legend(handles=handles, loc="outside lower left", ncols=len(handles), frameon=False, fontsize=8)
+    spec = _spec(actions) | {
+        "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
+        "background": "white",
+        "width": 900,
+        "title": {"text": title or f"Bubble {100 * bubble.bubble:.1f} % of the batch", "anchor": "start"},
+    }
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(target)
+    if target.suffix == ".svg":
+        target.write_text(convert.vegalite_to_svg(spec), encoding="utf-8")
+    else:
+        target.write_bytes(convert.vegalite_to_png(spec, scale=2.0))
     return target
 
 
-def _chunks(computed: Sequence[Action]) -> dict[int, int]:
-    # Of each stage, which one of its rank's it is.
+def _shades(computed: Sequence[Action]) -> dict[int, float]:
+    # Of each stage the opacity: which one of its rank's it is.
     by_rank: dict[int, set[int]] = {}
     for one in computed:
         by_rank.setdefault(one.rank, set()).add(one.stage)
-    return {stage: number for stages in by_rank.values() for number, stage in enumerate(sorted(stages))}
-
-
-def _shade(colour: str, darker: int) -> tuple[float, ...]:
-    parts = (int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5))
-    return tuple(part * _DARKER**darker for part in parts)
+    return {stage: _LIGHTER**number for stages in by_rank.values() for number, stage in enumerate(sorted(stages))}
 
 
 _MOST = 3000
@@ -252,11 +202,12 @@ class PipelineSection:
         return Content((_figure(found.batches[-1], found.numbers[-1], bubble),), text=text)
 
 
-def _figure(batch: Sequence[Action], number: int, bubble: Bubble) -> Figure:
-    from deep500_timing.report import Figure, Panel
-
+def _spec(batch: Sequence[Action]) -> dict[str, Any]:
     computed = [one for one in batch if one.kind in COMPUTE]
     first_ns, last_ns = min(one.start_ns for one in computed), max(one.end_ns for one in computed)
+    ranks = sorted({one.rank for one in computed})
+    shades = _shades(computed)
+    # A computation is drawn over the wait that it ends.
     drawn = sorted((one for one in batch if one.kind in LAYER_OF), key=lambda one: one.kind in COMPUTE)
     values = [
         {
@@ -268,17 +219,21 @@ def _figure(batch: Sequence[Action], number: int, bubble: Bubble) -> Figure:
             "end": round((min(one.end_ns, last_ns) - first_ns) / 1e6, 4),
             "middle": round(((one.start_ns + one.end_ns) / 2 - first_ns) / 1e6, 4),
             "thick": 1 if one.kind in COMPUTE else 0,
+            "opacity": shades.get(one.stage, 1) if one.kind in COMPUTE else 1,
         }
         for one in drawn[-_MOST:]
-        if one.end_ns > first_ns and one.start_ns < last_ns
+        if one.end_ns > first_ns and one.start_ns < last_ns and one.rank in ranks
     ]
-    shown = {value["what"] for value in values}
+    idle = [
+        {"rank": rank, "what": "idle", "start": 0, "end": (last_ns - first_ns) / 1e6, "opacity": 1} for rank in ranks
+    ]
+    shown = {"idle", *(value["what"] for value in values)}
     names = [name for name in COLOURS if name in shown]
-    row: dict[str, Any] = {"field": "rank", "type": "ordinal", "title": "rank"}
-    spec = {
-        "height": 34 * len(bubble.ranks) + 10,
-        "data": {"values": values},
-        "encoding": {"y": row},
+    fields = ("what", "stage", "microbatch", "start", "end")
+    return {
+        "height": 34 * len(ranks) + 10,
+        "data": {"values": idle + values},
+        "encoding": {"y": {"field": "rank", "type": "ordinal", "title": "rank"}},
         "layer": [
             {
                 "mark": {"type": "bar", "clip": True, "strokeWidth": 0.3, "stroke": "#ffffff"},
@@ -291,13 +246,10 @@ def _figure(batch: Sequence[Action], number: int, bubble: Bubble) -> Figure:
                         "title": None,
                         "scale": {"domain": names, "range": [COLOURS[name] for name in names]},
                     },
-                    "tooltip": [
-                        {"field": name, "type": "nominal"} for name in ("what", "stage", "microbatch", "start", "end")
-                    ],
+                    "opacity": {"field": "opacity", "type": "quantitative", "scale": None},
+                    "tooltip": [{"field": name, "type": "nominal"} for name in fields],
                 },
-                "params": [
-                    {"name": "zoom", "select": {"type": "interval", "encodings": ["x"]}, "bind": "scales"},
-                ],
+                "params": [{"name": "zoom", "select": {"type": "interval", "encodings": ["x"]}, "bind": "scales"}],
             },
             {
                 "mark": {"type": "text", "clip": True, "fontSize": 10, "color": "#000000"},
@@ -309,6 +261,11 @@ def _figure(batch: Sequence[Action], number: int, bubble: Bubble) -> Figure:
             },
         ],
     }
+
+
+def _figure(batch: Sequence[Action], number: int, bubble: Bubble) -> Figure:
+    from deep500_timing.report import Figure, Panel
+
     heads = ("rank", "busy", "idle", "warm-up", "drain", "imbalance", "messages")
     table = [
         (
@@ -324,7 +281,7 @@ def _figure(batch: Sequence[Action], number: int, bubble: Bubble) -> Figure:
     return Figure(
         f"Batch {number} as it ran",
         f"Ranks are idle for {format_share(bubble.bubble)} of a batch.",
-        (Panel(spec),),
+        (Panel(_spec(batch)),),
         heads,
         table,
         note="Numbers are micro-batches. The table splits the idle time of all batches by cause.",
