@@ -2,33 +2,40 @@
 
 from __future__ import annotations
 
+import zlib
 from array import array
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 
 from deep500_timing import TimeType
-from deep500_timing.adapters import Exchange
-from deep500_timing_deepspeed.pipe._checkpoint import Saving
-from deep500_timing_deepspeed.pipe._data import Loading, Losses, joined
-from deep500_timing_deepspeed.pipe._faults import Faults, Guard, Timed
+from deep500_timing.adapters import DEADLINE_S, Exchange
+from deep500_timing_deepspeed.pipe import _checkpoint
+from deep500_timing_deepspeed.pipe._data import DataEndedError, joined, shape_of, split_batch, to_device
+from deep500_timing_deepspeed.pipe._faults import Faults, Guard
 from deep500_timing_deepspeed.pipe._ranks import Grid, Runner, check_order, clip, reduce_gradients, synchronise
-from deep500_timing_deepspeed.pipe._reports import Reports
+from deep500_timing_deepspeed.pipe._reports import DEEPSPEED_NAMES, NamedTimes
 from deep500_timing_torch.pipeline._actions import Kind, PipelineError
+from deep500_timing_torch.pipeline._calls import REGIONS
+from deep500_timing_torch.pipeline._pipeline_timer import TimedPipeline, gather_of_ranks
 from deep500_timing_torch.pipeline._recorder import Recorder
+from deep500_timing_torch.pipeline._schedules import rank_of_stage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from os import PathLike
 
     from deep500_timing import Timer
     from deep500_timing_deepspeed.pipe._config import PipelineConfig
     from deep500_timing_deepspeed.pipe._module import PipelineModule
-    from deep500_timing_deepspeed.pipe._reports import NamedTimes
 
+_OK, _ENDED, _FAILED, _UNEVEN = range(4)
 _made = 0
 
 
-class PipelineEngine(Loading, Losses, Reports, Saving):
+class PipelineEngine(TimedPipeline):
     """Trains a :class:`PipelineModule`; :func:`initialize` makes it, on every rank.
 
     Attributes:
@@ -95,7 +102,7 @@ class PipelineEngine(Loading, Losses, Reports, Saving):
         self._timers: dict[str, NamedTimes] = {}
         self._microbatch = -1
 
-    # --- where this rank stands --------------------------------------------------------------------------------------
+    # --- where this rank stands ---------------------------------------------------------------------------------------
 
     def is_gradient_accumulation_boundary(self) -> bool:
         """Whether gradients are being reduced or the optimizer is stepping: all micro-batches have gone through."""
@@ -121,7 +128,7 @@ class PipelineEngine(Loading, Losses, Reports, Saving):
         """This rank in the pipeline."""
         return self.stage_id
 
-    # --- settings ----------------------------------------------------------------------------------------------------
+    # --- settings -----------------------------------------------------------------------------------------------------
 
     def set_train_batch_size(self, train_batch_size: int) -> None:
         """Change the batch by the number of its micro-batches; their size stays. Every rank calls it.
@@ -150,7 +157,103 @@ class PipelineEngine(Loading, Losses, Reports, Saving):
             runner.close()
         self._runners = {}
 
-    # --- batches -----------------------------------------------------------------------------------------------------
+    # --- data ---------------------------------------------------------------------------------------------------------
+
+    def is_first_stage(self) -> bool:
+        """Whether the first stage, which takes the inputs, is on this rank."""
+        return 0 in self.module.stage_numbers
+
+    def is_last_stage(self) -> bool:
+        """Whether the last stage, which gives the loss, is on this rank."""
+        return self.module.total_stages - 1 in self.module.stage_numbers
+
+    def set_dataloader(self, loader: Iterable[Any]) -> None:
+        """Take micro-batches from a loader; its iterator ends when it does."""
+        if self._loads():
+            self.training_dataloader = loader
+            self.data_iterator = iter(loader)
+
+    def set_dataiterator(self, iterator: Iterator[Any] | None) -> None:
+        """Take micro-batches from an iterator."""
+        if self._loads():
+            self.training_dataloader = None
+            self.data_iterator = iterator
+
+    def set_batch_fn(self, fn: Callable[[Any], Any] | None) -> None:
+        """Call a function on each micro-batch that is loaded; it gives ``(inputs, labels)``."""
+        self.batch_fn = fn
+
+    def _loads(self) -> bool:
+        return self.is_first_stage() or self.is_last_stage()
+
+    def _load(self, microbatches: int) -> tuple[list[Any] | None, list[Any] | None, tuple[int, int]]:
+        # No rank begins a batch that another rank cannot feed; it would wait for a message that never comes.
+        if self.broken is not None:
+            raise PipelineError(f"The engine cannot go on after a rank failed ({self.broken}). Start the job again.")
+        inputs: list[Any] = []
+        labels: list[Any] = []
+        code, shape = _OK, 0
+        error: Exception | None = None
+        if self._loads():
+            try:
+                self._take(microbatches, inputs, labels)
+            except StopIteration as ended:
+                code, error = _ENDED, ended
+            except Exception as failed:
+                code, error = _FAILED, failed
+            shapes = {shape_of(one) for one in inputs}
+            if code == _OK and len(shapes) > 1:
+                code, shape = _UNEVEN, 0
+                error = ValueError(f"micro-batches of one batch have different shapes: {sorted(map(str, shapes))}")
+            elif inputs:
+                shape = zlib.crc32(repr(shape_of(inputs[0])).encode())
+        with Guard(self, "Beginning a batch"):
+            answers = self.grid.agree([code, len(inputs), shape, microbatches])
+        self._check(answers, microbatches, error)
+        first = rank_of_stage(self.module.schedule, 0, self.num_stages) * self.grid.replicas + self.module.replica
+        return (
+            inputs if self.is_first_stage() else None,
+            labels if self.is_last_stage() else None,
+            (microbatches, answers[first][2]),
+        )
+
+    def _take(self, microbatches: int, inputs: list[Any], labels: list[Any]) -> None:
+        if self.data_iterator is None:
+            raise PipelineError("there is no data: pass train_batch(data_iter), or set_dataloader() first")
+        for number in range(microbatches):
+            self._microbatch = number
+            start_ns = self.recorder.now_ns()
+            batch = next(self.data_iterator)
+            if self.batch_fn is not None:
+                batch = self.batch_fn(batch)
+            given, label = split_batch(batch)
+            inputs.append(to_device(given, self.module.device) if self.is_first_stage() else given)
+            labels.append(to_device(label, self.module.device) if self.is_last_stage() else label)
+            stage = self.module.stage_numbers[0] if self.is_first_stage() else self.module.stage_numbers[-1]
+            self.recorder.put(Kind.LOAD, stage, number, start_ns, self.recorder.now_ns())
+
+    def _check(self, answers: list[list[int]], microbatches: int, error: Exception | None) -> None:
+        asked = sorted({answer[3] for answer in answers})
+        if len(asked) > 1:
+            raise PipelineError(
+                f"Ranks disagree on the number of micro-batches in a batch, {asked}. Set it on every one."
+            )
+        for rank, (code, count, _, _) in enumerate(answers):
+            own = rank == self.grid.global_rank
+            if code == _ENDED:
+                raise DataEndedError(
+                    f"The data of rank {rank} ended after {count} of the {microbatches} micro-batches of a batch. "
+                    "Nothing was trained. Give longer data, a smaller batch, or a loader that repeats "
+                    "(initialize(training_data=...))."
+                )
+            if code in (_FAILED, _UNEVEN):
+                reason = f"{type(error).__name__}: {error}" if own else "its own error says how"
+                what = "failed to load its data" if code == _FAILED else "has micro-batches of different shapes"
+                raise PipelineError(f"Rank {rank} {what} ({reason}). Nothing was trained.") from (
+                    error if own else None
+                )
+
+    # --- batches ------------------------------------------------------------------------------------------------------
 
     def train_batch(self, data_iter: Iterator[Any] | None = None) -> torch.Tensor:
         """Train on the next batch: ``gradient_accumulation_steps()`` micro-batches for each replica.
@@ -235,21 +338,23 @@ class PipelineEngine(Loading, Losses, Reports, Saving):
     def _train(self) -> torch.Tensor:
         inputs, labels, key = self._load(self.micro_batches)
         self._totals = None
-        with self._guarded("Training a batch"):
+        with Guard(self, "Training a batch"):
             runner = self._runner(key, backward=True)
             with self._autocast():
                 losses = runner.run(inputs, labels, outputs=False)
             self._at_boundary = True
             try:
-                with self._timed(Kind.REDUCE):
-                    reduce_gradients(self.module, self.grid)
-                with self._timed(Kind.STEP):
-                    if self.config.gradient_clipping:
-                        self.gradient_norm = clip(self.module, self.grid, self.config.gradient_clipping)
-                    self.optimizer.step()
-                    self.optimizer.zero_grad(set_to_none=True)
-                    if self.lr_scheduler is not None:
-                        self.lr_scheduler.step()
+                start_ns = self.recorder.now_ns()
+                reduce_gradients(self.module, self.grid)
+                reduced_ns = self.recorder.now_ns()
+                self.recorder.put(Kind.REDUCE, -1, -1, start_ns, reduced_ns)
+                if self.config.gradient_clipping:
+                    self.gradient_norm = clip(self.module, self.grid, self.config.gradient_clipping)
+                self.optimizer.step()
+                self.optimizer.zero_grad(set_to_none=True)
+                if self.lr_scheduler is not None:
+                    self.lr_scheduler.step()
+                self.recorder.put(Kind.STEP, -1, -1, reduced_ns, self.recorder.now_ns())
             finally:
                 self._at_boundary = False
             with torch.no_grad():
@@ -259,7 +364,7 @@ class PipelineEngine(Loading, Losses, Reports, Saving):
         self, microbatches: int, return_logits: bool, compute_loss: bool, reduce_output: str | None, bcast_loss: bool
     ) -> Any:
         inputs, labels, key = self._load(microbatches)
-        with self._guarded("Evaluating a batch"):
+        with Guard(self, "Evaluating a batch"):
             with self._autocast():
                 runner = self._runner(key, backward=False)
                 runner.run(inputs, None, outputs=True)
@@ -291,7 +396,7 @@ class PipelineEngine(Loading, Losses, Reports, Saving):
 
     __call__ = backward = step = forward
 
-    # --- parts of a batch --------------------------------------------------------------------------------------------
+    # --- parts of a batch ---------------------------------------------------------------------------------------------
 
     def _runner(self, key: tuple[int, int], *, backward: bool) -> Runner:
         known = self._runners.get(backward)
@@ -305,15 +410,206 @@ class PipelineEngine(Loading, Losses, Reports, Saving):
         self._runners[backward] = (key, runner)
         return runner
 
+    def get_additional_losses(self) -> dict[str, torch.Tensor] | None:
+        """The model's ``get_additional_losses``, averaged over the latest batch, on every rank."""
+        return self._additional
+
+    def _loss(self, output: Any, label: Any) -> Any:
+        assert self.module.loss_fn is not None
+        loss = self.module.loss_fn(output, label)
+        if not self._runners[True][1].in_setup:
+            found = self.module.get_additional_losses()
+            if found is not None:
+                totals = self._totals or {}
+                for name, one in found.items():
+                    totals[name] = totals.get(name, 0) + one.detach()
+                self._totals = totals
+        return loss
+
+    def _shared_loss(
+        self, losses: Sequence[torch.Tensor], microbatches: int, *, broadcast: bool = True
+    ) -> torch.Tensor:
+        names = list(self.module.get_additional_losses() or {}) if self.module.training else []
+        device = self.module.device
+        values = torch.zeros(1 + len(names), dtype=torch.float32, device=device)
+        if self.is_last_stage():
+            totals = [torch.stack([one.float() for one in losses]).sum()]
+            totals += [torch.as_tensor((self._totals or {})[name]).float() for name in names]
+            values = torch.stack([one.to(device).reshape(()) for one in totals]) / microbatches
+            if self.grid.data is not None:
+                dist.all_reduce(values, group=self.grid.data)
+                values /= self.grid.replicas
+        if broadcast and self.num_stages > 1:
+            last = rank_of_stage(self.module.schedule, self.module.total_stages - 1, self.num_stages)
+            dist.broadcast(values, src=self.grid.pipe_ranks[last], group=self.grid.pipe)
+        if names:
+            self._additional = dict(zip(names, values[1:], strict=True))
+        return values[0]
+
+    def _mean_output(self, outputs: Sequence[Any]) -> Any:
+        if not isinstance(outputs[0], torch.Tensor):
+            return tuple(self._mean_output(parts) for parts in zip(*outputs, strict=True))
+        mean = torch.stack(list(outputs)).mean(0)
+        if self.grid.data is not None:
+            dist.all_reduce(mean, group=self.grid.data)
+            mean /= self.grid.replicas
+        return mean
+
     def _autocast(self) -> Any:
         kind = self.config.autocast
         return torch.autocast(self.module.device.type, dtype=torch.bfloat16 if kind else None, enabled=kind is not None)
 
-    def _guarded(self, doing: str) -> Guard:
-        return Guard(self, doing)
+    # --- checkpoints --------------------------------------------------------------------------------------------------
 
-    def _timed(self, kind: Kind) -> Timed:
-        return Timed(self.recorder, kind)
+    def save_checkpoint(
+        self, save_dir: str | PathLike[str], tag: str | None = None, client_state: Mapping[str, Any] | None = None
+    ) -> Path:
+        """Write everything that goes on from here bit by bit. Every rank calls it.
+
+        Args:
+            save_dir: A folder that all ranks see.
+            tag: Its name in there; ``global_step<n>`` if None.
+            client_state: Plain data of your own, such as where a data iterator stands.
+
+        Returns:
+            The folder that was written.
+        """
+        path = Path(save_dir) / (tag or f"global_step{self.global_steps}")
+        state = {
+            "global_steps": self.global_steps,
+            "global_samples": self.global_samples,
+            "micro_batches": self.micro_batches,
+            "groups": [
+                {key: value for key, value in group.items() if key != "params"}
+                for group in (self.optimizer.param_groups if self.optimizer is not None else ())
+            ],
+            "scheduler": None if self.lr_scheduler is None else _checkpoint.plain(self.lr_scheduler.state_dict()),
+            "taken": getattr(self.training_dataloader, "taken", None),
+            "client": dict(client_state or {}),
+        }
+        with Guard(self, "Saving a checkpoint"):
+            _checkpoint.save(path, self.module, self.optimizer, state, self.grid.control)
+            if self.grid.global_rank == 0:
+                (Path(save_dir) / "latest").write_text(path.name, encoding="utf-8")
+            dist.barrier(group=self.grid.control)
+        return path
+
+    def load_checkpoint(self, load_dir: str | PathLike[str], tag: str | None = None) -> tuple[Path, dict[str, Any]]:
+        """Read a checkpoint, written by this or any other cut of the model into stages. Every rank calls it.
+
+        Random states are those of the rank that has the same number; the engine's own loader goes on where it was, an
+        iterator of your own is yours to set.
+
+        Returns:
+            The folder, and the ``client_state``.
+
+        Raises:
+            PipelineError: It is not there, or of another model.
+        """
+        if tag is None:
+            latest = Path(load_dir) / "latest"
+            if not latest.exists():
+                raise PipelineError(f"Loading a checkpoint: {load_dir} has no file 'latest'. Pass a tag.")
+            tag = latest.read_text(encoding="utf-8").strip()
+        path = Path(load_dir) / tag
+        state = _checkpoint.load(path, self.module, self.optimizer, self.grid.control)
+        self.global_steps, self.global_samples = state["global_steps"], state["global_samples"]
+        self.micro_batches = state["micro_batches"]
+        for group, kept in zip(self.optimizer.param_groups if self.optimizer else (), state["groups"], strict=False):
+            group.update(kept)
+        if self.lr_scheduler is not None and state["scheduler"] is not None:
+            kept = state["scheduler"]
+            if hasattr(self.lr_scheduler, "lr_lambdas"):
+                kept["lr_lambdas"] = [None] * len(self.lr_scheduler.lr_lambdas)
+            self.lr_scheduler.load_state_dict(kept)
+        if state["taken"] is not None and hasattr(self.training_dataloader, "go_to"):
+            self.training_dataloader.go_to(state["taken"])
+        return path, state["client"]
+
+    # --- reports ------------------------------------------------------------------------------------------------------
+
+    def _group_and_exchange(self) -> tuple[Any, Exchange]:
+        return self.grid.pipe, self._exchange
+
+    def timers(self, name: str) -> NamedTimes:
+        """The times that DeepSpeed's timer of a name would have; see ``DEEPSPEED_NAMES``.
+
+        Raises:
+            KeyError: DeepSpeed's pipeline engine has no such timer.
+        """
+        if name not in DEEPSPEED_NAMES:
+            raise KeyError(f"timers({name!r}): DeepSpeed's engine has {', '.join(DEEPSPEED_NAMES)}.")
+        if name not in self._timers:
+            stages = [f"stage {stage} " for stage in self.module.stage_numbers]
+            passes = set(REGIONS.values())
+            regions = [stage + one for one in DEEPSPEED_NAMES[name] for stage in (stages if one in passes else [""])]
+            self._timers[name] = NamedTimes(name, regions, self.timer)
+        return self._timers[name]
+
+    def samples_per_second(self) -> float | None:
+        """Of the batches so far but the first, over all replicas; None before the second.
+
+        Of a timer that keeps the last times alone, of those.
+        """
+        times = self.timer.get_time(TimeType.BATCH)
+        if len(times) >= len(self._samples):
+            times = times[1 - len(self._samples) :] if len(self._samples) > 1 else []
+        return sum(self._samples[-len(times) :]) / sum(times) if times else None
+
+    def memory(self) -> dict[str, int | None]:
+        """Memory of this rank's stages in bytes: parameters, gradients, optimizer state, and the device's peak.
+
+        The peak is that of the latest batch, None without a device.
+        """
+        parameters = list(self.module.parameters())
+        states = [] if self.optimizer is None else list(self.optimizer.state.values())
+        batches = self.recorder.batches
+        return {
+            "parameters_bytes": sum(one.nbytes for one in parameters),
+            "gradients_bytes": sum(one.grad.nbytes for one in parameters if one.grad is not None),
+            "optimizer_bytes": sum(
+                one.nbytes for state in states for one in state.values() if isinstance(one, torch.Tensor)
+            ),
+            "peak_device_bytes": batches[-1].peak_bytes if batches else None,
+        }
+
+    def memory_of_ranks(self, *, deadline_s: float = DEADLINE_S) -> list[dict[str, Any]]:
+        """The :meth:`memory` of every rank of this pipeline, with its ``stages``. Every rank of the job calls it.
+
+        Raises:
+            PipelineError: Ranks did not answer in time.
+        """
+        report = {"stages": list(self.module.stage_numbers), **self.memory()}
+        return gather_of_ranks("the memory of a pipeline", report, self.grid.pipe, self._exchange, deadline_s)
+
+    def log_for_device(self, *msg: object) -> None:
+        """Print a message with the place of this rank, if ``log_stage`` and ``log_data_parallel_id`` include it."""
+        if self.log_stage in (-1, self.stage_id) and self.log_data_parallel_id in (-1, self.module.replica):
+            print(
+                f"RANK={self.grid.global_rank} PIPE-ID={self.stage_id} DATA-ID={self.module.replica} "
+                f"MBATCH-ID={self._microbatch} STEP-ID={self.global_steps} ::",
+                *msg,
+                flush=True,
+            )
+
+    def tput_log(self, *msg: object) -> None:
+        """Print a message on rank 0, in every ``steps_per_print``-th batch."""
+        steps = self.config.steps_per_print
+        if self.grid.global_rank == 0 and steps and self.global_steps % steps == 0:
+            print(*msg, flush=True)
+
+    def _print_progress(self, loss: torch.Tensor) -> None:
+        if self.grid.global_rank != 0 or self.global_steps % (self.config.steps_per_print or 1):
+            return
+        rate = self.samples_per_second()
+        more = "".join(f" {name}: {float(one):0.4f}" for name, one in (self._additional or {}).items())
+        throughput = "" if rate is None else f" samples/sec: {rate:0.3f}"
+        self.tput_log(f"steps: {self.global_steps} loss: {float(loss):0.4f}{more}{throughput}")
+        if self.config.wall_clock_breakdown:
+            means = {name: self.timers(name).mean() for name in DEEPSPEED_NAMES if not name.endswith("inner_microstep")}
+            self.tput_log(
+                "time (ms) | " + " | ".join(f"{name}: {mean:.2f}" for name, mean in means.items() if mean is not None)
+            )
 
     def close(self) -> None:
         """Stop timing the schedules; the times stay."""

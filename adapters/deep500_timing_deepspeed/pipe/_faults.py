@@ -4,31 +4,12 @@ from __future__ import annotations
 
 import time
 import traceback
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch.distributed as dist
 
 from deep500_timing.adapters import store_connection
 from deep500_timing_torch.pipeline._actions import PipelineError
-
-if TYPE_CHECKING:
-    from deep500_timing_torch.pipeline._actions import Kind
-    from deep500_timing_torch.pipeline._recorder import Recorder
-
-
-class Timed:
-    """Times a part of a batch."""
-
-    def __init__(self, recorder: Recorder, kind: Kind) -> None:
-        self._recorder, self._kind = recorder, kind
-        self._start_ns = 0
-
-    def __enter__(self) -> None:
-        self._start_ns = self._recorder.now_ns()
-
-    def __exit__(self, kind: object, error: object, traceback: object) -> None:
-        if error is None:
-            self._recorder.put(self._kind, -1, -1, self._start_ns, self._recorder.now_ns())
 
 
 class Guard:

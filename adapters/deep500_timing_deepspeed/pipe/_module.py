@@ -187,16 +187,22 @@ class PipelineModule(nn.Module):
                 return stage
         raise PipelineError(f"There is no layer {layer}: the model has {len(self._specs)}, from 0.")
 
-    def tied_weights(self) -> dict[str, tuple[list[nn.Parameter], list[int]]]:
-        """The shared parameters that this rank has, by key, and the ranks of the pipeline that have them too."""
+    def tied_ranks(self) -> dict[str, list[int]]:
+        """The ranks of the pipeline that share weights, by key, where there are several; the same on every rank."""
         found = {}
         for key, numbers in self.tied_keys.items():
             ranks = {rank_of_stage(self.schedule, self.stage_owner(one), self.num_stages) for one in numbers}
-            layer = self._built_by_key.get(key)
-            if layer is not None:
-                spec = self._specs[numbers[0]]
-                found[key] = ([_reach(layer, name) for name in spec.tied_weight_attr], sorted(ranks))
+            if len(ranks) > 1:
+                found[key] = sorted(ranks)
         return found
+
+    def tied_weights(self) -> dict[str, list[nn.Parameter]]:
+        """The shared parameters that this rank has, by key."""
+        return {
+            key: [_reach(self._built_by_key[key], name) for name in self._specs[numbers[0]].tied_weight_attr]
+            for key, numbers in self.tied_keys.items()
+            if key in self._built_by_key
+        }
 
     def _cut(self, method: Any) -> list[tuple[int, int]]:
         if hasattr(method, "times"):

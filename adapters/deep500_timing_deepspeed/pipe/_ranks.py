@@ -149,27 +149,12 @@ class Grid:
             group = dist.new_group(members, timeout=timeout) if replicas > 1 else None
             if self.global_rank in members:
                 self.data = group
-        owners = self._owners(module)
-        for key in sorted(owners):
+        for key, owners in sorted(module.tied_ranks().items()):
             for replica in range(replicas):
-                members = [rank * replicas + replica for rank in owners[key]]
+                members = [rank * replicas + replica for rank in owners]
                 group = dist.new_group(members, timeout=timeout)
                 if self.global_rank in members:
                     self.tied[key] = group
-
-    @staticmethod
-    def _owners(module: PipelineModule) -> dict[str, list[int]]:
-        # The same on every rank, those without the weights included.
-        from deep500_timing_torch.pipeline._schedules import rank_of_stage
-
-        found = {}
-        for key, numbers in module.tied_keys.items():
-            ranks = sorted(
-                {rank_of_stage(module.schedule, module.stage_owner(one), module.num_stages) for one in numbers}
-            )
-            if len(ranks) > 1:
-                found[key] = ranks
-        return found
 
     def agree(self, values: list[int]) -> list[list[int]]:
         """The numbers of every rank, by rank."""
@@ -186,7 +171,7 @@ def synchronise(module: PipelineModule, grid: Grid) -> None:
             source = dist.get_global_rank(grid.data, 0)
             for tensor in [*module.parameters(), *module.buffers()]:
                 dist.broadcast(tensor.data, src=source, group=grid.data)
-        for key, (weights, _) in sorted(module.tied_weights().items()):
+        for key, weights in sorted(module.tied_weights().items()):
             if key in grid.tied:
                 source = dist.get_global_rank(grid.tied[key], 0)
                 for weight in weights:
@@ -196,7 +181,7 @@ def synchronise(module: PipelineModule, grid: Grid) -> None:
 def reduce_gradients(module: PipelineModule, grid: Grid) -> bool:
     """Sum the gradients of tied weights over their stages and average all over the replicas."""
     sent = False
-    for key, (weights, _) in sorted(module.tied_weights().items()):
+    for key, weights in sorted(module.tied_weights().items()):
         for weight in weights if key in grid.tied else ():
             if weight.grad is None:
                 weight.grad = torch.zeros_like(weight)
