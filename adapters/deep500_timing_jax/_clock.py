@@ -55,15 +55,12 @@ class OutputClock:
         return self.name
 
     def is_capturing(self) -> bool:
-        """Never."""
         return False
 
     def new_event(self, stream: object) -> OutputEvent:
-        """An event that stands behind nothing yet."""
         return OutputEvent()
 
     def record(self, event: OutputEvent, stream: object) -> None:
-        """Have the event reached when the newest output is ready."""
         event.number += 1
         event.reached.clear()
         event.error = None
@@ -93,11 +90,9 @@ class OutputClock:
             del output
 
     def is_done(self, event: OutputEvent) -> bool:
-        """Whether the output is ready."""
         return event.reached.is_set()
 
     def wait(self, event: OutputEvent) -> None:
-        """Block until the output is ready."""
         event.reached.wait()
 
     def elapsed_ns(self, start: OutputEvent, end: OutputEvent) -> int:

@@ -39,7 +39,6 @@ class Compilations:
         """``hits`` and ``misses`` of the persistent compilation cache."""
 
     def start(self) -> None:
-        """Register the listeners."""
         from jax import monitoring
 
         monitoring.register_event_duration_secs_listener(self._took)
@@ -55,12 +54,10 @@ class Compilations:
         self._record()
 
     def __enter__(self) -> Self:
-        """Start."""
         self.start()
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """Stop."""
         self.stop()
 
     def recompiled(self) -> dict[str, int]:

@@ -93,7 +93,6 @@ class _Loop:
         return result
 
     def step(self) -> None:
-        """The parameters have been updated."""
         now = perf_counter_ns()
         if not {"BATCH"} & (self.log.taken | self.log.claimed):
             self.timer.record("BATCH", self.ended_ns, now)

@@ -133,7 +133,6 @@ class CupyEventClock:
         return why_no_gpu_times()
 
     def stream(self) -> Hashable:
-        """CuPy's current device and its current stream."""
         current = self._cuda.get_current_stream()
         key = (self._cuda.runtime.getDevice(), current.ptr)
         if key not in self._streams:
@@ -141,11 +140,9 @@ class CupyEventClock:
         return key
 
     def is_capturing(self) -> bool:
-        """Whether CuPy's current stream is being captured."""
         return bool(self._cuda.get_current_stream().is_capturing())
 
     def new_event(self, stream: Hashable) -> Any:
-        """A timing event of the current device."""
         return self._cuda.Event()
 
     def record(self, event: Any, stream: Hashable) -> None:
@@ -159,11 +156,9 @@ class CupyEventClock:
         event.record(self._streams[stream])
 
     def is_done(self, event: Any) -> bool:
-        """Whether the device has reached the event."""
         return bool(event.done)
 
     def wait(self, event: Any) -> None:
-        """Block until the device has reached the event."""
         event.synchronize()
 
     def elapsed_ns(self, start: Any, end: Any) -> int:

@@ -27,7 +27,6 @@ class Batches:
 
     def __init__(self, regions: FitRegions, several: int = 1) -> None:
         self.times_io = False
-        """Whether IO is recorded here."""
         self.first_wait_ns: int | None = None
         """When the first batch of the epoch was asked for, where Python asks."""
         self.wait_before_ns = 0
@@ -37,7 +36,6 @@ class Batches:
         self.index = 0
         """The index of the execution's first batch in the epoch."""
         self.running: Execution | None = None
-        """The execution that has begun and not ended."""
         self._regions = regions
         self._several = several
 
@@ -92,7 +90,6 @@ class IteratedBatches(Batches):
         self._samples = 0
 
     def fetch_begins(self) -> None:
-        """Keras asks for a batch."""
         if self.first_wait_ns is None:
             self.first_wait_ns = self._regions.timer.now_ns()
         if self.times_io:
@@ -110,7 +107,6 @@ class IteratedBatches(Batches):
         self._samples = None if samples is None or self._samples is None else self._samples + samples
 
     def fetch_finds_none(self) -> None:
-        """There is no further batch."""
         self._regions.drop(IO)
 
 

@@ -225,7 +225,6 @@ class SummedBatches(Batches):
         self._before: Fetched | None = Fetched(0, 0.0, 0, 0) if sums.is_untouched else None
         self._now: Fetched | None = None
         self._group: list[Execution] = []
-        """Executions since the last reading."""
         self._readings = 0
         self._read_at_ns = 0
         self._usual_ns = 0
@@ -260,7 +259,6 @@ class SummedBatches(Batches):
             self._read(ended_ns)
 
     def settle(self) -> None:
-        """Read the sums of the executions since the last reading."""
         if self._group:
             self._read(self._group[-1].began_ns + self._group[-1].took_ns)
 

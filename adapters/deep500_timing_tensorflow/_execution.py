@@ -8,13 +8,10 @@ from deep500_timing import TimeType
 
 EPOCH, BATCH, IO = TimeType.EPOCH, TimeType.BATCH, TimeType.IO
 FIT = "FIT"
-"""One call of ``fit``."""
 VALIDATION = "VALIDATION"
 """The evaluation inside a fit; it lies inside EPOCH."""
 TEST = "TEST"
-"""One call of ``evaluate``."""
 PREDICT = "PREDICT"
-"""One call of ``predict``."""
 CALLBACKS = "CALLBACKS"
 """The hooks of all callbacks, from the first to the last of a list, inside an epoch."""
 FIT_CALLBACKS = "CALLBACKS (fit)"
@@ -47,11 +44,9 @@ class Execution:
     """On the system's clock, as the stamps are; known with phases."""
     ended_unix_ns: int
     kept_as: Key
-    """The region that it is recorded in."""
     steady: bool
     """Whether it neither traced nor compiled."""
     steps: int
-    """Batches in it."""
     wait_ns: int | None
     """The sum of its waits for data, as tf.data measured them; None if it was not read for this execution alone."""
 
@@ -63,12 +58,7 @@ class Stamps(NamedTuple):
     """When a batch passed the anchors, in seconds since 1970; NaN for one that it did not pass."""
 
     number: int
-    """The number of its execution."""
     data_s: float
-    """The batch is there."""
     loss_s: float
-    """The loss is there."""
     gradients_s: float
-    """The gradients are there."""
     end_s: float
-    """The step is done."""

@@ -61,7 +61,6 @@ class CallbackOptions:
         self.batches = self.withheld = 0
 
     def withhold(self, batches: int) -> None:
-        """Count batches without reported phases."""
         self.withheld += batches
 
 
@@ -81,7 +80,6 @@ class FitTimer:
         self._matcher = PhaseMatcher(self.regions, options.withhold)
         self._model = model
         self._number = _first_number_for(callbacks)
-        """The newest execution's."""
         self._end_checkpoints: Callable[[], None] = lambda: None
         self._reset()
 
@@ -163,7 +161,6 @@ class FitTimer:
 
     @guarded
     def fit_ends(self, logs: Any = None) -> None:
-        """The last hook of the fit is over."""
         self.regions.end(FIT_CALLBACKS)
         self._end_checkpoints()
         self.regions.on_abort = None
@@ -190,7 +187,6 @@ class FitTimer:
 
     @guarded
     def test_ends(self, logs: Any = None) -> None:
-        """The evaluation came to its end."""
         if VALIDATION in self.regions.open:
             self.regions.end_and_add(VALIDATION)
             self.regions.start(CALLBACKS)
@@ -209,14 +205,12 @@ class FitTimer:
 
     @guarded
     def predict_ends(self, logs: Any = None) -> None:
-        """The prediction came to its end."""
         self.regions.finish(PREDICT)
 
     # --- epochs -----------------------------------------------------------------------------------------------------
 
     @guarded
     def epoch_begins(self, epoch: int, logs: Any = None) -> None:
-        """An epoch begins, with its first hooks."""
         self.regions.start(EPOCH)
         self._totals = EpochTotals(self.timer.now_ns(), self._settle)
         self.regions.totals = self.options.totals = self._totals
@@ -250,7 +244,6 @@ class FitTimer:
 
     @guarded
     def epoch_ends(self, epoch: int, logs: Any = None) -> None:
-        """The last hook of the epoch is over."""
         self.hooks_end()
         self.regions.end(EPOCH)
         self._idle_since_ns = 0
@@ -276,7 +269,6 @@ class FitTimer:
             warn_fault("on_train_batch_begin", error)
 
     def batch_begins(self, batch: int, logs: Any = None) -> None:
-        """The train function is next."""
         try:
             batches, traces, phases = self._batches, self._traces, self._phases
             function = self._model.__dict__.get("train_function")

@@ -152,7 +152,6 @@ def can_time_io(wanted: bool | str, backend: str, several: int, seen: bool, phas
 
 
 def warn_no_phases() -> None:
-    """Warn once that the phases of a custom step cannot be told apart."""
     warn_once(
         "TimerCallback(phases=True): the model's train_step does not take exactly one gradient, with a tf.GradientTape "
         "or by backward(), so FORWARD and BACKWARD cannot be told apart and are left out; the rest is timed. Let the "
@@ -162,7 +161,6 @@ def warn_no_phases() -> None:
 
 
 def warn_traced_before() -> None:
-    """Warn once that a model's graph has no stamps, and say why."""
     warn_once(
         "TimerCallback(phases=True): the model was traced before without phases, so FORWARD and BACKWARD are left out "
         "where that graph runs, and with steps_per_execution above 1 IO as well; the rest is timed. Tracing it again "

@@ -34,7 +34,6 @@ class Phases:
         raise NotImplementedError
 
     def leave(self, matcher: PhaseMatcher) -> None:
-        """It came to its end, or was aborted."""
         raise NotImplementedError
 
     def prepare_step(self, number: int) -> None:
@@ -44,7 +43,6 @@ class Phases:
         raise NotImplementedError
 
     def step_ends(self, matcher: PhaseMatcher) -> None:
-        """It came to its end, or never was."""
         raise NotImplementedError
 
     def drain(self) -> int:
@@ -64,7 +62,6 @@ class PhaseMatcher:
         self._stamps: deque[Stamps] = deque()
 
     def forget(self) -> None:
-        """Forget what waits to be matched: the fit was aborted."""
         self._executions.clear()
         self._stamps.clear()
 
@@ -73,7 +70,6 @@ class PhaseMatcher:
         self._stamps.extend(stamps)
 
     def pass_begins(self, key: TimeType) -> None:
-        """On torch, the forward or the backward pass begins."""
         self.regions.start(key, self.regions.gpu)
 
     def pass_is_unknown(self, key: TimeType) -> None:

@@ -81,7 +81,6 @@ class StampRing:
             self._read = int(self._taken.numpy())
 
     def set_number(self, number: int) -> None:
-        """The next rows belong to that execution."""
         # Counting takes a seventh of the time of assigning, which shows in a short step.
         if number == self._eager_number + 1:
             self._count_one()
@@ -137,7 +136,6 @@ class GraphPhases(Phases):
         self._ring.make_room(rows)
 
     def join(self, matcher: PhaseMatcher) -> None:
-        """A fit with phases begins."""
         if matcher not in self._matchers:
             self.drain()  # The stamps of a fit without the callback belong to no timer.
             self._matchers.append(matcher)
@@ -160,7 +158,6 @@ class GraphPhases(Phases):
         _local.step = self, matcher
 
     def step_ends(self, matcher: PhaseMatcher) -> None:
-        """The execution came to its end."""
         step = getattr(_local, "step", None)
         if step is not None and step[1] is matcher:  # Not that of a fit that goes on.
             _local.step = None

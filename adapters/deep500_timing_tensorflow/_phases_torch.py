@@ -46,7 +46,6 @@ class TorchPhases(Phases):
             _WATCHED_GRADIENTS.__enter__()
 
     def leave(self, matcher: PhaseMatcher) -> None:
-        """It came to its end, or was broken off."""
         if self._joined:
             self._joined = False
             _WATCHED_GRADIENTS.__exit__()
@@ -61,7 +60,6 @@ class TorchPhases(Phases):
             matcher.pass_begins(FORWARD)
 
     def step_ends(self, matcher: PhaseMatcher) -> None:
-        """It came to its end."""
         if self._matcher is None:
             return
         self._can_tell = self._calls == 1

@@ -30,7 +30,6 @@ class FitRegions:
     def __init__(self, timer: Timer, callbacks: Any = None) -> None:
         self.timer = timer
         self.totals: EpochTotals | None = None
-        """The sums of the current epoch."""
         self.gpu = False
         """Whether batches and phases are timed on the device as well."""
         self.open: dict[Key, tuple[int, Any]] = {}
@@ -54,11 +53,9 @@ class FitRegions:
         return callbacks is not None and _keras.is_running(callbacks)
 
     def is_own_thread(self) -> bool:
-        """Whether the calling thread is the fit's."""
         return self._thread == get_ident()
 
     def begin(self, key: Key) -> None:
-        """Open the outermost region, FIT, TEST or PREDICT."""
         self._thread = get_ident()
         if self not in _unfinished:
             _unfinished.append(self)
@@ -84,7 +81,6 @@ class FitRegions:
         return began_ns
 
     def end(self, key: Key, kept_as: Key | None = None) -> int | None:
-        """Close a region if it is open."""
         opened = self.open.pop(key, None)
         if opened is None:
             return None

@@ -25,9 +25,7 @@ class Throughput(NamedTuple):
     seconds: float
     """Their duration, with the waits for their data."""
     epoch_steps: int
-    """All batches of the epoch."""
     epoch_samples: int | None
-    """Samples in them."""
     epoch_seconds: float
     """Duration of the epoch until now, or until its end, with validation and callbacks."""
 
@@ -67,7 +65,6 @@ class EpochTotals:
         self.waited_ns = 0
         """The waits for their data that lie outside them."""
         self.epoch_steps = 0
-        """All batches."""
         self.callbacks_ns = self.callbacks_count = 0
         self._samples: int | None = 0
         self._epoch_samples: int | None = 0
@@ -89,13 +86,11 @@ class EpochTotals:
         self._ended_ns = now_ns
 
     def ends(self, now_ns: int) -> None:
-        """Keras is done with the epoch; the hooks at its end follow."""
         self._ended_ns = now_ns
         self._settle = None
         self.add(EPOCH, now_ns - self._began_ns)
 
     def throughput(self) -> Throughput:
-        """The epoch's throughput so far."""
         if self._settle is not None:
             self._settle()
         return Throughput(

@@ -163,13 +163,9 @@ class CudaEventClock:
             """Queue an event in what :meth:`handle_of` returned; cheaper than :meth:`record`."""
             ...
 
-        def is_done(self, event: Any) -> bool:
-            """Whether the device has reached an event. Never waits."""
-            ...
+        def is_done(self, event: Any) -> bool: ...
 
-        def wait(self, event: Any) -> None:
-            """Block until the device has reached an event."""
-            ...
+        def wait(self, event: Any) -> None: ...
 
         _new_event: Callable[..., Any]
 
@@ -190,11 +186,9 @@ class CudaEventClock:
         return _why_no(accelerator())
 
     def new_event(self, stream: Any) -> Any:
-        """Return a new event for a stream."""
         return self._new_event(self.handle_of(stream).device, enable_timing=True)  # pyright: ignore[reportCallIssue]
 
     def record(self, event: Any, stream: Any) -> None:
-        """Queue an event in a stream."""
         self.record_handle(event, self.handle_of(stream))  # pyright: ignore[reportCallIssue]
 
     def elapsed_ns(self, start: Any, end: Any) -> int:

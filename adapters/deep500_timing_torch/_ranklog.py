@@ -19,4 +19,3 @@ class TorchGlobalTimer(GlobalTimer):
 
 
 global_timer = TorchGlobalTimer()
-"""The timer of the whole program."""

@@ -33,7 +33,6 @@ class About:
     """Name, size, length and environment of a run. Pass its texts through ``safe_name`` before printing."""
 
     name: str
-    """The folder's name."""
     folder: str
     """The folder as passed to ``Run.open``, for commands."""
     ranks: tuple[int, ...]
@@ -41,13 +40,10 @@ class About:
     world_size: int | None
     """The number of ranks of the training; None if unknown."""
     hosts: tuple[str, ...]
-    """Their names."""
     sessions: int
-    """The number of starts."""
     epochs: int
     """EPOCHs that ended, on the lowest rank."""
     steps: int
-    """Different steps."""
     first_unix_s: float | None
     """When the first interval began, in Unix time; None where it is not known."""
     wall_s: float | None
@@ -65,7 +61,6 @@ class About:
     has_device_times: bool
     """Whether anything was timed on a device."""
     platform: str
-    """The system of the lowest rank."""
     attributes: dict[str, Any]
     """The attributes that the program passed."""
     dropped: int
@@ -103,7 +98,6 @@ class About:
 
 
 def about_run(run: Run) -> About:
-    """Read the facts of a run."""
     logs = run.table("logs").rows()
     ranks = tuple(sorted({log["rank"] for log in logs}))
     counts = run.sql(
@@ -202,7 +196,6 @@ def _each_once(ends: Iterable[object]) -> tuple[str, ...]:
 
 
 def title_of(about: About, *, with_date: bool = False) -> tuple[str, ...]:
-    """The facts of a run, for its heading."""
     size = count(len(about.ranks), "rank")
     if about.missing_ranks:
         size = f"{len(about.ranks)} of {about.world_size} ranks"

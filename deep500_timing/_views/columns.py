@@ -16,9 +16,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 _USUAL = 3 / 8
 """Height of a constant value, which leaves room for longer times."""
 FEW = 20
-"""Fewest times for a 95th percentile."""
 LEAST_FOR_MEDIAN = 3
-"""Fewest times for a median."""
 
 
 def times(values: Sequence[float | None], *, by_largest: bool = False) -> list[str]:

@@ -16,7 +16,6 @@ AHEAD = 0.7
 ALIKE = 0.1
 """Largest relative difference of equal times."""
 _LEAST_ON_DEVICE = 3
-"""Fewest times for a median."""
 _RATIO, _LEAST, _LEAST_SHARE = 3.0, 6, 0.01
 """A first interval is named from so many medians on, of so many intervals, if it takes this share of the run."""
 _MOST, _WIDTH = 3, 32

@@ -25,7 +25,6 @@ _NAMED = 6
 
 
 def sheet_of_run(run: Run, *, rank: int | None = None, session: int | None = None, off: Iterable[str] = ()) -> Sheet:
-    """Build the report of a run."""
     about = about_run(run)
     shown = choose_rank(about, rank)
     if session is not None and not 0 <= session < about.sessions:
@@ -39,7 +38,6 @@ def sheet_of_run(run: Run, *, rank: int | None = None, session: int | None = Non
 
 
 def choose_rank(about: About, rank: int | None) -> int:
-    """The rank of the table."""
     shown = about.ranks[0] if rank is None else rank
     if shown not in about.ranks:
         raise LookupError(f"Showing rank {rank}: the run has {_ranks(about)}.")

@@ -26,7 +26,6 @@ _OF_A_RUN = "Which steps are slow, and whether they drift, only a run tells: Tim
 
 
 def sheet_of(snapshot: Snapshot, step: int | None = None) -> Sheet:
-    """Build the report of a snapshot."""
     tree = tree_of_snapshot(snapshot)
     knows = tree.is_nested and any(node.total_s is not None for node in tree.walk())
     evidence = evidence_of(tree)

@@ -64,7 +64,6 @@ class CommsLogger:
     debug: Any = _setting("debug", bool, "Whether operations are separated by caller.")
 
     def start_profiling_comms(self) -> None:
-        """Log every operation."""
         self.prof_all = True
 
     def stop_profiling_comms(self) -> None:
@@ -117,24 +116,19 @@ class CommsLogger:
         self._given = deepcopy(given)
 
     def get_raw_data(self) -> dict[str, dict[int, list[Any]]]:
-        """A copy of :attr:`comms_dict`."""
         return self.comms_dict
 
     def has_data(self) -> bool:
-        """Whether any operation was logged."""
         return bool(self._given) or next(self._log.records(), None) is not None
 
     def reset_data(self) -> None:
-        """Forget everything."""
         self._given = {}
         self._log.reset()
 
     def get_operation_names(self) -> list[str]:
-        """The names of the logged operations."""
         return list(self.comms_dict)
 
     def get_total_operations(self) -> int:
-        """How many operations were logged."""
         return sum(int(entry[0]) for sizes in self.comms_dict.values() for entry in sizes.values())
 
     def get_operation_summary(self, operation_name: str) -> dict[int, dict[str, Any]] | None:

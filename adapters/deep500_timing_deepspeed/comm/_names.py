@@ -67,7 +67,6 @@ class Backend:
         self.using_mpi = name == MPI_BACKEND
 
     def is_initialized(self) -> bool:
-        """Whether there is a process group."""
         return bool(dist.is_initialized())
 
     def __getattr__(self, name: str) -> Any:
@@ -95,7 +94,6 @@ class CCLBackend(TorchBackend):
 
 
 cdb: Backend | None = None
-"""DeepSpeed's current backend; see :func:`current_backend`."""
 
 
 def current_backend() -> Backend | None:
@@ -141,17 +139,14 @@ def mpi_discovery(distributed_port: int = DEFAULT_PORT, verbose: bool = True) ->
 
 
 def has_comm_data() -> bool:
-    """Whether any operation was logged."""
     return comms_logger.has_data()
 
 
 def get_comm_operation_count() -> int:
-    """How many operations were logged."""
     return comms_logger.get_total_operations()
 
 
 def get_logged_comm_ops() -> list[str]:
-    """The names of the operations that were logged."""
     return comms_logger.get_operation_names()
 
 
@@ -170,7 +165,6 @@ FROM_DEEPSPEED = frozenset({
 
 
 def helper_of_deepspeed(name: str) -> Any:
-    """A helper of an installed DeepSpeed."""
     try:
         return getattr(import_module("deepspeed.comm"), name)
     except ImportError as error:

@@ -145,7 +145,6 @@ _scatter_single: Any = original_of(_timed.OPERATIONS["reduce_scatter_single"])
 def _inference_all_reduce(
     tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False
 ) -> Any:
-    """All-reduce for inference; here an ordinary one."""
     return original_of(dist.all_reduce)(tensor, op=op, group=group, async_op=async_op)
 
 
@@ -156,14 +155,12 @@ def _reduce_scatter_fn(
     group: Any = None,
     async_op: bool = False,
 ) -> Any:
-    """Reduce-scatter from one tensor into another."""
     return _scatter_single(output_tensor, tensor, op=op, group=group, async_op=async_op)
 
 
 def _allgather_fn(
     output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any = None, async_op: bool = False
 ) -> Any:
-    """All-gather from one tensor into another."""
     return _gather_single(output_tensor, input_tensor, group=group, async_op=async_op)
 
 
@@ -180,4 +177,3 @@ OPERATIONS: dict[str, Any] = {
         *((name, timed_operation(name, function)) for name, function in _ADDED.items()),
     )
 }
-"""Every timed operation, by name."""

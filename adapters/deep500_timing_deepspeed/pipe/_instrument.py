@@ -62,7 +62,6 @@ class DeepSpeedPipelineTimer(TimedPipeline):
                 "of torch.distributed.pipelining call instrument_schedule."
             )
         self.engine = engine
-        """The timed engine."""
         self.timer: Any = CPUGPUTimer() if timer is None else timer
         """Where the times are, those of DeepSpeed's names among them."""
         on_device = getattr(engine.device, "type", str(engine.device)).split(":")[0] != "cpu"

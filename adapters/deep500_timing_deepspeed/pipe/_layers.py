@@ -34,7 +34,6 @@ class LayerSpec:
         self.module_kwargs = module_kwargs
 
     def build(self) -> nn.Module:
-        """The layer."""
         layer: nn.Module = self.typename(*self.module_args, **self.module_kwargs)
         return layer
 

@@ -157,7 +157,6 @@ class Grid:
                     self.tied[key] = group
 
     def agree(self, values: list[int]) -> list[list[int]]:
-        """The numbers of every rank, by rank."""
         own = torch.tensor(values, dtype=torch.int64)
         found = [torch.zeros_like(own) for _ in range(dist.get_world_size())]
         dist.all_gather(found, own, group=self.control)
@@ -212,7 +211,7 @@ def clip(module: PipelineModule, grid: Grid, most: float) -> torch.Tensor:
     """
     elsewhere = {
         id(weight)
-        for key, (weights, _) in module.tied_weights().items()
+        for key, weights in module.tied_weights().items()
         if key in grid.tied and dist.get_rank(grid.tied[key]) != 0
         for weight in weights
     }

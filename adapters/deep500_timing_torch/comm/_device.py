@@ -88,13 +88,11 @@ class Stretch:
         self._pool.end(self._pair, self, self._start_ns, SETTINGS.now_ns())
 
     def drop(self) -> None:
-        """Take back the first event."""
         self._pool.drop(self._pair)
 
     # --- called by the pool ---------------------------------------------------------------------------------------
 
     def append(self, start_ns: int, end_ns: int) -> None:
-        """Take the time."""
         self._keep(start_ns, end_ns)
 
     @property

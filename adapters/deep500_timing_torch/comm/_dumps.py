@@ -45,7 +45,6 @@ class Hang:
     """The operation, with its size and its number in the group."""
     group: str
     joined: tuple[int, ...]
-    """Global ranks that have called it."""
     unfinished: tuple[int, ...]
     """Those of them where it has neither finished nor failed."""
     missing: dict[int, str]
@@ -54,7 +53,6 @@ class Hang:
     """Ranks of the group without a dump, or with one that is too short to tell."""
 
     def __str__(self) -> str:
-        """One sentence for the operation, and one for each missing rank."""
         text = f"{self.op} of group {self.group}: called by {_ranks(self.joined)}"
         text += f", not by {_ranks(self.missing)}" if self.missing else ""
         text += f", unfinished on {_ranks(self.unfinished)}." if self.unfinished else ", where it has ended."
@@ -71,7 +69,6 @@ class FlightSummary:
     """The dumps of all ranks, compared. As text, it is a report."""
 
     ranks: tuple[int, ...]
-    """Ranks with a dump."""
     hangs: list[Hang]
     """Of each group the first operation that a rank did not join, else the first unfinished one."""
     mismatches: list[str]
@@ -82,7 +79,6 @@ class FlightSummary:
     """Whether the waits are differences between the times of the calls, since not all operations have a duration."""
 
     def __str__(self) -> str:
-        """The report."""
         lines = [f"Flight recorder of {_ranks(self.ranks)}"]
         lines += map(str, self.hangs)
         lines += self.mismatches

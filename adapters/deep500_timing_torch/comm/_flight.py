@@ -117,7 +117,6 @@ class FlightRecorder:
             self.collect(wait=last, limit_s=_LAST_S)
 
     def collect(self, *, wait: bool = False, limit_s: float = WAIT_S) -> None:
-        """Read the durations that are known."""
         deadline = time.monotonic() + limit_s
         while self._pending:
             try:
@@ -178,7 +177,6 @@ class FlightRecorder:
             op.took(round(duration_ms * 1e6))
 
     def after_fork(self) -> None:
-        """Forget the parent's operations."""
         self._reading = threading.Lock()
         self._groups.clear()
         self._pending.clear()
@@ -206,7 +204,6 @@ def _dump_function() -> Callable[[bool, bool, bool], bytes] | Any:
 
 
 RECORDER = FlightRecorder()
-"""The one of this process."""
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=RECORDER.after_fork)

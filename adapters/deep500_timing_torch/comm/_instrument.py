@@ -36,7 +36,6 @@ class _InForce:
     """The state of :func:`instrument` in this process."""
 
     objects: int = 0
-    """How many of its objects are in force."""
     why_no_kernel: str | None = None
     """Why the kernel is not at work, if it is not."""
 

@@ -51,7 +51,6 @@ class Unfinished:
 
     op: str
     group: str
-    """Name of the process group."""
     sequence: int | None
     """The group's sequence number of it, the same on every rank; None if the backend does not count."""
     message_bytes: float | None
@@ -100,7 +99,6 @@ class CommLog:
             self.drain(wait=False)
 
     def drain(self, *, wait: bool) -> None:
-        """Empty the queue into the records."""
         if not self._draining.acquire(wait):
             return
         run = current()
@@ -265,7 +263,6 @@ class CommLog:
                     yield record
 
     def reset(self) -> None:
-        """Forget every time, and the operations that are under way now."""
         self.drain(wait=True)
         self._meet_existing()
         for group in self.groups():
@@ -292,7 +289,6 @@ def _existing_groups() -> list[Any]:
 
 
 LOG = CommLog()
-"""The log of this process."""
 
 
 if hasattr(os, "register_at_fork"):

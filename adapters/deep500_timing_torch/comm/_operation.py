@@ -108,7 +108,6 @@ class PendingOp:
 
     @_never_raises
     def blocks(self) -> None:
-        """Its caller will wait for its handle at once; that wait is part of it."""
         self._count()
         self._blocking = True
         self._waits_left = 1

@@ -28,11 +28,8 @@ class Skew:
     message_bytes: int
     """The largest on any rank; 0 for operations without a size."""
     group: str
-    """Name of the process group."""
     ranks: tuple[int, ...]
-    """Global ranks that were compared."""
     count: int
-    """Operations that every one of them has reported."""
     transfer_s: float | None
     """Sum over operations of the shortest time of any rank; None if only the times of the calls are known."""
     skew_s: dict[int, float]
@@ -46,7 +43,6 @@ class Skew:
     """How long, on average over the others, they waited for it: the sum over operations; 0 if there is none."""
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data for JSON."""
         return asdict(self)
 
 
@@ -56,9 +52,7 @@ class Lateness:
 
     group: str
     ranks: tuple[int, ...]
-    """Global ranks that were compared."""
     count: int
-    """Operations that were compared."""
     judged: int
     """Of how many of them this speaks: all, or the few that hold most of the waiting."""
     enough: bool

@@ -20,11 +20,9 @@ class OpTimes:
     message_bytes: float | None
     """Size as nccl-tests counts it; None where there is none, or none that is known."""
     group_size: int
-    """Ranks of the group."""
     count: int
     """Operations with a known time."""
     total_s: float
-    """Sum of their times."""
     mean_s: float | None
     """Mean without the shortest and the longest tenth."""
     p50_s: float | None
@@ -49,7 +47,6 @@ class OpTimes:
     pending: int
     """Operations that have not ended, or were not read since."""
     failed: int
-    """Operations that raised."""
     untimed: int
     """Operations without a known time, as in a coalescing block."""
     captured: int = 0
@@ -61,7 +58,6 @@ class SummaryData:
     """This rank's operations, and a comparison with the other ranks."""
 
     ops: list[OpTimes]
-    """This rank's operations."""
     rank: int
     world_size: int
     unseen: dict[str, int] = field(default_factory=dict)
@@ -101,7 +97,6 @@ class SummaryData:
         return None
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data for JSON."""
         return {**asdict(self), "late_rank": self.late_rank}
 
 

@@ -358,7 +358,6 @@ class P2POp(c10d.P2POp):
     """``torch.distributed.P2POp`` that takes the timed ``isend`` and ``irecv`` as well as the original ones."""
 
     def __new__(cls, op: Any, *args: Any, **kwargs: Any) -> Any:
-        """Check the arguments as the original does."""
         return new_p2p_op(cls, op, *args, **kwargs)
 
     def __init__(self, op: Any, *args: Any, **kwargs: Any) -> None:

@@ -104,9 +104,7 @@ class BackwardMarks:
         """Backward passes of layers that were left out: they ended on another thread than they began on, another call
         of the same layer was in its backward pass, or the model was called again before they ended."""
         self.memory: MemoryLog | None = None
-        """Reads the memory, if it is read."""
         self.opened: list[Call] = []
-        """Calls whose backward pass is under way."""
         self.tasks: set[int] = set()
         """The engine's tasks that are under way and have met a layer."""
 
@@ -197,7 +195,6 @@ class BackwardMarks:
         when_task_ends(lambda: self._task_ended(task))
 
     def close(self, call: Call) -> None:
-        """End the backward pass of a call."""
         region = call.region
         call.region = None
         self.opened.remove(call)

@@ -38,7 +38,6 @@ class Call:
     memory: MemoryUsage | None
     """The memory in use as the pass that is under way began, if it is read."""
     begin: int
-    """The number of the first autograd node made in it, if it made one."""
     end: int
     """The number of the first node made after it."""
     inputs: dict[Any, None]

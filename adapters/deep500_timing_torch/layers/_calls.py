@@ -62,7 +62,6 @@ class Calls:
         self.marks = marks
         self.fault = fault
         self.memory: MemoryLog | None = None
-        """What reads the memory, if it is read."""
         self.out_of_memory: str | None = None
         """The innermost layer in which the device ran out of memory."""
         self.of_thread = _Thread()
@@ -72,7 +71,6 @@ class Calls:
 
     @property
     def attached(self) -> bool:
-        """Whether the layers are being timed."""
         return bool(self._timed)
 
     def attach(self, layers: tuple[Layer, ...]) -> None:
@@ -141,9 +139,7 @@ class TimedModule:
         self.before: Any = layer.module.__dict__.get(SLOT)
         """What stood there before; None for the module's own call."""
         self.attached = True
-        """Whether it times; a detached one hands calls through."""
         self.is_root = layer.module is shared.root
-        """Whether this is the model."""
         self._call_module: Callable[..., Any] = self.before or layer.module._call_impl
         self._is_symbolic = shared.is_symbolic
         self._layer = layer
@@ -152,7 +148,6 @@ class TimedModule:
         self._of_thread = shared.of_thread
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Call the module."""
         if not self.attached or is_dynamo_compiling() or (self._is_symbolic is not None and self._is_symbolic()):
             return self._call_module(*args, **kwargs)
         layer = self._layer

@@ -104,7 +104,6 @@ class LayerTimer:
         self.layers = tuple(layers)
         """The timed layers, in the order in which the model names its modules; the model itself first."""
         self.timer = timer
-        """Where the times are."""
         self.gpu = gpu
         """Whether they are taken on the device as well."""
         self.faults = 0
@@ -119,7 +118,6 @@ class LayerTimer:
 
     @property
     def attached(self) -> bool:
-        """Whether the model is being timed now."""
         return self._calls.attached
 
     @property

@@ -37,9 +37,7 @@ class LayerMemory:
     allocated_before_bytes: int | None
     """The memory of tensors before the last of them."""
     allocated_after_bytes: int | None
-    """The memory of tensors after it."""
     reserved_after_bytes: int | None
-    """The memory that the allocator held after it."""
     kept_bytes: float | None
     """The mean memory that a forward pass in training left occupied: its output, and tensors saved for backward."""
     peak_within_bytes: int | None
@@ -67,8 +65,6 @@ class Growth:
 
 
 class _Layer:
-    """Sums over one layer's calls."""
-
     def __init__(self, layer: Layer) -> None:
         self.parameters = tuple(layer.module.parameters(recurse=False))
         self.without_gradient: list[torch.nn.Parameter] = []
@@ -87,8 +83,6 @@ class _Layer:
 
 
 class MemoryLog:
-    """Reads the memory as layers begin and end."""
-
     def __init__(self, reader: MemoryReader, layers: Sequence[Layer]) -> None:
         self._reader = reader
         self._root = layers[0]
@@ -97,7 +91,6 @@ class MemoryLog:
         self._at_steps: deque[int] = deque(maxlen=_KEPT_STEPS)
 
     def begin(self, call: Call, *, forward: bool) -> None:
-        """A layer's pass is about to begin."""
         usage = self._reader.read()
         call.memory = usage
         if forward:
@@ -109,7 +102,6 @@ class MemoryLog:
                 self._at_steps.append(usage.device_allocated_bytes)
 
     def end(self, call: Call, *, forward: bool, training: bool = True) -> None:
-        """A layer's pass has ended."""
         before, after = call.memory, self._reader.read()
         call.memory = None
         if before is None:

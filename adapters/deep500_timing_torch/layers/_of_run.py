@@ -52,7 +52,6 @@ _NONE = float("nan")
 def write_layers(
     log: RunLog, found: Sequence[LayerTimes], *, version: int, peak_flops_per_s: float | None = None
 ) -> None:
-    """Write the description of layers into a run."""
     log.declare(TABLE, **_COLUMNS)
     log.add(
         TABLE,

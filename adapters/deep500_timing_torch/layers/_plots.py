@@ -36,7 +36,6 @@ class RangeTime:
     start_us: float
     """When it began, on the profiler's clock, in microseconds."""
     cpu_us: float
-    """Its time on the CPU, in microseconds."""
     device_us: float | None
     """The time of the kernels that it launched, in microseconds; None if it launched none."""
     attention_us: float | None

@@ -17,12 +17,10 @@ sequence_nr: Any = getattr(torch.autograd, "_get_sequence_nr", None)
 current_graph_task: Any = getattr(torch._C, "_current_graph_task_id", None)
 """The engine's task that runs on the calling thread; -1 outside a backward pass."""
 StopRecomputation: Any = getattr(checkpoint, "_StopRecomputationError", ())
-"""Ends a checkpoint's recomputation early."""
 _engine: Any = getattr(torch.autograd.Variable, "_execution_engine", None)
 
 
 def when_task_ends(callback: Any) -> None:
-    """Call back at the end of the engine's current task."""
     _engine.queue_callback(callback)
 
 

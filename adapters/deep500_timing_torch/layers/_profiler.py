@@ -83,9 +83,7 @@ class ProfilerWrapper:
         name: str | None = None,
     ) -> None:
         self.folder = Path(log_dir)
-        """Where the files are."""
         self.files: list[Path] = []
-        """The files that were written."""
         self.ranges: list[RangeTime] = []
         """Each run through a range that was profiled, in order; there after the block."""
         self.memory: list[MemorySample] = []

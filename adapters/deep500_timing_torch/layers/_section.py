@@ -26,7 +26,6 @@ class LayersSection:
     missing = "No layers were timed."
 
     def build(self, context: Context) -> Content | None:
-        """The section for a run; None if no layers were timed in it."""
         from deep500_timing.report import Content
 
         if TABLE not in context.run.tables:

@@ -90,7 +90,6 @@ def cells_of(times: ModelTimes, *, fold: bool = True) -> tuple[list[str], list[l
 
 
 def headline(times: ModelTimes) -> str:
-    """The table's first line."""
     steps = times.steps
     where = "on the device" if any(layer.on_device for layer in times.layers) else "on the CPU"
     steady = f"{steps} training step{'s' if steps != 1 else ''}" if steps else "no training step"
@@ -131,7 +130,6 @@ def _extra_cells(times: ModelTimes, row: Row) -> list[str]:
 
 
 def notes_of(times: ModelTimes) -> list[str]:
-    """What stands below the table."""
     notes = []
     if times.steps and not times.model.calls(FORWARD):
         notes.append(

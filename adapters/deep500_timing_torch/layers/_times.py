@@ -26,7 +26,6 @@ class LayerTimes:
     path: str
     """Its place in the model, such as ``"blocks.0.attn"``; the model's name for the model itself."""
     kind: str
-    """Its class."""
     depth: int
     """How many timed layers it lies within."""
     parent: int | None
@@ -36,7 +35,6 @@ class LayerTimes:
     """Statistics of its calls on the CPU, in seconds, by purpose: ``"forward"``, ``"backward"``, ``"recomputed
     forward"``, ``"evaluation forward"``. Purposes that never occurred are not there."""
     gpu_stats: Mapping[str, TimeStats] = field(default_factory=dict)
-    """The same on the device."""
     self_s: Mapping[str, float] = field(default_factory=dict)
     """Total time in seconds that no layer within it covers, by purpose, on the device where there are such times."""
     shared: bool = False
@@ -175,7 +173,6 @@ def read_times(
 
 
 def add_memory(found: Sequence[LayerTimes], memory: MemoryLog | None) -> Sequence[LayerTimes]:
-    """Layers with the memory that was read around their calls."""
     if memory is None:
         return found
     read = memory.times({times.path: _path_of(times.parent, found) for times in found})

@@ -23,9 +23,7 @@ class Kind(StrEnum):
     BACKWARD_INPUT = "I"
     """The gradient of the input alone, which a zero-bubble schedule computes first."""
     BACKWARD_WEIGHT = "W"
-    """The gradients of its weights, later."""
     LOAD = "load"
-    """Taking a micro-batch from the data iterator."""
     SEND_ACTIVATION = "send activation"
     """Issuing the message; the transfer goes on."""
     SEND_GRADIENT = "send gradient"
@@ -37,9 +35,7 @@ class Kind(StrEnum):
     WAIT_SENT = "wait for sends"
     """Waiting until a sent message has left."""
     REDUCE = "reduce"
-    """Summing gradients over replicas and tied layers."""
     STEP = "step"
-    """Clipping and the optimizer's step."""
     SETUP = "setup"
     """Exchanging shapes, before the first batch and after they change."""
 
@@ -82,10 +78,8 @@ class Action:
 
     @property
     def duration_ns(self) -> int:
-        """How long it took."""
         return self.end_ns - self.start_ns
 
     @property
     def slot(self) -> Slot:
-        """Its place in the schedule."""
         return Slot(self.stage, self.kind, self.microbatch)

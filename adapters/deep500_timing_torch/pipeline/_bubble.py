@@ -109,27 +109,22 @@ class Bubble:
 
     @property
     def drain(self) -> float:
-        """The part that is the schedule's drain."""
         return self._share("drain_ns")
 
     @property
     def imbalance(self) -> float:
-        """The part that unequal stages cost."""
         return self._share("imbalance_ns")
 
     @property
     def messages(self) -> float:
-        """The part that waiting for messages costs."""
         return self._share("messages_ns")
 
     @property
     def heaviest(self) -> StageLoad:
-        """The stage that takes longest."""
         return max(self.stages, key=lambda one: (one.busy_ns, -one.stage))
 
     @property
     def lightest(self) -> StageLoad:
-        """The stage that takes the least."""
         return min(self.stages, key=lambda one: (one.busy_ns, one.stage))
 
     def _share(self, name: str) -> float:

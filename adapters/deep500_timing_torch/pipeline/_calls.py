@@ -35,7 +35,6 @@ class Codes:
         self.meanings: list[tuple[Kind | None, int]] = []
         """Kind and stage by code; the kind of a loss is None."""
         self.regions: list[str] = []
-        """The region by code."""
 
     def of(self, kind: Kind | None, stage: int) -> int:
         """The code of a kind of action on a stage, None for the loss."""
@@ -129,8 +128,6 @@ def time_calls(function: Callable[..., Any], log: CallLog, code_of: Callable[[di
 
 
 def tag_messages(function: Callable[..., Any], log: CallLog, issued: int, waited: int, incoming: bool) -> Any:
-    """Tag the operations that a function returns."""
-
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         operations = function(*args, **kwargs)
@@ -168,8 +165,6 @@ def time_issues(function: Callable[..., Any]) -> Any:
 
 
 def time_waits(function: Callable[..., Any], each: bool) -> Any:
-    """Time each call of a function that waits for a list of handles."""
-
     @functools.wraps(function)
     def call(handles: Any) -> Any:
         messages = handles.messages if isinstance(handles, _Handles) else []

@@ -221,7 +221,6 @@ class _Module:
                     setattr(schedules, name, ours)
 
     def release(self) -> None:
-        """Restore the originals when no schedule is timed."""
         with self._lock:
             self._users -= 1
             if self._users == 0:

@@ -184,7 +184,6 @@ class PipelineSection:
         self._replica = replica
 
     def build(self, context: Context) -> Content | None:
-        """Build the section of a run; None if the run has no pipeline."""
         from deep500_timing.report import Content
 
         if TABLE not in context.run.tables:

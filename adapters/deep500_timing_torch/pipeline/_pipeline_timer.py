@@ -100,9 +100,7 @@ class PipelineTimer(TimedPipeline):
     ) -> None:
         stages = stages_of(schedule)
         self.schedule = schedule
-        """The timed schedule."""
         self.timer: Any = CPUGPUTimer() if timer is None else timer
-        """Where the times are."""
         device = getattr(stages[0].device, "type", "cpu")
         self.recorder = Recorder(
             self.timer,
@@ -135,7 +133,6 @@ class PipelineTimer(TimedPipeline):
 
     @property
     def attached(self) -> bool:
-        """Whether the schedule is being timed now."""
         return self._hooks is not None
 
     @property
@@ -203,7 +200,6 @@ def gather(recorder: Recorder, group: Any, exchange: Exchange, deadline_s: float
 def gather_of_ranks(
     what: str, report: dict[str, Any], group: Any, exchange: Exchange, deadline_s: float
 ) -> list[dict[str, Any]]:
-    """The reports of the ranks of this pipeline, in their order."""
     import torch.distributed as dist
 
     members = dist.get_process_group_ranks(group or dist.group.WORLD)

@@ -53,7 +53,6 @@ class Batch(NamedTuple):
 
     @property
     def events(self) -> list[Event]:
-        """The actions in the order of their ends, on the host's clock."""
         return events_of(self.notes, self.codes)
 
     @property
@@ -91,7 +90,6 @@ class Recorder:
         """What hooks have noted down in the batch under way and :meth:`settle` makes regions and events of. Nothing
         else stands between two actions; the rest is done once for a batch, when its code is warm."""
         self.codes = Codes(evaluation)
-        """By what numbers they note it down."""
         self._notes: list[CallRow] = []
         self._warm_up = False
         self._open = False
@@ -141,7 +139,6 @@ class Recorder:
         self._notes += rows
 
     def run_on_device(self, code: int, microbatch: int, work: Any) -> Any:
-        """Do work that is timed on the device as well."""
         name = self.codes.regions[code]
         start_ns = self.now_ns()
         with self.timer.region(name, gpu=True):
@@ -158,7 +155,6 @@ class Recorder:
 
     @property
     def is_open(self) -> bool:
-        """Whether a batch is under way."""
         return self._open
 
     def mark_warm_up(self) -> None:

@@ -215,7 +215,6 @@ def _needs(slot: Slot) -> list[Slot]:
 
 
 def order_that_ran(actions: Sequence[Action]) -> Order:
-    """The order in which each rank began its computations."""
     order: Order = {}
     for action in sorted(actions, key=lambda one: one.start_ns):
         order.setdefault(action.rank, []).append(action.slot)

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 
 class _BuiltIn(NamedTuple):
-    """A :class:`Section`."""
-
     name: str
     title: str
     place: int
@@ -56,8 +54,6 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]*\Z")
 
 @dataclass(frozen=True)
 class Built:
-    """A section with its content."""
-
     name: str
     title: str
     content: Content

@@ -25,7 +25,6 @@ REGION_COLOURS = {
     EPOCH: "#a9b8c6",
     "FIT": "#c3ccd5",
 }
-"""The regions of nearly every run."""
 _OTHERS = (
     "#d55e00",
     "#56b4e9",

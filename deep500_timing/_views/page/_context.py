@@ -70,7 +70,6 @@ class Context:
 
     @cached_property
     def stragglers(self) -> Stragglers:
-        """The rank that the others wait for, and why."""
         found = self.evidence.stragglers
         assert found is not None
         return found
@@ -81,7 +80,6 @@ class Context:
 
     @cached_property
     def goodput(self) -> Goodput:
-        """The account of the wall clock."""
         return self.run.goodput()
 
     @cached_property
@@ -91,7 +89,6 @@ class Context:
 
     @cached_property
     def colours(self) -> Colours:
-        """A colour for each region."""
         nodes = sorted((node for node in self.tree.walk() if not node.is_rest), key=lambda node: -(node.total_s or 0))
         return Colours(node.name for node in nodes)
 
@@ -110,7 +107,6 @@ class Context:
         return None
 
     def colour(self, name: str) -> str:
-        """The colour of a region."""
         return self.colours.of(name)
 
 

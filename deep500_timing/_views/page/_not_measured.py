@@ -24,7 +24,6 @@ _NOTHING_LOST = "Nothing was lost: no interval was dropped, no byte of a log is 
 
 
 def not_measured(context: Context) -> Content:
-    """The end of the page."""
     about = context.about
     missing = [*context.missing]
     if not about.has_device_times:

@@ -14,7 +14,6 @@ BYTE_LABELS = (
     )
     + "datum.value + ' B'"
 )
-"""Bytes with their unit."""
 WHOLE_LABELS = "datum.value == floor(datum.value) ? format(datum.value, '{}') : ''"
 """Whole numbers: Vega sets ticks between them on short axes in spite of ``tickMinStep``."""
 ZOOM = {
@@ -92,7 +91,6 @@ _CONFIG: dict[str, Any] = {
 
 
 def styled(spec: dict[str, Any], width: int | None = None) -> dict[str, Any]:
-    """A chart with the page's look."""
     whole: dict[str, Any] = {
         "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
         "config": _CONFIG,

@@ -41,7 +41,6 @@ def stragglers(context: Context) -> Content | None:
 
 
 def signed(seconds: float) -> str:
-    """A time with its sign."""
     return ("+" if seconds > 0 else "−" if seconds < 0 else "") + format_time(abs(seconds))
 
 

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 _POINTS = 150
 _FINITE = "value is not null and isfinite(value)"
 _MOST = 9
-"""Charts of a family."""
 _TIMES = (("h", "hours", 3600), ("min", "minutes", 60), ("s", "seconds", 1))
 """Units of the time axis; the first of which three fit is taken."""
 _FAMILIES = (

@@ -28,7 +28,6 @@ _LOG_FROM = 8
 
 
 def spread(context: Context) -> Content | None:
-    """A small chart for each region."""
     nodes = [node for node in context.tree.walk() if not node.is_rest and node.count >= _LEAST and node.max_s]
     nodes.sort(key=lambda node: -(node.total_s or 0))
     chosen = nodes[:_MOST]

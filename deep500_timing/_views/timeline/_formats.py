@@ -121,8 +121,6 @@ _encode = json.JSONEncoder(ensure_ascii=True, separators=(",", ":"), allow_nan=F
 
 
 class ChromeWriter:
-    """Writes trace events, each on its line."""
-
     def __init__(self, file: IO[bytes], origin_ns: int) -> None:
         self._file = file
         self._origin_ns = origin_ns
@@ -191,8 +189,6 @@ _NAME_FIELDS = {"int": "int_value", "float": "double_value", "str": "string_valu
 
 
 class PerfettoWriter:
-    """Writes TrackEvents."""
-
     def __init__(self, file: IO[bytes], origin_ns: int) -> None:
         self._pb: Any = require(
             "perfetto.protos.perfetto.trace.perfetto_trace_pb2", extra="report", caller="Writing a Perfetto timeline"

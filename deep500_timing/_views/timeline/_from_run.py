@@ -40,7 +40,6 @@ class Place:
         self._offset_ns, self._fit, self.said = offset_ns, fit, said
 
     def __call__(self, times_ns: Iterable[int]) -> list[int]:
-        """Times of the clock as Unix time in ns."""
         if self._fit is None:
             return [time + self._offset_ns for time in times_ns]
         placed: list[int] = (self._fit.on_reference(list(times_ns)) + self._offset_ns).tolist()
@@ -119,7 +118,6 @@ order by i.rank, i.session, i.start_ns, i.device, i.dur_ns desc, i.depth"""
 
 
 def first_time_ns(run: Run) -> int:
-    """The start of the run in Unix time; 0 if unknown."""
     return Places(run, sessions_of(run, None)).first_ns(run.table("logs").rows())
 
 
@@ -143,7 +141,6 @@ def add_run(
     ranks: Sequence[int] | None,
     on_progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> None:
-    """Write a run's timeline."""
     source = _Source(run, steps, ranks)
     sessions, numbers = sessions_of(run, ranks), count(1)
     places = Places(run, sessions)

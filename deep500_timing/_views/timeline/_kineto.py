@@ -24,8 +24,6 @@ _OWN = 1 << 63
 
 
 class Trace:
-    """One trace, read."""
-
     def __init__(self, path: str | PathLike[str]) -> None:
         self.path = os.fspath(path)
         what = f"Merging the trace {self.path!r}"

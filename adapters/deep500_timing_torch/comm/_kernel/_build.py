@@ -43,7 +43,6 @@ class Kernel:
         self._operations: list[Op] = [BY_OPERATOR[name] for name in module.rules()]
 
     def start(self) -> None:
-        """Put the kernel into the dispatcher."""
         self._module.install(self._begin, issued)
         SETTINGS.kernel = self
         SETTINGS.changed()
@@ -54,7 +53,6 @@ class Kernel:
         SETTINGS.changed()
 
     def configure(self) -> None:
-        """Tell the kernel which operations to time."""
         self._module.configure(SETTINGS.enabled, [SETTINGS.wants(op.name) for op in self._operations])
 
     def mute(self, by: int) -> None:
@@ -126,7 +124,6 @@ def _cache_root() -> Path:
 
 
 def load() -> ModuleType:
-    """The kernel, if it has been built."""
     if switched_off():
         raise KernelUnavailableError(f"it is switched off by {SWITCH}={os.environ[SWITCH]}")
     try:
