@@ -33,7 +33,7 @@ from deep500_timing_tensorflow._execution import (
     Execution,
 )
 from deep500_timing_tensorflow._keras import guarded, warn_fault
-from deep500_timing_tensorflow._phases import PhaseMatcher, Phases
+from deep500_timing_tensorflow._phases import PhaseMatcher, TorchPhases
 from deep500_timing_tensorflow._regions import FitRegions, end_aborted_fits
 from deep500_timing_tensorflow._throughput import EpochTotals
 from deep500_timing_tensorflow._traces import TraceCounts
@@ -84,7 +84,7 @@ class FitTimer:
         self._reset()
 
     def _reset(self) -> None:
-        self._phases: Phases | None = None
+        self._phases: Any = None
         self._batches = Batches(self.regions)
         self._fetches_before_hooks = False
         self._traces: TraceCounts | None = None
@@ -370,7 +370,7 @@ class FitTimer:
             self._phases.step_ends(self._matcher)
 
 
-def _abort(batches: Batches, phases: Phases | None, matcher: PhaseMatcher, end_checkpoints: Callable[[], None]) -> None:
+def _abort(batches: Batches, phases: Any, matcher: PhaseMatcher, end_checkpoints: Callable[[], None]) -> None:
     end_checkpoints()
     if phases is not None:
         phases.leave(matcher)
@@ -388,7 +388,7 @@ def _first_number_for(callbacks: Any) -> int:
     return _first_numbers.setdefault(callbacks, next(_fits) << 32)
 
 
-def _phases_for(model: Any, backend: str) -> Phases | None:
+def _phases_for(model: Any, backend: str) -> Any:
     reason = _keras.why_no_phases(model, backend)
     if reason is not None:
         warn_once(
@@ -397,8 +397,6 @@ def _phases_for(model: Any, backend: str) -> Phases | None:
         )
         return None
     if backend == "torch":
-        from deep500_timing_tensorflow._phases_torch import TorchPhases
-
         return TorchPhases()
     from deep500_timing_tensorflow._phases_graph import graph_phases_of
 

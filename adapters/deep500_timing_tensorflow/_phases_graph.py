@@ -20,7 +20,6 @@ from deep500_timing_tensorflow._checkpoints import Watch
 from deep500_timing_tensorflow._execution import Stamps
 from deep500_timing_tensorflow._graph_timestamps import WATCHED_TAPES, StepStamps, stamping
 from deep500_timing_tensorflow._keras import steps_per_execution
-from deep500_timing_tensorflow._phases import Phases
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -120,7 +119,7 @@ class StampRing:
         return rows, lost
 
 
-class GraphPhases(Phases):
+class GraphPhases:
     """Stamps the steps of one model on TensorFlow."""
 
     has_stamps = True

@@ -38,6 +38,12 @@ _HARMLESS = {
     "zero_force_ds_cpu_optimizer": True,
 }
 """Keys that ask for what this engine does anyway. A key that switches a thing off is taken too."""
+_PIPELINE_ANYWAY: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("use_reentrant", "pipe_partitioned", "grad_partitioned"), (False,)),
+    "stages": ("auto",),
+    "partition": ("best",),
+    "seed_layers": (False, True),  # DeepSpeed does not read it either: the argument of PipelineModule counts.
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,25 +184,14 @@ def _autocast(left: dict[str, Any]) -> str | None:
 
 
 def _pipeline(left: dict[str, Any]) -> int | None:
-    value = dict(left.pop("pipeline", None) or {})
+    given: dict[str, Any] = left.pop("pipeline", None) or {}
+    value = {key: one for key, one in given.items() if one not in _PIPELINE_ANYWAY.get(key, ())}
     interval = value.pop("activation_checkpoint_interval", None)
-    # These values describe the engine.
-    so_anyway: dict[str, tuple[Any, ...]] = {
-        "use_reentrant": (False,),
-        "pipe_partitioned": (False,),
-        "grad_partitioned": (False,),
-        "stages": ("auto",),
-        "partition": ("best",),
-        "seed_layers": (False, True),  # DeepSpeed does not read it either: the argument of PipelineModule counts.
-    }
-    for key, allowed in so_anyway.items():
-        if key in value and value.pop(key) not in allowed:
-            raise PipelineError(
-                f"Config key 'pipeline.{key}': other values than {allowed[0]!r} have no meaning for this engine; "
-                "stages and seeds are arguments of PipelineModule."
-            )
     if value:
-        raise PipelineError(f"Config key 'pipeline' has {sorted(value)}, which are unknown to this engine.")
+        raise PipelineError(
+            f"Config key 'pipeline' has {value}, which is unknown to this engine; stages and seeds are arguments of "
+            "PipelineModule."
+        )
     if interval is not None and (isinstance(interval, bool) or not isinstance(interval, int) or interval < 0):
         raise PipelineError(f"Config key 'pipeline.activation_checkpoint_interval' is {interval!r}: it is 0 or more.")
     return interval
@@ -226,26 +221,20 @@ def make_optimizer(config: Mapping[str, Any], parameters: Any) -> torch.optim.Op
 
 
 def make_scheduler(config: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> Any:
-    """A schedule of the learning rate: DeepSpeed's WarmupLR, WarmupDecayLR and WarmupCosineLR, or one of PyTorch's."""
+    """A schedule of the learning rate: DeepSpeed's WarmupLR and WarmupDecayLR, or one of PyTorch's."""
     name, params = config["type"], dict(config.get("params") or {})
     try:
         if name in ("WarmupLR", "WarmupDecayLR"):
             return _warm_up(optimizer, name, **params)
-        if name == "WarmupCosineLR":
-            return _warm_up_cosine(optimizer, **params)
         kind = getattr(torch.optim.lr_scheduler, name, None)
         if kind is None:
             raise PipelineError(
-                f"Scheduler {name!r}: neither DeepSpeed's WarmupLR, WarmupDecayLR, WarmupCosineLR nor one of "
+                f"Scheduler {name!r}: neither DeepSpeed's WarmupLR or WarmupDecayLR nor one of "
                 "torch.optim.lr_scheduler. Pass initialize(lr_scheduler=...) one of your own."
             )
         return kind(optimizer, **params)
     except (TypeError, ValueError) as error:
         raise PipelineError(f"Scheduler {name!r} with {params}: {error}.") from error
-
-
-def _grown(step: int, steps: int, warmup_type: str) -> float:
-    return math.log(step + 1) / math.log(steps) if warmup_type == "log" else step / steps
 
 
 def _warm_up(
@@ -267,7 +256,8 @@ def _warm_up(
 
     def rate(step: int) -> float:
         if step < steps:
-            return warmup_min_lr + (warmup_max_lr - warmup_min_lr) * _grown(step, steps, warmup_type)
+            grown = math.log(step + 1) / math.log(steps) if warmup_type == "log" else step / steps
+            return warmup_min_lr + (warmup_max_lr - warmup_min_lr) * grown
         if total_num_steps is None:
             return warmup_max_lr
         return warmup_max_lr * max(0.0, (total_num_steps - step) / max(1.0, total_num_steps - steps))
@@ -276,24 +266,3 @@ def _warm_up(
     for group in optimizer.param_groups:
         group["lr"] = group["initial_lr"] = 1.0
     return torch.optim.lr_scheduler.LambdaLR(optimizer, rate, last_epoch=last_batch_iteration)
-
-
-def _warm_up_cosine(
-    optimizer: torch.optim.Optimizer,
-    *,
-    total_num_steps: int,
-    warmup_min_ratio: float = 0.0,
-    warmup_num_steps: int = 1000,
-    cos_min_ratio: float = 0.0001,
-    warmup_type: str = "log",
-    last_batch_iteration: int = -1,
-) -> Any:
-    steps = max(2, warmup_num_steps)
-
-    def ratio(step: int) -> float:
-        if step < steps:
-            return warmup_min_ratio + (1 - warmup_min_ratio) * _grown(step, steps, warmup_type)
-        passed = (step - steps + 1) / max(1, total_num_steps - steps)
-        return max(0.0, cos_min_ratio + (1 - cos_min_ratio) * (1 + math.cos(math.pi * passed)) / 2)
-
-    return torch.optim.lr_scheduler.LambdaLR(optimizer, ratio, last_epoch=last_batch_iteration)

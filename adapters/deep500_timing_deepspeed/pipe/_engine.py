@@ -113,6 +113,7 @@ class PipelineEngine(TimedPipeline):
         return self.micro_batch_size * self.micro_batches * self.grid.replicas
 
     def train_micro_batch_size_per_gpu(self) -> int:
+        """Samples of a micro-batch."""
         return self.micro_batch_size
 
     def gradient_accumulation_steps(self) -> int:
@@ -124,6 +125,7 @@ class PipelineEngine(TimedPipeline):
         return [group["lr"] for group in self.optimizer.param_groups]
 
     def get_pipeline_parallel_rank(self) -> int:
+        """This rank in the pipeline."""
         return self.stage_id
 
     # --- settings -----------------------------------------------------------------------------------------------------

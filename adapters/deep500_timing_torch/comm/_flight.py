@@ -15,7 +15,7 @@ import re
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from deep500_timing.devices import captures
 from deep500_timing_torch.comm._log import fault
@@ -23,8 +23,6 @@ from deep500_timing_torch.comm._settings import SETTINGS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from deep500_timing_torch.comm._records import Record
 
 WAIT_S = 60.0
 """Seconds that ``collect(wait=True)`` waits for operations that do not end."""
@@ -42,29 +40,12 @@ _ONE_CALL = re.compile(r"nccl:[A-Z_]+_coalesced")
 its events on the group's stream, also for a blocking call, which runs on the caller's."""
 
 
-class Expected(Protocol):
-    """An operation that gets its duration from the flight recorder."""
-
-    record: Record
-
-    @property
-    def asynchronous(self) -> bool:
-        """Whether it runs on the group's stream and not on the caller's."""
-        ...
-
-    def took(self, duration_ns: int) -> None:
-        """It took that long."""
-
-    def untimed(self) -> None:
-        """Its duration is unknown."""
-
-
 class FlightRecorder:
     """The operations that get their durations from the flight recorder."""
 
     def __init__(self) -> None:
         self._groups: dict[int, tuple[Any, bool]] = {}
-        self._pending: dict[tuple[str, int], Expected] = {}
+        self._pending: dict[tuple[str, int], Any] = {}
         self._reading = threading.Lock()
         self._since_read = 0
         self._next_read = 0.0
@@ -100,8 +81,8 @@ class FlightRecorder:
         self._groups[id(process_group)] = (weakref.ref(process_group) if process_group else lambda: None, timed)
         return timed
 
-    def expect(self, op: Expected, sequence: int) -> None:
-        """Report the duration of an operation to it when it is known."""
+    def expect(self, op: Any, sequence: int) -> None:
+        """Report the duration of a ``PendingOp`` to it when it is known."""
         self._pending[op.record.group.name, sequence] = op
         self._since_read += 1
         if self._since_read >= READ_EVERY and not self._reading.locked():

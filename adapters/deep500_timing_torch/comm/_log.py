@@ -12,7 +12,7 @@ import sys
 from _thread import allocate_lock
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from deep500_timing.adapters import warn_once
 from deep500_timing.runs import current
@@ -63,18 +63,6 @@ class Unfinished:
         return f"{self.op}{number} of group {self.group!r}{size}, issued {self.age_s:.3f} s ago"
 
 
-class UnderWay(Protocol):
-    """An unfinished operation."""
-
-    record: Record
-    start_ns: int
-
-    @property
-    def sequence(self) -> int | None:
-        """Its number in the group."""
-        ...
-
-
 class CommLog:
     """Every group's records, and the queue in front of them."""
 
@@ -85,8 +73,8 @@ class CommLog:
         self._past: list[Group] = []
         self.alone = Group(None, "", 1, 0, [0])
         """Stands in for the group before there is one: the user's own operations need none."""
-        self.under_way: dict[int, weakref.ref[UnderWay]] = {}
-        """Unfinished operations by ``id``, in the order in which they were issued."""
+        self.under_way: dict[int, weakref.ref[Any]] = {}
+        """Unfinished ``PendingOp`` by ``id``, in the order in which they were issued."""
         self.observer: Callable[[Record, int, int, int], None] | None = None
         """Called with every message as it is counted: record, kind, start and end in ns."""
         self._watching = False
@@ -150,7 +138,7 @@ class CommLog:
                 found.append(Unfinished(record.label, record.group.name, op.sequence, record.message_bytes, age_s))
         return found
 
-    def report_time_out(self, op: UnderWay, error: BaseException, clock: Callable[[], int]) -> None:
+    def report_time_out(self, op: Any, error: BaseException, clock: Callable[[], int]) -> None:
         """If an operation has timed out, warn with what this rank has issued and not finished."""
         text = str(error)
         if not isinstance(error, RuntimeError) or not ("timeout" in text.lower() or "timed out" in text.lower()):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from deep500_timing_torch.comm._device import Stretch, is_captured, pool_for
 from deep500_timing_torch.comm._flight import RECORDER
@@ -50,13 +50,6 @@ def _never_raises(method: F) -> F:
     return guarded  # type: ignore[return-value]
 
 
-class Overlap(Protocol):
-    """What of the operations of a backward pass was hidden."""
-
-    def took(self, index: int, duration_ns: int | None) -> None:
-        """An operation took so long; None if unknown."""
-
-
 class PendingOp:
     """An operation that has been called. No method raises."""
 
@@ -71,7 +64,7 @@ class PendingOp:
         self._exposed_ns = 0
         self._followed = False
         self._handles = 0
-        self._overlap: tuple[Overlap, int] | None = None
+        self._overlap: tuple[Any, int] | None = None
         self._pool: Any = None
         self._recorded = False
         self._sequence: int | None = None
@@ -358,7 +351,7 @@ class PendingOp:
         """A stretch of its device's time from now on."""
         return Stretch(self._pool, self.record.label, start_ns)
 
-    def join(self, overlap: Overlap, index: int) -> None:
+    def join(self, overlap: Any, index: int) -> None:
         """Report the duration to the overlap of a backward pass, in which it has that index."""
         self._overlap = overlap, index
         if not self._unsettled:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from deep500_timing import CPUGPUTimer, TimeType
 from deep500_timing_torch.comm._log import LOG, fault
@@ -20,19 +20,6 @@ if TYPE_CHECKING:
 DEVICE_TIMES = ("auto", "flight_recorder", "stream_events")
 
 
-class Kernel(Protocol):
-    """The compiled kernel at work."""
-
-    def configure(self) -> None:
-        """Apply changed settings."""
-
-    def mute(self, by: int) -> None:
-        """Count what this thread issues as part of another operation (1), or no more (-1)."""
-
-    def stop(self) -> None:
-        """Take it out of the dispatcher."""
-
-
 class Settings:
     """The settings of this process; one object, read by every timed operation."""
 
@@ -45,7 +32,7 @@ class Settings:
         self.timer: Timer | None = None
         self.device_times = "auto"
         self.now_ns: Callable[[], int] = perf_counter_ns
-        self.kernel: Kernel | None = None
+        self.kernel: Any = None
         """The compiled kernel while it is at work."""
         self.by_functions = True
         """Whether the timed functions do the timing: it is on, and the kernel, which sees more, is not at work."""

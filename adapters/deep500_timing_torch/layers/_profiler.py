@@ -183,7 +183,7 @@ class ProfilerWrapper:
         events = done.events()
         if events is not None:
             self.ranges += ranges_of(events, frozenset(self._names))
-        self._guarded("writing the trace", lambda: done.export_chrome_trace(str(self._file("trace.json"))))
+        self._guarded("writing the trace", lambda: done.export_chrome_trace(str(self._file("_trace.json"))))
         on_device = any(one.device_us is not None for one in self.ranges)
         key = "self_device_time_total" if on_device else "self_cpu_time_total"
         self._summary = done.key_averages().table(sort_by=key, row_limit=40)
@@ -193,9 +193,7 @@ class ProfilerWrapper:
     def _file(self, name: str, folder: Path | None = None) -> Path:
         folder = self.folder if folder is None else folder
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{self._prefix}_rank_{self._rank}_{name}"
-        if name.endswith(".log"):
-            path = folder / f"{self._prefix}_rank_{self._rank}.log"
+        path = folder / f"{self._prefix}_rank_{self._rank}{name}"
         # A schedule may have several windows, and a folder the files of an earlier profile: none is overwritten.
         number = 1
         fresh = path
@@ -207,26 +205,21 @@ class ProfilerWrapper:
 
     def _write_all(self) -> None:
         title = f"{self._prefix}, rank {self._rank}"
+        file, guarded = self._file, self._guarded
         if self._plot_times and self.ranges:
-            self._guarded(
-                "drawing the times", lambda: plot_times(self._file("cuda_time_plot.png"), self.ranges, f"Time: {title}")
-            )
+            guarded("drawing the times", lambda: plot_times(file("_cuda_time_plot.png"), self.ranges, f"Time: {title}"))
         if self.memory:
-            self._guarded(
-                "drawing the memory",
-                lambda: plot_memory(self._file("memory_usage_line_chart.png"), self.memory, f"Memory: {title}"),
-            )
+            chart = "_memory_usage_line_chart.png"
+            guarded("drawing the memory", lambda: plot_memory(file(chart), self.memory, f"Memory: {title}"))
         if self.memory or self.out_of_memory:
-            self._guarded("writing the memory", lambda: _write(self._file("memory_usage.txt"), self._memory_text()))
+            guarded("writing the memory", lambda: _write(file("_memory_usage.txt"), self._memory_text()))
         if self._tables:
-            self._guarded("writing the tables", lambda: _write(self._file("tables.log"), self._tables_text()))
+            guarded("writing the tables", lambda: _write(file(".log"), self._tables_text()))
         if self._snapshot:
-            path = self._memory_folder
-            self._guarded(
-                "writing the memory snapshot",
-                lambda: _cuda_memory()._dump_snapshot(str(self._file("memory_snapshot.pickle", path))),
-            )
-            self._guarded("ending the memory snapshot", lambda: torch.cuda.memory._record_memory_history(enabled=None))
+            memory: Any = torch.cuda.memory
+            dump, folder = "_memory_snapshot.pickle", self._memory_folder
+            guarded("writing the memory snapshot", lambda: memory._dump_snapshot(str(file(dump, folder))))
+            guarded("ending the memory snapshot", lambda: memory._record_memory_history(enabled=None))
 
     def _guarded(self, doing: str, action: Callable[[], object]) -> None:
         # A report that fails costs itself.
@@ -305,10 +298,6 @@ def _closer(owner: ProfilerWrapper, path: str, ranges: list[Any]) -> Callable[..
             owner._read_memory(path)
 
     return after
-
-
-def _cuda_memory() -> Any:
-    return torch.cuda.memory
 
 
 def _size(number: int | None) -> str:

@@ -7,21 +7,26 @@ from typing import TYPE_CHECKING, Any
 
 from deep500_timing._base.names import CPU, GPU
 from deep500_timing._base.sql import literal
-from deep500_timing._summary.nesting import split_path
+from deep500_timing._summary.nesting import path_text, split_path
 from deep500_timing._summary.text import UNKNOWN, format_time
 from deep500_timing._views.columns import FEW
 from deep500_timing._views.findings import FIRST_STEP
+from deep500_timing._views.findings._evidence import STACKS_LEAST
 from deep500_timing._views.page._colours import GREY, on
 from deep500_timing._views.page._context import shown
-from deep500_timing._views.page._lines import lines_of
 from deep500_timing._views.page._parts import COLOUR, INK, data, fitting, quantity, rounded, tooltip
 from deep500_timing._views.page._section import Content, Figure, Panel
+from deep500_timing.runs._places import places_of, samples_in
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from deep500_timing._summary.tree import Node, Tree
     from deep500_timing._views.page._context import Context
 
 _ROW = 30
+_REGIONS = 8
+"""Regions with the most own time, whose lines are listed."""
 _LEAST = 0.0004
 """Share of the chart below which a region is not drawn; the table has it."""
 
@@ -37,7 +42,7 @@ def where(context: Context) -> Content | None:
     every = "Both" if ranks == 2 else f"All {ranks}"
     ranks_said = f"{every} ranks together" if ranks > 1 else f"Rank {context.about.ranks[0]}"
     text = f"{ranks_said}, {start}. A region lies below its parent, and is as wide as its share of it."
-    return Content(tuple(figures), (text,), lines_of(context))
+    return Content(tuple(figures), (text,), _lines_of(context))
 
 
 def _steady(context: Context) -> tuple[Tree, str]:
@@ -208,3 +213,25 @@ def _typical(node: Node, on_device: bool) -> tuple[int, float | None, float | No
     if not on_device:
         return node.count, node.median_s, node.p95_s
     return (0, None, None) if node.gpu is None else (node.gpu.count, node.gpu.median_s, node.gpu.p95_s)
+
+
+def _lines_of(context: Context) -> tuple[tuple[str, tuple[str, ...], Sequence[Sequence[object]]], ...]:
+    """A table for :class:`Content`; none without sampled stacks."""
+    if not context.rows("select count(*) as n from stacks")[0]["n"]:
+        return ()
+    nodes = [node for node in context.tree.walk() if not node.is_rest and node.total_s]
+    nodes.sort(key=_own_s, reverse=True)
+    rows = []
+    for node in nodes[:_REGIONS]:
+        samples = samples_in(context.run, path_text(node.path), rank=context.evidence.rank)
+        total = sum(samples.values())
+        for place in places_of(samples) if total >= STACKS_LEAST else ():
+            said = place.expression or place.inside
+            share = f"{100 * place.share:.0f}\u00a0%"
+            rows.append((shown(node.name), share, shown(place.name), shown(place.file), shown(said), total))
+    heads = ("region", "of its own time", "function", "line", "calls", "samples")
+    return (("Lines that the regions' own time goes to", heads, rows),) if rows else ()
+
+
+def _own_s(node: Node) -> float:
+    return (node.total_s or 0.0) if node.rest_s is None else node.rest_s

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from deep500_timing._base.require import require
 
@@ -25,40 +25,6 @@ class Slice(NamedTuple):
     """The number of an arrow that begins here; 0 for none."""
     flow_in: int = 0
     """The number of an arrow that ends here."""
-
-
-class Writer(Protocol):
-    """Writes a timeline as a stream. Times are in ns, mostly Unix time; flows have numbers from 1."""
-
-    def process(self, name: str) -> int:
-        """Add a group of tracks below the others; returns its number."""
-        ...
-
-    def track(self, process: int, name: str) -> int:
-        """Add a track below the others of a process; returns its number."""
-        ...
-
-    def counter(self, process: int, name: str, unit: str) -> int:
-        """Add a track of a value over time; ``unit`` is text such as ``"bytes"`` or ``"%"``, or empty."""
-        ...
-
-    def begin(self, track: int, of: Slice) -> None:
-        """Begin a slice inside the open slices of its track."""
-        ...
-
-    def end(self, track: int, time_ns: int) -> None:
-        """End the innermost open slice of a track."""
-        ...
-
-    def instant(self, track: int, time_ns: int, name: str, args: Mapping[str, int | float | str] = NOTHING) -> None: ...
-
-    def value(self, counter: int, time_ns: int, value: float) -> None:
-        """Write a value that holds from this time on."""
-        ...
-
-    def close(self) -> None:
-        """Write buffered data; the file stays open."""
-        ...
 
 
 class Lanes:
@@ -159,7 +125,7 @@ class ChromeWriter:
                 self._write({"ph": phase, "bp": "e", "id": flow, "cat": "launch", "name": "launch", **place})
 
     def end(self, track: int, time_ns: int) -> None:
-        """See :class:`Writer`: a slice said when it ends as it began."""
+        """Nothing: a slice said when it ends as it began."""
 
     def instant(self, track: int, time_ns: int, name: str, args: Mapping[str, int | float | str] = NOTHING) -> None:
         place = {"pid": self._threads[track - 1][0], "tid": track, "ts": self._time(time_ns)}
@@ -293,3 +259,8 @@ class PerfettoWriter:
     def _below(self, descriptor: Any, process: int) -> None:
         descriptor.parent_uuid = process
         self._ranks[process] = descriptor.sibling_order_rank = self._ranks.get(process, 0) + 1
+
+
+Writer = ChromeWriter | PerfettoWriter
+"""Writes a timeline as a stream. Times are in ns, mostly Unix time; flows have numbers from 1. Tracks lie below their
+process in the order in which they were added, and a counter's value holds until the next."""

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Literal
 
 from deep500_timing._base.files import whole_file
-from deep500_timing._views.timeline._formats import ChromeWriter, PerfettoWriter
+from deep500_timing._views.timeline._formats import ChromeWriter, PerfettoWriter, Writer
 from deep500_timing._views.timeline._from_run import add_run, first_time_ns
 from deep500_timing._views.timeline._kineto import Trace
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from deep500_timing.runs import Run
 
 Format = Literal["perfetto", "chrome"]
-_WRITERS: dict[str, type[ChromeWriter | PerfettoWriter]] = {"perfetto": PerfettoWriter, "chrome": ChromeWriter}
+_WRITERS: dict[str, type[Writer]] = {"perfetto": PerfettoWriter, "chrome": ChromeWriter}
 
 
 def write_timeline(

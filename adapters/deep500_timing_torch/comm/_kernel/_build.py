@@ -28,7 +28,7 @@ from deep500_timing_torch.comm import _log
 from deep500_timing_torch.comm._backward import watch_backward
 from deep500_timing_torch.comm._log import LOG, fault
 from deep500_timing_torch.comm._operation import PendingOp, begin, future_of
-from deep500_timing_torch.comm._ops import BY_OPERATOR, Op
+from deep500_timing_torch.comm._ops import BY_OPERATOR, OPS, Op
 from deep500_timing_torch.comm._settings import SETTINGS
 
 if TYPE_CHECKING:
@@ -40,10 +40,11 @@ class Kernel:
 
     def __init__(self, module: ModuleType) -> None:
         self._module = module
-        self._operations: list[Op] = [BY_OPERATOR[name] for name in module.rules()]
+        self._operations: list[Op] = [OPS[name] for name, _, _ in BY_OPERATOR.values()]
 
     def start(self) -> None:
-        self._module.install(self._begin, issued)
+        rules = [(operator, size, share) for operator, (_, size, share) in BY_OPERATOR.items()]
+        self._module.install(self._begin, issued, rules)
         SETTINGS.kernel = self
         SETTINGS.changed()
 

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -29,41 +30,13 @@ namespace {
 using Group = c10d::ProcessGroup;
 using Work = c10d::Work;
 
-// --- what is known of each operator -----------------------------------------------------------------------------------
-
-// The argument whose bytes are the size of the message as nccl-tests counts it, and the argument that is one rank's
-// share of it where the former is empty, as on the ranks that are not the root.
-struct Rule {
-  const char* name;
-  const char* size;
-  const char* share;
-};
-
-constexpr std::array<Rule, 20> RULES{{
-    {"c10d::allreduce_", "tensors", ""},
-    {"c10d::allreduce_coalesced_", "tensors", ""},
-    {"c10d::broadcast_", "tensors", ""},
-    {"c10d::reduce_", "tensors", ""},
-    {"c10d::allgather_", "output_tensors", ""},
-    {"c10d::_allgather_base_", "output_tensor", ""},
-    {"c10d::allgather_coalesced_", "output_lists", ""},
-    {"c10d::allgather_into_tensor_coalesced_", "outputs", ""},
-    {"c10d::reduce_scatter_", "input_tensors", ""},
-    {"c10d::_reduce_scatter_base_", "input_tensor", ""},
-    {"c10d::reduce_scatter_tensor_coalesced_", "inputs", ""},
-    {"c10d::alltoall_", "input_tensors", ""},
-    {"c10d::alltoall_base_", "input", ""},
-    {"c10d::gather_", "output_tensors", "input_tensors"},
-    {"c10d::scatter_", "input_tensors", "output_tensors"},
-    {"c10d::send", "tensors", ""},
-    {"c10d::recv_", "tensors", ""},
-    {"c10d::recv_any_source_", "tensors", ""},
-    {"c10d::barrier", "", ""},
-    {"c10d::monitored_barrier_", "", ""},
-}};
+// The rules of `comm/_ops.py` for each operator: its name, the argument whose bytes are the size of the message, and the
+// argument that is one rank's share of it where the former is empty.
+using Rule = std::tuple<std::string, std::string, std::string>;
+constexpr size_t MOST_RULES = 32;
 
 std::atomic<bool> enabled{false};
-std::array<std::atomic<bool>, RULES.size()> wanted{};
+std::array<std::atomic<bool>, MOST_RULES> wanted{};
 thread_local int muted = 0;
 // Never destroyed: threads of the backends and of autograd outlive the interpreter.
 py::object* begin = new py::object;   // Python's begin(rule, nbytes, group, tensor), which gives a PendingOp or None
@@ -231,7 +204,9 @@ const at::Tensor* first_tensor(const c10::IValue& value) {
 
 class Timed final : public c10::OperatorKernel {
  public:
-  Timed(size_t rule, const c10::FunctionSchema& schema) : rule_(rule), arguments_(schema.arguments().size()) {
+  Timed(size_t number, const Rule& rule, const c10::FunctionSchema& schema)
+      : rule_(number), arguments_(schema.arguments().size()) {
+    const auto& [operation, size, share] = rule;
     for (size_t i = 0; i < arguments_; ++i) {
       const std::string& name = schema.arguments()[i].name();
       if (name == "process_group") {
@@ -239,15 +214,15 @@ class Timed final : public c10::OperatorKernel {
       } else if (name == "async_op") {
         async_ = int(i);
       }
-      if (name == RULES[rule].size) {
+      if (name == size) {
         size_ = int(i);
       }
-      if (name == RULES[rule].share) {
+      if (name == share) {
         share_ = int(i);
       }
     }
     returns_ = !schema.returns().empty();
-    coalesced_ = std::string(RULES[rule].name).find("coalesced") != std::string::npos;
+    coalesced_ = operation.find("coalesced") != std::string::npos;
   }
 
   void operator()(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, c10::Stack* stack) {
@@ -354,17 +329,18 @@ struct Installed {
 };
 Installed* installed = new Installed;
 
-void install(const py::object& when_begun, const py::object& when_issued) {
+void install(const py::object& when_begun, const py::object& when_issued, const std::vector<Rule>& rules) {
   *begin = when_begun;
   *issued = when_issued;
   auto library = std::make_unique<torch::Library>(
       torch::Library::IMPL, "c10d", c10::DispatchKey::BackendSelect, __FILE__, __LINE__);
-  for (size_t i = 0; i < RULES.size(); ++i) {
-    auto op = c10::Dispatcher::singleton().findSchema({RULES[i].name, ""});
+  for (size_t i = 0; i < rules.size() && i < MOST_RULES; ++i) {
+    const std::string& name = std::get<0>(rules[i]);
+    auto op = c10::Dispatcher::singleton().findSchema({name, ""});
     if (op) {  // Not every PyTorch has each of them.
-      auto kernel = c10::BoxedKernel::makeFromFunctor(std::make_unique<Timed>(i, op->schema()));
+      auto kernel = c10::BoxedKernel::makeFromFunctor(std::make_unique<Timed>(i, rules[i], op->schema()));
       installed->kernels.push_back(kernel);
-      library->impl(RULES[i].name, torch::CppFunction::makeFromBoxedKernel(std::move(kernel)));
+      library->impl(name.c_str(), torch::CppFunction::makeFromBoxedKernel(std::move(kernel)));
     }
   }
   installed->library = std::move(library);
@@ -380,15 +356,8 @@ void uninstall() {
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("install", &install);
   module.def("uninstall", &uninstall);
-  module.def("rules", [] {
-    std::vector<std::string> names;
-    for (const Rule& rule : RULES) {
-      names.emplace_back(rule.name);
-    }
-    return names;
-  });
   module.def("configure", [](bool on, const std::vector<bool>& mask) {
-    for (size_t i = 0; i < RULES.size() && i < mask.size(); ++i) {
+    for (size_t i = 0; i < MOST_RULES && i < mask.size(); ++i) {
       wanted[i] = mask[i];
     }
     enabled = on;
