@@ -20,6 +20,7 @@ from deep500_timing._base.lazy import lazy_names
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from deep500_timing._base.imports import after_import
+    from deep500_timing._base.replaced import Replaced
     from deep500_timing._base.require import missing_package, require
     from deep500_timing._base.warn import warn_once
     from deep500_timing._base.workers import WORKER_PARTS, TimedLoop, WorkerTimes
@@ -60,6 +61,7 @@ __all__ = [
     "Intervals",
     "Launch",
     "NamedTimer",
+    "Replaced",
     "TimedLoop",
     "WorkerTimes",
     "after_import",
@@ -91,6 +93,7 @@ __all__ = [
 
 _HOMES: dict[str, tuple[str, ...]] = {
     "_base.imports": ("after_import",),
+    "_base.replaced": ("Replaced",),
     "_base.require": ("missing_package", "require"),
     "_base.warn": ("warn_once",),
     "_base.workers": ("TimedLoop", "WORKER_PARTS", "WorkerTimes"),

@@ -8,6 +8,7 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
+from deep500_timing.adapters import Replaced
 from deep500_timing_jax._compilations import Compilations
 from deep500_timing_jax._timer import CPUGPUTimer
 
@@ -94,7 +95,7 @@ def install(log: Autolog) -> Callable[[], None]:
     steps = _Steps(log)
     compilations = Compilations(steps.timer)
     compilations.start()
-    originals = {name: getattr(jax, name) for name in ("jit", "pmap") if hasattr(jax, name)}
+    replaced = Replaced()
 
     def timed(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -108,9 +109,8 @@ def install(log: Autolog) -> Callable[[], None]:
 
         return make
 
-    ours = {name: timed(original) for name, original in originals.items()}
-    for name, function in ours.items():
-        setattr(jax, name, function)
+    for name in {"jit", "pmap"} & vars(jax).keys():
+        replaced.put(jax, name, timed(getattr(jax, name)))
 
     def note() -> None:
         again = compilations.recompiled()
@@ -123,8 +123,6 @@ def install(log: Autolog) -> Callable[[], None]:
     def undo() -> None:
         steps.done = True
         compilations.stop()
-        for name, function in ours.items():
-            if getattr(jax, name) is function:
-                setattr(jax, name, originals[name])
+        replaced.undo()
 
     return undo

@@ -7,7 +7,7 @@ import sys
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing.adapters import warn_once
+from deep500_timing.adapters import Replaced, warn_once
 from deep500_timing_tensorflow._clock import CPUGPUTimer
 
 if TYPE_CHECKING:
@@ -19,17 +19,17 @@ _OF_FIT = ("BATCH", "EPOCH", "IO", "VALIDATION")
 """The regions that the callback records where Keras runs on PyTorch, and the plug-in for PyTorch then does not."""
 
 
-def install_keras(log: Autolog) -> Callable[[], None]:
+def install_keras(log: Autolog) -> Callable[[], object]:
     """Add the timer's callback to each ``fit``, ``evaluate`` and ``predict`` of Keras 3 from now on."""
     return _add_callback(log, sys.modules["keras"])
 
 
-def install_tf_keras(log: Autolog) -> Callable[[], None]:
+def install_tf_keras(log: Autolog) -> Callable[[], object]:
     """As :func:`install_keras`, for tf_keras."""
     return _add_callback(log, sys.modules["tf_keras"])
 
 
-def _add_callback(log: Autolog, keras: Any) -> Callable[[], None]:
+def _add_callback(log: Autolog, keras: Any) -> Callable[[], object]:
     kind = keras.callbacks.CallbackList
     original = kind.__init__
 
@@ -49,13 +49,9 @@ def _add_callback(log: Autolog, keras: Any) -> Callable[[], None]:
             warn_once(f"Adding the timer's callback failed: {type(error).__name__}: {error}. The fit is not timed.")
         original(self, callbacks, *args, **kwargs)
 
-    kind.__init__ = __init__
-
-    def undo() -> None:
-        if kind.__init__ is __init__:
-            kind.__init__ = original
-
-    return undo
+    replaced = Replaced()
+    replaced.put(kind, "__init__", __init__)
+    return replaced.undo
 
 
 class _Loop:
@@ -100,14 +96,14 @@ class _Loop:
         self.log.begin()
 
 
-def install_tensorflow(log: Autolog) -> Callable[[], None]:
+def install_tensorflow(log: Autolog) -> Callable[[], object]:
     """Time loops that are written by hand: the data, the gradient, the update; a ``tf.function`` as one region."""
     import tensorflow as tf
     from tensorflow.python.data.ops import iterator_ops
     from tensorflow.python.eager.polymorphic_function import polymorphic_function
 
     loop = _Loop(log)
-    undo: list[Callable[[], None]] = []
+    replaced = Replaced()
 
     def put(owner: Any, name: str, timed: Callable[..., Any]) -> None:
         original = getattr(owner, name)
@@ -124,8 +120,7 @@ def install_tensorflow(log: Autolog) -> Callable[[], None]:
                 error.__traceback__ = trace
                 raise
 
-        setattr(owner, name, ours)
-        undo.append(lambda: setattr(owner, name, original) if getattr(owner, name) is ours else None)
+        replaced.put(owner, name, ours)
 
     def eagerly(name: str) -> Callable[..., Any]:
         def timed(original: Any, args: Any, kwargs: Any) -> Any:
@@ -170,8 +165,4 @@ def install_tensorflow(log: Autolog) -> Callable[[], None]:
     put(tf.GradientTape, "gradient", gradient)
     put(polymorphic_function.Function, "__call__", function)
 
-    def put_back() -> None:
-        while undo:
-            undo.pop()()
-
-    return put_back
+    return replaced.undo

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing import TimeType
-from deep500_timing.adapters import Exchange
+from deep500_timing.adapters import Exchange, Replaced
 from deep500_timing_deepspeed.wallclock import SynchronizedWallClockTimer
 from deep500_timing_torch._timer import CPUGPUTimer
 from deep500_timing_torch.pipeline._actions import Kind
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from deep500_timing import Timer
 
-_ABSENT = object()
 _KINDS = {
     "LoadMicroBatch": Kind.LOAD,
     "ForwardPass": Kind.FORWARD,
@@ -69,7 +68,7 @@ class DeepSpeedPipelineTimer(TimedPipeline):
             self.timer, "1f1b", engine.stage_id, replica=engine.grid.data_parallel_id, keep=keep, gpu=on_device
         )
         self._counts: dict[str, int] = {}
-        self._kept: list[tuple[str, Any]] = []
+        self._replaced = Replaced()
         self._exchange = Exchange("deepspeed pipeline")
 
     def attach(self) -> Self:
@@ -78,30 +77,21 @@ class DeepSpeedPipelineTimer(TimedPipeline):
         Raises:
             RuntimeError: The engine is being timed by this already.
         """
-        if self._kept:
+        if self._replaced:
             raise RuntimeError("Attaching to DeepSpeed's engine: it is attached already. Call detach() first.")
         instructions = {kind: self._timed(kind.__name__, work) for kind, work in self.engine._INSTRUCTION_MAP.items()}
         device = None if self.recorder.gpu else "cpu"
         named = SynchronizedWallClockTimer(self.timer if device is None else None, device=device, reentrant=True)
-        self._put("_INSTRUCTION_MAP", instructions)
-        self._put("train_batch", self._batch(self.engine.train_batch))
-        self._put("timers", named)
+        self._replaced.put(self.engine, "_INSTRUCTION_MAP", instructions)
+        self._replaced.put(self.engine, "train_batch", self._batch(self.engine.train_batch))
+        self._replaced.put(self.engine, "timers", named)
         self.named = named
         """What stands in for the engine's ``timers``."""
         return self
 
     def detach(self) -> None:
         """The engine is as it was; the times stay."""
-        kept, self._kept = self._kept, []
-        for name, before in reversed(kept):
-            if before is _ABSENT:
-                delattr(self.engine, name)
-            else:
-                setattr(self.engine, name, before)
-
-    def _put(self, name: str, value: Any) -> None:
-        self._kept.append((name, self.engine.__dict__.get(name, _ABSENT)))
-        setattr(self.engine, name, value)
+        self._replaced.undo()
 
     def _batch(self, original: Callable[..., Any]) -> Callable[..., Any]:
         recorder = self.recorder
@@ -149,7 +139,7 @@ class DeepSpeedPipelineTimer(TimedPipeline):
         return self.engine.mpu.get_pipe_parallel_group(), self._exchange
 
     def __enter__(self) -> Self:
-        return self if self._kept else self.attach()
+        return self if self._replaced else self.attach()
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
         self.detach()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed.pipelining import schedules
 
+from deep500_timing.adapters import Replaced
 from deep500_timing_torch.pipeline._actions import Kind, PipelineError
 from deep500_timing_torch.pipeline._calls import tag_messages, time_calls, time_issues, time_waits
 
@@ -19,9 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from deep500_timing_torch.pipeline._recorder import Recorder
-
-_ABSENT = object()
-
 
 _MESSAGES = {
     "get_fwd_recv_ops": (Kind.RECEIVE_ACTIVATION, Kind.WAIT_ACTIVATION, "is_first"),
@@ -60,7 +58,7 @@ class Hooks:
         self._schedule = schedule
         self._stages = stages_of(schedule)
         self._recorder = recorder
-        self._replaced: list[tuple[Any, str, Any, Any]] = []
+        self._replaced = Replaced()
 
     def attach(self) -> None:
         schedule = self._schedule
@@ -74,39 +72,28 @@ class Hooks:
         for stage in stages:
             for name, (issue, wait, without) in _MESSAGES.items():
                 if not getattr(stage, without):
-                    self._replace(stage, name, self._messages(stage, name, issue, wait))
-            self._replace(stage, "forward_one_chunk", self._pass(stage, "forward_one_chunk", Kind.FORWARD))
-            self._replace(stage, "backward_one_chunk", self._backward(stage))
+                    self._replaced.put(stage, name, self._messages(stage, name, issue, wait))
+            self._replaced.put(stage, "forward_one_chunk", self._pass(stage, "forward_one_chunk", Kind.FORWARD))
+            self._replaced.put(stage, "backward_one_chunk", self._backward(stage))
             name = "backward_weight_one_chunk"
             if hasattr(stage, name):
-                self._replace(stage, name, self._pass(stage, name, Kind.BACKWARD_WEIGHT))
-        self._replace(schedule, "_step_microbatches", self._batch(schedule._step_microbatches))
+                self._replaced.put(stage, name, self._pass(stage, name, Kind.BACKWARD_WEIGHT))
+        self._replaced.put(schedule, "_step_microbatches", self._batch(schedule._step_microbatches))
         for stage in stages:
             if stage.is_last:
                 # The loss belongs to the micro-batch of the latest forward pass.
                 code = self._recorder.codes.of(None, stage.stage_index)
                 loss = time_calls(schedule._compute_loss, self._recorder.calls, _always(code))
-                self._replace(schedule, "_compute_loss", loss)
+                self._replaced.put(schedule, "_compute_loss", loss)
         if hasattr(schedule, "_initialize_pp_stages"):
-            self._replace(schedule, "_initialize_pp_stages", self._setup(schedule._initialize_pp_stages))
+            self._replaced.put(schedule, "_initialize_pp_stages", self._setup(schedule._initialize_pp_stages))
         _MODULE.acquire()
 
     def detach(self) -> None:
         """Remove them; replacements that other tools made later stay."""
-        replaced, self._replaced = self._replaced, []
-        for owner, name, before, ours in reversed(replaced):
-            if owner.__dict__.get(name) is not ours:
-                continue
-            if before is _ABSENT:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, before)
-        if replaced:
+        if self._replaced:
+            self._replaced.undo()
             _MODULE.release()
-
-    def _replace(self, owner: Any, name: str, function: Any) -> None:
-        self._replaced.append((owner, name, owner.__dict__.get(name, _ABSENT), function))
-        setattr(owner, name, function)
 
     def _batch(self, original: Any) -> Any:
         recorder = self._recorder
@@ -204,7 +191,7 @@ class _Module:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._users = 0
-        self._replaced: list[tuple[str, Any, Any]] = []
+        self._replaced = Replaced()
 
     def acquire(self) -> None:
         """Replace them, unless they are."""
@@ -213,21 +200,14 @@ class _Module:
             if self._users == 1:
                 # Another tool's replacement may do more than wait for each handle.
                 each = getattr(schedules._wait_batch_p2p, "__module__", "") == schedules.__name__
-                for name, ours in (
-                    ("_batch_p2p", time_issues(schedules._batch_p2p)),
-                    ("_wait_batch_p2p", time_waits(schedules._wait_batch_p2p, each)),
-                ):
-                    self._replaced.append((name, getattr(schedules, name), ours))
-                    setattr(schedules, name, ours)
+                self._replaced.put(schedules, "_batch_p2p", time_issues(schedules._batch_p2p))
+                self._replaced.put(schedules, "_wait_batch_p2p", time_waits(schedules._wait_batch_p2p, each))
 
     def release(self) -> None:
         with self._lock:
             self._users -= 1
             if self._users == 0:
-                for name, original, ours in self._replaced:
-                    if getattr(schedules, name) is ours:
-                        setattr(schedules, name, original)
-                self._replaced = []
+                self._replaced.undo()
 
 
 _MODULE = _Module()
