@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from deep500_timing.adapters import warn_once
+from deep500_timing.adapters import Replaced, warn_once
 from deep500_timing_torch.comm import _timed
 from deep500_timing_torch.comm._kernel import _build
 from deep500_timing_torch.comm._log import LOG
@@ -25,9 +25,8 @@ if TYPE_CHECKING:
 
     F = TypeVar("F", bound=Callable[..., Any])
 
-_ABSENT = object()
 _lock = threading.RLock()
-_undo: list[tuple[Any, str, Any, Any]] = []
+_patched = Replaced()
 _building: list[Any] = []
 _kernel: Kernel | None = None
 
@@ -215,36 +214,24 @@ def _patch_all(names: Iterable[str]) -> None:
         if name not in ("isend", "irecv"):
             _patch(c10d, name)
     # Its arguments are compared with the originals of isend and irecv, also by code that runs outside the block.
-    _set(c10d.P2POp, "__new__", _timed.new_p2p_op)
-    _set(c10d.P2POp, "__init__", _timed.init_p2p_op)
+    _patched.put(c10d.P2POp, "__new__", _timed.new_p2p_op)
+    _patched.put(c10d.P2POp, "__init__", _timed.init_p2p_op)
 
 
 def _patch(module: Any, name: str) -> None:
-    now = vars(module).get(name, _ABSENT)
-    if now is _ABSENT or original_of(now) is not now or name not in _timed.OPERATIONS:
+    now = vars(module).get(name)
+    if now is None or original_of(now) is not now or name not in _timed.OPERATIONS:
         return
     ours = _timed.OPERATIONS[name]
     if original_of(ours) is not now:
         # Another library has patched it since: time the present function.
         ours = timed_operation(name, now)
-    _set(module, name, ours)
-
-
-def _set(owner: Any, name: str, value: Any) -> None:
-    _undo.append((owner, name, vars(owner).get(name, _ABSENT), value))
-    setattr(owner, name, value)
+    _patched.put(module, name, ours)
 
 
 def _undo_all() -> None:
-    while _undo:
-        owner, name, before, ours = _undo.pop()
-        now = vars(owner).get(name, _ABSENT)
-        if getattr(now, "__func__", now) is not getattr(ours, "__func__", ours):
-            warn_once(
-                f"Leaving comm.instrument(): {owner.__name__}.{name} was patched by other code inside the block and "
-                "stays as it is; it may go on timing. Leave blocks in the reverse order of entering them."
-            )
-        elif before is _ABSENT:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, before)
+    for owner, name in _patched.undo():
+        warn_once(
+            f"Leaving comm.instrument(): {owner.__name__}.{name} was patched by other code inside the block and "
+            "stays as it is; it may go on timing. Leave blocks in the reverse order of entering them."
+        )
