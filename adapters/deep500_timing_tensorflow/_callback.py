@@ -103,32 +103,15 @@ class TimerHooks:
         model.fit(x, y, callbacks=[timer.TimerCallback(tmr)])
         tmr.print_all_time_stats()
 
-    The regions are:
+    The regions are FIT, EPOCH, EPOCH (start), BATCH, BATCH (first) for calls that traced or compiled, IO, IO (mean),
+    CALLBACKS, VALIDATION, EPOCH (end), TEST and PREDICT, and with ``phases=True`` FORWARD and BACKWARD; ``docs/keras.md``
+    defines each. With ``steps_per_execution=N`` a BATCH trains on N batches; ``batches`` counts the batches.
 
-    - FIT: a call of ``fit``. EPOCH: an epoch, its validation and all hooks at its ends included.
-    - BATCH: a call of the train function, from its entry to its return with its logs. On TensorFlow and JAX it takes
-      its data itself, so IO lies inside. With ``steps_per_execution=N`` it trains on N batches, and BATCH is one
-      interval for all of them: ``batches`` counts the batches, and means in ``logs`` are of a single one.
-    - BATCH (first): calls in which something was traced or compiled, the first and any later one, such as that of a
-      smaller last batch. They are kept out of BATCH.
-    - IO: the wait for a batch. On torch Keras waits before it calls the hooks, so IO lies before BATCH. On TensorFlow
-      only its length is known, and it is put where BATCH begins.
-    - IO (mean): on TensorFlow, the waits of batches that take less than 10 ms and wait for nothing. They are read as
-      one sum, and each batch has the mean of its group: count, total and mean are exact, a median is one of means.
-    - CALLBACKS: the hooks of all callbacks inside an epoch. CALLBACKS (fit): those at the begin and the end of a fit.
-    - EPOCH (start) and EPOCH (end): Keras's own work before the first and after the last batch of an epoch.
-    - VALIDATION: the evaluation inside an epoch. TEST and PREDICT: a call of ``evaluate`` or ``predict``.
-    - FORWARD and BACKWARD, with ``phases=True``: from the moment that the batch is there to its loss, and from there
-      to the gradients. The optimizer's update is the rest of BATCH.
+    The place in the list of callbacks does not matter, and a callback serves any number of fits and models. The regions
+    of a fit that an exception ends count as running until a callback is next used, and as failed from then on.
 
-    An epoch is the sum of EPOCH (start), BATCH, BATCH (first), CALLBACKS, VALIDATION and EPOCH (end), and on torch IO.
-
-    The place in the list of callbacks does not matter. A fit inside a fit, on another callback or this one, has its own
-    times. The regions of a fit that an exception or Ctrl-C ends count as running until a callback is next used, and as
-    failed from then on. The callback may be used for any number of fits and models.
-
-    A callback that sees the end of each batch makes Keras 3 wait for the batch's logs, on every backend. That is
-    Keras's doing, and it is what makes the end of BATCH true on a GPU. tf_keras does not wait.
+    A callback that sees the end of each batch makes Keras 3 wait for the batch's logs, on every backend. That makes the
+    end of BATCH true on a GPU. tf_keras does not wait.
 
     Args:
         timer: Where the times go.

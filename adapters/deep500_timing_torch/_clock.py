@@ -70,10 +70,8 @@ class CudaEventClock:
     device's current stream. A process has one clock per name: constructing, copying and unpickling return it.
     Constructing it starts no device.
 
-    A stream is what :meth:`stream` returns, or a ``torch.Stream``: the methods take both.
-
-    Resolution. CUDA counts in steps of about 0.5 µs and returns a float32 of milliseconds, which is exact to 0.06 µs at
-    1 s, 1 µs at 8 s and 62 µs at 10 minutes. Of a region below a few microseconds, only the order of magnitude is sure.
+    CUDA counts in steps of about 0.5 µs and returns a float32 of milliseconds: exact to 0.06 µs at 1 s, 1 µs at 8 s and
+    62 µs at 10 minutes. The methods take a stream as :meth:`stream` returns it, or a ``torch.Stream``.
 
     Attributes:
         name: ``"cuda"`` or ``"cuda:1"``.

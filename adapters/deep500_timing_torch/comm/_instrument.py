@@ -55,21 +55,15 @@ def instrument(*, kernel: bool | None = None) -> Instrument:
         @comm.instrument()                # in each call of a function
         def train(): ...
 
-    The compiled kernel sees every operation that PyTorch hands to a process group: those of DDP's reducer, FSDP,
-    tensor parallelism and DTensor, functional and compiled collectives, point-to-point, and names that were bound
-    before. Waits in ``Work.wait`` and in ``wait_tensor`` of the functional collectives are exposed time. An operation
-    that is made of others, as ``all_gather_object`` is, appears as those, except ``batch_isend_irecv``. The kernel is
-    built once for each PyTorch, by the C++ compiler of the machine, in half a minute: by ``python -m
-    deep500_timing_torch.comm build``, or in the background by the first program that asks for it, which goes on with
-    the patched functions; the next one has the kernel. Environment variables: ``DEEP500_TIMING_COMM_KERNEL=off`` for
-    none, ``DEEP500_TIMING_CACHE`` for the folder in which it is kept.
+    The compiled kernel sees every operation that PyTorch hands to a process group, those of DDP's reducer, FSDP, DTensor
+    and compiled code included. Waits in ``Work.wait`` and ``wait_tensor`` are exposed time. The machine's C++ compiler
+    builds it once for each PyTorch, in half a minute: by ``python -m deep500_timing_torch.comm build``, or in the
+    background by the first program that asks for it, which goes on with the patched functions. Environment variables:
+    ``DEEP500_TIMING_COMM_KERNEL=off`` for none, ``DEEP500_TIMING_CACHE`` for its folder.
 
-    Without the kernel, timed functions are put into ``torch.distributed`` and ``torch.distributed.distributed_c10d``.
-    They do not see operations that C++ issues (DDP's reducer, for which there is :func:`instrument_ddp`; functional
-    and compiled collectives, and DTensor, which uses them), names bound before, and methods of a ``ProcessGroup``.
-    The summary says how many operations of each group were not seen.
-
-    Neither sees libraries that call NCCL or MPI themselves.
+    Without the kernel, timed functions are put into ``torch.distributed``. They do not see operations that C++ issues
+    (for DDP's there is :func:`instrument_ddp`), names bound before, and methods of a ``ProcessGroup``; the summary says
+    how many were not seen. Neither sees libraries that call NCCL or MPI themselves.
 
     Args:
         kernel: True for the kernel, built now if need be; False for the patched functions; None for the kernel if it

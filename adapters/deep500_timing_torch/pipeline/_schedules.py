@@ -233,12 +233,10 @@ def ideal_bubble(
 ) -> Fraction | None:
     """The share of the batch in which ranks are idle, if all stages take the same time and messages none.
 
-    Of ``p`` ranks with ``v`` stages each and ``m`` micro-batches a rank computes ``v * m`` times, and is idle for
-    ``p - 1`` times as long as one forward and one backward pass of a stage take: ``(p - 1) / (v * m + p - 1)``,
-    for any times of the two (GPipe: Huang et al. 2019, arXiv 1811.06965; 1F1B and interleaved: Narayanan et al. 2021,
-    arXiv 2104.04473). With the gradients of weights put off it is idle for ``(p - 1) * (F + I - W)`` only (Qi et al.
-    2023, arXiv 2401.10241, table 1, ZB-H1), but never for less than ``(p - 1)`` times the longer of F and I: found by
-    playing the schedule through.
+    Of ``p`` ranks with ``v`` stages each and ``m`` micro-batches: ``(p - 1) / (v * m + p - 1)`` (GPipe: arXiv 1811.06965;
+    1F1B and interleaved: arXiv 2104.04473). With the gradients of weights put off a rank is idle for
+    ``(p - 1) * (F + I - W)`` (arXiv 2401.10241, table 1, ZB-H1), but never for less than ``(p - 1)`` times the longer of
+    F and I: found by playing the schedule through.
 
     Args:
         schedule: Its name.
