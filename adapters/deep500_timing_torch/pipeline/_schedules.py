@@ -233,10 +233,10 @@ def ideal_bubble(
 ) -> Fraction | None:
     """The share of the batch in which ranks are idle, if all stages take the same time and messages none.
 
-    Of ``p`` ranks with ``v`` stages each and ``m`` micro-batches: ``(p - 1) / (v * m + p - 1)`` (GPipe: arXiv 1811.06965;
-    1F1B and interleaved: arXiv 2104.04473). With the gradients of weights put off a rank is idle for
-    ``(p - 1) * (F + I - W)`` (arXiv 2401.10241, table 1, ZB-H1), but never for less than ``(p - 1)`` times the longer of
-    F and I: found by playing the schedule through.
+    Of ``p`` ranks with ``v`` stages each and ``m`` micro-batches: ``(p - 1) / (v * m + p - 1)`` (GPipe: arXiv
+    1811.06965; 1F1B and interleaved: arXiv 2104.04473). With the gradients of weights put off a rank is idle for
+    ``(p - 1) * (F + I - W)`` (arXiv 2401.10241, table 1, ZB-H1), but never for less than ``(p - 1)`` times the longer
+    of F and I: found by playing the schedule through.
 
     Args:
         schedule: Its name.
