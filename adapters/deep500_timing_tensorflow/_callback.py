@@ -105,7 +105,8 @@ class TimerHooks:
 
     The regions are FIT, EPOCH, EPOCH (start), BATCH, BATCH (first) for calls that traced or compiled, IO, IO (mean),
     CALLBACKS, VALIDATION, EPOCH (end), TEST and PREDICT, and with ``phases=True`` FORWARD and BACKWARD;
-    ``docs/keras.md`` defines each. With ``steps_per_execution=N`` a BATCH trains on N batches; ``batches`` counts the batches.
+    ``docs/keras.md`` defines each. With ``steps_per_execution=N`` a BATCH trains on N batches; ``batches`` counts the
+    batches.
 
     The place in the list of callbacks does not matter, and a callback serves any number of fits and models. The regions
     of a fit that an exception ends count as running until a callback is next used, and as failed from then on.
