@@ -16,6 +16,9 @@ The names are those of ``deep500_timing``, with a :class:`CPUGPUTimer` that find
 # ruff: noqa: F401 (the names of the core are public here: `__all__` has them)
 from __future__ import annotations
 
+from importlib import import_module as _import_module
+from typing import Any as _Any
+
 try:
     import torch as _torch
 except ModuleNotFoundError as _error:
@@ -26,7 +29,6 @@ except ModuleNotFoundError as _error:
     raise _missing("torch", extra="torch", caller="import deep500_timing_torch") from _error
 
 import deep500_timing as _core
-from deep500_timing.adapters import lazy_names as _lazy_names
 from deep500_timing_torch._clock import CudaEventClock
 from deep500_timing_torch._compile import prepare as _prepare
 from deep500_timing_torch._events import watch_all_captures as _watch_all_captures
@@ -64,20 +66,25 @@ if TYPE_CHECKING:
         read_rank_logs,
         trim_mean,
     )
-    from deep500_timing_deepspeed.wallclock import NoopTimer, SynchronizedWallClockTimer, ThroughputTimer
 
+_OF_DEEPSPEED = ("NoopTimer", "SynchronizedWallClockTimer", "ThroughputTimer")
 __all__ = ["CPUGPUTimer", "CudaEventClock", "CudaEventTimer", "global_timer"]
-__all__ += ["NoopTimer", "SynchronizedWallClockTimer", "ThroughputTimer"]
 __all__ += _core.__all__
-__all__[:] = sorted({*__all__})  # pyright: ignore[reportUnsupportedDunderAll]
-
-_WALLCLOCK = dict.fromkeys(
-    ("NoopTimer", "SynchronizedWallClockTimer", "ThroughputTimer"), "deep500_timing_deepspeed.wallclock"
-)
-__getattr__, __dir__ = _lazy_names(
-    __name__, __all__, {name: "deep500_timing" for name in __all__ if name not in globals()} | _WALLCLOCK
-)
+__all__[:] = sorted({*__all__, *_OF_DEEPSPEED})  # pyright: ignore[reportUnsupportedDunderAll]
 
 _prepare()
 _prepare_recomputation()
 _watch_all_captures()
+
+
+def __getattr__(name: str) -> _Any:
+    """Import the core's names and DeepSpeed's timers on first use."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = "deep500_timing_deepspeed.wallclock" if name in _OF_DEEPSPEED else "deep500_timing"
+    value = globals()[name] = getattr(_import_module(home), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

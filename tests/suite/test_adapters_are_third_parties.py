@@ -28,8 +28,12 @@ TAKEN = {
 """What each file takes beyond that, and may. A longer list means that the core lacks a public name."""
 
 
+OF_OTHERS = {"_replace", "_values"}
+"""Names of the standard library and of PyTorch that classes of the core have as well."""
+
+
 def _is_private(name: str) -> bool:
-    return name.startswith("_") and not name.startswith("__")
+    return name.startswith("_") and not name.startswith("__") and name not in OF_OTHERS
 
 
 def _own_attributes(trees: list[ast.Module]) -> set[str]:
