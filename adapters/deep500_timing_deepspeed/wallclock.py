@@ -92,15 +92,14 @@ class _CurrentMemory:
 
 
 class SynchronizedWallClockTimer(_core.SynchronizedWallClockTimer):
-    """A group of named timers, on the accelerator where there is one.
+    """The core's :class:`deep500_timing.wallclock.SynchronizedWallClockTimer`, on the accelerator where there is one.
 
     Args:
         timer: Your timer, which records the times as regions; a new one if None.
         device: Which device; None for the accelerator that is there, ``"cpu"`` for the host's clock.
-        clock: The host clock of a new timer; the system's monotonic clock if None.
+        clock: The host clock of a new timer.
         device_clock: Your device clock, instead of ``device``.
-        **settings: As for :class:`deep500_timing.wallclock.SynchronizedWallClockTimer`: ``reentrant``, ``memory``,
-            ``logging_fn``.
+        **settings: As for the core's.
 
     Raises:
         DeviceUnavailableError: The device that was named is not there.
@@ -121,19 +120,11 @@ class SynchronizedWallClockTimer(_core.SynchronizedWallClockTimer):
 
 
 class ThroughputTimer(_CoreThroughputTimer):
-    """Throughput, timed on the accelerator where there is one.
+    """The core's :class:`deep500_timing.throughput.ThroughputTimer`, on the accelerator where there is one.
 
     ``ThroughputTimer(config, batch_size=...)`` of DeepSpeed's later releases works too: ``config.enabled`` False makes
-    it a no-op, and ``config.synchronized`` False takes the host's clock. No setting synchronizes at each step: events
-    tell as much.
-
-    Args:
-        *args: As for :class:`deep500_timing.throughput.ThroughputTimer`, ``batch_size`` first; or a config before.
-        device: Which device; None for the accelerator that is there, ``"cpu"`` for the host's clock.
-        timer: Your timer, which records the times as a region; a new one if None.
-        clock: The host clock of a new timer; the system's monotonic clock if None.
-        device_clock: Your device clock, instead of ``device``.
-        **settings: As for :class:`deep500_timing.throughput.ThroughputTimer`.
+    it a no-op, and ``config.synchronized`` False takes the host's clock. No setting synchronizes at each step.
+    ``device``, ``clock`` and ``device_clock`` are as for :class:`SynchronizedWallClockTimer`, the rest as for the core's.
     """
 
     memory_reader: MemoryReader | None = _CurrentMemory()

@@ -26,19 +26,18 @@ __all__ = ["DummyTimer", "Timer", "TimerBase", "Timers"]
 
 
 class Timers(_core.Timers):
-    """A group of named timers, on the accelerator where there is one.
+    """The core's :class:`deep500_timing.megatron.Timers`, on the accelerator where there is one.
 
     Args:
-        log_level: Timers with a level above it are not timed: 0, 1 or 2.
-        log_option: How a report shows the times of the ranks: ``"max"``, ``"minmax"`` or ``"all"``.
+        log_level: As for the core's, like ``log_option`` and ``**settings``.
+        log_option: See there.
         timer: Your timer, which records the times as regions; a new one if None.
         device: Which device; None for the accelerator that is there, ``"cpu"`` for the host's clock.
-        clock: The host clock of a new timer; the system's monotonic clock if None.
+        clock: The host clock of a new timer.
         device_clock: Your device clock, instead of ``device``.
-        **settings: As for :class:`deep500_timing.megatron.Timers`: ``logging_fn``, ``deadline_s``.
+        **settings: See there.
 
     Raises:
-        ValueError: ``log_option`` is none of these.
         DeviceUnavailableError: The device that was named is not there.
     """
 

@@ -191,15 +191,18 @@ class _Source:
         return groupby(rows, key=lambda row: (row["rank"], row["session"]))
 
     def within(self, table: str) -> dict[Key, Rows]:
-        """The rows of a table inside the range of the steps."""
-        query = f"select * from {table} where true" + self._ranks
-        if self._steps is not None:
-            time = "start_ns" if table not in ("events", "samples") else "time_ns"
-            earliest = min((low for low, _ in self.reach.values()), default=0)
-            latest = max((high for _, high in self.reach.values()), default=0)
-            query += f" and {time} <= {latest}"
-            query += f" and {time} >= {earliest}" if time == "time_ns" else f" and {time} + dur_ns >= {earliest}"
-        return self._read(query)
+        """The rows of a table that touch the range of their own rank's and session's steps."""
+        if self._steps is None:
+            return self._read(f"select * from {table} where true" + self._ranks)
+        begin, end = ("t.time_ns", "t.time_ns")
+        if table not in ("events", "samples"):
+            begin, end = "t.start_ns", "t.start_ns + coalesce(t.dur_ns, 0)"
+        reach = ", ".join(f"({rank}, {session}, {low}, {high})" for (rank, session), (low, high) in self.reach.items())
+        return self._read(
+            f"select t.* from {table} t join (values {reach or '(-1, -1, 0, 0)'}) as r(rank, session, low, high) "
+            f"on t.rank = r.rank and t.session = r.session where {begin} <= r.high and {end} >= r.low"
+            + self._ranks.replace(" rank ", " t.rank ")
+        )
 
     def _read(self, query: str) -> dict[Key, Rows]:
         found: dict[Key, Rows] = defaultdict(list)
@@ -238,25 +241,12 @@ class _Session:
         self._add_events()
         self._add_collectives()
         for name, table in source.others.items():
-            rows = self._inside(table)
+            rows = table[self.key]
             texts = [column for column in rows[0] if isinstance(rows[0][column], str)] if rows else []
             known = {"rank", "session", "start_ns", "dur_ns", "unix_ns", *texts[:1]}
             columns = [column for column in (rows[0] if rows else ()) if column not in known]
             self._add_rows(safe_name(name), rows, texts[0] if texts else "", columns)
         self._add_samples()
-
-    def _inside(self, table: dict[Key, Rows]) -> Rows:
-        # The rows of this session that touch its own range of steps.
-        rows = table.get(self.key, [])
-        if self._source._steps is None:
-            return rows
-        first, last = self._source.reach.get(self.key, (math.inf, -math.inf))
-
-        def touches(row: dict[str, Any]) -> bool:
-            begin = row["start_ns"] if "start_ns" in row else row["time_ns"]
-            return bool(begin <= last and begin + (row.get("dur_ns") or 0) >= first)
-
-        return [row for row in rows if touches(row)]
 
     def _add_intervals(self, intervals: Iterator[dict[str, Any]], numbers: Iterator[int]) -> None:
         names = {row["thread"]: row["name"] for row in self._source.threads[self.key]}
@@ -286,13 +276,13 @@ class _Session:
 
     def _add_events(self) -> None:
         lanes = Lanes(self._writer, self._process, "events")
-        rows = sorted(self._inside(self._source.events), key=lambda row: row["time_ns"])
+        rows = sorted(self._source.events[self.key], key=lambda row: row["time_ns"])
         for row, at in zip(rows, self._place(row["time_ns"] for row in rows), strict=True):
             lanes.instant(at, safe_name(row["what"] or "event"), {"text": safe_name(row["text"] or "")})
 
     def _add_collectives(self) -> None:
         by_group: dict[str, Rows] = defaultdict(list)
-        for row in self._inside(self._source.collectives):
+        for row in self._source.collectives[self.key]:
             by_group[row["group"] or ""].append(row)
         for group, rows in sorted(by_group.items()):
             what = "collectives" + (f" · {safe_name(group)}" if group else "")
@@ -309,7 +299,7 @@ class _Session:
 
     def _add_samples(self) -> None:
         counters: dict[str, int] = {}
-        rows = sorted(self._inside(self._source.samples), key=lambda row: (row["metric"] or "", row["time_ns"]))
+        rows = sorted(self._source.samples[self.key], key=lambda row: (row["metric"] or "", row["time_ns"]))
         for row, at in zip(rows, self._place(row["time_ns"] for row in rows), strict=True):
             value, metric = row["value"], safe_name(row["metric"] or "sample")
             if value is None or not math.isfinite(value):
