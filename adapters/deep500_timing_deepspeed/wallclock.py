@@ -124,7 +124,7 @@ class ThroughputTimer(_CoreThroughputTimer):
 
     ``ThroughputTimer(config, batch_size=...)`` of DeepSpeed's later releases works too: ``config.enabled`` False makes
     it a no-op, and ``config.synchronized`` False takes the host's clock. No setting synchronizes at each step.
-    ``device``, ``clock`` and ``device_clock`` are as for :class:`SynchronizedWallClockTimer`, the rest as for the core's.
+    ``device``, ``clock`` and ``device_clock`` are as for :class:`SynchronizedWallClockTimer`, the rest is the core's.
     """
 
     memory_reader: MemoryReader | None = _CurrentMemory()

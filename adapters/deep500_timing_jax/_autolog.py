@@ -109,8 +109,9 @@ def install(log: Autolog) -> Callable[[], None]:
 
         return make
 
-    for name in {"jit", "pmap"} & vars(jax).keys():
-        replaced.put(jax, name, timed(getattr(jax, name)))
+    for name in ("jit", "pmap"):
+        if hasattr(jax, name):
+            replaced.put(jax, name, timed(getattr(jax, name)))
 
     def note() -> None:
         again = compilations.recompiled()
