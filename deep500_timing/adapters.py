@@ -20,7 +20,7 @@ from deep500_timing._base.lazy import lazy_names
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from deep500_timing._base.imports import after_import
-    from deep500_timing._base.replaced import Replaced
+    from deep500_timing._base.replaced import Replaced, Watch
     from deep500_timing._base.require import missing_package, require
     from deep500_timing._base.warn import warn_once
     from deep500_timing._base.workers import WORKER_PARTS, TimedLoop, WorkerTimes
@@ -63,6 +63,7 @@ __all__ = [
     "NamedTimer",
     "Replaced",
     "TimedLoop",
+    "Watch",
     "WorkerTimes",
     "after_import",
     "begin_recomputation",
@@ -93,7 +94,7 @@ __all__ = [
 
 _HOMES: dict[str, tuple[str, ...]] = {
     "_base.imports": ("after_import",),
-    "_base.replaced": ("Replaced",),
+    "_base.replaced": ("Replaced", "Watch"),
     "_base.require": ("missing_package", "require"),
     "_base.warn": ("warn_once",),
     "_base.workers": ("TimedLoop", "WORKER_PARTS", "WorkerTimes"),

@@ -3,40 +3,14 @@
 from __future__ import annotations
 
 import functools
-import threading
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing_tensorflow import _keras
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from deep500_timing import Timer
-
-
-class Watch:
-    """Replaces functions as the first fit enters it, and restores them as the last one leaves."""
-
-    def __init__(self, functions: Callable[[], Iterable[tuple[Any, str, Callable[[Any], Any]]]]) -> None:
-        self._functions = functions
-        self._lock = threading.Lock()
-        self._users = 0
-        self._originals: list[tuple[Any, str, Any]] = []
-
-    def __enter__(self) -> None:
-        with self._lock:
-            self._users += 1
-            if self._users == 1:
-                for owner, name, replacement in self._functions():
-                    original = getattr(owner, name)
-                    self._originals.append((owner, name, original))
-                    setattr(owner, name, replacement(original))
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._users -= 1
-            while not self._users and self._originals:
-                setattr(*self._originals.pop())
 
 
 _KINDS = {"ModelCheckpoint", "BackupAndRestore"}

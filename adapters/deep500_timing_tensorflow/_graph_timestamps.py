@@ -15,7 +15,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing_tensorflow._checkpoints import Watch
+from deep500_timing.adapters import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

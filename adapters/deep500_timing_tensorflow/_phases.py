@@ -16,7 +16,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing import TimeType
-from deep500_timing_tensorflow._checkpoints import Watch
+from deep500_timing.adapters import Watch
 from deep500_timing_tensorflow._execution import IO, Execution, Stamps, first
 from deep500_timing_tensorflow._keras import warn_no_phases, warn_traced_before
 

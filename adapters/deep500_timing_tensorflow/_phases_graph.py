@@ -16,7 +16,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from deep500_timing_tensorflow._checkpoints import Watch
+from deep500_timing.adapters import Watch
 from deep500_timing_tensorflow._execution import Stamps
 from deep500_timing_tensorflow._graph_timestamps import WATCHED_TAPES, StepStamps, stamping
 from deep500_timing_tensorflow._keras import steps_per_execution

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
     from typing import Any
 
 
@@ -34,3 +37,30 @@ class Replaced:
             else:
                 setattr(owner, name, before)
         return others
+
+
+class Watch:
+    """Wraps attributes while anyone is inside: as the first user enters, and until the last one leaves.
+
+    Args:
+        wrappers: Gives owners, names, and what makes the replacement of the original.
+    """
+
+    def __init__(self, wrappers: Callable[[], Iterable[tuple[Any, str, Callable[[Any], Any]]]]) -> None:
+        self._wrappers = wrappers
+        self._lock = threading.Lock()
+        self._users = 0
+        self._replaced = Replaced()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._users += 1
+            if self._users == 1:
+                for owner, name, wrap in self._wrappers():
+                    self._replaced.put(owner, name, wrap(getattr(owner, name)))
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                self._replaced.undo()

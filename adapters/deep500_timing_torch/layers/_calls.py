@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from torch.compiler import is_dynamo_compiling
 
+from deep500_timing.adapters import Watch
 from deep500_timing_torch.layers._backward import find_nodes
 from deep500_timing_torch.layers._call import EVALUATION, FORWARD, RECOMPUTED, Call
 from deep500_timing_torch.layers._private import (
@@ -80,13 +81,13 @@ class Calls:
             timed = TimedModule(self, layer)
             layer.module.__dict__[SLOT] = timed
             self._timed.append(timed)
-        _replicas.watch(+1)
+        _replicas.__enter__()
 
     def detach(self) -> None:
         """Leave the modules as they were."""
         if not self._timed:
             return
-        _replicas.watch(-1)
+        _replicas.__exit__()
         for timed in self._timed:
             timed.attached = False
             attributes = timed.module.__dict__
@@ -243,32 +244,18 @@ def _nothing() -> None:
     return None
 
 
-class _Replicas:
-    # nn.DataParallel copies a module's attributes, this one included, into replicas that have other parameters: they
-    # would call the original. While any layer is timed, the function that makes replicas leaves the attribute out.
-    def __init__(self) -> None:
-        self._attached = 0
-        self._lock = threading.Lock()
-        self._make: Any = None
+def _untimed(make: Callable[[nn.Module], Any]) -> Callable[[nn.Module], Any]:
+    def make_untimed(module: nn.Module) -> Any:
+        replica = make(module)
+        inner = replica.__dict__.get(SLOT)
+        while isinstance(inner, TimedModule):
+            inner = inner.before
+            replica.__dict__[SLOT] = inner
+        return replica
 
-    def watch(self, change: int) -> None:
-        with self._lock:
-            before, self._attached = self._attached, self._attached + change
-            if not before:
-                make: Any
-                self._make = make = getattr(nn.Module, REPLICATE)
-
-                def make_untimed(module: nn.Module) -> Any:
-                    replica = make(module)
-                    inner = replica.__dict__.get(SLOT)
-                    while isinstance(inner, TimedModule):
-                        inner = inner.before
-                        replica.__dict__[SLOT] = inner
-                    return replica
-
-                setattr(nn.Module, REPLICATE, make_untimed)
-            elif not self._attached:
-                setattr(nn.Module, REPLICATE, self._make)
+    return make_untimed
 
 
-_replicas = _Replicas()
+# nn.DataParallel copies a module's attributes, this one included, into replicas that have other parameters: they
+# would call the original. While any layer is timed, the function that makes replicas leaves the attribute out.
+_replicas = Watch(lambda: [(nn.Module, REPLICATE, _untimed)])

@@ -6,13 +6,12 @@ message are replaced while any schedule is timed; they pass calls outside of a t
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.pipelining import schedules
 
-from deep500_timing.adapters import Replaced
+from deep500_timing.adapters import Replaced, Watch
 from deep500_timing_torch.pipeline._actions import Kind, PipelineError
 from deep500_timing_torch.pipeline._calls import tag_messages, time_calls, time_issues, time_waits
 
@@ -87,13 +86,13 @@ class Hooks:
                 self._replaced.put(schedule, "_compute_loss", loss)
         if hasattr(schedule, "_initialize_pp_stages"):
             self._replaced.put(schedule, "_initialize_pp_stages", self._setup(schedule._initialize_pp_stages))
-        _MODULE.acquire()
+        _MODULE.__enter__()
 
     def detach(self) -> None:
         """Remove them; replacements that other tools made later stay."""
         if self._replaced:
             self._replaced.undo()
-            _MODULE.release()
+            _MODULE.__exit__()
 
     def _batch(self, original: Any) -> Any:
         recorder = self._recorder
@@ -185,29 +184,11 @@ def _always(code: int) -> Callable[[dict[str, Any]], int]:
     return lambda _: code
 
 
-class _Module:
-    """The functions of ``torch.distributed.pipelining.schedules`` that issue messages and wait for them."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._users = 0
-        self._replaced = Replaced()
-
-    def acquire(self) -> None:
-        """Replace them, unless they are."""
-        with self._lock:
-            self._users += 1
-            if self._users == 1:
-                # Another tool's replacement may do more than wait for each handle.
-                each = getattr(schedules._wait_batch_p2p, "__module__", "") == schedules.__name__
-                self._replaced.put(schedules, "_batch_p2p", time_issues(schedules._batch_p2p))
-                self._replaced.put(schedules, "_wait_batch_p2p", time_waits(schedules._wait_batch_p2p, each))
-
-    def release(self) -> None:
-        with self._lock:
-            self._users -= 1
-            if self._users == 0:
-                self._replaced.undo()
-
-
-_MODULE = _Module()
+# Another tool's replacement may do more than wait for each handle.
+_MODULE = Watch(
+    lambda: [
+        (schedules, "_batch_p2p", time_issues),
+        (schedules, "_wait_batch_p2p", lambda wait: time_waits(wait, wait.__module__ == schedules.__name__)),
+    ]
+)
+"""The functions of ``torch.distributed.pipelining.schedules`` that issue messages and wait for them."""

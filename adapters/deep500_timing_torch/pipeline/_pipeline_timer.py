@@ -173,14 +173,11 @@ def bubble_of(batches: Sequence[Sequence[Action]], schedule: str | None) -> Bubb
 
 def gather(recorder: Recorder, group: Any, exchange: Exchange, deadline_s: float) -> list[dict[str, Any]]:
     """Exchange the records of the ranks of this pipeline."""
-    import os
     import socket
 
     anchor = take_anchor(recorder.timer.now_ns)
-    boot = _boot_id() or socket.gethostname()
     report = {
-        "host": f"{socket.gethostname()}/{boot}",
-        "pid": os.getpid(),
+        "host": _boot_id() or socket.gethostname(),
         "offset_ns": anchor.unix_ns - anchor.host_ns,
         "batches": [
             {
