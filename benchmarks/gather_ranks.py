@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from deep500_timing._distributed.gathered import Merger, pack_snapshot
+from deep500_timing._distributed.gathered import merge_snapshots, pack_snapshot
 from deep500_timing._distributed.transport import StoreTransport
 from deep500_timing._summary.distribution import RecordedTimes
 from deep500_timing._summary.snapshot import RegionTimes, Snapshot
@@ -76,9 +76,7 @@ def measure(ranks: int, steps: int, spread: float) -> dict[str, Any]:
         # A copy: no two ranks share their bytes.
         StoreTransport(store, rank, ranks).send("t", 0, bytes(bytearray(messages[rank % len(messages)])))
     begun = time.process_time()
-    merger = Merger()
-    merger.add(StoreTransport(store, 0, ranks).take("t", 0, range(ranks)))
-    report = merger.gathered(range(ranks))
+    report = merge_snapshots(StoreTransport(store, 0, ranks).take("t", 0, range(ranks)), range(ranks))
     root_s = time.process_time() - begun
     assert len(report.ranks) == ranks, report.missing
     return {

@@ -14,7 +14,7 @@ from deep500_timing._base.fork import after_fork
 from deep500_timing._base.settings import setting
 from deep500_timing._base.warn import warn_once
 from deep500_timing._distributed.exchange import DEADLINE_S, Exchange
-from deep500_timing._distributed.gathered import Merger, pack_snapshot
+from deep500_timing._distributed.gathered import merge_snapshots, pack_snapshot
 from deep500_timing._distributed.launchers import discover_launch, known_rank_and_world
 from deep500_timing._distributed.transport import AloneTransport, FolderTransport, job_transport
 
@@ -68,12 +68,10 @@ class Gatherer:
         if not self.is_root:
             self._exchange.post(lambda: pack_snapshot(snapshot), deadline_s, to=self.root, step=step)
             return None
-        merger = Merger()
         merge_s = min(_MERGE_S * len(self.ranks), deadline_s / 2)
         answers = self._exchange.gather(b"", deadline_s - merge_s, to=self.root, step=step, senders=self.ranks)
         answers.reports[self.root] = pack_snapshot(snapshot)
-        merger.add(answers.reports)
-        return merger.gathered(self.ranks, fault=answers.fault, step=step, ahead=answers.ahead)
+        return merge_snapshots(answers.reports, self.ranks, fault=answers.fault, step=step, ahead=answers.ahead)
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until this rank's snapshots are sent, and say whether they are."""
@@ -133,10 +131,9 @@ def gather(
         transport = find_transport()
     if transport is None:
         rank, world_size = known_rank_and_world()
-        merger = Merger()
-        merger.add({rank or 0: pack_snapshot(snapshot)})
+        own = {rank or 0: pack_snapshot(snapshot)}
         fault = NOTHING.format(world_size, FOLDER_VARIABLE)
-        return merger.gathered(range(world_size or 1), fault=fault, step=step)
+        return merge_snapshots(own, range(world_size or 1), fault=fault, step=step)
     return Gatherer(transport).gather(snapshot, deadline_s=deadline_s, step=step)
 
 

@@ -267,78 +267,72 @@ class _Region:
         return self._histogram
 
 
-class Merger:
-    """Takes in the messages of ranks, in any order, and makes one report of them."""
+def merge_snapshots(
+    messages: Mapping[int, bytes],
+    asked: Sequence[int],
+    *,
+    fault: str | None = None,
+    step: int | None = None,
+    ahead: dict[int, int] | None = None,
+) -> Gathered:
+    """One report of the messages of ranks, by rank. A message that cannot be read is noted with its reason."""
+    by_key: dict[Key, _Region] = {}
+    heads: dict[int, tuple[str, float]] = {}
+    unreadable: dict[int, str] = {}
+    for rank, message in sorted(messages.items()):
+        try:
+            plain = unpack_snapshot(message)
+        except ValueError as error:
+            unreadable[rank] = str(error)
+            continue
+        heads[rank] = (plain["host"], plain["unix"])
+        for one in plain["regions"]:
+            by_key.setdefault((one["name"], one["device"]), _Region()).add(rank, plain["level"], one)
+    ranks = np.array(list(heads), dtype=np.int64)
+    keys = [key for key, region in by_key.items() if region.parts]
+    keys.sort(key=lambda key: (_ORDER.get(key[0], len(_ORDER)), *key))
+    table = np.full((len(_EACH), len(ranks), len(keys)), np.nan)
+    for column, key in enumerate(keys):
+        of_rank = by_key[key].of_rank
+        table[:, np.searchsorted(ranks, list(of_rank)), column] = np.array(list(of_rank.values())).T
+    values: dict[str, Any] = dict(zip(_EACH, table, strict=True))
+    regions = []
+    for column, key in enumerate(keys):
+        over = {name: over_ranks(values[name][:, column], ranks) for name in OF_EACH_RANK}
+        found = {name: one for name, one in over.items() if one is not None}
+        regions.append(_gathered_region(key, by_key[key], found))
+    times_s = [time_s for _, time_s in heads.values()]
+    latest = max(times_s, default=0.0)
+    return Gathered(
+        world_size=len(asked),
+        ranks=tuple(heads),
+        missing=() if fault else tuple(rank for rank in asked if rank not in heads),
+        fault=fault,
+        regions=tuple(regions),
+        hosts=tuple(host for host, _ in heads.values()),
+        unix_time_s=latest,
+        spread_s=latest - min(times_s, default=0.0),
+        unreadable=unreadable,
+        step=step,
+        ahead=dict(ahead or {}),
+        values=values,
+    )
 
-    def __init__(self) -> None:
-        self._regions: dict[Key, _Region] = {}
-        self._heads: dict[int, tuple[str, float]] = {}
-        self.unreadable: dict[int, str] = {}
 
-    def add(self, messages: Mapping[int, bytes]) -> None:
-        """Take in the messages of ranks, by rank. One that cannot be read is noted with its reason."""
-        for rank, message in messages.items():
-            try:
-                plain = unpack_snapshot(message)
-            except ValueError as error:
-                self.unreadable[rank] = str(error)
-                continue
-            self._heads[rank] = (plain["host"], plain["unix"])
-            for one in plain["regions"]:
-                self._regions.setdefault((one["name"], one["device"]), _Region()).add(rank, plain["level"], one)
+def _gathered_region(key: Key, own: _Region, over: dict[str, Any]) -> GatheredRegion:
+    from dataclasses import replace
 
-    def gathered(
-        self,
-        asked: Sequence[int],
-        *,
-        fault: str | None = None,
-        step: int | None = None,
-        ahead: dict[int, int] | None = None,
-    ) -> Gathered:
-        ranks = np.array(sorted(self._heads), dtype=np.int64)
-        keys = [key for key, region in self._regions.items() if region.parts]
-        keys.sort(key=lambda key: (_ORDER.get(key[0], len(_ORDER)), *key))
-        table = np.full((len(_EACH), len(ranks), len(keys)), np.nan)
-        for column, key in enumerate(keys):
-            of_rank = self._regions[key].of_rank
-            table[:, np.searchsorted(ranks, list(of_rank)), column] = np.array(list(of_rank.values())).T
-        values: dict[str, Any] = dict(zip(_EACH, table, strict=True))
-        regions = []
-        for column, key in enumerate(keys):
-            over = {name: over_ranks(values[name][:, column], ranks) for name in OF_EACH_RANK}
-            regions.append(self._region(key, {name: one for name, one in over.items() if one is not None}))
-        times_s = [time_s for _, time_s in self._heads.values()]
-        latest = max(times_s, default=0.0)
-        return Gathered(
-            world_size=len(asked),
-            ranks=tuple(ranks.tolist()),
-            missing=() if fault else tuple(rank for rank in asked if rank not in self._heads),
-            fault=fault,
-            regions=tuple(regions),
-            hosts=tuple(self._heads[rank][0] for rank in ranks.tolist()),
-            unix_time_s=latest,
-            spread_s=latest - min(times_s, default=0.0),
-            unreadable=dict(sorted(self.unreadable.items())),
-            step=step,
-            ahead=dict(ahead or {}),
-            values=values,
-        )
-
-    def _region(self, key: Key, over: dict[str, Any]) -> GatheredRegion:
-        from dataclasses import replace
-
-        own = self._regions[key]
-        counts = own.histogram()
-        used = np.flatnonzero(counts)
-        distribution = replace(merge(own.parts), bins=pack(used.tolist(), counts[used].tolist()))
-        stats = distribution.stats(skipped=own.skipped)
-        assert stats is not None
-        return GatheredRegion(
-            name=key[0],
-            device=key[1],
-            ranks=over["mean"].ranks,
-            stats=replace(stats, quantile_error=bin_error(own.level)),
-            distribution=distribution,
-            over_ranks=over,
-            counters=dict(own.counters),
-        )
+    counts = own.histogram()
+    used = np.flatnonzero(counts)
+    distribution = replace(merge(own.parts), bins=pack(used.tolist(), counts[used].tolist()))
+    stats = distribution.stats(skipped=own.skipped)
+    assert stats is not None
+    return GatheredRegion(
+        name=key[0],
+        device=key[1],
+        ranks=over["mean"].ranks,
+        stats=replace(stats, quantile_error=bin_error(own.level)),
+        distribution=distribution,
+        over_ranks=over,
+        counters=dict(own.counters),
+    )

@@ -52,10 +52,7 @@ _TITLES = {
     "unknown": "unknown",
 }
 _STARTUP = ("initialization", "startup_compilation", "restore")
-_ORDER = (
-    *("productive", "communication", "stragglers", "data", "recompilation", "evaluation", "checkpoint", "lost"),
-    *("startup", "down", "queue", "unknown"),
-)
+_ORDER = tuple(name for name in _TITLES if name not in (*_STARTUP, "absent"))
 _NEEDS = {
     "data": "data",
     "communication": "communication",

@@ -228,14 +228,12 @@ class LogTables:
         for field in schema:
             values = arrays[field.name]
             if isinstance(values, (self.pa.Array, self.pa.ChunkedArray)):
-                cast.append(values if values.type == field.type else self._keep_or_cast(values, field.type))
+                # Parquet stores a dictionary as text, at a tenth of the cost of converting it here.
+                kept = values.type == field.type or self.pa.types.is_dictionary(values.type)
+                cast.append(values if kept else values.cast(field.type))
             else:
                 cast.append(self.pa.array(values, type=field.type))
         return self.pa.table(cast, names=schema.names)
-
-    def _keep_or_cast(self, values: pa.Array, wanted: pa.DataType) -> pa.Array:
-        # Parquet stores a dictionary as text, at a tenth of the cost of converting it here.
-        return values if self.pa.types.is_dictionary(values.type) else values.cast(wanted)
 
     def _events(self) -> pa.Table:
         events = self.log.events

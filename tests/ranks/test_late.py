@@ -16,7 +16,7 @@ from benchmarks.straggler_worlds import correlated, world
 from deep500_timing import Timer
 from deep500_timing._command._app import app
 from deep500_timing._distributed import late_of_run
-from deep500_timing._distributed.gathered import Merger, pack_snapshot
+from deep500_timing._distributed.gathered import merge_snapshots, pack_snapshot
 from deep500_timing._distributed.late import REST, Steps, judge
 from deep500_timing._distributed.late_of_run import steps_of_run
 from deep500_timing._distributed.verdict import WhatIf
@@ -460,7 +460,7 @@ def test_a_run_that_cannot_tell(tmp_path):
 
 def report_of(own, step):
     """The report of one window, from own times of shape (steps, ranks, places); ranks meet in COMM."""
-    merger = Merger()
+    messages = {}
     arrived = own[:, :, [0, 1, 2, 4]].sum(axis=2)
     wait = arrived.max(axis=1, keepdims=True) - arrived
     for rank in range(own.shape[1]):
@@ -474,8 +474,8 @@ def report_of(own, step):
                 clock.advance(own[number, rank, 4])
                 with timer.region("COMM"):
                     clock.advance(wait[number, rank] + SHARES[3])
-        merger.add({rank: pack_snapshot(timer.snapshot())})
-    return merger.gathered(range(own.shape[1]), step=step)
+        messages[rank] = pack_snapshot(timer.snapshot())
+    return merge_snapshots(messages, range(own.shape[1]), step=step)
 
 
 @pytest.mark.parametrize("place", ["FORWARD", REST])

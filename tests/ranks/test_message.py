@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from deep500_timing._distributed.gathered import (
     COARSEST,
     LIMIT_BYTES,
-    Merger,
     bin_error,
+    merge_snapshots,
     pack_snapshot,
     unpack_snapshot,
 )
@@ -44,9 +44,8 @@ def snapshot(regions, rank=0, **more):
 
 def gathered_of(snapshots, limit_bytes=10**6):
     """What all of them say together."""
-    merger = Merger()
-    merger.add({rank: pack_snapshot(one, limit_bytes=limit_bytes) for rank, one in enumerate(snapshots)})
-    return merger.gathered(range(len(snapshots)))
+    messages = {rank: pack_snapshot(one, limit_bytes=limit_bytes) for rank, one in enumerate(snapshots)}
+    return merge_snapshots(messages, range(len(snapshots)))
 
 
 def thirty_regions(steps, spread, rank=0):
@@ -97,9 +96,8 @@ def test_thirty_regions_stay_within_the_limit(steps, spread):
     sent = thirty_regions(steps, spread)
     message = pack_snapshot(sent)
     assert len(message) <= LIMIT_BYTES
-    merger = Merger()
-    merger.add({0: message})
-    for one in merger.gathered(range(1)):
+    messages = {0: message}
+    for one in merge_snapshots(messages, range(1)):
         exact = sent.get(one.name)
         assert exact.stats.count == one.stats.count
         for name in ("median", "p95"):
@@ -111,9 +109,8 @@ def test_thirty_regions_stay_within_the_limit(steps, spread):
 def test_coarser_bins_merge_with_finer_ones():
     """A rank that had to merge its bins costs the report their error, no time, and the others nothing."""
     fine, coarse = thirty_regions(500, 0.3, 0), thirty_regions(500, 0.3, 1)
-    merger = Merger()
-    merger.add({0: pack_snapshot(fine, limit_bytes=10**6), 1: pack_snapshot(coarse, limit_bytes=1)})
-    for one in merger.gathered(range(2)):
+    messages = {0: pack_snapshot(fine, limit_bytes=10**6), 1: pack_snapshot(coarse, limit_bytes=1)}
+    for one in merge_snapshots(messages, range(2)):
         both = merge([fine.get(one.name).distribution, coarse.get(one.name).distribution])
         assert bin_error(COARSEST) == one.stats.quantile_error
         assert both.count == one.distribution.count
@@ -139,23 +136,23 @@ def test_over_ranks_names_the_extremes():
 
 def test_ranks_with_other_regions_and_missing_ones():
     """The union of regions; a rank without a region is not counted in it, and one that sent nothing is missing."""
-    merger = Merger()
-    merger.add({0: pack_snapshot(snapshot({"IO": [MS]}, 0)), 2: pack_snapshot(snapshot({"FORWARD": [MS], "X": []}, 2))})
-    gathered = merger.gathered(range(4))
+    messages = {0: pack_snapshot(snapshot({"IO": [MS]}, 0)), 2: pack_snapshot(snapshot({"FORWARD": [MS], "X": []}, 2))}
+    gathered = merge_snapshots(messages, range(4))
     assert [("FORWARD", 1), ("IO", 1)] == [(one.name, one.ranks) for one in gathered]
     assert ((0, 2), (1, 3)) == (gathered.ranks, gathered.missing)
     assert {2: pytest.approx(1e-3)} == gathered.of_ranks("FORWARD")
-    assert () == merger.gathered(range(4), fault="no answer").missing
+    assert () == merge_snapshots(messages, range(4), fault="no answer").missing
 
 
 def test_counters_are_added():
     """What is not in the statistics of the ranks is counted in the report."""
-    merger = Merger()
+    messages = {}
     for rank in range(3):
         counted = region("IO", [MS], failed=rank, running=1)
-        merger.add({rank: pack_snapshot(Snapshot((counted,), 0.0, "h", 1))})
-    assert {"failed": 3, "running": 3} == merger.gathered(range(3)).get("IO").counters
-    assert set(merger.gathered(range(3)).get("IO").counters) <= set(COUNTERS)
+        messages[rank] = pack_snapshot(Snapshot((counted,), 0.0, "h", 1))
+    counters = merge_snapshots(messages, range(3)).get("IO").counters
+    assert {"failed": 3, "running": 3} == counters
+    assert set(counters) <= set(COUNTERS)
 
 
 def test_totals_beyond_64_bits():
@@ -167,10 +164,9 @@ def test_totals_beyond_64_bits():
 def test_a_message_that_cannot_be_read_spoils_none_of_the_others():
     """Cut off, of another kind, of a later version: the rank is named with the reason, and is missing."""
     good = pack_snapshot(snapshot({"IO": [MS, 2 * MS]}, 0))
-    merger = Merger()
     later = zlib.compress(json.dumps({"version": 9}).encode())
-    merger.add({0: good, 1: good[:-7], 2: b"nonsense", 3: later, 4: zlib.compress(b"[]"), 5: b""})
-    gathered = merger.gathered(range(6))
+    messages = {0: good, 1: good[:-7], 2: b"nonsense", 3: later, 4: zlib.compress(b"[]"), 5: b""}
+    gathered = merge_snapshots(messages, range(6))
     assert (0,) == gathered.ranks
     assert (1, 2, 3, 4, 5) == gathered.missing
     assert [1, 2, 3, 4, 5] == list(gathered.unreadable)
@@ -184,9 +180,8 @@ def test_no_damage_reaches_the_report(where, value):
     good = pack_snapshot(snapshot({"IO": [MS, 2 * MS, 3 * MS], "FORWARD": [5 * MS]}, 0))
     changed = bytearray(good)
     changed[where % len(good)] = value
-    merger = Merger()
-    merger.add({0: bytes(changed)})
-    gathered = merger.gathered(range(1))
+    messages = {0: bytes(changed)}
+    gathered = merge_snapshots(messages, range(1))
     assert 1 == len(gathered.ranks) + len(gathered.unreadable)
     if gathered.ranks:
         assert 3 == gathered.get("IO").stats.count
