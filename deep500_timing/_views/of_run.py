@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from deep500_timing._summary.snapshot import COUNTERS
 from deep500_timing._summary.text import safe_name, shorten
 from deep500_timing._views.about import about_run, title_of
-from deep500_timing._views.findings import evidence_of, find, verdict
+from deep500_timing._views.findings import evidence_of, find, start_note, verdict
 from deep500_timing._views.notes import device_note, first_note
 from deep500_timing._views.table import LONGEST_NAME, Sheet
 
@@ -34,7 +34,9 @@ def sheet_of_run(run: Run, *, rank: int | None = None, session: int | None = Non
     findings = tuple(find(evidence, off=off))
     said = "" if findings or not tree.roots else verdict(evidence)
     failed = [("left out", f"the rule {rule}: {error}") for rule, error in evidence.failed.items()]
-    return Sheet(title_of(about), " · ", tree, findings, said, (*failed, *_notes(about, tree, shown)))
+    return Sheet(
+        title_of(about), " · ", tree, findings, said, (*failed, *start_note(evidence), *_notes(about, tree, shown))
+    )
 
 
 def choose_rank(about: About, rank: int | None) -> int:

@@ -7,7 +7,7 @@ import threading
 import pytest
 from made_runs import made_rank
 
-from deep500_timing._views.findings import account_of, evidence_of, find, verdict
+from deep500_timing._views.findings import account_of, evidence_of, find, start_note, verdict
 from deep500_timing.runs import Run
 
 MS = 1e-3
@@ -25,14 +25,15 @@ def connection():
 
 @pytest.fixture
 def look(connection, tmp_path):
-    """Write a run of one rank; return its findings, and its account and its verdict as text."""
+    """Write a run of one rank; return its findings, and its account, its verdict and the note on its start as text."""
 
     def of(write):
         with made_rank(tmp_path / "run") as made:
             write(made)
         with Run.open(tmp_path / "run", engine=connection) as run:
             evidence = evidence_of(run)
-            return find(evidence), account_of(evidence).text(), verdict(evidence)
+            note = dict(start_note(evidence)).get("start-up", "")
+            return find(evidence), account_of(evidence).text(), verdict(evidence), note
 
     return of
 
@@ -86,7 +87,8 @@ def test_what_a_background_thread_does_costs_the_run_nothing(look, on_main, in_b
 
         steps(made, after=after)
 
-    found, account, said = look(write)
+    found, account, said, note = look(write)
+    assert note == ""
     if on_main < 0.05:
         assert [] == found
         assert said.startswith("Nothing stands out: ")
@@ -107,7 +109,8 @@ def test_a_start_up_is_a_part_of_the_run_and_a_finding_if_it_is_long(look, start
         made.spend("compile", 0.3 * start_s)
         steps(made, 120)
 
-    found, account, said = look(write)
+    found, account, said, note = look(write)
+    assert " before the first step, " in note
     assert [finding] * bool(finding) == [one.fact.partition(",")[0] for one in found]
     assert ", start-up " in account
     assert bool(finding) or said.startswith("Nothing stands out: of the run, training ")
@@ -167,7 +170,7 @@ def test_waits_alone_do_not_divide_a_step(look, name):
                 made.spend(name, 0.0001)
                 made.wait(0.01)
 
-    found, _, said = look(write)
+    found, _, said, _ = look(write)
     assert [] == found
     assert f"BATCH is not divided into regions, but for 1.0 % of {name}" in said
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from deep500_timing._views.findings._account import CALM, account_of, steps_per_s, summary_of, verdict
+from deep500_timing._views.findings._account import CALM, account_of, start_note, steps_per_s, summary_of, verdict
 from deep500_timing._views.findings._evidence import FIRST_STEP, Evidence, evidence_of
 from deep500_timing._views.findings._find import RULES, find
 from deep500_timing._views.findings._finding import Finding
@@ -19,6 +19,7 @@ __all__ = [
     "account_of",
     "evidence_of",
     "find",
+    "start_note",
     "steps_per_s",
     "summary_of",
     "verdict",

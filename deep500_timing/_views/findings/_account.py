@@ -8,7 +8,7 @@ import numpy as np
 
 from deep500_timing._base.names import BATCH, COMM, IO
 from deep500_timing._views.findings._evidence import FIRST_STEP
-from deep500_timing._views.findings._finding import joined, name_of, percent
+from deep500_timing._views.findings._finding import joined, name_of, percent, took
 from deep500_timing._views.findings._ranks import communication_of
 from deep500_timing._views.findings._steps import warm_up_of
 
@@ -29,6 +29,7 @@ _NAMED = 4
 _VALIDATIONS = ("valid", "eval", "test")
 _OVERHEADS = ("checkpoint", "save", "log", "compile")
 _LEAST_SHARE = 0.01
+_LONG_START = 0.1
 _MOST = 5
 _SAMPLES = "throughput.samples_per_s"
 _PAUSE = 4.0
@@ -205,6 +206,16 @@ def _spread_of(step: Node) -> tuple[str, bool]:
 def _of_regions(evidence: Evidence) -> str:
     text = account_of(evidence).text()
     return f"Of {evidence.whole}: {text}." if text else ""
+
+
+def start_note(evidence: Evidence) -> list[tuple[str, str]]:
+    """The line on a start-up of a tenth of the run or more, or none."""
+    start_up_s = evidence.apart.get((), (0.0, 0))[0]
+    if not start_up_s or start_up_s < _LONG_START * evidence.whole_s:
+        return []
+    return [
+        ("start-up", f"{took(start_up_s)} before the first step, {percent(start_up_s / evidence.whole_s)} of the run")
+    ]
 
 
 def summary_of(evidence: Evidence) -> list[tuple[str, str]]:
