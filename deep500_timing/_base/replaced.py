@@ -40,7 +40,7 @@ class Replaced:
 
 
 class Watch:
-    """Wraps attributes while anyone is inside: as the first user enters, and until the last one leaves.
+    """Wraps attributes from the entry of the first user to the exit of the last one; a context manager.
 
     Args:
         wrappers: Gives owners, names, and what makes the replacement of the original.
