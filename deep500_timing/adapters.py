@@ -124,6 +124,6 @@ _HOMES: dict[str, tuple[str, ...]] = {
     ),
     "_views.page._colours": ("REGION_COLOURS",),
 }
-_LAZY = {name: f"deep500_timing.{module}" for module, names in _HOMES.items() for name in names}
+_LAZY = {name: f"{__package__}.{module}" for module, names in _HOMES.items() for name in names}
 
 __getattr__, __dir__ = lazy_names(__name__, __all__, _LAZY)

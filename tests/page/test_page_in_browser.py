@@ -87,9 +87,9 @@ def test_the_timeline_zooms(opened):
     drawing = opened.locator(f"#chart-{chart} svg")
     drawing.evaluate("e => e.scrollIntoView({block: 'start', behavior: 'instant'})")  # The mouse needs it in view.
     box = drawing.bounding_box()
-    opened.mouse.move(box["x"] + box["width"] * 0.7, box["y"] + 30)
+    opened.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 30)
     opened.mouse.down()
-    opened.mouse.move(box["x"] + box["width"] * 0.8, box["y"] + 30, steps=4)
+    opened.mouse.move(box["x"] + box["width"] * 0.9, box["y"] + 30, steps=4)  # a step of the labels and more
     opened.mouse.up()
     assert right != _until(opened, chart, lambda ends: ends != right)
     group.get_by_role("button", name="whole").click()
