@@ -12,7 +12,7 @@ from deep500_timing._base.warn import forget_warnings
 from deep500_timing.devices import EventPool
 from deep500_timing.testing import ManualDeviceClock
 from deep500_timing_torch import comm
-from deep500_timing_torch.comm import _device, _report
+from deep500_timing_torch.comm import _device, _log, _report
 from deep500_timing_torch.comm._log import LOG
 
 pytestmark = pytest.mark.usefixtures("clean")
@@ -112,6 +112,17 @@ def test_a_future_that_is_waited_for_twice():
     assert [3, 3] == [future.wait(), future.wait()]
     (record,) = LOG.records()
     assert (1, 1) == (record.latency.count, record.exposed.count)
+
+
+def test_a_callback_that_comes_after_the_wait(monkeypatch):
+    """A reader who waits sees the time of an operation whose callback runs after its caller has gone on."""
+    future = torch.futures.Future()
+    work = _issue(Work(future))
+    work.wait()
+    assert 1 == _counts()["pending"]
+    monkeypatch.setattr(_log.time, "sleep", lambda seconds: future.done() or future.set_result(None))
+    op = comm.summary(wait=True).find("all_reduce", 4)
+    assert (1, 0) == (op.count, op.pending)
 
 
 def test_an_operation_that_returns_an_empty_list():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from _thread import allocate_lock
 from collections import deque
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 
 BATCH = 256
+CALLBACK_S = 0.5
+"""Seconds that a reader who waits gives the callbacks of finished operations, which run on the backend's thread."""
 _MOST_NAMED = 8
 
 
@@ -137,6 +140,16 @@ class CommLog:
                 age_s = max(now_ns - op.start_ns, 0) / 1e9
                 found.append(Unfinished(record.label, record.group.name, op.sequence, record.message_bytes, age_s))
         return found
+
+    def await_callbacks(self) -> None:
+        """Wait a little for asynchronous operations of the CPU: a caller goes on before the callback has run."""
+        deadline = time.monotonic() + CALLBACK_S
+        while time.monotonic() < deadline:
+            ops = [reference() for reference in list(self.under_way.values())]
+            if not any(op is not None and op.asynchronous and not op.on_device for op in ops):
+                return
+            del ops
+            time.sleep(0.001)
 
     def report_time_out(self, op: Any, error: BaseException, clock: Callable[[], int]) -> None:
         """If an operation has timed out, warn with what this rank has issued and not finished."""

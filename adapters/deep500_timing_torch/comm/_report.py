@@ -83,9 +83,11 @@ def summary(*, wait: bool = False) -> CommSummary:
     """The operations of this rank so far, without printing and without the other ranks.
 
     Args:
-        wait: Wait for times that are on their way from a device; without, they are counted as pending.
+        wait: Wait for times that are on their way, as from a device; without, they are counted as pending.
     """
     _device.collect(wait=wait)
+    if wait:
+        LOG.await_callbacks()
     merged: dict[tuple[str, int | None, bool, int], list[Record]] = {}
     for record in LOG.records():
         key = (record.label, record.nbytes, record.size_is_mean, record.group.size)
