@@ -78,6 +78,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.real_time
 def test_an_account_of_a_killed_job_equals_its_wall_clock(tmp_path):
     """Two gloo ranks under torchrun, killed in steps 9, 20 and 33: each part within 1 % of the wall clock."""
     (tmp_path / "train.py").write_text(TRAIN)

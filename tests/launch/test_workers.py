@@ -139,6 +139,7 @@ def test_samples_and_errors_are_those_without_the_timing(runs):
     assert said["collate"].endswith("ValueError: cannot be a batch\n\n")
 
 
+@pytest.mark.real_time
 def test_parts_add_up_to_the_wall_clock_of_a_worker(runs):
     """Start, idle, fetch, collate and put are the time that a worker's own clock has: within 2 % in the median.
 

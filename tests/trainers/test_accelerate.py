@@ -51,6 +51,7 @@ def train(accelerator, net, optimizer, loader, epochs=2, each=lambda step: None)
     return [one.detach().clone() for one in net.parameters()]
 
 
+@pytest.mark.real_time
 @pytest.mark.parametrize("accumulated", [1, 4])
 def test_counts_are_exact_and_parts_add_up(accumulated):
     """Each optimizer step is a BATCH with its micro-batches; an evaluation is none; nothing is changed or left."""
@@ -156,6 +157,7 @@ def fit(folder, timer=None, *, accumulated=1, saves=False, resume=False, fault=N
         return weights
 
 
+@pytest.mark.real_time
 def test_two_ranks(forks, tmp_path):
     """Each rank counts its own batches, whatever ends the training or begins it; the weights are those without us."""
 

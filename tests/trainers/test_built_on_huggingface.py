@@ -51,6 +51,7 @@ def language_model():
     return GPT2LMHeadModel(GPT2Config(bos_token_id=2, eos_token_id=2, pad_token_id=0, **sizes))
 
 
+@pytest.mark.real_time
 def test_sft_of_a_peft_model(tmp_path):
     """TRL's SFT trains a LoRA: tokens and the MFU by the whole model, with a third less work for what is frozen."""
     trl = pytest.importorskip("trl", reason="times TRL")

@@ -85,6 +85,7 @@ class AtStep(TrainerCallback):
             self.call()
 
 
+@pytest.mark.real_time
 @pytest.mark.parametrize("accumulated", [1, 4])
 def test_counts_are_exact_and_parts_add_up(tmp_path, accumulated):
     """Each optimizer step is a BATCH with its micro-batches; the parts of BATCH, EPOCH and the Trainer's own time."""
@@ -315,6 +316,7 @@ def fit(folder, timer=None, *, accumulated=1, saves=False, resume=False, fault=N
     return weights
 
 
+@pytest.mark.real_time
 def test_two_ranks(forks, tmp_path):
     """Each rank counts its own batches, whatever ends the training or begins it; the weights are those without us."""
 

@@ -125,6 +125,7 @@ def trained(folder, *callbacks, model=None, train=None, kind=Trainer, resume=Non
     return trainer
 
 
+@pytest.mark.real_time
 @pytest.mark.parametrize("accumulated", [1, 4])
 def test_counts_are_exact_and_parts_add_up(tmp_path, accumulated):
     """Each optimizer step is a BATCH with its micro-batches; the parts of BATCH and EPOCH add up."""
@@ -254,6 +255,7 @@ def test_a_callback_is_pickled_copied_and_used_twice(tmp_path):
     assert counts(callback.timer)["BATCH"] == 40
 
 
+@pytest.mark.real_time
 def test_several_optimizers_by_hand(tmp_path):
     """Under manual optimization FORWARD is what comes before each backward pass."""
     callback = TimerCallback()
@@ -263,6 +265,7 @@ def test_several_optimizers_by_hand(tmp_path):
     assert share(callback.timer, "BATCH", *PARTS) == pytest.approx(1, abs=0.02)
 
 
+@pytest.mark.real_time
 def test_an_optimizer_that_repeats_the_loss(tmp_path):
     """What it computes between two losses is its time."""
     callback = TimerCallback()
@@ -338,6 +341,7 @@ def fit(folder, timer=None, *, accumulated=1, saves=False, resume=False, fault=N
     return list(trainer.model.parameters())
 
 
+@pytest.mark.real_time
 def test_two_ranks(forks, tmp_path):
     """Each rank counts its own batches, whatever ends the training or begins it; the weights are those without us."""
 
