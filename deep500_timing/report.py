@@ -7,7 +7,7 @@
 
     with Run.open("runs/digits") as run:
         write_report(run, "digits.html")
-        write_timeline(run, "digits.pftrace", steps=(100, 110))
+        write_timeline(run, "timeline.json", steps=(100, 110))
 
 The commands ``deep500-timing report``, ``timeline`` and ``plot`` do the same. ``docs/report.md`` has the rest.
 """

@@ -36,7 +36,7 @@ COMMANDS = {
     "report": ("runs", "Write a run as one HTML page that works offline."),
     "stragglers": ("runs", "Say which rank the others wait for, and why."),
     "goodput": ("runs", "Account for the wall clock of the job, restarts included."),
-    "timeline": ("runs", "Write a run as a timeline, for Perfetto or Chrome."),
+    "timeline": ("runs", "Write a run as a timeline, for Perfetto."),
     "plot": ("runs", "Draw the charts of the report as pictures."),
     "compact": ("runs", "Convert a run's logs to Parquet."),
     "doctor": ("doctor", "List installed and missing packages."),

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 HOSTILE = "\x1b]0;owned\x07\x1b[31mred\u202e\n<script>[bold]"
 ESCAPE = "\x1b"
 OF_A_RUN = ("show", "top", "compact")
-WRITES = {"report": "{}.html", "timeline": "{}.pftrace", "plot": "{}-plots/tree-1.png"}
+WRITES = {"report": "{}.html", "timeline": "{}.json", "plot": "{}-plots/tree-1.png"}
 """What each command that writes is to leave beside a run."""
 
 
@@ -428,7 +428,7 @@ def test_a_bar_for_who_waits(one, monkeypatch, capsys, kind, width):
     monkeypatch.setattr(sys, "stderr", terminal)
     code = main(["timeline", one.name])
     monkeypatch.undo()
-    assert (0, f"{one.name}.pftrace") == (code, capsys.readouterr().out.strip())
+    assert (0, f"{one.name}.json") == (code, capsys.readouterr().out.strip())
     assert ("timeline" in terminal.text) == (kind != "dumb")
     shown = re.sub(r"\x1b\[[?0-9;]*[a-zA-Z]", "", terminal.text)
     assert ESCAPE not in shown
@@ -447,7 +447,7 @@ def test_without_colour(folders, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "file"), [("show", None), ("timeline", "t.pftrace")])
+@pytest.mark.parametrize(("name", "file"), [("show", None), ("timeline", "t.json")])
 def test_a_pipe_that_is_closed_early(folders, tmp_path, name, file):
     """``| head -1`` is no error: no traceback, and nothing on the error stream."""
     target = [str(tmp_path / file)] if file else []

@@ -10,7 +10,6 @@ from deep500_timing._views.page._colours import ACCENT
 from deep500_timing._views.page._context import shown
 from deep500_timing._views.page._parts import BYTE_LABELS, data, quantity, rounded, tooltip
 from deep500_timing._views.page._section import Content, Figure, Panel
-from deep500_timing._views.timeline._formats import unit_of
 
 if TYPE_CHECKING:
     from deep500_timing._views.page._context import Context
@@ -59,7 +58,7 @@ def _figure(context: Context, name: str, metrics: list[dict[str, Any]]) -> Figur
     time = next((unit for unit in _TIMES if span_s >= 3 * unit[2]), _TIMES[-1])
     panels = tuple(Panel(_spec(context, row, begin, time), shown(row["metric"] or "")) for row in drawn)
     said = "; ".join(f"{shown(row['metric'] or '')} {_value(row, 'low')} to {_value(row, 'high')}" for row in drawn)
-    heads = ["metric", "unit", "samples", "lowest", "mean", "highest"]
+    heads = ["metric", "samples", "lowest", "mean", "highest"]
     note = "The line is the mean of all ranks, the band from the lowest to the highest."
     if len(metrics) > len(drawn):
         note += f" {len(drawn)} of {len(metrics)} are drawn; all are in the table."
@@ -75,14 +74,14 @@ def _figure(context: Context, name: str, metrics: list[dict[str, Any]]) -> Figur
 def _row(row: dict[str, Any], has_unreal: bool) -> tuple[object, ...]:
     metric = row["metric"] or ""
     values = (_value(row, what) for what in ("low", "mean", "high"))
-    return shown(metric), unit_of(metric), row["n"], *values, *([row["unreal"]] if has_unreal else [])
+    return shown(metric), row["n"], *values, *([row["unreal"]] if has_unreal else [])
 
 
 def _value(row: dict[str, Any], what: str) -> str:
     value = row[what]
     if value is None:
         return UNKNOWN
-    return format_bytes(value) if unit_of(row["metric"] or "") == "bytes" else f"{value:.4g}"
+    return format_bytes(value) if (row["metric"] or "").endswith("_bytes") else f"{value:.4g}"
 
 
 def _spec(context: Context, metric: dict[str, Any], begin: int, time: tuple[str, str, int]) -> dict[str, Any]:
@@ -93,8 +92,7 @@ def _spec(context: Context, metric: dict[str, Any], begin: int, time: tuple[str,
         f"max(value) as high from samples where metric = {literal(metric['metric'] or '')} and {_FINITE} "
         "group by 1 order by 1"
     )
-    unit = unit_of(metric["metric"] or "")
-    in_bytes = unit == "bytes"
+    in_bytes = (metric["metric"] or "").endswith("_bytes")
     values = [
         {"t": rounded(row["part"] * width / (length_s * 1e9), 5)}
         | {name: rounded(row[name], 6) for name in ("mean", "low", "high")}
@@ -103,8 +101,7 @@ def _spec(context: Context, metric: dict[str, Any], begin: int, time: tuple[str,
     ]
     axis: dict[str, Any] = {"title": None, "grid": False, "tickCount": 4, "labelOverlap": True}
     axis["labelExpr"] = f"datum.value + ' {abbreviation}'"
-    y_axis: dict[str, Any] = {"title": None if in_bytes or not unit else unit, "tickCount": 4}
-    y_axis |= {"labelExpr": BYTE_LABELS} if in_bytes else {"format": "~s"}
+    y_axis = {"title": None, "tickCount": 4, **({"labelExpr": BYTE_LABELS} if in_bytes else {"format": "~s"})}
     x, scale = quantity("t", scale={"nice": False, "zero": False}, axis=axis), {"zero": False}
     band = {"x": x, "y": quantity("low", scale=scale, axis=y_axis), "y2": {"field": "high"}}
     line = {"x": x, "y": quantity("mean", scale=scale, axis=y_axis), "tooltip": tooltip(t=plural, said="mean")}

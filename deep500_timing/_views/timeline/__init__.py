@@ -1,1 +1,1 @@
-"""A run as a timeline: who was in which region when, for Perfetto's viewer or for any that reads Chrome's format."""
+"""A run as a timeline: which rank and thread was in which region when."""

@@ -8,77 +8,105 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from functools import cache
-from itertools import count, groupby
-from typing import TYPE_CHECKING, Any
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from deep500_timing._base.names import CPU
 from deep500_timing._base.warn import warn_once
 from deep500_timing._distributed.clocks import clocks_of
-from deep500_timing._summary.text import safe_name
-from deep500_timing._views.timeline._formats import Lanes, Slice, Writer, unit_of
+from deep500_timing._summary.text import format_time, safe_name
+from deep500_timing._views.timeline._writer import Lanes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from deep500_timing._distributed.clocks import ClockFit
+    from deep500_timing._views.timeline._writer import TraceWriter
     from deep500_timing.runs import Run
 
-    Rows = list[dict[str, Any]]
+    Row = dict[str, Any]
     Key = tuple[int, int]
     """Rank and session."""
-    from collections.abc import Iterable
-
-    from deep500_timing._distributed.clocks import ClockFit, Clocks
-
+    ByKey = dict[Key, list[Row]]
 
 NOT_COMPARED = "clock not compared"
+_PER_REGION = ("memory.",)
+"""Metrics of the whole process that are read at the ends of regions: one track for all regions."""
+_TOGETHER = 4096
+"""Intervals that are converted together."""
+_OWN_TRACKS = ("intervals", "collectives", "open", "flushes")
+_SESSIONS = """
+select rank, session, max_by(host, segment) as host, max_by(pid, segment) as pid,
+    max_by(unix_offset_ns, segment) as unix_offset_ns,
+    min(first_unix_ns) as first_unix_ns, max(last_unix_ns) as last_unix_ns
+from logs group by rank, session order by rank, session"""
+_INTERVALS = """
+with part as (select * from intervals where {where}),
+launched as (select distinct rank, session, thread, region, host_start_ns from part where host_start_ns is not null)
+select i.rank, i.session, i.thread, i.device, i.region, i.step, i.start_ns, i.dur_ns,
+    coalesce(i.host_start_ns, l.host_start_ns) as host_start_ns
+from part i left join launched l on i.device = 'CPU' and i.rank = l.rank and i.session = l.session
+    and i.thread = l.thread and i.region = l.region and i.start_ns = l.host_start_ns
+order by i.rank, i.session, i.start_ns, i.device, i.dur_ns desc, i.depth"""
 
 
-class Place:
+class Place(NamedTuple):
     """Converts times of one rank's clock to Unix time of the reference clock."""
 
-    def __init__(self, offset_ns: int, fit: ClockFit | None = None, said: str = "") -> None:
-        self._offset_ns, self._fit, self.said = offset_ns, fit, said
+    log: Row
+    offset_ns: int
+    fit: ClockFit | None = None
+    said: str = ""
 
     def __call__(self, times_ns: Iterable[int]) -> list[int]:
-        if self._fit is None:
-            return [time + self._offset_ns for time in times_ns]
-        placed: list[int] = (self._fit.on_reference(list(times_ns)) + self._offset_ns).tolist()
+        if self.fit is None:
+            return [time + self.offset_ns for time in times_ns]
+        placed: list[int] = (self.fit.on_reference(list(times_ns)) + self.offset_ns).tolist()
         return placed
 
+    def first_ns(self) -> int | None:
+        """When the session began; None if unknown."""
+        first = self.log["first_unix_ns"]
+        return None if first is None else self([first - (self.log["unix_offset_ns"] or 0)])[0]
 
-class Places:
-    """The conversions of a run's ranks."""
 
-    def __init__(self, run: Run, sessions: list[dict[str, Any]]) -> None:
-        self._logs = {(row["rank"], row["session"]): row for row in run.table("logs").rows()}
-        self._hosts = {row["host"] for row in sessions}
-        self._clocks = cache(lambda session: clocks_of(run, session=session))
-
-    def first_ns(self, logs: list[dict[str, Any]]) -> int:
-        """The earliest start in these rows of the table of logs, in Unix time; 0 if unknown."""
-        known = [log for log in logs if log["first_unix_ns"] is not None]
-        return min((self.of(log)([log["first_unix_ns"] - log["unix_offset_ns"]])[0] for log in known), default=0)
-
-    def of(self, log: dict[str, Any]) -> Place:
-        """The conversion for one rank's session."""
-        own = Place(log["unix_offset_ns"] or 0)
-        if len(self._hosts) < 2:
-            # One host has one Unix time.
-            return own
-        clocks: Clocks = self._clocks(log["session"])
-        reference = self._logs[clocks.reference, log["session"]]
+def places_of(run: Run, ranks: Sequence[int] | None) -> dict[Key, Place]:
+    """The conversion of each rank and session, in their order."""
+    logs = {(log["rank"], log["session"]): log for log in run.sql(_SESSIONS).rows()}
+    there = {rank for rank, _ in logs}
+    for rank in ranks or ():
+        if rank not in there:
+            has = f"rank {min(there)}" if len(there) == 1 else f"ranks {min(there)} to {max(there)}"
+            raise LookupError(f"Showing rank {rank}: the run has {has}.")
+    shown = {key: log for key, log in logs.items() if ranks is None or key[0] in ranks}
+    clocks = cache(lambda session: clocks_of(run, session=session))
+    # One host has one Unix time.
+    several = len({log["host"] for log in shown.values()}) > 1
+    places = {}
+    for key, log in shown.items():
+        places[key] = Place(log, log["unix_offset_ns"] or 0)
+        if not several:
+            continue
+        reference = logs[clocks(key[1]).reference, key[1]]
+        fit = clocks(key[1]).fits.get(key[0])
         if log["host"] == reference["host"]:
-            return own
-        fit = clocks.fits.get(log["rank"])
+            continue
         if fit is None or reference["unix_offset_ns"] is None:
-            own.said = NOT_COMPARED
-            return own
-        return Place(reference["unix_offset_ns"], fit, f"clock ± {_width(fit, log)}")
+            places[key] = Place(log, log["unix_offset_ns"] or 0, None, NOT_COMPARED)
+        else:
+            places[key] = Place(log, reference["unix_offset_ns"], fit, f"clock ± {_width(fit, log)}")
+    _say_what_is_not_compared(run, places)
+    return places
 
 
-def say_what_is_not_compared(run: Run, places: Places, sessions: list[dict[str, Any]]) -> None:
-    """Warn of ranks on other hosts without compared clocks."""
-    apart = sorted({log["rank"] for log in sessions if places.of(log).said == NOT_COMPARED})
+def _width(fit: ClockFit, log: Row) -> str:
+    ends = [time for time in (log["first_unix_ns"], log["last_unix_ns"]) if time is not None]
+    times = [time - (log["unix_offset_ns"] or 0) for time in ends] or list(fit.at_ns)
+    return format_time(float(fit.uncertainty_ns(times).max()) / 1e9)
+
+
+def _say_what_is_not_compared(run: Run, places: dict[Key, Place]) -> None:
+    apart = sorted({rank for (rank, _), place in places.items() if place.said == NOT_COMPARED})
     if apart:
         shown = ", ".join(map(str, apart[:8])) + (f" and {len(apart) - 8} more" if len(apart) > 8 else "")
         warn_once(
@@ -89,237 +117,172 @@ def say_what_is_not_compared(run: Run, places: Places, sessions: list[dict[str, 
         )
 
 
-def _width(fit: ClockFit, log: dict[str, Any]) -> str:
-    import numpy as np
-
-    from deep500_timing._summary.text import format_time
-
-    ends = [time for time in (log["first_unix_ns"], log["last_unix_ns"]) if time is not None]
-    times = [time - (log["unix_offset_ns"] or 0) for time in ends] or list(fit.at_ns)
-    return format_time(float(np.max(fit.uncertainty_ns(times))) / 1e9)
-
-
-_PER_REGION = ("memory.",)
-"""Metrics of the whole process that are read at the ends of regions: one track for all regions."""
-_IDENTITY = ("thread", "device", "region", "host_start_ns")
-_TOGETHER = 4096
-"""Intervals that are converted together."""
-_NOT_TABLES = ("intervals", "collectives", "open", "flushes")
-_INTERVALS = """
-with launched as (
-    select distinct rank, session, thread, region, host_start_ns from intervals
-    where host_start_ns is not null and {where})
-select i.rank, i.session, i.thread, i.device, i.region, i.step, i.start_ns, i.dur_ns,
-    coalesce(i.host_start_ns, l.host_start_ns) as host_start_ns
-from intervals i left join launched l on i.device = 'CPU' and i.rank = l.rank and i.session = l.session
-    and i.thread = l.thread and i.region = l.region and i.start_ns = l.host_start_ns
-where {i_where}
-order by i.rank, i.session, i.start_ns, i.device, i.dur_ns desc, i.depth"""
-
-
-def first_time_ns(run: Run) -> int:
-    return Places(run, sessions_of(run, None)).first_ns(run.table("logs").rows())
-
-
-def sessions_of(run: Run, ranks: Sequence[int] | None) -> Rows:
-    """The sessions of a run by rank: for each the row of its last file in the table of logs."""
-    logs = run.sql("select * from logs order by rank, session, segment").rows()
-    there = {log["rank"] for log in logs}
-    for rank in ranks or ():
-        if rank not in there:
-            has = f"rank {min(there)}" if len(there) == 1 else f"ranks {min(there)} to {max(there)}"
-            raise LookupError(f"Showing rank {rank}: the run has {has}.")
-    found = {(log["rank"], log["session"]): log for log in logs if ranks is None or log["rank"] in ranks}
-    return list(found.values())
-
-
 def add_run(
     run: Run,
-    writer: Writer,
+    writer: TraceWriter,
+    places: dict[Key, Place],
+    numbers: Iterator[int],
     *,
     steps: tuple[int, int] | None,
     ranks: Sequence[int] | None,
-    on_progress: Callable[[int, int], None] = lambda done, of: None,
+    on_progress: Callable[[int, int], None],
 ) -> None:
-    source = _Source(run, steps, ranks)
-    sessions, numbers = sessions_of(run, ranks), count(1)
-    places = Places(run, sessions)
-    say_what_is_not_compared(run, places, sessions)
-    intervals = source.intervals()
+    """Write a process for each rank and session; arrows get the next numbers."""
+    tables = _Tables(run, steps, ranks)
+    intervals = tables.intervals()
     key, rows = next(intervals, (None, iter(())))
-    for done, log in enumerate(sessions):
-        on_progress(done, len(sessions))
-        session = _Session(source, writer, log, places.of(log))
-        if key == session.key:
+    for done, (own, place) in enumerate(places.items()):
+        on_progress(done, len(places))
+        session = _Session(tables, writer, own, place)
+        if key == own:
             session.add(rows, numbers)
             key, rows = next(intervals, (None, iter(())))
         else:
             session.add(iter(()), numbers)
-    on_progress(len(sessions), len(sessions))
+    on_progress(len(places), len(places))
 
 
-class _Source:
+class _Tables:
     """The tables of a run, each read by one query for all ranks, by rank and session."""
 
     def __init__(self, run: Run, steps: tuple[int, int] | None, ranks: Sequence[int] | None) -> None:
-        self._run, self._steps = run, steps
-        self._ranks = "" if ranks is None else f" and rank in ({', '.join(map(str, ranks)) or 'null'})"
-        within = "" if steps is None else f" and step between {steps[0]} and {steps[1]}"
-        self._where = "true" + self._ranks + within
-        self.threads = self._read("select * from threads where true" + self._ranks)
-        tracks = f"select distinct rank, session, thread, device from intervals where {self._where}"
-        self.tracks = self._read(tracks)
-        self.steps = self._read_steps()
-        self.reach: dict[Key, tuple[int, int]] = {}
+        self._run = run
+        self._ranks = "true" if ranks is None else f"rank in ({', '.join(map(str, ranks)) or 'null'})"
+        self._where = self._ranks + ("" if steps is None else f" and step between {steps[0]} and {steps[1]}")
+        self.threads = self._read("threads")
+        self.tracks = self._read(f"(select distinct rank, session, thread, device from intervals where {self._where})")
+        self.steps = self._read_steps(steps)
+        self._reach: str | None = None
         if steps is not None:
-            for key, of in self.steps.items():
-                self.reach[key] = min(row["start_ns"] for row in of), max(row["start_ns"] + row["dur_ns"] for row in of)
-        self.events = self.within("events")
-        self.collectives = self.within("collectives")
-        self.samples = self.within("samples")
+            reach = (
+                (*key, min(row["start_ns"] for row in of), max(row["start_ns"] + row["dur_ns"] for row in of))
+                for key, of in self.steps.items()
+            )
+            self._reach = ", ".join(map(str, reach)) or "(-1, -1, 0, 0)"
+        self.events = self._within("events", "time_ns", "time_ns")
+        self.samples = self._within("samples", "time_ns", "time_ns")
+        named = ("start_ns", "start_ns + coalesce(dur_ns, 0)")
+        self.collectives = self._within("collectives", *named)
         self.others = {
-            name: self.within(name)
+            name: self._within(name, *named)
             for name in sorted(run.tables)
-            if name not in _NOT_TABLES and {"start_ns", "dur_ns", "rank", "session"} <= set(run.table(name).columns)
+            if name not in _OWN_TRACKS and {"start_ns", "dur_ns", "rank", "session"} <= set(run.table(name).columns)
         }
 
-    def intervals(self) -> Iterator[tuple[Key, Iterator[dict[str, Any]]]]:
+    def intervals(self) -> Iterator[tuple[Key, Iterator[Row]]]:
         """The intervals of each rank and session, sorted by start, as a stream."""
-        conditions = self._where.replace(" rank ", " i.rank ").replace(" step ", " i.step ")
-        found = self._run.sql(_INTERVALS.format(where=self._where, i_where=conditions))
+        found = self._run.sql(_INTERVALS.format(where=self._where))
         rows = (row for batch in found.batches() for row in batch.to_pylist())
         return groupby(rows, key=lambda row: (row["rank"], row["session"]))
 
-    def within(self, table: str) -> dict[Key, Rows]:
-        """The rows of a table that touch the range of their own rank's and session's steps."""
-        if self._steps is None:
-            return self._read(f"select * from {table} where true" + self._ranks)
-        begin, end = ("t.time_ns", "t.time_ns")
-        if table not in ("events", "samples"):
-            begin, end = "t.start_ns", "t.start_ns + coalesce(t.dur_ns, 0)"
-        reach = ", ".join(f"({rank}, {session}, {low}, {high})" for (rank, session), (low, high) in self.reach.items())
-        return self._read(
-            f"select t.* from {table} t join (values {reach or '(-1, -1, 0, 0)'}) as r(rank, session, low, high) "
-            f"on t.rank = r.rank and t.session = r.session where {begin} <= r.high and {end} >= r.low"
-            + self._ranks.replace(" rank ", " t.rank ")
-        )
+    def _within(self, table: str, begin: str, end: str) -> ByKey:
+        # The rows that touch the range of their own rank's and session's steps.
+        if self._reach is None:
+            return self._read(table)
+        values = f"(values {self._reach}) as r(of_rank, of_session, low, high)"
+        on = f"rank = of_rank and session = of_session and {begin} <= high and {end} >= low"
+        return self._read(f"(select t.* from {table} t join {values} on {on})")
 
-    def _read(self, query: str) -> dict[Key, Rows]:
-        found: dict[Key, Rows] = defaultdict(list)
-        for row in self._run.sql(query).rows():
+    def _read(self, table: str) -> ByKey:
+        found: ByKey = defaultdict(list)
+        for row in self._run.sql(f"select * from {table} where {self._ranks}").rows():
             found[row["rank"], row["session"]].append(row)
         return found
 
-    def _read_steps(self) -> dict[Key, Rows]:
+    def _read_steps(self, steps: tuple[int, int] | None) -> ByKey:
         there = self._run.steps().arrow().select(["rank", "session", "step", "start_ns", "dur_ns"])
         numbers = there["step"].to_pylist()
-        first, last = self._steps or (-math.inf, math.inf)
-        if self._steps is not None and not any(first <= step <= last for step in numbers):
+        first, last = steps or (-math.inf, math.inf)
+        if steps is not None and not any(first <= step <= last for step in numbers):
             asked = f"step {first}" if first == last else f"steps {first} to {last}"
             has = f"steps from {min(numbers)} to {max(numbers)}" if numbers else "no steps"
             raise LookupError(f"Showing {asked}: the run has {has}.")
-        found: dict[Key, Rows] = defaultdict(list)
+        found: ByKey = defaultdict(list)
         for row in there.to_pylist():
             if row["dur_ns"] is not None and first <= row["step"] <= last:
-                found[row["rank"], row["session"]].append(row)
+                found[row["rank"], row["session"]].append(row | {"name": f"step {row['step']}"})
         return found
 
 
 class _Session:
     """One session of one rank: a process of the timeline."""
 
-    def __init__(self, source: _Source, writer: Writer, log: dict[str, Any], place: Place) -> None:
-        self._source, self._writer, self._place = source, writer, place
-        self.key = log["rank"], log["session"]
-        self._process = writer.process(_name_of(log, place))
+    def __init__(self, tables: _Tables, writer: TraceWriter, key: Key, place: Place) -> None:
+        self._tables, self._writer, self._key, self._place = tables, writer, key, place
+        rank, session = key
+        host, pid = place.log["host"], place.log["pid"]
+        parts = (
+            f"rank {rank}",
+            f"session {session}" if session else "",
+            safe_name(host) if host else "",
+            "" if pid is None else f"pid {pid}",
+            place.said,
+        )
+        self._process = writer.process(" · ".join(filter(None, parts)))
 
-    def add(self, intervals: Iterator[dict[str, Any]], numbers: Iterator[int]) -> None:
+    def add(self, intervals: Iterator[Row], numbers: Iterator[int]) -> None:
         """Write the tracks in the order in which they are shown."""
-        source = self._source
-        self._add_rows("steps", [row | {"name": f"step {row['step']}"} for row in source.steps[self.key]], "name", ())
+        tables, key = self._tables, self._key
+        self._add_rows("steps", tables.steps[key], "name", ())
         self._add_intervals(intervals, numbers)
-        self._add_events()
-        self._add_collectives()
-        for name, table in source.others.items():
-            rows = table[self.key]
-            texts = [column for column in rows[0] if isinstance(rows[0][column], str)] if rows else []
-            known = {"rank", "session", "start_ns", "dur_ns", "unix_ns", *texts[:1]}
-            columns = [column for column in (rows[0] if rows else ()) if column not in known]
-            self._add_rows(safe_name(name), rows, texts[0] if texts else "", columns)
-        self._add_samples()
+        events = Lanes(self._writer, self._process, "events")
+        for row, at in self._placed(tables.events[key], "time_ns"):
+            events.instant(at, safe_name(row["what"] or "event"), {"text": safe_name(row["text"] or "")})
+        by_group: dict[str, list[Row]] = defaultdict(list)
+        for row in tables.collectives[key]:
+            by_group[row["group"] or ""].append(row)
+        for group, rows in sorted(by_group.items()):
+            what = "collectives" + (f" · {safe_name(group)}" if group else "")
+            self._add_rows(what, rows, "op", ("bytes", "sequence"))
+        for name, table in tables.others.items():
+            if rows := table[key]:
+                texts = [column for column, value in rows[0].items() if isinstance(value, str)]
+                known = {"rank", "session", "start_ns", "dur_ns", "unix_ns", *texts[:1]}
+                columns = [column for column in rows[0] if column not in known]
+                self._add_rows(safe_name(name), rows, texts[0] if texts else "", columns)
+        for row, at in self._placed(tables.samples[key], "time_ns"):
+            name = safe_name(row["metric"] or "sample")
+            if row["region"] and not name.startswith(_PER_REGION):
+                name += f" · {safe_name(row['region'])}"
+            if row["value"] is not None and math.isfinite(row["value"]):
+                self._writer.value(self._process, name, at, row["value"])
 
-    def _add_intervals(self, intervals: Iterator[dict[str, Any]], numbers: Iterator[int]) -> None:
-        names = {row["thread"]: row["name"] for row in self._source.threads[self.key]}
+    def _add_intervals(self, intervals: Iterator[Row], numbers: Iterator[int]) -> None:
+        names = {row["thread"]: row["name"] for row in self._tables.threads[self._key]}
         tracks: dict[tuple[int, str], Lanes] = {}
-        found = {(row["thread"], row["device"]) for row in self._source.tracks[self.key]}
+        found = {(row["thread"], row["device"]) for row in self._tables.tracks[self._key]}
         # The main thread first, and the device below the thread that launches its work.
         for thread, device in sorted(found, key=lambda of: (of[0], of[1] != CPU, of[1])):
             name = safe_name(names.get(thread) or f"thread {thread}")
             name = name if device == CPU else f"{device} · {name}"
             tracks[thread, device] = Lanes(self._writer, self._process, name)
-        flows: dict[tuple[int, str, int], int] = {}
+        arrows: dict[tuple[int, str, int], int] = {}
         while rows := [row for row, _ in zip(intervals, range(_TOGETHER), strict=False)]:
             for row, begin in zip(rows, self._place(row["start_ns"] for row in rows), strict=True):
-                thread, device, region, host_start_ns = (row[name] for name in _IDENTITY)
-                flow_out = flow_in = 0
-                if host_start_ns is not None:
+                arrow = "", 0
+                if row["host_start_ns"] is not None:
                     # The host's and the device's interval share a number; either may come first.
-                    flow = flows.pop((thread, region, host_start_ns), 0)
-                    if not flow:
-                        flow = flows[thread, region, host_start_ns] = next(numbers)
-                    flow_out, flow_in = (flow, 0) if device == CPU else (0, flow)
+                    launch = row["thread"], row["region"], row["host_start_ns"]
+                    number = arrows.pop(launch, 0)
+                    if not number:
+                        number = arrows[launch] = next(numbers)
+                    arrow = "s" if row["device"] == CPU else "f", number
                 args = {} if row["step"] is None else {"step": row["step"]}
-                of = Slice(begin, begin + row["dur_ns"], safe_name(region), args, flow_out, flow_in)
-                tracks[thread, device].slice(of)
-        for lanes in tracks.values():
-            lanes.close()
+                lanes = tracks[row["thread"], row["device"]]
+                lanes.slice(begin, begin + row["dur_ns"], safe_name(row["region"]), args, arrow)
 
-    def _add_events(self) -> None:
-        lanes = Lanes(self._writer, self._process, "events")
-        rows = sorted(self._source.events[self.key], key=lambda row: row["time_ns"])
-        for row, at in zip(rows, self._place(row["time_ns"] for row in rows), strict=True):
-            lanes.instant(at, safe_name(row["what"] or "event"), {"text": safe_name(row["text"] or "")})
-
-    def _add_collectives(self) -> None:
-        by_group: dict[str, Rows] = defaultdict(list)
-        for row in self._source.collectives[self.key]:
-            by_group[row["group"] or ""].append(row)
-        for group, rows in sorted(by_group.items()):
-            what = "collectives" + (f" · {safe_name(group)}" if group else "")
-            self._add_rows(what, rows, "op", ("bytes", "sequence"))
-
-    def _add_rows(self, what: str, rows: Rows, named_by: str, columns: Sequence[str]) -> None:
+    def _add_rows(self, what: str, rows: list[Row], named_by: str, columns: Sequence[str]) -> None:
         lanes = Lanes(self._writer, self._process, what)
-        rows = sorted(rows, key=lambda row: (row["start_ns"], -(row["dur_ns"] or 0)))
-        for row, start in zip(rows, self._place(row["start_ns"] for row in rows), strict=True):
-            if row["dur_ns"] is not None:
-                args = {name: row[name] for name in columns if _can_be_shown(row[name])}
-                lanes.slice(Slice(start, start + row["dur_ns"], safe_name(str(row.get(named_by) or what)), args))
-        lanes.close()
+        rows = sorted((row for row in rows if row["dur_ns"] is not None), key=lambda row: -row["dur_ns"])
+        for row, start in self._placed(rows, "start_ns"):
+            args = {name: row[name] for name in columns if _can_be_shown(row[name])}
+            lanes.slice(start, start + row["dur_ns"], safe_name(str(row.get(named_by) or what)), args)
 
-    def _add_samples(self) -> None:
-        counters: dict[str, int] = {}
-        rows = sorted(self._source.samples[self.key], key=lambda row: (row["metric"] or "", row["time_ns"]))
-        for row, at in zip(rows, self._place(row["time_ns"] for row in rows), strict=True):
-            value, metric = row["value"], safe_name(row["metric"] or "sample")
-            if value is None or not math.isfinite(value):
-                continue
-            name = metric
-            if row["region"] and not metric.startswith(_PER_REGION):
-                name = f"{metric} · {safe_name(row['region'])}"
-            if name not in counters:
-                counters[name] = self._writer.counter(self._process, name, unit_of(metric))
-            self._writer.value(counters[name], at, value)
+    def _placed(self, rows: list[Row], column: str) -> Iterable[tuple[Row, int]]:
+        rows = sorted(rows, key=lambda row: row[column])
+        return zip(rows, self._place(row[column] for row in rows), strict=True)
 
 
 def _can_be_shown(value: Any) -> bool:
     # An unknown size of a collective is -1 in a log; JSON has no NaN.
     return isinstance(value, (str, int, float)) and value != -1 and (isinstance(value, str) or math.isfinite(value))
-
-
-def _name_of(log: dict[str, Any], place: Place) -> str:
-    session = f" · session {log['session']}" if log["session"] else ""
-    host, pid = log["host"], log["pid"]
-    where = f" · {safe_name(host)}" if host else ""
-    said = f" · {place.said}" if place.said else ""
-    return f"rank {log['rank']}{session}{where}" + (f" · pid {pid}" if pid is not None else "") + said
