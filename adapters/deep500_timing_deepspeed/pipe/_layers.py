@@ -143,20 +143,3 @@ def balance(weights: Sequence[float], parts: int) -> list[tuple[int, int]]:
         bounds.insert(0, (cut, end))
         end = cut
     return bounds
-
-
-def measured_weights(layers: Any, count: int) -> list[float]:
-    """The time that each layer of a sequence takes, from a layer timer."""
-    times = {one.path: one for one in layers.times().layers}
-    weights = []
-    for number in range(count):
-        one = times.get(str(number))
-        seconds = None if one is None else one.step_s
-        if seconds is None:
-            raise PipelineError(
-                f"Partitioning by measured time: layer {number} was not timed in training. Time "
-                "nn.Sequential(*layers) with LayerTimer(model, depth=1) over some steps; timed were "
-                f"{sorted(times)[:8]}."
-            )
-        weights.append(seconds)
-    return weights

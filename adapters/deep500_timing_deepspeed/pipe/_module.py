@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from deep500_timing_deepspeed.pipe._layers import LayerSpec, TiedLayerSpec, measured_weights, partition
+from deep500_timing_deepspeed.pipe._layers import LayerSpec, TiedLayerSpec, partition
 from deep500_timing_torch.pipeline._actions import PipelineError
 from deep500_timing_torch.pipeline._schedules import NAMES, SINGLE, check_stages, normal_name, rank_of_stage
 
@@ -68,14 +68,13 @@ class PipelineModule(nn.Module):
         layers: Modules, functions, :class:`LayerSpec` or :class:`TiedLayerSpec`; or an ``nn.Sequential``.
         num_stages: Ranks of one pipeline. The world size is a multiple of it; the rest are replicas. Ranks of one
             replica lie apart by the number of replicas, as in DeepSpeed.
-        topology: In the place of ``num_stages``: DeepSpeed's ``PipeDataParallelTopology``, or any object with
-            ``get_axis_names()`` and ``get_dim(axis)`` for the axes ``pipe`` and ``data``.
+        topology: Not supported: pass ``num_stages``.
         loss_fn: Called as ``loss_fn(outputs, labels)``; None if the last layer gives the loss.
         seed_layers: Whether to seed before each layer is built, by ``base_seed`` and its number.
         seed_fn: What seeds; ``torch.manual_seed`` if None.
         base_seed: See ``seed_layers``.
-        partition_method: ``"parameters"``, ``"uniform"``, ``"type:regex"``, a ``LayerTimer`` of
-            ``nn.Sequential(*layers)``, or the time of each layer as numbers; rank 0's count.
+        partition_method: ``"parameters"``, ``"uniform"``, ``"type:regex"``, or the time of each
+            layer as numbers; rank 0's count.
         activation_checkpoint_interval: How many layers are computed again together in the backward pass; 0 for none.
         schedule: Which schedule it is for; it decides where stages lie.
         stages_per_rank: How many stages each rank has; None for 1, or 2 where the schedule interleaves.
@@ -107,7 +106,7 @@ class PipelineModule(nn.Module):
         self._specs = list(layers)
         world = dist.get_world_size()
         if topology is not None:
-            num_stages = _pipe_dimension(topology, num_stages, world)
+            raise PipelineError("PipelineModule(topology=...): Leave topology out and pass num_stages.")
         self.num_stages = ranks = world if num_stages is None else int(num_stages)
         if ranks < 1 or world % ranks:
             raise PipelineError(
@@ -205,8 +204,6 @@ class PipelineModule(nn.Module):
         }
 
     def _cut(self, method: Any) -> list[tuple[int, int]]:
-        if hasattr(method, "times"):
-            method = measured_weights(method, len(self._specs))
         if not isinstance(method, str):
             shared = [list(method)]
             dist.broadcast_object_list(shared, src=0)  # Each rank has measured for itself; there is one cut.
@@ -247,22 +244,6 @@ class PipelineModule(nn.Module):
             f"<PipelineModule: {len(self._specs)} layers in {self.total_stages} stages on {self.num_stages} ranks for "
             f"{NAMES[self.schedule]}, {self.replicas} replicas>"
         )
-
-
-def _pipe_dimension(topology: Any, num_stages: int | None, world: int) -> int:
-    sizes = {axis: int(topology.get_dim(axis)) for axis in topology.get_axis_names()}
-    pipe, data = sizes.get("pipe", 1), sizes.get("data", 1)
-    order = [axis for axis, size in sizes.items() if size > 1]
-    if (
-        pipe * data != world
-        or num_stages not in (None, pipe)
-        or order not in ([], ["pipe"], ["data"], ["pipe", "data"])
-    ):
-        raise PipelineError(
-            f"PipelineModule(topology=...) has the axes {sizes} for {world} ranks: this engine takes 'pipe' times "
-            "'data', in this order. Leave topology out and pass num_stages."
-        )
-    return pipe
 
 
 def _reach(layer: Any, name: str) -> Any:

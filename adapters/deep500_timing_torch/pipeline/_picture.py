@@ -14,7 +14,7 @@ from deep500_timing_torch.pipeline._recorder import TABLE
 from deep500_timing_torch.pipeline._schedules import NAMES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from os import PathLike
 
     from deep500_timing.report import Content, Context, Figure
@@ -53,17 +53,12 @@ def read_batches(run: Run, *, replica: int = 0, last: int = 16) -> RunBatches:
         replica: Of the pipeline.
         last: How many at most.
     """
+    if TABLE not in run.tables:
+        return RunBatches(None, (), ())
 
     def rows(query: str) -> list[tuple[Any, ...]]:
         return [tuple(row.values()) for row in run.sql(query).rows()]
 
-    if TABLE not in run.tables:
-        return RunBatches(None, (), ())
-    return batches_of_rows(rows, replica=replica, last=last)
-
-
-def batches_of_rows(rows: Callable[[str], list[tuple[Any, ...]]], *, replica: int = 0, last: int = 16) -> RunBatches:
-    """The same from a function that answers SQL over the run's tables with rows as tuples."""
     of = (
         f"from {TABLE} where schedule <> 'evaluation' and replica = {int(replica)} "
         f"and session = (select max(session) from {TABLE})"
@@ -186,13 +181,7 @@ class PipelineSection:
     def build(self, context: Context) -> Content | None:
         from deep500_timing.report import Content
 
-        if TABLE not in context.run.tables:
-            return None
-
-        def rows(query: str) -> list[tuple[Any, ...]]:
-            return [tuple(row.values()) for row in context.rows(query)]
-
-        found = batches_of_rows(rows, replica=self._replica)
+        found = read_batches(context.run, replica=self._replica)
         if not found.batches:
             return None
         bubble = found.bubble()

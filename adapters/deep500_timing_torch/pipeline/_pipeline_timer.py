@@ -175,6 +175,8 @@ def gather(recorder: Recorder, group: Any, exchange: Exchange, deadline_s: float
     """Exchange the records of the ranks of this pipeline."""
     import socket
 
+    import torch.distributed as dist
+
     anchor = take_anchor(recorder.timer.now_ns)
     report = {
         "host": _boot_id() or socket.gethostname(),
@@ -191,14 +193,6 @@ def gather(recorder: Recorder, group: Any, exchange: Exchange, deadline_s: float
             for batch in recorder.batches
         ],
     }
-    return gather_of_ranks("the times of a pipeline", report, group, exchange, deadline_s)
-
-
-def gather_of_ranks(
-    what: str, report: dict[str, Any], group: Any, exchange: Exchange, deadline_s: float
-) -> list[dict[str, Any]]:
-    import torch.distributed as dist
-
     members = dist.get_process_group_ranks(group or dist.group.WORLD)
     answers = exchange.round(json.dumps(report).encode(), _join, deadline_s)
     packed = json.loads(answers.combined) if answers.combined is not None else {}
@@ -206,7 +200,7 @@ def gather_of_ranks(
     missing = [rank for rank in members if rank not in found]
     if missing:
         raise PipelineError(
-            f"Gathering {what}: ranks {missing} did not answer within {deadline_s:g} s. Every rank "
+            f"Gathering the times of a pipeline: ranks {missing} did not answer within {deadline_s:g} s. Every rank "
             f"has to call this; {answers.fault or 'they may be dead or busy'}."
         )
     return [found[rank] for rank in members]

@@ -1,4 +1,4 @@
-"""The schedules by name: the order in which each rank computes, played through, and their bubble in closed form."""
+"""The schedules by name: the order in which each rank computes, simulated, and their ideal bubble."""
 
 from __future__ import annotations
 
@@ -230,13 +230,11 @@ def ideal_bubble(
     forward: int = 1,
     backward_input: int = 1,
     backward_weight: int = 1,
-) -> Fraction | None:
+) -> Fraction:
     """The share of the batch in which ranks are idle, if all stages take the same time and messages none.
 
-    Of ``p`` ranks with ``v`` stages each and ``m`` micro-batches: ``(p - 1) / (v * m + p - 1)`` (GPipe: arXiv
-    1811.06965; 1F1B and interleaved: arXiv 2104.04473). With the gradients of weights put off a rank is idle for
-    ``(p - 1) * (F + I - W)`` (arXiv 2401.10241, table 1, ZB-H1), but never for less than ``(p - 1)`` times the longer
-    of F and I: found by playing the schedule through.
+    It is simulated. For GPipe, 1F1B and interleaved schedules it is ``(p - 1) / (v * m + p - 1)`` of ``p`` ranks with
+    ``v`` stages each and ``m`` micro-batches (arXiv 1811.06965, 2104.04473).
 
     Args:
         schedule: Its name.
@@ -247,33 +245,16 @@ def ideal_bubble(
         backward_input: Time of the gradient of its input, in the same unit.
         backward_weight: Time of the gradients of its weights.
 
-    Returns:
-        The share, exactly. None where none is known: for the V-shaped schedules unless the three take the same and
-        there are at least ``2 * ranks - 1`` micro-batches (DualPipeV: ``2 * ranks``), and for interleaved ones where
-        the micro-batches do not fill their rounds.
-
     Raises:
-        ValueError: There is no such schedule, or it does not go with the numbers.
+        ValueError: There is no such schedule, or it does not go with the numbers, or nothing takes any time.
     """
-    kind = normal_name(schedule)
-    check_stages(kind, stages_per_rank)
-    if min(ranks, microbatches) < 1 or min(forward, backward_input, backward_weight) < 0:
-        raise ValueError(
-            f"Ideal bubble of {ranks} ranks and {microbatches} micro-batches: give at least 1, and no time below 0."
-        )
-    whole = forward + backward_input + backward_weight
-    if whole == 0 or (kind == "1f1b" and microbatches < ranks):
-        return None
-    lost = whole
-    if kind in V_SHAPED:
-        least = 2 * ranks - (kind == "zbvzerobubble")
-        if not forward == backward_input == backward_weight or microbatches < least:
-            return None
-        lost = forward
-    elif kind.startswith("interleaved"):
-        if microbatches % max(1, microbatches // ranks) or microbatches < ranks:
-            return None
-        if kind == "interleavedzerobubble":
-            lost = max(forward, backward_input, forward + backward_input - backward_weight)
-    idle = (ranks - 1) * lost
-    return Fraction(idle, stages_per_rank * microbatches * whole + idle)
+    took = {
+        Kind.FORWARD: forward,
+        Kind.BACKWARD: backward_input + backward_weight,
+        Kind.BACKWARD_INPUT: backward_input,
+        Kind.BACKWARD_WEIGHT: backward_weight,
+    }
+    if min(took.values()) < 0 or not any(took.values()):
+        raise ValueError("Ideal bubble: no time is below 0, and one is above.")
+    actions = simulate(order_of(schedule, ranks, microbatches, stages_per_rank), lambda slot: took[slot.kind])
+    return 1 - Fraction(sum(one.duration_ns for one in actions), ranks * max(one.end_ns for one in actions))
