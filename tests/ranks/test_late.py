@@ -240,10 +240,10 @@ def test_scores_under_the_names_of_nvidia():
 ORDER = ("IO", "FORWARD", "BACKWARD", "COMM")
 
 
-def write_run(folder, own, *, collectives=True, ranks=None, first_has=ORDER):
+def write_run(folder, own, *, collectives=True, ranks=None, first_has=ORDER, reported_ns=0):
     """Logs of ranks that meet at the end of BACKWARD and in COMM, from their own times in s.
 
-    ``first_has`` are the regions of rank 0.
+    ``first_has`` are the regions of rank 0; ``reported_ns`` is how long after its end an all_reduce is reported.
     """
     steps, ranks = own.shape[0], own.shape[1] if ranks is None else ranks
     clocks = [ManualClock() for _ in range(ranks)]
@@ -267,7 +267,8 @@ def write_run(folder, own, *, collectives=True, ranks=None, first_has=ORDER):
                             at = timer.now_ns()
                             clock.advance(met - first[rank])
                             if collectives:
-                                log.collective("all_reduce", at, timer.now_ns(), group="world", sequence=2 * step)
+                                end_ns = timer.now_ns() + reported_ns
+                                log.collective("all_reduce", at, end_ns, group="world", sequence=2 * step)
                 with timer.region("COMM"):
                     clock.advance(own[step, rank, 3])
                     at = timer.now_ns()
@@ -308,6 +309,14 @@ def test_a_run_names_the_rank_and_the_cause(tmp_path, place):
     assert "section_relative_perf_scores" in CliRunner().invoke(app, ["stragglers", str(tmp_path), "--scores"]).output
     data = json.loads(CliRunner().invoke(app, ["stragglers", str(tmp_path), "--json"]).output)
     assert (found.kind, list(found.ranks), found.lateness_s) == (data["kind"], data["ranks"], data["lateness_s"])
+
+
+def test_a_run_whose_operations_are_reported_late(tmp_path):
+    """A thread reports each end 20 ms after BACKWARD: the times are of one clock all the same, and name the cause."""
+    write_run(tmp_path, own_of("FORWARD"), reported_ns=20_000_000)
+    with Run.open(tmp_path) as run:
+        found = find_stragglers(run)
+    assert ("rank", (4,), "FORWARD") == (found.kind, found.ranks, found.region)
 
 
 @pytest.mark.parametrize("first_has", [("FORWARD", "BACKWARD", "COMM"), ("COMM",)])
