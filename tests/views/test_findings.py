@@ -604,6 +604,26 @@ def test_a_backward_pass_that_holds_its_communication_is_not_unnamed(findings):
     assert ["exposed-communication"] == [finding.rule for finding in findings(make)]
 
 
+def test_the_wait_at_the_end_of_a_backward_pass_is_communication(findings):
+    """DDP's reducer waits in C++, where no region is: the last bucket is awaited from its start on, others overlap."""
+
+    def make(folder):
+        with made_rank(folder) as made:
+            for step in range(40):
+                with made.region("BATCH"):
+                    made.spend("FORWARD", 0.01)
+                    with made.region("BACKWARD"):
+                        begin = made.clock.now_ns()
+                        made.wait(0.05)
+                        for bucket, (start_s, end_s) in enumerate(((0.01, 0.02), (0.03, 0.06))):
+                            start, end = (begin + int(seconds * 1e9) for seconds in (start_s, end_s))
+                            made.log.collective("all_reduce", start, end, sequence=2 * step + bucket, nbytes=1 << 20)
+
+    (found,) = findings(make)
+    assert "exposed-communication" == found.rule
+    assert found.fact.startswith("Communication that nothing hides takes 33 % of BATCH, 20.0 ms a step")
+
+
 def test_a_loop_without_an_outer_region(findings):
     """IO beside BATCH, as an iterated loader gives it: the two together are the loop."""
 

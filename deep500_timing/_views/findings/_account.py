@@ -226,6 +226,9 @@ def summary_of(evidence: Evidence) -> list[tuple[str, str]]:
     rates = [values for (_, metric, _), (_, values) in evidence.samples.items() if metric == _SAMPLES]
     if rates:
         found.append(("samples a second, all ranks", f"{sum(float(np.median(values)) for values in rates):.4g}"))
+    mfu = [values for (_, metric, _), (_, values) in evidence.samples.items() if metric.lower().endswith("mfu")]
+    if mfu:
+        found.append(("MFU", percent(float(np.median(np.concatenate(mfu))))))
     account, step = account_of(evidence), evidence.step_node
     if account.whole_s and account.training_s:
         found.append(("of the run is training", percent(account.training_s / account.whole_s)))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from deep500_timing._base.names import BATCH
+from deep500_timing._base.names import BACKWARD, BATCH
 from deep500_timing._base.sql import literal
 from deep500_timing._summary.nesting import path_text
 from deep500_timing._summary.text import format_bytes
@@ -155,6 +155,9 @@ def communication_of(evidence: Evidence) -> Communication | None:
         ):
             nodes.append(node)
     exposed_s = sum((node.total_s or 0.0) - node.overlap_s for node in nodes)
+    if not nodes:
+        nodes = [node for node in step.walk() if node.name == BACKWARD and not node.is_rest]
+        exposed_s = _awaited_s(evidence, nodes)
     if exposed_s <= 0:
         return None
     own = evidence.operations.get(evidence.rank or 0, {})
@@ -165,6 +168,24 @@ def communication_of(evidence: Evidence) -> Communication | None:
     if len(evidence.ranks) < 2 or evidence.run is None:
         return Communication(nodes, exposed_s, 1.0, is_compared=False)
     return Communication(nodes, exposed_s, _share_by_step(evidence, nodes), is_compared=True)
+
+
+def _awaited_s(evidence: Evidence, nodes: list[Node]) -> float:
+    # The last operation in a backward pass starts when the last gradient is there: DDP and FSDP then wait for it.
+    # Where a device runs, operations have its times, which are not of the host's clock.
+    if not nodes or evidence.run is None or evidence.idle_s is not None:
+        return 0.0
+    paths = ", ".join(literal(path_text(node.path)) for node in nodes)
+    of_rank = f"where rank = {evidence.rank} {evidence.only}"
+    row = evidence.run.sql(
+        "with passes as (select session, start_ns as began_ns, start_ns + dur_ns as ended_ns from intervals "
+        f"{of_rank}and device = 'CPU' and path in ({paths})), operations as (select session as of_session, "
+        f"start_ns as issued_ns, start_ns + dur_ns as done_ns from collectives {of_rank}) "
+        "select cast(sum(awaited_ns) as double) as awaited_ns from (select least(max(done_ns), max(ended_ns)) "
+        "- max(issued_ns) as awaited_ns from passes join operations on session = of_session "
+        "and issued_ns >= began_ns and issued_ns < ended_ns group by session, began_ns) as each"
+    ).rows()[0]
+    return float(row["awaited_ns"] or 0.0) / 1e9
 
 
 def _share_by_step(evidence: Evidence, nodes: list[Node]) -> float:

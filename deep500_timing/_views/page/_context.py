@@ -11,6 +11,7 @@ from deep500_timing._summary.nesting import path_text
 from deep500_timing._summary.text import safe_name
 from deep500_timing._views.about import About, about_run
 from deep500_timing._views.findings import Finding, evidence_of, find, summary_of
+from deep500_timing._views.findings._finding import percent
 from deep500_timing._views.page._colours import Colours
 from deep500_timing._views.tree_of_run import tree_of_run
 
@@ -85,7 +86,10 @@ class Context:
     @cached_property
     def summary(self) -> list[tuple[str, str]]:
         """The run in a row of numbers: names and values."""
-        return summary_of(self.evidence)
+        found = summary_of(self.evidence)
+        if self.about.sessions > 1:
+            found.append(("of the wall clock is goodput", percent(self.goodput.goodput)))
+        return found
 
     @cached_property
     def colours(self) -> Colours:
