@@ -219,7 +219,7 @@ def _meetings(
     steps, places, within = _where(run, ranks[0], session, phases, starts[:, 0], lengths[:, 0])
     # A rank that is late itself hardly waits, so that another one is asked as well.
     within = within + _where(run, ranks[-1], session, phases, starts[:, -1], lengths[:, -1])[2]
-    inside = np.divide(*within, out=np.ones(len(phases.names)), where=within[1] > 0)
+    inside = np.where(within[1] > 0, within[0] / np.maximum(within[1], 1), 1.0)
     waited = (lengths - lengths.min(axis=1, keepdims=True)) / 1e9
     ends = starts + lengths
     last = len(starts) - 1
