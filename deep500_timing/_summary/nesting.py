@@ -221,9 +221,6 @@ class Paths:
             number = self.parents[number]
         return found[::-1]
 
-    def text_of(self, number: int, names: list[str]) -> str:
-        return path_text([names[region] for region in self.regions_of(number)])
-
 
 def distinct(numbers: Int64Array) -> list[int]:
     """The distinct values of an array of small numbers, rising, without sorting."""
@@ -240,7 +237,7 @@ def path_text(names: Sequence[str]) -> str:
 
 
 def split_path(path: str) -> list[str]:
-    """The names of a path, outermost first: the inverse of :meth:`Paths.text_of`."""
+    """The names of a path, outermost first: the inverse of :func:`path_text`."""
     names, name, escaped = [], "", False
     for character in path:
         if escaped:

@@ -21,7 +21,6 @@ from deep500_timing._base.files import lock
 from deep500_timing._base.require import require
 from deep500_timing._base.warn import warn_once
 from deep500_timing.runs._format import NOT_READ, SUFFIX, TABLES, parse_name
-from deep500_timing.runs._history import summarized_files
 from deep500_timing.runs._read import CHUNK_ROWS, NewerSchemaError
 from deep500_timing.runs._tables import COLUMNS, LogTables, columns_of, peek, schema_of
 
@@ -133,8 +132,7 @@ def find_logs(folder: str) -> list[LogFile]:
                 if entry.name.endswith(SUFFIX) and entry.is_file():
                     status = entry.stat()
                     found.append(LogFile(entry.path, status.st_size, status.st_mtime_ns))
-    summarized = summarized_files([log.path for log in found])
-    return sorted(log for log in found if os.path.basename(log.path) not in summarized)
+    return sorted(found)
 
 
 def compact(folder: str, reading: Reading) -> Compacted:

@@ -306,22 +306,6 @@ TABLES: dict[str, tuple[int, tuple[Column, ...]]] = {
         _columns(start_ns="time", dur_ns="int", op="name", group="name", sequence="int", bytes="int"),
     ),
     "samples": (22, _columns(time_ns="time", metric="name", value="float", region="name")),
-    "windows": (
-        23,
-        _columns(
-            first_ns="int",
-            last_ns="int",
-            first_step="int",
-            last_step="int",
-            path="name",
-            device="name",
-            bin="int",
-            count="int",
-            total_ns="int",
-            min_ns="int",
-            max_ns="int",
-        ),
-    ),
     "threads": (24, _columns(thread="int", name="name")),
     "device_intervals": (
         25,

@@ -182,8 +182,8 @@ def goodput_of(run: Any, *, buckets: Mapping[str, str] | None = None, mfu: float
         notes.append("Some processes do not tell when they started. Their start-up begins with their first record.")
     if not job.windows:
         notes.append("The run has no step: time BATCH, or call timer.step(n).")
-    if run.sql("select count(*) as n from windows").rows()[0]["n"]:
-        notes.append("keep_bytes has replaced old intervals by histograms. What they showed is unknown here.")
+    if run.sql("select 1 as n from events where what = 'removed' limit 1").rows():
+        notes.append("keep_bytes has removed old files. What they showed is unknown here.")
     missing = {name for name, bucket in _NEEDS.items() if bucket not in seen}
     missing |= {"stragglers"} if len(by_rank) == 1 else set()
     missing |= set() if knows_lost else {"lost"}

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 FLUSH_S = 1.0
 ROTATE_BYTES = 64 << 20
 _FILES_KEPT = 8
-"""Number of files that ``keep_bytes`` is divided into, so that only a part is summarized at a time."""
+"""Number of files that ``keep_bytes`` is divided into, so that only a part is removed at a time."""
 _FLUSH_ROWS = 1 << 16
 """Intended intervals of one flush: an eighth of the room of a bounded timer for its log."""
 _MOST_PAUSE_S = 0.2
@@ -59,8 +59,8 @@ class RunLog:
         attributes: Plain data about the run, stored in the header.
         flush_s: Seconds between flushes, and the most that a kill loses. None starts no thread: call :meth:`flush`.
         rotate_bytes: Size at which the next file begins.
-        keep_bytes: Limit of this rank's files on disk for one session. Above it, the oldest intervals are replaced by
-            histograms, and samples of the same age are deleted. None keeps everything.
+        keep_bytes: Limit of this rank's files on disk for one session. Above it, the oldest file is removed. None keeps
+            everything.
         system_s: Seconds between samples of processor, memory, disk, network and GPUs; None takes none. Needs psutil;
             GPUs need nvidia-ml-py. The resident memory of the process is sampled once a second in any case.
         gc: Record garbage collections of 1 ms and longer as the region ``GC``.
@@ -100,11 +100,8 @@ class RunLog:
             self._system = SystemSampler(system_s)
         self._collector = Collector()
         self._encoder = Encoder()
-        self._history = None
+        self._keep_bytes = keep_bytes
         if keep_bytes is not None:
-            from deep500_timing.runs._history import History
-
-            self._history = History(keep_bytes)
             rotate_bytes = max(min(rotate_bytes, keep_bytes // _FILES_KEPT), 1)
         self._writer = Writer(self.folder, rotate_bytes)
         self._steps: StepCounter | None = None
@@ -408,10 +405,9 @@ class RunLog:
             if not written:
                 self._warn_of_loss()
             writer.close()
-            if self._history is not None:
-                self._history.close()
-        elif writer.rotate_if_full(lambda: self._end("rotated")) and self._history is not None:
-            self._history.keep_within(writer, self._place.rank)
+        elif writer.rotate_if_full(lambda: self._end("rotated")) and self._keep_bytes is not None:
+            for name in writer.keep_within(self._keep_bytes):
+                self.event("removed", f"{name}, to keep within keep_bytes")
         return count
 
     def _ask_feeders(self) -> None:

@@ -40,15 +40,11 @@ COLUMNS = {
 }
 _QUANTILES = {f"{name}_ns": share for name, share in QUANTILES.items() if f"{name}_ns" in COLUMNS}
 
-_SUMS = """
-    cast(sum({count}) as bigint) as count, cast(sum({total}) as bigint) as total_ns,
-    min({low}) as min_ns, max({high}) as max_ns, cast(sum({overlap}) as bigint) as overlap_ns"""
 _ROWS = """
-with parts as (
-    select {keys}, bin, {of_intervals} from intervals{where} group by {keys}, bin
-    union all
-    select {keys}, bin, {of_windows} from windows{where} group by {keys}, bin),
-bins as (select {keys}, bin, {of_parts} from parts group by {keys}, bin),
+with bins as (
+    select {keys}, bin, count(*) as count, cast(sum(dur_ns) as bigint) as total_ns,
+        min(dur_ns) as min_ns, max(dur_ns) as max_ns, cast(sum(overlap_ns) as bigint) as overlap_ns
+    from intervals{where} group by {keys}, bin),
 reached as (
     select *,
         sum(count) over (partition by {keys} order by bin) as upto,
@@ -57,7 +53,9 @@ reached as (
             else (bin - 64 * (floor(bin / 64) - 1)) * power(2, floor(bin / 64) - 1)
                 + (power(2, floor(bin / 64) - 1) - 1) / 2 end as middle
     from bins)
-select {keys}, {of_parts}, {quantiles} from reached group by {keys}"""
+select {keys}, cast(sum(count) as bigint) as count, cast(sum(total_ns) as bigint) as total_ns,
+    min(min_ns) as min_ns, max(max_ns) as max_ns, cast(sum(overlap_ns) as bigint) as overlap_ns, {quantiles}
+from reached group by {keys}"""
 
 
 def region_rows(
@@ -67,10 +65,6 @@ def region_rows(
 
     A quantile is linear between the two order statistics around it, which are middles of bins.
     """
-
-    def sums(count: str, total: str, low: str, high: str, overlap: str) -> str:
-        return _SUMS.format(count=count, total=total, low=low, high=high, overlap=overlap)
-
     below = {name: f"floor(cast({share} as double) * (whole - 1))" for name, share in _QUANTILES.items()}
     statistics = [
         f"min(case when upto >= least({below[name]} + {number}, whole) then middle end) as {name}_{number}"
@@ -80,9 +74,6 @@ def region_rows(
     query = _ROWS.format(
         keys="path, device, rank" if by_rank else "path, device",
         where=where(rank=rank, session=session),
-        of_intervals=sums("1", "dur_ns", "dur_ns", "dur_ns", "overlap_ns"),
-        of_windows=sums("count", "total_ns", "min_ns", "max_ns", "0"),
-        of_parts=sums("count", "total_ns", "min_ns", "max_ns", "overlap_ns"),
         quantiles=", ".join(statistics),
     )
     rows: list[dict[str, Any]] = run.sql(query).rows()

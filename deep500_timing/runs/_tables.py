@@ -9,7 +9,7 @@ import numpy as np
 
 from deep500_timing._base.require import require
 from deep500_timing._summary.distribution import bin_of
-from deep500_timing._summary.nesting import ENDLESS, ROOT, Paths
+from deep500_timing._summary.nesting import ENDLESS, Paths, path_text
 from deep500_timing.runs._format import HEADER, NO_STEP, TABLES, Frame, read_frames, unpack
 from deep500_timing.runs._read import CHUNK_ROWS, INTERVALS, Batch, Log, chunk_of, open_log, read_log
 
@@ -211,10 +211,8 @@ class LogTables:
 
     def _path_column(self, paths: Int64Array) -> pa.Array:
         while len(self._path_texts) < len(self._paths.parents):
-            number = len(self._path_texts)
-            parent = self._paths.parents[number]
-            name = safe_text(self.log.text(self._paths.regions[number])).replace("\\", "\\\\").replace("/", "\\/")
-            self._path_texts.append(name if parent == ROOT else f"{self._path_texts[parent]}/{name}")
+            regions = self._paths.regions_of(len(self._path_texts))
+            self._path_texts.append(path_text([safe_text(self.log.text(region)) for region in regions]))
         return self._dictionary(paths, self._path_texts)
 
     def _dictionary(self, numbers: Int64Array, texts: list[str]) -> pa.Array:

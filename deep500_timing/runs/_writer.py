@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -192,6 +193,15 @@ class Writer:
         file.close()
         self.needs_header = True
         return True
+
+    def keep_within(self, keep_bytes: int) -> Iterable[str]:
+        """Remove the oldest complete files until the others fit; yields their names."""
+        while self.sealed and sum(size for _, size in self.sealed) > keep_bytes:
+            path, _ = self.sealed[0]
+            with suppress(FileNotFoundError):
+                os.unlink(path)
+            self.sealed.pop(0)
+            yield os.path.basename(path)
 
     def close(self) -> None:
         if self._file is not None:

@@ -13,9 +13,16 @@ from deep500_timing._summary.nesting import (
     distinct,
     order_for_nesting,
     parents_of,
+    path_text,
     split_path,
 )
 from deep500_timing.runs._format import NO_STEP
+
+
+def text_of(paths, number, names):
+    """The text of a path of :class:`Paths`."""
+    return path_text([names[region] for region in paths.regions_of(number)])
+
 
 INTERVALS = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 8), st.integers(0, 2)), min_size=1, max_size=14)
 
@@ -96,13 +103,13 @@ def test_paths_of_threads_and_devices():
         [True, True, True, False, True, True],
         [NO_STEP, NO_STEP, NO_STEP, 12, NO_STEP, NO_STEP],
     )
-    texts = [paths.text_of(number, names) for number in nested.paths.tolist()]
+    texts = [text_of(paths, number, names) for number in nested.paths.tolist()]
     assert ["FIT/BATCH", "FIT/BATCH/a\\/b", "FIT/BATCH/a\\/b", "FIT/IO", "IO"] == texts
     assert ["FIT", "BATCH", "a/b"] == split_path(texts[1])
     # The device interval arrives one chunk later; the region has other paths meanwhile.
     late = nest(paths, [950, 40], [960, 41], [2, 2], [0, 0], [False, True], [12, NO_STEP])
     assert nested.paths[1] == late.paths[0]
-    assert "a\\/b" == paths.text_of(int(late.paths[1]), names)
+    assert "a\\/b" == text_of(paths, int(late.paths[1]), names)
 
 
 CHUNK = st.lists(
@@ -120,7 +127,7 @@ def test_chunks_of_a_log_nest_as_one_by_one(first, second):
         starts, ends, regions, threads = columns[:, 0], columns[:, 0] + columns[:, 1], columns[:, 2], columns[:, 3]
         on_host = columns[:, 4].astype(bool)
         nested = nest(paths, starts, ends, regions, threads, on_host, starts)
-        texts = [paths.text_of(number, ["a", "b", "c"]) for number in nested.paths.tolist()]
+        texts = [text_of(paths, number, ["a", "b", "c"]) for number in nested.paths.tolist()]
         now = []
         for thread in (0, 1):
             rows = [int(row) for row in np.flatnonzero((threads == thread) & on_host)]
@@ -156,4 +163,4 @@ def test_any_path_comes_apart_again(names):
     paths, number = Paths(), -1
     for region in range(len(names)):
         number = paths.number_of(number, region)
-    assert names == split_path(paths.text_of(number, names))
+    assert names == split_path(text_of(paths, number, names))
