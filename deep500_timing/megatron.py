@@ -280,7 +280,7 @@ class Timers:
         names = None if names is None else list(names)
         own = self._own_times(names, reset, barrier)
         answers = self._exchange.round(own, _join, self._deadline_s)
-        # Without rank 0 the ranks that wait know of each other only.
+        # Without rank 0 a rank knows its own times only.
         found = _read(answers.reports if answers.combined is None else answers.combined)
         return self._text(_by_name(found, names), answers, normalizer)
 

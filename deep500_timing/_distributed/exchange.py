@@ -9,7 +9,7 @@ neither. There are two ways to take part:
   step.
 - :meth:`Exchange.round` leaves a report and waits for what rank 0 makes of all of them. Rank 0 asks every rank that
   waits to confirm its report for this very round, so no result mixes two rounds: a rank confirms while its caller
-  waits, and accepts a result only if that holds the report of this call. Where rank 0 does not come, rank 1 leads.
+  waits, and accepts a result only if that holds the report of this call.
 
 A rank that has called once too often or too rarely is noticed in the next round (``Answers.ahead``), and spoils none.
 A rank that was silent in :data:`SILENT_ROUNDS` rounds is looked at, and not waited for, until it is heard again.
@@ -45,8 +45,6 @@ _AGAIN_S = 0.25
 """After how long a rank that waits in a round says so again; twice as long after each further time."""
 _GATHER_SHARE = 0.7
 """Share of the deadline in which rank 0 takes reports, so that its result reaches the others within the deadline."""
-_HANDOVER_SHARE = 0.55
-"""Share of the deadline after which rank 1 leads the round if rank 0 has not come."""
 _SLACK, _SLACK_S = 0.05, 0.5
 """Share of a deadline, and seconds, of which the longer is kept for ending in time; of a short deadline a quarter."""
 _PATIENCE_SHARE, _PATIENCE_S = 0.1, 1.0
@@ -216,12 +214,11 @@ class Exchange:
     def round(self, report: bytes, combine: Callable[[dict[int, bytes]], bytes], deadline_s: float) -> Answers:
         """Leave a report and wait for the result that rank 0 makes of all of them. Every rank calls it.
 
-        It returns within the deadline even if the store is gone and its requests never end. If rank 0 does not come,
-        rank 1 makes the result.
+        It returns within the deadline even if the store is gone and its requests never end, and then without a result.
 
         Args:
             report: Of this rank.
-            combine: Called with the reports that came in time, on the rank that leads.
+            combine: Called on rank 0 with the reports that came in time.
             deadline_s: Seconds that it may take.
         """
         transport = self._find()
@@ -232,34 +229,37 @@ class Exchange:
         past.calls += 1
         others = frozenset(range(transport.world_size)) - {transport.rank}
         call = _Call(transport.rank, report, past.calls, deadline_s, others)
-        work = self._lead if transport.rank == 0 else self._follow
-        fault = line.connection.run(lambda channel: work(channel, past, call, combine), deadline_s)
+
+        def work(channel: Any) -> None:
+            if transport.rank == 0:
+                self._lead(channel, past, call, combine)
+            else:
+                self._follow(channel, past, call)
+
+        fault = line.connection.run(work, deadline_s)
         call.given_up = True
         return _answers(call, range(transport.world_size), fault)
 
     def _lead(self, channel: Any, past: _Past, call: _Call, combine: Callable[[dict[int, bytes]], bytes]) -> None:
         # Take the reports of the ranks that wait now, and give them the result.
         inbox, outbox = (self._topic(channel, past, what) for what in ("to-leader", "to-follower"))
-        number = call.number
-        here = call.rank
-        others = sorted(rank for rank in call.others if rank > here)
+        number, others = call.number, sorted(call.others)
         waiting = {rank for rank in others if past.silent.get(rank, 0) < SILENT_ROUNDS}
         calls: dict[int, int] = {}
-        share = _GATHER_SHARE if here == 0 else (1 + _HANDOVER_SHARE) / 2
-        for pause_s in pauses(call.begun_s + share * (call.until_s - call.begun_s)):
+        for pause_s in pauses(call.begun_s + _GATHER_SHARE * (call.until_s - call.begun_s)):
             # An earlier call that had given up may have taken messages that it could not use.
-            past.unread.update(channel.take(inbox, here, others))
+            past.unread.update(channel.take(inbox, 0, others))
             if call.given_up:
                 return
             for rank, raw in past.unread.items():
                 head, payload = unframe(raw)
-                if head.get("confirms") == [here, number]:
+                if head.get("confirms") == number:
                     calls[rank] = int(head["call"])
                     call.reports[rank] = past.payloads[rank]
                 elif "waits" in head:
                     past.payloads[rank] = payload
                     waiting.add(rank)
-                    channel.send(outbox, rank, frame({"ask": [here, number], "call": head["call"]}))
+                    channel.send(outbox, rank, frame({"ask": number, "call": head["call"]}))
                 if call.given_up:
                     return
             past.unread.clear()
@@ -268,12 +268,9 @@ class Exchange:
             time.sleep(pause_s)
         for rank in others:
             past.silent[rank] = 0 if rank in calls else past.silent.get(rank, 0) + 1
-        known = bool(past.excess)
-        changed = past.changed({here: 0, **{rank: n - number for rank, n in sorted(calls.items())}})
-        # Where a rank leads for the first time, calls are counted from rounds that it has not seen.
-        call.ahead = changed if known or here == 0 else {}
+        call.ahead = past.changed({0: 0, **{rank: n - number for rank, n in sorted(calls.items())}})
         combined = combine({rank: call.reports[rank] for rank in sorted(call.reports)})
-        call.held = {here, *calls}
+        call.held = {0, *calls}
         call.combined = combined
         result = frame({"calls": calls, "round": number, "ahead": call.ahead}, combined)
         for rank in calls:
@@ -284,9 +281,9 @@ class Exchange:
         # The store may live in this process, which may end after this.
         left = set(calls)
         for pause_s in pauses(call.until_s):
-            for rank, raw in channel.take(inbox, here, sorted(left)).items():
+            for rank, raw in channel.take(inbox, 0, sorted(left)).items():
                 head, _ = unframe(raw)
-                if head.get("confirms") == [here, number] and not call.given_up:
+                if head.get("confirms") == number and not call.given_up:
                     channel.send(outbox, rank, result)  # It was overwritten while it was taken.
                 else:
                     left.discard(rank)
@@ -295,48 +292,34 @@ class Exchange:
                 return
             time.sleep(pause_s)
 
-    def _follow(self, channel: Any, past: _Past, call: _Call, combine: Callable[[dict[int, bytes]], bytes]) -> None:
+    def _follow(self, channel: Any, past: _Past, call: _Call) -> None:
         inbox, outbox = (self._topic(channel, past, what) for what in ("to-follower", "to-leader"))
         here, number = call.rank, call.number
-        # The message to each leader, sent repeatedly: a message may be overwritten while another one is taken.
-        told = {0: frame({"call": number, "waits": True}, call.report)}
-        handover_s = call.begun_s + _HANDOVER_SHARE * (call.until_s - call.begun_s)
+        # Sent repeatedly: a message may be overwritten while another one is taken.
+        message = frame({"call": number, "waits": True}, call.report)
         tell_s, again_s = call.begun_s, _AGAIN_S
-        led = False
         for pause_s in pauses(call.until_s):
+            if call.given_up:
+                return
             if time.monotonic() >= tell_s:
-                for leader, message in told.items():
-                    if call.given_up:
-                        return
-                    channel.send(outbox, leader, message)
+                channel.send(outbox, 0, message)
                 tell_s, again_s = time.monotonic() + again_s, 2 * again_s
-            for leader, raw in channel.take(inbox, here, list(told)).items():
+            for raw in channel.take(inbox, here, [0]).values():
                 head, payload = unframe(raw)
                 if call.given_up:
                     return
                 if "ask" in head and head["call"] == number:
-                    led = True
-                    told[leader] = frame({"call": number, "confirms": head["ask"]})
-                    channel.send(outbox, leader, told[leader])
+                    message = frame({"call": number, "confirms": head["ask"]})
+                    channel.send(outbox, 0, message)
                 elif head.get("calls", {}).get(str(here)) == number:
-                    call.held = {leader, *map(int, head["calls"])}
+                    call.held = {0, *map(int, head["calls"])}
                     call.ahead = {int(rank): calls for rank, calls in head["ahead"].items()}
                     call.combined = payload
-                    channel.send(outbox, leader, frame({"call": number, "has": head["round"]}))
+                    channel.send(outbox, 0, frame({"call": number, "has": head["round"]}))
                     return
-            if call.given_up:
-                return
-            if not led and 1 not in told and time.monotonic() >= handover_s:
-                if here == 1:
-                    channel.withdraw(outbox, 0)
-                    self._lead(channel, past, call, combine)
-                    return
-                told[1] = told[0]
-                channel.send(outbox, 1, told[1])
             time.sleep(pause_s)
         if not call.given_up:
-            for leader in told:
-                channel.withdraw(outbox, leader)
+            channel.withdraw(outbox, 0)
 
     @staticmethod
     def _topic(channel: Any, past: _Past, what: str, step: int | None = None) -> str:

@@ -194,9 +194,9 @@ class StoreTransport:
     """Messages as keys in the store of a job, as ``torch.distributed`` has it.
 
     Args:
-        store: One with ``set``, ``get``, ``check`` and ``delete_key``. Where it has them, ``append`` tells which
-            ranks have arrived by one request, ``multi_get`` reads many messages by one, and with ``compare_set`` no
-            request waits for a message that another rank has just deleted.
+        store: One with ``set``, ``get``, ``check`` and ``delete_key``. Where it has them, ``multi_get`` reads many
+            messages by one request, and with ``compare_set`` no request waits for a message that another rank has just
+            deleted.
         rank: Of this process.
         world_size: How many ranks there are.
         keep: Keep the store alive. A job's own ends with its process group.
@@ -208,7 +208,6 @@ class StoreTransport:
         self.rank, self.world_size = rank, world_size
         self._kept = store if keep else None
         self._found = weakref.ref(store)
-        self._appends = hasattr(store, "append")
         self._restarts = restarts and hasattr(store, "add")
 
     @property
@@ -236,21 +235,14 @@ class StoreTransport:
         return int(self._store.add(self._key("begun", name, self.rank), 1)) if self._restarts else 0
 
     def send(self, topic: str, to: int, message: bytes) -> None:
-        """Set a key, and add this rank to the list of arrivals."""
-        store = self._store
-        store.set(self._key(topic, to, self.rank), message)
-        if self._appends and to >= 0:
-            try:
-                store.append(self._key(topic, to, "arrived"), f"{self.rank} ")
-            except (NotImplementedError, RuntimeError):
-                self._appends = False
+        """Set a key."""
+        self._store.set(self._key(topic, to, self.rank), message)
 
     def take(self, topic: str, to: int, senders: Sequence[int]) -> dict[int, bytes]:
         """Get the messages that have arrived, and delete them."""
-        keys = {sender: self._key(topic, to, sender) for sender in self._arrived(topic, to, senders)}
-        found = get_all(self._store, keys)
+        found = self.read(topic, to, senders)
         for sender in found:
-            self._store.delete_key(keys[sender])
+            self._store.delete_key(self._key(topic, to, sender))
         return found
 
     def read(self, topic: str, to: int, senders: Sequence[int]) -> dict[int, bytes]:
@@ -258,30 +250,9 @@ class StoreTransport:
         keys = {sender: self._key(topic, to, sender) for sender in senders}
         return get_all(self._store, {sender: keys[sender] for sender in present(self._store, keys)})
 
-    def _arrived(self, topic: str, to: int, senders: Sequence[int]) -> list[int]:
-        keys = {sender: self._key(topic, to, sender) for sender in senders}
-        if keys and self._store.check(list(keys.values())):
-            return list(keys)
-        listed = self._key(topic, to, "arrived")
-        if not self._appends or len(keys) < 2:
-            return present(self._store, keys)
-        # Senders of messages that were taken or withdrawn are still in the list.
-        text = get_if_there(self._store, listed) or b""
-        said = set(map(int, text.split()))
-        arrived = present(self._store, {sender: key for sender, key in keys.items() if sender in said})
-        if text and said <= keys.keys():
-            # All of them are known now. Where a topic is used again and again the list would grow for ever.
-            with contextlib.suppress(AttributeError, NotImplementedError, RuntimeError):
-                self._store.compare_set(listed, text.decode(), "")
-        return arrived
-
     def withdraw(self, topic: str, to: int) -> None:
-        """Delete the key, and the list of arrivals if no other rank is in it."""
-        store, listed = self._store, self._key(topic, to, "arrived")
-        store.delete_key(self._key(topic, to, self.rank))
-        found = get_if_there(store, listed) if self._appends else None
-        if found is not None and (to == self.rank or {int(text) for text in found.split()} <= {self.rank}):
-            store.delete_key(listed)
+        """Delete the key."""
+        self._store.delete_key(self._key(topic, to, self.rank))
 
     @staticmethod
     def _key(*parts: object) -> str:

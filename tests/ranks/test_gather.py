@@ -81,11 +81,6 @@ class Able(Memory):
             self.asked += 1
             return [self.values[key] for key in keys]
 
-    def append(self, key, value):
-        """Add to a value."""
-        with self.lock:
-            self.values[key] = self.values.get(key, b"") + value.encode()
-
 
 def of_store(store, world_size):
     """A transport for each rank."""
@@ -162,6 +157,7 @@ def test_a_world_of_one_does_so_too():
 def test_a_topic_that_is_used_again_and_again_stays_small(transports):
     """What a store keeps of it, and what each look reads, does not grow with the number of messages."""
     store = transports[0]._store
+    before = store.num_keys()
     for number in range(50):
         for senders in ([1], [1, 2, 3]):
             for sender in senders:
@@ -169,7 +165,7 @@ def test_a_topic_that_is_used_again_and_again_stays_small(transports):
             found = transports[0].take("ask", 0, [1, 2, 3])
             assert dict.fromkeys(senders, b"%d" % number) == found
         assert {} == transports[0].take("ask", 0, [1, 2, 3])
-    assert b"" == bytes(store.get("deep500_timing/gather/ask/0/arrived"))
+    assert before == store.num_keys()
 
 
 def test_all_ranks_are_in_the_report(transports):
