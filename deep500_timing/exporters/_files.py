@@ -9,12 +9,10 @@ from contextlib import suppress
 from typing import Any
 
 from deep500_timing._base.files import lock
-from deep500_timing._base.warn import warn_once
 
 _BINARY = getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
 _APPEND = os.O_APPEND | os.O_CREAT | _BINARY
 _MOST_NUMBERS = 10_000
-_HEAD = 256
 
 
 def encode(text: str) -> bytes:
@@ -93,8 +91,6 @@ class SharedFile:
         """See that the file can be added to, making it if need be, and that its first line is the header."""
         self.path = path
         self._header = header
-        self._file: tuple[int, int] | None = None
-        self._head = b""
         descriptor = self._open()
         try:
             if self._size(descriptor):
@@ -112,16 +108,13 @@ class SharedFile:
     def append(self, data: bytes) -> None:
         """Append a report, starting on a new line.
 
-        If the disk fills up, the partial report is removed. A replaced file is checked again.
+        If the disk fills up, the partial report is removed.
         """
         try:
             descriptor = self._open_locked()
             try:
                 size = self._size(descriptor)
-                before = self._what_comes_first(descriptor, size)
-                self._write(descriptor, before + data, size)
-                if size == 0:
-                    self._head = (before + data)[:_HEAD]
+                self._write(descriptor, self._what_comes_first(descriptor, size) + data, size)
             finally:
                 os.close(descriptor)
         except OSError as error:
@@ -149,30 +142,10 @@ class SharedFile:
         return status.st_size if stat.S_ISREG(status.st_mode) else 0
 
     def _what_comes_first(self, descriptor: int, size: int) -> bytes:
-        status = os.fstat(descriptor)
-        # A deleted file's inode number may be reused, so compare the first bytes as well.
-        file = (status.st_dev, status.st_ino)
-        before, self._file = self._file, file
         if size == 0:
-            self._head = b""
             return self._header
-        head = _read(descriptor, 0, _HEAD) or self._head
-        replaced = before is not None and (before != file or not head.startswith(self._head))
-        self._head = head
         self._check_header(descriptor)
-        if replaced:
-            warn_once(
-                f"Adding times to {self.path!r}: the file was replaced by another one since the last report. The log "
-                f"goes on in the new one."
-            )
-        if _read(descriptor, size - 1, 1) in (b"\n", b""):
-            return b""
-        if before is not None and not replaced:
-            warn_once(
-                f"Adding times to {self.path!r}: the file's last line was cut off since the last report. "
-                f"The log goes on in a new line."
-            )
-        return b"\n"
+        return b"" if _read(descriptor, size - 1, 1) in (b"\n", b"") else b"\n"
 
     def _check_header(self, descriptor: int) -> None:
         first = _read(descriptor, 0, len(self._header)) if self._header else b""
