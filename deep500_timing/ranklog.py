@@ -19,38 +19,40 @@ in a twentieth of the bytes.
 
 from __future__ import annotations
 
-import atexit
 import os
 import threading
-from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing._base.fork import after_fork
-from deep500_timing._base.names import CPU
-from deep500_timing._base.warn import warn_once
 
 if TYPE_CHECKING:
     from os import PathLike
 
     from deep500_timing.runs import Run
+    from deep500_timing.runs._lines import LineLog
     from deep500_timing.timer import Timer
 
 __all__ = ["GlobalTimer", "global_timer", "read_rank_logs"]
 
 FOLDER = "time_log"
-_FLUSH_S = 1.0
-_MOST_WAITING = 1 << 20
-"""Lines that wait in memory while the file cannot be written; older ones are dropped and counted."""
+_lock = threading.Lock()
+
+
+@after_fork
+def _renew_lock() -> None:
+    # A thread that does not exist in the child may hold it.
+    global _lock
+    _lock = threading.Lock()
 
 
 class GlobalTimer:
     """Times named stages and writes a line for each, from a background thread.
 
     Args:
-        folder: Where the files go; made when there is something to write. A file that is there is never written to:
+        folder: The folder of the files; made when there is something to write. An existing file is never written to:
             the next run of a rank writes ``timer_rank0.1.log``.
-        timer: What times; None makes one of the process's own at the first start.
-        rank: Which rank this is; ``torch.distributed`` or the launcher are asked if None.
+        timer: The timer of the stages; None makes one at the first start.
+        rank: The rank of this process; from ``torch.distributed`` or the launcher if None.
         flush_s: Seconds between writes; None leaves all to :meth:`dump`.
     """
 
@@ -60,32 +62,17 @@ class GlobalTimer:
         *,
         timer: Timer | None = None,
         rank: int | None = None,
-        flush_s: float | None = _FLUSH_S,
+        flush_s: float | None = 1.0,
     ) -> None:
         self.folder = os.fspath(folder)
         self.rank = rank
-        self.dropped = 0
-        """Lines that could not be written and were too many to be kept."""
         self._timer = timer
         self._flush_s = flush_s
-        self._forget()
-        _timers.append(self)
-
-    def _forget(self) -> None:
-        self._source: Any = None
-        self._offset_ns = 0
-        self._file: Any = None
-        self._thread: threading.Thread | None = None
-        self._waiting: dict[tuple[str, int], deque[tuple[int, int]]] = {}
-        self._cuda: dict[tuple[str, int], dict[int, int]] = {}
-        self._done: dict[tuple[str, int], int] = {}
-        self._unwritten: deque[str] = deque()
-        self._lock = threading.RLock()
-        self._has_exit = False
+        self._log: LineLog | None = None
 
     @property
     def timer(self) -> Timer:
-        """What times the stages: its snapshot has their statistics."""
+        """The timer of the stages: its snapshot has their statistics."""
         if self._timer is None:
             self._timer = self._new_timer()
         return self._timer
@@ -96,9 +83,8 @@ class GlobalTimer:
         return Timer()
 
     def _on_device(self) -> bool:
-        # A stage is timed on the device if there is one; that there is none is said by the word in its line.
-        device = self.timer.device.find()
-        return not device.is_null
+        # A stage is timed on the device if there is one; its line says if there is none.
+        return not self.timer.device.find().is_null
 
     def start(self, name: str) -> None:
         """Begin a stage on the calling thread.
@@ -107,8 +93,12 @@ class GlobalTimer:
             RegionOpenError: It has begun already.
             InvalidKeyError: The name is not a non-empty string.
         """
-        if self._source is None:
-            self._begin()
+        if self._log is None or self._log.closed:
+            from deep500_timing.runs._lines import LineLog
+
+            with _lock:
+                if self._log is None or self._log.closed:
+                    self._log = LineLog(self.folder, self.timer, rank=self.rank, flush_s=self._flush_s, gc=False)
         self.timer.start(name, self._on_device())
 
     def stop(self, name: str) -> None:
@@ -120,117 +110,9 @@ class GlobalTimer:
         self.timer.end(name, self._on_device())
 
     def dump(self) -> None:
-        """Write everything that has ended, waiting for times that are still on their way from the device."""
-        self._flush(wait=True, final=True)
-
-    def _begin(self) -> None:
-        from deep500_timing._summary.snapshot import take_anchor
-        from deep500_timing.runs._source import Source, Threads
-
-        with self._lock:
-            if self._source is not None:
-                return
-            anchor = take_anchor(self.timer.now_ns)
-            self._offset_ns = anchor.unix_ns - anchor.host_ns
-            self._source = Source(self.timer, Threads())
-            if not self._has_exit:
-                atexit.register(self._at_exit)
-                self._has_exit = True
-            if self._flush_s is not None:
-                self._thread = threading.Thread(target=self._work, name="deep500-timing rank log", daemon=True)
-                self._thread.start()
-
-    def _work(self) -> None:
-        pause = threading.Event()  # A daemon's: the process may end while it waits.
-        while not pause.wait(self._flush_s):
-            self._flush(wait=False, final=False)
-
-    def _at_exit(self) -> None:
-        self._flush(wait=False, final=True)
-
-    def _flush(self, *, wait: bool, final: bool) -> None:
-        if self._source is None:
-            return
-        with self._lock:
-            try:
-                if final:
-                    self._source.collect_device(wait=wait)
-                self._take()
-                self._queue_lines(final)
-                self._write()
-            except Exception as error:
-                warn_once(
-                    f"Writing times to {self.folder} failed and is tried again: {type(error).__name__}: {error}. The "
-                    "program goes on.",
-                    key=f"rank log {self.folder}",
-                )
-
-    def _take(self) -> None:
-        for part in self._source.take(None):
-            key = part.region, part.thread
-            pairs = part.pairs.tolist()
-            if part.device == CPU:
-                self._waiting.setdefault(key, deque()).extend((start, end) for start, end in pairs)
-            elif part.ordinals is not None:
-                of_host = self._cuda.setdefault(key, {})
-                for ordinal, (start, end) in zip(part.ordinals.tolist(), pairs, strict=True):
-                    if ordinal >= 0:
-                        of_host[ordinal] = end - start
-
-    def _queue_lines(self, final: bool) -> None:
-        from deep500_timing.runs._lines import Line, write_line
-
-        rank = self._rank()
-        lines = []
-        for key, waiting in self._waiting.items():
-            of_host = self._cuda.setdefault(key, {})
-            done = self._done.setdefault(key, 0)
-            # A line waits for the device's time, unless a later one has come or nothing more will.
-            newest = max(of_host, default=-1)
-            on_device = self._on_device()
-            while waiting and (final or not on_device or done <= newest):
-                start, end = waiting.popleft()
-                cuda = of_host.pop(done, None)
-                done += 1
-                lines.append(Line(rank, key[0], start + self._offset_ns, end + self._offset_ns, end - start, cuda))
-            self._done[key] = done
-        lines.sort(key=lambda line: line.end_ns)
-        self._unwritten.extend(map(write_line, lines))
-        while len(self._unwritten) > _MOST_WAITING:
-            self._unwritten.popleft()
-            self.dropped += 1
-
-    def _rank(self) -> int:
-        from deep500_timing._distributed.launchers import known_rank_and_world
-
-        return (known_rank_and_world()[0] or 0) if self.rank is None else self.rank
-
-    def _write(self) -> None:
-        if not self._unwritten:
-            return
-        from deep500_timing.runs._format import LogFile
-        from deep500_timing.runs._lines import name_of_file
-
-        session = 0
-        while self._file is None:
-            os.makedirs(self.folder, exist_ok=True)
-            try:
-                self._file = LogFile(os.path.join(self.folder, name_of_file(self._rank(), session)))
-            except FileExistsError:
-                session += 1
-        text = "".join(self._unwritten)
-        self._file.append(text.encode("utf-8", "backslashreplace"))
-        self._unwritten.clear()
-
-
-_timers: list[GlobalTimer] = []
-
-
-@after_fork
-def _forget_all() -> None:
-    # The file and the thread are the parent's; a child that times stages writes another file.
-    for timer in _timers:
-        timer._forget()
+        """Write everything that has ended, and wait for pending device times."""
+        if self._log is not None:
+            self._log.dump()
 
 
 global_timer = GlobalTimer()

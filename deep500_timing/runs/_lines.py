@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import tempfile
+from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from deep500_timing._base.names import BATCH, CPU, GPU
 from deep500_timing._base.warn import warn_once
-from deep500_timing._summary.snapshot import ClockAnchor
+from deep500_timing._summary.snapshot import ClockAnchor, take_anchor
 from deep500_timing.runs._collector import StepCounter
 from deep500_timing.runs._format import END, HEADER, name_of
 from deep500_timing.runs._header import Place, describe
+from deep500_timing.runs._log import RunLog
 from deep500_timing.runs._run import Run
-from deep500_timing.runs._writer import Encoder
+from deep500_timing.runs._source import Source
+from deep500_timing.runs._writer import Encoder, Writer
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from deep500_timing._recording.recorder import Recorder
 
     Int64Array = NDArray[np.int64]
 
@@ -97,6 +103,61 @@ def _nanoseconds(whole: str, fraction: str, digits: int) -> int:
 
 def _one_line(name: str) -> str:
     return name if name.isprintable() else name.encode("unicode_escape").decode("ascii")
+
+
+class LineLog(RunLog):
+    """Writes a line for each time of a timer. A line waits for the time on the device until a later one has come."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        self._host_ns: dict[tuple[str, int], deque[tuple[int, int]]] = {}
+        """Start and end of the times that are not written yet, by stage and thread."""
+        self._device_ns: dict[tuple[str, int], dict[int, int]] = {}
+        """The durations on the device by the start on the host."""
+        self._is_dump = False
+        super().__init__(*arguments, **settings)
+        self._writer = _LineWriter(self.folder, sys.maxsize)
+        anchor = take_anchor(self._now)
+        self._offset_ns = anchor.unix_ns - anchor.host_ns
+
+    def attach(self, timer: Recorder) -> None:
+        """Read a timer that may also write to a run."""
+        self._clock, self._now = timer._clock, timer.now_ns
+        self._collector.sources.append(Source(timer, self._collector.threads))
+
+    def dump(self) -> None:
+        """Wait for pending device times and write the lines of everything that has ended."""
+        for source in self._collector.sources:
+            source.collect_device(wait=True)
+        self._is_dump = True
+        try:
+            self.flush()
+        finally:
+            self._is_dump = False
+
+    def _frames(self, final: bool, reason: str) -> bytes:
+        sources: list[Any] = self._collector.sources
+        waits = any(not source.timer.device.find().is_null for source in sources)
+        for part, _, hosts in self._collector._taken:
+            key, (starts, ends) = (part.region, part.thread), part.pairs.T
+            if part.device == CPU:
+                self._host_ns.setdefault(key, deque()).extend(zip(starts.tolist(), ends.tolist(), strict=True))
+            elif hosts is not None:
+                self._device_ns.setdefault(key, {}).update(zip(hosts.tolist(), (ends - starts).tolist(), strict=True))
+        lines, rank, offset_ns = [], self._place.rank, self._offset_ns
+        for key, ended in self._host_ns.items():
+            known = self._device_ns.get(key, {})
+            newest = max(known, default=-1)
+            while ended and (final or self._is_dump or not waits or ended[0][0] <= newest):
+                start, end = ended.popleft()
+                device_ns = known.pop(start, None)
+                lines.append(Line(rank, key[0], start + offset_ns, end + offset_ns, end - start, device_ns))
+        lines.sort(key=lambda line: line.end_ns)
+        return "".join(map(write_line, lines)).encode("utf-8", "backslashreplace")
+
+
+class _LineWriter(Writer):
+    def _name(self) -> str:
+        return name_of_file(self._rank, self.session + self.segment)
 
 
 class _RunOfLines(Run):

@@ -297,8 +297,9 @@ class RunLog:
         if self._collector.gc_times is not None:
             self._collector.gc_times.close()
         for source in self._collector.sources:
-            source.timer._run = None
-            source.timer._detach_log()
+            if source.timer._run is self:
+                source.timer._run = None
+                source.timer._detach_log()
         self._collector.sources = []
         self._writer.close()
         self.written.set()

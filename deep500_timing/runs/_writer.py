@@ -213,11 +213,14 @@ class Writer:
         faults, self._faults = self._faults, []
         return faults
 
+    def _name(self) -> str:
+        return name_of(self._rank, self.session, self.segment)
+
     def _open(self) -> bool:
         try:
             os.makedirs(self.folder, exist_ok=True)
             while True:
-                path = os.path.join(self.folder, name_of(self._rank, self.session, self.segment))
+                path = os.path.join(self.folder, self._name())
                 try:
                     self._file = LogFile(path)
                     self._begun = True

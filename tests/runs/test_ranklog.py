@@ -12,6 +12,7 @@ import pytest
 import deep500_timing
 from deep500_timing import RegionNotOpenError, RegionOpenError, Timer, TimingWarning
 from deep500_timing.ranklog import GlobalTimer, read_rank_logs
+from deep500_timing.runs import Run, RunLog
 from deep500_timing.runs._lines import Line, read_line, write_line
 from deep500_timing.testing import ManualDeviceClock
 
@@ -26,9 +27,24 @@ def device():
 
 
 @pytest.fixture
-def timer(clock, device, tmp_path):
-    """A global timer that writes when it is told to, on clocks that stand still."""
-    return GlobalTimer(tmp_path / "time_log", timer=Timer(device, clock=clock), rank=3, flush_s=None)
+def make(clock):
+    """Make a global timer that writes when it is told to, on a clock that stands still."""
+    made = []
+
+    def make(folder, rank=0, device=None):
+        made.append(GlobalTimer(folder, timer=Timer(device, clock=clock), rank=rank, flush_s=None))
+        return made[-1]
+
+    yield make
+    for timer in made:
+        if timer._log is not None:
+            timer._log.close()
+
+
+@pytest.fixture
+def timer(make, device, tmp_path):
+    """A global timer of rank 3 with a device."""
+    return make(tmp_path / "time_log", 3, device)
 
 
 def test_the_line_is_the_one_that_people_know():
@@ -81,15 +97,15 @@ def test_a_line_waits_for_the_device(timer, clock, device, tmp_path):
     device.launch(1.0)
     clock.advance(0.5)
     timer.stop("a")
-    timer._flush(wait=False, final=False)
-    assert not path.exists()
-    timer._flush(wait=False, final=True)
+    timer._log.flush()
+    assert "" == path.read_text()
+    timer._log.close(wait=False)
     assert read_line(path.read_text()).cuda_ns is None
 
 
-def test_without_a_device(clock, tmp_path):
+def test_without_a_device(clock, make, tmp_path):
     """Without a device the time on it is missing, and nobody is warned."""
-    timer = GlobalTimer(tmp_path, timer=Timer(clock=clock), rank=0, flush_s=None)
+    timer = make(tmp_path)
     timer.start("io")
     clock.advance(0.5)
     timer.stop("io")
@@ -108,10 +124,10 @@ def test_misuse_is_named(timer):
         timer.stop("b")
 
 
-def test_nothing_is_overwritten(clock, tmp_path):
+def test_nothing_is_overwritten(make, tmp_path):
     """A later run of a rank writes a file of its own beside the first one's."""
     for number in range(2):
-        timer = GlobalTimer(tmp_path, timer=Timer(clock=clock), rank=0, flush_s=None)
+        timer = make(tmp_path)
         timer.start(f"run {number}")
         timer.stop(f"run {number}")
         timer.dump()
@@ -120,10 +136,10 @@ def test_nothing_is_overwritten(clock, tmp_path):
     ]
 
 
-def test_a_folder_that_cannot_be_made(clock, tmp_path):
+def test_a_folder_that_cannot_be_made(make, tmp_path):
     """A fault costs one warning; what could not be written is written when it can be."""
     (tmp_path / "log").write_text("mine")
-    timer = GlobalTimer(tmp_path / "log", timer=Timer(clock=clock), rank=0, flush_s=None)
+    timer = make(tmp_path / "log")
     timer.start("a")
     timer.stop("a")
     with pytest.warns(TimingWarning, match="File exists") as said:
@@ -135,10 +151,10 @@ def test_a_folder_that_cannot_be_made(clock, tmp_path):
     assert "a" == read_line((tmp_path / "log" / "timer_rank0.log").read_text()).name
 
 
-def test_read_as_a_run(clock, device, tmp_path):
+def test_read_as_a_run(clock, make, device, tmp_path):
     """The lines of all ranks are the tables of a run: counts and sums are theirs, on the host and on the device."""
     for rank in range(2):
-        timer = GlobalTimer(tmp_path, timer=Timer(device, clock=clock), rank=rank, flush_s=None)
+        timer = make(tmp_path, rank, device)
         for step in range(5):
             timer.start("BATCH")
             clock.advance(0.25)
@@ -170,6 +186,22 @@ def test_there_is_nothing_to_read(tmp_path):
     for folder in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(FileNotFoundError, match="global_timer writes them"):
             read_rank_logs(folder)
+
+
+def test_a_timer_that_writes_to_a_run_as_well(tmp_path):
+    """A run of the timer has the same times as the lines, and stays the timer's run."""
+    tmr = Timer(run=RunLog(tmp_path / "run", rank=0, flush_s=None))
+    timer = GlobalTimer(tmp_path / "lines", timer=tmr, rank=0, flush_s=None)
+    timer.start("a")
+    timer.stop("a")
+    timer.dump()
+    with tmr.run as log:
+        timer._log.close()
+        assert log is tmr.run
+    line = read_line((tmp_path / "lines" / "timer_rank0.log").read_text())
+    with Run.open(tmp_path / "run") as run:
+        (row,) = run.intervals().rows()
+        assert abs(row["dur_ns"] - line.cpu_ns) < 1000
 
 
 PROGRAM = """
