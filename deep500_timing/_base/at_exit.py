@@ -114,7 +114,6 @@ def report_at_exit(report: Callable[[], None], prepare: Callable[[], None]) -> N
 
 
 def is_terminated() -> bool:
-    """Whether SIGTERM ends this process."""
     return bool(_endings) or bool(_put_off)
 
 

@@ -56,7 +56,6 @@ class RegionMemory:
     """The most that the allocator held at any of them."""
 
     def then(self, usage: MemoryUsage) -> RegionMemory:
-        """With one more end."""
         largest = {name: _largest(getattr(self, name), getattr(usage, name.removeprefix("max_"))) for name in MAXIMA}
         return RegionMemory(self.samples + 1, usage, **largest)
 
@@ -75,12 +74,10 @@ class MemorySamples:
         self._adding = allocate_lock()
 
     def add(self, usage: MemoryUsage) -> None:
-        """Take in one more end."""
         self._new.append(usage)
         self.total()
 
     def total(self) -> RegionMemory | None:
-        """Their summary; None without a sample."""
         if self._adding.acquire(False):
             try:
                 while self._new:

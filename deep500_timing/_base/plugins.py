@@ -17,7 +17,6 @@ def names(group: str) -> tuple[str, ...]:
 
 
 def load(group: str, name: str) -> Any:
-    """Import the plug-in of a name."""
     found = registered(group)
     if name not in found:
         known = ", ".join(map(repr, sorted(found))) or "none, as deep500-timing is not installed"

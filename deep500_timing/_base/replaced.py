@@ -20,7 +20,6 @@ class Replaced:
         return bool(self._before)
 
     def put(self, owner: Any, name: str, value: Any) -> None:
-        """Set an attribute of an object, class or module."""
         self._before.append((owner, name, vars(owner).get(name, self), value))
         setattr(owner, name, value)
 

@@ -131,7 +131,6 @@ _OWN = ("AUTOLOG", "MEASUREMENT", "PYTEST_CHILD", "COMPLETE", "TEST_", "REHEARSA
 
 
 def setting(key: str) -> Any:
-    """The value of a setting."""
     known = SETTINGS[key]
     variable = PREFIX + key.upper()
     text, where = os.environ.get(variable), variable

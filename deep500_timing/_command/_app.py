@@ -54,11 +54,9 @@ class Commands(click.Group):
     """A group that imports a subcommand when it is used."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Their names, in the order of the table."""
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """One of them, or None."""
         if cmd_name not in COMMANDS:
             return None
         return getattr(import_module(f"deep500_timing._command.{COMMANDS[cmd_name][0]}"), cmd_name)

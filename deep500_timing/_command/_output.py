@@ -58,7 +58,6 @@ def _plain(value: Any) -> Any:
 
 
 def print_sheet(run: Run, sheet: Sheet) -> None:
-    """Print the report of a run as JSON."""
     from deep500_timing._views.about import about_run
 
     print_json(

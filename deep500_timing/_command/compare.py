@@ -23,7 +23,6 @@ class Percent(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     name = "percent"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> float:
-        """The share; it is above 0."""
         if isinstance(value, float):
             return value
         text = str(value).strip()
@@ -111,7 +110,6 @@ def show(
     as_json: bool,
     floor_path: str | None = None,
 ) -> int:
-    """Print and write the comparison."""
     import json
     from dataclasses import asdict
 

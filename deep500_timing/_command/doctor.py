@@ -36,7 +36,6 @@ def doctor(as_json: bool) -> None:
 
 
 def examine() -> dict[str, Any]:
-    """The report as plain data."""
     from deep500_timing import exporters
     from deep500_timing._distributed.launchers import discover_launch
     from deep500_timing._recording.recorder import COMPILED

@@ -60,7 +60,6 @@ class Connection:
         self._idle.set()
 
     def is_to(self, store: Any) -> bool:
-        """Whether it is to this store."""
         return self._shared() is store
 
     def connect(self) -> None:

@@ -405,7 +405,6 @@ _lines: weakref.WeakKeyDictionary[Transport, _Line] = weakref.WeakKeyDictionary(
 
 
 def line_of(transport: Transport) -> _Line:
-    """The connection of a transport, and what its exchanges have done."""
     line = _lines.get(transport)
     if line is None:
         line = _lines.setdefault(transport, _Line(transport))
@@ -472,14 +471,12 @@ class Report(NamedTuple):
 
 
 def pack_reports(reports: Iterable[Report]) -> bytes:
-    """Several reports of a rank as one message."""
     reports = list(reports)
     head = {"reports": [(report.call, report.unix, len(report.payload)) for report in reports]}
     return frame(head, b"".join(report.payload for report in reports))
 
 
 def unpack_reports(raw: bytes) -> list[Report]:
-    """The inverse of :func:`pack_reports`."""
     head, payloads = unframe(raw)
     found, begin = [], 0
     for call, unix, size in head["reports"]:
@@ -494,7 +491,6 @@ def frame(head: dict[str, Any], payload: bytes = b"") -> bytes:
 
 
 def unframe(raw: bytes) -> tuple[dict[str, Any], bytes]:
-    """The inverse of :func:`frame`."""
     line, _, payload = raw.partition(b"\n")
     head: dict[str, Any] = json.loads(line)
     return head, payload

@@ -74,7 +74,6 @@ class Gatherer:
         return merge_snapshots(answers.reports, self.ranks, fault=answers.fault, step=step, ahead=answers.ahead)
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until this rank's snapshots are sent, and say whether they are."""
         return self._exchange.flush(timeout_s)
 
 
@@ -258,7 +257,6 @@ def plain_line(report: Gathered) -> dict[str, Any]:
 
 
 def ranks_of_node() -> list[int]:
-    """The ranks of this machine, as the launcher tells."""
     launch = discover_launch()
     if launch.local_world_size is None:
         raise ValueError(

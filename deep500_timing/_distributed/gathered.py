@@ -261,7 +261,6 @@ class _Region:
         self.of_rank[rank] = (count, total_ns / count / 1e9, median, p95)
 
     def histogram(self) -> NDArray[np.int64]:
-        """How many times of all ranks fell into each bin."""
         np.add.at(self._histogram, np.array(self._bins, dtype=np.int64), np.array(self._counts, dtype=np.int64))
         self._bins, self._counts = [], []
         return self._histogram

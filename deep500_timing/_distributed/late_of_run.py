@@ -51,7 +51,6 @@ class _Phases(NamedTuple):
 
 
 def steps_of_run(run: Run, *, session: int | None = None) -> Steps:
-    """The steps that every rank has."""
     import numpy as np
 
     logs = run.table("logs").rows()

@@ -108,16 +108,13 @@ class AloneTransport:
         self._left: dict[tuple[str, int], bytes] = {}
 
     def send(self, topic: str, to: int, message: bytes) -> None:
-        """Leave a message for this rank."""
         self._left[topic, to] = message
 
     def take(self, topic: str, to: int, senders: Sequence[int]) -> dict[int, bytes]:
-        """The message, if there is one."""
         found = self._left.pop((topic, to), None) if 0 in senders else None
         return {} if found is None else {0: found}
 
     def withdraw(self, topic: str, to: int) -> None:
-        """Forget the message."""
         self._left.pop((topic, to), None)
 
 
@@ -140,7 +137,6 @@ class FolderTransport:
         self._folder = os.path.abspath(os.fspath(folder))
 
     def send(self, topic: str, to: int, message: bytes) -> None:
-        """Write a file."""
         mailbox = self._mailbox(topic, to)
         path = os.path.join(mailbox, f".{self.rank}")
         with self._open_in(mailbox, path) as file:
@@ -182,7 +178,6 @@ class FolderTransport:
         return found
 
     def withdraw(self, topic: str, to: int) -> None:
-        """Remove the file."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(self._mailbox(topic, to), str(self.rank)))
 
@@ -219,7 +214,6 @@ class StoreTransport:
 
     @property
     def underlying_store(self) -> Any:
-        """The store."""
         return self._store
 
     def clone(self) -> StoreTransport:
@@ -227,7 +221,6 @@ class StoreTransport:
         return StoreTransport(self._store.clone(), self.rank, self.world_size, restarts=self._restarts)
 
     def set_timeout(self, timeout: Any) -> None:
-        """After how long a request gives up."""
         self._store.set_timeout(timeout)
 
     def begin(self, name: str) -> int:
@@ -235,7 +228,6 @@ class StoreTransport:
         return int(self._store.add(self._key("begun", name, self.rank), 1)) if self._restarts else 0
 
     def send(self, topic: str, to: int, message: bytes) -> None:
-        """Set a key."""
         self._store.set(self._key(topic, to, self.rank), message)
 
     def take(self, topic: str, to: int, senders: Sequence[int]) -> dict[int, bytes]:
@@ -251,7 +243,6 @@ class StoreTransport:
         return get_all(self._store, {sender: keys[sender] for sender in present(self._store, keys)})
 
     def withdraw(self, topic: str, to: int) -> None:
-        """Delete the key."""
         self._store.delete_key(self._key(topic, to, self.rank))
 
     @staticmethod

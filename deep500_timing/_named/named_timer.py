@@ -40,7 +40,6 @@ def timer_for(
 
 
 def check_normalizer(method: str, normalizer: float) -> None:
-    """Check the divisor of a report."""
     if not normalizer > 0.0:
         raise ValueError(f"{method}(normalizer={normalizer!r}): it divides the times, so it must be above 0.")
 
@@ -92,11 +91,9 @@ class NamedTimer:
 
     @property
     def running(self) -> bool:
-        """Whether it is started."""
         return bool(self._region.is_open)
 
     def start(self) -> None:
-        """Start."""
         region = self._region
         if self._plain and not region.is_open and self._timer._generation == self._generation:
             region._open_at(self._now())
@@ -182,7 +179,6 @@ class NamedTimer:
             sample_region(self._timer, self.name, self._memory)
 
     def forget_running(self) -> None:
-        """Forget the start, if it is running."""
         if self.running:
             self._timer._discard_all(self._region)
             if self._on_device is not None:
@@ -239,15 +235,12 @@ class NamedTimer:
         return self._times.take()
 
     def lifetime(self) -> Totals:
-        """The sums of all times; waits for times on their way."""
         return self._times.lifetime()
 
     def recorded(self, *, reset: bool = False) -> Totals:
-        """The times of ``stop(record=True)``."""
         return self._times.recorded(reset=reset)
 
     def wait(self) -> None:
-        """Wait for the times on their way from the device."""
         if self._on_device is not None:
             self._on_device.wait()
 
@@ -290,12 +283,10 @@ class DeepSpeedAttributes(NamedTimer):
 
     @property
     def name_(self) -> str:
-        """Its name."""
         return self.name
 
     @property
     def started_(self) -> bool:
-        """Whether it is running."""
         return self.running
 
     @property

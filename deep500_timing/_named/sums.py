@@ -87,7 +87,6 @@ class _Times:
         return self._lifetime
 
     def recorded(self, *, reset: bool = False) -> Totals:
-        """The times of ``stop(record=True)``, without waiting."""
         with self._lock:
             self._settle()
             totals = self._recorded
@@ -116,7 +115,6 @@ class HostTimes(_Times):
         self._counted_from: tuple[int, int] | None = None
 
     def add(self, start_ns: int, end_ns: int, record: bool) -> None:
-        """Add an interval. Never waits."""
         self.fresh.append((start_ns, end_ns, record))
         if len(self.fresh) > _UNDRAINED and self._lock.acquire(blocking=False):
             try:
@@ -164,7 +162,6 @@ class HostTimes(_Times):
         reset: bool = False,
         before_restart: Callable[[], object] | None = None,
     ) -> Totals:
-        """The times since the last reset, with the time of a running timer so far."""
         with self._lock:
             self._settle()
             start_ns, counted = region._opened_ns(), self._counted_from
@@ -240,7 +237,6 @@ class DeviceTimes(_Times):
         self._store: Intervals | None = None
 
     def start(self) -> None:
-        """Queue the first event on the current stream."""
         self.forget_running()
         self._starter = get_ident()
         pair = EventPair(self.name, self._now)
@@ -283,13 +279,11 @@ class DeviceTimes(_Times):
             self.device.collect(wait=False)
 
     def read(self, *, reset: bool = False) -> Totals:
-        """The times since the last reset, after a wait for those on their way."""
         totals = self.take() if reset else self._totals
         self.wait(totals)
         return totals if reset else totals.copy()
 
     def lifetime(self) -> Totals:
-        """The sums of all times; waits for times on their way."""
         self.wait()
         return self._lifetime
 

@@ -57,7 +57,6 @@ def pack(bins: Sequence[int], counts: Sequence[int]) -> str:
 
 
 def unpack(text: str) -> tuple[Int64Array, Int64Array]:
-    """The inverse of :func:`pack`: bins and counts, shapes ``(bins,)``."""
     try:
         raw = b64decode(text, validate=True)
         code, raw = raw[0], raw[1:]
@@ -93,7 +92,6 @@ def bin_bounds(index: int) -> tuple[int, int]:
 
 
 def middle_of(index: int) -> float:
-    """The middle of a bin, in ns."""
     low, width = bin_bounds(index)
     return low + (width - 1) / 2
 

@@ -72,7 +72,6 @@ def tree_of_kept(
     counters: Mapping[tuple[str, str], Mapping[str, int]],
     rank: int | None,
 ) -> Tree:
-    """Build the tree of a timer's regions."""
     names = list(dict.fromkeys(store.name for store in stores))
     paths = Paths()
     kept = _nest(stores, names, paths)

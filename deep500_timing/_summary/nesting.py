@@ -214,7 +214,6 @@ class Paths:
         return paths
 
     def regions_of(self, number: int) -> list[int]:
-        """The regions of a path, outermost first."""
         found: list[int] = []
         while number != ROOT:
             found.append(self.regions[number])

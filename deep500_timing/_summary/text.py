@@ -119,7 +119,6 @@ def _escaped(character: str) -> str:
 
 
 def width_of(text: str) -> int:
-    """The width of a text in terminal columns."""
     if text.isascii():
         return len(text)
     try:
@@ -157,7 +156,6 @@ def pad(text: str, width: int, *, right: bool = False) -> str:
 
 
 def widths_of(rows: Iterable[Sequence[str]]) -> list[int]:
-    """The width of each column of rows of cells, on a terminal."""
     return [max(map(width_of, column)) for column in zip(*rows, strict=True)]
 
 

@@ -103,7 +103,6 @@ class Node:
 
     @property
     def mean_s(self) -> float | None:
-        """The mean of its intervals."""
         return self.total_s / self.count if self.count and self.total_s is not None else None
 
     def walk(self) -> Iterator[Node]:
@@ -149,7 +148,6 @@ class Tree:
         return self.roots if not path else () if node is None else node.children
 
     def named(self, name: str) -> list[Node]:
-        """All nodes of a region's name, by falling total."""
         found = [node for node in self.walk() if node.name == name and not node.is_rest]
         return sorted(found, key=lambda node: -(node.total_s or 0.0))
 

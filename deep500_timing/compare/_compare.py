@@ -90,7 +90,6 @@ class Comparison:
 
     @property
     def is_tested(self) -> bool:
-        """Whether the runs allow a test."""
         return self.method in ("paired", "one session", "across sessions")
 
     @property
@@ -323,7 +322,6 @@ class Floor:
 
     @property
     def spread(self) -> Spread | None:
-        """Of the step."""
         return self.spreads.get(STEP)
 
     def spread_of(self, path: str) -> Spread | None:

@@ -178,12 +178,10 @@ class Estimate:
 
     @property
     def slower_p(self) -> float:
-        """The one-sided p-value of "B is slower"."""
         return self._p(self.log_ratio)
 
     @property
     def faster_p(self) -> float:
-        """The one-sided p-value of "B is faster"."""
         return self._p(-self.log_ratio)
 
     def _p(self, effect: float) -> float:

@@ -34,7 +34,6 @@ def name_of(effect: Effect) -> str:
 
 
 def headline(found: Comparison) -> str:
-    """The answer in one sentence."""
     step = found.step
     if not found.is_tested:
         if step is None or found.method == "not comparable":
@@ -94,7 +93,6 @@ def fitted(rows: list[tuple[str, ...]], width: int | None) -> list[str]:
 
 
 def draw(found: Comparison, *, width: int | None = None) -> str:
-    """The comparison for a terminal of ``width`` columns; without a limit if None."""
     lines = [*differences_text(found), *(f"Warning: {warning}" for warning in found.warnings), "", headline(found), ""]
     if found.method == "not comparable":
         return "\n".join(lines[:-1])

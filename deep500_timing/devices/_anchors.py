@@ -36,7 +36,6 @@ class Anchors:
     __slots__ = ("_clock", "_elapsed_ms", "_record")
 
     def __init__(self, clock: DeviceClock) -> None:
-        """Call nothing of the clock; the pool calls :meth:`prepare` at the first use of the device."""
         self._clock = clock
         self._elapsed_ms: Callable[[Any, Any], float] | None = None
         self._record: Callable[[Any, Any], object] = clock.record

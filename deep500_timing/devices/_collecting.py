@@ -54,7 +54,6 @@ class Collector:
     __slots__ = ("_anchors", "_clock", "_device_now", "_lock", "_stalls", "_thread")
 
     def __init__(self, clock: DeviceClock, anchors: Anchors) -> None:
-        """Call nothing of the clock; the pool calls :meth:`prepare` at the first use of the device."""
         self._clock = clock
         self._anchors = anchors
         self._device_now: Callable[[], Any] | None = None
@@ -269,7 +268,6 @@ class Collector:
         return count
 
     def pending(self, queues: Queues) -> dict[int, int]:
-        """The number of pending pairs, by the ``id`` of their sink."""
         counts: dict[int, int] = {}
         for queue in list(queues.values()):
             for entry in list(queue.pending):

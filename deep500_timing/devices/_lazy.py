@@ -24,7 +24,6 @@ class LazyDevice(Device):
     __slots__ = ("_found", "reason", "search")
 
     def __init__(self, search: Callable[[], DeviceClock | str], *, for_named_timers: bool = True) -> None:
-        """Use :func:`lazy_device`."""
         super().__init__()
         self.is_lazy = True
         self.for_named_timers = for_named_timers
@@ -35,17 +34,14 @@ class LazyDevice(Device):
 
     @property
     def clock(self) -> DeviceClock | None:
-        """The found clock, or None before the search."""
         return None if self._found is None else self._found.clock
 
     @property
     def events(self) -> int:
-        """How many events were created."""
         return 0 if self._found is None else self._found.events
 
     @property
     def uncertainty_ns(self) -> int:
-        """That of the found device."""
         return 0 if self._found is None else self._found.uncertainty_ns
 
     def find(self) -> Device:
@@ -73,43 +69,34 @@ class LazyDevice(Device):
         return found
 
     def begin(self, pair: EventPair) -> None:
-        """Search if necessary, and begin on the found device."""
         self.find_for_regions().begin(pair)
 
     def end(self, pair: EventPair, sink: Any, start_ns: int, end_ns: int) -> None:
-        """End on the found device."""
         if self._found is not None:
             self._found.end(pair, sink, start_ns, end_ns)
 
     def drop(self, pair: EventPair) -> None:
-        """Take back the start of a pair."""
         if self._found is not None:
             self._found.drop(pair)
 
     def collect(self, *, wait: bool) -> None:
-        """Collect the finished pairs."""
         if self._found is not None:
             self._found.collect(wait=wait)
 
     def collect_for(self, sink: Any) -> None:
-        """Collect the pairs that are for ``sink``."""
         if self._found is not None:
             self._found.collect_for(sink)
 
     def pending(self) -> dict[int, int]:
-        """How many pairs are pending."""
         return {} if self._found is None else self._found.pending()
 
     def __repr__(self) -> str:
-        """Show the found device."""
         return f"<LazyDevice: {self._found or 'not searched for yet'}>"
 
     def __eq__(self, other: object) -> bool:
-        """Equal if they make the same search."""
         return isinstance(other, LazyDevice) and self.search == other.search
 
     def __hash__(self) -> int:
-        """Hash the search."""
         return hash(self.search)
 
     def __reduce__(self) -> Any:

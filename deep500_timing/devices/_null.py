@@ -22,7 +22,6 @@ class Device:
     __slots__ = ("for_named_timers", "is_lazy", "is_null")
 
     def __init__(self) -> None:
-        """No device."""
         self.is_null = True
         self.is_lazy = False
         self.for_named_timers = False
@@ -88,7 +87,6 @@ class NullDevice(Device):
     __slots__ = ()
 
     def __repr__(self) -> str:
-        """Name it."""
         return "<NullDevice>"
 
 

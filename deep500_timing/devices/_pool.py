@@ -53,7 +53,6 @@ class EventPool(Device):
     )
 
     def __init__(self, clock: DeviceClock) -> None:
-        """Start with no events; use :func:`pool_of`."""
         self.is_null = False
         self.is_lazy = False
         self.for_named_timers = True
@@ -71,7 +70,6 @@ class EventPool(Device):
 
     @property
     def clock(self) -> DeviceClock:
-        """The device's clock."""
         return self._clock
 
     def _prepare(self) -> None:
@@ -105,7 +103,6 @@ class EventPool(Device):
         return queue
 
     def begin(self, pair: EventPair) -> None:
-        """Record the start of a pair on the current stream. A fault costs its time and a warning."""
         pair.start = None
         pair.anchor = None
         pair.captured = captures.under_way != 0
@@ -144,7 +141,6 @@ class EventPool(Device):
         pair.start = event
 
     def end(self, pair: EventPair, sink: Any, start_ns: int, end_ns: int) -> None:
-        """Record the end of a pair on the current stream, and queue it. Never waits."""
         start = pair.start
         if start is None:
             if pair.captured:
@@ -193,7 +189,6 @@ class EventPool(Device):
             self._collector.reclaim(queue)
 
     def drop(self, pair: EventPair) -> None:
-        """Take back the start of a pair without an end."""
         start = pair.start
         pair.start = None
         if start is not None:
@@ -207,32 +202,20 @@ class EventPool(Device):
         return event
 
     def collect(self, *, wait: bool) -> None:
-        """Collect every pair that the device has passed.
-
-        Args:
-            wait: Wait for the others. Only for a user who asked for device times.
-        """
         self._collector.collect(self._queues, wait=wait)
 
     def collect_for(self, sink: Any) -> None:
-        """Collect the pairs of ``sink``, waiting for them and for nothing queued after them.
-
-        Only for a user who asked for device times.
-        """
         self._collector.collect(self._queues, wait=True, sink=sink)
 
     def pending(self) -> dict[int, int]:
-        """The number of pending pairs, by the ``id`` of their sink."""
         return self._collector.pending(self._queues)
 
     @property
     def events(self) -> int:
-        """Events created so far, used and free: bounded by the work in flight."""
         return sum(queue.created for queue in list(self._queues.values()))
 
     @property
     def uncertainty_ns(self) -> int:
-        """Uncertainty (±) of device times on the host's clock, in ns."""
         return max((queue.uncertainty_ns for queue in list(self._queues.values())), default=0)
 
     def _fault(self, doing: str, pair: EventPair, error: Exception) -> None:
@@ -243,7 +226,6 @@ class EventPool(Device):
         )
 
     def __repr__(self) -> str:
-        """Show the device and its number of events."""
         return f"<EventPool of {self._clock.name!r}: {self.events} events>"
 
     def abandon(self) -> None:

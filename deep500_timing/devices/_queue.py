@@ -39,7 +39,6 @@ class EventPair:
         self.forget_lead()
 
     def forget_lead(self) -> None:
-        """Forget how far the device was behind the host."""
         self.lead_count = 0
         self.lead_total_ns = 0
         self.lead_max_ns = 0
@@ -186,7 +185,6 @@ class Captures:
     __slots__ = ("__weakref__", "_graphs", "query_lock", "under_way")
 
     def __init__(self) -> None:
-        """Start without captures."""
         self.under_way = 0
         """The number of active captures."""
         self.query_lock = RLock()
@@ -205,7 +203,6 @@ class Captures:
             self.under_way = len(self._graphs)
 
     def end(self, graph: object) -> None:
-        """Note that it has ended, failed, or never began."""
         self._forget(id(graph))
 
     def _forget(self, key: int) -> None:
@@ -213,7 +210,6 @@ class Captures:
         self.under_way = len(self._graphs)
 
     def after_fork(self) -> None:
-        """Forget the parent's captures."""
         self.query_lock = RLock()
         self._graphs = {}
         self.under_way = 0

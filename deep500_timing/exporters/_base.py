@@ -36,9 +36,7 @@ def _after_fork_in_child() -> None:
 class Source(Protocol):
     """A timer."""
 
-    def snapshot(self, *, places: bool = False) -> Snapshot:
-        """Its times now, with the nesting of regions if ``places`` is true."""
-        ...
+    def snapshot(self, *, places: bool = False) -> Snapshot: ...
 
 
 @runtime_checkable
@@ -113,11 +111,9 @@ class BaseExporter(ABC):
         self._guard("exporting", self._export, snapshot, step)
 
     def flush(self) -> None:
-        """Write buffered reports."""
         self._guard("flushing", self._flush)
 
     def close(self) -> None:
-        """Release files and connections."""
         self._guard("closing", self._close)
 
     def _guard(self, doing: str, call: Callable[..., None], *arguments: Any) -> None:

@@ -65,7 +65,6 @@ class CountingExporter(BaseExporter):
     """An exporter whose reports may wait. Reports that do not arrive are counted, and a warning says so."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
-        """As the next class."""
         super().__init__(*arguments, **settings)
         prefix = getattr(self, "_prefix", "")
         self._account = Account(f"{type(self).__name__}({repr(prefix) if prefix else ''})")
@@ -157,7 +156,6 @@ class Delivery:
             self._wake()
 
     def send_now(self, payload: Any, account: Account, timeout_s: float) -> None:
-        """Deliver a report on this thread."""
         error = _error_of(self._deliver, payload, timeout_s)
         with self._changed:
             account.delivered += error is None
@@ -226,7 +224,6 @@ class Delivery:
         ]
 
     def after_fork_in_child(self) -> None:
-        """Forget the parent's thread, lock and reports."""
         for report in self._unsettled():
             report.account.pending = 0
         self._reset()

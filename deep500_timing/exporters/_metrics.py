@@ -35,7 +35,6 @@ class Metric(NamedTuple):
 
 
 def check_stats(stats: Sequence[str], caller: str) -> tuple[str, ...]:
-    """Look at a user's choice of statistics."""
     if isinstance(stats, str):
         raise TypeError(f"{caller} was given stats={stats!r}; give a tuple, such as stats=({stats!r},).")
     chosen = tuple(dict.fromkeys(stats))
@@ -134,7 +133,6 @@ def distinct(
 
 
 def utf8_name(metric: Metric) -> str:
-    """The name as UTF-8 can hold it; a lone surrogate becomes its escape."""
     return encode(metric.name).decode()
 
 

@@ -85,7 +85,6 @@ class MlflowExporter(CountingExporter, TrackerExporter):
         return _deliveries[uri]
 
     def note_destination(self) -> None:
-        """Remember the run that is active on this thread, for a report from a thread without one."""
         run = self._library.active_run()
         self._noted_run_id = None if run is None else run.info.run_id
 
@@ -147,13 +146,11 @@ class Store:
     """A tracking server or a local store."""
 
     def __init__(self, uri: str) -> None:
-        """Open nothing yet."""
         self._uri = uri
         self._client: Any = None
         self._tagged: set[str] = set()
 
     def log(self, report: tuple[str, list[Any]], timeout_s: float | None) -> None:
-        """Log metrics to a run."""
         from mlflow.entities import RunTag
 
         run_id, metrics = report

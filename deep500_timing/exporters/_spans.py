@@ -105,7 +105,6 @@ class _Spans:
         self._begun_ns = 0
 
     def of(self, row: dict[str, Any]) -> Any:
-        """The span of an interval."""
         from opentelemetry.trace import Link, SpanContext, SpanKind, TraceFlags
 
         key = row["rank"], row["session"]

@@ -35,7 +35,6 @@ class TrackioExporter(TrackerExporter):
         self._noted: Any = None
 
     def note_destination(self) -> None:
-        """Remember this thread's run, for a report from a thread without one."""
         self._noted = self._active()
 
     def _active(self) -> Any:

@@ -104,7 +104,6 @@ class Row:
 
 
 def rows_of(run: Any) -> Rows:
-    """The rows of a run, shared by its exporters."""
     rows = _rows.get(run)
     if rows is None:
         rows = _rows.setdefault(run, Rows(run))
@@ -121,7 +120,6 @@ class Rows:
     """
 
     def __init__(self, run: Any) -> None:
-        """Write nothing yet."""
         name = getattr(run, "name", None) or getattr(run, "id", None)
         self.service = f"W&B run {name}" if name else "the W&B run"
         self._run = ref(run)
@@ -171,7 +169,6 @@ class Rows:
         return error
 
     def take_news(self) -> list[tuple[str, str]]:
-        """Pairs of a kind of trouble and a sentence, each returned once."""
         news, self._news = self._news, []
         return news
 

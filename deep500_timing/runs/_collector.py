@@ -69,7 +69,6 @@ class Collector:
         self._events.append(event)
 
     def has_anything(self) -> bool:
-        """Whether there is anything to write."""
         return bool(self._events) or any(self.rows.values()) or any(source.has_anything() for source in self.sources)
 
     @property
@@ -114,7 +113,6 @@ class Collector:
         return Taken("GC", thread, CPU, pairs, (recorded, 0, 0, 0, 0), -1 - ident, -1 - ident, first, False, None)
 
     def done(self) -> None:
-        """Forget the records: they are written."""
         self.written += self.waiting
         self._taken = []
         self._waiting = {}

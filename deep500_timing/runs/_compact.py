@@ -109,7 +109,6 @@ class LogFile(NamedTuple):
 
     @property
     def key(self) -> list[Any]:
-        """It changes when the log does."""
         return [os.path.basename(self.path), self.size, self.mtime_ns]
 
 

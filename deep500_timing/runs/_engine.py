@@ -44,7 +44,6 @@ class DuckDB:
                 self.connection.execute(f"set memory_limit = '{memory}'")
 
     def sql(self, query: str, tables: Mapping[str, Sequence[str]]) -> Any:
-        """The relation of a query."""
         for name, files in tables.items():
             # Another run may have replaced the views of the user's connection.
             if not self._is_own or self._views.get(name) != list(files):
@@ -69,7 +68,6 @@ class Spark:
         self.session = session if session is not None else sql.SparkSession.builder.getOrCreate()
 
     def sql(self, query: str, tables: Mapping[str, Sequence[str]]) -> Any:
-        """The frame of a query."""
         for name, files in tables.items():
             self.session.read.option("mergeSchema", "true").parquet(*files).createOrReplaceTempView(name)
         return self.session.sql(query)
@@ -114,7 +112,6 @@ class Relation:
 
     @property
     def columns(self) -> list[str]:
-        """The names of the columns, in order."""
         return list(getattr(self.native, "column_names", None) or self.native.columns)
 
     def arrow(self) -> Any:
@@ -141,12 +138,10 @@ class Relation:
             yield from self.arrow().to_batches(rows)
 
     def df(self) -> Any:
-        """As a ``pandas.DataFrame``."""
         require("pandas", extra="runs", caller=_CALLER)
         return self.arrow().to_pandas()
 
     def rows(self) -> list[dict[str, Any]]:
-        """As one dictionary for each row."""
         rows: list[dict[str, Any]] = self.arrow().to_pylist()
         return rows
 

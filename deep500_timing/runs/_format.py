@@ -210,7 +210,6 @@ class Damage(NamedTuple):
 
 
 def encode(kind: int, sequence: int, rows: int, payload: bytes) -> bytes:
-    """Encode a frame and compress its payload."""
     packed = zlib.compress(payload, 1)
     flags = ZLIB
     if len(packed) >= len(payload):

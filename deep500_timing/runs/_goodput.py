@@ -145,7 +145,6 @@ class Goodput:
         return None if self.mfu is None else self.mfu * self.goodput
 
     def __str__(self) -> str:
-        """The account as text."""
         return "\n".join(text_of(self))
 
 
@@ -254,7 +253,6 @@ class _Job:
         self._ranks: list[int] = []
 
     def add(self, parts: RankParts) -> None:
-        """Add a rank."""
         row = len(self._ranks)
         self._ranks.append(parts.rank)
         self.of_rank[parts.rank] = dict(zip(LABELS, parts.upto_ns[-1].tolist(), strict=True))
@@ -424,7 +422,6 @@ def checkpoint_interval(save_s: float, mtbf_s: float) -> tuple[float, float]:
 
 
 def text_of(account: Goodput) -> list[str]:
-    """The account as lines."""
     rows = [("", "time", "share", "if halved")]
     for bucket in account.buckets:
         rows += [_row(bucket, "")] + [_row(part, "  ") for part in bucket.parts if part.seconds]
@@ -433,7 +430,6 @@ def text_of(account: Goodput) -> list[str]:
 
 
 def sentence(account: Goodput) -> str:
-    """The result in one sentence."""
     said = f"Goodput {account.goodput:.1%}, ETTR {account.ettr:.1%}".replace("%", " %")
     if account.mfu_goodput is not None:
         said += f", MFU × goodput {100 * account.mfu_goodput:.1f} %"

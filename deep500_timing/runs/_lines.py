@@ -51,7 +51,6 @@ class Line(NamedTuple):
 
 
 def write_line(line: Line) -> str:
-    """The line of a time, with its end."""
     start, end, cpu = (f"{_micro(value) // 10**6}.{_micro(value) % 10**6:06}" for value in line[2:5])
     cuda = "missing" if line.cuda_ns is None else f"{_micro(line.cuda_ns) // 1000}.{_micro(line.cuda_ns) % 1000:03}ms"
     return f"[RANK {line.rank}] {_one_line(line.name)}, start={start}, end={end}, cpu_dur={cpu}s, cuda_dur={cuda}\n"
@@ -166,13 +165,11 @@ class _RunOfLines(Run):
     scratch: tempfile.TemporaryDirectory[str]
 
     def close(self) -> None:
-        """Close the engine and remove the folder."""
         super().close()
         self.scratch.cleanup()
 
 
 def run_of_lines(folder: str, engine: Any) -> Run:
-    """See :func:`deep500_timing.ranklog.read_rank_logs`."""
     try:
         files = find_files(folder)
     except FileNotFoundError:

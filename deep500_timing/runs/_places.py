@@ -34,7 +34,6 @@ class Frame(NamedTuple):
 
     @property
     def function(self) -> tuple[str, str]:
-        """The function, without the line."""
         return self.name, self.file
 
 
@@ -52,7 +51,6 @@ class Place(NamedTuple):
 
     @property
     def text(self) -> str:
-        """As ``"log_metrics (train.py:41): os.fsync(file)"``."""
         said = f"{self.name} ({self.file})" + (f": {self.expression}" if self.expression else "")
         return f"{said}, there in {self.inside}" if self.inside else said
 

@@ -140,7 +140,6 @@ class Source:
             device.collect(wait=wait)
 
     def has_anything(self) -> bool:
-        """Whether the timer has recorded anything."""
         return bool(self._retired) or any(region._intervals.count for region in self.timer._regions())
 
     @property

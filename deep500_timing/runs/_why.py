@@ -45,12 +45,10 @@ class Cause:
 
     @property
     def excess_ns(self) -> int:
-        """The excess over the median."""
         return self.dur_ns - self.typical_ns
 
     @property
     def name(self) -> str:
-        """The name for a sentence."""
         if self.path == BETWEEN:
             return "the time between the steps"
         name = safe_name(split_path(self.path)[-1])
@@ -116,7 +114,6 @@ class Why:
 
 
 def why(run: Any, step: int | None, session: int | None, neighbours: int) -> Why:
-    """Compare a step of a :class:`Run` with those around it. See :meth:`Run.why`."""
     if step is None:
         step, session = _slowest(run, session)
     elif session is None:

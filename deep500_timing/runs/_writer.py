@@ -52,7 +52,6 @@ class Encoder:
         self._described = 0
 
     def id_of(self, name: str) -> int:
-        """The number of a text."""
         number = self._ids.get(name)
         if number is None:
             number = self._ids[name] = len(self._names)
@@ -60,7 +59,6 @@ class Encoder:
         return number
 
     def declare(self, table: str, columns: Mapping[str, str]) -> None:
-        """Declare an additional table, once."""
         wanted = tuple(Column(name, kind) for name, kind in columns.items())
         unknown = sorted({column.type for column in wanted} - set(TYPES))
         if not table.isidentifier() or unknown or not wanted:
@@ -209,7 +207,6 @@ class Writer:
             self._file = None
 
     def take_faults(self) -> list[str]:
-        """The faults since the last call."""
         faults, self._faults = self._faults, []
         return faults
 
