@@ -10,7 +10,7 @@ from deep500_timing._summary.text import format_time, safe_name
 from deep500_timing._views.page._build import Built
 from deep500_timing._views.page._colours import ACCENT, ALARM
 from deep500_timing._views.page._page import render_page
-from deep500_timing._views.page._parts import colour_by_datum, data, rounded, time_axis, tooltip
+from deep500_timing._views.page._parts import COLOUR, data, rounded, time_axis, tooltip
 from deep500_timing._views.page._section import Content, Figure, Panel
 from deep500_timing.compare._text import differences_text, headline, name_of, notes, percent, table_of
 
@@ -64,13 +64,13 @@ def _changes(effects: list[Effect]) -> list[Figure]:
                     "y": y,
                     "x": {**x, "field": "low"},
                     "x2": {"field": "high"},
-                    "color": colour_by_datum(),
+                    "color": COLOUR,
                     "tooltip": tooltip(region="region", said="B / A", verdict="verdict"),
                 },
             },
             {
                 "mark": {"type": "point", "filled": True, "size": 60},
-                "encoding": {"y": y, "x": x, "color": colour_by_datum()},
+                "encoding": {"y": y, "x": x, "color": COLOUR},
             },
         ],
     }
@@ -118,7 +118,7 @@ def _in_time(one: Effect, runs: list[tuple[str, RunTimes]]) -> dict[str, Any]:
         "encoding": {
             "x": {"field": "place", "type": "quantitative", "axis": {"title": "run", "tickMinStep": 1, "grid": False}},
             "y": {"field": "s", "type": "quantitative", "scale": {"zero": False}, "axis": time_axis(None)},
-            "color": colour_by_datum(),
+            "color": COLOUR,
             "tooltip": tooltip(side="side", run="run", time="median"),
         },
     }

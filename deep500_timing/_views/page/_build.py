@@ -44,7 +44,7 @@ _BUILT_IN = (
     _BuiltIn("distributions", "How long each region takes", 60, "No region has 10 intervals.", spread),
     _BuiltIn("workers", "Workers of the data loader", 63, "", workers),
     _BuiltIn("stragglers", "Who is late, and why", 65, _ONE_RANK, stragglers),
-    _BuiltIn("ranks", "Ranks", 70, _ONE_RANK, ranks_over_run),
+    _BuiltIn("ranks", "Ranks", 70, "The ranks meet in no step.", ranks_over_run),
     _BuiltIn("memory", "Memory, throughput, devices", 80, "No memory, throughput or device was sampled.", samples),
     _BuiltIn("communication", "Communication", 90, "No collective was recorded.", communication),
     _BuiltIn("not-measured", "Missing data and environment", 110, "", not_measured),

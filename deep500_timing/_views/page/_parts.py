@@ -30,10 +30,6 @@ INK = COLOUR | {"field": "ink"}
 """The same of texts on a colour."""
 
 
-def colour_by_datum() -> dict[str, Any]:
-    return COLOUR
-
-
 def quantity(field: str, **more: Any) -> dict[str, Any]:
     return {"field": field, "type": "quantitative", **more}
 

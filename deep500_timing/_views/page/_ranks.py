@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing._base.sql import literal
 from deep500_timing._distributed.late import FEW_RANKS
 from deep500_timing._distributed.verdict import sentences
 from deep500_timing._summary.text import format_time
@@ -114,32 +113,25 @@ def _of_regions(found: Verdict) -> Figure:
 
 def ranks_over_run(context: Context) -> Content | None:
     steps, ranks = context.steps, context.about.ranks
-    if steps is None or len(ranks) < 2:
+    meeting = context.evidence.rank_steps if steps is not None and len(ranks) > 1 else None
+    if steps is None or meeting is None:
         return None
     width = max(-(-(steps.last - steps.first + 1) // _BUCKETS), 1)
-    meeting = context.evidence.rank_steps
-    late = _of_meetings(meeting, steps, width) if meeting is not None else _of_lengths(context, steps, width)
-    if not late:
-        return None
+    late = _of_meetings(meeting, steps, width)
     by_rank: dict[int, list[float]] = defaultdict(list)
     for (rank, _), seconds in late.items():
         by_rank[rank].append(seconds)
     mean = {rank: sum(values) / len(values) for rank, values in by_rank.items()}
     latest = sorted(mean, key=lambda rank: (-mean[rank], rank))
     share = -(-len(ranks) // _ROWS)
-    if meeting is not None:
-        title, verb = "How late each rank came, by step", "came latest"
-        note = "How long after the median of the other ranks each came to where they meet."
-    else:
-        title, verb = "How much longer each rank's steps took", "has the longest steps"
-        note = "The ranks do not meet in the steps, or nothing says where: lengths of BATCH are compared."
     figure = Figure(
-        title,
-        f"Rank {latest[0]} {verb}: {signed(mean[latest[0]])} a step against the median of the others.",
+        "How late each rank came, by step",
+        f"Rank {latest[0]} came latest: {signed(mean[latest[0]])} a step against the median of the others.",
         (Panel(_spec(late, ranks, share, width)),),
         ("rank", "against the median of the others, mean of a step", "stretches in which it was the latest"),
         [(rank, signed(mean[rank]), firsts) for rank, firsts in _counts(late, latest)],
-        note=f"{note} Orange is later, blue is earlier. The findings say whether it is more than chance."
+        note="How long after the median of the other ranks each came to where they meet. Orange is later, blue is "
+        "earlier. The findings say whether it is more than chance."
         + (f" Each row is {share} ranks, and shows the one that is furthest off." if share > 1 else ""),
     )
     return Content((figure,))
@@ -156,23 +148,6 @@ def _of_meetings(found: RankSteps, steps: Steps, width: int) -> dict[tuple[int, 
         of = against_others(dict(zip(found.ranks, means, strict=True)))
         late.update({(rank, bucket): seconds for rank, seconds in of.items()})
     return late
-
-
-def _of_lengths(context: Context, steps: Steps, width: int) -> dict[tuple[int, int], float]:
-    bucket = f"(step - ((step - {steps.first}) % {width}))"
-    rows = context.rows(
-        f"select rank, {bucket} as bucket, avg(dur_ns) / 1e9 as mean from intervals "
-        f"where device = 'CPU' and step is not null and path = {literal(steps.path)} group by 1, 2"
-    )
-    by_bucket: dict[int, dict[int, float]] = defaultdict(dict)
-    for row in rows:
-        by_bucket[row["bucket"]][row["rank"]] = row["mean"]
-    return {
-        (rank, bucket): seconds
-        for bucket, of in by_bucket.items()
-        if len(of) > 1
-        for rank, seconds in against_others(of).items()
-    }
 
 
 def _counts(late: dict[tuple[int, int], float], order: list[int]) -> list[tuple[int, int]]:

@@ -6,7 +6,6 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing._base.sql import literal
-from deep500_timing._summary.distribution import bin_bounds
 from deep500_timing._summary.nesting import path_text
 from deep500_timing._summary.text import format_time
 from deep500_timing._views.page._context import shown
@@ -33,17 +32,11 @@ def spread(context: Context) -> Content | None:
     chosen = nodes[:_MOST]
     if not chosen:
         return None
-    wanted = ", ".join(literal(path_text(node.path)) for node in chosen)
-    counts: dict[str, dict[int, int]] = {}
-    for row in context.rows(
-        "select path, bin, count(*) as n from intervals "
-        f"where device = 'CPU' and path in ({wanted}) group by 1, 2 order by 1, 2"
-    ):
-        counts.setdefault(row["path"], {})[row["bin"]] = row["n"]
+    histograms = _histograms(context, chosen)
     panels = tuple(
-        Panel(_spec(context, node, bins), shown(node.name))
+        Panel(_spec(context, node, *histograms[path_text(node.path)]), shown(node.name))
         for node in chosen
-        if (bins := counts.get(path_text(node.path)))
+        if path_text(node.path) in histograms
     )
     figure = Figure(
         "Distributions",
@@ -63,23 +56,41 @@ def _quantiles(node: Node) -> tuple[float | None, ...]:
     return node.min_s, node.median_s, node.p95_s, node.p99_s, node.max_s
 
 
-def _spec(context: Context, node: Node, bins: dict[int, int]) -> dict[str, Any]:
-    low = max(bin_bounds(min(bins))[0], 1)
-    first, width = bin_bounds(max(bins))
-    high = first + max(width, 1)
-    is_log = high / low > _LOG_FROM
-    edges, counts = _bars(bins, low, high, is_log)
+def _histograms(context: Context, nodes: Sequence[Node]) -> dict[str, tuple[list[float], dict[int, int], bool]]:
+    """By path the edges of the bars in seconds, the count of each bar that has one, and whether they are logarithmic.
+
+    Bars are equally wide as drawn.
+    """
+    scales: dict[str, tuple[float, float, bool]] = {}
+    for node in nodes:
+        low, high = max((node.min_s or 0.0) * 0.98, 1e-9), max(node.max_s or 0.0, 1e-9) * 1.02
+        is_log = high / low > _LOG_FROM
+        first, last = (math.log(low), math.log(high)) if is_log else (low, high)
+        scales[path_text(node.path)] = first, (last - first) / _BARS, is_log
+    values = ", ".join(f"({literal(path)}, {', '.join(map(str, scale))})" for path, scale in scales.items())
+    counts: dict[str, dict[int, int]] = {}
+    for row in context.rows(
+        "select path, least(greatest(floor((case when is_log then ln(greatest(dur_ns, 1) / 1e9) else dur_ns / 1e9 end "
+        f"- first) / width), 0), {_BARS - 1})::integer as bar, count(*) as n from intervals "
+        f"join (values {values}) as scales(of_path, first, width, is_log) on path = of_path "
+        "where device = 'CPU' group by 1, 2 order by 1, 2"
+    ):
+        counts.setdefault(row["path"], {})[row["bar"]] = row["n"]
+    found = {}
+    for path, of in counts.items():
+        first, width, is_log = scales[path]
+        edges = [first + width * bar for bar in range(_BARS + 1)]
+        found[path] = [math.exp(edge) for edge in edges] if is_log else edges, of, is_log
+    return found
+
+
+def _spec(context: Context, node: Node, edges: list[float], counts: dict[int, int], is_log: bool) -> dict[str, Any]:
     rows = [
-        {"from": rounded(start / 1e9, 6), "to": rounded(end / 1e9, 6), "n": rounded(n)}
-        | {"range": f"{format_time(start / 1e9)} to {format_time(end / 1e9)}"}
-        for start, end, n in zip(edges, edges[1:], counts, strict=False)
-        if n
+        {"from": rounded(edges[bar], 6), "to": rounded(edges[bar + 1], 6), "n": n}
+        | {"range": f"{format_time(edges[bar])} to {format_time(edges[bar + 1])}"}
+        for bar, n in counts.items()
     ]
-    scale = {
-        "domain": [edges[0] / 1e9, edges[-1] / 1e9],
-        "nice": False,
-        **({"type": "log"} if is_log else {"zero": False}),
-    }
+    scale = {"domain": [edges[0], edges[-1]], "nice": False, **({"type": "log"} if is_log else {"zero": False})}
     x_axis = time_axis(None) | {"tickCount": 3, "grid": False, "labelOverlap": True, "labelSeparation": 8}
     y_axis = {"title": None, "tickCount": 3, "tickMinStep": 1, "labelExpr": WHOLE_LABELS.format("~s")}
     return {
@@ -90,28 +101,6 @@ def _spec(context: Context, node: Node, bins: dict[int, int]) -> dict[str, Any]:
             "x": quantity("from", bin={"binned": True}, scale=scale, axis=x_axis),
             "x2": {"field": "to"},
             "y": quantity("n", axis=y_axis),
-            "tooltip": tooltip(range="takes", n="intervals, about"),
+            "tooltip": tooltip(range="takes", n="intervals"),
         },
     }
-
-
-def _bars(bins: dict[int, int], low: float, high: float, is_log: bool) -> tuple[list[float], Sequence[float]]:
-    """The edges of the bars in ns, and their counts. Bars are equally wide as drawn, and at least as wide as a bin."""
-    spare = max(9 - (max(bins) - min(bins) + 1), 0)  # One bin alone would be a wall.
-    numbers = range(max(min(bins) - spare // 2, 0), max(bins) + 1 + spare - spare // 2)
-    if len(numbers) <= _BARS:
-        return [max(float(bin_bounds(number)[0]), 1.0) for number in [*numbers, numbers[-1] + 1]], [
-            bins.get(n, 0) for n in numbers
-        ]
-    place, back = (math.log, math.exp) if is_log else (float, float)
-    first, width = place(low), (place(high) - place(low)) / _BARS
-    counts = [0.0] * _BARS
-    for number, n in bins.items():
-        # A bin that lies in several bars is divided among them: whole ones would make a comb of narrow bars.
-        start, wide = bin_bounds(number)
-        begin = min(max((place(max(start, low)) - first) / width, 0.0), _BARS - 1e-9)
-        end = min(max((place(max(start + wide, low)) - first) / width, begin), float(_BARS))
-        for part in range(int(begin), min(int(end), _BARS - 1) + 1):
-            inside = min(end, part + 1) - max(begin, part)
-            counts[part] += n * (inside / (end - begin) if end > begin else 1.0)
-    return [back(first + width * part) for part in range(_BARS + 1)], counts
