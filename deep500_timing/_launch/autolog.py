@@ -47,6 +47,7 @@ class Autolog:
         *,
         quiet: bool,
         layers: bool = False,
+        slow_steps: int = 0,
         launched: bool = False,
         hide: Callable[[], object] | None = None,
     ) -> None:
@@ -55,6 +56,8 @@ class Autolog:
         """The run's folder. It is made when the program begins to train."""
         self.layers = layers
         """Whether each layer of a model is to be timed."""
+        self.slow_steps = slow_steps
+        """Of how many slow steps a trace is to be kept."""
         self.closed = False
         self.begun = False
         """Whether this process trains, and so writes a log."""
@@ -347,13 +350,16 @@ def _after_fork() -> None:
             call()
 
 
-def autolog(run: str | PathLike[str] | None = None, *, quiet: bool = False, layers: bool = False) -> Autolog:
+def autolog(
+    run: str | PathLike[str] | None = None, *, quiet: bool = False, layers: bool = False, trace_slow_steps: int = 0
+) -> Autolog:
     """Time the rest of the program without an edit of its loop, as ``deep500-timing run`` does.
 
     Args:
         run: The run's folder; ``runs/NAME-TIME``, by the name of the program, if None.
         quiet: Print no report at the end.
         layers: Time each layer of PyTorch models too.
+        trace_slow_steps: Keep traces of ``torch.profiler`` for so many slow steps.
 
     Returns:
         What ends it, by ``close()``. While one is open, another call returns the same.
@@ -363,7 +369,7 @@ def autolog(run: str | PathLike[str] | None = None, *, quiet: bool = False, laye
     """
     check_settings()
     if not _live:
-        log = Autolog(folder_of(run or setting("run")), quiet=quiet, layers=layers)
+        log = Autolog(folder_of(run or setting("run")), quiet=quiet, layers=layers, slow_steps=trace_slow_steps)
         if not setting("enabled"):
             log.closed = True
             return log
@@ -390,7 +396,8 @@ def start_launched(settings: str, hide: Callable[[], object]) -> None:
         warn_once(f"{error} The program goes on without timing.")
         return
     quiet, launched, layers = (flag == "1" for flag in settings[:3])
-    log = Autolog(settings[3:], quiet=quiet, launched=launched, layers=layers, hide=hide)
+    slow_steps = int(settings[3])
+    log = Autolog(settings[4:], quiet=quiet, launched=launched, layers=layers, slow_steps=slow_steps, hide=hide)
     atexit.register(log._report)  # for a process that does not train
     _begin(log)
 

@@ -22,6 +22,8 @@ in `deep500-timing run -- torchrun --nproc-per-node 8 train.py`.
 These options stand before the program:
   --run FOLDER  Write the run there; else to runs/NAME-TIME.
   --layers      Time each layer of PyTorch models too.
+  --trace-slow-steps K
+                Keep traces of torch.profiler for K slow steps, 1 to 9.
   --quiet       Print no table at the end.
   -h, --help    Show this message.
 """
@@ -62,10 +64,11 @@ def main(arguments: list[str]) -> int:
 class _Options:
     folder: str | None = None
     quiet = layers = False
+    slow_steps = "0"
 
     def settings(self, folder: str, *, launched: bool) -> str:
         # Read by autolog.start_launched. JSON would cost its import.
-        return f"{self.quiet:d}{launched:d}{self.layers:d}{folder}"
+        return f"{self.quiet:d}{launched:d}{self.layers:d}{self.slow_steps}{folder}"
 
 
 def _options(arguments: list[str]) -> tuple[_Options, list[str] | None]:
@@ -81,8 +84,10 @@ def _options(arguments: list[str]) -> tuple[_Options, list[str] | None]:
             setattr(options, option[2:], True)
         elif option == "--run" and (value or rest):
             options.folder = value or rest.pop(0)
-        elif option == "--run":
-            raise UsageError("--run requires a folder.")
+        elif option == "--trace-slow-steps" and (value or rest[:1]) and (value or rest[0]) in [*"123456789"]:
+            options.slow_steps = value or rest.pop(0)
+        elif option in ("--run", "--trace-slow-steps"):
+            raise UsageError(f"{option} requires a {'folder' if option == '--run' else 'number from 1 to 9'}.")
         else:
             raise UsageError(f"{option!r} is no option of `deep500-timing run`; the program's own stand after it.")
     return options, None if rest[:1] == ["-h"] else rest

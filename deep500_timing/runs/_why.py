@@ -13,6 +13,7 @@ from deep500_timing._summary.nesting import split_path
 from deep500_timing._summary.text import format_time, safe_name
 from deep500_timing.runs._parts import BETWEEN, parts_of, waiting_regions
 from deep500_timing.runs._places import samples_in, text_of
+from deep500_timing.runs._slow_steps import SlowStep, slow_step
 
 if TYPE_CHECKING:
     from deep500_timing.runs._parts import Parts
@@ -75,6 +76,8 @@ class Why:
     waited: int = 0
     lines: str = ""
     """The lines of the program that the main cause's time goes to in its steps; empty without sampled stacks."""
+    trace: SlowStep | None = None
+    """The trace that ``trace_slow_steps`` kept of the step, on the rank of the main cause."""
 
     def __str__(self) -> str:
         lines = [
@@ -102,6 +105,8 @@ class Why:
             lines.append(f"  {self._took(source)}{_recurrence(self.step, source.steps)}")
         if self.lines:
             lines.append(f"  {self.lines}")
+        if self.trace is not None:
+            lines.append(f"  {self.trace}")
         explained = sum(cause.excess_ns for cause in self.causes)
         left = self.dur_ns - self.typical_ns - explained
         if abs(left) > _LEAST_SHARE * (self.dur_ns - self.typical_ns):
@@ -159,7 +164,8 @@ def why(run: Any, step: int | None, session: int | None, neighbours: int) -> Why
     if source is not None and source.path != BETWEEN:
         steps = source_with_steps.steps or (step,)
         lines = text_of(samples_in(run, source.path, rank=source.rank, session=session, steps=steps), _STACKS_LEAST)
-    return Why(step, session, rank, result.dur_ns, typical, len(others), len(ranks), tuple(own), late, waited, lines)
+    trace = slow_step(run, step, source.rank if source is not None else rank, session)
+    return replace(result, causes=tuple(own), late=late, waited=waited, lines=lines, trace=trace)
 
 
 def _slowest(run: Any, session: int | None) -> tuple[int, int]:

@@ -54,6 +54,10 @@ def install(log: Autolog) -> Callable[[], None]:
         parts.append(layers)
     patches = Patches(steps)
     parts += [Workers(steps, patches), patches, Compilations(steps), Syncs(steps)]
+    if log.slow_steps:
+        from deep500_timing_torch.slow_steps import SlowSteps
+
+        log.before_report(SlowSteps(steps.timer, log.slow_steps, batch_ns=lambda: steps.batch_ns).close)
 
     def undo() -> None:
         steps.finish()

@@ -456,6 +456,11 @@ class Steps:
             "optimizer: it is not one of torch.optim, so its times hold all between BACKWARD and the next batch."
         )
 
+    @property
+    def batch_ns(self) -> int:
+        """The length of the BATCH that an optimizer's step has just ended."""
+        return self._ended_ns - self._batch_ns
+
     # --- evaluation --------------------------------------------------------------------------------------------------
 
     @property

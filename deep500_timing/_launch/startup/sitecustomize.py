@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 SETTINGS = "DEEP500_TIMING_AUTOLOG"
-"""The environment variable that holds the settings: three flags and the folder."""
+"""The environment variable that holds the settings: three flags, the number of slow steps to trace, and the folder."""
 FRAMEWORKS = frozenset(
     ("torch", "tensorflow", "keras", "jax", "transformers", "accelerate", "lightning", "pytorch_lightning")
 )

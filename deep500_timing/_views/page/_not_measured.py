@@ -51,6 +51,7 @@ def not_measured(context: Context) -> Content:
         *((safe_name(name), safe_name(version)) for name, version in about.versions.items()),
         *((f"device {place}", safe_name(name)) for place, name in enumerate(about.devices)),
         ("memory that samples reached", _most_memory(context)),
+        ("traces of slow steps", _traces(context)),
         *((safe_name(name), safe_name(json.dumps(value))) for name, value in about.attributes.items()),
     ]
     tables: list[tuple[str, tuple[str, ...], Sequence[Sequence[object]]]] = [
@@ -67,3 +68,8 @@ def not_measured(context: Context) -> Content:
 def _most_memory(context: Context) -> str | None:
     [row] = context.rows("select max(value) as most from samples where metric like '%_bytes' and isfinite(value)")
     return None if row["most"] is None else format_bytes(row["most"])
+
+
+def _traces(context: Context) -> str | None:
+    found = context.rows("select file from slow_steps order by file") if "slow_steps" in context.run.tables else []
+    return ", ".join(safe_name(row["file"]) for row in found) or None
