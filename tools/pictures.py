@@ -34,7 +34,7 @@ def main() -> None:
         ):
             page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
             page.goto(Path(scratch, "page.html").as_uri())
-            page.wait_for_timeout(3000)  # the charts are drawn after the page is loaded
+            page.wait_for_selector("html[data-drawn=yes]")
             page.screenshot(path=path)
             page.close()
         browser.close()

@@ -28,6 +28,8 @@ pytest.importorskip("accelerate", reason="transformers.Trainer needs it")
 from accelerate.optimizer import AcceleratedOptimizer
 from transformers import GPT2Config, GPT2LMHeadModel, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
+from deep500_timing.runs import Run
+from deep500_timing_torch import CPUGPUTimer
 from deep500_timing_torch.trainers.huggingface import TimerCallback
 
 pytestmark = [pytest.mark.slow, pytest.mark.one_form, pytest.mark.timeout(300)]
@@ -284,6 +286,18 @@ def test_tokens_are_counted_without_padding_and_evaluation(tmp_path):
     assert rates.utilization.ratio == pytest.approx(40 * 24 / time_s * flops / 1e12)
     logged = [one for one in trainer.state.log_history if "time/mfu" in one]
     assert [one["step"] for one in logged] == [2, 4]
+
+
+def test_a_run_has_the_rates_of_a_training(tmp_path):
+    """One sample of each known rate at its end, for the summary row of the page."""
+    callback = TimerCallback(CPUGPUTimer(run=tmp_path / "run"), prefix=None, peak_flops=1e12)
+    trained(tmp_path, callback, num_train_epochs=1)
+    callback.timer.run.close()
+    with Run.open(tmp_path / "run") as run:
+        found = {row["metric"]: row["value"] for row in run.sql("select metric, value from samples").rows()}
+    rates = callback.throughput
+    assert found["throughput.samples_per_s"] == pytest.approx(rates.samples_per_s)
+    assert found["throughput.mfu"] == pytest.approx(rates.utilization.ratio)
 
 
 def test_mfu_is_unknown_without_a_peak(tmp_path):

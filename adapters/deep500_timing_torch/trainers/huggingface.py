@@ -121,6 +121,9 @@ class TimerCallback(TrainerTimer, TrainerCallback):  # type: ignore[misc, unused
 
     def _end(self, *, failed: bool) -> None:
         self._last = self.throughput
+        if self._training is not None and self._last is not None and self.timer.run is not None:
+            for name, value in self._last.per_rank().items():
+                self.timer.run.sample(f"throughput.{name.removesuffix('_per_rank')}", value)
         super()._end(failed=failed)
 
 
