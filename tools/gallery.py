@@ -72,7 +72,8 @@ def block(text: str) -> str:
 def section(name: str) -> str:
     """The section of one problem."""
     source = (SCRIPTS / f"{name}.py").read_text(encoding="utf-8")
-    problem, remedy = (part.strip() for part in (ast.get_docstring(ast.parse(source)) or "").split("\n\nFixed: "))
+    described = (ast.get_docstring(ast.parse(source)) or "").replace("``", "`")
+    problem, remedy = (part.strip() for part in described.split("\n\nFixed: "))
     parts = [f"## {PROBLEMS[name]}\n", f"{problem} [Script](../examples/gallery/{name}.py).\n"]
     sides = f"{command_of(name)} --- {command_of(name, ' --fixed')}"
     with tempfile.TemporaryDirectory() as scratch:

@@ -1,4 +1,4 @@
-"""A list keeps the losses as tensors, and each holds its graph in memory. In this short run no finding speaks.
+"""A list keeps the losses as tensors, and each holds its graph in memory.
 
 Fixed: the list keeps numbers.
 """

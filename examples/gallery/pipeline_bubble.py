@@ -23,7 +23,7 @@ schedule = ScheduleGPipe(stage, MICRO_BATCHES, loss_fn=torch.nn.functional.mse_l
 optimizer = torch.optim.SGD(layers.parameters(), lr=0.01)
 timer = CPUGPUTimer()
 times = instrument_schedule(schedule, timer)
-for _ in range(30):
+for _ in range(8):
     with timer.region(TimeType.BATCH):
         if rank == 0:
             schedule.step(torch.randn(4096, 256))

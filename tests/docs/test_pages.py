@@ -17,14 +17,31 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES += [ROOT / folder / "README.md" for folder in ("adapters", "tests")] + sorted((ROOT / "benchmarks").glob("*.md"))
 TEXTS = {path: path.read_text(encoding="utf-8") for path in PAGES}
+
+
+def python_blocks(page: Path) -> list[str]:
+    """The Python blocks of a page."""
+    return re.findall(r"^```python\n(.*?)^```", TEXTS[page], flags=re.MULTILINE | re.DOTALL)
+
+
 BLOCKS = [
     pytest.param(block, id=f"{path.relative_to(ROOT).as_posix()}:{number}")
-    for path, text in TEXTS.items()
-    for number, block in enumerate(re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL))
+    for path in PAGES
+    for number, block in enumerate(python_blocks(path))
 ]
-WHOLE = [ROOT / "docs" / name for name in ("ranks.md", "layers.md")]
+WHOLE = [ROOT / "docs" / name for name in ("runs.md", "goodput.md", "ranks.md", "layers.md")]
 WHOLE += [path for folder in ("tutorials", "how-to") for path in sorted((ROOT / "docs" / folder).glob("*.md"))]
-"""Pages whose blocks are whole programs; those of other pages have tests of their own, or leave something out."""
+"""Pages whose blocks are whole programs."""
+ELSEWHERE = {
+    "README.md": "tests/docs/test_readme.py",
+    "adapters/README.md": "tests/core/test_adapters_readme.py",
+    "docs/named-timers.md": "tests/named_timers/test_named_timers_page.py",
+    "docs/pipeline.md": "tests/examples/test_examples.py",  # Excerpts, whose calls examples/pipeline.py makes.
+    "docs/report.md": "tests/page/test_page.py",
+    "docs/run-format.md": "tests/runs/test_damage.py",
+    "docs/trainers.md": "tests/trainers/test_trainer_pages.py",
+}
+"""Pages whose blocks another test runs."""
 PROGRAM = """
 for block in {blocks!r}:
     try:
@@ -71,7 +88,9 @@ def test_names_of_ours_are_there(block: str) -> None:
 @pytest.mark.parametrize("page", WHOLE, ids=lambda path: path.relative_to(ROOT / "docs").as_posix())
 def test_blocks_run(page: Path, forks, tmp_path: Path, monkeypatch) -> None:
     """The Python blocks of a page run as they stand, one after the other in one process."""
-    blocks = re.findall(r"^```python\n(.*?)^```", TEXTS[page], flags=re.MULTILINE | re.DOTALL)
+    blocks = python_blocks(page)
+    if page.name == "goodput.md":  # It reads the run that this page writes.
+        blocks = python_blocks(page.parent / "runs.md") + blocks
     imported = {name for block in blocks for name in re.findall(r"^(?:import|from) (\w+)", block, flags=re.MULTILINE)}
     for name in sorted(imported & {*NEEDS}):
         if importlib.util.find_spec(name) is None:
@@ -85,6 +104,15 @@ def test_blocks_run(page: Path, forks, tmp_path: Path, monkeypatch) -> None:
         assert done.wait(230) == 0, output.read_text()[-4000:]
     finally:
         done.kill()
+
+
+def test_every_block_is_run_by_a_test() -> None:
+    """A page with Python blocks is run here, or by the test that is named for it."""
+    pages = {page.relative_to(ROOT).as_posix() for page in PAGES if python_blocks(page)}
+    assert pages == {page.relative_to(ROOT).as_posix() for page in WHOLE if python_blocks(page)} | {*ELSEWHERE}
+    assert [] == [
+        page for page, test in ELSEWHERE.items() if Path(page).stem not in (ROOT / test).read_text(encoding="utf-8")
+    ]
 
 
 def test_gallery_has_each_problem(monkeypatch) -> None:
