@@ -12,6 +12,7 @@ import random
 import sys
 import threading
 import time
+import warnings
 from pathlib import Path
 
 import torch
@@ -433,6 +434,48 @@ def saves_in_background():
     return net
 
 
+def saves_asynchronously():
+    """Distributed checkpoints, whose writing the loop does not wait for."""
+    import torch.distributed.checkpoint as dcp
+
+    warnings.filterwarnings("ignore", "torch.distributed is disabled")
+    net = mlp()
+    optimizer = torch.optim.Adam(net.parameters())
+    written = None
+    for n, (x, y) in enumerate(watch.over(data(60))):
+        optimizer.zero_grad()
+        backward(F.cross_entropy(forward(net, x), y))
+        step(optimizer)
+        if n % 20 == 19:
+            if written is not None:
+                written.result()
+            with watch("CHECKPOINT"):
+                written = dcp.async_save({"model": net.state_dict()}, checkpoint_id=FOLDER / f"{n}", no_dist=True)
+    written.result()
+    return net
+
+
+def fsdp2():
+    """Two ranks, each with a shard of each layer."""
+    import torch.distributed as dist
+    from torch.distributed.fsdp import fully_shard
+
+    dist.init_process_group("gloo")
+    net = mlp()
+    for part in net:
+        if isinstance(part, nn.Linear):
+            fully_shard(part)
+    fully_shard(net)
+    optimizer = torch.optim.AdamW(net.parameters())
+    torch.manual_seed(dist.get_rank())
+    for x, y in watch.over(data()):
+        optimizer.zero_grad()
+        backward(F.cross_entropy(forward(net, x), y))
+        nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        step(optimizer)
+    return net
+
+
 def own_optimizer():
     """The update is written out; there is no optimizer."""
     net = mlp()
@@ -584,8 +627,8 @@ def maml():
 
 KINDS = [
     classifier, workers, gan, wgan_gp, dqn, ppo, amp, lora, lbfgs, iterable, nanogpt, diffusion, detection,
-    evaluates_every_n, saves_in_background, own_optimizer, steps_in_backward, distillation, frozen_norms, checkpointed,
-    triplets, two_loaders, rnn, maml,
+    evaluates_every_n, saves_in_background, saves_asynchronously, fsdp2, own_optimizer, steps_in_backward, distillation,
+    frozen_norms, checkpointed, triplets, two_loaders, rnn, maml,
 ]  # fmt: skip
 
 if __name__ == "__main__":
@@ -593,6 +636,9 @@ if __name__ == "__main__":
     torch.manual_seed(0)
     random.seed(0)
     trained = next(kind for kind in KINDS if kind.__name__ == sys.argv[1])()
-    total = math.fsum(p.double().sum().item() for p in trained.parameters())
+    whole = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in trained.parameters()]
+    total = math.fsum(p.double().sum().item() for p in whole)
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
     print(f"weights {total!r}, random {torch.rand(1).item()!r} {random.random()!r}")
     Path(sys.argv[2]).write_text(json.dumps(watch.times))

@@ -38,6 +38,8 @@ failed = sum(times.failed + times.discarded + times.running for times in timer.s
 with open(sys.argv[2] + ".found", "w") as file:
     json.dump({"regions": found, "failed": failed}, file)
 """
+RANKS = {"fsdp2": 2}
+"""The kinds that several ranks run together."""
 BETWEEN = {"prepare batch", "loss", "gradients", "between steps", "other code"}
 
 
@@ -47,17 +49,21 @@ def results(forks, tmp_path_factory):
     results = {}
     for name in NAMES:
         folder = tmp_path_factory.mktemp(name)
+        ranks = range(RANKS.get(name, 1))
         runs = []
         for program, what in ((PLAIN, "plain"), (TIMED, "timed")):
             (folder / what).mkdir()
-            command = ["-c", program, str(KINDS), name, str(folder / what / "times.json")]
-            environment = suite_ranks.environment(PYTHONHASHSEED="0")
-            runs.append(forks.start(command, environment, folder / f"{what}.log"))
+            of_all = {"WORLD_SIZE": str(len(ranks)), "MASTER_PORT": str(suite_ranks.free_port())} if ranks[1:] else {}
+            for rank in ranks:
+                command = ["-c", program, str(KINDS), name, str(folder / what / f"{rank}.json")]
+                own = {"RANK": str(rank), "MASTER_ADDR": "127.0.0.1", **of_all} if of_all else {}
+                environment = suite_ranks.environment(PYTHONHASHSEED="0", **own)
+                runs.append(forks.start(command, environment, folder / f"{what}-{rank}.log"))
         statuses = [run.wait(200) for run in runs]
-        printed = [(folder / f"{what}.log").read_text() for what in ("plain", "timed")]
-        assert [0, 0] == statuses, "\n".join(printed)
-        truth = json.loads((folder / "timed" / "times.json").read_text())
-        results[name] = printed, truth, json.loads((folder / "timed" / "times.json.found").read_text())
+        printed = [[(folder / f"{what}-{rank}.log").read_text() for rank in ranks] for what in ("plain", "timed")]
+        assert not any(statuses), printed
+        truth = json.loads((folder / "timed" / "0.json").read_text())
+        results[name] = printed, truth, json.loads((folder / "timed" / "0.json.found").read_text())
     return results
 
 
@@ -65,7 +71,7 @@ def results(forks, tmp_path_factory):
 def test_it_computes_the_same(name, results):
     """Weights, random states, output and exit status are those of the plain program."""
     plain, timed = results[name][0]
-    assert "weights" in plain
+    assert all("weights" in one for one in plain)
     assert plain == timed
 
 

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.optim.optimizer as optim
-from torch.compiler import is_dynamo_compiling
 from torch.utils.data import dataloader
 
-from deep500_timing.adapters import after_import, warn_once
+from deep500_timing.adapters import Replaced, after_import, warn_once
 from deep500_timing_torch._autolog._steps import EVENTS
 
 if TYPE_CHECKING:
@@ -25,15 +24,17 @@ if TYPE_CHECKING:
 
     from deep500_timing_torch._autolog._steps import Steps
 
+    Function = Callable[..., Any]
+
+_DCP = "torch.distributed.checkpoint"
 _CHECKPOINTS = (
-    ("safetensors.torch", "safetensors.torch", ("save_file", "save_model")),
-    ("transformers.modeling_utils", "transformers.modeling_utils.PreTrainedModel", ("save_pretrained",)),
-    ("peft.peft_model", "peft.peft_model.PeftModel", ("save_pretrained",)),
-    ("torch.distributed.checkpoint", "torch.distributed.checkpoint", ("save", "async_save")),
-    ("torch.distributed.checkpoint", "torch.distributed.checkpoint.state_dict_saver", ("save", "async_save")),
+    ("safetensors.torch", "", ("save_file", "save_model")),
+    ("transformers.modeling_utils", "PreTrainedModel", ("save_pretrained",)),
+    ("peft.peft_model", "PeftModel", ("save_pretrained",)),
+    (_DCP, "", ("save", "async_save")),
+    (f"{_DCP}.state_dict_saver", "", ("save", "async_save")),
 )
-"""What writes a checkpoint: the module to wait for, the owner, and its functions."""
-_ABSENT = object()
+"""The functions that write a checkpoint: their module, their class if they have one, and their names."""
 IO, BACKWARD, GRAD = (EVENTS[name] for name in ("IO", "BACKWARD", "autograd.grad"))
 
 
@@ -42,6 +43,8 @@ class Patches:
 
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
+        self._replaced = Replaced()
+        self._while_evaluating = Replaced()
         self._undo: list[Callable[[], object]] = []
         self._epoch: Any = None
         self._epoch_ns = self._epoch_steps = 0
@@ -50,66 +53,50 @@ class Patches:
         self._undo.append(optim.register_optimizer_step_pre_hook(before).remove)
         self._undo.append(optim.register_optimizer_step_post_hook(after).remove)
         self.put(dataloader._BaseDataLoaderIter, "__next__", self._next)
-        self.put(dataloader.DataLoader, "__iter__", self._iter)
+        self.put_after(dataloader.DataLoader, "__iter__", self._iterated)
         self.put(torch.autograd, "backward", self._backward)
         self.put(torch.autograd, "grad", self._grad)
         self.put(torch.nn.Module, "eval", self._eval)
         self.put(torch, "save", self._save)
         if torch.backends.cuda.is_built() or torch.backends.mps.is_built():  # type: ignore[no-untyped-call]
             for name in ("to", "cuda"):
-                self.put(torch.Tensor, name, self._to)
-        for module, place, names in _CHECKPOINTS:
-            self._undo.append(after_import(module, functools.partial(self._put_saves, place, names)))
+                self.put_after(torch.Tensor, name, self._moved)
+        for module, owner, names in _CHECKPOINTS:
+            self._undo.append(after_import(module, functools.partial(self._put_saves, module, owner, names)))
         if torch.distributed.is_available():
-            owner: Any
-            for owner in (torch.distributed, torch.distributed.distributed_c10d):
-                self.put(owner, "init_process_group", self._join)
+            for module in (torch.distributed, torch.distributed.distributed_c10d):
+                self.put_after(module, "init_process_group", self._joined)
 
-    def put(self, owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    def put(self, owner: Any, name: str, make: Callable[[Function], Function], where: Replaced | None = None) -> None:
         """Put what ``make`` makes of a function in its place, until :meth:`undo`."""
-        before = vars(owner).get(name, _ABSENT)
         original = getattr(owner, name)
         ours = functools.wraps(original)(make(original))
         ours._torchdynamo_inline = original  # type: ignore[attr-defined]
-        setattr(owner, name, ours)
+        # Where another has replaced it since, ours stays below that, and does nothing once the log is closed.
+        (self._replaced if where is None else where).put(owner, name, ours)
 
-        def undo() -> None:
-            if vars(owner).get(name) is not ours:
-                return  # patched by another meanwhile; ours stays below it, and does nothing once the log is closed
-            if before is _ABSENT:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, before)
-
-        self._undo.append(undo)
+    def put_after(self, owner: Any, name: str, after: Function) -> None:
+        """Have ``after(result, start_ns, *arguments)`` called after each call of a function, until :meth:`undo`."""
+        self.put(owner, name, functools.partial(followed, after=after))
 
     def undo(self) -> None:
         """Put everything back."""
         while self._undo:
             self._undo.pop()()
+        self._while_evaluating.undo()
+        self._replaced.undo()
         if self._comm is not None:
             self._comm.undo()
 
     # --- data --------------------------------------------------------------------------------------------------------
 
-    def _iter(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _iterated(self, iterator: Any, begun_ns: int, _loader: Any) -> None:
         steps = self._steps
+        if steps.is_here() and not steps.evaluates:
+            steps.record("EPOCH (start)", begun_ns, perf_counter_ns())
+            self._epoch, self._epoch_ns, self._epoch_steps = iterator, begun_ns, steps.steps
 
-        def iterate(loader: Any) -> Any:
-            begun_ns = perf_counter_ns()
-            try:
-                iterator = original(loader)
-            except BaseException as error:
-                hide(error)
-                raise
-            if steps.is_here() and not steps.evaluates:
-                steps.record("EPOCH (start)", begun_ns, perf_counter_ns())
-                self._epoch, self._epoch_ns, self._epoch_steps = iterator, begun_ns, steps.steps
-            return iterator
-
-        return iterate
-
-    def _next(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _next(self, original: Function) -> Function:
         steps, begin, end = self._steps, self._steps.begin, self._steps.end
 
         def fetch(iterator: Any) -> Any:
@@ -138,25 +125,14 @@ class Patches:
                 steps.record("EPOCH", self._epoch_ns, perf_counter_ns())
             self._epoch = None
 
-    def _to(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _moved(self, moved: Any, begun_ns: int, tensor: Any, *_: Any) -> None:
         steps = self._steps
+        if not steps.depth and moved is not tensor and steps.is_here() and moved.device != tensor.device:
+            steps.copied(begun_ns)
 
-        def to(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            begun_ns = perf_counter_ns()
-            try:
-                moved = original(tensor, *args, **kwargs)
-            except BaseException as error:
-                hide(error)
-                raise
-            if not steps.depth and moved is not tensor and steps.is_here() and moved.device != tensor.device:
-                steps.copied(begun_ns)
-            return moved
+    # --- backward ----------------------------------------------------------------------------------------------------
 
-        return to
-
-    # --- backward and optimizers -------------------------------------------------------------------------------------
-
-    def _backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _backward(self, original: Function) -> Function:
         steps, begin, end = self._steps, self._steps.begin, self._steps.end
 
         def backward(
@@ -182,7 +158,7 @@ class Patches:
 
         return backward
 
-    def _grad(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _grad(self, original: Function) -> Function:
         steps = self._steps
 
         def grad(*args: Any, **kwargs: Any) -> Any:
@@ -202,36 +178,35 @@ class Patches:
 
     # --- evaluation, checkpoints, ranks ------------------------------------------------------------------------------
 
-    def _eval(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        module: Any = torch.nn.Module
-        steps, train = self._steps, module.train
-
-        def timed_train(model: Any, mode: bool = True) -> Any:
-            if mode:
-                module.train = train
-                steps.end_evaluation()
-            return train(model, mode)
+    def _eval(self, original: Function) -> Function:
+        steps = self._steps
 
         def evaluate(model: Any) -> Any:
             if steps.is_here():
                 steps.begin_evaluation()
-                if steps.evaluates and module.train is train:  # not in place for longer: it is called for each module
-                    module.train = functools.wraps(train)(timed_train)
+                # `train` is called for each module, so it is replaced during an evaluation alone.
+                if steps.evaluates and not self._while_evaluating:
+                    self.put(torch.nn.Module, "train", self._train, self._while_evaluating)
             return original(model)
 
-        def put_back() -> None:
-            if getattr(module.train, "__wrapped__", None) is train:
-                module.train = train
-
-        self._undo.append(put_back)
         return evaluate
 
-    def _save(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _train(self, original: Function) -> Function:
+        def train(model: Any, mode: bool = True) -> Any:
+            if mode:
+                self._while_evaluating.undo()
+                self._steps.end_evaluation()
+            return original(model, mode)
+
+        return train
+
+    def _save(self, original: Function) -> Function:
         steps = self._steps
 
         def save(*args: Any, **kwargs: Any) -> Any:
             region = steps.regions["CHECKPOINT"]
-            if region.is_open:
+            # A checkpoint of torch.distributed calls `torch.save` for its parts, on threads of its own too.
+            if region.is_open or sys._getframe(1).f_globals.get("__name__", "").startswith(_DCP):
                 return original(*args, **kwargs)
             if steps.is_here() and not steps.evaluates:
                 steps.pause()
@@ -248,8 +223,9 @@ class Patches:
             run = steps.log.run
             if run is not None:
                 run.mark("checkpoint_saved", dur_s=(perf_counter_ns() - begun_ns) / 1e9)
-            if isinstance(result, Future):
-                result.add_done_callback(lambda _: self._saved(begun_ns))
+            written = getattr(result, "upload_completion", result)
+            if isinstance(written, Future):
+                written.add_done_callback(lambda _: self._saved(begun_ns))
             return result
 
         return save
@@ -260,29 +236,14 @@ class Patches:
         if run is not None:
             run.event("checkpoint", "written in the background", seconds=(perf_counter_ns() - begun_ns) / 1e9)
 
-    def _put_saves(self, owner: str, names: tuple[str, ...]) -> None:
-        module, _, inside = owner.rpartition(".")
-        found: Any = sys.modules.get(owner)
-        if found is None:
-            found = getattr(sys.modules.get(module), inside, None)
+    def _put_saves(self, module: str, owner: str, names: tuple[str, ...]) -> None:
+        found: Any = getattr(sys.modules[module], owner, None) if owner else sys.modules[module]
         for name in names:
             if hasattr(found, name):
                 self.put(found, name, self._save)
 
-    def _join(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def init_process_group(*args: Any, **kwargs: Any) -> Any:
-            try:
-                result = original(*args, **kwargs)
-            except BaseException as error:
-                hide(error)
-                raise
-            self.join()
-            return result
-
-        return init_process_group
-
-    def join(self) -> None:
-        """Time the communication of this rank from now on."""
+    def _joined(self, *_: Any) -> None:
+        # This process is a rank: time its communication from now on.
         if self._comm is not None:
             return
         try:
@@ -296,18 +257,38 @@ class Patches:
         self._steps.log.begin()
 
 
-def _hooks(steps: Steps) -> tuple[Callable[..., None], Callable[..., None]]:
+def _hooks(steps: Steps) -> tuple[Function, Function]:
     begin, end = steps.begin_step, steps.end_step
 
     def before(optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not is_dynamo_compiling():
-            begin(optimizer)
+        begin(optimizer)
 
     def after(optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not is_dynamo_compiling():
-            end(optimizer)
+        end(optimizer)
 
+    before._torchdynamo_inline = after._torchdynamo_inline = _no_hook  # type: ignore[attr-defined]
     return before, after
+
+
+def _no_hook(optimizer: Any, args: Any, kwargs: Any) -> None:
+    pass
+
+
+def followed(original: Function, after: Function) -> Function:
+    """A function that calls the original, and then ``after(result, start_ns, *arguments)``."""
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        begun_ns = perf_counter_ns()
+        try:
+            result = original(*args, **kwargs)
+        except BaseException as error:
+            hide(error)
+            raise
+        after(result, begun_ns, *args)
+        return result
+
+    return call
 
 
 def hide(error: BaseException) -> None:

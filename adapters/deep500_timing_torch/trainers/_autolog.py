@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing.adapters import warn_once
+from deep500_timing.adapters import Replaced, warn_once
+from deep500_timing_torch._autolog._patches import followed
 from deep500_timing_torch._timer import CPUGPUTimer
 from deep500_timing_torch.trainers._fit import _logs
 
@@ -52,32 +52,23 @@ def _install_lightning(log: Autolog, module: str) -> Callable[[], None]:
 
 
 def _after_init(log: Autolog, kind: Any, add: Callable[[Any], None]) -> Callable[[], None]:
-    _logs.append(log)
-    original = kind.__init__
-
-    @functools.wraps(original)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-        try:
-            original(self, *args, **kwargs)
-        except BaseException as error:
-            if error.__traceback__ is not None:
-                error.__traceback__ = error.__traceback__.tb_next
-            raise
+    def made(_result: None, _start_ns: int, trainer: Any, *_: Any) -> None:
         if log.closed:
             return
         try:
-            add(self)
+            add(trainer)
         except Exception as error:
             warn_once(
                 f"Adding the timer's callback to {kind.__name__} failed: {type(error).__name__}: {error}. Its training "
                 "is timed as any other loop."
             )
 
-    kind.__init__ = __init__
+    replaced = Replaced()
+    replaced.put(kind, "__init__", followed(kind.__init__, made))
+    _logs.append(log)
 
     def undo() -> None:
         _logs.remove(log)
-        if kind.__init__ is __init__:
-            kind.__init__ = original
+        replaced.undo()
 
     return undo

@@ -6,8 +6,9 @@ import functools
 from _thread import get_ident
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from deep500_timing.adapters import warn_once
+from deep500_timing.adapters import Replaced, warn_once
 from deep500_timing.exporters import BaseExporter
+from deep500_timing_torch._autolog._patches import hide
 from deep500_timing_torch._autolog._steps import BETWEEN
 from deep500_timing_torch._timer import CPUGPUTimer
 
@@ -40,7 +41,6 @@ _CLAIMED = {
 _CLAIMED |= {VALIDATION, CHECKPOINT}
 """The regions that the plug-in of PyTorch leaves to a trainer's callback."""
 _ON_DEVICE = frozenset({COPY, FORWARD, BACKWARD, CLIP, OPTIMIZER})
-_ABSENT = object()
 _logs: list[Autolog] = []
 """The log of the process under ``deep500-timing run`` or ``autolog()``."""
 
@@ -142,7 +142,7 @@ class Fit:
         """The last region inside the EPOCH, and when it ended; 0 if that is unknown."""
         self._fetches = False
         self._thread = get_ident()
-        self._undo: list[Callable[[], None]] = []
+        self._replaced = Replaced()
         self._log = _logs[-1] if _logs else None
         if self._log is not None:
             self._log.claim(*_CLAIMED)
@@ -295,8 +295,7 @@ class Fit:
     def close(self, *, failed: bool = False) -> None:
         """The training has ended: close the open regions, as failed if an exception ended it, and undo the wrappers."""
         self.closed = True
-        while self._undo:
-            self._undo.pop()()
+        self._replaced.undo()
         if self.batch_ns and failed and not self._is_taken(BATCH):
             self.timer.start(BATCH)
             self.timer.fail(BATCH)
@@ -336,7 +335,6 @@ class Fit:
         original = getattr(owner, name, None)
         if original is None:
             return
-        before_us = vars(owner).get(name, _ABSENT)
         fit = self
 
         @functools.wraps(original)
@@ -351,8 +349,7 @@ class Fit:
             try:
                 result = original(*args, **kwargs)
             except BaseException as error:
-                if error.__traceback__ is not None:  # this frame is for no traceback; a bare `raise` does not add it
-                    error.__traceback__ = error.__traceback__.tb_next
+                hide(error)
                 if region and mine:
                     fit.fail(region)
                 if failed is not None:
@@ -365,14 +362,5 @@ class Fit:
             return result
 
         call._torchdynamo_inline = original  # type: ignore[attr-defined]
-        setattr(owner, name, call)
-
-        def undo() -> None:
-            if vars(owner).get(name) is not call:
-                return  # another has wrapped it since; `call` does nothing once the fit is closed
-            if before_us is _ABSENT:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, before_us)
-
-        self._undo.append(undo)
+        # Where another has wrapped it since, `call` stays below that, and does nothing once the fit is closed.
+        self._replaced.put(owner, name, call)
