@@ -15,6 +15,7 @@ from deep500_timing._base.fork import after_fork
 from deep500_timing._base.imports import after_import
 from deep500_timing._base.settings import check_settings, setting
 from deep500_timing._base.warn import warn_once
+from deep500_timing._distributed.launchers import distributed, known_rank_and_world
 from deep500_timing._launch.folder import folder_of
 from deep500_timing._launch.reports import Reports
 from deep500_timing._recording.threads import all_recorders
@@ -149,12 +150,14 @@ class Autolog:
             # The report reads the run. At exit Python refuses this import, which pandas may need.
             import concurrent.futures.thread  # noqa: F401
 
-            if self._reports_here(_rank()):
+            self._rank = _rank()
+            if self._reports_here(self._rank):
                 self._reports = Reports(timer, self._settings["exporters"], self._settings["export_every_s"])
         for one in others:
             if one._run is None:
                 attach(one, self.folder)
-        self._rank = _rank()
+        if distributed() is not None:  # the group may be gone at the end
+            self._rank = _rank()
         if self._reports is not None:
             self._reports.note_destinations()
 
@@ -273,7 +276,7 @@ class Autolog:
 
     def _show(self, stream: Any, reason: str | None) -> None:
         stream.write("\n")
-        timer, log, world = self.timer(), self.run, _world() or 1
+        timer, log, world = self.timer(), self.run, known_rank_and_world()[1] or 1
         timer.complete_all()
         folder = os.path.relpath(self.folder)
         folder = self.folder if folder.startswith(os.pardir) else folder
@@ -422,12 +425,4 @@ def _begin(log: Autolog) -> None:
 
 
 def _rank() -> int | None:
-    from deep500_timing._distributed.launchers import known_rank_and_world
-
     return known_rank_and_world()[0]
-
-
-def _world() -> int | None:
-    from deep500_timing._distributed.launchers import known_rank_and_world
-
-    return known_rank_and_world()[1]

@@ -29,7 +29,6 @@ class Compilations:
         self._undo: list[Callable[[], object]] = []
         self._seen: list[Any] = []
         self._rows: list[tuple[Any, ...]] = []
-        self._declared_in: Any = None
         self._count = self._again = 0
         self._took_s = 0.0
         self._last = ("", "")
@@ -81,9 +80,7 @@ class Compilations:
         run = self._steps.log.run
         if run is None or not self._rows:
             return
-        if self._declared_in is not run:
-            run.declare(TABLE, unix_us="int", dur_us="int", compile_id="name", frame="name", reason="name")
-            self._declared_in = run
+        run.declare(TABLE, unix_us="int", dur_us="int", compile_id="name", frame="name", reason="name")
         rows, self._rows = self._rows, []
         run.add(TABLE, *rows)
 

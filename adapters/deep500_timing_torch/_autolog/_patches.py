@@ -64,8 +64,8 @@ class Patches:
         for module, owner, names in _CHECKPOINTS:
             self._undo.append(after_import(module, functools.partial(self._put_saves, module, owner, names)))
         if torch.distributed.is_available():
-            for module in (torch.distributed, torch.distributed.distributed_c10d):
-                self.put_after(module, "init_process_group", self._joined)
+            for place in (torch.distributed, torch.distributed.distributed_c10d):
+                self.put_after(place, "init_process_group", self._joined)
 
     def put(self, owner: Any, name: str, make: Callable[[Function], Function], where: Replaced | None = None) -> None:
         """Put what ``make`` makes of a function in its place, until :meth:`undo`."""

@@ -6,7 +6,11 @@ from deep500_timing._recording.intervals cimport keep
 from deep500_timing._recording.recorder cimport Recorder, Region, clock_ns, thread_id
 
 cdef int IO, COPY, FORWARD, NO_GRAD, BACKWARD, GRAD, STEP, _NONE
-cdef int _PREPARE, _LOSS, _GRADIENTS, _NEXT, _OTHER, _BATCH, ALONE, HERE, INSIDE, _EVALUATES, _LOOK_UNTIL, _LOOK_EVERY
+cdef int _PREPARE, _LOSS, _GRADIENTS, _NEXT, _OTHER, _BATCH, ALONE, HERE, INSIDE, _EVALUATES, _LOOK_UNTIL, _LOOK_EVERY, _UNHOOKED
+
+
+cdef inline int64_t address(object thing):
+    return <int64_t><void*>thing
 
 
 @cython.final
@@ -29,8 +33,10 @@ cdef class Steps:
     cdef int _waiting
     cdef int64_t _fetched_ns
     cdef int64_t _open_step
+    cdef int64_t _first_stepped
     cdef set _stepped
     cdef readonly Py_ssize_t steps
+    cdef Py_ssize_t _quiet_until
     cdef object _is_grad_enabled
     cdef readonly object log
     cdef readonly Recorder timer
@@ -71,8 +77,9 @@ cdef class Steps:
     cpdef begin_step(self, object optimizer)
     @cython.locals(ident=int64_t, now=int64_t)
     cpdef end_step(self, object optimizer)
-    @cython.locals(begun_ns=int64_t)
-    cdef _end_step(self, object ident)
+    cdef _end_batch_of(self, int64_t ident)
+    @cython.locals(begun_ns=int64_t, past=Py_ssize_t)
+    cdef _end_step(self, int64_t ident)
     cdef _end_backward(self)
     cdef _look_for_a_step(self, int64_t now)
     cdef _end_of_evaluation(self, int event, int64_t now)

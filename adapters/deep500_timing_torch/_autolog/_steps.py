@@ -40,6 +40,7 @@ if not cython.compiled:
     from deep500_timing._base.cython_stub import in_c
 
     put = take = in_c
+    address = id
     clock_ns = perf_counter_ns
     thread_id = get_ident
 
@@ -61,12 +62,13 @@ ALONE, HERE, INSIDE = 0, 1, -1
 _EVALUATES = 4
 """Added to these by :meth:`Steps.begin_call`."""
 _LOOK_UNTIL, _LOOK_EVERY = 10, 100
-"""At which steps timers of the user's own are looked for."""
+"""Timers of the user's own are looked for at each of the first steps, then at one in a hundred."""
 _START_SHOWN_NS = 1_000_000
 """The start of the log is a region from this length on."""
 _MORE = ("CHECKPOINT", "VALIDATION", "compile")
 _NONE = -1
-_UNHOOKED = "an optimizer without hooks"
+_UNHOOKED = -1
+"""Stands for the identity of an optimizer that calls no hooks."""
 
 
 class NoRegion:
@@ -111,7 +113,12 @@ class Steps:
         self._last_ns = 0
         self._batch_ns = 0
         self._ended_ns = 0
-        self._stepped: set[object] = set()
+        self._first_stepped = 0
+        """The optimizer that stepped first in this BATCH, by its identity; 0 for none."""
+        self._stepped: set[int] = set()
+        """The others that stepped in it."""
+        self._quiet_until = 0
+        """The number of the next step that is more than a count."""
         self._open_step = 0
         """The identity of the optimizer that steps; one that steps within it is part of that."""
         self._in_backward_stepped = False
@@ -186,7 +193,7 @@ class Steps:
 
     def forget(self) -> None:
         """Drop the times that wait: they are the parent's, and this process was forked."""
-        self._waiting = 0
+        self._waiting = self._quiet_until = 0
 
     def is_here(self) -> bool:
         """Whether the caller is the thread that trains, and in no event."""
@@ -340,7 +347,9 @@ class Steps:
         if self._ended_ns:
             self._keep(_BATCH, self._batch_ns, self._ended_ns)
             self._batch_ns, self._ended_ns = self._ended_ns, 0
-            self._stepped.clear()
+            self._first_stepped = 0
+            if self._stepped:
+                self._stepped.clear()
 
     def pause(self) -> None:
         """What comes is no part of a BATCH, if one has just ended: an evaluation, a checkpoint."""
@@ -382,7 +391,7 @@ class Steps:
         self._has_hooked = True
         if self.in_backward or (self.thread != 0 and self.thread != thread_id()):
             return
-        ident, now = id(optimizer), clock_ns()
+        ident, now = address(optimizer), clock_ns()
         if self._open_step:
             if ident != self._open_step:
                 return
@@ -391,8 +400,7 @@ class Steps:
                 self.timer.fail(NAMES[STEP])
         if not self.depth:
             self._probe = None
-            if ident in self._stepped:
-                self._end_batch()
+            self._end_batch_of(ident)
             self._enter(STEP, now)
             self.depth = 0
         self._open_step = ident
@@ -404,7 +412,7 @@ class Steps:
         if self.in_backward:
             self._in_backward_stepped = True
             return
-        ident = id(optimizer)
+        ident = address(optimizer)
         if ident != self._open_step:
             return
         self._open_step = 0
@@ -414,16 +422,28 @@ class Steps:
             self._leave(STEP, now)
             self._end_step(ident)
 
-    def _end_step(self, ident: object) -> None:
+    def _end_batch_of(self, ident: int) -> None:
+        # An optimizer that steps again begins the next BATCH.
+        if self._first_stepped == ident or (self._stepped and ident in self._stepped):
+            self._end_batch()
+
+    def _end_step(self, ident: int) -> None:
         self._ended_ns = self._last_ns
-        self._stepped.add(ident)
+        if not self._first_stepped:
+            self._first_stepped = ident
+        elif self._first_stepped != ident:
+            self._stepped.add(ident)
         self.steps += 1
-        if self.steps > _LOOK_UNTIL and self.steps % _LOOK_EVERY > 1 and self.log.begun:
+        if self.steps < self._quiet_until:
             return
-        begun_ns = clock_ns()
-        self.log.begin(look=True)
-        if self.steps == 1 and clock_ns() - begun_ns >= _START_SHOWN_NS:
-            self.record("deep500-timing (start)", begun_ns, clock_ns())
+        past = self.steps % _LOOK_EVERY  # also the step after one in a hundred: what began with that ends
+        if self.steps >= _LOOK_UNTIL:
+            self._quiet_until = self.steps + (1 if past == 0 else _LOOK_EVERY - past)
+        if past != 1 or not self.log.begun:
+            begun_ns = clock_ns()
+            self.log.begin(look=True)
+            if self.steps == 1 and clock_ns() - begun_ns >= _START_SHOWN_NS:
+                self.record("deep500-timing (start)", begun_ns, clock_ns())
         if self.when_stepped is not None:
             self.when_stepped(self.steps)
 
@@ -432,8 +452,7 @@ class Steps:
             self.log.saw("backward passes")
         if self._in_backward_stepped:  # optimizers that step as soon as their gradient is there
             self._in_backward_stepped = False
-            if _UNHOOKED in self._stepped:
-                self._end_batch()
+            self._end_batch_of(_UNHOOKED)
             self._end_step(_UNHOOKED)
         elif not self._has_hooked:
             self._probe = _state_of(self._model())
@@ -447,8 +466,7 @@ class Steps:
         grad = parameter.grad
         if parameter._version == version and grad is not None and (id(grad), grad._version) == (gradient, of_gradient):
             return
-        if _UNHOOKED in self._stepped:
-            self._end_batch()
+        self._end_batch_of(_UNHOOKED)
         self.record(NAMES[STEP], self._last_ns, now)
         self._last, self._last_ns = STEP, now
         self._end_step(_UNHOOKED)

@@ -45,7 +45,6 @@ class Syncs:
         self._filters: list[Any] | None = None
         """The list that holds the filter while the mode is on."""
         self._hook, self._shown = self._show, warnings.showwarning
-        self._declared_in: Any = None
         steps.when_stepped = self._stepped
         feeders.append(self._feed)
 
@@ -111,9 +110,7 @@ class Syncs:
         run = self._steps.log.run
         if run is None or not self._sampled:
             return
-        if self._declared_in is not run:
-            run.declare(TABLE, time="time", function="name", line="name", expression="name", count="int")
-            self._declared_in = run
+        run.declare(TABLE, time="time", function="name", line="name", expression="name", count="int")
         sampled, self._sampled = self._sampled, []
         for time_ns, counts in sampled:
             run.add(TABLE, (time_ns, "", "", "", 0))  # one for each sampled step

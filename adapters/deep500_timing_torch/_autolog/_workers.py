@@ -102,7 +102,6 @@ class Workers:
         self._numbers = count()
         affinity = getattr(os, "sched_getaffinity", None)  # Linux
         self._cpus = len(affinity(0)) if affinity is not None else os.cpu_count() or 0
-        self._declared_in: Any = None
         self._loop: Any = None
         try:
             patches.put(worker_module, _LOOP, self._timed_loop)
@@ -162,9 +161,7 @@ class Workers:
         run = self._steps.log.run
         if run is None or not self._iterators:
             return
-        if self._declared_in is not run:
-            run.declare(TABLE, **dict.fromkeys(_COLUMNS, "int"))
-            self._declared_in = run
+        run.declare(TABLE, **dict.fromkeys(_COLUMNS, "int"))
         now_ns = self._steps.timer.now_ns()
         for one in list(self._iterators):
             is_last = not one.is_alive or one.times is None
