@@ -73,7 +73,7 @@ def compare(
 
     def row(key: TimeType, true: Any) -> dict[str, Any]:
         measured = np.asarray(tmr.get_time(key))
-        # The waits of first executions count as IO, but hold their tracing where they are read off stamps.
+        # The waits of first executions count as IO.
         steady = len(tmr.get_time(TimeType.FORWARD if passes else TimeType.BATCH))
         count = min(len(measured), len(true), steady - (key is TimeType.IO))
         measured, true = measured[-count:], np.asarray(true)[-count:]
@@ -85,7 +85,7 @@ def compare(
         return pick(np.asarray(values).reshape(-1, replicas), axis=1)
 
     rows = []
-    if truth.data_ready:
+    if truth.data_ready and tmr.get_time(TimeType.IO):
         # An iterator may have been looked at before the fit, and is asked once more at its end.
         ready = np.asarray(truth.data_ready)[-batches:]
         asked = truth.asked_for or [0.0, *of_batches(truth.backward_ended, np.max)[:-1]]
@@ -198,7 +198,7 @@ def tensorflow_rows(keras: Any, prefix: str, cases: dict[str, dict[str, Any]]) -
             model = tensorflow_model(keras, truth, own_step=eager or "own_step" in options, **compiling)
         keras.mixed_precision.set_global_policy("float32")
         tmr = timer.Timer()
-        callback = timer.TimerCallback(tmr, phases=True)
+        callback = timer.TimerCallback(tmr, io=not several, phases=True)
         x = np.ones((8, 4), "float32")
         model.fit(
             dataset(truth, BATCHES, known=options.get("known", True)),

@@ -120,7 +120,7 @@ class TimerHooks:
             batch, see ``CPUGPUTimer``; on the torch backend pass a timer of ``deep500_timing_torch``, which does not.
         io: ``"auto"`` times the wait for data where it can be measured; False does not. On TensorFlow with
             ``steps_per_execution`` above 1 a batch may be fetched while the one before is trained on: True takes the
-            whole of each fetch for a wait, and ``phases=True`` measures the wait alone.
+            whole of each fetch for a wait, and ``"auto"`` leaves IO out.
         phases: Whether to time FORWARD and BACKWARD. On TensorFlow a model that is traced meanwhile keeps the stamps in
             its graph until it is compiled again, and one that was traced before has none.
         log_prefix: Put the means of each epoch, in seconds, into Keras's ``logs`` under this prefix, with the rates of

@@ -288,8 +288,6 @@ class SummedBatches(Batches):
         )
         if group:
             group[-1].steps = max(batches - len(group) + 1, 1)  # The others had one each.
-        if len(group) == 1:
-            group[0].wait_ns = wait_ns
         if self.times_io and batches:
             self._record(wait_ns, group if failed is None else [*group, failed], failed)
             if self._regions.totals is not None:

@@ -47,11 +47,9 @@ class Execution:
     steady: bool
     """Whether it neither traced nor compiled."""
     steps: int
-    wait_ns: int | None
-    """The sum of its waits for data, as tf.data measured them; None if it was not read for this execution alone."""
 
     def __init__(self, number: int = 0) -> None:
-        self.number, self.steps, self.wait_ns = number, 1, None
+        self.number, self.steps = number, 1
 
 
 class Stamps(NamedTuple):
@@ -61,4 +59,3 @@ class Stamps(NamedTuple):
     data_s: float
     loss_s: float
     gradients_s: float
-    end_s: float

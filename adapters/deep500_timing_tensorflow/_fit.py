@@ -124,11 +124,8 @@ class FitTimer:
         data = None if callbacks is None else _keras.data_of_loop(callbacks)
         several = _keras.steps_per_execution(model)
         self._batches = self._batches_in(data, backend, several)
-        self._batches.times_io = _keras.can_time_io(
-            options.io, backend, several, self._batches.is_seen, self._phases is not None
-        )
+        self._batches.times_io = _keras.can_time_io(options.io, backend, several, self._batches.is_seen)
         self._batches.steps_known = self.steps_known
-        self._matcher.stamps_io = backend != "torch" and options.io is not False and not self._batches.times_io
         regions.on_abort = functools.partial(_abort, self._batches, self._phases, self._matcher, self._end_checkpoints)
 
     def _batches_in(self, data: Any, backend: str, several: int) -> Batches:

@@ -126,21 +126,18 @@ def can_time_gpu(backend: str, timer: Timer) -> bool:
     return False
 
 
-def can_time_io(wanted: bool | str, backend: str, several: int, seen: bool, phases: bool) -> bool:
+def can_time_io(wanted: bool | str, backend: str, several: int, seen: bool) -> bool:
     """Whether the data itself gives the wait for each batch."""
     if wanted is False:
         return False
-    overlaps = backend in ON_TENSORFLOW and several > 1
-    if seen and not (overlaps and (phases or wanted is not True)):
+    if seen and (wanted is True or several == 1 or backend not in ON_TENSORFLOW):
         return True
-    if phases and backend != "torch":
-        return False
     if seen:
         reason = (
             f"with steps_per_execution={several} a batch is fetched inside the compiled loop, where the one before it "
             "may still be trained on"
         )
-        remedy = "phases=True times the waits there; io=True takes the whole of each fetch for a wait"
+        remedy = "io=True takes the whole of each fetch for a wait"
     else:
         reason = "the iterator of fit was not found"
         remedy = "time your own iterator with timer.iterate, or say io=False"
@@ -163,7 +160,7 @@ def warn_no_phases() -> None:
 def warn_traced_before() -> None:
     warn_once(
         "TimerCallback(phases=True): the model was traced before without phases, so FORWARD and BACKWARD are left out "
-        "where that graph runs, and with steps_per_execution above 1 IO as well; the rest is timed. Tracing it again "
+        "where that graph runs; the rest is timed. Tracing it again "
         "would cost as much as its first batch did: compile the model again, or train with phases from its first fit.",
         key="callback traced before",
     )

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from deep500_timing import TimeType
 from deep500_timing.adapters import Watch
-from deep500_timing_tensorflow._execution import IO, Execution, Stamps, first
+from deep500_timing_tensorflow._execution import Execution, Stamps, first
 from deep500_timing_tensorflow._keras import warn_no_phases, warn_traced_before
 
 if TYPE_CHECKING:
@@ -39,8 +39,6 @@ class PhaseMatcher:
 
     def __init__(self, regions: FitRegions, withheld: Callable[[int], None] = lambda batches: None) -> None:
         self.regions = regions
-        self.stamps_io = False
-        """Whether IO is taken from the stamps."""
         self._withheld = withheld
         self._executions: deque[Execution] = deque()
         self._stamps: deque[Stamps] = deque()
@@ -87,52 +85,26 @@ class PhaseMatcher:
             self.match(execution, own)
 
     def match(self, execution: Execution, batches: list[Stamps]) -> None:
-        free_ns = execution.began_ns
-        wait_ns = 0
-        for position, stamps in enumerate(batches):
-            untold = math.isnan(stamps.loss_s) or math.isnan(stamps.gradients_s)
-            if untold:
+        for stamps in batches:
+            if math.isnan(stamps.loss_s) or math.isnan(stamps.gradients_s):
                 warn_no_phases()
             elif _contradicts(stamps, execution):
                 self._withhold(1)
-                continue
-            data_ns = _place_ns(stamps.data_s, execution)
-            if not untold:
-                loss_ns, gradients_ns = (_place_ns(at_s, execution) for at_s in (stamps.loss_s, stamps.gradients_s))
+            else:
+                data_ns, loss_ns, gradients_ns = (
+                    _place_ns(at_s, execution) for at_s in (stamps.data_s, stamps.loss_s, stamps.gradients_s)
+                )
                 self._record(FORWARD, data_ns, loss_ns, execution.steady)
                 self._record(BACKWARD, loss_ns, gradients_ns, execution.steady)
-            if self.stamps_io and (position > 0 or execution.steady):
-                # The part of a fetch that overlaps with the training on the batch before is no wait.
-                waited_ns = max(data_ns - free_ns, 0)
-                self._record(IO, data_ns - waited_ns, data_ns, True)
-                wait_ns += waited_ns
-            free_ns = _place_ns(stamps.end_s, execution)
-        if self.stamps_io and batches and not execution.steady:
-            self._record_first_wait(execution, wait_ns)
-
-    def _record_first_wait(self, execution: Execution, others_ns: int) -> None:
-        # The trace lies between the begin of the execution and the first stamp, so that wait is tf.data's sum without
-        # the other waits; where fetches overlap with training it is at most that.
-        if execution.wait_ns is None:
-            self._fail(IO)
-            return
-        waited_ns = min(max(execution.wait_ns - others_ns, 0), execution.took_ns)
-        self._record(IO, execution.began_ns, execution.began_ns + waited_ns, True)
 
     def _record(self, key: TimeType, began_ns: int, ended_ns: int, steady: bool) -> None:
         self.regions.record(key if steady else first(key), began_ns, ended_ns)
 
     def _withhold(self, batches: int) -> None:
         self._withheld(batches)
-        for _ in range(batches):
-            self._fail(FORWARD)
-            self._fail(BACKWARD)
-            if self.stamps_io:
-                self._fail(IO)
-
-    def _fail(self, key: TimeType) -> None:
-        self.regions.timer.start(key)
-        self.regions.timer.fail(key)
+        for key in (FORWARD, BACKWARD) * batches:
+            self.regions.timer.start(key)
+            self.regions.timer.fail(key)
 
 
 def _place_ns(stamp_s: float, execution: Execution) -> int:

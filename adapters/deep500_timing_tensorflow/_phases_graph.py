@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from deep500_timing_tensorflow._phases import PhaseMatcher
 
 _RING_ROWS = 1024
-"""More than the batches between two readings; 40 bytes each."""
+"""More than the batches between two readings; 32 bytes each."""
 
 _local = threading.local()
 _of_models: WeakKeyDictionary[Any, GraphPhases] = WeakKeyDictionary()
@@ -55,8 +55,8 @@ class StampRing:
 
         def make() -> None:
             with tf.init_scope(), tf.device("/CPU:0"):
-                shape = tf.TensorShape((None, 5))
-                made.append(tf.Variable(tf.zeros((rows, 5), tf.float64), trainable=False, shape=shape, name="stamps"))
+                shape = tf.TensorShape((None, 4))
+                made.append(tf.Variable(tf.zeros((rows, 4), tf.float64), trainable=False, shape=shape, name="stamps"))
                 made.extend(
                     tf.Variable(tf.zeros((), tf.int64), trainable=False, name=name)
                     for name in ("stamps_taken", "stamps_kept", "execution")
@@ -75,7 +75,7 @@ class StampRing:
         """Keep at least so many rows; a ring that grows forgets its rows."""
         if rows > self._rows:
             self._rows = rows
-            self._stamps.assign(self._tf.zeros((rows, 5), self._tf.float64))
+            self._stamps.assign(self._tf.zeros((rows, 4), self._tf.float64))
             self._kept.assign(rows)
             self._read = int(self._taken.numpy())
 

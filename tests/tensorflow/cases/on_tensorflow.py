@@ -10,7 +10,6 @@ import math
 import sys
 import threading
 import time
-import warnings
 import weakref
 
 import keras
@@ -161,7 +160,7 @@ def test_passes_of_every_batch_and_weights_to_the_bit(data, configuration):
     """Wherever a step takes one gradient of one tape, each batch has its passes, and three epochs the same weights."""
     after = []
     tmr = timer.Timer()
-    callback = timer.TimerCallback(tmr, phases=True)
+    callback = timer.TimerCallback(tmr, io=True, phases=True)
     for callbacks in ([], [callback]):
         settings = {**CONFIGURATIONS[configuration]}
         if configuration == "loss scaling":
@@ -228,7 +227,7 @@ def test_model_that_was_traced_before_has_no_passes(data):
 def test_ring_grows_with_the_executions(data):
     """A model that is compiled anew with long executions loses no batch."""
     model, tmr = make_model(), timer.Timer()
-    callback = timer.TimerCallback(tmr, phases=True)
+    callback = timer.TimerCallback(tmr, io=False, phases=True)
     weights_after(model, data, [callback], epochs=1)
     model.compile("sgd", "mse", steps_per_execution=1500)  # The ring has 1024 rows.
     tmr.reset()
@@ -497,28 +496,6 @@ def test_data_that_raises_costs_no_samples():
     assert (3, 3 * 8) == (callback.throughput.epoch_steps, callback.throughput.epoch_samples)
 
 
-def test_waits_inside_an_execution_come_from_the_stamps(data):
-    """With stamps each wait inside a compiled loop is known; that before a trace is the rest of tf.data's sum."""
-    tmr = timer.Timer()
-    weights_after(make_model(steps_per_execution=2), data, [timer.TimerCallback(tmr, phases=True)])
-    assert 15 == counts(tmr)["IO"]
-
-
-@pytest.mark.parametrize("several", [2, 3])
-@pytest.mark.parametrize("model_class", [keras.Model, TwoGradients])
-def test_every_wait_inside_executions_is_recorded(data, several, model_class):
-    """With phases and several steps per execution each batch has its wait, whatever can be said of its passes."""
-    tmr = timer.Timer()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", timer.TimingWarning)
-        model = make_model(model_class, steps_per_execution=several)
-        weights_after(model, data, [timer.TimerCallback(tmr, phases=True)], batch_size=4)
-    assert 30 == counts(tmr)["IO"]
-    assert 0 == tmr.snapshot().get("IO").failed
-    inside = sum(tmr.get_time("IO"))
-    assert inside <= sum(tmr.get_time("BATCH")) + sum(tmr.get_time(FIRST))
-
-
 @pytest.mark.parametrize("kind", ["sparse", "ragged", "dense"])
 def test_samples_of_composite_data_are_unknown(data, kind):
     """The rows of a sparse or ragged batch are not those of its components: samples are None, batches are counted."""
@@ -551,9 +528,9 @@ def test_samples_of_composite_data_are_unknown(data, kind):
 
 
 def test_waits_inside_an_execution_are_not_guessed(data):
-    """Without stamps the waits inside a compiled loop are not timed, and the message says what helps."""
+    """The waits inside a compiled loop are not timed, and the message says what helps."""
     tmr = timer.Timer()
-    with pytest.warns(timer.TimingWarning, match="steps_per_execution=2 .* phases=True times the waits there"):
+    with pytest.warns(timer.TimingWarning, match="steps_per_execution=2 .* io=True takes the whole"):
         weights_after(make_model(steps_per_execution=2), data, [timer.TimerCallback(tmr)])
     assert "IO" not in counts(tmr)
 
@@ -683,17 +660,17 @@ def test_ring_gives_each_row_once_and_counts_those_it_loses():
     ring = StampRing(tf, rows=4)
     for number in range(3):
         ring.set_number(10 + number)
-        ring.put(_Row(number, 1, 2, 3))
+        ring.put(_Row(number, 1, 2))
     rows, lost = ring.read()
     assert ([10, 11, 12], [0, 1, 2], 0) == ([row.number for row in rows], [row.data_s for row in rows], lost)
     for number in range(3, 9):
-        ring.put(_Row(number, 1, 2, 3))
+        ring.put(_Row(number, 1, 2))
     rows, lost = ring.read()
     assert ([5, 6, 7, 8], 2) == ([row.data_s for row in rows], lost)
     assert ([], 0) == ring.read()
     ring.make_room(6)
     for number in range(6):
-        ring.put(_Row(number, 1, 2, 3))
+        ring.put(_Row(number, 1, 2))
     rows, lost = ring.read()
     assert ([0, 1, 2, 3, 4, 5], 0) == ([row.data_s for row in rows], lost)
 
@@ -702,7 +679,7 @@ def test_rows_have_the_number_of_their_execution():
     """Numbers that follow one another, that come again as another callback says them, and those of another fit."""
     ring = StampRing(tf, rows=9)
     numbers = [1, 2, 2, 3, 20, 21, 4, 3]
-    step = tf.function(lambda: ring.put(_Row(0, 1, 2, 3)))
+    step = tf.function(lambda: ring.put(_Row(0, 1, 2)))
     for number in numbers:
         ring.set_number(number)
         step()
@@ -761,7 +738,7 @@ def test_phases_are_matched_by_number_and_not_by_the_clock(jump_s):
     sink = _Sink()
     withheld = _Withheld()
     matcher = PhaseMatcher(sink, withheld)
-    offsets_ns = (1_000_000, 4_000_000, 8_000_000, 9_000_000)
+    offsets_ns = (1_000_000, 4_000_000, 8_000_000)
     for number in range(20):
         jump_ns = jump_s * 1_000_000_000 if number >= 5 else 0
         matcher.take([Stamps(number, *((NOW_NS + jump_ns + offset) / 1e9 for offset in offsets_ns))])
@@ -775,7 +752,7 @@ def test_lost_stamps_are_counted():
     sink = _Sink()
     withheld = _Withheld()
     matcher = PhaseMatcher(sink, withheld)
-    matcher.take([_stamps(1_000_000, 4_000_000, 8_000_000, 9_000_000)._replace(number=2)])
+    matcher.take([_stamps(1_000_000, 4_000_000, 8_000_000)._replace(number=2)])
     matcher._executions += [_execution(10_000_000, steps=3, number=1), _execution(10_000_000, number=2)]
     matcher.settle(_Ring(lost=3))
     assert (1, 3) == (len(sink.timer.get_time(TimeType.FORWARD)), withheld.batches)
@@ -787,7 +764,7 @@ def test_stamps_of_somebody_elses_step_are_not_the_executions():
     sink = _Sink()
     withheld = _Withheld()
     matcher = PhaseMatcher(sink, withheld)
-    own, others = (0, 2_000_000, 3_000_000, 3_000_000), (5_000_000, 9_000_000, 9_500_000, 9_600_000)
+    own, others = (0, 2_000_000, 3_000_000), (5_000_000, 9_000_000, 9_500_000)
     matcher.take([_stamps(*own), _stamps(*others)])
     matcher._executions.append(_execution(4_000_000))
     matcher.settle(_Ring())
@@ -798,7 +775,7 @@ def test_stamps_of_somebody_elses_step_are_not_the_executions():
 def test_stamps_become_intervals_on_the_timers_clock():
     """The lengths are those between the stamps, to the microsecond that the stamps have."""
     sink = _Sink()
-    PhaseMatcher(sink).match(_execution(10_000_000), [_stamps(1_000_000, 4_000_000, 9_000_000, 9_500_000)])
+    PhaseMatcher(sink).match(_execution(10_000_000), [_stamps(1_000_000, 4_000_000, 9_000_000)])
     assert pytest.approx([0.003], abs=1e-6) == sink.timer.get_time(TimeType.FORWARD)
     assert pytest.approx([0.005], abs=1e-6) == sink.timer.get_time(TimeType.BACKWARD)
     assert pytest.approx(5_000 + 1_000_000, abs=1_000) == sink.timer.intervals(TimeType.FORWARD)[0, 0]
@@ -806,7 +783,7 @@ def test_stamps_become_intervals_on_the_timers_clock():
 
 @pytest.mark.parametrize(
     "offsets_ns",
-    [(4_000_000, 1_000_000, 9_000_000, 9_000_000), (0, 1_000_000, 20_000_000, 20_000_000), (-9_000_000, 0, 1, 1)],
+    [(4_000_000, 1_000_000, 9_000_000), (0, 1_000_000, 20_000_000), (-9_000_000, 0, 1)],
     ids=["backwards", "longer than the batch", "before the batch"],
 )
 def test_stamps_that_contradict_the_batch_are_withheld_and_counted(offsets_ns):
@@ -823,19 +800,17 @@ def test_stamps_that_contradict_the_batch_are_withheld_and_counted(offsets_ns):
 
 @given(st.lists(st.integers(0, 3_000_000), min_size=4, max_size=24))
 def test_matched_phases_never_exceed_their_execution(gaps_ns):
-    """For any stamps in order inside an execution, the passes and waits of its batches add up to no more than it."""
+    """For any stamps in order inside an execution, the passes of its batches add up to no more than it."""
     sink = _Sink()
     withheld = _Withheld()
     matcher = PhaseMatcher(sink, withheld)
-    matcher.stamps_io = True
     edges = np.cumsum(gaps_ns)
-    batches = [_stamps(*edges[start : start + 4]) for start in range(0, len(edges) - 3, 4)]
+    batches = [_stamps(*edges[start : start + 3]) for start in range(0, len(edges) - 2, 3)]
     took_ns = int(edges[-1])
     matcher.match(_execution(took_ns, steps=len(batches)), batches)
     assert 0 == withheld.batches
-    found = [sum(sink.timer.get_time(key)) for key in (TimeType.FORWARD, TimeType.BACKWARD, TimeType.IO)]
+    found = [sum(sink.timer.get_time(key)) for key in (TimeType.FORWARD, TimeType.BACKWARD)]
     assert sum(found) <= took_ns / 1e9 + 2e-6 * len(batches)
-    assert len(batches) == len(sink.timer.get_time(TimeType.IO))
 
 
 @given(st.lists(st.integers(0, 3_000), min_size=3, max_size=24), st.integers(0, 999))
@@ -844,22 +819,19 @@ def test_matched_phases_lie_in_their_execution_and_side_by_side(gaps_us, before_
     sink = _Sink()
     withheld = _Withheld()
     matcher = PhaseMatcher(sink, withheld)
-    matcher.stamps_io = True
     # A stamp is cut to the microsecond, and the two clocks of the host are read one after the other.
     edges_ns = NOW_NS + 1_000 * np.cumsum([0, *gaps_us])
     batches = [
-        Stamps(1, *(int(edge) / 1e9 for edge in edges_ns[start : start + 4]))
-        for start in range(0, len(edges_ns) - 3, 3)
+        Stamps(1, *(int(edge) / 1e9 for edge in edges_ns[start : start + 3]))
+        for start in range(0, len(edges_ns) - 2, 2)
     ]
     took_ns = int(edges_ns[-1]) - NOW_NS
     matcher.match(_execution(took_ns, steps=len(batches), jump_ns=before_ns), batches)
     assert 0 == withheld.batches
     spans = sorted(
-        tuple(span)
-        for key in (TimeType.IO, TimeType.FORWARD, TimeType.BACKWARD)
-        for span in sink.timer.intervals(key).tolist()
+        tuple(span) for key in (TimeType.FORWARD, TimeType.BACKWARD) for span in sink.timer.intervals(key).tolist()
     )
-    assert 3 * len(batches) == len(spans)
+    assert 2 * len(batches) == len(spans)
     assert 5_000 <= spans[0][0]
     assert spans[-1][1] <= 5_000 + took_ns
     for (_, ended_ns), (began_ns, _) in itertools.pairwise(spans):

@@ -53,7 +53,7 @@ def test_fit(data, model_class, steps):
     for callbacks in (
         [],
         [timer.TimerCallback(tmr, io=False)],
-        [timer.TimerCallback(tmr, phases=True, log_prefix="t/")],
+        [timer.TimerCallback(tmr, io=True, phases=True, log_prefix="t/")],
     ):
         model = make_model(model_class, optimizer="adam", steps_per_execution=steps)
         made = model.fit(
