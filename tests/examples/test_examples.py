@@ -30,8 +30,8 @@ CASES = {
         ["jax"],
         ["step 100: loss", "VALIDATION", "CHECKPOINT", "logging", "by the median of 9 times", "'train_step': 1"],
     ),
-    "layers.py": ([], ["torch", "sklearn", "matplotlib"], ["6 × Block", "GFLOP/s", "◀", "trace.json", "plot.png"]),
-    "pipeline.py": ([], ["torch", "sklearn", "matplotlib"], ["steps: 30 loss:", "1F1B of 2 ranks", "pipeline.png"]),
+    "layers.py": ([], ["torch", "sklearn", "vl_convert"], ["6 × Block", "GFLOP/s", "◀", "trace.json", "plot.png"]),
+    "pipeline.py": ([], ["torch", "sklearn", "vl_convert"], ["steps: 30 loss:", "1F1B of 2 ranks", "pipeline.png"]),
     "keras_callback.py": (["--epochs", "1"], ["keras", "tensorflow", "sklearn"], ["EPOCH", "BATCH", "IO"]),
     "mlflow_and_wandb.py": (
         ["--output", "tracked"],

@@ -7,7 +7,7 @@ import json
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("matplotlib", reason="the pictures of a profile")
+pytest.importorskip("vl_convert", reason="the pictures of a profile")
 from torch import nn  # noqa: E402
 
 from deep500_timing_torch.layers import ProfilerWrapper  # noqa: E402

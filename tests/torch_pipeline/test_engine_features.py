@@ -68,13 +68,6 @@ def test_a_checkpoint_fits_another_cut(both):
         assert 0 < found["resumed"]["recut_loss"] < 1
 
 
-def test_additional_losses_reach_every_rank(both):
-    """Averaged over the batch; none before the first."""
-    for found in both:
-        assert found["additional"]["before"] is None
-        assert {"one": 1.0, "two": 2.0} == found["additional"]["after"]
-
-
 @pytest.mark.parametrize(
     ("what", "text"),
     [

@@ -25,7 +25,6 @@ SAME = [
     "is_last_stage",
     "log_for_device",
     "tput_log",
-    "get_additional_losses",
     "reset_activation_shape",
     "get_pipeline_parallel_rank",
     "train_batch_size",

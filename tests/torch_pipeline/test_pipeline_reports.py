@@ -24,7 +24,7 @@ def engine_of(timer, *samples, rank=0, **config):
     engine.config = PipelineConfig(samples[-1], 2, samples[-1] // 2, **config)
     engine.module = SimpleNamespace(stage_numbers=[1], replica=0)
     engine.grid = SimpleNamespace(global_rank=rank)
-    engine._samples, engine._timers, engine._additional, engine._microbatch = array("q", samples), {}, None, 3
+    engine._samples, engine._timers, engine._microbatch = array("q", samples), {}, 3
     engine.log_stage = engine.log_data_parallel_id = -1
     return engine
 

@@ -14,7 +14,7 @@ import torch
 from deep500_timing_torch.pipeline._actions import PipelineError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from os import PathLike
 
 _FORMATS = {"amp", "bf16", "fp16"}
@@ -65,21 +65,30 @@ def read_config(config: Mapping[str, Any] | str | PathLike[str], replicas: int) 
             f"Config key {key!r}: losses are not scaled, and master weights are not kept. For autocast use "
             '"torch_autocast": {"enabled": true, "dtype": "bfloat16"}.'
         )
-    sizes = _sizes(left, replicas)
-    steps = left.pop("steps_per_print", None)
+    inner = {name: dict(left.pop(name, None) or {}) for name in ("pipeline", "torch_autocast")}
+    dtype = inner["torch_autocast"].pop("dtype", "bfloat16")
+    enabled = inner["torch_autocast"].pop("enabled", False)
+    if enabled and dtype != "bfloat16":
+        raise PipelineError(f"torch_autocast with dtype {dtype!r}: only bfloat16, since losses are not scaled.")
     found = PipelineConfig(
-        *sizes,
-        optimizer=_typed(left, "optimizer"),
-        scheduler=_typed(left, "scheduler"),
-        gradient_clipping=_number(left, "gradient_clipping", 0.0),
-        steps_per_print=None if steps is None else _whole("steps_per_print", steps),
+        *_sizes([_take(left, name, _WHOLE) for name in _SIZES], replicas),
+        optimizer=_take(left, "optimizer", _TYPED),
+        scheduler=_take(left, "scheduler", _TYPED),
+        gradient_clipping=float(_take(left, "gradient_clipping", _NUMBER) or 0.0),
+        steps_per_print=_take(left, "steps_per_print", _WHOLE),
         wall_clock_breakdown=bool(left.pop("wall_clock_breakdown", False)),
-        autocast=_autocast(left),
+        autocast=dtype if enabled else None,
         dataloader_drop_last=bool(left.pop("dataloader_drop_last", True)),
-        activation_checkpoint_interval=_pipeline(left),
+        activation_checkpoint_interval=_take(inner["pipeline"], "activation_checkpoint_interval", _COUNT),
         seed=int(left.pop("seed", 1234)),
         raw=raw,
     )
+    for name, more in inner.items():
+        if more:
+            raise PipelineError(
+                f"Config key {name!r} has {more}, which is unknown to this engine; stages and seeds of layers are "
+                "arguments of PipelineModule."
+            )
     left = {key: value for key, value in left.items() if not _is_off(value)}
     if left:
         known = (
@@ -99,11 +108,26 @@ def _is_off(value: Any) -> bool:
     return value in (False, None)
 
 
-def _sizes(left: dict[str, Any], replicas: int) -> tuple[int, int, int]:
-    names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-    batch, micro, steps = (
-        _whole(name, left.pop(name)) if left.get(name) is not None else left.pop(name, None) for name in names
-    )
+def _take(given: dict[str, Any], name: str, kind: tuple[Callable[[Any], bool], str]) -> Any:
+    fits, what = kind
+    value = given.pop(name, None)
+    if value is not None and (isinstance(value, bool) or not fits(value)):
+        raise PipelineError(f"Config key {name!r} is {value!r}: it is {what}.")
+    return value
+
+
+_WHOLE = (lambda value: isinstance(value, int) and value >= 1), "a whole number from 1"
+_COUNT = (lambda value: isinstance(value, int) and value >= 0), "a whole number from 0"
+_NUMBER = (lambda value: isinstance(value, (int, float)) and value >= 0), "a number from 0"
+_TYPED = (
+    lambda value: isinstance(value, dict) and "type" in value and not set(value) - {"type", "params"},
+    '{"type": ..., "params": {...}}',
+)
+_SIZES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+
+
+def _sizes(given: list[int | None], replicas: int) -> tuple[int, int, int]:
+    batch, micro, steps = given
     if micro is None and batch is not None:
         steps = steps or 1
         micro = batch // (steps * replicas)
@@ -123,51 +147,6 @@ def _sizes(left: dict[str, Any], replicas: int) -> tuple[int, int, int]:
             f"gradient_accumulation_steps {steps} times {replicas} replicas."
         )
     return batch, micro, steps
-
-
-def _whole(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise PipelineError(f"Config key {name!r} is {value!r}: it is a whole number from 1.")
-    return value
-
-
-def _number(left: dict[str, Any], name: str, default: float) -> float:
-    value = left.pop(name, default)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
-        raise PipelineError(f"Config key {name!r} is {value!r}: it is a number from 0.")
-    return float(value)
-
-
-def _typed(left: dict[str, Any], name: str) -> dict[str, Any] | None:
-    value = left.pop(name, None)
-    if value is None:
-        return None
-    if not isinstance(value, dict) or "type" not in value or set(value) - {"type", "params"}:
-        raise PipelineError(f'Config key {name!r} is {value!r}: it is {{"type": ..., "params": {{...}}}}.')
-    return value
-
-
-def _autocast(left: dict[str, Any]) -> str | None:
-    value = dict(left.pop("torch_autocast", None) or {})
-    enabled, dtype = value.pop("enabled", False), value.pop("dtype", "bfloat16")
-    if value:
-        raise PipelineError(f"Config key 'torch_autocast' has {sorted(value)}: only enabled and dtype mean something.")
-    if enabled and dtype != "bfloat16":
-        raise PipelineError(f"torch_autocast with dtype {dtype!r}: only bfloat16, since losses are not scaled.")
-    return dtype if enabled else None
-
-
-def _pipeline(left: dict[str, Any]) -> int | None:
-    value: dict[str, Any] = dict(left.pop("pipeline", None) or {})
-    interval = value.pop("activation_checkpoint_interval", None)
-    if value:
-        raise PipelineError(
-            f"Config key 'pipeline' has {value}, which is unknown to this engine; stages and seeds are arguments of "
-            "PipelineModule."
-        )
-    if interval is not None and (isinstance(interval, bool) or not isinstance(interval, int) or interval < 0):
-        raise PipelineError(f"Config key 'pipeline.activation_checkpoint_interval' is {interval!r}: it is 0 or more.")
-    return interval
 
 
 def make_optimizer(config: Mapping[str, Any], parameters: Any) -> torch.optim.Optimizer:

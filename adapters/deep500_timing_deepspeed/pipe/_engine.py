@@ -97,8 +97,6 @@ class PipelineEngine(TimedPipeline):
         self._runners: dict[bool, tuple[tuple[int, int], Runner]] = {}
         self.broken: str | None = None
         self._at_boundary = False
-        self._additional: dict[str, torch.Tensor] | None = None
-        self._totals: dict[str, torch.Tensor] | None = None
         self._timers: dict[str, NamedTimes] = {}
         self._microbatch = -1
 
@@ -337,7 +335,6 @@ class PipelineEngine(TimedPipeline):
 
     def _train(self) -> torch.Tensor:
         inputs, labels, key = self._load(self.micro_batches)
-        self._totals = None
         with Guard(self, "Training a batch"):
             runner = self._runner(key, backward=True)
             with self._autocast():
@@ -404,47 +401,26 @@ class PipelineEngine(TimedPipeline):
             return known[1]
         if known is not None:
             known[1].close()
-        loss = None if not backward or self.module.loss_fn is None else self._loss
+        loss = self.module.loss_fn if backward else None
         recorder = self.recorder if backward else self._evaluations
         runner = Runner(self.module, self.grid.pipe, key[0], loss, recorder, backward=backward)
         self._runners[backward] = (key, runner)
         return runner
 
-    def get_additional_losses(self) -> dict[str, torch.Tensor] | None:
-        """The model's ``get_additional_losses``, averaged over the latest batch, on every rank."""
-        return self._additional
-
-    def _loss(self, output: Any, label: Any) -> Any:
-        assert self.module.loss_fn is not None
-        loss = self.module.loss_fn(output, label)
-        if not self._runners[True][1].in_setup:
-            found = self.module.get_additional_losses()
-            if found is not None:
-                totals = self._totals or {}
-                for name, one in found.items():
-                    totals[name] = totals.get(name, 0) + one.detach()
-                self._totals = totals
-        return loss
-
     def _shared_loss(
         self, losses: Sequence[torch.Tensor], microbatches: int, *, broadcast: bool = True
     ) -> torch.Tensor:
-        names = list(self.module.get_additional_losses() or {}) if self.module.training else []
-        device = self.module.device
-        values = torch.zeros(1 + len(names), dtype=torch.float32, device=device)
+        value = torch.zeros((), dtype=torch.float32, device=self.module.device)
         if self.is_last_stage():
-            totals = [torch.stack([one.float() for one in losses]).sum()]
-            totals += [torch.as_tensor((self._totals or {})[name]).float() for name in names]
-            values = torch.stack([one.to(device).reshape(()) for one in totals]) / microbatches
+            total = torch.stack([one.float() for one in losses]).sum().to(self.module.device)
+            value = total.reshape(()) / microbatches
             if self.grid.data is not None:
-                dist.all_reduce(values, group=self.grid.data)
-                values /= self.grid.replicas
+                dist.all_reduce(value, group=self.grid.data)
+                value /= self.grid.replicas
         if broadcast and self.num_stages > 1:
             last = rank_of_stage(self.module.schedule, self.module.total_stages - 1, self.num_stages)
-            dist.broadcast(values, src=self.grid.pipe_ranks[last], group=self.grid.pipe)
-        if names:
-            self._additional = dict(zip(names, values[1:], strict=True))
-        return values[0]
+            dist.broadcast(value, src=self.grid.pipe_ranks[last], group=self.grid.pipe)
+        return value
 
     def _mean_output(self, outputs: Sequence[Any]) -> Any:
         if not isinstance(outputs[0], torch.Tensor):
@@ -593,9 +569,8 @@ class PipelineEngine(TimedPipeline):
         if self.grid.global_rank != 0 or self.global_steps % (self.config.steps_per_print or 1):
             return
         rate = self.samples_per_second()
-        more = "".join(f" {name}: {float(one):0.4f}" for name, one in (self._additional or {}).items())
         throughput = "" if rate is None else f" samples/sec: {rate:0.3f}"
-        self.tput_log(f"steps: {self.global_steps} loss: {float(loss):0.4f}{more}{throughput}")
+        self.tput_log(f"steps: {self.global_steps} loss: {float(loss):0.4f}{throughput}")
         if self.config.wall_clock_breakdown:
             means = {name: self.timers(name).mean() for name in DEEPSPEED_NAMES if not name.endswith("inner_microstep")}
             self.tput_log(

@@ -164,13 +164,6 @@ class PipelineModule(nn.Module):
             value = stage(*value) if isinstance(value, tuple) else stage(value)
         return value
 
-    def get_additional_losses(self) -> dict[str, torch.Tensor] | None:
-        """Further losses of the latest micro-batch to report; None for none. For overriding.
-
-        The engine asks for it after each forward pass of the last stage, and on the other ranks for the names.
-        """
-        return None
-
     def partitions(self) -> dict[int, tuple[int, int]]:
         """The first layer of each stage, and the one after its last."""
         return dict(enumerate(self.bounds))

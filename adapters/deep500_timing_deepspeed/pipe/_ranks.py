@@ -33,8 +33,6 @@ class Runner:
         *,
         backward: bool,
     ) -> None:
-        self.in_setup = False
-        """Whether shapes are being exchanged, in which the model and the loss are called on meaningless values."""
         self.stages = [
             PipelineStage(stage, number, module.total_stages, module.device, group=group)
             for number, stage in zip(module.stage_numbers, module.stages, strict=True)
@@ -101,11 +99,9 @@ class Runner:
         # PyTorch finds shapes out by calling the model on memory as it is, which running statistics would take in.
         def initialize_pp_stages(*args: Any, **kwargs: Any) -> Any:
             kept = [(buffer, buffer.clone()) for stage in self.stages for buffer in stage.submod.buffers()]
-            self.in_setup = True
             try:
                 return original(*args, **kwargs)
             finally:
-                self.in_setup = False
                 with torch.no_grad():
                     for buffer, before in kept:
                         buffer.copy_(before)

@@ -1,4 +1,4 @@
-"""The two pictures of a profile: time by block with attention apart, and memory by block. Drawn by matplotlib."""
+"""The two pictures of a profile: time by block with attention apart, and memory by block."""
 
 from __future__ import annotations
 
@@ -103,14 +103,9 @@ def _attention_us(event: Any, *, on_device: bool) -> float | None:
     return total
 
 
-_TIME, _ATTENTION, _OTHER = (
-    "#0072B2",
-    "#E69F00",
-    "#999999",
-)  # Okabe and Ito's palette, told apart without red and green.
+# Okabe and Ito's palette, told apart without red and green.
+_TIME, _ATTENTION, _OTHER = "#0072B2", "#E69F00", "#999999"
 _MIB = 1024**2
-_TICKS = 24
-"""Labels on the axis at most, so that they do not overlap with a hundred blocks."""
 
 
 def plot_times(path: Path, ranges: Sequence[RangeTime], title: str) -> None:
@@ -119,79 +114,79 @@ def plot_times(path: Path, ranges: Sequence[RangeTime], title: str) -> None:
     A range that holds others, such as a whole step, would dwarf them and is left out.
     """
     calls = [one for one in ranges if not one.holds_others]
-    names = list(dict.fromkeys(one.name for one in calls))
-    on_device = any(one.device_us is not None for one in calls)
-    whole = [fmean(one.time_us for one in calls if one.name == name) / 1e3 for name in names]
-    attention = [fmean(one.attention_us or 0.0 for one in calls if one.name == name) / 1e3 for name in names]
-    figure, axes = _figure(len(names))
-    places = range(len(names))
-    axes.bar(places, whole, width=0.85, color=_TIME, label="all operations")
-    if any(attention):
-        share = 100 * sum(attention) / sum(whole)
-        axes.bar(
-            places, attention, width=0.85, color=_ATTENTION, label=f"of which attention ({share:.0f} % of the sum)"
-        )
-    else:
-        axes.plot([], [], " ", label="no attention operator was found")
-    axes.set_ylabel("mean time on the device (ms)" if on_device else "mean time on the CPU (ms)")
-    axes.set_ylim(0, max(whole, default=0.0) * 1.08 or 1.0)
-    axes.set_title(f"{title}, mean of {len(calls) // max(len(names), 1)} calls", loc="left")
-    _finish(figure, axes, names, path)
+    blocks = {name: [one for one in calls if one.name == name] for name in dict.fromkeys(one.name for one in calls)}
+    where = "the device" if any(one.device_us is not None for one in calls) else "the CPU"
+    whole = {name: fmean(one.time_us for one in of) / 1e3 for name, of in blocks.items()}
+    attention = {name: fmean(one.attention_us or 0.0 for one in of) / 1e3 for name, of in blocks.items()}
+    share = 100 * sum(attention.values()) / (sum(whole.values()) or 1)
+    series = {"all operations": (_TIME, whole)}
+    if share:
+        series[f"of which attention ({share:.0f} % of the sum)"] = (_ATTENTION, attention)
+    found = "" if share else ", no attention operator was found"
+    title += f", mean of {len(calls) // max(len(blocks), 1)} calls{found}"
+    _draw(
+        path,
+        "bar",
+        title,
+        f"mean time on {where} (ms)",
+        {label: (c, [*of.items()]) for label, (c, of) in series.items()},
+    )
 
 
 def plot_memory(path: Path, samples: Sequence[MemorySample], title: str) -> None:
     """Draw the memory of tensors and of the allocator after each block."""
-    figure, axes = _figure(len(samples))
-    places = range(len(samples))
-    if any(sample.allocated_bytes is not None for sample in samples):
-        axes.plot(places, _mib([one.allocated_bytes for one in samples]), color=_TIME, label="allocated (tensors)")
-        axes.plot(
-            places,
-            _mib([one.reserved_bytes for one in samples]),
-            color=_ATTENTION,
-            ls="--",
-            label="reserved (allocator)",
-        )
-        axes.set_ylabel("memory of the device (MiB)")
-    elif any(sample.host_bytes is not None for sample in samples):
-        axes.plot(places, _mib([one.host_bytes for one in samples]), color=_OTHER, label="resident set of the process")
-        axes.set_ylabel("memory of the host (MiB); no device")
-    else:
-        axes.text(
-            0.5, 0.5, "neither a device nor psutil: no memory could be read", ha="center", transform=axes.transAxes
-        )
-    axes.set_title(title, loc="left")
-    _finish(figure, axes, [one.name for one in samples], path)
+    what = "memory of the device (MiB)"
+    series = {
+        "allocated (tensors)": (_TIME, [one.allocated_bytes for one in samples]),
+        "reserved (allocator)": (_ATTENTION, [one.reserved_bytes for one in samples]),
+    }
+    if all(one.allocated_bytes is None for one in samples):
+        what = "memory of the host (MiB); no device"
+        series = {"resident set of the process": (_OTHER, [one.host_bytes for one in samples])}
+        if all(one.host_bytes is None for one in samples):
+            title += ": neither a device nor psutil, no memory could be read"
+    names = [f"{place} {one.name}" for place, one in enumerate(samples)]
+    mib = {
+        label: (colour, [(name, size / _MIB) for name, size in zip(names, sizes, strict=True) if size is not None])
+        for label, (colour, sizes) in series.items()
+    }
+    _draw(path, "line", title, what, mib)
 
 
-def _figure(count: int) -> tuple[Any, Any]:
-    require("matplotlib", extra="plots", caller="Drawing a profile")
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    # Not by pyplot, to leave the user's state alone.
-    figure = Figure(figsize=(min(max(7.0, 0.14 * count), 16.0), 4.2), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", alpha=0.3)
-    axes.set_axisbelow(True)
-    return figure, axes
-
-
-def _finish(figure: Any, axes: Any, names: Sequence[str], path: Path) -> None:
-    every = max(1, -(-len(names) // _TICKS))
-    places = list(range(0, len(names), every))
-    axes.set_xticks(places, [_shorten(names[place]) for place in places], rotation=60, ha="right", fontsize=8)
-    axes.set_xlabel("in the order of the calls" + (f" (one label in {every})" if every > 1 else ""))
-    if axes.get_legend_handles_labels()[0]:
-        figure.legend(loc="outside upper right", frameon=False, ncols=2, fontsize=9)
-    figure.savefig(path, dpi=130)
-
-
-def _shorten(name: str) -> str:
-    return name if len(name) <= 24 else f"{name[:11]}…{name[-12:]}"
-
-
-def _mib(sizes: Sequence[int | None]) -> list[float]:
-    return [float("nan") if size is None else size / _MIB for size in sizes]
+def _draw(path: Path, mark: str, title: str, what: str, series: dict[str, tuple[str, list[tuple[str, float]]]]) -> None:
+    convert: Any = require("vl_convert", extra="report", caller="Drawing a profile")
+    values = [
+        {"name": name, "place": place, "value": value, "series": label}
+        for label, (_, points) in series.items()
+        for place, (name, value) in enumerate(points)
+    ]
+    colours = {"domain": [*series], "range": [colour for colour, _ in series.values()]}
+    axis = {"title": "in the order of the calls", "labelAngle": -60, "labelLimit": 160, "labelOverlap": True}
+    names = {"field": "name", "type": "nominal", "sort": {"field": "place"}, "axis": axis}
+    spec = {
+        "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
+        "background": "white",
+        "title": {"text": title, "anchor": "start"},
+        "width": min(max(700, 14 * len({value["name"] for value in values})), 1600),
+        "height": 300,
+        "data": {"values": values},
+        "mark": {"type": mark},
+        "encoding": {
+            "x": names,
+            "y": {
+                "field": "value",
+                "type": "quantitative",
+                "stack": None,
+                "title": what,
+                "scale": {"zero": mark == "bar"},
+            },
+            "color": {
+                "field": "series",
+                "type": "nominal",
+                "title": None,
+                "scale": colours,
+                "legend": {"orient": "top"},
+            },
+        },
+    }
+    path.write_bytes(convert.vegalite_to_png(spec, scale=1.5))

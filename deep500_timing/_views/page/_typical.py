@@ -11,6 +11,7 @@ from deep500_timing._views.page._colours import on
 from deep500_timing._views.page._context import shown
 from deep500_timing._views.page._parts import COLOUR, INK, ZOOM, data, fitting, quantity, rounded, time_axis, tooltip
 from deep500_timing._views.page._section import Content, Figure, Panel
+from deep500_timing._views.timeline._from_run import places_of
 
 if TYPE_CHECKING:
     from deep500_timing._views.page._context import Context
@@ -90,24 +91,13 @@ def _figure(context: Context, path: str, step: dict[str, Any], title: str) -> Fi
 
 def _on_one_clock(context: Context, rows: list[dict[str, Any]], session: int) -> tuple[bool, float]:
     # Adds `at_ns`, on one clock, to all rows or to none; and how exact that is.
-    if len(context.about.hosts) <= 1 and all(row["unix_ns"] is not None for row in rows):
-        for row in rows:
-            row["at_ns"] = row["unix_ns"]
-        return True, 0.0
-    from deep500_timing._distributed.clocks import clocks_of
-
-    clocks = clocks_of(context.run, session=session)
-    ranks = {row["rank"] for row in rows}
-    if not ranks <= clocks.fits.keys():
+    every = places_of(context.run, None)
+    places = {rank: every[rank, session] for rank in {row["rank"] for row in rows}}
+    if any(row["unix_ns"] is None for row in rows) or not all(place.compared for place in places.values()):
         return False, 0.0
-    within_ns = 0.0
-    for rank in ranks:
-        own = [row for row in rows if row["rank"] == rank]
-        times = [row["start_ns"] for row in own]
-        for row, at_ns in zip(own, clocks.of(rank).on_reference(times).tolist(), strict=True):
-            row["at_ns"] = at_ns
-        within_ns = max(within_ns, float(clocks.of(rank).uncertainty_ns(times).max()))
-    return True, within_ns / 1e9
+    for row in rows:
+        [row["at_ns"]] = places[row["rank"]]([row["start_ns"]])
+    return True, max((place.within_s for place in places.values()), default=0.0)
 
 
 def _ranks(context: Context, step: dict[str, Any]) -> list[int]:

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     """Rank and session."""
     ByKey = dict[Key, list[Row]]
 
-NOT_COMPARED = "clock not compared"
 _PER_REGION = ("memory.",)
 """Metrics of the whole process that are read at the ends of regions: one track for all regions."""
 _TOGETHER = 4096
@@ -56,13 +55,22 @@ class Place(NamedTuple):
     log: Row
     offset_ns: int
     fit: ClockFit | None = None
-    said: str = ""
+    compared: bool = True
 
     def __call__(self, times_ns: Iterable[int]) -> list[int]:
         if self.fit is None:
             return [time + self.offset_ns for time in times_ns]
         placed: list[int] = (self.fit.on_reference(list(times_ns)) + self.offset_ns).tolist()
         return placed
+
+    @property
+    def within_s(self) -> float:
+        """How exact it is, at most."""
+        if self.fit is None:
+            return 0.0
+        ends = [time for time in (self.log["first_unix_ns"], self.log["last_unix_ns"]) if time is not None]
+        times = [time - (self.log["unix_offset_ns"] or 0) for time in ends] or list(self.fit.at_ns)
+        return float(self.fit.uncertainty_ns(times).max()) / 1e9
 
     def first_ns(self) -> int | None:
         """When the session began; None if unknown."""
@@ -92,21 +100,14 @@ def places_of(run: Run, ranks: Sequence[int] | None) -> dict[Key, Place]:
         if log["host"] == reference["host"]:
             continue
         if fit is None or reference["unix_offset_ns"] is None:
-            places[key] = Place(log, log["unix_offset_ns"] or 0, None, NOT_COMPARED)
+            places[key] = Place(log, log["unix_offset_ns"] or 0, compared=False)
         else:
-            places[key] = Place(log, reference["unix_offset_ns"], fit, f"clock ± {_width(fit, log)}")
-    _say_what_is_not_compared(run, places)
+            places[key] = Place(log, reference["unix_offset_ns"], fit)
     return places
 
 
-def _width(fit: ClockFit, log: Row) -> str:
-    ends = [time for time in (log["first_unix_ns"], log["last_unix_ns"]) if time is not None]
-    times = [time - (log["unix_offset_ns"] or 0) for time in ends] or list(fit.at_ns)
-    return format_time(float(fit.uncertainty_ns(times).max()) / 1e9)
-
-
 def _say_what_is_not_compared(run: Run, places: dict[Key, Place]) -> None:
-    apart = sorted({rank for (rank, _), place in places.items() if place.said == NOT_COMPARED})
+    apart = sorted({rank for (rank, _), place in places.items() if not place.compared})
     if apart:
         shown = ", ".join(map(str, apart[:8])) + (f" and {len(apart) - 8} more" if len(apart) > 8 else "")
         warn_once(
@@ -128,6 +129,7 @@ def add_run(
     on_progress: Callable[[int, int], None],
 ) -> None:
     """Write a process for each rank and session; arrows get the next numbers."""
+    _say_what_is_not_compared(run, places)
     tables = _Tables(run, steps, ranks)
     intervals = tables.intervals()
     key, rows = next(intervals, (None, iter(())))
@@ -216,7 +218,7 @@ class _Session:
             f"session {session}" if session else "",
             safe_name(host) if host else "",
             "" if pid is None else f"pid {pid}",
-            place.said,
+            f"clock ± {format_time(place.within_s)}" if place.fit else "" if place.compared else "clock not compared",
         )
         self._process = writer.process(" · ".join(filter(None, parts)))
 

@@ -185,22 +185,6 @@ def resumed(folder):
     }  # fmt: skip
 
 
-def additional(_):
-    """Additional losses of the model, on every rank."""
-
-    class Model(PipelineModule):
-        def get_additional_losses(self):
-            """Two of them."""
-            return {"one": torch.tensor(1.0), "two": torch.tensor(2.0)}
-
-    module = Model(MLP, num_stages=2, loss_fn=nn.MSELoss())
-    config = {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2, "optimizer": SGD}
-    engine = initialize(model=module, config=config)[0]
-    before = engine.get_additional_losses()
-    engine.train_batch(iter(batches(2, numbers)))
-    return {"before": before, "after": {name: float(one) for name, one in engine.get_additional_losses().items()}}
-
-
 def refusals(_):
     """Bad input is an error on every rank, and the engine goes on after it."""
     found = {}
@@ -432,7 +416,7 @@ def main():
     torch.set_num_threads(1)
     found = {}
     checks = (
-        tied, variants, measured, resumed, additional, refusals, in_place, evaluating, sleeping, faulty, own_schedule,
+        tied, variants, measured, resumed, refusals, in_place, evaluating, sleeping, faulty, own_schedule,
         digits,
     )  # fmt: skip
     for check in checks:
