@@ -11,31 +11,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from deep500_timing._base.lazy import lazy_names
-
-if TYPE_CHECKING:
-    from deep500_timing._distributed.clocks import (
-        ClockExchange,
-        ClockFit,
-        Clocks,
-        UncalibratedError,
-        clocks_of,
-        keep_clocks,
-    )
-    from deep500_timing._distributed.gather import Gatherer, LiveReport, find_transport, gather
-    from deep500_timing._distributed.gathered import Gathered, GatheredRegion, OverRanks
-    from deep500_timing._distributed.mpi import MpiTransport
-    from deep500_timing._distributed.stragglers import find_stragglers
-    from deep500_timing._distributed.transport import (
-        AloneTransport,
-        FolderTransport,
-        StoreTransport,
-        Transport,
-        check_transport,
-    )
-    from deep500_timing._distributed.verdict import Stragglers, WhatIf
+from deep500_timing._distributed.clocks import (
+    ClockExchange,
+    ClockFit,
+    Clocks,
+    UncalibratedError,
+    clocks_of,
+    keep_clocks,
+)
+from deep500_timing._distributed.gather import Gatherer, LiveReport, find_transport, gather
+from deep500_timing._distributed.gathered import Gathered, GatheredRegion, OverRanks
+from deep500_timing._distributed.mpi import MpiTransport
+from deep500_timing._distributed.stragglers import find_stragglers
+from deep500_timing._distributed.transport import (
+    AloneTransport,
+    FolderTransport,
+    StoreTransport,
+    Transport,
+    check_transport,
+)
+from deep500_timing._distributed.verdict import Stragglers, WhatIf
 
 __all__ = [
     "AloneTransport",
@@ -61,17 +56,3 @@ __all__ = [
     "gather",
     "keep_clocks",
 ]
-
-# What needs numpy is imported when it is asked for.
-_HOMES: dict[str, tuple[str, ...]] = {
-    "_distributed.clocks": ("ClockExchange", "ClockFit", "Clocks", "UncalibratedError", "clocks_of", "keep_clocks"),
-    "_distributed.gather": ("Gatherer", "LiveReport", "find_transport", "gather"),
-    "_distributed.gathered": ("Gathered", "GatheredRegion", "OverRanks"),
-    "_distributed.mpi": ("MpiTransport",),
-    "_distributed.stragglers": ("find_stragglers",),
-    "_distributed.transport": ("AloneTransport", "FolderTransport", "StoreTransport", "Transport", "check_transport"),
-    "_distributed.verdict": ("Stragglers", "WhatIf"),
-}
-_LAZY = {name: f"{__package__}.{module}" for module, names in _HOMES.items() for name in names}
-
-__getattr__, __dir__ = lazy_names(__name__, __all__, _LAZY)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 _WINDOW = 5.0
@@ -29,8 +30,6 @@ def autocorrelation_time(series: Any) -> float:
     Returns:
         Half a standard error above the estimate, at least 1; the length of the series if that is too short to tell.
     """
-    import numpy as np
-
     length = len(series)
     centred = series - series.mean(axis=0)
     size = 1 << (2 * length - 1).bit_length()

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from deep500_timing._base.warn import warn_once
 from deep500_timing._distributed.connection import pauses
 from deep500_timing._distributed.exchange import DEADLINE_S
@@ -23,7 +25,6 @@ from deep500_timing._distributed.exchange import DEADLINE_S
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    import numpy as np
     from numpy.typing import ArrayLike, NDArray
 
     from deep500_timing._distributed.transport import Transport
@@ -80,16 +81,12 @@ class ClockFit:
 
     def on_reference(self, times_ns: ArrayLike) -> NDArray[np.int64]:
         """Times of this clock on the reference's, in ns, of the same shape."""
-        import numpy as np
-
         times = np.asarray(times_ns, dtype=np.int64)
         moved = times - self.at_ns[0]  # Doubles hold no nanoseconds since 1970.
         return np.asarray(times + np.rint(self._offsets(moved)).astype(np.int64))
 
     def uncertainty_ns(self, times_ns: ArrayLike) -> NDArray[np.float64]:
         """By how much :meth:`on_reference` may be wrong, in ns, of the same shape."""
-        import numpy as np
-
         moved = np.asarray(times_ns, dtype=np.int64) - self.at_ns[0]
         at = np.array(self.at_ns, dtype=np.int64) - self.at_ns[0]
         widths = np.array(self.half_width_ns)
@@ -105,8 +102,6 @@ class ClockFit:
         return np.asarray(inside + change * np.minimum(distance, np.diff(at).max()) + (slope_error + change) * beyond)
 
     def _offsets(self, moved: Any) -> Any:
-        import numpy as np
-
         at = np.array(self.at_ns, dtype=np.int64) - self.at_ns[0]
         offsets = np.array(self.offset_ns)
         base = offsets[0]

@@ -25,12 +25,13 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from deep500_timing._base.names import BACKWARD, COMM, FORWARD, IO
 from deep500_timing._distributed.autocorrelation import correlated_steps
 from deep500_timing._distributed.verdict import LEAST_OPERATIONS, SLOW_STEP, Stragglers, Verdict, WhatIf
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     Floats = NDArray[np.float64]
@@ -126,8 +127,6 @@ def steps_of_operations(ranks: tuple[int, ...], durations_s: Floats, *, met_at: 
         durations_s: Of shape (operations, ranks), in the order of time.
         met_at: Where the ranks meet, in words.
     """
-    import numpy as np
-
     return Steps(
         ranks=ranks,
         hosts=("",) * len(ranks),
@@ -165,8 +164,6 @@ def judge(steps: Steps) -> Stragglers:
 
 
 def _judge(steps: Steps) -> Stragglers:
-    import numpy as np
-
     count, ranks = steps.lateness.shape if steps.lateness.ndim == 2 else (0, 0)
     common: dict[str, Any] = {"steps": count, "step_s": steps.step_s, "met_at": steps.met_at}
     if not steps.regions:
@@ -245,8 +242,6 @@ class _Found:
 
 
 def _find(steps: Steps, first: int) -> _Found:
-    import numpy as np
-
     margin = THRESHOLD + (LATER_MARGIN if first else 0.0)
     lateness, own = steps.lateness[first:], steps.own[first:]
     hosts: dict[str, list[int]] = {}
@@ -270,8 +265,6 @@ def _find(steps: Steps, first: int) -> _Found:
 def _against_others(lateness: Floats, own: Floats) -> Floats:
     # Shape (steps, units, 2 + regions): the lateness, what of it no region shows, and each region, as differences from
     # the other ranks or hosts in the same step.
-    import numpy as np
-
     both = np.concatenate((lateness[:, :, None], own), axis=2)
     both = both - (np.mean if both.shape[1] < FEW_RANKS else np.median)(both, axis=1, keepdims=True)
     hidden = both[:, :, :1] - both[:, :, 1:].sum(axis=2, keepdims=True)
@@ -280,8 +273,6 @@ def _against_others(lateness: Floats, own: Floats) -> Floats:
 
 def _typical(series: Floats) -> tuple[Floats, Floats]:
     # Of each unit and field a trimmed mean over steps, and its variance from the Winsorized series.
-    import numpy as np
-
     count, units, fields = series.shape
     cut = int(_TRIM * count)
     typical, noise = np.empty((units, fields)), np.empty((units, fields))
@@ -320,8 +311,6 @@ def _evidence(typical: Floats, noise: Floats, base: Floats, delays: Any, spreads
         spreads: The lasting differences that are considered, relative to ``base``.
         known: For each of ``spreads`` the logarithm of its weight.
     """
-    import numpy as np
-
     weight = 1 / (noise + (np.asarray(spreads)[:, None, None] * base) ** 2)
     total = weight.sum(axis=1, keepdims=True)
     off = typical - (weight * typical).sum(axis=1, keepdims=True) / total
@@ -338,8 +327,6 @@ def _evidence(typical: Floats, noise: Floats, base: Floats, delays: Any, spreads
 
 
 def _late_host(steps: Steps, first: int, margin: float, groups: list[list[int]], within: Floats) -> _Found:
-    import numpy as np
-
     lateness, own = steps.lateness[first:], steps.own[first:]
     of_host = np.stack([np.median(lateness[:, group], axis=1) for group in groups], axis=1)
     own_of_host = np.stack([np.median(own[:, group], axis=1) for group in groups], axis=1)
@@ -371,8 +358,6 @@ def _late_host(steps: Steps, first: int, margin: float, groups: list[list[int]],
 
 
 def _late_ranks(steps: Steps, first: int, margin: float, series: Floats) -> _Found:
-    import numpy as np
-
     ranks = len(steps.ranks)
     typical, noise = _typical(series)
     found = _Found([], first=first, independent=len(series) / correlated_steps(series[:, :, 0]))
@@ -432,15 +417,11 @@ def _late_ranks(steps: Steps, first: int, margin: float, series: Floats) -> _Fou
 
 def _base(steps: Steps, own: Floats) -> Floats:
     # What lasting differences are relative to: all regions together for lateness that none shows, and each region.
-    import numpy as np
-
     base = np.median(np.median(own, axis=0), axis=0)
     return np.concatenate(([math.sqrt(float((base**2).sum()))], np.maximum(base, _SMALL_REGION * steps.step_s)))
 
 
 def _centre(typical: Floats, ranks: int) -> Floats:
-    import numpy as np
-
     return np.asarray((np.median if ranks >= FEW_RANKS else np.mean)(typical, axis=0))
 
 
@@ -474,15 +455,11 @@ def _least(steps: Steps, first: int) -> float:
 
 
 def _jitter(values: Floats) -> float:
-    import numpy as np
-
     return 1.4826 * float(np.median(np.abs(values - np.median(values, axis=0))))
 
 
 def _saved(late: Floats, named: list[int]) -> float:
     # How much earlier all would meet, on average, if the named ranks came as the others typically do.
-    import numpy as np
-
     others = np.setdiff1d(np.arange(late.shape[1]), named)
     typical = float(np.median(np.median(late[:, others], axis=0)))
     without = late.copy()
@@ -492,8 +469,6 @@ def _saved(late: Floats, named: list[int]) -> float:
 
 
 def _windows(series: Floats) -> Floats:
-    import numpy as np
-
     parts = np.array_split(series, min(WINDOWS, max(len(series) // 4, 1)))
     return np.array([np.median(part, axis=0) for part in parts])
 
@@ -504,8 +479,6 @@ def _persists(series: Floats, above: float) -> bool:
 
 def _course(steps: Steps, series: Floats, bound: float) -> tuple[bool, int | None]:
     # Whether lateness grows all along, and from which step on there is any.
-    import numpy as np
-
     windows = _windows(series)
     if len(windows) < 4:
         return False, None
@@ -524,8 +497,6 @@ def _course(steps: Steps, series: Floats, bound: float) -> tuple[bool, int | Non
 
 
 def _slow_steps(steps: Steps, late: Floats) -> dict[int, int | None]:
-    import numpy as np
-
     # The length of a step: the median rank's own time, and the wait for the last.
     length = np.median(steps.own.sum(axis=2), axis=1) + late.max(axis=1)
     typical = float(np.median(length))
@@ -539,8 +510,6 @@ def _slow_steps(steps: Steps, late: Floats) -> dict[int, int | None]:
 
 def _intermittent(steps: Steps, late: Floats) -> dict[int, int]:
     # Ranks that are late in some steps, more often than the other ranks.
-    import numpy as np
-
     count, ranks = late.shape
     over = late - np.median(late, axis=0)
     spread = 1.4826 * float(np.median(np.abs(over)))
@@ -569,8 +538,6 @@ def _poisson_tail(events: int, expected: float) -> float:
 def _scores(steps: Steps, over: Floats) -> tuple[ByRegion, ByRegion, ByRegion]:
     # For each region and rank: the relative score, the individual score, the excess over the median of ranks. A region
     # that some rank does not have gets no scores.
-    import numpy as np
-
     medians, typical = np.median(steps.own, axis=0), np.median(over, axis=0)
     relative: ByRegion = {}
     individual: ByRegion = {}
@@ -595,8 +562,6 @@ def _costly_operations(steps: Steps) -> Steps | None:
     # The operations with the most waiting, if they are a class apart: of many in a step, the one that begins it. A part
     # of a single class would look less spread out than it is, and so make any rank look late.
     # The choice does not depend on which rank is late.
-    import numpy as np
-
     count = len(steps.lateness)
     if count < 2 * LEAST_STEPS or steps.lateness.shape[1] < 2:
         return None

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from deep500_timing._base.names import BACKWARD, BATCH, COMM, GPU
 from deep500_timing._base.sql import array_of, literal
 from deep500_timing._distributed.late import REST, Steps, steps_of_operations
 from deep500_timing._summary.nesting import path_text, split_path
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from deep500_timing.runs import Run
@@ -51,8 +52,6 @@ class _Phases(NamedTuple):
 
 
 def steps_of_run(run: Run, *, session: int | None = None) -> Steps:
-    import numpy as np
-
     logs = run.table("logs").rows()
     ranks = sorted({int(row["rank"]) for row in logs})
     if len(ranks) < 2:
@@ -93,8 +92,6 @@ def steps_of_run(run: Run, *, session: int | None = None) -> Steps:
 def _phases(run: Run, ranks: list[int], session: int) -> _Phases:
     # The parts of a step: the regions directly inside BATCH, and the regions around which BATCH is; without any BATCH
     # the outermost regions.
-    import numpy as np
-
     begun = run.steps(session=session).arrow()
     begun_rank, begun_step, begun_ns = (array_of(begun[name]) for name in ("rank", "step", "start_ns"))
     of_rank = []
@@ -169,8 +166,6 @@ def _codes(column: Any) -> tuple[Any, list[str]]:
 
 def _places(values: Any, asked: Any) -> tuple[Any, Any]:
     # The index of each number among ordered values, and whether it is one of them.
-    import numpy as np
-
     at = np.minimum(np.searchsorted(values, asked), len(values) - 1)
     return at, values[at] == asked
 
@@ -178,8 +173,6 @@ def _places(values: Any, asked: Any) -> tuple[Any, Any]:
 def _operations(run: Run, ranks: list[int], session: int) -> tuple[Any, Any] | None:
     # Starts and lengths in ns of the operations in which all ranks met, each of shape (operations, ranks), in the
     # order of time; None if there are none.
-    import numpy as np
-
     meets = " or ".join(f"substr(op, 1, {len(prefix)}) = '{prefix}'" for prefix in MEETING)
     # `c.group`: alone, the name is a keyword.
     table = run.sql(
@@ -208,8 +201,6 @@ def _meetings(
 ) -> tuple[Floats, Floats, str, bool]:
     # Waits by step, rank and phase (the last is outside of all), and how late each came; where they meet in words, ""
     # if nothing tells; whether the waits are of one clock with the phases.
-    import numpy as np
-
     waits = np.zeros((len(phases.steps), len(ranks), len(phases.names) + 1))
     lateness = np.zeros(waits.shape[:2])
     if meetings is None:
@@ -244,8 +235,6 @@ def _meetings(
 def _where(run: Run, rank: int, session: int, phases: _Phases, times: Any, lengths: Any) -> tuple[Any, Any, Any]:
     # The step and the phase of each operation of a rank, as indices, -1 for a step that is not judged; for each phase
     # the operations' time within it on the host's clock, and all of their time.
-    import numpy as np
-
     step_at = {step: place for place, step in enumerate(phases.steps)}
     begins = sorted((int(row["start_ns"]), int(row["step"])) for row in run.steps(rank=rank, session=session).rows())
     at = np.searchsorted([begin for begin, _ in begins], times, side="right") - 1
@@ -272,8 +261,6 @@ def _where(run: Run, rank: int, session: int, phases: _Phases, times: Any, lengt
 
 
 def _implied(phases: _Phases) -> tuple[Floats, Floats, str]:
-    import numpy as np
-
     shape = (len(phases.steps), phases.times.shape[1], len(phases.names) + 1)
     for name in IMPLIED:
         if name not in phases.names:

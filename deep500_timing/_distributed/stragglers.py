@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from deep500_timing._base.names import BACKWARD, BATCH, COMM, CPU, FORWARD, GPU, IO
 from deep500_timing._distributed.late import REST, Steps, judge
 from deep500_timing._distributed.late_of_run import NoStepsError, steps_of_run
@@ -12,7 +14,6 @@ from deep500_timing._distributed.verdict import Stragglers
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from deep500_timing._distributed.gathered import Gathered
@@ -52,8 +53,6 @@ def find_stragglers(source: Run | Sequence[Gathered] | Steps, *, session: int | 
 
 def windows_of(reports: Sequence[Gathered]) -> Steps:
     """Reports of one window each (differences of snapshots), in the order of time; ranks that are in all of them."""
-    import numpy as np
-
     reports = [report for report in reports if report.values is not None and report.get(BATCH) is not None]
     ranks = sorted(set.intersection(*(set(report.ranks) for report in reports))) if reports else []
     if len(ranks) < 2:
@@ -98,8 +97,6 @@ def windows_of(reports: Sequence[Gathered]) -> Steps:
 
 def _mean_of_step(report: Gathered, name: str, device: str, ranks: list[int]) -> Floats:
     # A region's time for each BATCH, of the ranks in order; 0 where it has none.
-    import numpy as np
-
     assert report.values is not None
     columns = {(region.name, region.device): place for place, region in enumerate(report.regions)}
     rows = np.searchsorted(np.array(report.ranks), ranks)
