@@ -255,7 +255,7 @@ class _Job:
     def add(self, parts: RankParts) -> None:
         row = len(self._ranks)
         self._ranks.append(parts.rank)
-        self.of_rank[parts.rank] = dict(zip(LABELS, parts.upto_ns[-1].tolist(), strict=True))
+        self.of_rank[parts.rank] = dict(zip(LABELS, parts.at(parts.times_ns[-1:])[0].tolist(), strict=True))
         found = np.diff(parts.at(self.bounds_ns), axis=0)
         absent, waits = found[:, CODE["absent"]], found[:, CODE["communication"]]
         is_there = absent < np.maximum(np.diff(self.bounds_ns), 1)

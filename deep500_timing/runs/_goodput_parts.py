@@ -115,13 +115,15 @@ class RankParts(NamedTuple):
     rank: int
     times_ns: Int64Array
     labels: NDArray[np.int8]
-    upto_ns: Int64Array
-    """Time of each label before each boundary, shape ``(len(times_ns), len(LABELS))``."""
 
     def at(self, times_ns: Int64Array) -> Int64Array:
         """Time of each label before given moments, shape ``(len(times_ns), len(LABELS))``."""
         place = np.clip(np.searchsorted(self.times_ns, times_ns, side="right") - 1, 0, len(self.labels) - 1)
-        found = self.upto_ns[place]
+        durations = np.diff(self.times_ns)
+        found = np.empty((len(place), len(LABELS)), np.int64)
+        for code in range(len(LABELS)):
+            durations_of = np.where(self.labels == code, durations, 0)
+            found[:, code] = (np.cumsum(durations_of) - durations_of)[place]
         found[np.arange(len(place)), self.labels[place]] += times_ns - self.times_ns[place]
         return found
 
@@ -131,14 +133,14 @@ def processes_of(run: Any, notes: list[str]) -> dict[int, list[Process]]:
     files: dict[tuple[int, int], list[dict[str, Any]]] = {}
     for row in sorted(run.table("logs").rows(), key=lambda row: (row["rank"], row["session"], row["segment"])):
         files.setdefault((row["rank"], row["session"]), []).append(row)
-    firsts, lasts = _moments(run)
+    moments = _moments(run)
     by_rank: dict[int, list[Process]] = {}
     before: tuple[tuple[Any, ...], int] = ((), 0)
     """Host, process and start of the session before, and what its Unix clock was stepped by."""
     unplaced = overlapping = 0
     for (rank, session), rows in files.items():
         known = [row[name] for row in rows for name in ("first_unix_ns", "last_unix_ns", "flushed_unix_ns")]
-        times = [time for time in (*known, firsts.get((rank, session)), lasts.get((rank, session))) if time is not None]
+        times = [time for time in (*known, *moments.get((rank, session), ())) if time is not None]
         if not times:
             unplaced += 1
             continue
@@ -392,17 +394,7 @@ def _sweep(rank: int, starts: Int64Array, ends: Int64Array, layers: Int64Array) 
     labels = np.full(len(times) - 1, CODE["unknown"], np.int8)
     for name, holds in reversed(conditions):
         labels[holds] = CODE[name]
-    durations = np.diff(times)
-    # Neighbours with one label are one part.
-    first = np.flatnonzero((durations > 0) & np.concatenate(([True], labels[1:] >= 0)))
-    labels, durations, begins = labels[first], durations[first], times[:-1][first]
-    first = np.flatnonzero(np.concatenate(([True], np.diff(labels) != 0))) if len(labels) else np.zeros(0, np.int64)
-    durations = np.add.reduceat(durations, first) if len(labels) else durations
-    labels, begins = labels[first], begins[first]
-    upto = np.zeros((len(labels) + 1, len(LABELS)), np.int64)
-    upto[np.arange(1, len(labels) + 1), labels] = durations
-    np.cumsum(upto, axis=0, out=upto)
-    return RankParts(rank, np.append(begins, times[-1]), labels, upto)
+    return RankParts(rank, times, labels)
 
 
 def _milestones(run: Any, seen: set[str]) -> dict[tuple[int, int], list[Int64Array]]:
@@ -432,18 +424,17 @@ def _by_session(table: Any, *columns: str) -> dict[tuple[int, int], list[Int64Ar
     }
 
 
-def _moments(run: Any) -> tuple[dict[tuple[int, int], int], dict[tuple[int, int], int]]:
+def _moments(run: Any) -> dict[tuple[int, int], tuple[int, int]]:
     # The first and last record of each session that is no interval.
-    first: dict[tuple[int, int], int] = {}
-    last: dict[tuple[int, int], int] = {}
-    for table in ("marks", "samples", "milestones"):
-        for row in run.sql(
-            f"select rank, session, min(unix_ns) as first, max(unix_ns) as last from {table} "
-            "where unix_ns is not null group by rank, session"
-        ).rows():
-            key = row["rank"], row["session"]
-            first[key], last[key] = min(first.get(key, row["first"]), row["first"]), max(last.get(key, 0), row["last"])
-    return first, last
+    records = " union all ".join(
+        f"select rank, session, unix_ns from {table} where unix_ns is not null"
+        for table in ("marks", "samples", "milestones")
+    )
+    rows = run.sql(
+        f"select rank, session, min(unix_ns) as first, max(unix_ns) as last from ({records}) as of_table "
+        "group by rank, session"
+    ).rows()
+    return {(row["rank"], row["session"]): (row["first"], row["last"]) for row in rows}
 
 
 def _ns(seconds: Any) -> int | None:
