@@ -7,12 +7,12 @@ import json
 import math
 import os
 from dataclasses import asdict, dataclass, field
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from deep500_timing._base.names import CPU
+from deep500_timing._base.sql import array_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -142,29 +142,21 @@ def read_run(run: Run, name: str = "") -> RunTimes:
 
 def _steps_of(run: Run, name: str, problems: list[str]) -> tuple[int, NDArray[np.int64], NDArray[np.float64]]:
     # From start to start, so that what lies between two BATCHes counts. The slowest rank of each step counts.
-    by_start: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    for row in run.steps().rows():
-        by_start.setdefault((row["session"], row["rank"]), []).append((row["start_ns"], row["step"]))
-    if not by_start:
+    table = run.steps().arrow()  # ordered by rank, session and start
+    ranks, sessions, steps, starts = (array_of(table[name]) for name in ("rank", "session", "step", "start_ns"))
+    if not len(steps):
         return 0, np.zeros(0, dtype=np.int64), np.zeros(0)
-    steps_of_session: dict[int, int] = {}
-    for (session, _), steps in by_start.items():
-        steps_of_session[session] = max(steps_of_session.get(session, 0), len(steps))
-    longest = max(steps_of_session, key=lambda session: (steps_of_session[session], -session))
-    if len(steps_of_session) > 1:
-        problems.append(f"{name}: the run was started {len(steps_of_session)} times; start {longest} counts.")
-    longest_of_step: dict[int, int] = {}
-    for (session, _), steps in by_start.items():
-        if session == longest:
-            steps.sort()
-            for (start, step), (after, _) in pairwise(steps):
-                longest_of_step[step] = max(longest_of_step.get(step, 0), after - start)
-    run_steps = sorted(longest_of_step)
-    return (
-        longest,
-        np.array(run_steps, dtype=np.int64),
-        np.array([longest_of_step[step] for step in run_steps], dtype=np.float64),
-    )
+    (of_rank, _), counts = np.unique(np.stack((sessions, ranks)), axis=1, return_counts=True)
+    longest = int(of_rank[counts.argmax()])
+    if len(set(of_rank.tolist())) > 1:
+        problems.append(f"{name}: the run was started {len(set(of_rank.tolist()))} times; start {longest} counts.")
+    chosen = sessions == longest
+    ranks, steps, starts = ranks[chosen], steps[chosen], starts[chosen]
+    followed = ranks[1:] == ranks[:-1]
+    numbers, place = np.unique(steps[:-1][followed], return_inverse=True)
+    durations = np.zeros(len(numbers))
+    np.maximum.at(durations, place, np.diff(starts)[followed])
+    return longest, numbers, durations
 
 
 def _regions_of(run: Run, session: int, steps: NDArray[np.int64]) -> dict[str, float]:

@@ -6,6 +6,7 @@ Every effect is a difference of natural logarithms; ``math.expm1`` makes a share
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -297,23 +298,13 @@ def power_of(effect: float, spread: Spread, pairs: int, *, floor: Spread | None 
 
 def pairs_needed(effect: float, spread: Spread, *, floor: Spread | None = None) -> int | None:
     """How many pairs find a slowdown in 95 % of the experiments; None if a thousand do not."""
-    low, high = FEWEST_PAIRS, _MOST_PAIRS
-    if power_of(effect, spread, high, floor=floor) < POWER:
-        return None
-    while low < high:
-        middle = (low + high) // 2
-        found = power_of(effect, spread, middle, floor=floor) >= POWER
-        low, high = (low, middle) if found else (middle + 1, high)
-    return low
+    counts = range(FEWEST_PAIRS, _MOST_PAIRS + 1)
+    place = bisect_left(counts, POWER, key=lambda pairs: power_of(effect, spread, pairs, floor=floor))
+    return counts[place] if place < len(counts) else None
 
 
 def smallest_effect(spread: Spread, pairs: int, *, floor: Spread | None = None) -> float:
     """The slowdown, as a logarithm, that so many pairs find in 95 % of the experiments."""
-    low, high = 0.0, 8 * math.sqrt(spread.variance) + 1e-9
-    while power_of(high, spread, pairs, floor=floor) < POWER:
-        high *= 2
-    for _ in range(40):
-        middle = (low + high) / 2
-        found = power_of(middle, spread, pairs, floor=floor) >= POWER
-        low, high = (low, middle) if found else (middle, high)
-    return high
+    df = pairs - 1 + (floor.df if floor else 0)
+    limit = _special().stdtrit(df, 1 - level_of_look(pairs, pairs))
+    return float(_special().nctdtrinc(df, 1 - POWER, limit)) * math.sqrt(spread.variance / pairs)

@@ -21,7 +21,7 @@ class LazyDevice(Device):
     :meth:`find` when it needs the device. Later calls are forwarded to that.
     """
 
-    __slots__ = ("_found", "reason", "search")
+    __slots__ = ("_found", "_is_searched", "reason", "search")
 
     def __init__(self, search: Callable[[], DeviceClock | str], *, for_named_timers: bool = True) -> None:
         super().__init__()
@@ -30,19 +30,20 @@ class LazyDevice(Device):
         self.search = search
         self.reason = ""
         """Why there is no device, after a search that found none."""
-        self._found: Device | None = None
+        self._found: Device = NULL_DEVICE
+        self._is_searched = False
 
     @property
     def clock(self) -> DeviceClock | None:
-        return None if self._found is None else self._found.clock
+        return self._found.clock
 
     @property
     def events(self) -> int:
-        return 0 if self._found is None else self._found.events
+        return self._found.events
 
     @property
     def uncertainty_ns(self) -> int:
-        return 0 if self._found is None else self._found.uncertainty_ns
+        return self._found.uncertainty_ns
 
     def find(self) -> Device:
         """Search once, and return the device: a pool, or the null device.
@@ -51,14 +52,14 @@ class LazyDevice(Device):
             Exception: Raised by the search, such as ``DeviceUnavailableError`` for a named device. The next call
                 searches again.
         """
-        if self._found is None:
+        if not self._is_searched:
             found = self.search()
             if isinstance(found, str):
                 self.reason = found
-                self._found = NULL_DEVICE
             else:
                 self._found = device_of(found)
                 self.is_null = False
+            self._is_searched = True
         return self._found
 
     def find_for_regions(self) -> Device:
@@ -72,26 +73,22 @@ class LazyDevice(Device):
         self.find_for_regions().begin(pair)
 
     def end(self, pair: EventPair, sink: Any, start_ns: int, end_ns: int) -> None:
-        if self._found is not None:
-            self._found.end(pair, sink, start_ns, end_ns)
+        self._found.end(pair, sink, start_ns, end_ns)
 
     def drop(self, pair: EventPair) -> None:
-        if self._found is not None:
-            self._found.drop(pair)
+        self._found.drop(pair)
 
     def collect(self, *, wait: bool) -> None:
-        if self._found is not None:
-            self._found.collect(wait=wait)
+        self._found.collect(wait=wait)
 
     def collect_for(self, sink: Any) -> None:
-        if self._found is not None:
-            self._found.collect_for(sink)
+        self._found.collect_for(sink)
 
     def pending(self) -> dict[int, int]:
-        return {} if self._found is None else self._found.pending()
+        return self._found.pending()
 
     def __repr__(self) -> str:
-        return f"<LazyDevice: {self._found or 'not searched for yet'}>"
+        return f"<LazyDevice: {self._found if self._is_searched else 'not searched for yet'}>"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, LazyDevice) and self.search == other.search
