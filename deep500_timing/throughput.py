@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing._named.named_timer import DeepSpeedAttributes, timer_for
@@ -18,6 +19,7 @@ from deep500_timing.memory import HostMemory, MemoryReader, read_or_none
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from contextlib import AbstractContextManager
 
     from deep500_timing._base.protocols import Clock, DeviceClock
     from deep500_timing._named.sums import Totals
@@ -223,7 +225,7 @@ class ThroughputTimer:
     def _is_report_boundary(self) -> bool:
         return bool(self.steps_per_output) and self.global_step_count % (self.steps_per_output or 1) == 0
 
-    def pause(self) -> Pause:
+    def pause(self) -> AbstractContextManager[object]:
         """Keep what follows out of the rates: evaluation, a checkpoint. ``start`` and ``stop`` do nothing meanwhile.
 
         Returns:
@@ -234,7 +236,9 @@ class ThroughputTimer:
             self._paused_inside = self._core.running
             if self._paused_inside:
                 self._core.stop()
-        return Pause(self)
+        paused = ExitStack()
+        paused.callback(self.resume)
+        return paused
 
     def resume(self) -> None:
         """End the innermost pause.
@@ -320,21 +324,6 @@ class ThroughputTimer:
         host = None if self._host is None else read_or_none(self._host)
         if host is not None:
             self.logging(f"{where}, vm %: {host.host_used_percent}, swap %: {host.swap_used_percent}")
-
-
-class Pause:
-    """A pause of a throughput timer; its end goes on with the timing."""
-
-    __slots__ = ("_timer",)
-
-    def __init__(self, timer: ThroughputTimer) -> None:
-        self._timer = timer
-
-    def __enter__(self) -> Pause:
-        return self
-
-    def __exit__(self, kind: object, error: object, traceback: object) -> None:
-        self._timer.resume()
 
 
 def _amount(what: str, value: float) -> float:

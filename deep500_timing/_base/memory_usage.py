@@ -56,6 +56,7 @@ class RegionMemory:
     """The most that the allocator held at any of them."""
 
     def then(self, usage: MemoryUsage) -> RegionMemory:
+        """With one more end."""
         largest = {name: _largest(getattr(self, name), getattr(usage, name.removeprefix("max_"))) for name in MAXIMA}
         return RegionMemory(self.samples + 1, usage, **largest)
 

@@ -175,6 +175,7 @@ class ClockExchange:
         self._thread.start()
 
     def stop(self, timeout_s: float = 1.0) -> None:
+        """End it."""
         self._stop.set()
         self._thread.join(timeout_s)
 

@@ -81,33 +81,14 @@ class Exchange:
 
     Args:
         name: Tells apart exchanges of one job; the same on every rank.
-        store: A store of ``torch.distributed``; that of the job's default process group, as it is at each call, if
-            neither this nor ``transport`` is given.
-        rank: This rank; found out if None.
-        world_size: The number of ranks; found out if None.
-        transport: Connects the ranks, instead of a store.
+        transport: Connects the ranks; the store of the job's default process group, as it is at each call, if None.
     """
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        store: Any = None,
-        rank: int | None = None,
-        world_size: int | None = None,
-        transport: Transport | None = None,
-    ) -> None:
+    def __init__(self, name: str, *, transport: Transport | None = None) -> None:
         self._name = name
         self._given = transport
-        if store is not None:
-            from deep500_timing._distributed.transport import StoreTransport
-
-            here, size = (0, 1) if None not in (rank, world_size) else rank_and_world()
-            self._given = StoreTransport(
-                store, here if rank is None else rank, size if world_size is None else world_size, restarts=True
-            )
-        if self._given is not None and self._given.world_size > 1:
-            line_of(self._given).connection.connect()
+        if transport is not None and transport.world_size > 1:
+            line_of(transport).connection.connect()
 
     def __reduce__(self) -> Any:
         """A copy takes part in the job that it is in, over its default process group."""

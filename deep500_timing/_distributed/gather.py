@@ -74,6 +74,7 @@ class Gatherer:
         return merge_snapshots(answers.reports, self.ranks, fault=answers.fault, step=step, ahead=answers.ahead)
 
     def flush(self, timeout_s: float) -> bool:
+        """Wait until this rank's snapshots are sent, and say whether they are."""
         return self._exchange.flush(timeout_s)
 
 

@@ -273,11 +273,6 @@ class DeviceTimes(_Times):
                 return  # Still pending after the wait: the device does not answer.
             sleep(0)  # Another thread is inside a stop that belongs to these totals.
 
-    def collect(self) -> None:
-        """Add the times that have arrived, without waiting."""
-        if not self._totals.complete:
-            self.device.collect(wait=False)
-
     def read(self, *, reset: bool = False) -> Totals:
         totals = self.take() if reset else self._totals
         self.wait(totals)

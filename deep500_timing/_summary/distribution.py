@@ -165,9 +165,6 @@ class Distribution:
             for position, low, first, second in zip(positions, lows, around[::2], around[1::2], strict=True)
         ]
 
-    def quantile(self, share: float) -> float:
-        return self.quantiles([share])[0]
-
     def trimmed_mean_ns(self, trim: float) -> float:
         """The mean in ns without ``round(n * trim)`` times at each end, within 1 %."""
         n = self.count

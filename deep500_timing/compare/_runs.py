@@ -13,6 +13,8 @@ import numpy as np
 
 from deep500_timing._base.names import CPU
 from deep500_timing._base.sql import array_of
+from deep500_timing._views.about import about_run
+from deep500_timing.runs._compact import find_logs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -113,10 +115,9 @@ def read_run(run: Run, name: str = "") -> RunTimes:
         )
     warm_up = warm_up_of(durations)
     used = numbers[warm_up:]
-    if not all(log["end"] for log in _last_files(logs)):
+    about = about_run(run)
+    if not about.ended:
         problems.append(f"{name}: the run was cut short; its times until then count.")
-    firsts = [log["first_unix_ns"] for log in logs if log["first_unix_ns"] is not None]
-    lasts = [log["last_unix_ns"] for log in logs if log["last_unix_ns"] is not None]
     host = header.get("machine") or {}
     marks = header.get("measurement") or {}
     boot = str(host.get("boot_id") or "")
@@ -126,10 +127,10 @@ def read_run(run: Run, name: str = "") -> RunTimes:
         _regions_of(run, session, used),
         steps=len(used),
         warm_up=warm_up,
-        world_size=max((max(log["world_size"] or 1, log["rank"] + 1) for log in logs), default=1),
-        start_unix_s=min(firsts) / 1e9 if firsts else None,
-        end_unix_s=max(lasts) / 1e9 if lasts else None,
-        facts=_facts_of(header, logs),
+        world_size=max(about.world_size or 1, *(rank + 1 for rank in about.ranks)),
+        start_unix_s=about.first_unix_s,
+        end_unix_s=None if about.first_unix_s is None else about.first_unix_s + (about.wall_s or 0.0),
+        facts=_facts_of(header, about.hosts),
         program=str(header.get("command_sha256", "")),
         machine=f"{header.get('host')} {boot}" if boot else "",
         session=str(marks.get("session", "")),
@@ -179,16 +180,8 @@ def _regions_of(run: Run, session: int, steps: NDArray[np.int64]) -> dict[str, f
     }
 
 
-def _last_files(logs: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    last: dict[tuple[int, int], dict[str, Any]] = {}
-    for log in sorted(logs, key=lambda log: log["segment"] or 0):
-        last[log["rank"], log["session"]] = log
-    return list(last.values())
-
-
-def _facts_of(header: dict[str, Any], logs: Sequence[dict[str, Any]]) -> dict[str, str]:
+def _facts_of(header: dict[str, Any], hosts: Sequence[str]) -> dict[str, str]:
     machine = header.get("machine") or {}
-    hosts = sorted({log["host"] for log in logs if log["host"]})
     facts: dict[str, Any] = {f"version of {name}": value for name, value in header.get("versions", {}).items()}
     facts |= {"world size": header.get("world_size") or 1, "host": ", ".join(hosts), "platform": header.get("platform")}
     facts["devices"] = ", ".join(header.get("devices", ())) or None
@@ -232,28 +225,28 @@ def _read_path(path: str) -> list[RunTimes]:
     from deep500_timing.runs import Run
 
     found: list[RunTimes] = []
-    for match in sorted({one for one in (path, *_glob.glob(path)) if os.path.exists(one)}):
-        if match.endswith(".json"):
-            found += _read_json(match)
-            continue
-        inside = sorted(os.path.join(match, name) for name in os.listdir(match))
-        holds_logs = any(name.endswith(".d5log") for name in inside)
-        folders = (
-            [match]
-            if holds_logs
-            else [
-                one for one in inside if os.path.isdir(one) and _glob.glob(os.path.join(_glob.escape(one), "*.d5log"))
-            ]
-        )
-        if not folders:
-            for one in inside:
-                found += _read_json(one) if one.endswith(".json") else []
-        for folder in folders:
-            with Run.open(folder) as run:
+    for leaf in (leaf for match in sorted({path, *_glob.glob(path)}) for leaf in _leaves(match)):
+        if leaf.endswith(".json"):
+            found += _read_json(leaf)
+        else:
+            with Run.open(leaf) as run:
                 found.append(read_run(run))
     if not found:
         raise FileNotFoundError(f"Comparing {path!r}: there is no run. Name a run's folder, or quote a pattern.")
     return found
+
+
+def _leaves(path: str) -> list[str]:
+    # A file of JSON, a run's folder, or what a folder holds: runs, else files of JSON.
+    if path.endswith(".json") and os.path.exists(path):
+        return [path]
+    if not os.path.isdir(path):
+        return []
+    if find_logs(path):
+        return [path]
+    inside = sorted(os.path.join(path, name) for name in os.listdir(path))
+    runs = [one for one in inside if os.path.isdir(one) and find_logs(one)]
+    return runs or [one for one in inside if one.endswith(".json")]
 
 
 def _read_json(path: str) -> list[RunTimes]:

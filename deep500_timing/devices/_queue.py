@@ -39,6 +39,7 @@ class EventPair:
         self.forget_lead()
 
     def forget_lead(self) -> None:
+        """Forget how far the device was behind the host."""
         self.lead_count = 0
         self.lead_total_ns = 0
         self.lead_max_ns = 0

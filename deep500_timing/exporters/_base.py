@@ -111,9 +111,11 @@ class BaseExporter(ABC):
         self._guard("exporting", self._export, snapshot, step)
 
     def flush(self) -> None:
+        """Write buffered reports."""
         self._guard("flushing", self._flush)
 
     def close(self) -> None:
+        """Release files and connections."""
         self._guard("closing", self._close)
 
     def _guard(self, doing: str, call: Callable[..., None], *arguments: Any) -> None:

@@ -99,7 +99,6 @@ class Report:
     account: Account
     exit_s: float
     tries: int = 0
-    is_settled: bool = False
 
 
 class Delivery:
@@ -213,6 +212,7 @@ class Delivery:
             for report in self._unsettled():
                 self._lose(report, None)
             self._queue.clear()
+            self._in_flight = None
             self._is_closed = True
             accounts, self._accounts = self._accounts, set()
             self._changed.notify_all()
@@ -257,12 +257,14 @@ class Delivery:
             return None
 
     def _settle(self, report: Report, error: Exception | None) -> None:
+        if self._is_closed:
+            return  # `close` has counted it as lost.
         self._in_flight = None
         self._attempts += 1
         if error is not None and is_outage(error):
             self._note_outage(error)
             report.tries += getattr(error, "status", None) == 500
-            if report.tries < MAX_TRIES and not report.is_settled:
+            if report.tries < MAX_TRIES:
                 self._queue.appendleft(report)
             else:
                 self._lose(report, None)  # The outage has been said, with its reason.
@@ -270,12 +272,9 @@ class Delivery:
         self._failures = 0
         self._retry_at = 0.0
         self._flush_failed = False
-        if report.is_settled:  # `close` has counted it as lost.
-            return
         if error is not None:
             self._lose(report, error)
             return
-        report.is_settled = True
         report.account.pending -= 1
         report.account.delivered += 1
 
@@ -289,9 +288,6 @@ class Delivery:
         self._news.append(("down", f"{what} and are retried in the background"))
 
     def _lose(self, report: Report, error: Exception | None) -> None:
-        if report.is_settled:
-            return
-        report.is_settled = True
         report.account.pending -= 1
         report.account.lost += 1
         if error is not None:

@@ -108,6 +108,7 @@ class PrometheusExporter(BaseExporter):
             server.server_close()
 
     def collect(self) -> Iterator[Any]:
+        """The metric families of the newest report, for prometheus_client."""
         snapshot = self._snapshot
         if snapshot is None:
             return

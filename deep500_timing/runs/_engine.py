@@ -112,6 +112,7 @@ class Relation:
 
     @property
     def columns(self) -> list[str]:
+        """The names of the columns, in order."""
         return list(getattr(self.native, "column_names", None) or self.native.columns)
 
     def arrow(self) -> Any:
@@ -138,10 +139,12 @@ class Relation:
             yield from self.arrow().to_batches(rows)
 
     def df(self) -> Any:
+        """As a ``pandas.DataFrame``."""
         require("pandas", extra="runs", caller=_CALLER)
         return self.arrow().to_pandas()
 
     def rows(self) -> list[dict[str, Any]]:
+        """As one dictionary for each row."""
         rows: list[dict[str, Any]] = self.arrow().to_pylist()
         return rows
 

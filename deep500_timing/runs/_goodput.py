@@ -255,8 +255,12 @@ class _Job:
     def add(self, parts: RankParts) -> None:
         row = len(self._ranks)
         self._ranks.append(parts.rank)
-        self.of_rank[parts.rank] = dict(zip(LABELS, parts.at(parts.times_ns[-1:])[0].tolist(), strict=True))
+        account = dict(zip(LABELS, parts.at(parts.times_ns[-1:])[0].tolist(), strict=True))
         found = np.diff(parts.at(self.bounds_ns), axis=0)
+        # A rank is down while the job is, and absent while other ranks run.
+        account["down"] = int(found[self.kinds == _GAP, CODE["absent"]].sum())
+        account["absent"] -= account["down"]
+        self.of_rank[parts.rank] = account
         absent, waits = found[:, CODE["absent"]], found[:, CODE["communication"]]
         is_there = absent < np.maximum(np.diff(self.bounds_ns), 1)
         self._communication[row][is_there] = waits[is_there] / 1e9
@@ -292,7 +296,6 @@ class _Job:
             self._split_ranks()
         else:
             self.of_rank[self._ranks[0]]["stragglers"] = 0
-        self._name_absence()
         return of
 
     def _waited(self) -> int:
@@ -318,22 +321,6 @@ class _Job:
             waits = min(int(np.maximum(longer, 0).sum() * 1e9), account["communication"])
             account["communication"] -= waits
             account["stragglers"] = waits
-
-    def _name_absence(self) -> None:
-        # A rank is down while the job is, and absent while other ranks run.
-        for rank, account in self.of_rank.items():
-            account["down"] = 0
-            if len(self.by_rank) == 1:
-                account["down"] = account.pop("absent")
-                account["absent"] = 0
-                continue
-            gaps = np.flatnonzero(self.kinds == _GAP)
-            lived = [(process.begin_ns, process.end_ns) for process in self.by_rank[rank]]
-            for gap in gaps.tolist():
-                low, high = int(self.bounds_ns[gap]), int(self.bounds_ns[gap + 1])
-                there = sum(max(min(high, end) - max(low, begin), 0) for begin, end in lived)
-                account["down"] += max(high - low - there, 0)
-            account["absent"] -= account["down"]
 
     def _queued(self) -> int:
         # Of the down time before a start, what passed before its nodes were allocated.

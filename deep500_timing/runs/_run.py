@@ -201,6 +201,7 @@ class Run:
         return goodput_of(self, buckets=buckets, mfu=mfu)
 
     def close(self) -> None:
+        """Close the engine and release the files."""
         self._engine.close()
         for held in self._reading:
             held.close()

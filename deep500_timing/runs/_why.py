@@ -46,10 +46,12 @@ class Cause:
 
     @property
     def excess_ns(self) -> int:
+        """The excess over the median."""
         return self.dur_ns - self.typical_ns
 
     @property
     def name(self) -> str:
+        """The name for a sentence."""
         if self.path == BETWEEN:
             return "the time between the steps"
         name = safe_name(split_path(self.path)[-1])

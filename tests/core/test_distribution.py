@@ -341,6 +341,6 @@ def test_a_new_extreme_is_exact_and_an_old_one_is_the_middle_of_its_bin():
 def test_an_empty_distribution_has_no_quantile_and_no_mean():
     """Both raise an error; neither is zero."""
     with pytest.raises(NoTimesError, match="quantile of an empty distribution does not exist; record a time first"):
-        EMPTY.quantile(0.5)
+        EMPTY.quantiles([0.5])
     with pytest.raises(NoTimesError, match="mean of an empty"):
         EMPTY.trimmed_mean_ns(0.1)

@@ -13,6 +13,7 @@ from deep500_timing import Timer, TimingWarning
 from deep500_timing._distributed import launchers
 from deep500_timing._distributed import launchers as _ranks
 from deep500_timing._distributed.exchange import Exchange, Report, pack_reports, unpack_reports
+from deep500_timing._distributed.transport import StoreTransport
 
 LAUNCHERS = [name for row in launchers._LAUNCHERS for name in (row.rank, row.world_size)]
 
@@ -145,7 +146,7 @@ class Job:
 
 def ranks_of(store):
     """The exchange of three ranks over one store."""
-    return [Exchange("x", store=store, rank=rank, world_size=3) for rank in range(3)]
+    return [Exchange("x", transport=StoreTransport(store, rank, 3, restarts=True)) for rank in range(3)]
 
 
 class TestInAJob:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deep500_timing._distributed.exchange import Exchange, Report, pack_reports
-from deep500_timing._distributed.transport import get_all, present
+from deep500_timing._distributed.transport import StoreTransport, get_all, present
 
 
 class Counting:
@@ -114,7 +114,7 @@ def test_thousands_of_reports_cost_few_requests(absent):
         for rank in range(ranks) if rank not in silent
     }  # fmt: skip
     store = Comparing(values)
-    exchange = Exchange("x", store=store, rank=0, world_size=ranks)
+    exchange = Exchange("x", transport=StoreTransport(store, 0, ranks, restarts=True))
     exchange.post(b"own")
     assert exchange.flush(30)
     store.requests = 0

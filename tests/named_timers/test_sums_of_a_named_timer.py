@@ -93,7 +93,7 @@ class TestOnADevice:
     def test_nothing_is_started_and_nothing_waited_for_at_first(self, times, pool):
         """Reading a timer that was never stopped asks the device nothing."""
         assert (False, 0, 0) == (times.started_here(), times.read().count, times.lifetime().count)
-        times.collect()
+        times.device.collect(wait=False)
         assert [] == pool.calls
 
     def test_a_lifetime_keeps_no_time_one_by_one(self, times, pool, store):
@@ -146,11 +146,11 @@ class TestOnADevice:
     def test_a_lifetime_waits_and_collecting_does_not(self, times, pool, store):
         """The sum of all times includes those on their way."""
         stop(times, store)
-        times.collect()
+        times.device.collect(wait=False)
         times.lifetime()
         assert ["collect, wait=False", "collect for"] == pool.calls[2:]
         pool.sink.append(0, 5)
-        times.collect()
+        times.device.collect(wait=False)
         assert 4 == len(pool.calls)
 
 

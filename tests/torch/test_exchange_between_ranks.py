@@ -14,6 +14,7 @@ import torch.distributed as plain
 
 from deep500_timing._distributed import connection
 from deep500_timing._distributed.exchange import Exchange, line_of
+from deep500_timing._distributed.transport import StoreTransport
 
 pytestmark = [pytest.mark.slow, pytest.mark.one_form]
 
@@ -28,7 +29,8 @@ class Ranks:
 
     def __init__(self, store, world_size):
         self.exchanges = [
-            Exchange("trial", store=store, rank=rank, world_size=world_size) for rank in range(world_size)
+            Exchange("trial", transport=StoreTransport(store, rank, world_size, restarts=True))
+            for rank in range(world_size)
         ]
 
     def took_part(self, rank):
@@ -227,7 +229,7 @@ def test_the_time_out_of_a_store_is_the_users(store):
 
 def test_posted_reports_of_steps_are_gathered_step_by_step(store):
     """Where the step is said, ranks that go on at once are read in the step that is gathered."""
-    exchanges = [Exchange("trial", store=store, rank=rank, world_size=3) for rank in range(3)]
+    exchanges = [Exchange("trial", transport=StoreTransport(store, rank, 3, restarts=True)) for rank in range(3)]
     for number in range(3):
         for rank in (0, 1):
             exchanges[rank].post(f"{rank}.{number}".encode(), step=number)
@@ -250,7 +252,7 @@ def test_the_deadline_holds_while_the_stores_process_is_stopped():
     holder = subprocess.Popen([sys.executable, "-c", STORE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         store = plain.TCPStore("127.0.0.1", int(holder.stdout.readline()), is_master=False)
-        exchange = Exchange("trial", store=store, rank=1, world_size=3)
+        exchange = Exchange("trial", transport=StoreTransport(store, 1, 3, restarts=True))
         exchange.post(b"while it answers", 30.0)
         assert exchange.flush(30)
         os.kill(holder.pid, signal.SIGSTOP)
@@ -304,7 +306,7 @@ def test_a_store_that_hangs_is_given_up():
             self.timeout = timeout
 
     store = Hanging()
-    exchange = Exchange("trial", store=store, rank=1, world_size=2)
+    exchange = Exchange("trial", transport=StoreTransport(store, 1, 2, restarts=True))
     answers = exchange.round(b"own", combine, 0.05)
     assert (None, {1: b"own"}, connection.NOT_CONNECTED) == (answers.combined, answers.reports, answers.fault)
     release.set()
@@ -324,6 +326,6 @@ def test_a_store_that_has_closed_the_connection_is_not_asked_again_at_once():
             raise ConnectionResetError("closed by the peer")
 
     store = Closed()
-    exchange = Exchange("trial", store=store, rank=1, world_size=2)
+    exchange = Exchange("trial", transport=StoreTransport(store, 1, 2, restarts=True))
     faults = {exchange.gather(b"own", 2.0).fault for _ in range(5)}
     assert ({"ConnectionResetError: closed by the peer"}, 1) == (faults, store.asked)
