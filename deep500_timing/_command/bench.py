@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+import timeit
 
 from deep500_timing._command._app import click
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _ROUNDS = 7
 _CALLS = 2_000
@@ -25,7 +22,7 @@ def bench(as_json: bool) -> None:
     from deep500_timing._recording.recorder import COMPILED
     from deep500_timing._summary.text import lines_of
 
-    costs = {name: _cost_ns(loop) for name, loop in _loops().items()}
+    costs = _costs_ns()
     if as_json:
         print_json({"compiled": COMPILED, "ns": costs})
         return
@@ -38,54 +35,25 @@ def bench(as_json: bool) -> None:
         click.echo(line)
 
 
-def _loops() -> dict[str, Callable[[int], None]]:
+def _costs_ns() -> dict[str, float]:
     from deep500_timing.timer import Timer
 
-    now = time.perf_counter_ns
     # Bounded, so that the memory of the measurement itself does not grow.
     kept, bounded, off = Timer(), Timer(keep_last=1000), Timer(enabled=False)
-    handle = kept.region("with")
-
-    def clock(count: int) -> None:
-        for _ in range(count):
-            now()
-            now()
-
-    def started(tmr: Timer, gpu: bool = False) -> Callable[[int], None]:
-        start, end = tmr.start, tmr.end
-
-        def loop(count: int) -> None:
-            if gpu:
-                for _ in range(count):
-                    start("region", gpu=True)
-                    end("region", gpu=True)
-            else:
-                for _ in range(count):
-                    start("region")
-                    end("region")
-
-        return loop
-
-    def held(count: int) -> None:
-        for _ in range(count):
-            with handle:
-                pass
-
-    return {
-        "two clock reads": clock,
-        "start and end": started(kept),
-        "with, the region kept": held,
-        "start and end, keep_last=1000": started(bounded),
-        "start and end, gpu=True without a device": started(Timer(), gpu=True),
-        "start and end, enabled=False": started(off),
+    pair = 'start("region"); end("region")'
+    measured = {
+        "two clock reads": ("now(); now()", {"now": time.perf_counter_ns}),
+        "start and end": (pair, {"start": kept.start, "end": kept.end}),
+        "with, the region kept": ("with region: pass", {"region": kept.region("with")}),
+        "start and end, keep_last=1000": (pair, {"start": bounded.start, "end": bounded.end}),
+        "start and end, gpu=True without a device": (
+            'start("region", gpu=True); end("region", gpu=True)',
+            {"start": kept.start, "end": kept.end},
+        ),
+        "start and end, enabled=False": (pair, {"start": off.start, "end": off.end}),
     }
-
-
-def _cost_ns(loop: Callable[[int], None]) -> float:
     # Other processes make a round longer, never shorter.
-    least = float("inf")
-    for _ in range(_ROUNDS):
-        began = time.perf_counter_ns()
-        loop(_CALLS)
-        least = min(least, (time.perf_counter_ns() - began) / _CALLS)
-    return least
+    return {
+        name: 1e9 * min(timeit.repeat(code, repeat=_ROUNDS, number=_CALLS, globals=names)) / _CALLS
+        for name, (code, names) in measured.items()
+    }
