@@ -382,7 +382,7 @@ class Timer(Recorder):
         Open regions are counted as running. Never waits: pending device times are counted as pending.
 
         Args:
-            places: Also determine the nesting of regions from all kept intervals, in about 0.3 s per million. Tables
+            places: Also determine the nesting of regions from all kept intervals, in about 0.4 s per million. Tables
                 need it.
         """
         from deep500_timing._summary.reading import take_snapshot

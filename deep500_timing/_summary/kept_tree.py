@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from deep500_timing._base.names import CPU, GPU
-from deep500_timing._summary.nesting import ENDLESS, ROOT, Paths, covered_by_siblings, order_for_nesting, parents_of
+from deep500_timing._summary.nesting import ENDLESS, ROOT, Paths
 from deep500_timing._summary.stats import stats_of
 from deep500_timing._summary.tree import BUCKETS, Node, OnDevice, Tree, build_tree, node_of
 
@@ -63,9 +63,6 @@ class _Kept:
     stores: Int64Array
 
 
-_COLUMNS = tuple(_Kept.__dataclass_fields__)
-
-
 def tree_of_kept(
     stores: Sequence[Store],
     whole: Mapping[tuple[str, str], TimeStats | None],
@@ -101,7 +98,9 @@ def tree_of_kept(
 
 def _nest(stores: Sequence[Store], names: list[str], paths: Paths) -> _Kept:
     numbers = {name: number for number, name in enumerate(names)}
-    by_thread: dict[int, list[tuple[int, Int64Array, BoolArray, int]]] = defaultdict(list)
+    threads: dict[int, int] = {}
+    none = np.zeros(0, dtype=np.int64)
+    parts: list[tuple[Any, ...]] = [(none.reshape(0, 2), none.astype(np.bool_), none, none, none)]
     for index, store in enumerate(stores):
         if store.device == CPU:
             pairs, counted = store.pairs, store.counted
@@ -109,34 +108,14 @@ def _nest(stores: Sequence[Store], names: list[str], paths: Paths) -> _Kept:
             if store.open_ns is not None and not (len(pairs) and pairs[-1, 0] >= store.open_ns):
                 pairs = np.concatenate((pairs, np.array([[store.open_ns, ENDLESS]], dtype=np.int64)))
                 counted = np.append(counted, False)
-            by_thread[store.thread].append((numbers[store.name], pairs, counted, index))
-    parts: list[_Kept] = []
-    first = 0
-    for of_thread in by_thread.values():
-        pairs = np.concatenate([pairs for _, pairs, _, _ in of_thread])
-        lengths = [len(pairs) for _, pairs, _, _ in of_thread]
-        regions = np.repeat([number for number, _, _, _ in of_thread], lengths)
-        starts, ends = pairs[:, 0], np.maximum(pairs[:, 1], pairs[:, 0])
-        order = order_for_nesting(starts, ends, regions)
-        starts, ends, regions = starts[order], ends[order], regions[order]
-        parents, overlaps = parents_of(starts, ends)
-        parts.append(
-            _Kept(
-                starts,
-                ends,
-                np.concatenate([counted for _, _, counted, _ in of_thread])[order],
-                np.where(parents == ROOT, ROOT, parents + first),
-                covered_by_siblings(starts, ends, parents, overlaps),
-                paths.of_thread(parents, regions),
-                np.repeat([index for _, _, _, index in of_thread], lengths)[order],
-            )
-        )
-        first += len(order)
-    if not parts:
-        empty: list[Any] = [np.zeros(0, dtype=np.bool_ if name == "counted" else np.int64) for name in _COLUMNS]
-        return _Kept(*empty)
-    columns: list[Any] = [np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS]
-    return _Kept(*columns)
+            of_store = numbers[store.name], threads.setdefault(store.thread, len(threads)), index
+            parts.append((pairs, counted, *(np.full(len(pairs), number, dtype=np.int64) for number in of_store)))
+    pairs, counted, regions, of_thread, indices = (np.concatenate(of) for of in zip(*parts, strict=True))
+    starts, ends = pairs[:, 0], np.maximum(pairs[:, 1], pairs[:, 0])
+    rows = {"start_ns": starts, "dur_ns": ends - starts, "region": regions, "thread": of_thread}
+    rows |= {"on_host": np.ones(len(starts), dtype=np.bool_), "host_start_ns": starts}
+    nested = paths.nest(rows, dict.fromkeys(("start_ns", "region", "thread"), none))
+    return _Kept(starts, ends, counted, nested.parents, nested.covered, nested.paths, indices)
 
 
 def _exact(

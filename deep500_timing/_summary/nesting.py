@@ -116,6 +116,8 @@ class Nested(NamedTuple):
     overlaps: BoolArray
     covered: Int64Array
     """The part in ns that earlier siblings cover."""
+    parents: Int64Array
+    """The index of the parent; :data:`ROOT` for none."""
 
 
 class Paths:
@@ -157,12 +159,14 @@ class Paths:
         paths = np.full(len(starts), ROOT, dtype=np.int64)
         overlaps = np.zeros(len(starts), dtype=np.bool_)
         covered = np.zeros(len(starts), dtype=np.int64)
+        inside = np.full(len(starts), ROOT, dtype=np.int64)
         for thread in distinct(threads):
             found = np.flatnonzero((threads == thread) & on_host)
             found = found[order_for_nesting(starts[found], ends[found], regions[found])]
             parents, overlaps[found] = parents_of(starts[found], ends[found])
             covered[found] = covered_by_siblings(starts[found], ends[found], parents, overlaps[found])
-            paths[found] = self.of_thread(parents, regions[found])
+            paths[found] = self._of_thread(parents, regions[found])
+            inside[found] = np.where(parents == ROOT, ROOT, found[parents])
         host = np.flatnonzero(on_host)
         host = host[np.argsort(starts[host], kind="stable")]
         known = np.stack((threads[host], regions[host], starts[host], paths[host]))
@@ -175,7 +179,7 @@ class Paths:
             newest[of_thread[1]] = of_thread[3]  # The last of several values is kept.
             for region in np.flatnonzero(newest >= 0).tolist():
                 self._last[thread, region] = int(newest[region])
-        return Nested(paths[:count], overlaps[:count], covered[:count])
+        return Nested(paths[:count], overlaps[:count], covered[:count], inside[:count])
 
     def _place_on_device(self, rows: Mapping[str, Any], known: Int64Array, paths: Int64Array) -> None:
         # `known`: threads, regions, starts and paths of host intervals in this chunk and the one before.
@@ -192,7 +196,7 @@ class Paths:
                 exact = starts[at] == rows["host_start_ns"][own]
                 paths[own[exact]] = found[at[exact]]
 
-    def of_thread(self, parents: Int64Array, regions: Int64Array) -> Int64Array:
+    def _of_thread(self, parents: Int64Array, regions: Int64Array) -> Int64Array:
         """The paths of the intervals of one thread, from :func:`parents_of` and the numbers of their names."""
         # Level by level, because there are few levels with few paths each.
         paths = np.full(len(parents), ROOT, dtype=np.int64)
