@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import errno
 import http.client
 import os
 import random
@@ -39,14 +38,7 @@ _random = random.Random()
 
 
 # Errors of the operating system that no waiting cures.
-_LASTING = frozenset(
-    getattr(errno, name)
-    for name in (
-        *("EACCES", "EBADF", "EEXIST", "EINVAL", "EISDIR", "ELOOP", "EMLINK", "ENAMETOOLONG", "ENOENT", "ENOTDIR"),
-        *("EPERM", "EROFS", "EXDEV"),
-    )
-    if hasattr(errno, name)
-)
+_LASTING = (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
 
 
 @dataclass(eq=False)
@@ -362,11 +354,8 @@ def is_outage(error: Exception) -> bool:
     status = getattr(error, "status", ask() if callable(ask) else None)
     if isinstance(status, int):
         return status >= 500 or status in {408, 425, 429}
-    if isinstance(error, ValueError):
-        return False  # `requests` raises OSErrors that are ValueErrors for malformed addresses.
-    if isinstance(error, OSError):
-        return error.errno not in _LASTING
-    return isinstance(error, http.client.HTTPException)
+    # `requests` raises OSErrors that are ValueErrors for malformed addresses.
+    return isinstance(error, (OSError, http.client.HTTPException)) and not isinstance(error, (*_LASTING, ValueError))
 
 
 def reason_of(error: Exception) -> str:
