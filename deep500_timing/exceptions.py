@@ -1,20 +1,4 @@
-"""What can go wrong, as one small tree.
-
-::
-
-    TimingError
-    ├── RegionError (RuntimeError)          a region is used in a way that it cannot be
-    │   ├── RegionOpenError                 started while it is open
-    │   ├── RegionNotOpenError              ended while it is not open
-    │   └── RegionMismatchError             started and ended with a different ``gpu`` argument
-    ├── InvalidKeyError (TypeError)         a key is neither a TimeType nor a string
-    ├── NoTimesError (LookupError)          statistics of a region that has no times
-    ├── DeviceUnavailableError (RuntimeError)   a device was asked for by name and is not there
-    ├── MissingPackageError (ImportError)   an optional package is not installed
-    └── ExportError (RuntimeError)          a destination did not take a report, and ``strict`` was asked for
-
-    TimingWarning (UserWarning)             a fault that costs the report a line, and the run nothing
-"""
+"""The errors and the warning of this package. Each error is also the built-in error of its kind."""
 
 from __future__ import annotations
 

@@ -1,32 +1,13 @@
 """Runs: the logs that the processes of a training write, and their reader.
 
-**Writing.** ``Timer(run="folder")`` or ``DEEP500_TIMING_RUN=folder`` makes a timer log every interval; ``RunLog``
-is the log itself, with its settings. ``timer.run`` is the log, or None, and takes other records as well::
+``Timer(run="folder")`` or ``DEEP500_TIMING_RUN=folder`` makes a timer log every interval. :class:`RunLog` is that log,
+``timer.run``; it takes steps, samples, collectives, events, milestones and tables of your own as well. Code without a
+timer finds the log by ``runs.current()``; ``runs.logs`` is empty where there is none. ``runs.feeders.append(callable)``
+registers a call that hands over queued rows when a flush is due. None of these waits.
 
-    log = RunLog(folder, timer)                      # or Timer(run=log), for settings of your own
-    timer.step(n)                                    # step n begins here
-    log.sample("memory.rss_bytes", value, region="FORWARD")
-    log.collective("all_reduce", start_ns, end_ns, group="data", sequence=7, nbytes=4096)
-    log.event("retry", "the file server was away")
-    log.mark("checkpoint_saved", step=n, dur_s=2.5)  # goodput reads it
-    log.declare("layers", start_ns="time", dur_ns="int", layer="name")    # a table of an extension
-    log.add("layers", (start_ns, dur_ns, "conv1"))
-
-Code without a timer finds the process's log by ``runs.current()``. ``runs.feeders.append(callable)`` registers a call
-that hands over queued rows when a flush is due; ``runs.logs`` is empty where there is no log. None of these waits: they
-queue, and the log's thread writes. The reader adds ``unix_ns`` to columns of type ``time`` named ``time_ns`` or
-``start_ns``; ``step`` of the smallest int64 is none.
-
-**Reading.** ``Run.open(folder)`` compacts the logs to Parquet and gives tables, each a :class:`Relation` with
-``.df()``, ``.arrow()``, ``.rows()``::
-
-    run.intervals(rank=None, session=None, steps=(first, last))
-    run.regions(rank=None, session=None, by_rank=False)      # the tree, with shares and rests
-    run.steps(rank=None, session=None)
-    run.why(81220)                                           # an answer as data; str() gives the sentences
-    run.table("samples"), run.sql("select ...")              # every table, those of later capabilities among them
-
-The columns are in ``docs/runs.md``, the format of the files in ``docs/run-format.md``.
+``Run.open(folder)`` reads the logs as tables, each a :class:`Relation`: ``run.intervals()``, ``run.regions()``,
+``run.steps()``, ``run.why(81220)``, ``run.table("samples")``, ``run.sql("select ...")``. ``docs/runs.md`` lists the
+columns, ``docs/run-format.md`` has the format of the files.
 """
 
 from __future__ import annotations
