@@ -5,7 +5,7 @@ Both take the same SQL: ANSI, with ``cast(sum(x) as bigint)`` for sums of intege
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from deep500_timing._base.require import require
 
@@ -13,18 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 _CALLER = "Reading a run"
-
-
-class Engine(Protocol):
-    """Answers SQL over Parquet files. Results are computed when they are read."""
-
-    name: str
-
-    def sql(self, query: str, tables: Mapping[str, Sequence[str]]) -> Any:
-        """The result of a query over tables, given with their files, as the engine's own object."""
-        ...
-
-    def close(self) -> None: ...
 
 
 class DuckDB:
@@ -78,7 +66,7 @@ class Spark:
             self.session.stop()
 
 
-def engine_for(engine: str | Any, memory: str | None) -> Engine:
+def engine_for(engine: str | Any, memory: str | None) -> DuckDB | Spark:
     """The engine of a name, or around the user's connection or session."""
     if engine == "duckdb":
         return DuckDB(memory)

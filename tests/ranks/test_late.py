@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from benchmarks.straggler_worlds import correlated, world
 from deep500_timing import Timer
 from deep500_timing._command._app import app
-from deep500_timing._distributed import late_of_run
+from deep500_timing._distributed import stragglers
 from deep500_timing._distributed.gathered import merge_snapshots, pack_snapshot
 from deep500_timing._distributed.late import REST, Steps, judge
-from deep500_timing._distributed.late_of_run import steps_of_run
+from deep500_timing._distributed.stragglers import steps_of_run
 from deep500_timing._distributed.verdict import WhatIf
 from deep500_timing.ranks import Stragglers, find_stragglers
 from deep500_timing.runs import Run, RunLog
@@ -330,8 +330,8 @@ def test_a_region_that_rank_0_does_not_have(tmp_path, first_has):
 
 def test_of_a_long_run_the_newest_steps(tmp_path, monkeypatch):
     """What is looked at is bounded, however long the run is; who is late in it is found as well."""
-    monkeypatch.setattr(late_of_run, "_MOST_ROWS", 6 * 40)
-    monkeypatch.setattr(late_of_run, "_LEAST_STEPS", 10)
+    monkeypatch.setattr(stragglers, "_MOST_ROWS", 6 * 40)
+    monkeypatch.setattr(stragglers, "_LEAST_STEPS", 10)
     write_run(tmp_path, own_of("FORWARD"))
     with Run.open(tmp_path) as run:
         found = steps_of_run(run)

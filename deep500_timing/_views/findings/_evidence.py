@@ -255,7 +255,7 @@ class Evidence:
     @cached_property
     def rank_steps(self) -> RankSteps | None:
         """How late each rank came and its own times, by step; None where the ranks do not meet."""
-        from deep500_timing._distributed.late_of_run import NoStepsError, steps_of_run
+        from deep500_timing._distributed.stragglers import NoStepsError, steps_of_run
 
         try:
             found = None if self.run is None else steps_of_run(self.run, session=self.session)
