@@ -98,7 +98,7 @@ class GlobalTimer:
 
             with _lock:
                 if self._log is None or self._log.closed:
-                    self._log = LineLog(self.folder, self.timer, rank=self.rank, flush_s=self._flush_s, gc=False)
+                    self._log = LineLog(self.folder, self.timer, rank=self.rank, flush_s=self._flush_s)
         self.timer.start(name, self._on_device())
 
     def stop(self, name: str) -> None:

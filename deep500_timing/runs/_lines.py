@@ -104,19 +104,25 @@ def _one_line(name: str) -> str:
     return name if name.isprintable() else name.encode("unicode_escape").decode("ascii")
 
 
+class _LineWriter(Writer):
+    def _name(self) -> str:
+        return name_of_file(self._rank, self.session + self.segment)
+
+
 class LineLog(RunLog):
     """Writes a line for each time of a timer. A line waits for the time on the device until a later one has come."""
 
-    def __init__(self, *arguments: Any, **settings: Any) -> None:
+    _writer_type = _LineWriter
+
+    def __init__(self, folder: str, timer: Recorder, **settings: Any) -> None:
         self._host_ns: dict[tuple[str, int], deque[tuple[int, int]]] = {}
         """Start and end of the times that are not written yet, by stage and thread."""
         self._device_ns: dict[tuple[str, int], dict[int, int]] = {}
         """The durations on the device by the start on the host."""
         self._is_dump = False
-        super().__init__(*arguments, **settings)
-        self._writer = _LineWriter(self.folder, sys.maxsize)
-        anchor = take_anchor(self._now)
+        anchor = take_anchor(timer.now_ns)
         self._offset_ns = anchor.unix_ns - anchor.host_ns
+        super().__init__(folder, timer, rotate_bytes=sys.maxsize, gc=False, **settings)
 
     def attach(self, timer: Recorder) -> None:
         """Read a timer that may also write to a run."""
@@ -152,11 +158,6 @@ class LineLog(RunLog):
                 lines.append(Line(rank, key[0], start + offset_ns, end + offset_ns, end - start, device_ns))
         lines.sort(key=lambda line: line.end_ns)
         return "".join(map(write_line, lines)).encode("utf-8", "backslashreplace")
-
-
-class _LineWriter(Writer):
-    def _name(self) -> str:
-        return name_of_file(self._rank, self.session + self.segment)
 
 
 class _RunOfLines(Run):

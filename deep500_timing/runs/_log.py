@@ -72,6 +72,8 @@ class RunLog:
         MissingPackageError: ``system_s`` is given and psutil is not installed.
     """
 
+    _writer_type = Writer
+
     def __init__(
         self,
         folder: str | PathLike[str],
@@ -103,7 +105,7 @@ class RunLog:
         self._keep_bytes = keep_bytes
         if keep_bytes is not None:
             rotate_bytes = max(min(rotate_bytes, keep_bytes // _FILES_KEPT), 1)
-        self._writer = Writer(self.folder, rotate_bytes)
+        self._writer = self._writer_type(self.folder, rotate_bytes)
         self._steps: StepCounter | None = None
         self._clock: Any = None
         self._now: Any = time.perf_counter_ns
