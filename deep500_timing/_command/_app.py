@@ -32,7 +32,7 @@ COMMANDS = {
     "why": ("runs", "Say why a step was slow."),
     "compare": ("compare", "Say whether runs are slower than others, and in which region."),
     "ab": ("ab", "Run two commands in turn and say whether one is slower."),
-    "history": ("history", "Say which of the last runs made it slower."),
+    "history": ("compare", "Say which of the last runs made it slower."),
     "report": ("runs", "Write a run as one HTML page that works offline."),
     "stragglers": ("runs", "Say which rank the others wait for, and why."),
     "goodput": ("runs", "Account for the wall clock of the job, restarts included."),
