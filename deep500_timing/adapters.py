@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from deep500_timing._base.require import missing_package, require
     from deep500_timing._base.warn import warn_once
     from deep500_timing._base.workers import WORKER_PARTS, TimedLoop, WorkerTimes
-    from deep500_timing._distributed.connection import store_connection
-    from deep500_timing._distributed.exchange import DEADLINE_S, Exchange
+    from deep500_timing._distributed.exchange import DEADLINE_S, Exchange, store_connection
     from deep500_timing._distributed.late import steps_of_operations
     from deep500_timing._distributed.launchers import Launch, discover_launch, rank_and_world
     from deep500_timing._named.named_timer import NamedTimer, timer_for
@@ -98,8 +97,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "_base.require": ("missing_package", "require"),
     "_base.warn": ("warn_once",),
     "_base.workers": ("TimedLoop", "WORKER_PARTS", "WorkerTimes"),
-    "_distributed.connection": ("store_connection",),
-    "_distributed.exchange": ("DEADLINE_S", "Exchange"),
+    "_distributed.exchange": ("DEADLINE_S", "Exchange", "store_connection"),
     "_distributed.late": ("steps_of_operations",),
     "_distributed.launchers": ("Launch", "discover_launch", "rank_and_world"),
     "_named.named_timer": ("NamedTimer", "timer_for"),

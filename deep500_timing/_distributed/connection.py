@@ -59,9 +59,6 @@ class Connection:
         self._idle = threading.Event()
         self._idle.set()
 
-    def is_to(self, store: Any) -> bool:
-        return self._shared() is store
-
     def connect(self) -> None:
         """Begin to connect, on a thread; it counts towards no deadline."""
         if not self._connecting:
@@ -211,26 +208,8 @@ def job_store() -> Any:
         return None
 
 
-_lock = threading.Lock()
-_current: Connection | None = None
-
-
-def store_connection() -> Connection | None:
-    """The connection to the store of the job's default process group, one for the process; None where there is none."""
-    global _current
-    store = job_store()
-    if store is None:
-        return None
-    with _lock:
-        if _current is None or not _current.is_to(store):
-            _current = Connection(store)
-        return _current
-
-
 @after_fork
 def _forget_connection() -> None:
-    # The socket is the parent's, and the lock may be held by a thread that does not exist here.
-    global _current, _lock
-    _current, _lock = None, threading.Lock()
+    # The sockets are the parent's.
     for connection in list(_connections):
         connection._idle.set()

@@ -392,6 +392,14 @@ def line_of(transport: Transport) -> _Line:
     return line
 
 
+def store_connection() -> Connection | None:
+    """The connection over the store of the job's default process group, as a transport; None where there is none."""
+    from deep500_timing._distributed.transport import job_transport
+
+    transport = job_transport()
+    return None if transport is None else line_of(transport).connection
+
+
 def _collect(look: Callable[[list[int]], dict[int, bytes]], past: _Past, call: _Call, step: int | None) -> None:
     now_s, before_s = time.time(), past.gathered_s
     past.gathered_s = now_s
