@@ -136,13 +136,13 @@ def _exact(
     for number, rows in enumerate(np.split(order, ends[:-1]) if path_of else ()):
         path = path_of[number]
         own, ended = rows[counts[rows]], rows[~is_open[rows]]
-        warm_up = ended[~counts[ended]]
+        warm_up, begun = ended[~counts[ended]], kept.starts[ended]
         inside, shared = ended[in_counted[ended]], own[in_counted[own]]
         nodes[path] = node_of(
             path,
             stats_of(durations[own]) if len(own) else None,
             overlap_s=int(kept.covered[shared].sum()) / 1e9,
-            first_s=int(durations[ended[0]]) / 1e9 if len(ended) else None,
+            first_s=int(durations[ended[begun == begun.min()]].max()) / 1e9 if len(ended) else None,
             warm_up=len(warm_up),
             warm_up_s=int(durations[warm_up].sum()) / 1e9 if len(warm_up) else None,
             trend=trends[number],

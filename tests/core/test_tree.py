@@ -284,7 +284,7 @@ def by_hand(rows):
             if inside and own
             else None,
             "overlap_s": sum(row["covered"] for row in in_counted) / 1e9,
-            "first_s": length(here[:1]) / 1e9,
+            "first_s": length(sorted(here, key=lambda row: (row["start"], -row["end"]))[:1]) / 1e9,
             "warm_up": len(warm_up),
             "warm_up_s": length(warm_up) / 1e9 if warm_up else None,
             "trend": [length(part) / len(part) / 1e9 if part else None for part in trend] if counted else [],
