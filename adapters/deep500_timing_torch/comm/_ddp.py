@@ -9,12 +9,11 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 
-from deep500_timing_torch.comm._backward import watch_backward
 from deep500_timing_torch.comm._log import LOG, fault
-from deep500_timing_torch.comm._operation import PendingOp, begin
+from deep500_timing_torch.comm._operation import PendingOp, begin, inside, launched
 from deep500_timing_torch.comm._ops import Op, both_ways, unknown
 from deep500_timing_torch.comm._settings import SETTINGS
-from deep500_timing_torch.comm._timed import inside, original_of
+from deep500_timing_torch.comm._timed import original_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -97,11 +96,8 @@ class _Buckets:
         finally:
             if not nested:
                 inside.discard(thread)
-        op.issued(1, None if op.on_device else future)
-        try:
-            watch_backward(op)
-        except Exception as error:
-            fault("DDP's buckets", error)
+        if launched(op):
+            op.follow(future)
         return future.then(self._result)
 
     def _begin(self, bucket: GradBucket) -> PendingOp | None:

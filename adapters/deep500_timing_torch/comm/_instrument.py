@@ -13,22 +13,20 @@ from deep500_timing.adapters import Replaced, warn_once
 from deep500_timing_torch.comm import _timed
 from deep500_timing_torch.comm._kernel import _build
 from deep500_timing_torch.comm._log import LOG
-from deep500_timing_torch.comm._ops import OPS
+from deep500_timing_torch.comm._operation import dispatched, launched
+from deep500_timing_torch.comm._ops import BY_OPERATOR, OPS
 from deep500_timing_torch.comm._settings import SETTINGS
 from deep500_timing_torch.comm._timed import original_of, timed_operation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from types import TracebackType
-
-    from deep500_timing_torch.comm._kernel._build import Kernel
+    from types import ModuleType, TracebackType
 
     F = TypeVar("F", bound=Callable[..., Any])
 
 _lock = threading.RLock()
 _patched = Replaced()
 _building: list[Any] = []
-_kernel: Kernel | None = None
 
 
 class _InForce:
@@ -152,7 +150,10 @@ def _put_in(kernel: bool | None) -> None:
         if found is not None:
             # The kernel sees the messages of a batch, and only the function tells that they are one.
             _patch_all(["batch_isend_irecv"])
-            found.start()
+            rules = [(operator, size, share, OPS[name]) for operator, (name, size, share) in BY_OPERATOR.items()]
+            found.install(dispatched, launched, rules)
+            SETTINGS.kernel = found
+            SETTINGS.changed()
             IN_FORCE.why_no_kernel = None
         else:
             _patch_all(OPS)
@@ -163,15 +164,16 @@ def _put_in(kernel: bool | None) -> None:
 
 def _take_out() -> None:
     if SETTINGS.kernel is not None:
-        SETTINGS.kernel.stop()
+        SETTINGS.kernel.uninstall()
+        SETTINGS.kernel = None
+        SETTINGS.changed()
     _undo_all()
     LOG.unwatch()
 
 
-def _load_kernel(*, required: bool) -> Kernel | None:
-    global _kernel
+def _load_kernel(*, required: bool) -> ModuleType | None:
     try:
-        module = _build.build() if required else _build.load()
+        return _build.build() if required else _build.load()
     except _build.KernelUnavailableError as error:
         if required:
             raise RuntimeError(f"comm.instrument(kernel=True): there is no kernel: {error}.") from error
@@ -184,11 +186,6 @@ def _load_kernel(*, required: bool) -> Kernel | None:
             raise
         IN_FORCE.why_no_kernel = f"it cannot be loaded: {type(error).__name__}: {error}"
         return None
-    if _kernel is None:
-        from deep500_timing_torch.comm._kernel._build import Kernel
-
-        _kernel = Kernel(module)
-    return _kernel
 
 
 def _build_for_the_next_run() -> None:

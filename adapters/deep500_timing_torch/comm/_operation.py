@@ -6,17 +6,24 @@ events on the current stream, the second one behind the last wait; for an asynch
 
 No future of a device's operation is asked for: a callback on it makes one of PyTorch's pooled streams wait for the
 operation and keeps its outputs until then, and before PyTorch 2.10 asking may end the process.
+
+This module runs as plain Python and, with the C types of ``_operation.pxd``, compiled.
 """
 
 from __future__ import annotations
 
-import functools
-import weakref
-from typing import TYPE_CHECKING, Any, TypeVar
+from _thread import get_ident
+from weakref import ref
 
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from deep500_timing_torch.comm._backward import watch_backward
 from deep500_timing_torch.comm._device import Stretch, is_captured, pool_for
 from deep500_timing_torch.comm._flight import RECORDER
-from deep500_timing_torch.comm._log import LOG, fault
+from deep500_timing_torch.comm._handles import TimedFuture, TimedWork
+from deep500_timing_torch.comm._log import LOG, caller, fault
 from deep500_timing_torch.comm._records import (
     CAPTURED,
     DONE,
@@ -30,24 +37,19 @@ from deep500_timing_torch.comm._records import (
 )
 from deep500_timing_torch.comm._settings import SETTINGS
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
-    F = TypeVar("F", bound=Callable[..., Any])
+    from deep500_timing_torch.comm._ops import Op
 
+_world: Any = getattr(c10d, "_world", None)
+_Work: Any = dist.Work
+_Future: Any = torch._C.Future
 
-def _never_raises(method: F) -> F:
-    # A fault in the timing costs the operation's time and one warning.
-    @functools.wraps(method)
-    def guarded(self: PendingOp, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return method(self, *args, **kwargs)
-        except Exception as error:
-            fault(self.record.label, error)
-            self.untimed()
-            return None
-
-    return guarded  # type: ignore[return-value]
+inside: set[int] = set()
+"""The threads that are within a timed operation, by ident: nested operations are part of it."""
 
 
 class PendingOp:
@@ -59,10 +61,11 @@ class PendingOp:
         self.done_ns = 0
         """When it was done on the host's clock, 0 until then."""
         self.captured = False
+        self.asynchronous = False
+        """Whether its handles were returned before its end, which is not that of a wait."""
         self._before: int | None = None
         self._blocking = False
         self._exposed_ns = 0
-        self._followed = False
         self._handles = 0
         self._overlap: tuple[Any, int] | None = None
         self._pool: Any = None
@@ -72,70 +75,93 @@ class PendingOp:
         self._stretch: Stretch | None = None
         self._waited_end_ns = 0
         self._waits_left = 0
-        # Taking the only item is atomic: completion, wait and failure may come on different threads.
-        self._unsettled = [None]
-        self._halves = [None]
-        LOG.under_way[id(self)] = weakref.ref(self)
+        self._halves: list[None] | None = None
+        LOG.under_way[id(self)] = ref(self)
 
-    @_never_raises
-    def _begin(self, process_group: Any, tensor: Any) -> None:
-        record = self.record
-        self._before = record.group.number()
-        self._pool = pool = pool_for(tensor)
-        if pool is not None:
-            record.on_device = True
-            self.captured = is_captured(pool, tensor)
-            if not self.captured:
-                self._recorded = not record.op.point_to_point and RECORDER.enable(process_group, tensor.device)
-        self.start_ns = SETTINGS.now_ns()
-        if pool is not None and not self.captured and not self._recorded:
-            self._stretch = Stretch(pool, record.label, self.start_ns)
+    def begin(self, process_group: Any, tensor: Any) -> None:
+        try:
+            record = self.record
+            self._before = record.group.number()
+            if tensor is not None and not tensor.is_cpu:
+                self._pool = pool = pool_for(tensor)
+                if pool is not None:
+                    record.on_device = True
+                    self.captured = is_captured(pool, tensor)
+                    if not self.captured:
+                        self._recorded = not record.op.point_to_point and RECORDER.enable(process_group, tensor.device)
+            self.start_ns = SETTINGS.now_ns()
+            if self._pool is not None and not self.captured and not self._recorded:
+                self._stretch = Stretch(self._pool, record.label, self.start_ns)
+        except Exception as error:
+            self._fault(error)
 
     # --- the call has returned ------------------------------------------------------------------------------------
 
-    @_never_raises
-    def returned(self) -> None:
-        """It is over when its call is; on a device, when the current stream is there."""
-        end_ns = self._count()
-        self._call_over(end_ns)
+    def called(self, handles: int, followed: bool = False, blocking: bool = False) -> bool:
+        """The call has returned so many handles, for which its callers will wait.
 
-    @_never_raises
-    def blocks(self) -> None:
-        self._count()
-        self._blocking = True
-        self._waits_left = 1
+        Args:
+            handles: 0 if the operation is over: on a device, when the current stream is there.
+            followed: :meth:`ended` can be called at its end.
+            blocking: The function that called it waits for the handle.
 
-    @_never_raises
-    def issued(self, handles: int, future: Any = None) -> None:
-        """It runs on, and callers will wait for so many handles."""
-        end_ns = self._count()
-        self._handles = self._waits_left = handles
-        if self.captured:
-            self._give_up(CAPTURED)
+        Returns:
+            Whether :meth:`ended` shall be called.
+        """
+        try:
+            end_ns = self._count()
+            if handles == 0:
+                self._call_over(end_ns)
+                return False
+            self._waits_left = handles
+            if blocking:
+                self._blocking = True
+                return False
+            self._handles = handles
+            if self.captured:
+                self._give_up(CAPTURED)
+                return False
+            self._started = True
+            self._halves = [None]
+            LOG.put(self.record, ISSUE, self.start_ns, end_ns)
+            if self._pool is None:
+                self.asynchronous = followed and not self.record.no_future
+                return self.asynchronous
+            self.asynchronous = self._recorded or self._stretch is not None
+            if self._recorded:
+                self._expect()
+        except Exception as error:
+            self._fault(error)
+        return False
+
+    def follow(self, work: Any) -> None:
+        """Ask a handle of an operation on the CPU, or its future, for the end."""
+        try:
+            future = work if isinstance(work, _Future) else work.get_future()
+        except RuntimeError:
+            self.not_followed()
             return
-        self._started = True
-        LOG.put(self.record, ISSUE, self.start_ns, end_ns)
-        if future is not None:
-            self._followed = True
-            future.add_done_callback(self._on_done)
-        elif self._recorded:
-            self._followed = True
-            self._expect()
-        elif self._stretch is not None:
-            self._followed = True
+        future.add_done_callback(self._future_done)
 
-    def coalesced(self) -> None:
-        """It will be launched later, with others: it has no time that can be told."""
-        self._drop_stretch()
+    def not_followed(self) -> None:
+        """The backend has no futures for this operation: it ends with the last wait, at the latest."""
+        self.record.no_future = True
+        self.asynchronous = False
+
+    def failed(self, error: BaseException) -> None:
+        try:
+            LOG.report_time_out(self, error, SETTINGS.now_ns)
+            self._give_up(FAILED)
+        except Exception as fault_of_ours:
+            self._fault(fault_of_ours)
+
+    def _fault(self, error: Exception) -> None:
+        # A fault in the timing costs the operation's time and one warning.
+        fault(self.record.label, error)
         self.untimed()
 
-    @_never_raises
-    def failed(self, error: BaseException) -> None:
-        LOG.report_time_out(self, error, SETTINGS.now_ns)
-        self._give_up(FAILED)
-
     def _count(self) -> int:
-        end_ns = SETTINGS.now_ns()
+        end_ns: int = SETTINGS.now_ns()
         if SETTINGS.timer is not None:
             SETTINGS.region(self.record.label, self.start_ns, end_ns)
         self._sequence = self.record.group.count(self._before)
@@ -169,21 +195,15 @@ class PendingOp:
 
     # --- its end --------------------------------------------------------------------------------------------------
 
-    def _settle(self) -> bool:
-        try:
-            self._unsettled.pop()
-        except IndexError:
-            return False
-        LOG.under_way.pop(id(self), None)
-        return True
-
     def done(self, start_ns: int, end_ns: int) -> None:
-        if not self._settle():
+        # Removing the entry is atomic: completion, wait and failure may come on different threads.
+        if LOG.under_way.pop(id(self), None) is None:
             return
         self.done_ns = end_ns
         self.start_ns = start_ns
-        sequence = self._sequence if self.record.op.synchronizes else None
-        LOG.put(self.record, DONE if self._started else SYNC, start_ns, end_ns, sequence)
+        record = self.record
+        sequence = self._sequence if record.op.synchronizes else None
+        LOG.put(record, DONE if self._started else SYNC, start_ns, end_ns, sequence)
         self._second()
 
     def took(self, duration_ns: int, start_ns: int | None = None) -> None:
@@ -197,34 +217,40 @@ class PendingOp:
             self._overlap[0].took(self._overlap[1], duration_ns)
 
     def untimed(self) -> None:
+        """Its time will not be known, as of an operation that is launched later, with others."""
         self._give_up(UNTIMED)
         if self._overlap is not None:
             self._overlap[0].took(self._overlap[1], None)
 
     def _give_up(self, kind: int) -> None:
-        self._drop_stretch()
-        if self._settle():
-            LOG.put(self.record, kind, int(self._started), 0)
-
-    def _drop_stretch(self) -> None:
         stretch, self._stretch = self._stretch, None
         if stretch is not None:
             try:
                 stretch.drop()
             except Exception as error:
                 fault(self.record.label, error)
+        if LOG.under_way.pop(id(self), None) is not None:
+            LOG.put(self.record, kind, int(self._started), 0)
 
-    @_never_raises
-    def _on_done(self, future: Any) -> None:
-        # On the backend's thread, or at once.
-        end_ns = SETTINGS.now_ns()
+    def _future_done(self, future: Any) -> None:
         try:
             future.value()
         except Exception:
-            self._give_up(FAILED)
-            return
-        # The callback may have waited for the interpreter, behind the thread that has ended its wait.
-        self.done(self.start_ns, min(end_ns, self._waited_end_ns or end_ns))
+            self.ended(True)
+        else:
+            self.ended(False)
+
+    def ended(self, failed: bool) -> None:
+        """It has ended: called on the backend's thread, or at once."""
+        try:
+            end_ns = SETTINGS.now_ns()
+            if failed:
+                self._give_up(FAILED)
+            else:
+                # The callback may have waited for the interpreter, behind the thread that has ended its wait.
+                self.done(self.start_ns, min(end_ns, self._waited_end_ns or end_ns))
+        except Exception as error:
+            self._fault(error)
 
     def _passed(self, start_ns: int, end_ns: int) -> None:
         # A communicator runs one operation after another: this one began after the one issued before it ended.
@@ -248,36 +274,39 @@ class PendingOp:
     # --- waits ----------------------------------------------------------------------------------------------------
 
     @property
-    def asynchronous(self) -> bool:
-        """Whether its handles were returned before its end."""
-        return self._followed
-
-    @property
     def waited(self) -> bool:
         """Whether every handle was waited for."""
         return self._waits_left <= 0
 
-    @_never_raises
-    def start_wait(self) -> tuple[int, Stretch | None]:
+    def start_wait(self) -> tuple[int, Stretch | None] | None:
         """A caller begins to wait for one of the handles."""
-        now_ns = SETTINGS.now_ns()
-        if self._pool is None or self.captured or self._blocking:
-            return now_ns, None
-        return now_ns, Stretch(self._pool, self.record.label, now_ns)
+        try:
+            now_ns = SETTINGS.now_ns()
+            if self._pool is None or self.captured or self._blocking:
+                return now_ns, None
+            return now_ns, Stretch(self._pool, self.record.label, now_ns)
+        except Exception as error:
+            self._fault(error)
+            return None
 
-    @_never_raises
     def end_wait(self, token: tuple[int, Stretch | None] | None, error: BaseException | None = None) -> None:
-        if error is not None:
-            LOG.report_time_out(self, error, SETTINGS.now_ns)
-            if token is not None and token[1] is not None:
-                token[1].drop()
-            if self._blocking or not self._followed or self._stretch is not None:
-                self._give_up(FAILED)
-            return
-        if token is None or (self.captured and not self._blocking):
-            return
-        start_ns, stretch = token
-        end_ns = SETTINGS.now_ns()
+        """The wait is over; ``token`` is what :meth:`start_wait` returned."""
+        try:
+            if error is not None:
+                self._wait_failed(token, error)
+            elif token is not None and (self._blocking or not self.captured):
+                self._wait_over(token[0], token[1], SETTINGS.now_ns())
+        except Exception as fault_of_ours:
+            self._fault(fault_of_ours)
+
+    def _wait_failed(self, token: tuple[int, Stretch | None] | None, error: BaseException) -> None:
+        LOG.report_time_out(self, error, SETTINGS.now_ns)
+        if token is not None and token[1] is not None:
+            token[1].drop()
+        if self._blocking or not self.asynchronous or self._stretch is not None:
+            self._give_up(FAILED)
+
+    def _wait_over(self, start_ns: int, stretch: Stretch | None, end_ns: int) -> None:
         if SETTINGS.timer is not None:
             SETTINGS.region(self.record.label, start_ns, end_ns)
         self._waits_left -= 1
@@ -293,15 +322,15 @@ class PendingOp:
             self.record.upper_bound = True
             self._end_stretch()
 
-    def timed_wait(self, wait: Callable[[], Any]) -> Any:
+    def timed_wait(self, wait: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call ``wait``; how long that takes is exposed time."""
         token = self.start_wait()
         try:
-            result = wait()
+            result = wait(*args, **kwargs)
         except BaseException as error:
             self.end_wait(token, error)
             raise
-        self.end_wait(token)
+        self.end_wait(token, None)
         return result
 
     def exposed(self, start_ns: int, end_ns: int) -> None:
@@ -311,7 +340,7 @@ class PendingOp:
         self._handles -= 1
         if self._handles > 0:
             return
-        if self._followed:
+        if self.asynchronous:
             self._second()
         else:
             # Without a future it was complete at the latest when the last wait ended.
@@ -323,7 +352,7 @@ class PendingOp:
 
     def _second(self) -> None:
         # Counts the pair when both its time and its exposed time are known.
-        if not self._started or not self._followed or self._overlap is not None:
+        if not self.asynchronous or self._overlap is not None or self._halves is None:
             return
         try:
             self._halves.pop()
@@ -354,7 +383,7 @@ class PendingOp:
     def join(self, overlap: Any, index: int) -> None:
         """Report the duration to the overlap of a backward pass, in which it has that index."""
         self._overlap = overlap, index
-        if not self._unsettled:
+        if id(self) not in LOG.under_way:
             overlap.took(index, self.done_ns - self.start_ns if self.done_ns else None)
 
     @property
@@ -365,19 +394,127 @@ class PendingOp:
         return self._sequence
 
 
-def future_of(work: Any, record: Record) -> Any:
-    """A future of an operation on the CPU, None if its backend has none."""
-    if record.no_future:
-        return None
-    try:
-        return work.get_future()
-    except RuntimeError:
-        record.no_future = True
-        return None
-
-
 def begin(record: Record, process_group: Any, tensor: Any) -> PendingOp:
     """Time an operation that is about to be called."""
     op = PendingOp(record)
-    op._begin(process_group, tensor)
+    op.begin(process_group, tensor)
     return op
+
+
+# --- at PyTorch's dispatcher ------------------------------------------------------------------------------------------
+
+
+def dispatched(op: Op, nbytes: int, process_group: Any, tensor: Any) -> PendingOp | None:
+    """Time an operation that the kernel is about to hand to a process group."""
+    try:
+        group = LOG.group_of(process_group) or LOG.unregistered_group(process_group)
+        label = f"{op.name} | {caller()}" if SETTINGS.debug else op.name
+        return begin(
+            group.record(op, label, None if nbytes < 0 or op.factor is None else nbytes), process_group, tensor
+        )
+    except Exception as error:
+        fault(op.name, error)
+        return None
+
+
+def launched(op: PendingOp) -> bool:
+    """The kernel has got a handle of an operation; returns whether :meth:`PendingOp.ended` shall be called."""
+    follow = op.called(1, True)
+    try:
+        watch_backward(op)
+    except Exception as error:
+        fault(op.record.label, error)
+    return follow
+
+
+# --- by functions -----------------------------------------------------------------------------------------------------
+
+
+def measure(func: Callable[..., Any], op: Op, args: Any, kwargs: Any, options: Any) -> Any:
+    """Call a function and time it as an operation, with everything that it calls in turn."""
+    thread = get_ident()
+    pending = None if thread in inside else _begin(op, args, kwargs, options)
+    if pending is None:
+        return func(*args, **kwargs)
+    kernel = SETTINGS.kernel
+    inside.add(thread)
+    if kernel is not None:
+        kernel.mute(1)
+    try:
+        result = func(*args, **kwargs)
+    except BaseException as error:
+        pending.failed(error)
+        raise
+    finally:
+        if kernel is not None:
+            kernel.mute(-1)
+        inside.discard(thread)
+    try:
+        return _replace_handles(pending, result)
+    except Exception as error:
+        pending._fault(error)
+        return result
+
+
+def _begin(op: Op, args: Any, kwargs: Any, options: Any) -> PendingOp | None:
+    # None if it is not to be timed.
+    try:
+        if not SETTINGS.wants(op.name) and not (options and (options.prof or options.log_name in SETTINGS.prof_ops)):
+            return None
+        try:
+            nbytes, per_rank, process_group, tensor = op.describe(*args, **kwargs)
+        except Exception:
+            # Arguments that the operation itself will refuse, or of a kind that has no size.
+            nbytes, per_rank, process_group, tensor = None, False, kwargs.get("group"), None
+        if process_group is None:
+            process_group = dist.GroupMember.WORLD
+        group = LOG.group_of(process_group)
+        if group is None:
+            return None
+        if per_rank and nbytes is not None:
+            nbytes *= group.size
+        label = op.name
+        if options is not None and options.log_name:
+            label = options.log_name
+        if SETTINGS.debug:
+            label = f"{label} | {(options and options.debug) or caller()}"
+        record = group.record(op, label, nbytes)
+        coalescing = None if _world is None else _world.pg_coalesce_state
+        if coalescing and process_group in coalescing:
+            # The call is only noted; the coalescing manager issues all of them at its end, as one.
+            LOG.put(record, UNTIMED, 0, 0)
+            group.seen += not coalescing[process_group]
+            return None
+        return begin(record, process_group, tensor)
+    except Exception as error:
+        fault(op.name, error)
+        return None
+
+
+def _replace_handles(op: PendingOp, result: Any) -> Any:
+    # Finishes the call of an operation; returns what its caller shall get.
+    if result is None:
+        op.called(0)
+        return result
+    works = result if isinstance(result, list) else [result]
+    all_works = True
+    for work in works:
+        if not isinstance(work, _Work):
+            all_works = False
+            if not isinstance(work, _Future):
+                works = []
+                break
+    if not works:
+        op.called(0)
+        return result
+    if op._pool is not None and not all_works:
+        # A callback on a future of device values makes streams wait, so its completion is not asked for. The caller
+        # keeps the future, which carries streams that only the original knows.
+        op.called(len(works))
+        op.untimed()
+        return result
+    if op.called(len(works), len(works) == 1):
+        op.follow(works[0])
+    if isinstance(result, list):
+        return [TimedWork(work, op) if isinstance(work, _Work) else work for work in works]
+    return TimedWork(result, op) if all_works else TimedFuture(result, op)

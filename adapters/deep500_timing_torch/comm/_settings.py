@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from deep500_timing import CPUGPUTimer, TimeType
 from deep500_timing_torch.comm._log import LOG, fault
-from deep500_timing_torch.comm._ops import ALIASES, bandwidths
+from deep500_timing_torch.comm._ops import ALIASES, BY_OPERATOR, OPS, bandwidths
 from deep500_timing_torch.comm._records import DONE, SYNC, Record
 
 if TYPE_CHECKING:
@@ -33,14 +33,14 @@ class Settings:
         self.device_times = "auto"
         self.now_ns: Callable[[], int] = perf_counter_ns
         self.kernel: Any = None
-        """The compiled kernel while it is at work."""
+        """The module of the compiled kernel while it is at work."""
         self.by_functions = True
         """Whether the timed functions do the timing: it is on, and the kernel, which sees more, is not at work."""
 
     def changed(self) -> None:
         self.by_functions = self.enabled and self.kernel is None
         if self.kernel is not None:
-            self.kernel.configure()
+            self.kernel.configure(self.enabled, [self.wants(OPS[name].name) for name, _, _ in BY_OPERATOR.values()])
 
     def wants(self, name: str) -> bool:
         """Whether an operation of that name in the log is timed."""

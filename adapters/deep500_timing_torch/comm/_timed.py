@@ -4,117 +4,18 @@ from __future__ import annotations
 
 import functools
 import inspect
-from _thread import get_ident
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
+from typing import Any, NamedTuple, TypeVar, overload
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from deep500_timing_torch.comm._log import LOG, caller, fault
-from deep500_timing_torch.comm._operation import PendingOp, begin, future_of
+from deep500_timing_torch.comm._operation import measure
 from deep500_timing_torch.comm._ops import OPS, Op, unknown
-from deep500_timing_torch.comm._records import UNTIMED
 from deep500_timing_torch.comm._settings import SETTINGS
 
-if TYPE_CHECKING:
-    from deep500_timing_torch.comm._operation import PendingOp
-
-
-def replace_handles(op: PendingOp, result: Any) -> Any:
-    """Finish the call of an operation; what to return to its caller."""
-    works = result if isinstance(result, list) else [result]
-    if not works or not all(isinstance(work, (dist.Work, torch._C.Future)) for work in works):
-        op.returned()
-        return result
-    only = works[0] if len(works) == 1 else None
-    if op.on_device and not all(isinstance(work, dist.Work) for work in works):
-        # A callback on a future of device values makes streams wait, so its completion is not asked for. The caller
-        # keeps the future, which carries streams that only the original knows.
-        op.issued(len(works))
-        op.untimed()
-        return result
-    future = None
-    if only is not None and not op.on_device:
-        future = future_of(only, op.record) if isinstance(only, dist.Work) else only
-    op.issued(len(works), future)
-    if isinstance(result, list):
-        return [TimedWork(work, op) if isinstance(work, dist.Work) else work for work in works]
-    return TimedWork(result, op) if isinstance(result, dist.Work) else TimedFuture(result, op)
-
-
-class TimedWork(dist.Work):
-    """The handle of an asynchronous operation, which times its ``wait`` and passes everything else on."""
-
-    __slots__ = ("_op", "_waited", "_work")
-
-    def __init__(self, work: dist.Work, op: PendingOp) -> None:
-        super().__init__()
-        self._work = work
-        self._op = op
-        self._waited = False
-
-    def wait(self, *args: Any, **kwargs: Any) -> Any:
-        """Wait as the original does; how long that takes is the operation's exposed time."""
-        if self._waited:
-            return self._work.wait(*args, **kwargs)
-        result = self._op.timed_wait(functools.partial(self._work.wait, *args, **kwargs))
-        self._waited = True
-        return result
-
-    def __repr__(self) -> str:
-        return f"<TimedWork for {self._work!r}>"
-
-
-def _delegate(name: str) -> Any:
-    def method(self: TimedWork, *args: Any, **kwargs: Any) -> Any:
-        return getattr(self._work, name)(*args, **kwargs)
-
-    method.__name__ = name
-    method.__qualname__ = f"TimedWork.{name}"
-    method.__doc__ = f"``{name}`` of the original."
-    return method
-
-
-# Python finds the methods of Work on the class before it asks `__getattr__`, so each needs one here. The list differs
-# between versions of PyTorch.
-for _name in dir(dist.Work):
-    if not _name.startswith("__") and _name not in vars(TimedWork) and _name not in ("_pybind11_conduit_v1_", "unbox"):
-        setattr(TimedWork, _name, _delegate(_name))
-
-
-class TimedFuture(torch.futures.Future):  # type: ignore[type-arg]
-    """The future of an operation on the CPU that returns one instead of a handle; it times its ``wait``."""
-
-    def __init__(self, future: Any, op: PendingOp) -> None:
-        super().__init__()
-        self._future = future
-        self._op = op
-        self._waited = False
-        future.add_done_callback(self._hand_on)
-
-    def _hand_on(self, future: Any) -> None:
-        try:
-            value = future.value()
-        except Exception as error:
-            self.set_exception(error)
-        else:
-            self.set_result(value)
-
-    def wait(self) -> Any:
-        """Wait as the original does; how long that takes is the operation's exposed time."""
-        if self._waited:
-            return super().wait()
-        result = self._op.timed_wait(super().wait)
-        self._waited = True
-        return result
-
-
 F = TypeVar("F", bound=Callable[..., Any])
-
-inside: set[int] = set()
-"""The threads that are within a timed operation, by ident: nested operations are part of it."""
 
 
 class CallOptions(NamedTuple):
@@ -129,7 +30,6 @@ class CallOptions(NamedTuple):
 
 
 _is_compiling = torch.compiler.is_compiling
-_world: Any = getattr(c10d, "_world", None)
 
 
 @overload
@@ -245,70 +145,6 @@ def measure_as(operation: Callable[..., Any], options: CallOptions, args: Any, k
         return func(*args, **kwargs)
     op: Op = operation.__dict__["_deep500_timing_op"]
     return measure(func, op, args, kwargs, options)
-
-
-def measure(func: Callable[..., Any], op: Op, args: Any, kwargs: Any, options: CallOptions | None) -> Any:
-    """Call a function and time it as an operation, with everything that it calls in turn."""
-    thread = get_ident()
-    pending = None if thread in inside else _begin(op, args, kwargs, options)
-    if pending is None:
-        return func(*args, **kwargs)
-    kernel = SETTINGS.kernel
-    inside.add(thread)
-    if kernel is not None:
-        kernel.mute(1)
-    try:
-        result = func(*args, **kwargs)
-    except BaseException as error:
-        pending.failed(error)
-        raise
-    finally:
-        if kernel is not None:
-            kernel.mute(-1)
-        inside.discard(thread)
-    try:
-        return replace_handles(pending, result)
-    except Exception as error:
-        fault(op.name, error)
-        pending.untimed()
-        return result
-
-
-def _begin(op: Op, args: Any, kwargs: Any, options: CallOptions | None) -> PendingOp | None:
-    # None if it is not to be timed.
-    wanted = SETTINGS.wants(op.name) or (
-        options is not None and (options.prof or options.log_name in SETTINGS.prof_ops)
-    )
-    if not wanted:
-        return None
-    try:
-        try:
-            nbytes, per_rank, process_group, tensor = op.describe(*args, **kwargs)
-        except Exception:
-            # Arguments that the operation itself will refuse, or of a kind that has no size.
-            nbytes, per_rank, process_group, tensor = None, False, kwargs.get("group"), None
-        if process_group is None:
-            process_group = dist.GroupMember.WORLD
-        group = LOG.group_of(process_group)
-        if group is None:
-            return None
-        if per_rank and nbytes is not None:
-            nbytes *= group.size
-        label = op.name
-        if options is not None and options.log_name:
-            label = options.log_name
-        if SETTINGS.debug:
-            label = f"{label} | {(options and options.debug) or caller()}"
-        record = group.record(op, label, nbytes)
-        if _world is not None and _world.pg_coalesce_state and process_group in _world.pg_coalesce_state:
-            # The call is only noted; the coalescing manager issues all of them at its end, as one.
-            LOG.put(record, UNTIMED, 0, 0)
-            group.seen += not _world.pg_coalesce_state[process_group]
-            return None
-        return begin(record, process_group, tensor)
-    except Exception as error:
-        fault(op.name, error)
-        return None
 
 
 # --- the operations of torch.distributed ---

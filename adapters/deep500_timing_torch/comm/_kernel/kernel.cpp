@@ -14,6 +14,8 @@
 #include <string>
 #include <tuple>
 #include <type_traits>
+#include <typeindex>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -30,17 +32,17 @@ namespace {
 using Group = c10d::ProcessGroup;
 using Work = c10d::Work;
 
-// The rules of `comm/_ops.py` for each operator: its name, the argument whose bytes are the size of the message, and the
-// argument that is one rank's share of it where the former is empty.
-using Rule = std::tuple<std::string, std::string, std::string>;
+// The rules of `comm/_ops.py` for each operator: its name, the argument whose bytes are the size of the message, the
+// argument that is one rank's share of it where the former is empty, and Python's `Op`.
+using Rule = std::tuple<std::string, std::string, std::string, py::object>;
 constexpr size_t MOST_RULES = 32;
 
 std::atomic<bool> enabled{false};
 std::array<std::atomic<bool>, MOST_RULES> wanted{};
 thread_local int muted = 0;
 // Never destroyed: threads of the backends and of autograd outlive the interpreter.
-py::object* begin = new py::object;   // Python's begin(rule, nbytes, group, tensor), which gives a PendingOp or None
-py::object* issued = new py::object;  // Python's issued(op, work, blocking, plain): whether to wrap the handle
+py::object* dispatched = new py::object;  // Python's dispatched(op, nbytes, group, tensor): a PendingOp or None
+py::object* launched = new py::object;    // Python's launched(pending): whether to tell it of the future's end
 
 // Calls a method of a PendingOp. None of them raises; should one, the operation goes on.
 template <class... Arguments>
@@ -58,9 +60,6 @@ class Held {
  public:
   explicit Held(py::object object) : object_(std::move(object)) {}
   ~Held() {
-    if (!object_) {
-      return;
-    }
     if (Py_IsInitialized()) {
       py::gil_scoped_acquire lock;
       object_ = py::object();
@@ -205,8 +204,8 @@ const at::Tensor* first_tensor(const c10::IValue& value) {
 class Timed final : public c10::OperatorKernel {
  public:
   Timed(size_t number, const Rule& rule, const c10::FunctionSchema& schema)
-      : rule_(number), arguments_(schema.arguments().size()) {
-    const auto& [operation, size, share] = rule;
+      : rule_(number), arguments_(schema.arguments().size()), op_(std::get<3>(rule)) {
+    const auto& [operation, size, share, op] = rule;
     for (size_t i = 0; i < arguments_; ++i) {
       const std::string& name = schema.arguments()[i].name();
       if (name == "process_group") {
@@ -274,7 +273,7 @@ class Timed final : public c10::OperatorKernel {
     }
     py::gil_scoped_acquire lock;
     try {
-      py::object op = (*begin)(rule_, nbytes, group, tensor && !tensor->is_cpu() ? py::cast(*tensor) : py::none());
+      py::object op = (*dispatched)(*op_, nbytes, group, tensor && !tensor->is_cpu() ? py::cast(*tensor) : py::none());
       return op.is_none() ? nullptr : std::make_shared<Held>(std::move(op));
     } catch (py::error_already_set& error) {
       error.discard_as_unraisable("deep500_timing_torch.comm");
@@ -282,13 +281,33 @@ class Timed final : public c10::OperatorKernel {
     }
   }
 
-  static bool ask_issued(const py::object& op, const py::object& handle, bool blocking, bool plain) {
-    try {
-      return (*issued)(op, handle, blocking, plain).cast<bool>();
-    } catch (py::error_already_set& error) {
-      error.discard_as_unraisable("deep500_timing_torch.comm");
-      return false;
+  // Whether Python shows it as a plain Work: a class of its own has methods that a wrapper lacks.
+  static bool is_plain(const c10::intrusive_ptr<Work>& work) {
+    static auto* known = new std::unordered_map<std::type_index, bool>;  // used with the GIL held
+    const Work& object = *work;
+    const auto found = known->find(typeid(object));
+    if (found != known->end()) {
+      return found->second;
     }
+    return (*known)[typeid(object)] = py::type::of(py::cast(work)).is(py::type::of<Work>());
+  }
+
+  static void follow(const std::shared_ptr<Held>& op, const c10::intrusive_ptr<Work>& work) {
+    c10::intrusive_ptr<c10::ivalue::Future> future;
+    try {
+      future = work->getFuture();
+    } catch (const std::exception&) {  // Not every backend has one.
+    }
+    if (!future) {
+      tell(**op, "not_followed");
+      return;
+    }
+    future->addCallback([op](c10::ivalue::Future& done) {
+      if (Py_IsInitialized()) {
+        py::gil_scoped_acquire lock;
+        tell(**op, "ended", done.hasError());
+      }
+    });
   }
 
   void end(const std::shared_ptr<Held>& op, bool blocking, c10::Stack* stack) const {
@@ -301,14 +320,16 @@ class Timed final : public c10::OperatorKernel {
       py::gil_scoped_acquire lock;
       py::error_scope kept;
       if (work) {
-        // Whether to wrap it: a handle of a class of Python's, or of another library, has methods that a wrapper lacks.
-        const py::object handle = py::cast(work);
-        const bool plain = py::type::of(handle).is(py::type::of<Work>());
-        wrap = ask_issued(**op, handle, blocking, plain);
+        wrap = is_plain(work);
+        if (wrap && blocking) {
+          tell(**op, "called", 1, false, true);
+        } else if (py::object asked = (*launched)(**op); asked.ptr() == Py_True) {
+          follow(op, work);
+        }
       } else if (!returns_ || (blocking && !coalesced_)) {
-        tell(**op, "returned");  // NCCL has no handle for an operation on the current stream.
+        tell(**op, "called", 0);  // NCCL has no handle for an operation on the current stream.
       } else {
-        tell(**op, "coalesced");
+        tell(**op, "untimed");  // It is launched later, with others.
       }
     }
     if (wrap) {
@@ -317,6 +338,7 @@ class Timed final : public c10::OperatorKernel {
   }
 
   size_t rule_, arguments_;
+  Held op_;
   int group_ = -1, async_ = -1, size_ = -1, share_ = -1;
   bool returns_ = false, coalesced_ = false;
 };
@@ -329,9 +351,9 @@ struct Installed {
 };
 Installed* installed = new Installed;
 
-void install(const py::object& when_begun, const py::object& when_issued, const std::vector<Rule>& rules) {
-  *begin = when_begun;
-  *issued = when_issued;
+void install(const py::object& when_dispatched, const py::object& when_launched, const std::vector<Rule>& rules) {
+  *dispatched = when_dispatched;
+  *launched = when_launched;
   auto library = std::make_unique<torch::Library>(
       torch::Library::IMPL, "c10d", c10::DispatchKey::BackendSelect, __FILE__, __LINE__);
   for (size_t i = 0; i < rules.size() && i < MOST_RULES; ++i) {
