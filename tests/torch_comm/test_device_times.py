@@ -16,7 +16,7 @@ from deep500_timing.devices import EventPool, captures
 from deep500_timing.runs import Run, RunLog
 from deep500_timing.testing import ManualClock, ManualDeviceClock
 from deep500_timing_torch import comm
-from deep500_timing_torch.comm import _ddp, _device, _flight, _records
+from deep500_timing_torch.comm import _ddp, _device, _flight
 from deep500_timing_torch.comm._log import LOG
 
 
@@ -133,7 +133,8 @@ def ring(device, monkeypatch):
     found = Ring(device)
     monkeypatch.setattr(_flight.FlightRecorder, "enable", lambda self, group, where: True)
     monkeypatch.setattr(_flight, "_dump_function", lambda: found.dump)
-    monkeypatch.setattr(_records.Group, "number", lambda self: len(found.issued))
+    group = types.SimpleNamespace(_get_sequence_number_for_group=lambda: len(found.issued))
+    monkeypatch.setattr(LOG.alone, "reference", lambda: group)
     yield found
     _flight.RECORDER._pending.clear()
     _flight.RECORDER.is_empty = False

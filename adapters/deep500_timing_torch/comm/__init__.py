@@ -21,15 +21,23 @@ its call (*issue*), its own time, and the time that its caller waited for it (*e
 from __future__ import annotations
 
 from importlib import import_module as _import_module
+from pathlib import Path as _Path
 from typing import Any
 
 import torch.distributed as _dist
+
+from deep500_timing import compiled as _compiled
 
 if not _dist.is_available():
     raise ImportError(
         "deep500_timing_torch.comm requires a PyTorch with torch.distributed, which this build was made without "
         "(USE_DISTRIBUTED=0); install one that has it: https://pytorch.org/get-started"
     )
+
+if not _compiled:
+    from deep500_timing._base.plain import load_plain as _load_plain
+
+    _load_plain(__name__, _Path(__file__).parent, ("_ops", "_records", "_log", "_settings", "_operation"))
 
 from deep500_timing_torch.comm._ddp import instrument_ddp
 from deep500_timing_torch.comm._dumps import FlightSummary, read_flight_recorder

@@ -22,11 +22,8 @@ _passes: dict[int, BackwardWait] = {}
 """The backward passes that run now, by the number of their graph task."""
 
 
-def watch_backward(op: PendingOp) -> None:
-    """Follow an operation to the end of the backward pass in which it was issued, if it was issued in one."""
-    task = torch._C._current_graph_task_id()
-    if task == -1 or op.captured:
-        return
+def watch_backward(op: PendingOp, task: int) -> None:
+    """Follow an operation to the end of the backward pass with that graph task, in which it was issued."""
     found = _passes.get(task)
     if found is None:
         if len(_passes) >= _MOST_PASSES:  # passes that failed before their end

@@ -14,24 +14,29 @@ if TYPE_CHECKING:
 class TimedWork(dist.Work):
     """The handle of an asynchronous operation, which times its ``wait`` and passes everything else on."""
 
-    __slots__ = ("_op", "_waited", "_work")
-
-    def __init__(self, work: dist.Work, op: PendingOp) -> None:
-        super().__init__()
-        self._work = work
-        self._op = op
-        self._waited = False
+    __slots__ = ("_op", "_work")
+    _work: dist.Work
+    _op: PendingOp | None
+    """None after the first wait."""
 
     def wait(self, *args: Any, **kwargs: Any) -> Any:
         """Wait as the original does; how long that takes is the operation's exposed time."""
-        if self._waited:
+        if self._op is None:
             return self._work.wait(*args, **kwargs)
         result = self._op.timed_wait(self._work.wait, args, kwargs)
-        self._waited = True
+        self._op = None
         return result
 
     def __repr__(self) -> str:
         return f"<TimedWork for {self._work!r}>"
+
+
+def timed_work(work: dist.Work, op: PendingOp) -> TimedWork:
+    """A handle in the place of an operation's own."""
+    handle = TimedWork()  # An `__init__` in Python would take as long as the rest.
+    handle._work = work
+    handle._op = op
+    return handle
 
 
 def _delegate(name: str) -> Any:
@@ -57,8 +62,7 @@ class TimedFuture(torch.futures.Future):  # type: ignore[type-arg]
     def __init__(self, future: Any, op: PendingOp) -> None:
         super().__init__()
         self._future = future
-        self._op = op
-        self._waited = False
+        self._op: PendingOp | None = op
         future.add_done_callback(self._hand_on)
 
     def _hand_on(self, future: Any) -> None:
@@ -71,8 +75,8 @@ class TimedFuture(torch.futures.Future):  # type: ignore[type-arg]
 
     def wait(self) -> Any:
         """Wait as the original does; how long that takes is the operation's exposed time."""
-        if self._waited:
+        if self._op is None:
             return super().wait()
         result = self._op.timed_wait(super().wait, (), {})
-        self._waited = True
+        self._op = None
         return result

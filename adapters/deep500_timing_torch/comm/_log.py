@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
-BATCH = 256
+BATCH = 32
+"""Messages that wait at most. More of them would leave the processor's caches before they are read."""
 CALLBACK_S = 0.5
 """Seconds that a reader who waits gives the callbacks of finished operations, which run on the backend's thread."""
 _MOST_NAMED = 8
@@ -76,10 +77,12 @@ class CommLog:
         self._past: list[Group] = []
         self.alone = Group(None, "", 1, 0, [0])
         """Stands in for the group before there is one: the user's own operations need none."""
-        self.under_way: dict[int, weakref.ref[Any]] = {}
-        """Unfinished ``PendingOp`` by ``id``, in the order in which they were issued."""
+        self.under_way: dict[weakref.ref[Any], None] = {}
+        """Each unfinished ``PendingOp``, in the order in which they were issued."""
         self.observer: Callable[[Record, int, int, int], None] | None = None
         """Called with every message as it is counted: record, kind, start and end in ns."""
+        self._latest = self.alone
+        """The group that :meth:`group_of` returned last."""
         self._watching = False
         self._complete = False
 
@@ -87,19 +90,16 @@ class CommLog:
         """Queue one message, from any thread."""
         self.inbox.append((record, kind, start_ns, end_ns, sequence))
         if len(self.inbox) >= BATCH or self.observer is not None:
-            self.drain(wait=False)
+            self.drain(False)
 
-    def drain(self, *, wait: bool) -> None:
+    def drain(self, wait: bool) -> None:
         if not self._draining.acquire(wait):
             return
         run = current()
         inbox = self.inbox
         try:
-            while True:
-                try:
-                    record, kind, start_ns, end_ns, sequence = inbox.popleft()
-                except IndexError:
-                    return
+            while inbox:
+                record, kind, start_ns, end_ns, sequence = inbox.popleft()
                 try:
                     record.take(kind, start_ns, end_ns, sequence, run)
                 except Exception as error:
@@ -133,7 +133,7 @@ class CommLog:
             fault("operations that have not finished", error)
             return []
         found = []
-        for reference in list(self.under_way.values()):
+        for reference in list(self.under_way):
             op = reference()
             if op is not None:
                 record = op.record
@@ -145,7 +145,7 @@ class CommLog:
         """Wait a little for asynchronous operations of the CPU: a caller goes on before the callback has run."""
         deadline = time.monotonic() + CALLBACK_S
         while time.monotonic() < deadline:
-            ops = [reference() for reference in list(self.under_way.values())]
+            ops = [reference() for reference in list(self.under_way)]
             if not any(op is not None and op.asynchronous and not op.on_device for op in ops):
                 return
             del ops
@@ -176,8 +176,11 @@ class CommLog:
         """The record of a process group (None: there is none yet), or None if this rank is not in it."""
         if process_group is None:
             return self.alone
+        if self._latest.is_of(process_group):
+            return self._latest
         group = self.known_groups.get(id(process_group))
         if group is not None and group.is_of(process_group):
+            self._latest = group
             return group
         return self._new_group(process_group)
 
@@ -209,8 +212,9 @@ class CommLog:
         for group in self._past:
             if (group.name, group.size, group.rank) == (name, size, rank):
                 return group
-        self._past.append(Group(None, name, size, rank, list(range(size))))
-        return self._past[-1]
+        group = Group(None, name, size, rank, list(range(size)))
+        self._past.append(group)
+        return group
 
     def watch(self) -> None:
         """Count from now on what any group issues unseen."""
@@ -257,14 +261,14 @@ class CommLog:
 
     def records(self) -> Iterator[Record]:
         """Every record that was used, in the order of first use, after emptying the queue."""
-        self.drain(wait=True)
+        self.drain(True)
         for group in self.groups():
             for record in list(group.records.values()):
                 if record.used:
                     yield record
 
     def reset(self) -> None:
-        self.drain(wait=True)
+        self.drain(True)
         self._meet_existing()
         for group in self.groups():
             group.forget()
@@ -277,7 +281,7 @@ class CommLog:
         self.under_way.clear()
         self.known_groups.clear()
         self._past.clear()
-        self.alone = Group(None, "", 1, 0, [0])
+        self.alone = self._latest = Group(None, "", 1, 0, [0])
 
 
 def _existing_groups() -> list[Any]:

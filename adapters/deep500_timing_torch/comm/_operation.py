@@ -22,7 +22,7 @@ from torch.distributed import distributed_c10d as c10d
 from deep500_timing_torch.comm._backward import watch_backward
 from deep500_timing_torch.comm._device import Stretch, is_captured, pool_for
 from deep500_timing_torch.comm._flight import RECORDER
-from deep500_timing_torch.comm._handles import TimedFuture, TimedWork
+from deep500_timing_torch.comm._handles import TimedFuture, timed_work
 from deep500_timing_torch.comm._log import LOG, caller, fault
 from deep500_timing_torch.comm._records import (
     CAPTURED,
@@ -39,17 +39,21 @@ from deep500_timing_torch.comm._settings import SETTINGS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import Any
 
     from deep500_timing_torch.comm._ops import Op
 
 _world: Any = getattr(c10d, "_world", None)
+_coalescing: Any = getattr(_world, "pg_coalesce_state", None)
 _Work: Any = dist.Work
 _Future: Any = torch._C.Future
 
+_HALVES = (False, True)
+
 inside: set[int] = set()
 """The threads that are within a timed operation, by ident: nested operations are part of it."""
+_inside = inside
 
 
 class PendingOp:
@@ -75,8 +79,9 @@ class PendingOp:
         self._stretch: Stretch | None = None
         self._waited_end_ns = 0
         self._waits_left = 0
-        self._halves: list[None] | None = None
-        LOG.under_way[id(self)] = ref(self)
+        self._halves: Iterator[bool] | None = None
+        self._here = ref(self)
+        LOG.under_way[self._here] = None
 
     def begin(self, process_group: Any, tensor: Any) -> None:
         try:
@@ -122,7 +127,7 @@ class PendingOp:
                 self._give_up(CAPTURED)
                 return False
             self._started = True
-            self._halves = [None]
+            self._halves = iter(_HALVES)
             LOG.put(self.record, ISSUE, self.start_ns, end_ns)
             if self._pool is None:
                 self.asynchronous = followed and not self.record.no_future
@@ -195,9 +200,12 @@ class PendingOp:
 
     # --- its end --------------------------------------------------------------------------------------------------
 
-    def done(self, start_ns: int, end_ns: int) -> None:
+    def _settle(self) -> bool:
         # Removing the entry is atomic: completion, wait and failure may come on different threads.
-        if LOG.under_way.pop(id(self), None) is None:
+        return LOG.under_way.pop(self._here, True) is None
+
+    def done(self, start_ns: int, end_ns: int) -> None:
+        if not self._settle():
             return
         self.done_ns = end_ns
         self.start_ns = start_ns
@@ -229,7 +237,7 @@ class PendingOp:
                 stretch.drop()
             except Exception as error:
                 fault(self.record.label, error)
-        if LOG.under_way.pop(id(self), None) is not None:
+        if self._settle():
             LOG.put(self.record, kind, int(self._started), 0)
 
     def _future_done(self, future: Any) -> None:
@@ -354,9 +362,7 @@ class PendingOp:
         # Counts the pair when both its time and its exposed time are known.
         if not self.asynchronous or self._overlap is not None or self._halves is None:
             return
-        try:
-            self._halves.pop()
-        except IndexError:
+        if next(self._halves):  # Taking one is atomic: both may come at once.
             LOG.put(self.record, PAIR, self.done_ns - self.start_ns, self._exposed_ns)
 
     def exposed_at_end(self, start_ns: int, end_ns: int) -> None:
@@ -383,7 +389,7 @@ class PendingOp:
     def join(self, overlap: Any, index: int) -> None:
         """Report the duration to the overlap of a backward pass, in which it has that index."""
         self._overlap = overlap, index
-        if id(self) not in LOG.under_way:
+        if self._here not in LOG.under_way:
             overlap.took(index, self.done_ns - self.start_ns if self.done_ns else None)
 
     @property
@@ -421,10 +427,17 @@ def launched(op: PendingOp) -> bool:
     """The kernel has got a handle of an operation; returns whether :meth:`PendingOp.ended` shall be called."""
     follow = op.called(1, True)
     try:
-        watch_backward(op)
+        task = torch._C._current_graph_task_id()
+        if task != -1 and not op.captured:
+            watch_backward(op, task)
     except Exception as error:
         fault(op.record.label, error)
     return follow
+
+
+def ended(op: PendingOp, failed: bool) -> None:
+    """The future of an operation has its value, or an error."""
+    op.ended(failed)
 
 
 # --- by functions -----------------------------------------------------------------------------------------------------
@@ -433,11 +446,11 @@ def launched(op: PendingOp) -> bool:
 def measure(func: Callable[..., Any], op: Op, args: Any, kwargs: Any, options: Any) -> Any:
     """Call a function and time it as an operation, with everything that it calls in turn."""
     thread = get_ident()
-    pending = None if thread in inside else _begin(op, args, kwargs, options)
+    pending = None if thread in _inside else _begin(op, args, kwargs, options)
     if pending is None:
         return func(*args, **kwargs)
     kernel = SETTINGS.kernel
-    inside.add(thread)
+    _inside.add(thread)
     if kernel is not None:
         kernel.mute(1)
     try:
@@ -448,7 +461,7 @@ def measure(func: Callable[..., Any], op: Op, args: Any, kwargs: Any, options: A
     finally:
         if kernel is not None:
             kernel.mute(-1)
-        inside.discard(thread)
+        _inside.discard(thread)
     try:
         return _replace_handles(pending, result)
     except Exception as error:
@@ -467,7 +480,7 @@ def _begin(op: Op, args: Any, kwargs: Any, options: Any) -> PendingOp | None:
             # Arguments that the operation itself will refuse, or of a kind that has no size.
             nbytes, per_rank, process_group, tensor = None, False, kwargs.get("group"), None
         if process_group is None:
-            process_group = dist.GroupMember.WORLD
+            process_group = dist.GroupMember.WORLD if _world is None else _world.default_pg
         group = LOG.group_of(process_group)
         if group is None:
             return None
@@ -479,11 +492,10 @@ def _begin(op: Op, args: Any, kwargs: Any, options: Any) -> PendingOp | None:
         if SETTINGS.debug:
             label = f"{label} | {(options and options.debug) or caller()}"
         record = group.record(op, label, nbytes)
-        coalescing = None if _world is None else _world.pg_coalesce_state
-        if coalescing and process_group in coalescing:
+        if _coalescing and process_group in _coalescing:
             # The call is only noted; the coalescing manager issues all of them at its end, as one.
             LOG.put(record, UNTIMED, 0, 0)
-            group.seen += not coalescing[process_group]
+            group.seen += not _coalescing[process_group]
             return None
         return begin(record, process_group, tensor)
     except Exception as error:
@@ -516,5 +528,5 @@ def _replace_handles(op: PendingOp, result: Any) -> Any:
     if op.called(len(works), len(works) == 1):
         op.follow(works[0])
     if isinstance(result, list):
-        return [TimedWork(work, op) if isinstance(work, _Work) else work for work in works]
-    return TimedWork(result, op) if all_works else TimedFuture(result, op)
+        return [timed_work(work, op) if isinstance(work, _Work) else work for work in works]
+    return timed_work(result, op) if all_works else TimedFuture(result, op)

@@ -3,15 +3,16 @@
 The definitions are those of nccl-tests (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md): ``algbw = S / t``, and
 ``busbw = algbw`` times a factor that depends on the operation and on the number of ranks *of the group*, so that busbw
 can be held against the speed of the links for any number of ranks.
+
+This module runs as plain Python and, with the C types of ``_ops.pxd``, compiled.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
     Moved = tuple[int | None, bool, Any, Any]
     """Bytes of the message, None if unknown; whether they are one rank's share, to be multiplied by the ranks of the
@@ -57,20 +58,32 @@ def bandwidths(
     return algbw, None if factor is None else algbw * factor(ranks)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Op:
-    """One operation: its name, size and bandwidth."""
+    """One operation."""
 
-    name: str
-    """The name in ``torch.distributed``, or the user's own."""
-    describe: Describe
-    """Called with the operation's own arguments."""
-    factor: Callable[[int], float] | None
-    """``busbw / algbw`` for a number of ranks; None if there is no bandwidth, or none that is known."""
-    synchronizes: bool = False
-    """Whether no rank can leave before every rank has come, so that the rank that waits least is the late one."""
-    point_to_point: bool = False
-    """Whether it is a message between two ranks; such messages do not advance the group's sequence number."""
+    def __init__(
+        self,
+        name: str,
+        describe: Describe,
+        factor: Callable[[int], float] | None,
+        *,
+        synchronizes: bool = False,
+        point_to_point: bool = False,
+    ) -> None:
+        """Describe an operation.
+
+        Args:
+            name: The name in ``torch.distributed``, or the user's own.
+            describe: Called with the operation's own arguments.
+            factor: ``busbw / algbw`` for a number of ranks; None if there is no bandwidth, or none that is known.
+            synchronizes: No rank can leave before every rank has come, so that the rank that waits least is late.
+            point_to_point: A message between two ranks, which does not advance the group's sequence number.
+        """
+        self.name = name
+        self.describe = describe
+        self.factor = factor
+        self.synchronizes = synchronizes
+        self.point_to_point = point_to_point
 
 
 def _bytes(value: Any) -> int:
@@ -92,15 +105,19 @@ def _sized_by(size: str, names: str, *, on: str | None = None, share: str | None
         share: The argument that is one rank's share of the message, on ranks without ``size``.
     """
     positions = names.split()
+    on = on or size
+    size_at, on_at, group_at = (positions.index(name) for name in (size, on, "group"))
 
     def describe(*args: Any, **kwargs: Any) -> Moved:
-        given = dict(zip(positions, args, strict=False), **kwargs)
-        tensor = given[on or size]
+        given = len(args)
+        tensor = args[on_at] if on_at < given else kwargs[on]
         while isinstance(tensor, (list, tuple)):
             tensor = tensor[0]
-        if share is not None and not given.get(size):
-            return _bytes(given[share]), True, given.get("group"), tensor
-        return _bytes(given[size]), False, given.get("group"), tensor
+        message = args[size_at] if size_at < given else kwargs.get(size)
+        group = args[group_at] if group_at < given else kwargs.get("group")
+        if share is not None and not message:
+            return _bytes(args[0] if given else kwargs[share]), True, group, tensor
+        return _bytes(message), False, group, tensor
 
     return describe
 
@@ -151,7 +168,7 @@ def _table() -> dict[str, Op]:
         "all_gather_single": gather,
         "allgather_fn": gather,
         "reduce_scatter_single": scatter,
-        "reduce_scatter_fn": replace(scatter, describe=scatter_fn),
+        "reduce_scatter_fn": meeting("reduce_scatter_tensor", one_way, scatter_fn),
         "isend": send,
         "irecv": recv,
     }

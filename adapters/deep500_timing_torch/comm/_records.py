@@ -6,7 +6,7 @@ import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing.adapters import Intervals
+from deep500_timing._recording.intervals import Intervals
 
 if TYPE_CHECKING:
     from deep500_timing_torch.comm._ops import Op

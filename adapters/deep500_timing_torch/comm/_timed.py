@@ -104,7 +104,7 @@ def _timed(
     @functools.wraps(func)
     def operation(*args: Any, **kwargs: Any) -> Any:
         # First, so that `torch.compile` reads nothing else.
-        if _is_compiling() or not SETTINGS.enabled or not (SETTINGS.by_functions or beside_kernel):
+        if _is_compiling() or not (SETTINGS.by_functions or (beside_kernel and SETTINGS.enabled)):
             return func(*args, **kwargs)
         # Functions written for DeepSpeed's decorator may have its parameters.
         options = None if default_name is None else _options_of(kwargs, default_name)

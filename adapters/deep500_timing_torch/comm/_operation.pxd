@@ -1,0 +1,69 @@
+# C types of _operation.py; Cython reads both. Plain Python never sees this file.
+cimport cython
+
+from deep500_timing_torch.comm._log cimport CommLog
+from deep500_timing_torch.comm._ops cimport Op
+from deep500_timing_torch.comm._records cimport Group, Record
+from deep500_timing_torch.comm._settings cimport Settings
+
+cdef CommLog LOG
+cdef Settings SETTINGS
+cdef object CAPTURED, DONE, EXPOSED, FAILED, ISSUE, PAIR, SYNC, UNTIMED
+cdef set _inside
+cdef object _world, _coalescing, _Work, _Future, _HALVES
+
+
+@cython.final
+cdef class PendingOp:
+    cdef object __weakref__
+    cdef object _here
+    cdef readonly Record record
+    cdef readonly object start_ns
+    cdef readonly object done_ns
+    cdef readonly bint captured
+    cdef readonly bint asynchronous
+    cdef object _before
+    cdef bint _blocking
+    cdef object _exposed_ns
+    cdef int _handles
+    cdef object _overlap
+    cdef object _pool
+    cdef bint _recorded
+    cdef object _sequence
+    cdef bint _started
+    cdef object _stretch
+    cdef object _waited_end_ns
+    cdef int _waits_left
+    cdef object _halves
+
+    cdef begin(self, process_group, tensor)
+    cpdef bint called(self, int handles, bint followed=*, bint blocking=*)
+    cpdef follow(self, work)
+    cpdef not_followed(self)
+    cpdef failed(self, error)
+    cdef _fault(self, error)
+    cdef _count(self)
+    cdef _call_over(self, end_ns)
+    cdef _end_stretch(self)
+    cdef _expect(self)
+    cdef bint _settle(self)
+    cdef done(self, start_ns, end_ns)
+    cpdef untimed(self)
+    cdef _give_up(self, kind)
+    cpdef ended(self, bint failed)
+    cpdef start_wait(self)
+    cpdef end_wait(self, token, error=*)
+    cdef _wait_failed(self, token, error)
+    cdef _wait_over(self, start_ns, stretch, end_ns)
+    cpdef exposed(self, start_ns, end_ns)
+    cdef _second(self)
+
+@cython.locals(op=PendingOp)
+cpdef PendingOp begin(Record record, process_group, tensor)
+cpdef dispatched(Op op, nbytes, process_group, tensor)
+cpdef bint launched(PendingOp op)
+@cython.locals(pending=PendingOp)
+cpdef measure(func, Op op, tuple args, dict kwargs, options)
+@cython.locals(group=Group)
+cdef PendingOp _begin(Op op, tuple args, dict kwargs, options)
+cdef _replace_handles(PendingOp op, result)
