@@ -1,4 +1,7 @@
-"""The wait at the end of a backward pass, which DDP does from C++, and what of each operation the computing hid."""
+"""The wait at the end of a backward pass, which DDP does from C++, and what of each operation the computing hid.
+
+Each ``op`` is a ``PendingOp``, whose module imports this one.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from deep500_timing_torch.comm._device import Stretch
-    from deep500_timing_torch.comm._operation import PendingOp
     from deep500_timing_torch.comm._records import Record
 
 _MOST_PASSES = 64
@@ -22,7 +24,7 @@ _passes: dict[int, BackwardWait] = {}
 """The backward passes that run now, by the number of their graph task."""
 
 
-def watch_backward(op: PendingOp, task: int) -> None:
+def watch_backward(op: Any, task: int) -> None:
     """Follow an operation to the end of the backward pass with that graph task, in which it was issued."""
     found = _passes.get(task)
     if found is None:
@@ -41,10 +43,10 @@ class BackwardWait:
 
     def __init__(self, task: int) -> None:
         self._task = task
-        self._ops: list[tuple[PendingOp, Stretch | None]] = []
+        self._ops: list[tuple[Any, Stretch | None]] = []
         _queue(self._computed)
 
-    def add(self, op: PendingOp) -> None:
+    def add(self, op: Any) -> None:
         self._ops.append((op, op.mark()))
 
     def _computed(self) -> None:
@@ -75,7 +77,7 @@ def _queue(callback: Callable[[], None]) -> None:
     engine.queue_callback(callback)
 
 
-def _waited(ops: list[PendingOp], start_ns: int, overlap: DeviceOverlap | None, stood: Stretch | None) -> None:
+def _waited(ops: list[Any], start_ns: int, overlap: DeviceOverlap | None, stood: Stretch | None) -> None:
     try:
         if SETTINGS.timer is not None:
             SETTINGS.region("the wait at the end of a backward pass", start_ns, SETTINGS.now_ns())
@@ -115,7 +117,7 @@ class DeviceOverlap:
         # Times come on any thread; the thread that takes the last token adds them up. Taking one is atomic.
         self._tokens = [None] * (2 * count)
 
-    def follow(self, index: int, op: PendingOp, ahead: Stretch | None) -> None:
+    def follow(self, index: int, op: Any, ahead: Stretch | None) -> None:
         """The computing is over: learn how long before an operation was issued, and how long it takes."""
         if ahead is None:
             self._issued(index, None)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
-
-if TYPE_CHECKING:
-    from deep500_timing_torch.comm._operation import PendingOp
 
 
 class TimedWork(dist.Work):
@@ -16,8 +13,8 @@ class TimedWork(dist.Work):
 
     __slots__ = ("_op", "_work")
     _work: dist.Work
-    _op: PendingOp | None
-    """None after the first wait."""
+    _op: Any
+    """The ``PendingOp``, whose module imports this one; None after the first wait."""
 
     def wait(self, *args: Any, **kwargs: Any) -> Any:
         """Wait as the original does; how long that takes is the operation's exposed time."""
@@ -31,7 +28,7 @@ class TimedWork(dist.Work):
         return f"<TimedWork for {self._work!r}>"
 
 
-def timed_work(work: dist.Work, op: PendingOp) -> TimedWork:
+def timed_work(work: dist.Work, op: Any) -> TimedWork:
     """A handle in the place of an operation's own."""
     handle = TimedWork()  # An `__init__` in Python would take as long as the rest.
     handle._work = work
@@ -59,10 +56,10 @@ for _name in dir(dist.Work):
 class TimedFuture(torch.futures.Future):  # type: ignore[type-arg]
     """The future of an operation on the CPU that returns one instead of a handle; it times its ``wait``."""
 
-    def __init__(self, future: Any, op: PendingOp) -> None:
+    def __init__(self, future: Any, op: Any) -> None:
         super().__init__()
         self._future = future
-        self._op: PendingOp | None = op
+        self._op: Any = op
         future.add_done_callback(self._hand_on)
 
     def _hand_on(self, future: Any) -> None:
