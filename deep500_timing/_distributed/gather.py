@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing._base.fork import after_fork
@@ -78,8 +79,8 @@ class Gatherer:
         return self._exchange.flush(timeout_s)
 
 
-_lock = threading.Lock()
-_found: dict[str, Transport] = {}
+_alone = cache(AloneTransport)
+_by_folder = cache(FolderTransport)
 
 
 def find_transport() -> Transport | None:
@@ -94,13 +95,9 @@ def find_transport() -> Transport | None:
         return transport
     rank, world_size = known_rank_and_world()
     folder = setting("gather")
-    with _lock:
-        if folder and rank is not None and world_size is not None:
-            key = f"{folder} {rank} {world_size}"
-            return _found.setdefault(key, FolderTransport(folder, rank=rank, world_size=world_size))
-        if world_size in (None, 1):
-            return _found.setdefault("alone", AloneTransport())
-    return None
+    if folder and rank is not None and world_size is not None:
+        return _by_folder(folder, rank=rank, world_size=world_size)
+    return _alone() if world_size in (None, 1) else None
 
 
 def gather(
@@ -139,10 +136,9 @@ def gather(
 
 @after_fork
 def _forget() -> None:
-    # The lock may be held by a thread that does not exist here.
-    global _lock
-    _lock = threading.Lock()
-    _found.clear()
+    # Their connections may be in use by a thread that does not exist here.
+    _alone.cache_clear()
+    _by_folder.cache_clear()
 
 
 FILE = "gathered-{}.jsonl"
