@@ -24,7 +24,7 @@ class Replaced:
         setattr(owner, name, value)
 
     def undo(self) -> list[tuple[Any, str]]:
-        """Restore what was there, the newest first; return those that other code has replaced since, which stay."""
+        """Restore the earlier values, the newest first; return those that other code has replaced since, which stay."""
         others = []
         while self._before:
             owner, name, before, ours = self._before.pop()

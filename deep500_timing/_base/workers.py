@@ -17,7 +17,7 @@ WORKER_PARTS = ("start", "idle", "fetch", "collate", "put")
 """The parts of a worker's time: its start until it asks for a task, the wait for a task, reading samples, making a
 batch of them, and putting that into the queue."""
 _BATCHES, _SAMPLES, _PART, _SINCE, _WIDTH = 5, 6, 7, 8, 9
-"""The other numbers of a worker: what it has made, the part that it is in, and since when."""
+"""The other numbers of a worker: its batches and samples, its current part, and since when it is in that."""
 
 
 class WorkerTimes:
@@ -93,7 +93,7 @@ class WorkerTimes:
 
 
 class TimedLoop:
-    """The loop of a worker with its times taken: what a spawned process is given to run.
+    """The loop of a worker with its times taken, for a spawned process to run.
 
     Args:
         module: The module of the loop.
