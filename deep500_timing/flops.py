@@ -18,6 +18,7 @@ import math
 import os
 import re
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from deep500_timing._base.warn import warn_once
 from deep500_timing._summary.text import format_utilization
@@ -168,21 +169,16 @@ def peak_flops(device: str, dtype: object = "bfloat16", *, given: float | None =
             raise ValueError(f"peak_flops(given={given!r}): a peak is a finite number above 0, in FLOP/s.")
         return Peak(float(given), device, name, "given")
     row = row_of(device)
-    if row is None:
-        warn_once(
-            f"The peak FLOP/s of {device!r} is not known here, so there is no MFU. Pass it: peak_flops({device!r}, "
-            f"{name!r}, given=...). Known are: {', '.join(known.device for known in PEAKS)}.",
-            key=f"peak {device}",
-        )
-        return None
-    if name not in row.dtypes:
-        warn_once(
-            f"The peak FLOP/s of {row.device} for {name} is not known here, so there is no MFU. Pass it as "
-            f"given=..., or one of these data types: {', '.join(row.dtypes)}.",
-            key=f"peak {device} {name}",
-        )
-        return None
-    return Peak(row.dtypes[name], row.device, name, row.source)
+    if row is not None and name in row.dtypes:
+        return Peak(row.dtypes[name], row.device, name, row.source)
+    what = repr(device) if row is None else f"{row.device} for {name}"
+    known = [known.device for known in PEAKS] if row is None else row.dtypes
+    warn_once(
+        f"The peak FLOP/s of {what} is not known here, so there is no MFU. Pass it: peak_flops({device!r}, {name!r}, "
+        f"given=...). Known are: {', '.join(known)}.",
+        key=f"peak {device} {row and name}",
+    )
+    return None
 
 
 def utilization(
@@ -227,32 +223,27 @@ def utilization(
     return result
 
 
-@dataclass(frozen=True, slots=True)
-class PeakRow:
-    """The peak of one device."""
+class PeakRow(NamedTuple):
+    """The peaks of one device: FLOP/s by data type, dense; 16-bit types with accumulation in 32 bits."""
 
     device: str
     pattern: str
-    """A regular expression that matches the whole name that the framework gives the device."""
     dtypes: dict[str, float]
-    """Dense peak in FLOP/s by data type; 16-bit types with accumulation in 32 bits."""
     source: str
-    """Where the numbers stand."""
 
 
 def _read() -> tuple[PeakRow, ...]:
+    rows = []
     with open(os.path.join(os.path.dirname(__file__), "peaks.csv"), encoding="utf-8", newline="") as file:
-        rows = []
         for row in csv.DictReader(file):
             device, pattern, source = (row.pop(name) for name in ("device", "pattern", "source"))
-            rows.append(
-                PeakRow(device, pattern, {dtype: float(f"{peak}e12") for dtype, peak in row.items() if peak}, source)
-            )
+            dtypes = {dtype: float(f"{peak}e12") for dtype, peak in row.items() if peak}
+            rows.append(PeakRow(device, pattern, dtypes, source))
     return tuple(rows)
 
 
-# The name must match as a whole: an A10G is not an "NVIDIA A10", and a slice of a GPU ("... MIG 3g.40gb") has another
-# peak than the GPU.
+# A pattern matches the whole name that the framework gives: an A10G is not an "NVIDIA A10", and a slice of a GPU
+# ("... MIG 3g.40gb") has another peak than the GPU.
 PEAKS = _read()
 
 _ALIASES = {
@@ -272,8 +263,7 @@ def dtype_name(dtype: object) -> str:
     Of a mixed policy, such as Keras's ``mixed_bfloat16``, the type that it computes in.
     """
     dtype = getattr(dtype, "compute_dtype", dtype)
-    own_name = getattr(dtype, "name", None)  # TensorFlow's and numpy's data types have one.
-    text = own_name if isinstance(own_name, str) else str(dtype)
+    text = str(getattr(dtype, "name", dtype))  # TensorFlow's and numpy's data types have a name.
     name = text.rpartition(".")[2].strip("'<> ").lower().removeprefix("mixed_")
     if name.startswith("float8"):
         return "float8"
@@ -282,7 +272,4 @@ def dtype_name(dtype: object) -> str:
 
 def row_of(device_name: str) -> PeakRow | None:
     name = device_name.strip()
-    for row in PEAKS:
-        if name == row.device or re.fullmatch(row.pattern, name):
-            return row
-    return None
+    return next((row for row in PEAKS if name == row.device or re.fullmatch(row.pattern, name)), None)

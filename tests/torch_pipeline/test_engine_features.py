@@ -38,12 +38,6 @@ def test_variants_train_as_the_model_does_that_is_not_cut(both, variant):
         assert 1e-6 > found["variants"][variant]["parameters"]
 
 
-def test_stages_may_be_given_as_modules(both):
-    """One module for each stage, those of other ranks left out."""
-    for found in both:
-        assert pytest.approx(found["variants"]["plain"], abs=1e-6) == found["variants"]["stages"]
-
-
 def test_layers_are_cut_by_measured_time(both):
     """The slow layer becomes one stage, alike on every rank."""
     for found in both:

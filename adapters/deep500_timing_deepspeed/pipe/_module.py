@@ -140,17 +140,6 @@ class PipelineModule(nn.Module):
                     self.add_module(str(number), layer)
             self.stages.append(StageModule(own, activation_checkpoint_interval).to(self.device))
 
-    @classmethod
-    def from_stages(
-        cls, stages: Sequence[nn.Module | None], loss_fn: Callable[..., Any] | None = None, **settings: Any
-    ) -> PipelineModule:
-        """A model of given stages: one module for each, None for stages on other ranks."""
-        if "num_stages" not in settings:
-            kind = normal_name(settings.get("schedule", "1F1B"))
-            each = settings.get("stages_per_rank") or (1 if kind in SINGLE else 2)
-            settings["num_stages"] = len(stages) // each
-        return cls(stages, loss_fn=loss_fn, partition_method="uniform", **settings)
-
     def forward(self, *inputs: Any) -> Any:
         """Only where one rank has all the stages.
 
@@ -163,10 +152,6 @@ class PipelineModule(nn.Module):
         for stage in self.stages:
             value = stage(*value) if isinstance(value, tuple) else stage(value)
         return value
-
-    def partitions(self) -> dict[int, tuple[int, int]]:
-        """The first layer of each stage, and the one after its last."""
-        return dict(enumerate(self.bounds))
 
     def stage_owner(self, layer: int) -> int:
         """The stage that has a layer.
@@ -218,8 +203,6 @@ class PipelineModule(nn.Module):
 
     def _layer(self, number: int) -> tuple[Any, Any]:
         spec = self._specs[number]
-        if spec is None:
-            raise PipelineError(f"Stage {number} lies on this rank, but no module is given for it.")
         if self._seed is not None:
             seed, base = self._seed
             seed(base + number)

@@ -19,7 +19,7 @@ from deep500_timing.adapters import (
 from deep500_timing_torch.layers._call import BACKWARD, EVALUATION, FORWARD, RECOMPUTED
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from deep500_timing_torch.layers._times import LayerTimes, ModelTimes
 
@@ -76,17 +76,35 @@ def render(times: ModelTimes, *, fold: bool = True, width: int | None = None) ->
 
 def cells_of(times: ModelTimes, *, fold: bool = True) -> tuple[list[str], list[list[str]]]:
     """The table's heads, and its lines as cells; the first cell has the branches of the tree before the name."""
-    steps = times.steps
-    columns = [("forward", FORWARD), ("backward", BACKWARD)]
-    columns += [
+    steps, whole = times.steps, times.step_s
+    purposes = [("forward", FORWARD), ("backward", BACKWARD)]
+    purposes += [
         (header, purpose)
         for header, purpose in (("recomputed", RECOMPUTED), ("evaluation", EVALUATION))
         if any(purpose in layer.stats for layer in times.layers)
     ]
-    header = ["layer", *(name for name, _ in columns), "share", "calls", *_extra_headers(times), "slowest"]
+    extra = _extra_columns(times)
     lines: list[list[str]] = []
-    _add(lines, tree_of(times, fold=fold), "", "", columns, steps, times, marked=False)
-    return header, lines
+
+    def add(row: Row, branch: str, below: str, *, marked: bool) -> None:
+        share = format_share(None if not whole or row.step_s is None else row.step_s / whole)
+        cells = [_cell(row.total_s(purpose), purpose, steps, row) for _, purpose in purposes]
+        numbers = [share + (" ◀" if marked else "  "), str(row.calls()), *(cell(row) for _, cell in extra)]
+        lines.append([branch + row.label, *cells, *numbers, row.slowest])
+        slowest = max((one.step_s or 0.0 for one in row.inner), default=0.0)
+        # The time of a layer that no layer within it covers comes last.
+        for one in row.inner:
+            is_slowest = len(row.inner) > 1 and bool(slowest) and one.step_s == slowest
+            add(one, below + "├─ ", below + "│  ", marked=is_slowest)
+        if row.inner:
+            own = {what: [layer.self_s[what] for layer in row.layers if what in layer.self_s] for _, what in purposes}
+            cells = [_cell(sum(of) if of else None, what, steps, row) for what, of in own.items()]
+            share = format_share(sum(own[FORWARD] + own[BACKWARD]) / whole if whole else None)
+            lines.append([below + "└─ its own operations", *cells, share + "  ", *[""] * (2 + len(extra))])
+
+    add(tree_of(times, fold=fold), "", "", marked=False)
+    heads = ["layer", *(name for name, _ in purposes), "share", "calls", *(name for name, _ in extra), "slowest"]
+    return heads, lines
 
 
 def headline(times: ModelTimes) -> str:
@@ -96,37 +114,30 @@ def headline(times: ModelTimes) -> str:
     return f"Layers of {safe_name(times.model.path)}, time per step {where}, {steady}"
 
 
-def _extra_headers(times: ModelTimes) -> list[str]:
-    headers = []
+def _extra_columns(times: ModelTimes) -> list[tuple[str, Callable[[Row], str]]]:
+    columns: list[tuple[str, Callable[[Row], str]]] = []
+    peak = times.peak_flops_per_s
+
+    def flops_per_s(row: Row) -> float | None:
+        flops, seconds = sum(layer.flops or 0 for layer in row.layers), row.step_s
+        return flops * times.steps / seconds if flops and seconds else None
+
     if any(layer.flops for layer in times.layers):
-        headers.append("GFLOP/s")
-        if times.peak_flops_per_s is not None:
-            headers.append("of peak")
+        columns.append(("GFLOP/s", lambda row: format_number((rate := flops_per_s(row)) and rate / 1e9)))
+        if peak is not None:
+            columns.append(
+                ("of peak", lambda row: format_utilization(rate / peak) if (rate := flops_per_s(row)) else UNKNOWN)
+            )
     if any(layer.memory is not None and layer.memory.kept_bytes is not None for layer in times.layers):
-        headers += ["kept", "peak"]
-    return headers
+        columns.append(("kept", lambda row: _size(row, "kept_bytes", sum)))
+        columns.append(("peak", lambda row: _size(row, "peak_within_bytes", max)))
+    return columns
 
 
-def _extra_cells(times: ModelTimes, row: Row) -> list[str]:
-    cells = []
-    for header in _extra_headers(times):
-        if header in {"GFLOP/s", "of peak"}:
-            flops, seconds = sum(layer.flops or 0 for layer in row.layers), row.step_s
-            rate = flops * times.steps / seconds if flops and seconds else None
-            if header == "GFLOP/s":
-                cells.append(format_number(None if rate is None else rate / 1e9))
-            else:
-                peak = times.peak_flops_per_s
-                cells.append(UNKNOWN if rate is None or peak is None else format_utilization(rate / peak))
-            continue
-        read = [layer.memory for layer in row.layers if layer.memory is not None]
-        kept = [memory.kept_bytes for memory in read if memory.kept_bytes is not None]
-        peaks = [memory.peak_within_bytes for memory in read if memory.peak_within_bytes is not None]
-        if header == "kept":
-            cells.append(format_bytes(round(sum(kept))) if kept else UNKNOWN)
-        else:
-            cells.append(format_bytes(max(peaks)) if peaks else UNKNOWN)
-    return cells
+def _size(row: Row, name: str, together: Callable[[list[float]], float]) -> str:
+    found = [getattr(layer.memory, name) for layer in row.layers if layer.memory is not None]
+    known = [size for size in found if size is not None]
+    return format_bytes(round(together(known))) if known else UNKNOWN
 
 
 def notes_of(times: ModelTimes) -> list[str]:
@@ -218,62 +229,6 @@ def _label(times: ModelTimes, layer: LayerTimes) -> str:
     above = "" if layer.parent in {None, 0} else times.layers[layer.parent or 0].path + "."
     name = layer.path.removeprefix(above)
     return f"{safe_name(name)}: {layer.kind}" + (" (shared)" if layer.shared else "")
-
-
-def _add(
-    lines: list[list[str]],
-    row: Row,
-    branch: str,
-    below: str,
-    columns: Sequence[tuple[str, str]],
-    steps: int,
-    times: ModelTimes,
-    *,
-    marked: bool,
-) -> None:
-    whole = times.step_s
-    share = format_share(None if not whole or row.step_s is None else row.step_s / whole)
-    cells = [_cell(row.total_s(purpose), purpose, steps, row) for _, purpose in columns]
-    lines.append(
-        [
-            branch + row.label,
-            *cells,
-            share + (" ◀" if marked else "  "),
-            str(row.calls()),
-            *_extra_cells(times, row),
-            row.slowest,
-        ]
-    )
-    slowest = max((one.step_s or 0.0 for one in row.inner), default=0.0)
-    rest = _rest(row, columns, steps)
-    for place, one in enumerate(row.inner):
-        last = place == len(row.inner) - 1 and rest is None
-        _add(
-            lines,
-            one,
-            below + ("└─ " if last else "├─ "),
-            below + ("   " if last else "│  "),
-            columns,
-            steps,
-            times,
-            marked=len(row.inner) > 1 and bool(slowest) and one.step_s == slowest,
-        )
-    if rest is not None:
-        part = format_share(rest[1] / whole if whole else None)
-        lines.append([below + "└─ its own operations", *rest[0], part + "  ", *[""] * (2 + len(_extra_headers(times)))])
-
-
-def _rest(row: Row, columns: Sequence[tuple[str, str]], steps: int) -> tuple[list[str], float] | None:
-    # The time of a layer that no layer within it covers.
-    if not row.inner:
-        return None
-    cells, step_s = [], 0.0
-    for _, purpose in columns:
-        own = [layer.self_s[purpose] for layer in row.layers if purpose in layer.self_s]
-        cells.append(_cell(sum(own) if own else None, purpose, steps, row))
-        if purpose in {FORWARD, BACKWARD}:
-            step_s += sum(own)
-    return cells, step_s
 
 
 def _cell(total_s: float | None, purpose: str, steps: int, row: Row) -> str:

@@ -33,11 +33,11 @@ _LEAST = 0.0004
 
 def where(context: Context) -> Content | None:
     tree, start = _steady(context)
-    if not any(_total(node, on_device=False) for node in tree.roots):
+    if not any(map(_total, tree.roots)):
         return None
-    figures = [_figure(context, tree, on_device=False)]
+    figures = [_figure(context, tree, CPU)]
     if tree.has_device_times:
-        figures.append(_figure(context, tree, on_device=True))
+        figures.append(_figure(context, replace(tree, roots=tuple(map(_on_device, tree.roots))), GPU))
     ranks = len(context.about.ranks)
     every = "Both" if ranks == 2 else f"All {ranks}"
     ranks_said = f"{every} ranks together" if ranks > 1 else f"Rank {context.about.ranks[0]}"
@@ -91,13 +91,23 @@ def _without(
     return replace(node, total_s=total_s, gpu=gpu, children=tuple(children))
 
 
-def _figure(context: Context, tree: Tree, *, on_device: bool) -> Figure:
+def _on_device(node: Node) -> Node:
+    # The same node with its times on the device; a total of None where it was not timed there.
+    gpu = node.gpu
+    times: dict[str, Any] = {
+        name: None if gpu is None else getattr(gpu, name) for name in ("total_s", "median_s", "p95_s")
+    }
+    children = tuple(_on_device(child) for child in node.children if not child.is_rest)
+    return replace(node, **times, count=gpu.count if gpu else 0, share=None, overlap_s=0.0, children=children)
+
+
+def _figure(context: Context, tree: Tree, device: str) -> Figure:
     boxes: list[dict[str, Any]] = []
-    whole = sum(_total(node, on_device) for node in tree.roots)
+    whole = sum(map(_total, tree.roots))
     left = 0.0
     for root in tree.roots:
-        width = _total(root, on_device) / whole if whole else 0.0
-        _lay(context, root, left, width, 0, boxes, on_device)
+        width = _total(root) / whole if whole else 0.0
+        _lay(context, root, left, width, 0, boxes)
         left += width
     depth = max((box["depth"] for box in boxes), default=0) + 1
     percents = {"labelExpr": "format(100 * datum.value, 'd') + '\u00a0%'", "title": None, "grid": False, "tickCount": 5}
@@ -117,41 +127,39 @@ def _figure(context: Context, tree: Tree, *, on_device: bool) -> Figure:
     text = {"x": quantity("x"), "y": quantity("middle", **y), "text": {"field": "label"}, "color": INK}
     label = {"mark": fitting("x", "x2"), "encoding": text}
     spec = {"height": depth * _ROW, "data": data(boxes), "layer": [bar, label]}
-    nodes = [node for node in tree.walk() if _total(node, on_device)]
-    device, overlaps = GPU if on_device else CPU, any(node.overlaps for node in nodes)
-    first = max(tree.roots, key=lambda node: _total(node, on_device))
+    nodes = [node for node in tree.walk() if _total(node)]
+    overlaps = any(node.overlaps for node in nodes)
+    first = max(tree.roots, key=_total)
     # Down to where the time divides.
-    while len(inner := [child for child in first.children if _total(child, on_device)]) == 1 or (
-        inner and _total(inner[0], on_device) > 0.9 * _total(first, on_device)
+    while len(inner := [child for child in first.children if _total(child)]) == 1 or (
+        inner and _total(inner[0]) > 0.9 * _total(first)
     ):
         first = inner[0]
-    whole = _total(first, on_device)
-    inside = [f"{shown(c.name)} {_share(c, on_device, whole)}" for c in first.children if _total(c, on_device)]
+    whole = _total(first)
+    inside = [f"{shown(c.name)} {_share(c, whole)}" for c in first.children if _total(c)]
     alt = f"Times on the {device}. {shown(first.name)} takes {format_time(whole)}"
     alt += f": {', '.join(inside[:6])}." if inside else "."
-    still_open = [shown(node.name) for node in nodes if node.total_s is None] if not on_device else []
+    still_open = [shown(node.name) for node in nodes if node.total_s is None] if device == CPU else []
     return Figure(
         f"On the {device}",
         alt,
         (Panel(spec),),
         ("region", "total", "share of its parent", "count", "median", "95th percentile"),
-        [_row(tree, node, on_device) for node in nodes],
+        [_row(tree, node) for node in nodes],
         note=("A region that overlaps its siblings is drawn without the overlap. " if overlaps else "")
         + (f"Grey and not ended yet: {', '.join(still_open)}." if still_open else ""),
     )
 
 
-def _total(node: Node, on_device: bool) -> float:
-    if on_device:
-        return node.gpu.total_s if node.gpu is not None else sum(_total(child, True) for child in node.children)
+def _total(node: Node) -> float:
     # A region that is still open is at least as long as the ended regions inside it.
-    return sum(_total(child, False) for child in node.children) if node.total_s is None else node.total_s
+    return sum(map(_total, node.children)) if node.total_s is None else node.total_s
 
 
-def _share(node: Node, on_device: bool, above: float | None = None) -> str:
+def _share(node: Node, above: float | None = None) -> str:
     share = node.share
-    if on_device or share is None:
-        share = _total(node, on_device) / above if above else None
+    if share is None and above:
+        share = _total(node) / above
     if share is None:
         return UNKNOWN
     # Small is not zero.
@@ -165,54 +173,40 @@ def _lay(
     width: float,
     depth: int,
     boxes: list[dict[str, Any]],
-    on_device: bool,
     above: float | None = None,
 ) -> None:
     if width < _LEAST:
         return
-    total = _total(node, on_device)
+    total = _total(node)
     # A region that is open, or not timed on the device, is known by the regions inside it only.
-    is_known = not node.is_rest and (node.gpu is not None if on_device else node.total_s is not None)
+    is_known = not node.is_rest and node.total_s is not None
     name, colour, share = shown(node.name), context.colour(node.name) if is_known else GREY, UNKNOWN
     if node.parent and (is_known or node.is_rest):
-        share = _share(node, on_device, above)
+        share = _share(node, above)
     label = f"{name}  {share}" if share != UNKNOWN else name
-    _, median, p95 = _typical(node, on_device)
     boxes.append(
         {"x": rounded(left, 6), "x2": rounded(left + width, 6), "depth": depth, "below": depth + 1}
         | {"middle": depth + 0.5, "region": name, "label": label, "colour": colour, "ink": on(colour)}
         | {"total": format_time(total), "share": share}
-        | {"median": format_time(median), "p95": format_time(p95)}
+        | {"median": format_time(node.median_s), "p95": format_time(node.p95_s)}
     )
-    inside = [(child, _adds(child, on_device)) for child in node.children if not (on_device and child.is_rest)]
+    # Counted twice, an overlap would make the parts more than the whole.
+    inside = [(child, max(_total(child) - child.overlap_s, 0.0)) for child in node.children]
     whole = max(total, sum(adds for _, adds in inside))
     for child, adds in inside:
         part = adds / whole if whole else 0.0
-        _lay(context, child, left, width * part, depth + 1, boxes, on_device, total)
+        _lay(context, child, left, width * part, depth + 1, boxes, total)
         left += width * part
 
 
-def _adds(node: Node, on_device: bool) -> float:
-    # Counted twice, an overlap would make the parts more than the whole.
-    return max(_total(node, on_device) - (0.0 if on_device else node.overlap_s), 0.0)
-
-
-def _row(tree: Tree, node: Node, on_device: bool) -> tuple[object, ...]:
+def _row(tree: Tree, node: Node) -> tuple[object, ...]:
     indent = "\u2003" * (len(node.path) - 1) + shown(node.name)
     parent = tree.parent_of(node)
-    share = _share(node, on_device, _total(parent, on_device)) if parent is not None else ""
+    share = _share(node, _total(parent)) if parent is not None else ""
     if node.is_rest:
         return (indent, format_time(node.total_s), share, "", "", "")
-    count, median, p95 = _typical(node, on_device)
-    p95_text = UNKNOWN if count < FEW else format_time(p95)
-    return indent, format_time(_total(node, on_device)), share, count, format_time(median), p95_text
-
-
-def _typical(node: Node, on_device: bool) -> tuple[int, float | None, float | None]:
-    # The number of intervals, their median and their 95th percentile.
-    if not on_device:
-        return node.count, node.median_s, node.p95_s
-    return (0, None, None) if node.gpu is None else (node.gpu.count, node.gpu.median_s, node.gpu.p95_s)
+    p95 = UNKNOWN if node.count < FEW else format_time(node.p95_s)
+    return indent, format_time(_total(node)), share, node.count, format_time(node.median_s), p95
 
 
 def _lines_of(context: Context) -> tuple[tuple[str, tuple[str, ...], Sequence[Sequence[object]]], ...]:

@@ -110,7 +110,7 @@ def tied(_):
 
 
 def variants(_):
-    """Activation checkpointing, stages given as modules, and autocast."""
+    """Activation checkpointing, autocast, and other cuts."""
     found = {}
     for name, model, config in (
         ("checkpointing", {"activation_checkpoint_interval": 2}, {}),
@@ -133,13 +133,6 @@ def variants(_):
             "parameters": distance(engine.module, reference.state_dict()),
             "bounds": engine.module.bounds,
         }
-    first, second = nn.Sequential(*built(MLP)[:3]), nn.Sequential(*built(MLP)[3:])
-    own = [first, None] if dist.get_rank() == 0 else [None, second]
-    module = PipelineModule.from_stages(own, nn.MSELoss())
-    config = {"train_micro_batch_size_per_gpu": 4, "optimizer": SGD, "gradient_accumulation_steps": 4}
-    engine = initialize(model=module, config=config)[0]
-    found["stages"] = float(engine.train_batch(iter(batches(4, numbers))))
-    found["plain"] = float(sum(losses)) if name != "autocast" else None
     return found
 
 
