@@ -22,12 +22,12 @@ def main() -> None:
     (ROOT / "build").mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch, sync_playwright() as playwright:
         command = [sys.executable, "-m", "deep500_timing"]
-        for arguments in (["run", "--quiet", "--run", "run", str(SCRIPT)], ["report", "run", "-o", "page.html"]):
+        for arguments in (["run", "--quiet", "--run", "first", str(SCRIPT)], ["report", "first", "-o", "page.html"]):
             subprocess.run([*command, *arguments], cwd=scratch, check=True)
         chromium = shutil.which("chromium") or shutil.which("chromium-browser")
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         for path, width, height, scheme in (
-            (ROOT / "docs" / "report.png", 1280, 1100, "light"),
+            (ROOT / "docs" / "report.png", 1280, 1500, "light"),
             (ROOT / "build" / "report-dark.png", 1280, 1100, "dark"),
             (ROOT / "build" / "report-400.png", 400, 1100, "light"),
             (ROOT / "build" / "report-1600.png", 1600, 1100, "light"),
