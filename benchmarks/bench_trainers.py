@@ -1,16 +1,25 @@
-"""What the trainers' callbacks cost beside Lightning's own SimpleProfiler: ``python -m benchmarks.bench_trainers``.
+"""What the trainers' callbacks cost, beside SimpleProfiler and TraceML: ``python -m benchmarks.bench_trainers``.
 
 Fits of one model with steps of about 10 ms, in turns, in one process. Of each the steady steps count: the time from the
-end of a step to the end of the next, in the median. A ratio is to the plain fit of the same round.
+end of a step to the end of the next, in the median. A ratio is to the plain fit of the same round. TraceML cannot be
+undone and needs an aggregator, so each of its rounds is a process that fits plain and then with its callback.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import json
 import logging
+import os
+import socket
 import statistics
+import subprocess
+import sys
 import tempfile
 import warnings
+from importlib import import_module
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -97,14 +106,53 @@ def _median_step(ends: list[float]) -> float:
     return statistics.median(steps)
 
 
+def beside_traceml(framework: str) -> list[float]:
+    """The median step of a plain fit and of one with TraceML's callback, in a process with an aggregator."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    quiet: Any = {"stdin": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "cwd": Path(__file__).parent.parent}
+    with tempfile.TemporaryDirectory(prefix="deep500-timing-traceml-") as folder:
+        serve = "import sys; from traceml_ai.launcher.cli import main; sys.exit(main())"
+        command = [sys.executable, "-c", serve, "serve", "--logs-dir", folder, "--aggregator-port", port]
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, **quiet) as aggregator:
+            try:
+                done = subprocess.run(
+                    [sys.executable, "-m", "benchmarks.bench_trainers", "--beside-traceml", framework],
+                    env={**os.environ, "TRACEML_AGGREGATOR_PORT": port, "TRACEML_LOGS_DIR": folder},
+                    stdout=subprocess.PIPE, text=True, check=True, timeout=300, **quiet,
+                )  # fmt: skip
+            finally:
+                aggregator.kill()
+    found: list[float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def _plain_and_traceml(framework: str) -> list[float]:
+    fit, module, callback = {
+        "Lightning": (fit_lightning, "lightning", "TraceMLCallback"),
+        "transformers": (fit_transformers, "huggingface", "TraceMLTrainerCallback"),
+    }[framework]
+    fit(callbacks=[])
+    plain = fit(callbacks=[])
+    traceml = import_module(f"traceml_ai.integrations.{module}")
+    if traceml.init().disabled:
+        raise SystemExit("TraceML found no aggregator.")
+    return [plain, fit(callbacks=[getattr(traceml, callback)()])]
+
+
 def main() -> None:
     """Run the rounds and print a line for each contender."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--beside-traceml", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
+    if arguments.beside_traceml:
+        print(json.dumps(_plain_and_traceml(arguments.beside_traceml)))
+        return
     from lightning.pytorch.profilers import SimpleProfiler
 
     from deep500_timing_torch.trainers import huggingface, lightning
@@ -118,17 +166,23 @@ def main() -> None:
         "transformers, TimerCallback": lambda: fit_transformers(callbacks=[huggingface.TimerCallback()]),
     }
     names = list(contenders)
-    found: dict[str, list[float]] = {name: [] for name in names}
-    for round_ in range(rounds):
-        for name in names if round_ % 2 else names[::-1]:
-            found[name].append(contenders[name]())
-    for name in names:
-        plain = found[f"{name.partition(',')[0]}, plain"]
-        ratios = sorted(one / other for one, other in zip(found[name], plain, strict=True))
+    found: dict[str, list[tuple[float, float]]] = {}
+    for number in range(arguments.rounds):
+        steps = {name: contenders[name]() for name in (names if number % 2 else names[::-1])}
+        for name in names:
+            found.setdefault(name, []).append((steps[f"{name.partition(',')[0]}, plain"], steps[name]))
+        if importlib.util.find_spec("traceml_ai") is not None:
+            for framework in ("Lightning", "transformers"):
+                plain, timed = beside_traceml(framework)
+                found.setdefault(f"{framework}, TraceML", []).append((plain, timed))
+    for name, pairs in sorted(found.items()):
+        ratios = sorted(timed / plain for plain, timed in pairs)
         print(
-            f"{name:28} {statistics.median(found[name]) * 1e3:7.3f} ms a step, {statistics.median(ratios):.3f} × plain "
-            f"({ratios[0]:.3f} to {ratios[-1]:.3f} in {rounds} rounds)"
+            f"{name:28} {statistics.median(timed for _, timed in pairs) * 1e3:7.3f} ms a step, "
+            f"{statistics.median(ratios):.3f} × plain ({ratios[0]:.3f} to {ratios[-1]:.3f} in {len(pairs)} rounds)"
         )
+    if "Lightning, TraceML" not in found:
+        print("TraceML was not measured: `traceml-ai` is not installed.")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import statistics
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,6 +35,20 @@ def counts(timer: Timer) -> dict[str, int]:
 def seconds(timer: Timer, name: str) -> float:
     """The total time of a region."""
     return sum(timer.get_time(name))
+
+
+def check_clock(timer: Timer, own: dict[str, list[float]]) -> None:
+    """Check the times of regions against a stopwatch's, which may have several for one of the timer's.
+
+    In the median: a process may lose its core between the two clocks.
+    """
+    for name, times in own.items():
+        ours = timer.get_time(name)
+        each, rest = divmod(len(times), len(ours))
+        assert not rest, name
+        theirs = [sum(times[at : at + each]) for at in range(0, len(times), each)]
+        apart = statistics.median(abs(one - other) for one, other in zip(ours, theirs, strict=True))
+        assert apart <= 0.02 * statistics.median(theirs) + 5e-4, name
 
 
 def share(timer: Timer, whole: str, *parts: str) -> float:

@@ -15,6 +15,7 @@ import torch
 from torch.nn.modules import module as modules
 from torch.nn.modules.loss import _Loss
 
+from deep500_timing.adapters import Replaced
 from deep500_timing_torch._autolog._patches import hide
 
 if TYPE_CHECKING:
@@ -32,8 +33,8 @@ class Roots:
         """Called with each model before its first call."""
         self._known: set[type] = set()
         """The classes of models."""
-        self._watched: dict[type, int] = {}
-        """The classes that are watched, with the number of steps when it began."""
+        self._watched: dict[type, Replaced] = {}
+        """The classes that are watched."""
         self._dropped: set[type] = set()
         self._hooks = [
             modules.register_module_parameter_registration_hook(self._registered),
@@ -60,7 +61,7 @@ class Roots:
             return  # a criterion is part of the loss
         if not self._watched:  # the program makes a model, so it may train
             self._steps.log.prepare()
-        self._watched[kind] = self._steps.steps
+        self._watched[kind] = Replaced()
         own, found = vars(kind).get("__call__"), False
         steps = self._steps
         begin, end, fail = self._steps.begin_call, self._steps.end_call, self._steps.fail_call
@@ -92,18 +93,10 @@ class Roots:
             return result
 
         called._torchdynamo_inline = own or torch.nn.Module.__call__  # type: ignore[attr-defined]
-        called._deep500_timing_own = own  # type: ignore[attr-defined]
-        kind.__call__ = called
+        self._watched[kind].put(kind, "__call__", called)
 
     def _unwatch(self, kind: Any) -> None:
-        self._watched.pop(kind, None)
-        ours = vars(kind).get("__call__")
-        if not hasattr(ours, "_deep500_timing_own"):
-            return
-        if ours._deep500_timing_own is None:
-            del kind.__call__
-        else:
-            kind.__call__ = ours._deep500_timing_own
+        self._watched.pop(kind, Replaced()).undo()
 
     def _found(self, kind: type, model: Any) -> None:
         # A program may call parts of a model by themselves, as a module with a method for the loss does.

@@ -31,21 +31,15 @@ class Amounts:
 
     def __add__(self, other: Amounts) -> Amounts:
         """Add them up. An unknown summand makes an unknown sum."""
-        return self._plus(other, 1)
 
-    def __sub__(self, other: Amounts) -> Amounts:
-        """The difference."""
-        return self._plus(other, -1)
-
-    def _plus(self, other: Amounts, sign: int) -> Amounts:
         def total(one: int | None, two: int | None) -> int | None:
-            return None if one is None or two is None else one + sign * two
+            return None if one is None or two is None else one + two
 
         return Amounts(
             total(self.samples, other.samples),
             total(self.tokens, other.tokens),
             total(self.trained_tokens, other.trained_tokens),
-            self.lengths + sign * other.lengths,
+            self.lengths + other.lengths,
         )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from deep500_timing.adapters import Replaced, warn_once
 from deep500_timing.exporters import BaseExporter
 from deep500_timing_torch._autolog._patches import hide
-from deep500_timing_torch._autolog._steps import BETWEEN
+from deep500_timing_torch._autolog._steps import BETWEEN, NAMES
 from deep500_timing_torch._timer import CPUGPUTimer
 
 if TYPE_CHECKING:
@@ -20,25 +20,11 @@ if TYPE_CHECKING:
     F = TypeVar("F", bound=Callable[..., Any])
 
 FIT, EPOCH, EPOCH_START, BATCH, IO, COPY = "FIT", "EPOCH", "EPOCH (start)", "BATCH", "IO", "copy"
-FORWARD, BACKWARD, CLIP, OPTIMIZER = "FORWARD", "BACKWARD", "clip", "optimizer"
-VALIDATION, CHECKPOINT, LOGGING, SKIP = "VALIDATION", "CHECKPOINT", "logging", "skip batches"
+FORWARD, BACKWARD, CLIP, OPTIMIZER, CHECKPOINT = "FORWARD", "BACKWARD", "clip", "optimizer", "CHECKPOINT"
 PREPARE, LOSS, GRADIENTS, NEXT, OTHER = BETWEEN
 BETWEEN_BATCHES = "between batches"
 """The region between two regions inside an EPOCH, outside of each BATCH."""
-_CLAIMED = {
-    FIT,
-    EPOCH,
-    EPOCH_START,
-    BATCH,
-    IO,
-    COPY,
-    FORWARD,
-    "FORWARD (no grad)",
-    BACKWARD,
-    "autograd.grad",
-    OPTIMIZER,
-}
-_CLAIMED |= {VALIDATION, CHECKPOINT}
+_CLAIMED = {*NAMES, FIT, EPOCH, EPOCH_START, BATCH, CHECKPOINT, "VALIDATION"}
 """The regions that the plug-in of PyTorch leaves to a trainer's callback."""
 _ON_DEVICE = frozenset({COPY, FORWARD, BACKWARD, CLIP, OPTIMIZER})
 _logs: list[Autolog] = []

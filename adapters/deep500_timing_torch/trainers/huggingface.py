@@ -16,21 +16,7 @@ from typing import TYPE_CHECKING, Any
 from transformers import Trainer, TrainerCallback
 
 from deep500_timing_torch.trainers._data import Amounts, Data
-from deep500_timing_torch.trainers._fit import (
-    BACKWARD,
-    CLIP,
-    FIT,
-    FORWARD,
-    IO,
-    LOGGING,
-    OPTIMIZER,
-    SKIP,
-    VALIDATION,
-    Fit,
-    Means,
-    TrainerTimer,
-    guarded,
-)
+from deep500_timing_torch.trainers._fit import FIT, IO, Fit, Means, TrainerTimer, guarded
 from deep500_timing_torch.trainers._throughput import Throughput, model_of, peak_of, throughput_of
 
 if TYPE_CHECKING:
@@ -154,7 +140,8 @@ class _Training:
     def __init__(self, callback: TimerCallback, trainer: Any) -> None:
         self.trainer = trainer
         self.total = Amounts()
-        self.logged = Amounts()
+        self.unlogged = Amounts()
+        """The amounts since the last log."""
         self.logged_ns = 0
         self.settings = callback
         self.means = Means(callback.prefix or "")
@@ -166,13 +153,13 @@ class _Training:
         fit.wrap(trainer, "get_batch_samples", before=self._ask, after=self._got)
         fit.wrap(trainer, "training_step", before=self._step)
         fit.wrap(trainer, "_prepare_inputs", "copy" if fit.on_device else "")
-        fit.wrap(trainer, "compute_loss", FORWARD)
-        fit.wrap(trainer.accelerator, "backward", BACKWARD)
-        fit.wrap(trainer.accelerator, "clip_grad_norm_", CLIP)
-        fit.wrap(trainer.optimizer, "step", OPTIMIZER)
-        fit.wrap(trainer, "log", LOGGING, before=self._log)
+        fit.wrap(trainer, "compute_loss", "FORWARD")
+        fit.wrap(trainer.accelerator, "backward", "BACKWARD")
+        fit.wrap(trainer.accelerator, "clip_grad_norm_", "clip")
+        fit.wrap(trainer.optimizer, "step", "optimizer")
+        fit.wrap(trainer, "log", "logging", before=self._log)
         fit.wrap_checkpoint(trainer, "_save_checkpoint")
-        fit.wrap(trainer, "evaluate", VALIDATION, before=fit.pause, after=fit.go_on, failed=fit.go_on)
+        fit.wrap(trainer, "evaluate", "VALIDATION", before=fit.pause, after=fit.go_on, failed=fit.go_on)
         for name, region in _OF_TRL:
             fit.wrap(trainer, name, region)
         fit.wrap(getattr(trainer, "vllm_generation", None), "sync_weights", "weight sync")
@@ -220,7 +207,7 @@ class _Training:
             kept = batches if self.data.ended else batches + 1
             skipped = max(0, len(waits) - kept)
             if skipped:
-                self.fit.record(SKIP, waits[0][0], waits[skipped - 1][1])
+                self.fit.record("skip batches", waits[0][0], waits[skipped - 1][1])
                 start_ns = waits[skipped - 1][1]
             for wait in waits[skipped:]:
                 self.fit.record(IO, *wait)
@@ -237,7 +224,9 @@ class _Training:
 
     @guarded
     def _step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> None:
-        self.total += self.data.take(inputs)
+        amounts = self.data.take(inputs)
+        self.total += amounts
+        self.unlogged += amounts
 
     # --- logging -----------------------------------------------------------------------------------------------------
 
@@ -246,7 +235,7 @@ class _Training:
         if self.settings.prefix is None or "loss" not in logs:
             return
         self.fit.timer.export(self.means, step=self.trainer.state.global_step)
-        rates = self._rates(self.total - self.logged, self.fit.batches_ns - self.logged_ns)
-        self.logged, self.logged_ns = self.total, self.fit.batches_ns
+        rates = self._rates(self.unlogged, self.fit.batches_ns - self.logged_ns)
+        self.unlogged, self.logged_ns = Amounts(), self.fit.batches_ns
         values = {f"{self.settings.prefix}/{name}": value for name, value in rates.per_rank().items()}
         logs.update(self.means.values | values)

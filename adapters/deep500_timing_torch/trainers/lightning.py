@@ -15,20 +15,7 @@ from importlib.util import find_spec
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing_torch.trainers._fit import (
-    BACKWARD,
-    CLIP,
-    COPY,
-    FIT,
-    FORWARD,
-    IO,
-    LOGGING,
-    OPTIMIZER,
-    VALIDATION,
-    Fit,
-    TrainerTimer,
-    guarded,
-)
+from deep500_timing_torch.trainers._fit import FIT, FORWARD, IO, OPTIMIZER, Fit, TrainerTimer, guarded
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback
@@ -45,7 +32,6 @@ else:
 
 __all__ = ["TimerCallback", "TimerProfiler"]
 
-SANITY, SIGNALS = "sanity check", "signal check"
 _FOLDED = {"run_training_epoch", "run_training_batch", "optimizer_step", "save_checkpoint"}
 _FOLDED |= {"backward", "batch_to_device", "configure_gradient_clipping", "train_dataloader_next", "training_step"}
 """Actions of Lightning, or the ends of their names, that the regions of the callback cover."""
@@ -159,31 +145,31 @@ class _Training:
         manual = not trainer.lightning_module.automatic_optimization
         fit = self.fit = Fit(timer, strategy.root_device.type)
         for owner, name, region in (
-            (trainer, "_run_sanity_check", SANITY),
-            (epoch.val_loop, "run", VALIDATION),
+            (trainer, "_run_sanity_check", "sanity check"),
+            (epoch.val_loop, "run", "VALIDATION"),
         ):
             fit.wrap(owner, name, region, before=fit.pause, after=fit.go_on, failed=fit.go_on)
         fit.wrap(loop, "on_advance_start", before=self._begin_epoch)
         fit.wrap(loop, "on_advance_end", after=fit.end_epoch, failed=fit.end_epoch)
         fit.wrap(epoch, "advance", before=self._ask, failed=self._no_batch)
-        fit.wrap(epoch, "_broadcast_sigterm_tensor", SIGNALS)
+        fit.wrap(epoch, "_broadcast_sigterm_tensor", "signal check")
         fit.wrap(epoch, "_on_before_fetch", after=self._fetch)
         fit.wrap(epoch, "_on_after_fetch", before=self._fetched)
-        fit.wrap(strategy, "batch_to_device", COPY if fit.on_device else "")
+        fit.wrap(strategy, "batch_to_device", "copy" if fit.on_device else "")
         for optimization in (epoch.automatic_optimization, epoch.manual_optimization):
             fit.wrap(optimization, "run", before=self._begin, after=self._stepped)
         if manual:
             fit.wrap(strategy, "training_step", before=self._begin_forward, after=self._end_of_step)
-            fit.wrap(strategy, "backward", BACKWARD, before=self._end_forward, after=self._begin_tentative)
+            fit.wrap(strategy, "backward", "BACKWARD", before=self._end_forward, after=self._begin_tentative)
         else:
             fit.wrap(strategy, "training_step", FORWARD, before=self._end_optimizer)
-            fit.wrap(strategy, "backward", BACKWARD)
+            fit.wrap(strategy, "backward", "BACKWARD")
         for name in ("clip_grad_by_norm", "clip_grad_by_value"):
-            fit.wrap(strategy.precision_plugin, name, CLIP)
+            fit.wrap(strategy.precision_plugin, name, "clip")
         # An optimizer calls what computes the gradients: its own time begins after that.
         fit.wrap(strategy.precision_plugin, "_after_closure", after=self._begin_optimizer)
         fit.wrap(strategy, "optimizer_step", after=self._begin_tentative if manual else self._end_optimizer)
-        fit.wrap(trainer._logger_connector, "log_metrics", LOGGING)
+        fit.wrap(trainer._logger_connector, "log_metrics", "logging")
         fit.wrap_checkpoint(trainer, "save_checkpoint")
         fit.start(FIT)
 
