@@ -13,8 +13,7 @@ import json
 import os
 import shutil
 import tempfile
-import weakref
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from deep500_timing._base.files import lock
@@ -28,68 +27,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-_PREFIX = ".reading-"
 _LOCK = ".lock"
-
-
-class Reading:
-    """The parts that a reader uses, listed in a locked file until the reader closes or dies."""
-
-    def __init__(self) -> None:
-        self._target: str | None = None
-        self._file = -1
-        self._end: weakref.finalize | None = None  # type: ignore[type-arg]
-
-    def say(self, target: str, parts: list[str]) -> None:
-        """List the parts in a folder that are in use from now on. Call it inside :func:`alone`."""
-        if target != self._target:
-            self.close()
-            self._file, path = tempfile.mkstemp(prefix=_PREFIX, dir=target)
-            self._target = target
-            self._end = weakref.finalize(self, _end, self._file, path, os.getpid())
-            os.chmod(path, 0o644)  # Other users who may remove parts must be able to read it.
-            lock(self._file)
-        os.ftruncate(self._file, 0)
-        os.lseek(self._file, 0, os.SEEK_SET)
-        os.write(self._file, json.dumps(parts).encode())
-
-    def close(self) -> None:
-        if self._end is not None:
-            self._end()
-        self._target = None
-
-
-def _end(file: int, path: str, pid: int) -> None:
-    os.close(file)
-    if os.getpid() == pid:  # Not after a fork.
-        with suppress(OSError):
-            os.unlink(path)
 
 
 @contextmanager
 def alone(target: str) -> Iterator[None]:
-    """Exclude other processes that list or remove parts."""
+    """Exclude other processes that make or remove parts."""
     file = os.open(os.path.join(target, _LOCK), os.O_RDONLY | os.O_CREAT, 0o666)
     try:
         lock(file)
         yield
     finally:
         os.close(file)
-
-
-def parts_in_use(target: str) -> set[str]:
-    """The parts in use. Lists of dead readers are removed. Call it inside :func:`alone`."""
-    found: set[str] = set()
-    with os.scandir(target) as entries:
-        paths = [entry.path for entry in entries if entry.name.startswith(_PREFIX)]
-    for path in paths:
-        with suppress(OSError, ValueError), open(path, "rb") as file:
-            if lock(file.fileno(), 0.0):
-                os.unlink(path)
-            else:
-                file.seek(0)
-                found.update(json.load(file))
-    return found
 
 
 FOLDER = "compacted"
@@ -134,14 +83,14 @@ def find_logs(folder: str) -> list[LogFile]:
     return sorted(found)
 
 
-def compact(folder: str, reading: Reading) -> Compacted:
+def compact(folder: str) -> Compacted:
     """Write or renew the Parquet of a run."""
     target = os.path.join(folder, FOLDER)
     try:
         os.makedirs(target, exist_ok=True)
         with tempfile.TemporaryFile(dir=target):
             pass
-        return _compact_to(target, folder, reading)
+        return _compact_to(target, folder)
     except OSError:
         if not os.path.isdir(folder):
             raise
@@ -149,7 +98,7 @@ def compact(folder: str, reading: Reading) -> Compacted:
     if folder not in _temporary:
         _temporary[folder] = tempfile.mkdtemp(prefix="deep500-timing-run-")
     try:
-        return _compact_to(_temporary[folder], folder, reading)
+        return _compact_to(_temporary[folder], folder)
     except OSError as error:
         raise OSError(
             error.errno,
@@ -158,29 +107,21 @@ def compact(folder: str, reading: Reading) -> Compacted:
         ) from error
 
 
-def _compact_to(target: str, folder: str, reading: Reading) -> Compacted:
-    logs = find_logs(folder)
-    manifest = _read_manifest(target)
-    known = {json.dumps(part["logs"]): part for part in manifest["parts"]}
-    groups = list(_groups(logs, manifest))
+def _compact_to(target: str, folder: str) -> Compacted:
     with alone(target):
-        reading.say(target, [_name_of(group) for group in groups])
-    # The parts are protected from here on; other processes may have removed some since the manifest was read.
-    parts = []
-    for group in groups:
-        part = known.get(json.dumps([log.key for log in group]))
-        parts.append(part if part is not None and _is_there(target, part) else _make_part(folder, group, target))
-    manifest = {"version": VERSION, "parts": parts}
-    _replace(os.path.join(target, MANIFEST), json.dumps(manifest).encode())
-    with alone(target):
-        _remove_others(target, parts_in_use(target))
+        manifest = _read_manifest(target)
+        known = {json.dumps(part["logs"]): part for part in manifest["parts"]}
+        parts = []
+        for group in _groups(find_logs(folder), manifest):
+            part = known.get(json.dumps([log.key for log in group]))
+            parts.append(part if part is not None and _is_there(target, part) else _make_part(folder, group, target))
+        _replace(os.path.join(target, MANIFEST), json.dumps({"version": VERSION, "parts": parts}).encode())
+        # Another reader may use the parts before these. When they are removed, it reads the run again.
+        kept = [*parts, *manifest["parts"]]
+        _remove_others(target, {name for part in kept for names in part["files"].values() for name in names})
     for table in {*COLUMNS, *TABLES} - {*NOT_READ}:
         empty_file(target, table)
     return _found(target, parts)
-
-
-def _name_of(group: list[LogFile]) -> str:
-    return hashlib.sha256(json.dumps([log.key for log in group]).encode()).hexdigest()[:16]
 
 
 def _is_there(target: str, part: dict[str, Any]) -> bool:
@@ -230,7 +171,7 @@ def _session_of(path: str) -> str:
 
 def _make_part(folder: str, group: list[LogFile], target: str) -> dict[str, Any]:
     wanted = [log.key for log in group]
-    name = _name_of(group)
+    name = hashlib.sha256(json.dumps(wanted).encode()).hexdigest()[:16]
     schemas: dict[str, dict[str, str]] = {}
     tables: dict[str, _TableWriter] = {}
     scratch = tempfile.mkdtemp(prefix=".new-", dir=target)
@@ -327,12 +268,12 @@ def _replace(path: str, data: bytes) -> None:
     os.replace(scratch, path)
 
 
-def _remove_others(target: str, used: set[str]) -> None:
+def _remove_others(target: str, kept: set[str]) -> None:
     with os.scandir(target) as entries:
         for entry in list(entries):
-            # As _make_part names them: a table, the part, how many columns.
-            if entry.name.endswith(".parquet") and not used.intersection(entry.name.split("-")):
-                os.unlink(entry.path)
+            if entry.name.endswith(".parquet") and entry.name not in kept:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(entry.path)
 
 
 def _found(target: str, parts: list[dict[str, Any]]) -> Compacted:

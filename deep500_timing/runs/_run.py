@@ -6,7 +6,7 @@ import glob as _glob
 import os
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing.runs._compact import Compacted, Reading, compact, empty_file, find_logs
+from deep500_timing.runs._compact import Compacted, compact, empty_file, find_logs
 from deep500_timing.runs._engine import Relation, engine_for, where
 from deep500_timing.runs._format import NOT_READ, TABLES, parse_name
 from deep500_timing.runs._regions import regions_table
@@ -58,7 +58,6 @@ class Run:
     def __init__(self, folders: list[str], engine: Any, memory: str | None) -> None:
         self.folders = folders
         self._engine = engine_for(engine, memory)
-        self._reading = [Reading() for _ in folders]
         self.compact()
 
     @classmethod
@@ -91,7 +90,7 @@ class Run:
 
     def compact(self) -> None:
         """Read the intervals logged since the run was opened."""
-        self._compacted = [compact(folder, held) for folder, held in zip(self.folders, self._reading, strict=True)]
+        self._compacted = [compact(folder) for folder in self.folders]
 
     @property
     def tables(self) -> dict[str, list[str]]:
@@ -126,7 +125,13 @@ class Run:
     def _query(self, query: str) -> Any:
         # Only tables in the query: the engine opens the files of each table it gets.
         text = query.lower()
-        return self._engine.sql(query, {name: files for name, files in self.tables.items() if name.lower() in text})
+
+        def named() -> dict[str, list[str]]:
+            return {name: files for name, files in self.tables.items() if name.lower() in text}
+
+        if not all(os.path.exists(file) for files in named().values() for file in files):
+            self.compact()  # Another reader has renewed the files of a run that grows.
+        return self._engine.sql(query, named())
 
     def intervals(
         self,
@@ -203,8 +208,6 @@ class Run:
     def close(self) -> None:
         """Close the engine and release the files."""
         self._engine.close()
-        for held in self._reading:
-            held.close()
 
     def __enter__(self) -> Run:
         return self
