@@ -195,7 +195,7 @@ class SynchronizedWallClockTimer:
                     if totals.missing:
                         line += f" ({totals.missing} of {totals.expected} not timed)"
                 else:
-                    timer.pass_over(reset=reset)
+                    timer.read(reset=reset, wait=False)
         if not here:
             return
         if memory_breakdown:

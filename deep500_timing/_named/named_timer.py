@@ -11,7 +11,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from deep500_timing._named.sums import DeviceTimes, HostTimes
+from deep500_timing._named.sums import DeviceTimes, HostTimes, Totals
 from deep500_timing.exceptions import RegionNotOpenError, RegionOpenError
 from deep500_timing.timer import CPUGPUTimer
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from deep500_timing._base.protocols import Clock, DeviceClock
-    from deep500_timing._named.sums import Totals
     from deep500_timing._recording.recorder import Region
     from deep500_timing.memory import MemoryReader
     from deep500_timing.timer import Timer
@@ -188,7 +187,9 @@ class NamedTimer:
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
-    def read(self, *, reset: bool = False, before_restart: Callable[[], object] | None = None) -> Totals:
+    def read(
+        self, *, reset: bool = False, wait: bool = True, before_restart: Callable[[], object] | None = None
+    ) -> Totals:
         """The times since the last reset, after a wait for those on their way from the device.
 
         The time of a running timer so far is included. On a device that takes two events on the current stream, so a
@@ -196,6 +197,7 @@ class NamedTimer:
 
         Args:
             reset: Restart from zero, in one step: a concurrent stop is in this answer or in the next.
+            wait: False never waits and is for a reset: the times on their way arrive in the answer later.
             before_restart: Called before the time of a running timer continues.
         """
         if self._on_device is None:
@@ -203,25 +205,13 @@ class NamedTimer:
         split = self.running and self._on_device.started_here()
         if split:
             self._finish(self._now(), False)
-        totals = self._on_device.read(reset=reset)
+        totals = self._on_device.read(reset=reset) if wait else self._on_device.take() if reset else Totals()
         if split:
             if before_restart is not None:
                 before_restart()
             self._on_device.start()
             self._region._open_at(self._now())
         return totals
-
-    def pass_over(self, *, reset: bool) -> None:
-        """As :meth:`read` without an answer, and without waiting."""
-        if self._on_device is None:
-            self._on_host.read(self._region, self._now, reset=reset)
-            return
-        if self.running and self._on_device.started_here():
-            self._finish(self._now(), False)
-            self._on_device.start()
-            self._region._open_at(self._now())
-        if reset:
-            self._on_device.take()
 
     @property
     def _times(self) -> HostTimes | DeviceTimes:
