@@ -27,6 +27,7 @@ _MESSAGES = {
     "get_bwd_send_ops": (Kind.SEND_GRADIENT, Kind.WAIT_SENT, "is_first"),
 }
 """Per method of a stage: the kind of the issue, the kind of the wait, and which stage has no such message."""
+_PASSES = (Kind.FORWARD, Kind.BACKWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
 
 
 def stages_of(schedule: Any) -> list[Any]:
@@ -72,11 +73,11 @@ class Hooks:
             for name, (issue, wait, without) in _MESSAGES.items():
                 if not getattr(stage, without):
                     self._replaced.put(stage, name, self._messages(stage, name, issue, wait))
-            self._replaced.put(stage, "forward_one_chunk", self._pass(stage, "forward_one_chunk", Kind.FORWARD))
-            self._replaced.put(stage, "backward_one_chunk", self._backward(stage))
-            name = "backward_weight_one_chunk"
-            if hasattr(stage, name):
-                self._replaced.put(stage, name, self._pass(stage, name, Kind.BACKWARD_WEIGHT))
+            forward, whole, part, weight = (self._recorder.codes.of(kind, stage.stage_index) for kind in _PASSES)
+            self._time_pass(stage, "forward_one_chunk", _always(forward))
+            self._time_pass(stage, "backward_one_chunk", _of_backward(whole, part))
+            if hasattr(stage, "backward_weight_one_chunk"):
+                self._time_pass(stage, "backward_weight_one_chunk", _always(weight))
         self._replaced.put(schedule, "_step_microbatches", self._batch(schedule._step_microbatches))
         for stage in stages:
             if stage.is_last:
@@ -121,42 +122,22 @@ class Hooks:
 
     def _skipped(self) -> frozenset[int]:
         """Codes of the calls that do nothing in a batch without training."""
-        codes, kinds = self._recorder.codes, (Kind.BACKWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
         without = [stage.stage_index for stage in self._stages if not stage.has_backward]
-        return frozenset(codes.of(kind, index) for index in without for kind in kinds)
+        return frozenset(self._recorder.codes.of(kind, index) for index in without for kind in _PASSES[1:])
 
-    def _pass(self, stage: Any, name: str, kind: Kind) -> Any:
-        recorder, original, code = (
-            self._recorder,
-            getattr(stage, name),
-            self._recorder.codes.of(kind, stage.stage_index),
-        )
+    def _time_pass(self, stage: Any, name: str, code_of: Callable[[dict[str, Any]], int]) -> None:
+        recorder, original = self._recorder, getattr(stage, name)
         if not recorder.gpu:
-            return time_calls(original, recorder.calls, _always(code))
+            self._replaced.put(stage, name, time_calls(original, recorder.calls, code_of))
+            return
 
         def one_chunk_on_device(chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-            if not recorder.calls.active:
-                return original(chunk_id, *args, **kwargs)
-            return recorder.run_on_device(code, chunk_id, lambda: original(chunk_id, *args, **kwargs))
-
-        return one_chunk_on_device
-
-    def _backward(self, stage: Any) -> Any:
-        recorder, original, index = self._recorder, stage.backward_one_chunk, stage.stage_index
-        whole, part = recorder.codes.of(Kind.BACKWARD, index), recorder.codes.of(Kind.BACKWARD_INPUT, index)
-
-        def code_of(kwargs: dict[str, Any]) -> int:
-            return whole if kwargs.get("full_backward", True) else part
-
-        if not recorder.gpu:
-            return time_calls(original, recorder.calls, code_of)
-
-        def backward_on_device(chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-            if not (recorder.calls.active and stage.has_backward):
+            # Without training a backward pass does nothing.
+            if not (recorder.calls.active and (stage.has_backward or name == "forward_one_chunk")):
                 return original(chunk_id, *args, **kwargs)
             return recorder.run_on_device(code_of(kwargs), chunk_id, lambda: original(chunk_id, *args, **kwargs))
 
-        return backward_on_device
+        self._replaced.put(stage, name, one_chunk_on_device)
 
     def _messages(self, stage: Any, name: str, issue: Kind, wait: Kind) -> Any:
         of, index = self._recorder.codes.of, stage.stage_index
@@ -178,6 +159,10 @@ class Hooks:
             return result
 
         return initialize_pp_stages
+
+
+def _of_backward(whole: int, part: int) -> Callable[[dict[str, Any]], int]:
+    return lambda given: whole if given.get("full_backward", True) else part
 
 
 def _always(code: int) -> Callable[[dict[str, Any]], int]:
