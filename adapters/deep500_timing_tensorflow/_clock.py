@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import deep500_timing as _core
 from deep500_timing import DeviceUnavailableError, TimingError
 from deep500_timing.adapters import missing_package, require
-from deep500_timing.devices import clocks, lazy_device
+from deep500_timing.devices import lazy_device
 from deep500_timing.timer import call_directly
 
 if TYPE_CHECKING:
@@ -77,19 +77,11 @@ def find_clock() -> DeviceClock | str:
     """The GPU's clock, or why there is none. Looking imports CuPy and starts CUDA."""
     # One clock for all timers of the process: its events are pooled.
     if not _clocks:
-        clock = _clock_class()
-        reason: str | None = clock.why_unavailable()
+        reason = why_no_gpu_times()
         if reason is not None:
             return reason
-        _clocks.append(clock())
+        _clocks.append(CupyEventClock())
     return _clocks[0]
-
-
-def _clock_class() -> Any:
-    try:
-        return clocks.get("cupy")
-    except LookupError:  # in a source tree that is not installed nothing is registered
-        return CupyEventClock
 
 
 NO_DRIVER_OR_TOO_OLD = 35  # cudaErrorInsufficientDriver; an absent driver gives it too.
@@ -101,11 +93,9 @@ _gpus: list[str] = []
 class CupyEventClock:
     """Marks the device's time with CuPy's events, each after TensorFlow has finished its work.
 
-    TensorFlow does not expose its streams, and they do not wait for any other stream, so an event alone is not ordered
-    with its kernels. Before each event the clock therefore waits, on the host, until TensorFlow's local GPUs are idle.
-    That is the cost of a true time: two waits for each region with ``gpu=True``, 8 µs each where the device is idle and
-    otherwise until its work is done. Time whole batches with it, not layers. Where TensorFlow is not imported, nothing
-    waits, and the events order CuPy's own work.
+    TensorFlow does not expose its streams, so before each event the clock waits, on the host, until TensorFlow's local
+    GPUs are idle: 8 µs where they are, twice for each region with ``gpu=True``. Time whole batches with it, not layers.
+    Where TensorFlow is not imported, nothing waits, and the events order CuPy's own work.
 
     Args:
         synchronize: Called before each event, until it returns the event is not recorded; waits for TensorFlow if
@@ -179,47 +169,23 @@ def why_no_gpu_times() -> str | None:
         if error.name != "cupy":
             raise
         return f"{missing_package('cupy', extra='cupy', caller='Timing a GPU')}."
-    runtime: Any = cupy.cuda.runtime
     try:
-        count = int(runtime.getDeviceCount())
+        status = None if int(cupy.cuda.runtime.getDeviceCount()) else NO_DEVICE
     except Exception as error:
-        return _reason(error, runtime)
-    if count == 0:
-        return _no_device()
-    return None
-
-
-def _reason(error: Exception, runtime: Any) -> str:
-    status = getattr(error, "status", None)
-    if status == NO_DEVICE:
-        return _no_device()
+        status = getattr(error, "status", None)
+        if status not in (NO_DEVICE, NO_DRIVER_OR_TOO_OLD):
+            return f"CUDA does not start: {error}. See whether nvidia-smi lists the GPU."
     if status == NO_DRIVER_OR_TOO_OLD:
-        try:
-            driver = int(runtime.driverGetVersion())
-        except Exception:
-            driver = 0
-        if driver == 0:
-            return (
-                "CuPy is installed and there is no NVIDIA driver on this machine. "
-                "Install the driver if the machine has a GPU; in a container, start it with the GPU passed through."
-            )
-        needed = _version(int(runtime.runtimeGetVersion()))
         return (
-            f"The NVIDIA driver is too old: it serves CUDA {_version(driver)} and the installed CuPy needs {needed}. "
-            f"Update the driver, or install the CuPy of the driver's CUDA, such as cupy-cuda{driver // 1000}x."
+            "CuPy is installed, and the NVIDIA driver is absent or too old for it. Install or update the driver, or "
+            "install the CuPy of its CUDA, such as cupy-cuda12x. Start a container with the GPU passed through."
         )
-    return f"CUDA does not start: {error}. See whether nvidia-smi lists the GPU."
-
-
-def _no_device() -> str:
-    return (
-        "CuPy and the NVIDIA driver are there and no GPU is visible. "
-        "See nvidia-smi, and whether CUDA_VISIBLE_DEVICES hides it."
-    )
-
-
-def _version(number: int) -> str:
-    return f"{number // 1000}.{number % 1000 // 10}"
+    if status == NO_DEVICE:
+        return (
+            "CuPy and the NVIDIA driver are there and no GPU is visible. "
+            "See nvidia-smi, and whether CUDA_VISIBLE_DEVICES hides it."
+        )
+    return None
 
 
 def local_gpus(tf: Any) -> list[str]:

@@ -45,7 +45,6 @@ class FakeCupy(types.ModuleType):
         clock = self.clock = ManualDeviceClock("cuda")
         self.devices = 1
         self.fault: int | None = None
-        self.driver, self.needed = 12040, 12090
         cupy = self
 
         class Event:
@@ -76,8 +75,6 @@ class FakeCupy(types.ModuleType):
             runtime=types.SimpleNamespace(
                 getDevice=lambda: 0,
                 getDeviceCount=get_device_count,
-                driverGetVersion=lambda: cupy.driver,
-                runtimeGetVersion=lambda: cupy.needed,
             ),
         )
 
@@ -233,18 +230,10 @@ def test_no_cupy_has_its_message(cupy, monkeypatch):
     assert "pip install 'deep500-timing[cupy]'" in _message()
 
 
-def test_no_driver_has_its_message(cupy):
-    """CUDA reports an absent driver as one that is too old; the driver's version 0 tells them apart."""
-    cupy.fault, cupy.driver = 35, 0
-    assert "there is no NVIDIA driver on this machine" in _message()
-
-
-def test_driver_too_old_has_its_message(cupy):
-    """A driver that is too old is named with what it serves and what is needed."""
-    cupy.fault, cupy.driver = 35, 11040
-    text = _message()
-    assert "serves CUDA 11.4 and the installed CuPy needs 12.9" in text
-    assert "cupy-cuda11x" in text
+def test_a_driver_that_is_absent_or_too_old_has_its_message(cupy):
+    """CUDA reports an absent driver as one that is too old."""
+    cupy.fault = 35
+    assert "the NVIDIA driver is absent or too old for it" in _message()
 
 
 @pytest.mark.parametrize("fault", [100, None])

@@ -88,11 +88,8 @@ class TimedPipeline:
 class PipelineTimer(TimedPipeline):
     """Times a schedule from :meth:`attach` (or the ``with`` block's begin) to :meth:`detach`.
 
-    Each pass of each stage is a region: ``"stage 0 forward"``, ``"stage 0 backward"``, and under zero-bubble schedules
-    ``"stage 0 backward input"`` and ``"stage 0 backward weight"``; so are the issue of messages (``"pipeline send
-    activation"`` ...) and the waits for them that nothing hides (``"pipeline wait for gradient"`` ...), and ``"pipeline
-    loss"`` and ``"pipeline setup"``, the exchange of shapes. If the timer writes a run, every action is a row of its
-    table ``pipeline``. See :func:`instrument_schedule` for the arguments.
+    ``docs/pipeline.md`` names its regions. If the timer writes a run, each action is a row of its table ``pipeline``.
+    See :func:`instrument_schedule` for the arguments.
     """
 
     def __init__(
