@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 
 from deep500_timing_torch.comm._log import LOG, fault
-from deep500_timing_torch.comm._operation import PendingOp, begin, inside, launched
+from deep500_timing_torch.comm._operation import PendingOp, inside, launched
 from deep500_timing_torch.comm._ops import Op, both_ways, unknown
 from deep500_timing_torch.comm._settings import SETTINGS
 from deep500_timing_torch.comm._timed import original_of
@@ -107,7 +107,7 @@ class _Buckets:
             if group is None:
                 return None
             buffer = bucket.buffer()
-            return begin(group.record(op, op.name, buffer.nbytes), self._process_group, buffer)
+            return PendingOp(group.record(op, op.name, buffer.nbytes), self._process_group, buffer)
         except Exception as error:
             fault("DDP's buckets", error)
             return None

@@ -6,16 +6,13 @@ from deep500_timing_torch.comm._records cimport Group, Record
 
 @cython.final
 cdef class CommLog:
-    cdef readonly object inbox
-    cdef readonly object _draining
-    cdef readonly dict known_groups
+    cdef readonly object inbox, _draining
+    cdef readonly dict known_groups, under_way
     cdef list _past
     cdef readonly Group alone
     cdef Group _latest
-    cdef readonly dict under_way
     cdef public object observer
-    cdef bint _watching
-    cdef bint _complete
+    cdef bint _watching, _complete
 
     cpdef put(self, Record record, kind, start_ns, end_ns, sequence=*)
     @cython.locals(record=Record)

@@ -16,27 +16,13 @@ cdef object _world, _coalescing, _Work, _Future, _HALVES
 @cython.final
 cdef class PendingOp:
     cdef object __weakref__
-    cdef object _here
     cdef readonly Record record
-    cdef readonly object start_ns
-    cdef readonly object done_ns
-    cdef readonly bint captured
-    cdef readonly bint asynchronous
-    cdef object _before
-    cdef bint _blocking
-    cdef object _exposed_ns
-    cdef int _handles
-    cdef object _overlap
-    cdef object _pool
-    cdef bint _recorded
-    cdef object _sequence
-    cdef bint _started
-    cdef object _stretch
-    cdef object _waited_end_ns
-    cdef int _waits_left
-    cdef object _halves
+    cdef readonly object start_ns, done_ns
+    cdef readonly bint captured, asynchronous
+    cdef object _before, _exposed_ns, _halves, _here, _overlap, _pool, _sequence, _stretch, _waited_end_ns
+    cdef bint _blocking, _recorded, _started
+    cdef int _handles, _waits_left
 
-    cdef begin(self, process_group, tensor)
     cpdef bint called(self, int handles, bint followed=*, bint blocking=*)
     cpdef follow(self, work)
     cpdef not_followed(self)
@@ -58,8 +44,8 @@ cdef class PendingOp:
     cpdef exposed(self, start_ns, end_ns)
     cdef _second(self)
 
-@cython.locals(op=PendingOp)
-cpdef PendingOp begin(Record record, process_group, tensor)
+
+@cython.locals(group=Group)
 cpdef dispatched(Op op, nbytes, process_group, tensor)
 cpdef bint launched(PendingOp op)
 @cython.locals(pending=PendingOp)

@@ -57,9 +57,9 @@ _inside = inside
 
 
 class PendingOp:
-    """An operation that has been called. No method raises."""
+    """An operation that is about to be called, or was. No method raises."""
 
-    def __init__(self, record: Record) -> None:
+    def __init__(self, record: Record, process_group: Any, tensor: Any) -> None:
         self.record = record
         self.start_ns = 0
         self.done_ns = 0
@@ -82,10 +82,7 @@ class PendingOp:
         self._halves: Iterator[bool] | None = None
         self._here = ref(self)
         LOG.under_way[self._here] = None
-
-    def begin(self, process_group: Any, tensor: Any) -> None:
         try:
-            record = self.record
             self._before = record.group.number()
             if tensor is not None and not tensor.is_cpu:
                 self._pool = pool = pool_for(tensor)
@@ -400,13 +397,6 @@ class PendingOp:
         return self._sequence
 
 
-def begin(record: Record, process_group: Any, tensor: Any) -> PendingOp:
-    """Time an operation that is about to be called."""
-    op = PendingOp(record)
-    op.begin(process_group, tensor)
-    return op
-
-
 # --- at PyTorch's dispatcher ------------------------------------------------------------------------------------------
 
 
@@ -415,9 +405,8 @@ def dispatched(op: Op, nbytes: int, process_group: Any, tensor: Any) -> PendingO
     try:
         group = LOG.group_of(process_group) or LOG.unregistered_group(process_group)
         label = f"{op.name} | {caller()}" if SETTINGS.debug else op.name
-        return begin(
-            group.record(op, label, None if nbytes < 0 or op.factor is None else nbytes), process_group, tensor
-        )
+        record = group.record(op, label, None if nbytes < 0 or op.factor is None else nbytes)
+        return PendingOp(record, process_group, tensor)
     except Exception as error:
         fault(op.name, error)
         return None
@@ -433,11 +422,6 @@ def launched(op: PendingOp) -> bool:
     except Exception as error:
         fault(op.record.label, error)
     return follow
-
-
-def ended(op: PendingOp, failed: bool) -> None:
-    """The future of an operation has its value, or an error."""
-    op.ended(failed)
 
 
 # --- by functions -----------------------------------------------------------------------------------------------------
@@ -497,7 +481,7 @@ def _begin(op: Op, args: Any, kwargs: Any, options: Any) -> PendingOp | None:
             LOG.put(record, UNTIMED, 0, 0)
             group.seen += not _coalescing[process_group]
             return None
-        return begin(record, process_group, tensor)
+        return PendingOp(record, process_group, tensor)
     except Exception as error:
         fault(op.name, error)
         return None

@@ -7,7 +7,5 @@ cpdef _bytes(value)
 @cython.final
 cdef class Op:
     cdef readonly str name
-    cdef readonly object describe
-    cdef readonly object factor
-    cdef readonly bint synchronizes
-    cdef readonly bint point_to_point
+    cdef readonly object describe, factor
+    cdef readonly bint synchronizes, point_to_point

@@ -8,25 +8,14 @@ from deep500_timing_torch.comm._ops cimport Op
 @cython.final
 cdef class Record:
     cdef readonly Op op
-    cdef readonly object label
-    cdef readonly object nbytes
+    cdef readonly object label, nbytes
     cdef readonly Group group
     cdef readonly bint size_is_mean
-    cdef public object calls
-    cdef public object bytes_total
-    cdef public bint no_future
-    cdef public bint on_device
-    cdef public bint upper_bound
-    cdef readonly Intervals latency
-    cdef readonly Intervals issue
-    cdef readonly Intervals exposed
-    cdef readonly object paired_latency_ns
-    cdef readonly object paired_exposed_ns
-    cdef readonly long long started
-    cdef readonly long long finished
-    cdef readonly long long failed
-    cdef readonly long long untimed
-    cdef readonly long long captured
+    cdef public object calls, bytes_total
+    cdef public bint no_future, on_device, upper_bound
+    cdef readonly Intervals latency, issue, exposed
+    cdef readonly object paired_latency_ns, paired_exposed_ns
+    cdef readonly long long started, finished, failed, untimed, captured
 
     cpdef take(self, int kind, start_ns, end_ns, sequence, run)
     cdef _take_time(self, start_ns, end_ns, sequence, run)
@@ -34,20 +23,14 @@ cdef class Record:
 
 @cython.final
 cdef class Group:
-    cdef public object reference
-    cdef public object device_end
-    cdef readonly object name
-    cdef readonly object size
-    cdef readonly object rank
+    cdef public object reference, device_end
+    cdef readonly object name, size, rank, ring
     cdef readonly list global_ranks
-    cdef readonly dict records
-    cdef readonly dict sizes
-    cdef readonly object ring
+    cdef readonly dict records, sizes
     cdef public long long seen
     cdef long long _own_sequence
     cdef bint _backend_counts
-    cdef object _watched_from
-    cdef object _unseen_before
+    cdef object _watched_from, _unseen_before
 
     cpdef bint is_of(self, process_group) except -1
     cpdef number(self)

@@ -18,7 +18,7 @@ from deep500_timing_torch.comm._log import LOG
 from deep500_timing_torch.comm._ops import OPS, bandwidths
 from deep500_timing_torch.comm._settings import SETTINGS
 from deep500_timing_torch.comm._straggler import Comparison, Lateness, Skew, compare
-from deep500_timing_torch.comm._table import OpTimes, SummaryData, render
+from deep500_timing_torch.comm._table import CommSummary, OpTimes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from deep500_timing_torch.comm._records import Record
 
 
-def hints(found: SummaryData) -> Iterator[str]:
+def hints(found: CommSummary) -> Iterator[str]:
     """Reasons why a summary is empty or incomplete, each with its remedy."""
     if not SETTINGS.enabled:
         yield "Timing is switched off: comm.configure(enabled=True) switches it on."
@@ -68,15 +68,6 @@ def _nothing() -> Iterator[str]:
         )
     else:
         yield "comm.instrument() is in force, and no process group has issued an operation since."
-
-
-class CommSummary(SummaryData):
-    """What :func:`log_summary` returns: the data, and as text the table of it."""
-
-    __slots__ = ()
-
-    def __str__(self) -> str:
-        return render(self)
 
 
 def summary(*, wait: bool = False) -> CommSummary:

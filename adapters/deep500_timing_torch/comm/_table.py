@@ -54,8 +54,8 @@ class OpTimes:
 
 
 @dataclass(slots=True)
-class SummaryData:
-    """This rank's operations, and a comparison with the other ranks."""
+class CommSummary:
+    """This rank's operations, and a comparison with the other ranks. As text, it is a table."""
 
     ops: list[OpTimes]
     rank: int
@@ -99,6 +99,9 @@ class SummaryData:
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "late_rank": self.late_rank}
 
+    def __str__(self) -> str:
+        return "\n".join(_lines(self))
+
 
 _MOST_UNFINISHED = 8
 
@@ -140,27 +143,14 @@ def _skew_row(skew: Skew) -> list[str]:
     ]
 
 
-def render(summary: SummaryData) -> str:
-    """The table of a summary, with a line for each thing that it does not hold."""
+def _lines(summary: CommSummary) -> list[str]:
     lines = [f"Communication, rank {summary.rank} of {summary.world_size} (times in ms, bandwidths in GB/s = 1e9 B/s)"]
-    header: list[str] = [
-        "operation",
-        "message",
-        "ranks",
-        "on",
-        "count",
-        "total",
-        "mean",
-        "p50",
-        "p95",
-        "algbw",
-        "busbw",
-        "exposed",
+    header = [
+        "operation", "message", "ranks", "on", "count", "total", "mean", "p50", "p95", "algbw", "busbw", "exposed",
         "overlap",
-    ]
-    lines += (
-        lines_of([header, *(_op_row(times) for times in summary.ops)], left=1) if summary.ops else ["nothing recorded"]
-    )
+    ]  # fmt: skip
+    rows = [_op_row(times) for times in summary.ops]
+    lines += lines_of([header, *rows], left=1) if rows else ["nothing recorded"]
     if any(times.upper_bound for times in summary.ops):
         lines.append("<=, >=: bounds: the time from the call to the end of the wait, within which it ended.")
     if any(times.size_is_mean for times in summary.ops):
@@ -182,20 +172,13 @@ def render(summary: SummaryData) -> str:
     if len(summary.unfinished) > _MOST_UNFINISHED:
         lines.append(f"Not finished: {len(summary.unfinished) - _MOST_UNFINISHED} more.")
     for group, count in summary.unseen.items():
-        lines.append(f"{_operations(count)} of group {group!r} {_were(count)} issued by code that is not timed.")
+        operations, were = ("1 operation", "was") if count == 1 else (f"{count} operations", "were")
+        lines.append(f"{operations} of group {group!r} {were} issued by code that is not timed.")
     lines += summary.hints
     if summary.stragglers is not None:
         lines += straggler_lines(summary.stragglers, summary.lateness)
         lines += _gaps(summary)
-    return "\n".join(lines)
-
-
-def _operations(count: int) -> str:
-    return "1 operation" if count == 1 else f"{count} operations"
-
-
-def _were(count: int) -> str:
-    return "was" if count == 1 else "were"
+    return lines
 
 
 def _lateness_line(found: Lateness, *, several: bool) -> str:
@@ -224,7 +207,7 @@ def straggler_lines(skews: list[Skew], lateness: list[Lateness]) -> list[str]:
     return lines + [_lateness_line(found, several=len(lateness) > 1) for found in lateness]
 
 
-def _gaps(summary: SummaryData) -> list[str]:
+def _gaps(summary: CommSummary) -> list[str]:
     lines = []
     if summary.missing_ranks:
         ranks = ", ".join(map(str, summary.missing_ranks))
