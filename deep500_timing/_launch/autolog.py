@@ -50,7 +50,7 @@ class Autolog:
         layers: bool = False,
         slow_steps: int = 0,
         launched: bool = False,
-        hide: Callable[[], object] | None = None,
+        hide: Callable[[], object] = bool,
     ) -> None:
         """Made by :func:`autolog`."""
         self.folder = folder
@@ -71,7 +71,7 @@ class Autolog:
         self._endings: list[Callable[[], object]] = []
         self._quiet = quiet
         self._launched = launched
-        self._hide = hide or _nothing
+        self._hide = hide
         self._timer: Timer | None = None
         self._begins = 0
         self._pid = os.getpid()
@@ -201,6 +201,7 @@ class Autolog:
         """Have each plug-in install itself when its framework is imported, or now if it has been."""
         from deep500_timing._base.plugins import registered
 
+        _live.append(self)
         for name, point in registered(GROUP).items():
             self._undo.append(after_import(name, partial(self._install, name, point)))
 
@@ -376,7 +377,7 @@ def autolog(
         if not setting("enabled"):
             log.closed = True
             return log
-        _begin(log)
+        log.start()
     return _live[0]
 
 
@@ -402,7 +403,7 @@ def start_launched(settings: str, hide: Callable[[], object]) -> None:
     slow_steps = int(settings[3])
     log = Autolog(settings[4:], quiet=quiet, launched=launched, layers=layers, slow_steps=slow_steps, hide=hide)
     atexit.register(log._report)  # for a process that does not train
-    _begin(log)
+    log.start()
 
 
 def _may_join(other: Any, timer: Timer) -> bool:
@@ -413,15 +414,6 @@ def _may_join(other: Any, timer: Timer) -> bool:
 def _counts(one: Any) -> list[tuple[str, int]]:
     # A region's name and how often it was entered; a name may come twice, of two threads.
     return [(region.name, region._intervals.count + int(region.is_open)) for region in one._regions()]
-
-
-def _nothing() -> None:
-    pass
-
-
-def _begin(log: Autolog) -> None:
-    _live.append(log)
-    log.start()
 
 
 def _rank() -> int | None:

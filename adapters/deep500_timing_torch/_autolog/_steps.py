@@ -227,12 +227,7 @@ class Steps:
         return HERE if here else ALONE
 
     def end(self, event: int, state: int) -> None:
-        """It ends.
-
-        Args:
-            event: The same.
-            state: What :meth:`begin` returned.
-        """
+        """It ends; ``state`` is what :meth:`begin` returned."""
         now = self._end(event, state == HERE)
         if event in (FORWARD, NO_GRAD):
             self.in_forward = False

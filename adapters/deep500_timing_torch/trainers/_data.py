@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import dataloader
 
-from deep500_timing_torch.trainers._fit import COPY, IO, guarded
+from deep500_timing_torch.trainers._fit import COPY, IO
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -114,7 +114,6 @@ class Data:
         self._each()
         self._begun_ns = self._fit.timer.now_ns()
 
-    @guarded
     def _fetched(self, batch: Any, iterator: Any) -> None:
         now = self._fit.timer.now_ns()
         self.waited, self.first_ns = True, self.first_ns or self._begun_ns
@@ -133,7 +132,6 @@ class Data:
             self.ended = True
             self._fit.ended(IO, self._fit.timer.now_ns())
 
-    @guarded
     def _copied(self, copied: Any, batch: Any = None, *args: Any, **kwargs: Any) -> None:
         known = self._known.pop(id(batch), None)
         if known is not None:

@@ -33,6 +33,7 @@ _logs: list[Autolog] = []
 
 def guarded(method: F) -> F:
     """Make a hook harmless: an exception in it costs a warning, never the training."""
+    name = getattr(method, "__qualname__", repr(method))
 
     @functools.wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -40,9 +41,9 @@ def guarded(method: F) -> F:
             return method(*args, **kwargs)
         except Exception as error:
             warn_once(
-                f"Timing the training failed in {method.__qualname__}: {type(error).__name__}: {error}. The training "
-                "goes on; its times are incomplete.",
-                key=f"trainer {method.__qualname__} {type(error).__name__}",
+                f"Timing the training failed in {name}: {type(error).__name__}: {error}. The training goes on; its "
+                "times are incomplete.",
+                key=f"trainer {name} {type(error).__name__}",
             )
             return None
 
@@ -269,7 +270,6 @@ class Fit:
         def before(*args: Any, **kwargs: Any) -> None:
             self._checkpoint_ns = self.timer.now_ns()
 
-        @guarded
         def saved(*args: Any, **kwargs: Any) -> None:
             if self.timer.run is not None:
                 waited_s = (self.timer.now_ns() - self._checkpoint_ns) / 1e9
@@ -310,10 +310,10 @@ class Fit:
         """Time the calls of a function of an object, a class or a module until :meth:`close`.
 
         Args:
-            owner: The owner of the function. Nothing happens if it does not.
+            owner: The owner of the function, or an object without it, which stays as it is.
             name: The function's name.
             region: The region of a call.
-            before: Called before the region starts, with the arguments.
+            before: Called before the region starts, with the arguments. No exception of a hook reaches the training.
             after: Called after the region ended, with the result and the arguments.
             failed: Called with the exception that ends a call.
             while_paused: Whether to time it during an evaluation too.
@@ -322,6 +322,7 @@ class Fit:
         if original is None:
             return
         fit = self
+        before, after, failed = (hook and guarded(hook) for hook in (before, after, failed))
 
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:

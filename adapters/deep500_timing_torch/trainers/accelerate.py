@@ -124,7 +124,6 @@ class Instrumented:
         if self._accelerator.sync_gradients:
             self._fit.start(OPTIMIZER)
 
-    @guarded
     def _end_step(self, optimizer: int, *args: Any, **kwargs: Any) -> None:
         self._fit.end(OPTIMIZER)
         if self._accelerator.sync_gradients:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import Trainer, TrainerCallback
 
+from deep500_timing_torch._autolog._patches import hide
 from deep500_timing_torch.trainers._data import Amounts, Data
 from deep500_timing_torch.trainers._fit import FIT, IO, Fit, Means, TrainerTimer, guarded
 from deep500_timing_torch.trainers._throughput import Throughput, model_of, peak_of, throughput_of
@@ -117,8 +118,7 @@ def _run(callback: TimerCallback, trainer: Any, *args: Any, **kwargs: Any) -> An
     try:
         return type(trainer)._inner_training_loop(trainer, *args, **kwargs)
     except BaseException as error:
-        if error.__traceback__ is not None:
-            error.__traceback__ = error.__traceback__.tb_next
+        hide(error)
         callback._end(failed=True)
         raise
 
@@ -189,14 +189,12 @@ class _Training:
 
     # --- data --------------------------------------------------------------------------------------------------------
 
-    @guarded
     def _ask(self, *args: Any, **kwargs: Any) -> None:
         self.begun_ns = self.fit.timer.now_ns()
         self.fit.begin_fetch()
         self.data.look()
         self.data.waits = [] if self.skips else None
 
-    @guarded
     def _got(self, result: Any, *args: Any, **kwargs: Any) -> None:
         batches = len(result[0])
         start_ns, waits = self.begun_ns, self.data.waits
@@ -222,7 +220,6 @@ class _Training:
         self.fit.begin_batch(start_ns, self.trainer.state.global_step)
         self.fit.end_fetch()
 
-    @guarded
     def _step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> None:
         amounts = self.data.take(inputs)
         self.total += amounts
@@ -230,7 +227,6 @@ class _Training:
 
     # --- logging -----------------------------------------------------------------------------------------------------
 
-    @guarded
     def _log(self, logs: Any, *args: Any, **kwargs: Any) -> None:
         if self.settings.prefix is None or "loss" not in logs:
             return

@@ -178,13 +178,11 @@ class _Training:
     def _begin_epoch(self, *args: Any, **kwargs: Any) -> None:
         self.fit.begin_epoch()
 
-    @guarded
     def _ask(self, *args: Any, **kwargs: Any) -> None:
         self.begun_ns = self.fit.timer.now_ns()
         self.fit.begin_data(self.begun_ns)
         self.fit.begin_fetch()
 
-    @guarded
     def _no_batch(self, error: BaseException) -> None:
         if isinstance(error, StopIteration):
             self.fit.end_fetch()
@@ -193,7 +191,6 @@ class _Training:
     def _fetch(self, *args: Any, **kwargs: Any) -> None:
         self.fit.start(IO)
 
-    @guarded
     def _fetched(self, *args: Any, **kwargs: Any) -> None:
         # Called in a `finally` clause: there may be no data.
         error = sys.exc_info()[1]
@@ -204,7 +201,6 @@ class _Training:
         else:
             self.fit.fail(IO)
 
-    @guarded
     def _begin(self, *args: Any, **kwargs: Any) -> None:
         if not self.fit.batch_ns:
             step = self.trainer.fit_loop.epoch_loop._batches_that_stepped
@@ -213,7 +209,6 @@ class _Training:
             self.fit.begin_batch(self.begun_ns, step)
         self.fit.end_fetch()
 
-    @guarded
     def _stepped(self, *args: Any, **kwargs: Any) -> None:
         if not self.trainer.fit_loop._should_accumulate():
             self.fit.end_batch()
