@@ -8,6 +8,7 @@ import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from deep500_timing._base.names import BATCH
 from deep500_timing._base.settings import setting
 from deep500_timing._summary.nesting import split_path
 from deep500_timing.compare._runs import (
@@ -272,7 +273,8 @@ def _explain(step: Effect | None, regions: Sequence[Effect]) -> Effect | None:
         outermost = [one for path, one in inside if not any(_is_inside(path, other) for other, _ in inside)]
         nearest = max(outermost, key=lambda one: one.share or 0.0, default=None)
         if nearest is None or (nearest.share or 0.0) < _EXPLAINS * (1.0 if best is None else best.share or 0.0):
-            return best
+            # BATCH is the step, and explains nothing.
+            return None if best is None or split_path(best.path)[-1] == BATCH else best
         best, parts = nearest, split_path(nearest.path)
         inside = [(path, one) for path, one in inside if _is_inside(path, parts)]
 

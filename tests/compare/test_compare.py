@@ -105,6 +105,16 @@ class TestAnswers:
             found[side].append(times(forward + 0.03, place, **regions))
         assert compare(found["A"], found["B"]).explains.path == "EPOCH/BATCH/FORWARD"
 
+    def test_a_step_explains_nothing(self, times):
+        """FORWARD and BACKWARD have half of the change each: no region explains it, and least of all BATCH."""
+        rng, found = random.Random(2), {"A": [], "B": []}
+        for place, side in enumerate(ABBA):
+            half = rng.gauss(0.02, 1e-4) * (1.5 if side == "B" else 1)
+            regions = {"BATCH": 2 * half, "BATCH/FORWARD": half, "BATCH/BACKWARD": half}
+            found[side].append(times(2 * half, place, **regions))
+        changed = compare(found["A"], found["B"])
+        assert (True, None) == (changed.slower, changed.explains)
+
     def test_a_faster_step_is_no_alarm(self, sides):
         """Faster is said, and is no slowdown."""
         found = compare(*sides(slower=0.8))
