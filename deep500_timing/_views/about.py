@@ -113,11 +113,7 @@ def about_run(run: Run) -> About:
     of_lowest = [log for log in logs if log["rank"] == lowest]
     header = json.loads(of_lowest[-1]["header"]) if of_lowest else {}
     # The last file of a session says how it ended.
-    last_files: dict[tuple[int, int], dict[str, Any]] = {}
-    for log in logs:
-        known = last_files.get((log["rank"], log["session"]))
-        if known is None or (log["segment"] or 0) >= (known["segment"] or 0):
-            last_files[log["rank"], log["session"]] = log
+    last_files = {(log["rank"], log["session"]): log for log in sorted(logs, key=lambda log: log["segment"] or 0)}
     replaced = _replaced(logs)
     ends = [log["end"] for start, log in last_files.items() if start not in replaced]
     earlier = [log["end"] or "killed" for start, log in last_files.items() if start in replaced]

@@ -289,13 +289,9 @@ class _Job:
         of["unknown"] += of.pop("absent") - down - late
         of["queue"] = self._queued()
         of["down"] = down - of["queue"]
-        of["stragglers"] = 0
-        if len(self._ranks) > 1:
-            of["stragglers"] = self._waited()
-            of["productive"] -= of["stragglers"]
-            self._split_ranks()
-        else:
-            self.of_rank[self._ranks[0]]["stragglers"] = 0
+        of["stragglers"] = self._waited()
+        of["productive"] -= of["stragglers"]
+        self._split_ranks()
         return of
 
     def _waited(self) -> int:
