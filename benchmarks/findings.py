@@ -1,7 +1,8 @@
 """What is said of faults, and of runs without one: `make findings` writes it to FINDINGS.md.
 
 Twenty real PyTorch loops have one planted fault each, timed by a stopwatch (`_planted.py`). A loop counts as found if
-the first or second finding names the cause. Healthy runs are simulated (`healthy_runs.py`).
+the first or second finding names the cause. Ten scripts run under the command alone (`_scripts.py`). Loops have faults
+at multiples of a rule's threshold (`_thresholds.py`). Healthy runs are simulated (`healthy_runs.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks import healthy_runs
+from benchmarks import _scripts, _thresholds, healthy_runs
 from deep500_timing._views.findings import evidence_of, find, verdict
 from deep500_timing.runs import Run
 
@@ -136,14 +137,27 @@ def main() -> None:
     parser.add_argument("--faults", nargs="*", default=list(CAUSES), help="These faults only.")
     parser.add_argument("--runs", type=int, default=240, help="Healthy runs.")
     parser.add_argument("--first", type=int, default=90_000, help="The seed of the first healthy run.")
+    parser.add_argument("--seeds", type=int, default=20, help="Runs at each multiple of a threshold.")
+    parser.add_argument("--jobs", type=int, default=5, help="Of these at the same time.")
+    parser.add_argument("--seconds", type=float, default=1800, help="Begin none of these after that time.")
+    parser.add_argument("--scripts", action=argparse.BooleanOptionalAction, default=True, help="Run the ten scripts.")
     parser.add_argument("--output", type=Path, default=Path(__file__).with_name("FINDINGS.md"))
     arguments = parser.parse_args()
-    lines = ["# What findings say", "", "Written by `make findings`.", ""]
+    before = arguments.output.read_text(encoding="utf-8") if arguments.output.exists() else ""
+    parts = {part.partition("\n")[0]: "## " + part.rstrip() for part in before.split("\n## ")[1:]}
+    made: list[list[str]] = []
     if arguments.faults:
-        lines += planted(arguments.faults)
+        made.append(planted(arguments.faults))
+    if arguments.scripts:
+        made.append(_scripts.scripts())
+    if arguments.seeds:
+        made.append(_thresholds.thresholds(arguments.seeds, arguments.jobs, arguments.seconds))
     if arguments.runs:
-        lines += healthy(arguments.runs, arguments.first)
-    arguments.output.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
+        made.append(healthy(arguments.runs, arguments.first))
+    # A part that was not asked for stays.
+    parts |= {lines[0].removeprefix("## "): "\n".join(lines).rstrip() for lines in made}
+    text = "\n\n".join(["# What findings say\n\nWritten by `make findings`.", *parts.values()])
+    arguments.output.write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

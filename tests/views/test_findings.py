@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from contextlib import ExitStack, suppress
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -171,6 +172,40 @@ def test_the_lines_that_wait_are_named(tmp_path):
     assert found.why == (
         "it waits at app/train.py:41 (loss.item()) 3 times a step and app/log.py:9 (x) 0.25 times a step, and 1 more"
     )
+
+
+def test_the_remedy_is_one_of_the_framework(tmp_path):
+    """Keras has no num_workers."""
+    for name, versions, remedy in (("a", {"torch": "2.13"}, "num_workers"), ("b", {"keras": "3.15"}, "PyDataset")):
+        with made_rank(tmp_path / name) as made, patch("deep500_timing.runs._header._versions", lambda of=versions: of):
+            for _ in range(40):
+                with made.region("BATCH"):
+                    made.spend("IO", 50 * MS)
+                    made.spend("FORWARD", 50 * MS)
+            made.log.flush()
+        with Run.open(tmp_path / name) as run:
+            [found] = find(run)
+        assert remedy in found.remedy
+
+
+@pytest.mark.parametrize("inside", ["deep500-timing (start)", "all_reduce"])
+def test_time_that_is_no_work_is_no_dominant_region(tmp_path, inside):
+    """The start of our own log in a short run, and a collective by hand, are no logging and no clipping."""
+    with made_rank(tmp_path / "run") as made:
+        for step in range(25):
+            with made.region("BATCH"):
+                for name in ("FORWARD", "BACKWARD"):
+                    made.spend(name, 1 * MS)
+                with made.region("between steps"):
+                    start = made.clock.now_ns()
+                    if inside == "all_reduce":
+                        made.wait(2 * MS)
+                        made.log.collective("all_reduce", start, made.clock.now_ns(), sequence=step)
+                    elif not step:
+                        made.spend(inside, 30 * MS)
+                    made.wait(0.1 * MS)
+    with Run.open(tmp_path / "run") as run:
+        assert "dominant-region" not in {finding.rule for finding in find(run)}
 
 
 @pytest.fixture(scope="module")

@@ -287,18 +287,6 @@ class ByTurns(Loop):
         return {"FORWARD": self.each} if random.Random(step).randrange(4) == rank else {}
 
 
-class Uneven(Loop):
-    """Rank 1 has more work, and nothing is exchanged: the size is the share of its work."""
-
-    ranks = 2
-
-    def _in_step(self, step, rank):
-        return {"BACKWARD": of(self.share, PARTS["BACKWARD"])} if rank == 1 else {}
-
-    def _meet(self, made, step, wait):
-        pass
-
-
 class Growth(Loop):
     """Memory grows by this share of its last value."""
 
@@ -391,7 +379,6 @@ SWEEPS = {
     "exposed-communication": (Exchange, 0.1),
     "late-rank": (Late, 0.03),
     "waits-for-ranks": (ByTurns, 0.3),
-    "imbalance": (Uneven, 0.2),
     "memory-grows": (Growth, 0.1),
     "throttled": (Throttled, 0.05),
     "lost": (Lost, 0.01),
@@ -402,7 +389,6 @@ SWEEPS = {
 }
 """For each fault its loop, and the size from which on it must be found; nothing is found of a fault of size 0."""
 ALONE = {
-    "imbalance",
     "memory-grows",
     "throttled",
     "lost",

@@ -37,6 +37,7 @@ _UNEVEN = 1.25
 _KEPT = 20
 _ALONE = 0.9
 """Share of the time between two epochs from which on samples there are of no region."""
+_OF_KERAS = "dataset.prefetch(tf.data.AUTOTUNE); workers= and use_multiprocessing= of a PyDataset"
 _MANY = 100_000
 """Intervals of a region from which on it is not looked for between epochs."""
 
@@ -106,7 +107,10 @@ def _judge(rule: Rule, evidence: Evidence, node: Node, shares: dict[int, float])
     remedy = {"remedy": KEEP_WORKERS} if few is not None and few[2] else {}
     if few is None:
         workers = None if step is None else why_of_workers(evidence, node, step)
-        remedy = {"remedy": workers.remedy} if workers is not None else {}
+        if workers is not None:
+            remedy = {"remedy": workers.remedy}
+        elif evidence.run is not None and not {"keras", "tensorflow"}.isdisjoint(evidence.about.versions):
+            remedy = {"remedy": _OF_KERAS}
         why = "; ".join(filter(None, (workers.text if workers is not None else "", _growth(evidence, node))))
         few = f"the loop waits for data, {took(each_s)}{of_step} a step{usual}", where, why, ()
     fact, where, why, steps = few

@@ -35,7 +35,6 @@ _TABLE = {
     "between-epochs": Rule(
         _data.between_epochs, 0.05, 3, "over-the-run", "longer epochs, or do it in the background", "run", on_cpu=True
     ),
-    "imbalance": Rule(_ranks.imbalance, 0.10, 40, "ranks", "give each rank the same amount of work"),
     "waits-for-ranks": Rule(_ranks.waits_for_ranks, 0.20, 20, "communication"),
     "exposed-communication": Rule(
         _ranks.exposed_communication,
@@ -142,7 +141,6 @@ def _with_gain(finding: Finding, evidence: Evidence) -> Finding:
 def _each_once(found: dict[str, list[Finding]]) -> Iterator[Finding]:
     # Seconds are counted once, by the rule that knows most.
     spoken = {name for name, findings in found.items() if findings}
-    late = {finding.rank for finding in found.get("late-rank", ())}
     stalls = {step for finding in found.get("waits-for-data", ()) for step in finding.steps}
     pauses = {finding.region for finding in found.get("outside-steps", ()) if finding.anchor == "over-the-run"}
     in_spikes = {finding.cause: finding.cost_s or 0.0 for finding in found.get("spikes", ())}
@@ -156,8 +154,7 @@ def _each_once(found: dict[str, list[Finding]]) -> Iterator[Finding]:
         rule, steps = finding.rule, set(finding.steps)
         is_between = between is not None and (between.cost_s or 0.0) >= 0.5 * (finding.cost_s or 0.0)
         if not (
-            (rule == "imbalance" and finding.rank in late)
-            or (rule == "between-epochs" and finding is not between)
+            (rule == "between-epochs" and finding is not between)
             or (rule == "spikes" and finding.cause in ("", IO) and stalls and stalls >= steps)
             or (rule == "dominant-region" and (finding.cost_s or 0.0) <= 1.25 * in_spikes.get(finding.cause, 0.0))
             or (finding.cause == "compile" and rule == "outside-steps" and "recompilation" in spoken)

@@ -1,10 +1,8 @@
-"""late-rank, waits-for-ranks, imbalance, exposed-communication: rules about several ranks and their communication."""
+"""late-rank, waits-for-ranks, exposed-communication: rules about several ranks and their communication."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
-
-import numpy as np
 
 from deep500_timing._base.names import BACKWARD, BATCH
 from deep500_timing._base.sql import literal
@@ -25,8 +23,6 @@ LATE_SHARE = 0.03
 """Lateness as a share of the step; the ranks of a run differ by about 1 % of a step by nature."""
 _LATE_COST = 0.025
 """The saving without the late rank, as a share of the step; it is small if ranks are late by turns."""
-_LEAST_COST = 0.01
-"""imbalance: of the run."""
 
 
 def _late(evidence: Evidence, share: float) -> tuple[Stragglers, float] | None:
@@ -66,68 +62,6 @@ def late_rank(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         cost_s=saved * found.steps,
         rank=rank,
     )
-
-
-def imbalance(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
-    """The same rank has more work than the mean in both halves of the run."""
-    step = evidence.step_node
-    if evidence.run is None or step is None or len(evidence.ranks) < 2:
-        return
-    best: Finding | None = None
-    for name, halves in _halves(evidence).items():
-        first, second = halves
-        if len(first) != len(evidence.ranks) or first.keys() != second.keys():
-            continue
-        heaviest = max(first, key=lambda rank: (first[rank], -rank))
-        means = [float(np.mean(list(half.values()))) for half in halves]
-        over = [half[heaviest] / mean - 1 if mean > 0 else 0.0 for half, mean in zip(halves, means, strict=True)]
-        if min(over) < rule.share or heaviest != max(second, key=lambda rank: (second[rank], -rank)):
-            continue
-        saved = (first[heaviest] - means[0] + second[heaviest] - means[1]) / 2
-        cost = saved * step.count
-        if cost < _LEAST_COST * evidence.whole_s or (best is not None and cost <= (best.cost_s or 0)):
-            continue
-        best = rule.found(
-            evidence,
-            f"Rank {heaviest} has {percent(min(over))} more {name_of(name)} than the mean of "
-            f"{len(first)} ranks, all through the run",
-            why=f"balance would save {took(saved)} a step",
-            cost_s=cost,
-            rank=heaviest,
-        )
-    if best is not None:
-        yield best
-
-
-def _halves(evidence: Evidence) -> dict[str, tuple[dict[int, float], dict[int, float]]]:
-    # Medians by region and rank in both halves. Where ranks meet, of own times: a wait inside BACKWARD is no work.
-    steps = evidence.rank_steps
-    if steps is not None:
-        middle, ranks = len(steps.numbers) // 2, steps.ranks
-
-        def of(half: Any, place: int) -> dict[int, float]:
-            return dict(zip(ranks, np.median(half[:, :, place], axis=0).tolist(), strict=True))
-
-        return {
-            region: (of(steps.own[:middle], place), of(steps.own[middle:], place))
-            for place, region in enumerate(steps.regions)
-            if region not in evidence.waits and region != REST and middle
-        }
-    steady, step = evidence.steady, evidence.step_node
-    if steady is None or step is None or evidence.run is None:
-        return {}
-    parent = path_text(step.path)
-    half = f"case when step >= {int(np.median(steady.numbers))} then 1 else 0 end"
-    rows = evidence.run.sql(
-        f"select region, rank, {half} as half, median(dur_ns) as usual from intervals where device = 'CPU' "
-        f"and depth = {len(step.path)} and step >= {int(steady.numbers[0])} {evidence.only}"
-        f"and substr(path, 1, {len(parent) + 1}) = {literal(parent + '/')} group by region, rank, {half}"
-    ).rows()
-    found: dict[str, tuple[dict[int, float], dict[int, float]]] = {}
-    for row in rows:
-        if row["region"] not in evidence.waits:
-            found.setdefault(row["region"], ({}, {}))[row["half"]][row["rank"]] = row["usual"] / 1e9
-    return found
 
 
 class Communication(NamedTuple):

@@ -180,21 +180,37 @@ def dominant_region(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         for node in step.children
         if is_work(node) and not _computes(node) and node.name not in evidence.waits and node.total_s
     ]
-    node = max(others, key=lambda node: node.total_s or 0.0, default=None)
-    if node is None or not node.total_s or node.total_s < (UNNAMED if node.name in BETWEEN else rule.share) * whole_s:
+    # Waits for ranks inside it, and the start of the log, are no work of the region.
+    spent_s, node = max(
+        ((_spent_s(evidence, node), node) for node in others), key=lambda pair: pair[0], default=(0.0, None)
+    )
+    if node is None or spent_s < (UNNAMED if node.name in BETWEEN else rule.share) * whole_s:
         return
-    on_average = "" if (node.median_s or 0.0) * node.count >= 0.5 * node.total_s else " on average"
+    on_average = "" if (node.median_s or 0.0) * node.count >= 0.5 * spent_s else " on average"
     yield rule.found(
         evidence,
-        f"{name_of(node.name)} takes {percent(node.total_s / whole_s)} of {BATCH}, "
-        f"{took(node.total_s / step.count)} a step{on_average}",
+        f"{name_of(node.name)} takes {percent(spent_s / whole_s)} of {BATCH}, "
+        f"{took(spent_s / step.count)} a step{on_average}",
         where=f"FORWARD and BACKWARD take {percent(compute_s / whole_s)}",
         why=evidence.lines_in(path_text(node.path)),
-        cost_s=node.total_s,
+        cost_s=spent_s,
         region=node.path,
         remedy=(BETWEEN | _REMEDIES).get(node.name, rule.remedy),
         cause=name_of(node.name),
     )
+
+
+def _spent_s(evidence: Evidence, node: Node) -> float:
+    others = evidence.waits | {"deep500-timing (start)"}
+    spent_s = (node.total_s or 0.0) - sum(child.total_s or 0.0 for child in node.children if child.name in others)
+    if evidence.run is None or not evidence.operations or node.name not in BETWEEN:
+        return spent_s
+    [row] = evidence.run.sql(
+        "select cast(sum(c.dur_ns) as double) as ns from collectives c join intervals i on c.rank = i.rank and "
+        "c.session = i.session and c.start_ns >= i.start_ns and c.start_ns < i.start_ns + i.dur_ns "
+        f"where i.path = {literal(path_text(node.path))} and i.device = 'CPU' and i.rank = {evidence.rank}"
+    ).rows()
+    return spent_s - (row["ns"] or 0.0) / 1e9
 
 
 def _computes(node: Node) -> bool:
