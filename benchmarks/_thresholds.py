@@ -269,7 +269,10 @@ def thresholds(runs: int, jobs: int, seconds: float, only: str = "") -> list[str
         "|---|---|---|---|---|---|---|",
         *(
             f"| {question} | {what} | {f'{share:.0%}' if share < 1 else f'{share} times'} | "
-            + " | ".join(f"{hits[question, ratio]} of {asked[question, ratio]}" for ratio in (*RATIOS, 0))
+            + " | ".join(
+                (f"{hits[question, ratio]} of {asked[question, ratio]}" if asked[question, ratio] else "–")
+                for ratio in (*RATIOS, 0)
+            )
             + " |"
             for question, (_, share, what) in ((one, QUESTIONS[one]) for one in chosen)
         ),
