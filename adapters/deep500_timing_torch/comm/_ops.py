@@ -129,10 +129,6 @@ def _batch(p2p_op_list: Any) -> Moved:
     return max(sent, received), False, p2p_op_list[0].group, p2p_op_list[0].tensor
 
 
-def _barrier(group: Any = None, *_: Any, **__: Any) -> Moved:
-    return None, False, group, None
-
-
 def _group_at(position: int) -> Describe:
     """Describe an operation of unknown size whose group is its ``position``-th argument."""
 
@@ -199,8 +195,8 @@ def _table() -> dict[str, Op]:
         Op("gather", _sized_by("gather_list", "tensor gather_list dst group", on="tensor", share="tensor"), one_way),
         Op("scatter", _sized_by("scatter_list", "tensor scatter_list src group", on="tensor", share="tensor"), one_way),
         Op("batch_isend_irecv", _batch, whole, point_to_point=True),
-        Op("barrier", _barrier, None, synchronizes=True),
-        Op("monitored_barrier", _barrier, None),
+        Op("barrier", _group_at(0), None, synchronizes=True),
+        Op("monitored_barrier", _group_at(0), None),
         Op("all_gather_object", _group_at(2), None, synchronizes=True),
         Op("broadcast_object_list", _group_at(2), None),
         Op("gather_object", _group_at(3), None),

@@ -167,16 +167,11 @@ _RENAMED: dict[str, Any] = {
 }
 
 
-def _timed_operations() -> dict[str, Any]:
-    operations = {}
-    for name in OPS:
-        function = getattr(dist, name, None) or _RENAMED.get(name)
-        if function is not None:
-            operations[name] = timed_operation(name, function)
-    return operations
-
-
-OPERATIONS: dict[str, Any] = _timed_operations()
+OPERATIONS: dict[str, Any] = {
+    name: timed_operation(name, function)
+    for name in OPS
+    if (function := getattr(dist, name, None) or _RENAMED.get(name)) is not None
+}
 """Every timed operation that this PyTorch has, by name."""
 
 
@@ -193,8 +188,5 @@ def init_p2p_op(self: Any, op: Any, *args: Any, **kwargs: Any) -> None:
 class P2POp(c10d.P2POp):
     """``torch.distributed.P2POp`` that takes the timed ``isend`` and ``irecv`` as well as the original ones."""
 
-    def __new__(cls, op: Any, *args: Any, **kwargs: Any) -> Any:
-        return new_p2p_op(cls, op, *args, **kwargs)
-
-    def __init__(self, op: Any, *args: Any, **kwargs: Any) -> None:
-        init_p2p_op(self, op, *args, **kwargs)
+    __new__ = new_p2p_op  # type: ignore[assignment]
+    __init__ = init_p2p_op
