@@ -6,12 +6,10 @@ may be deleted at any time.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import hashlib
 import json
 import os
-import shutil
 import tempfile
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -96,9 +94,9 @@ def compact(folder: str) -> Compacted:
             raise
     # The folder is read-only, or its disk is full.
     if folder not in _temporary:
-        _temporary[folder] = tempfile.mkdtemp(prefix="deep500-timing-run-")
+        _temporary[folder] = tempfile.TemporaryDirectory(prefix="deep500-timing-run-", ignore_cleanup_errors=True)
     try:
-        return _compact_to(_temporary[folder], folder)
+        return _compact_to(_temporary[folder].name, folder)
     except OSError as error:
         raise OSError(
             error.errno,
@@ -174,8 +172,7 @@ def _make_part(folder: str, group: list[LogFile], target: str) -> dict[str, Any]
     name = hashlib.sha256(json.dumps(wanted).encode()).hexdigest()[:16]
     schemas: dict[str, dict[str, str]] = {}
     tables: dict[str, _TableWriter] = {}
-    scratch = tempfile.mkdtemp(prefix=".new-", dir=target)
-    try:
+    with tempfile.TemporaryDirectory(prefix=".new-", dir=target, ignore_cleanup_errors=True) as scratch:
         for table, batch in _tables_of(group, schemas):
             # Logs may declare the same table with different columns: a file for each.
             key = f"{table}-{name}-{len(batch.schema)}"
@@ -186,8 +183,6 @@ def _make_part(folder: str, group: list[LogFile], target: str) -> dict[str, Any]
             writer.close()
         for key in tables:
             os.replace(os.path.join(scratch, key + ".parquet"), os.path.join(target, key + ".parquet"))
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
     files: dict[str, list[str]] = {}
     for key in tables:
         files.setdefault(key.split("-")[0], []).append(key + ".parquet")
@@ -301,14 +296,5 @@ def empty_file(target: str, table: str) -> str:
     return path
 
 
-_temporary: dict[str, str] = {}
-"""Temporary folders by run, for folders that cannot be written to."""
-
-
-@atexit.register
-def remove_temporary() -> None:
-    while _temporary:
-        shutil.rmtree(_temporary.popitem()[1], ignore_errors=True)
-
-
-__all__ = ["Compacted", "compact", "empty_file", "find_logs", "remove_temporary"]
+_temporary: dict[str, tempfile.TemporaryDirectory[str]] = {}
+"""Temporary folders by run, for folders that cannot be written to. They are removed at exit."""
