@@ -219,6 +219,22 @@ def test_compilation_is_a_region(forks, tmp_path):
     assert 1 == sum("size" in (reason or "") for reason in reasons)
 
 
+def test_a_compiled_step_of_an_optimizer(forks, tmp_path):
+    """The compiler sees no hook: the graphs and their breaks are those of the plain program."""
+    program = TRAIN + (
+        "import torch._dynamo\nfrom torch._dynamo.utils import counters\n"
+        "net(torch.ones(2, 16)).sum().backward()\nstep = torch.compile(lambda: optimizer.step(), backend='eager')\n"
+        "step(); step()\n"
+        "print(dict(counters['stats']), list(counters['graph_break'].values()), net[0].weight.sum().item())\n"
+    )
+    said, _ = printed(forks, tmp_path, program + "log.close()")
+    bare = tmp_path / "bare"
+    started = forks.start(["-c", "import sys\n" + program], suite_ranks.environment(), bare)
+    assert 0 == started.wait(100), bare.read_text()
+    assert "unique_graphs" in said
+    assert bare.read_text().splitlines()[-1] == said.splitlines()[-1]
+
+
 def test_layers(forks, tmp_path):
     """With ``layers=True`` each layer of the model is timed, at the end and in the run; the result is the same."""
     program = TRAIN + "steps(2); print(net[0].weight.sum().item())\nlog.close()\n"

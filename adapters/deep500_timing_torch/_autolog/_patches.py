@@ -49,9 +49,11 @@ class Patches:
         self._epoch: Any = None
         self._epoch_ns = self._epoch_steps = 0
         self._comm: Any = None
-        before, after = _hooks(steps)
-        self._undo.append(optim.register_optimizer_step_pre_hook(before).remove)
-        self._undo.append(optim.register_optimizer_step_post_hook(after).remove)
+        for register, tell in (
+            (optim.register_optimizer_step_pre_hook, steps.begin_step),
+            (optim.register_optimizer_step_post_hook, steps.end_step),
+        ):
+            self._undo.append(register(_hook(tell)).remove)
         self.put(dataloader._BaseDataLoaderIter, "__next__", self._next)
         self.put_after(dataloader.DataLoader, "__iter__", self._iterated)
         self.put(torch.autograd, "backward", self._backward)
@@ -257,17 +259,12 @@ class Patches:
         self._steps.log.begin()
 
 
-def _hooks(steps: Steps) -> tuple[Function, Function]:
-    begin, end = steps.begin_step, steps.end_step
+def _hook(tell: Function) -> Function:
+    def hook(optimizer: Any, args: Any, kwargs: Any) -> None:
+        tell(optimizer)
 
-    def before(optimizer: Any, args: Any, kwargs: Any) -> None:
-        begin(optimizer)
-
-    def after(optimizer: Any, args: Any, kwargs: Any) -> None:
-        end(optimizer)
-
-    before._torchdynamo_inline = after._torchdynamo_inline = _no_hook  # type: ignore[attr-defined]
-    return before, after
+    hook._torchdynamo_inline = _no_hook  # type: ignore[attr-defined]
+    return hook
 
 
 def _no_hook(optimizer: Any, args: Any, kwargs: Any) -> None:

@@ -52,13 +52,11 @@ def guarded(method: F) -> F:
 
 def _between(last: str, name: str) -> str:
     # The regions are those of `deep500-timing run`.
-    if last == OPTIMIZER:
-        return NEXT
-    if last in (IO, COPY):
-        return PREPARE
     if last == FORWARD and name == BACKWARD:
         return LOSS
-    return GRADIENTS if last in (BACKWARD, CLIP) and name in (CLIP, OPTIMIZER) else OTHER
+    if last in (BACKWARD, CLIP) and name in (CLIP, OPTIMIZER):
+        return GRADIENTS
+    return {OPTIMIZER: NEXT, IO: PREPARE, COPY: PREPARE}.get(last, OTHER)
 
 
 class TrainerTimer:

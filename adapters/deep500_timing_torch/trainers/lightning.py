@@ -102,15 +102,17 @@ class TimerProfiler(TrainerTimer, Profiler):  # type: ignore[misc, unused-ignore
         if not any(isinstance(one, TimerCallback) for one in callbacks):
             callbacks.insert(0, self._callback)
 
+    @guarded
     def start(self, action_name: str) -> None:
         """An action begins."""
         if self._is_region(action_name):
-            self._start(action_name)
+            self.timer.start(action_name)
 
+    @guarded
     def stop(self, action_name: str) -> None:
         """It ends."""
         if self._is_region(action_name):
-            self._stop(action_name)
+            self.timer.end(action_name)
 
     def summary(self) -> str:
         """The table of all times, which Lightning logs at the end."""
@@ -122,14 +124,6 @@ class TimerProfiler(TrainerTimer, Profiler):  # type: ignore[misc, unused-ignore
         if action.startswith("[") or action in _FOLDED:
             return self.actions and action.rpartition(".")[2] not in _FOLDED
         return True
-
-    @guarded
-    def _start(self, action: str) -> None:
-        self.timer.start(action)
-
-    @guarded
-    def _stop(self, action: str) -> None:
-        self.timer.end(action)
 
 
 class _Training:
