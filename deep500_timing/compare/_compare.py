@@ -175,7 +175,7 @@ def _choose(
     if pairs is not None and len(pairs) >= FEWEST_PAIRS:
 
         def of_pairs(path: str) -> Estimate:
-            spread = None if floor is None else floor.spread_of(path)
+            spread = None if floor is None else floor.spreads.get(path)
             return paired(log_ratios(pairs, path), spread)
 
         own = f"{len(pairs)} interleaved pairs, paired t test on logarithms"
@@ -325,10 +325,6 @@ class Floor:
     @property
     def spread(self) -> Spread | None:
         return self.spreads.get(STEP)
-
-    def spread_of(self, path: str) -> Spread | None:
-        """Of a region, or of the step under the empty path."""
-        return self.spreads.get(path)
 
 
 def machine_of(run: RunTimes) -> str:
