@@ -28,7 +28,7 @@ from deep500_timing.testing import ManualClock
 
 DOCS = Path(__file__).parents[2] / "docs" / "report.md"
 SECTIONS = [
-    "tree", "over-the-run", "steps", "distributions", "stragglers", "memory", "communication", "not-measured"
+    "tree", "over-the-run", "steps", "distributions", "stragglers", "ranks", "memory", "communication", "not-measured"
 ]  # fmt: skip
 HOSTILE = "</script><script>alert(1)</script>&\"'\u2028"
 
@@ -286,6 +286,37 @@ def test_who_is_late_is_said_as_by_the_command(tmp_path):
     assert ("FORWARD", pytest.approx(0.03, rel=0.1)) == (most["region"], most["s"])
     (finding,) = [found for found in context.findings if found.rule == "late-rank"]
     assert (3, "stragglers") == (finding.rank, finding.anchor)
+
+
+def test_the_rank_that_was_late(sections):
+    """Rank 1 came 80 ms after the other rank in step 30, and nowhere else as late: the numbers of the finding."""
+    figure = sections["ranks"].figures[0]
+    cells = figure.panels[0].spec["data"]["values"]
+    latest = max(cells, key=lambda cell: cell["s"])
+    assert (1, 30, pytest.approx(0.08, rel=0.02)) == (latest["rank"], latest["step"], latest["s"])
+    assert figure.alt.startswith("Rank 1 came latest")
+
+
+def test_many_ranks_share_rows(tmp_path):
+    """Of 130 ranks three share a row, which shows the one that is furthest off."""
+    slow = []
+
+    def train(tmr, clock):
+        slow.append(len(slow) == 100)
+        for step in range(6):  # Two of warm-up, and a last one of unknown length.
+            with tmr.region(TimeType.BATCH):
+                clock.advance_ns(20_000_000 if slow[-1] else 10_000_000)
+                start = clock.now_ns()
+                clock.advance_ns(1_000_000 if slow[-1] else 11_000_000)
+                tmr.run.collective("all_reduce", start, clock.now_ns(), sequence=step)
+
+    with _run_of(tmp_path / "run", train, ranks=130) as run:
+        content = {section.name: section.content for section in build(run)[1]}
+    cells = content["ranks"].figures[0].panels[0].spec["data"]["values"]
+    assert 44 * 3 == len(cells)
+    assert {(33, 100)} == {(cell["row"], cell["rank"]) for cell in cells if cell["s"]}
+    assert 130 == len(content["ranks"].figures[0].rows)
+    assert "Of 130 ranks 8 are shown." in content["steps"].figures[0].note
 
 
 def test_samples_and_collectives(sections):
@@ -590,12 +621,12 @@ def test_plots(run, tmp_path):
     assert ["tree-1.png", "tree-2.png", "distributions-1.png"] == [path.rsplit("/", 1)[-1] for path in paths]
     for path in (tmp_path / "plots").iterdir():
         assert b"\x89PNG" == path.read_bytes()[:4]
-    paths = write_plots(run, tmp_path / "plots", only=["stragglers", "steps"], format="svg")
-    text = (tmp_path / "plots" / "stragglers-1.svg").read_text()
-    assert paths[-1].endswith("stragglers-1.svg")
+    paths = write_plots(run, tmp_path / "plots", only=["ranks", "steps"], format="svg")
+    text = (tmp_path / "plots" / "ranks-1.svg").read_text()
+    assert paths[-1].endswith("ranks-1.svg")
     assert 3 == len(paths)
     assert text.startswith("<svg")
-    assert text.count("<path") > 10
+    assert text.count("<path") > 40
 
 
 def test_a_picture_says_whose_its_colours_are(run, tmp_path):

@@ -46,7 +46,7 @@ def test_every_chart_is_drawn(opened):
         "[...document.querySelectorAll('.chart')].map(c => [c.dataset.drawn, "
         "c.querySelectorAll('.role-mark path, .role-mark text').length > 0])"
     )
-    assert [["yes", True]] * 15 == charts
+    assert [["yes", True]] * 16 == charts
     assert [] == opened.faults
     assert opened.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
 

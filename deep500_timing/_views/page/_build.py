@@ -13,7 +13,7 @@ from deep500_timing._views.page._context import Context
 from deep500_timing._views.page._goodput import goodput
 from deep500_timing._views.page._not_measured import not_measured
 from deep500_timing._views.page._over import over
-from deep500_timing._views.page._ranks import stragglers
+from deep500_timing._views.page._ranks import ranks_over_run, stragglers
 from deep500_timing._views.page._samples import samples
 from deep500_timing._views.page._section import GROUP, TABLE_GROUP, Content, Section
 from deep500_timing._views.page._spread import spread
@@ -44,6 +44,7 @@ _BUILT_IN = (
     _BuiltIn("distributions", "How long each region takes", 60, "No region has 10 intervals.", spread),
     _BuiltIn("workers", "Workers of the data loader", 63, "", workers),
     _BuiltIn("stragglers", "Who is late, and why", 65, _ONE_RANK, stragglers),
+    _BuiltIn("ranks", "Ranks", 70, "The ranks meet in no step.", ranks_over_run),
     _BuiltIn("memory", "Memory, throughput, devices", 80, "No memory, throughput or device was sampled.", samples),
     _BuiltIn("communication", "Communication", 90, "No collective was recorded.", communication),
     _BuiltIn("not-measured", "Missing data and environment", 110, "", not_measured),

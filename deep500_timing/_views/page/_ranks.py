@@ -1,23 +1,28 @@
-"""Several ranks: how late each came, the straggler and its cause."""
+"""Several ranks: the straggler and its cause, and how late each rank came over the run."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing._distributed.late import FEW_RANKS
 from deep500_timing._distributed.verdict import sentences
 from deep500_timing._summary.text import format_time
 from deep500_timing._views.page._context import shown
-from deep500_timing._views.page._parts import bars, data, quantity, rounded, time_axis
+from deep500_timing._views.page._parts import TIME_LABELS, bars, by_step, data, quantity, rounded, time_axis, tooltip
 from deep500_timing._views.page._section import Content, Figure, Panel
 
 if TYPE_CHECKING:
+    from deep500_timing._distributed.late import Steps as RankSteps
     from deep500_timing._distributed.verdict import Stragglers as Verdict
-    from deep500_timing._views.page._context import Context
+    from deep500_timing._views.page._context import Context, Steps
 
 _DRAWN = 32
 """Ranks that have a bar: the latest, and the earliest."""
 _LATE, _OTHER = "#d55e00", "#0072b2"
+_ROWS = 64
+"""Rows of the map; more ranks share them."""
+_BUCKETS = 80
 
 
 def stragglers(context: Context) -> Content | None:
@@ -104,3 +109,89 @@ def _of_regions(found: Verdict) -> Figure:
         note="Own times: the waits for other ranks inside a region are left out.",
         legend=(("the cause", _LATE), ("no cause", _OTHER)) if found.region is not None else (),
     )
+
+
+def ranks_over_run(context: Context) -> Content | None:
+    steps, ranks = context.steps, context.about.ranks
+    meeting = context.evidence.rank_steps if steps is not None and len(ranks) > 1 else None
+    if steps is None or meeting is None:
+        return None
+    width = max(-(-(steps.last - steps.first + 1) // _BUCKETS), 1)
+    late = _of_meetings(meeting, steps, width)
+    by_rank: dict[int, list[float]] = defaultdict(list)
+    for (rank, _), seconds in late.items():
+        by_rank[rank].append(seconds)
+    mean = {rank: sum(values) / len(values) for rank, values in by_rank.items()}
+    latest = sorted(mean, key=lambda rank: (-mean[rank], rank))
+    share = -(-len(ranks) // _ROWS)
+    figure = Figure(
+        "How late each rank came, by step",
+        f"Rank {latest[0]} came latest: {signed(mean[latest[0]])} a step against the median of the others.",
+        (Panel(_spec(late, ranks, share, width)),),
+        ("rank", "against the median of the others, mean of a step", "stretches in which it was the latest"),
+        [(rank, signed(mean[rank]), firsts) for rank, firsts in _counts(late, latest)],
+        note="How long after the median of the other ranks each came to where they meet. Orange is later, blue is "
+        "earlier. The findings say whether it is more than chance."
+        + (f" Each row is {share} ranks, and shows the one that is furthest off." if share > 1 else ""),
+    )
+    return Content((figure,))
+
+
+def _of_meetings(found: RankSteps, steps: Steps, width: int) -> dict[tuple[int, int], float]:
+    # The verdict's own lateness, as means over stretches of steps.
+    buckets: dict[int, list[int]] = defaultdict(list)
+    for place, number in enumerate(found.numbers):
+        buckets[number - (number - steps.first) % width].append(place)
+    late = {}
+    for bucket, places in buckets.items():
+        means = found.lateness[places].mean(axis=0).tolist()
+        of = against_others(dict(zip(found.ranks, means, strict=True)))
+        late.update({(rank, bucket): seconds for rank, seconds in of.items()})
+    return late
+
+
+def _counts(late: dict[tuple[int, int], float], order: list[int]) -> list[tuple[int, int]]:
+    latest: dict[int, tuple[float, int]] = {}
+    for (rank, bucket), seconds in late.items():
+        known = latest.get(bucket)
+        if known is None or (seconds, -rank) > (known[0], -known[1]):
+            latest[bucket] = seconds, rank
+    counts: dict[int, int] = defaultdict(int)
+    for _, rank in latest.values():
+        counts[rank] += 1
+    return [(rank, counts[rank]) for rank in order]
+
+
+def _spec(late: dict[tuple[int, int], float], ranks: tuple[int, ...], share: int, width: int) -> dict[str, Any]:
+    row_of = {rank: place // share for place, rank in enumerate(ranks)}
+    cells: dict[tuple[int, int], tuple[float, int]] = {}
+    for (rank, bucket), seconds in late.items():
+        cell = row_of[rank], bucket
+        if cell not in cells or abs(seconds) > abs(cells[cell][0]):
+            cells[cell] = seconds, rank
+    sizes = sorted(abs(seconds) for seconds, _ in cells.values())
+    # The scale ends at the 98th percentile: a few extremes would make all others look alike.
+    most = max(sizes[int(len(sizes) * 0.98)] if len(sizes) > 50 else sizes[-1], 1e-9)
+    rows = [
+        {"step": bucket, "end": bucket + width, "row": row, "below": row + 1, "s": rounded(seconds, 3), "rank": rank}
+        | {"late": signed(seconds)}
+        for (row, bucket), (seconds, rank) in sorted(cells.items())
+    ]
+    number = max(row_of.values()) + 1
+    height = max(min(number * 18, 420), 60)
+    axis = {"title": "rank", "grid": False, "tickMinStep": 1, "labelOffset": 9 if number <= 20 else 0}
+    axis["labelExpr"] = f"datum.value < {number} ? format(datum.value * {share}, 'd') : ''"
+    scale = {"domain": [-most, 0, most], "range": [_OTHER, "#dfe3e6", _LATE]}
+    legend = {"title": None, "labelExpr": TIME_LABELS.replace("~s", ".2~s"), "gradientLength": min(height - 10, 100)}
+    return {
+        "height": height,
+        "data": data(rows),
+        "mark": {"type": "rect"},
+        "encoding": by_step()
+        | {
+            "y": quantity("row", scale={"domain": [0, number], "reverse": True, "nice": False}, axis=axis),
+            "y2": {"field": "below"},
+            "color": quantity("s", scale=scale | {"clamp": True, "interpolate": "lab"}, legend=legend),
+            "tooltip": tooltip(rank="rank", step="from step", late="against the median"),
+        },
+    }
