@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("clean")
 def device(monkeypatch):
     """A simulated device that holds what is on PyTorch's ``meta`` device."""
     clock = ManualDeviceClock()
-    monkeypatch.setitem(_device._pools, "meta", EventPool(clock))
+    monkeypatch.setitem(_device._pools, torch.device("meta"), EventPool(clock))
     return clock
 
 

@@ -24,7 +24,7 @@ from deep500_timing_torch.comm._log import LOG
 def device(monkeypatch):
     """A simulated device that holds what is on PyTorch's ``meta`` device, and a host clock at rest."""
     clock = ManualDeviceClock()
-    monkeypatch.setitem(_device._pools, "meta", EventPool(clock))
+    monkeypatch.setitem(_device._pools, torch.device("meta"), EventPool(clock))
     comm.reset_log()
     comm.configure(timer=timer.Timer(clock=ManualClock()))
     yield clock

@@ -17,7 +17,7 @@ from deep500_timing_torch.comm._settings import SETTINGS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_pools: dict[str, EventPool | None] = {}
+_pools: dict[torch.device, EventPool | None] = {}
 
 
 def pool_for(tensor: torch.Tensor | None) -> EventPool | None:
@@ -27,18 +27,18 @@ def pool_for(tensor: torch.Tensor | None) -> EventPool | None:
     """
     if tensor is None or tensor.is_cpu:
         return None
-    device = str(tensor.device)
+    device = tensor.device
     try:
         return _pools[device]
     except KeyError:
         pass
-    kind = tensor.device.type
+    kind = device.type
     found = None
     if kind != "meta":
         from deep500_timing_torch import CudaEventClock
 
         try:
-            clock: Any = CudaEventClock(device)
+            clock: Any = CudaEventClock(str(device))
             found = pool_of(clock)
         except Exception as error:
             warn_once(
