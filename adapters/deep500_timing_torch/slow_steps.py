@@ -16,7 +16,7 @@ import torch.optim.optimizer as optim
 from torch.autograd import profiler
 from torch.compiler import is_dynamo_compiling
 
-from deep500_timing.adapters import warn_once
+from deep500_timing.adapters import rank_and_world, warn_once
 from deep500_timing.runs import feeders
 
 if TYPE_CHECKING:
@@ -233,7 +233,7 @@ class SlowSteps:
                 folder = Path(run.folder, TABLE)
                 folder.mkdir(parents=True, exist_ok=True)
                 number = 1
-                while (path := folder / f"rank-{run._writer._rank}-{number}.json").exists():
+                while (path := folder / f"rank-{rank_and_world()[0]}-{number}.json").exists():
                     number += 1
                 kept.export_chrome_trace(str(path))
                 run.add(TABLE, (start_ns, dur_ns, f"{TABLE}/{path.name}"))

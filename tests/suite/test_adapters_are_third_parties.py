@@ -21,6 +21,7 @@ TAKEN = {
         "region._end_has_more",
         "region._intervals",
         "region._is_open",
+        "self.timer._find",
     },
     # Compiled with the core: an operation's times are kept in C.
     "deep500_timing_torch/comm/_records.py": {"deep500_timing._recording.intervals.Intervals"},
@@ -31,7 +32,7 @@ TAKEN = {
 """What each file takes beyond that, and may. A longer list means that the core lacks a public name."""
 
 
-OF_OTHERS = {"_replace", "_values"}
+OF_OTHERS = {"_replace", "_values", "_version"}
 """Names of the standard library and of PyTorch that classes of the core have as well."""
 
 
