@@ -26,8 +26,8 @@ class Training:
         self.clock, self.folder = ManualClock(), folder
         self.timer = CPUGPUTimer(clock=self.clock)
         self.log = RunLog(folder, self.timer, flush_s=None)
-        self.weights = torch.ones(8, 8, requires_grad=True)
-        self.optimizers = [torch.optim.SGD([self.weights], 1e-3) for _ in range(optimizers)]
+        self.weights = torch.ones(200, 200, requires_grad=True)  # so that the product takes most of the time
+        self.optimizers = [torch.optim.SGD([self.weights], 0.0) for _ in range(optimizers)]
 
     def step(self, ms=10, *, tail_ms=0):
         """Run a step of that length, and of more after the optimizer's step."""
@@ -86,7 +86,7 @@ def test_slow_steps_are_kept(training):
     trace = traced[30]
     assert trace.file == "slow_steps/rank-0-1.json"
     assert trace.length_s == 0.041
-    assert {"aten::mm", "aten::sum"} <= {name for name, _, _ in trace.operators} | {"aten::sum"}
+    assert "aten::mm" in {name for name, _, _ in trace.operators}
     assert 0 < trace.in_operators_s == pytest.approx(sum(self_s for _, self_s, _ in trace.operators), rel=0.9)
     said = str(trace)
     assert "aten::mm" in said
