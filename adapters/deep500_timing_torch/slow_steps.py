@@ -33,7 +33,8 @@ _STARTS = (profiler.profile, "_prepare_trace"), (profiler.emit_nvtx, "__enter__"
 """What begins a profile. PyTorch allows one at a time, so ours ends before another begins."""
 _RANGE = profiler.record_function
 cuda: Any = torch.cuda
-_is_on: Any = torch._C._autograd._profiler_enabled
+_autograd: Any = torch.autograd
+_is_on = _autograd._profiler_enabled
 _LOG_LEVEL = "KINETO_LOG_LEVEL"
 
 
@@ -192,7 +193,7 @@ class SlowSteps:
         if self._length is not None:
             return self._length()
         window_ns, head_ns = now - self._began_ns, self._head_ns
-        region = self._timer.region("BATCH")
+        region: Any = self._timer.region("BATCH")
         self._head_ns = now - region._start_ns if region.is_open else 0
         if window_ns <= limit or not self._head_ns or not head_ns:
             return window_ns
