@@ -255,7 +255,7 @@ class _Job:
     def add(self, parts: RankParts) -> None:
         row = len(self._ranks)
         self._ranks.append(parts.rank)
-        account = dict(zip(LABELS, parts.at(parts.times_ns[-1:])[0].tolist(), strict=True))
+        account: dict[str, int] = dict(zip(LABELS, parts.at(parts.times_ns[-1:])[0].tolist(), strict=True))
         found = np.diff(parts.at(self.bounds_ns), axis=0)
         # A rank is down while the job is, and absent while other ranks run.
         account["down"] = int(found[self.kinds == _GAP, CODE["absent"]].sum())
