@@ -24,7 +24,7 @@ from deep500_timing.timer import DeviceRegion
 from deep500_timing_torch._timer import CPUGPUTimer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     T = TypeVar("T")
 
@@ -45,7 +45,8 @@ class Untimed:
     def start(self) -> None:
         """Do nothing."""
 
-    end = start
+    def end(self) -> None:
+        """Do nothing."""
 
     def __enter__(self) -> Untimed:
         return self
@@ -54,16 +55,19 @@ class Untimed:
         """Do nothing."""
 
 
-def _nothing(*_: object, **__: object) -> None:
+# Dynamo compares the defaults with those of the originals.
+# A new `Untimed` each time: Dynamo enters only context managers that it saw created.
+
+
+def _start(self: Timer, key: TimeType | str, gpu: bool = False) -> None:
     pass
 
 
-def _false(*_: object, **__: object) -> bool:
-    return False
+def _end(self: Timer, key: TimeType | str, gpu: bool = False) -> None:
+    pass
 
 
 def _region(self: Timer, key: TimeType | str, gpu: bool = False) -> Untimed:
-    # A new one each time: Dynamo enters only context managers that it saw created.
     return Untimed(key)
 
 
@@ -75,29 +79,57 @@ def _iterate(self: Timer, iterable: Iterable[T], key: TimeType | str = "IO", gpu
     return iterable
 
 
+def _find(self: Timer, key: TimeType | str) -> Untimed:
+    return Untimed(key)
+
+
+def _discard(self: Timer, key: TimeType | str) -> bool:
+    return False
+
+
+def _fail(self: Timer, key: TimeType | str) -> bool:
+    return False
+
+
+def _record(self: Timer, key: TimeType | str, start_ns: int, end_ns: int) -> None:
+    pass
+
+
+def _of_handle(self: object) -> None:
+    pass
+
+
 def _unchanged(function: T) -> T:
     return function
 
 
-# In the compiled form the adapter's class has its own methods, see `call_directly`.
-_SUBSTITUTES: dict[Callable[..., object], tuple[Any, ...]] = {
-    _nothing: (
-        *(Timer.start, Timer.end, Timer.record, CPUGPUTimer.start, CPUGPUTimer.end),
-        *(Region.start, Region.end, DeviceRegion.start, DeviceRegion.end),
-    ),
-    _false: (Timer.discard, Timer.fail, Timer.cancel),
-    _region: (Timer.region, Timer._find, CPUGPUTimer.region),
-    _timed: (Timer.timed,),
-    _iterate: (Timer.iterate,),
-}
+_SUBSTITUTES: Sequence[tuple[Any, Callable[..., object]]] = (
+    (Timer.start, _start),
+    (Timer.end, _end),
+    (Timer.region, _region),
+    (Timer.timed, _timed),
+    (Timer.iterate, _iterate),
+    # In the compiled form the adapter's class has its own methods, see `call_directly`.
+    (CPUGPUTimer.start, _start),
+    (CPUGPUTimer.end, _end),
+    (CPUGPUTimer.region, _region),
+    (Timer._find, _find),
+    (Timer.discard, _discard),
+    (Timer.fail, _fail),
+    (Timer.cancel, _discard),
+    (Timer.record, _record),
+    (Region.start, _of_handle),
+    (Region.end, _of_handle),
+    (DeviceRegion.start, _of_handle),
+    (DeviceRegion.end, _of_handle),
+)
 
 
 def prepare() -> None:
     """Make compiled functions skip regions, now or when Dynamo is imported."""
-    for substitute, originals in _SUBSTITUTES.items():
-        for original in originals:
-            if isinstance(original, FunctionType):
-                original._torchdynamo_inline = substitute  # type: ignore[attr-defined]
+    for original, substitute in _SUBSTITUTES:
+        if isinstance(original, FunctionType):
+            original._torchdynamo_inline = substitute  # type: ignore[attr-defined]
     after_import("torch._dynamo", _substitute)
 
 
@@ -107,10 +139,9 @@ def _substitute() -> None:
     import torch
 
     try:
-        for substitute, originals in _SUBSTITUTES.items():
-            for original in originals:
-                if isinstance(original, MethodDescriptorType):
-                    torch.compiler.substitute_in_graph(original, skip_signature_check=True)(substitute)
+        for original, substitute in _SUBSTITUTES:
+            if isinstance(original, MethodDescriptorType):
+                torch.compiler.substitute_in_graph(original, skip_signature_check=True)(substitute)
     except Exception as error:
         warn_once(
             f"Preparing PyTorch {torch.__version__} for regions in compiled functions failed; a region there will "
