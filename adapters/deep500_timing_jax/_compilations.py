@@ -32,7 +32,6 @@ class Compilations:
     def __init__(self, timer: Timer) -> None:
         self._timer = timer
         self._open = threading.local()
-        self._declared_in: Any = None
         self.counts: Counter[str] = Counter()
         """Compilations by XLA, by function."""
         self.cache: Counter[str] = Counter()
@@ -103,9 +102,7 @@ class Compilations:
         run = self._timer.run
         if run is None:
             return
-        if self._declared_in is not run:
-            run.declare(TABLE, unix_us="int", dur_us="int", compile_id="name", frame="name", reason="name")
-            self._declared_in = run
+        run.declare(TABLE, unix_us="int", dur_us="int", compile_id="name", frame="name", reason="name")
         number = self.counts[name]
         reason = f"compilation {number} of this function" if number > 1 else ""
         run.add(TABLE, (time_ns() // 1000 - int(seconds * 1e6), int(seconds * 1e6), str(number), name, reason))

@@ -16,7 +16,7 @@ import torch.optim.optimizer as optim
 from torch.autograd import profiler
 from torch.compiler import is_dynamo_compiling
 
-from deep500_timing.adapters import rank_and_world, warn_once
+from deep500_timing.adapters import Replaced, rank_and_world, warn_once
 from deep500_timing.runs import feeders
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class SlowSteps:
         self._pid, self._thread = os.getpid(), 0
         self._profile: Any = None
         self._kept: deque[tuple[Any, int, int]] = deque()
-        self._declared_in: Any = None
+        self._replaced = Replaced()
         self._stepped: set[int] = set()
         self._recent: deque[int] = deque(maxlen=_RECENT)
         self._began_ns = self._head_ns = self._cost_ns = self._windows = 0
@@ -91,7 +91,7 @@ class SlowSteps:
         """Ranges of ``record_function`` that began in a recorded step. PyTorch crashes if one ends under a later
         profile, so none begins before."""
         self._left_open: list[Any] = []
-        self._undo: list[Callable[[], object]] = [optim.register_optimizer_step_post_hook(self._after_step).remove]
+        self._hook = optim.register_optimizer_step_post_hook(self._after_step)
         for owner, name in _STARTS:
             self._put(owner, name, self._start_of_another)
         self._put(_RANGE, "__enter__", self._enter)
@@ -110,8 +110,8 @@ class SlowSteps:
             atexit.unregister(self.close)
 
     def _end(self) -> None:
-        while self._undo:
-            self._undo.pop()()
+        self._hook.remove()
+        self._replaced.undo()
         self._stop()
 
     def _put(self, owner: Any, name: str, ours: Callable[..., Any]) -> None:
@@ -121,8 +121,7 @@ class SlowSteps:
         def call(one: Any, *args: Any, **kwargs: Any) -> Any:
             return ours(original, one, *args, **kwargs)
 
-        setattr(owner, name, call)
-        self._undo.append(lambda: setattr(owner, name, original) if getattr(owner, name) is call else None)
+        self._replaced.put(owner, name, call)
 
     def _start_of_another(self, original: Any, one: Any, *args: Any, **kwargs: Any) -> Any:
         if one is not self._profile:
@@ -228,9 +227,7 @@ class SlowSteps:
         while self._kept and run is not None:
             kept, start_ns, dur_ns = self._kept[0]
             try:
-                if self._declared_in is not run:
-                    run.declare(TABLE, start_ns="time", dur_ns="int", file="name")
-                    self._declared_in = run
+                run.declare(TABLE, start_ns="time", dur_ns="int", file="name")
                 folder = Path(run.folder, TABLE)
                 folder.mkdir(parents=True, exist_ok=True)
                 number = 1
