@@ -295,7 +295,8 @@ def thresholds(runs: int, jobs: int, seconds: float, only: str = "") -> list[str
             + " |"
             for question, (_, share, what) in ((one, QUESTIONS[one]) for one in chosen)
         ),
-        "| which line makes the CPU wait for the GPU; is the GPU busy | made-up runs, `tests/views/test_findings_sweep.py` | | | | | |",
+        "| which line makes the CPU wait for the GPU; is the GPU busy "
+        "| made-up runs, `tests/views/test_findings_sweep.py` | | | | | |",
         "",
         *wrong,
         "",
