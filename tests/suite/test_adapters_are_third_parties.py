@@ -23,7 +23,7 @@ TAKEN = {
         "region._is_open",
     },
     # Compiled with the core: an operation's times are kept in C.
-    "deep500_timing_torch/comm/_records.py": {"deep500_timing._recording.intervals.Intervals"},
+    "deep500_timing_torch/comm/_log.py": {"deep500_timing._recording.intervals.Intervals"},
     # Load the plain form of these modules where the core is plain.
     "deep500_timing_torch/comm/__init__.py": {"deep500_timing._base.plain.load_plain"},
     "deep500_timing_torch/_autolog/__init__.py": {"deep500_timing._base.plain.load_plain"},

@@ -55,7 +55,6 @@ def clean():
     """Nothing recorded, configured, said or in force, before and after."""
     from deep500_timing._base.warn import forget_warnings
     from deep500_timing_torch import comm
-    from deep500_timing_torch.comm import _instrument
     from deep500_timing_torch.comm._settings import SETTINGS
 
     forget_warnings()
@@ -63,7 +62,7 @@ def clean():
     yield
     comm.configure(enabled=True, prof_all=True, prof_ops=[], verbose=False, debug=False, timer=None)
     comm.reset_log()
-    assert 0 == _instrument.IN_FORCE.objects
+    assert 0 == SETTINGS.instruments
     assert SETTINGS.kernel is None
 
 

@@ -111,18 +111,24 @@ def test_a_future_that_is_waited_for_twice():
     original.set_result(3)
     assert [3, 3] == [future.wait(), future.wait()]
     (record,) = LOG.records()
-    assert (1, 1) == (record.latency.count, record.exposed.count)
+    assert (1, 1) == (record.latency.count, record.counts[_log.EXPOSED])
 
 
-def test_a_callback_that_comes_after_the_wait(monkeypatch):
-    """A reader who waits sees the time of an operation whose callback runs after its caller has gone on."""
+def test_a_callback_that_comes_late(monkeypatch):
+    """An operation has ended when its wait has. Without a wait, a reader who waits sees the time of its callback."""
+    future = torch.futures.Future()
+    _issue(Work(future)).wait()
+    assert {"count": 1, "failed": 0, "untimed": 0, "pending": 0} == _counts()
+    future.set_result(None)
+    assert 1 == _counts()["count"]
+    comm.reset_log()
     future = torch.futures.Future()
     work = _issue(Work(future))
-    work.wait()
     assert 1 == _counts()["pending"]
     monkeypatch.setattr(_log.time, "sleep", lambda seconds: future.done() or future.set_result(None))
     op = comm.summary(wait=True).find("all_reduce", 4)
     assert (1, 0) == (op.count, op.pending)
+    del work
 
 
 def test_an_operation_that_returns_an_empty_list():

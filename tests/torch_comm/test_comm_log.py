@@ -9,7 +9,7 @@ import pytest
 import torch.distributed as plain
 
 from deep500_timing._summary.stats import TRIM
-from deep500_timing_torch.comm import _log, _records
+from deep500_timing_torch.comm import _log
 from deep500_timing_torch.comm._ops import OPS
 from deep500_timing_torch.comm._report import _times_of
 
@@ -58,7 +58,7 @@ class TestTimes:
         """Of 10 000 times, most of them folded, mean and bandwidth are those without the tails, within 1 %."""
         durations = (np.random.default_rng(0).lognormal(15, 1.5, 10_000)).astype(int)
         for ns in durations.tolist():
-            log.put(_record(group, 1_000_000), _records.SYNC, 0, ns)
+            log.put(_record(group, 1_000_000), _log.SYNC, 0, ns)
         log.drain(wait=True)
         cut = round(len(durations) * TRIM)
         mean_s = np.sort(durations)[cut:-cut].mean() / 1e9
@@ -73,10 +73,10 @@ class TestTimes:
         """The time of issue is the mean of all calls, the exposed time their sum."""
         record = _record(group)
         for kind, start_ns, end_ns in (
-            (_records.ISSUE, 0, 1_000),
-            (_records.EXPOSED, 10, 30),
-            (_records.ISSUE, 5_000, 8_000),
-            (_records.EXPOSED, 100, 160),
+            (_log.ISSUE, 0, 1_000),
+            (_log.EXPOSED, 10, 30),
+            (_log.ISSUE, 5_000, 8_000),
+            (_log.EXPOSED, 100, 160),
         ):
             log.put(record, kind, start_ns, end_ns)
         log.drain(wait=True)
@@ -104,7 +104,7 @@ class TestSizes:
         """The first 256 sizes have records of their own; the others share few, each with the mean of its sizes."""
         for nbytes in range(1000, 1000 + sizes):
             _record(group, nbytes)
-        assert _records.MAX_SIZES + len(shared) == len(group.records)
+        assert _log.MAX_SIZES + len(shared) == len(group.records)
         together = [record for record in group.records.values() if record.size_is_mean]
         assert shared == {record.nbytes: (record.calls, record.message_bytes) for record in together}
         assert shared == {record.nbytes: (record.calls, _times_of([record]).message_bytes) for record in together}
@@ -115,7 +115,7 @@ class TestQueue:
         """It is emptied by whoever fills a batch, a batch at a time."""
         record, lengths = _record(group), []
         for i in range(3 * _log.BATCH):
-            log.put(record, _records.SYNC, i, i + 1)
+            log.put(record, _log.SYNC, i, i + 1)
             lengths.append(len(log.inbox))
         assert 3 * [*range(1, _log.BATCH), 0] == lengths
 
@@ -124,15 +124,15 @@ class TestQueue:
         record = _record(group)
         with log._draining:
             for i in range(_log.BATCH + 1):
-                log.put(record, _records.SYNC, i, i + 1)
+                log.put(record, _log.SYNC, i, i + 1)
             assert log._draining.locked()
             assert (_log.BATCH + 1, 0) == (len(log.inbox), record.latency.count)
-        log.put(record, _records.SYNC, 0, 1)
+        log.put(record, _log.SYNC, 0, 1)
         assert (0, _log.BATCH + 2) == (len(log.inbox), record.latency.count)
 
     def test_what_is_queued_is_forgotten_by_a_reset(self, log, group):
         """A time from before a reset appears nowhere after it, neither in a record nor among those to be compared."""
-        log.put(_record(group), _records.SYNC, 0, 1, 1)
+        log.put(_record(group), _log.SYNC, 0, 1, 1)
         log.reset()
         assert ([], []) == (list(log.records()), list(group.ring))
 
@@ -140,7 +140,7 @@ class TestQueue:
 class TestGroupsMadeAnew:
     def _put(self, log, backend, seq):
         group = log.group_of(backend)
-        log.put(_record(group), _records.SYNC, 0, 1, seq)
+        log.put(_record(group), _log.SYNC, 0, 1, seq)
         log.drain(wait=True)
         return group
 

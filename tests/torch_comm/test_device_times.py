@@ -16,7 +16,7 @@ from deep500_timing.devices import EventPool, captures
 from deep500_timing.runs import Run, RunLog
 from deep500_timing.testing import ManualClock, ManualDeviceClock
 from deep500_timing_torch import comm
-from deep500_timing_torch.comm import _ddp, _device, _flight
+from deep500_timing_torch.comm import _ddp, _device, _log
 from deep500_timing_torch.comm._log import LOG
 
 
@@ -131,13 +131,13 @@ class Ring:
 def ring(device, monkeypatch):
     """A flight recorder that is on, and the counting of the group that it follows."""
     found = Ring(device)
-    monkeypatch.setattr(_flight.FlightRecorder, "enable", lambda self, group, where: True)
-    monkeypatch.setattr(_flight, "_dump_function", lambda: found.dump)
+    monkeypatch.setattr(_device.FlightRecorder, "enable", lambda self, group, process_group, where: True)
+    monkeypatch.setattr(_device, "_dump_function", lambda: found.dump)
     group = types.SimpleNamespace(_get_sequence_number_for_group=lambda: len(found.issued))
     monkeypatch.setattr(LOG.alone, "reference", lambda: group)
     yield found
-    _flight.RECORDER._pending.clear()
-    _flight.RECORDER.is_empty = False
+    _device.RECORDER._pending.clear()
+    _device.RECORDER.is_empty = False
 
 
 @pytest.fixture
@@ -392,7 +392,7 @@ class TestIssuedTogether:
     def test_it_is_read_before_the_ring_overflows(self, device, ring, recorded, monkeypatch):
         """Every thousand operations a thread reads it; the training thread does not."""
         started = []
-        monkeypatch.setattr(_flight.threading, "Thread", lambda **options: started.append(options) or options_thread)
+        monkeypatch.setattr(_device.threading, "Thread", lambda **options: started.append(options) or options_thread)
         options_thread = types.SimpleNamespace(start=lambda: started[-1]["target"]())
         for _ in range(1001):
             recorded(tensor(), async_op=True).wait()
@@ -402,8 +402,8 @@ class TestIssuedTogether:
     def test_the_flush_of_a_run_reads_it(self, device, ring, recorded, monkeypatch, tmp_path):
         """A run has the durations without a summary. Reads that take too much of the time wait for the run's end."""
         clock = ManualClock()
-        monkeypatch.setattr(_flight.time, "monotonic", lambda: clock.now_ns() / 1e9)
-        monkeypatch.setattr(_flight.RECORDER, "_next_read", 0.0)
+        monkeypatch.setattr(_device.time, "monotonic", lambda: clock.now_ns() / 1e9)
+        monkeypatch.setattr(_device.RECORDER, "_next_read", 0.0)
         dump = ring.dump
 
         def slow(*asked):
@@ -478,16 +478,17 @@ class TestEnabling:
     @pytest.fixture
     def recorder(self, monkeypatch):
         """A recorder that knows no group, in a PyTorch that has the flight recorder."""
-        monkeypatch.setattr(_flight, "_dump_function", lambda: bytes)
+        monkeypatch.setattr(_device, "_dump_function", lambda: bytes)
         monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
-        yield _flight.FlightRecorder()
+        yield _device.FlightRecorder()
         comm.configure(device_times="auto")
 
     def test_once_for_each_group(self, recorder):
         """A group of NCCL's is told once; one of another backend, or without one for the device, is not."""
-        nccl, other, none = NcclGroup(ProcessGroupNCCL()), NcclGroup(object()), NcclGroup(None)
+        nccl, other, none = (NcclGroup(backend) for backend in (ProcessGroupNCCL(), object(), None))
+        groups = [(_log.Group(each, "0", 2, 0, [0, 1]), each) for each in (nccl, other, none)]
         for _ in range(2):
-            assert [True, False, False] == [recorder.enable(group, "cuda:0") for group in (nccl, other, none)]
+            assert [True, False, False] == [recorder.enable(*group, "cuda:0") for group in groups]
         assert (1, 0, 0) == (nccl.enabled, other.enabled, none.enabled)
         assert "by PyTorch's flight recorder" in recorder.description()
 
@@ -495,18 +496,18 @@ class TestEnabling:
         """With CUDA_DEVICE_MAX_CONNECTIONS=1 NCCL's timed events end the overlap; one may ask for them by name."""
         monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
         group = NcclGroup(ProcessGroupNCCL())
-        assert not recorder.enable(group, "cuda:0")
+        assert not recorder.enable(_log.Group(group, "0", 2, 0, [0, 1]), group, "cuda:0")
         assert "(CUDA_DEVICE_MAX_CONNECTIONS=1)" in recorder.description()
         comm.configure(device_times="flight_recorder")
-        group = NcclGroup(ProcessGroupNCCL())
-        assert recorder.enable(group, "cuda:0")
+        assert recorder.enable(_log.Group(group, "1", 2, 0, [0, 1]), group, "cuda:0")
         assert 1 == group.enabled
 
     def test_not_if_events_are_asked_for(self, recorder):
         """``configure(device_times="stream_events")`` leaves NCCL as it is."""
         comm.configure(device_times="stream_events")
         group = NcclGroup(ProcessGroupNCCL())
-        assert (False, 0) == (recorder.enable(group, "cuda:0"), group.enabled)
+        enabled = recorder.enable(_log.Group(group, "0", 2, 0, [0, 1]), group, "cuda:0")
+        assert (False, 0) == (enabled, group.enabled)
         with pytest.raises(ValueError, match="choose one of auto, flight_recorder, stream_events"):
             comm.configure(device_times="own")
 

@@ -20,6 +20,7 @@ from deep500_timing.testing import ManualClock
 from deep500_timing_torch import comm
 from deep500_timing_torch.comm import _instrument
 from deep500_timing_torch.comm._kernel import _build
+from deep500_timing_torch.comm._settings import SETTINGS
 
 SWITCH = _build.SWITCH
 
@@ -77,8 +78,8 @@ def test_dropped_it_stays(by):
     gc.collect()
     _three()
     assert {"all_reduce": 3} == _counts()
-    assert 1 == _instrument.IN_FORCE.objects
-    _instrument.IN_FORCE.objects = 0
+    assert 1 == SETTINGS.instruments
+    SETTINGS.instruments = 0
     _instrument._take_out()
 
 
@@ -103,7 +104,7 @@ def test_as_a_decorator(by):
         if fails:
             raise KeyError
 
-    assert 0 == _instrument.IN_FORCE.objects
+    assert 0 == SETTINGS.instruments
     assert "Train." == train.__doc__
     _three()
     train()
@@ -137,7 +138,7 @@ def test_without_a_kernel():
     """Switched off by the environment, ``instrument`` patches, and ``kernel=True`` is refused with the reason."""
     with comm.instrument() as timing:
         assert not timing.kernel
-        assert f"it is switched off by {SWITCH}=off" == _instrument.IN_FORCE.why_no_kernel
+        assert f"it is switched off by {SWITCH}=off" == SETTINGS.why_no_kernel
     with pytest.raises(RuntimeError, match=f"there is no kernel: it is switched off by {SWITCH}=off"):
         comm.instrument(kernel=True)
 
@@ -359,7 +360,7 @@ def test_a_compiler_that_refuses(empty_cache, monkeypatch):
     with pytest.raises(_build.KernelUnavailableError, match=r"its build failed: .*no such standard"):
         _build.build(limit_s=60)
     with comm.instrument():
-        assert "its build failed" in _instrument.IN_FORCE.why_no_kernel
+        assert "its build failed" in SETTINGS.why_no_kernel
     assert [] == _instrument._building
 
 
@@ -393,5 +394,5 @@ def test_a_truncated_library_is_not_loaded(kernel, empty_cache, kept):
     with comm.instrument() as timing:
         assert not timing.kernel
         why = "cannot be checked" if kept is None else "is damaged"
-        assert f"{library} {why}" in _instrument.IN_FORCE.why_no_kernel
-        assert "comm build`" in _instrument.IN_FORCE.why_no_kernel
+        assert f"{library} {why}" in SETTINGS.why_no_kernel
+        assert "comm build`" in SETTINGS.why_no_kernel

@@ -17,7 +17,7 @@ import deep500_timing_torch as timer
 from deep500_timing._base.warn import forget_warnings
 from deep500_timing.testing import ManualClock
 from deep500_timing_torch import comm
-from deep500_timing_torch.comm import _log, _records, _settings
+from deep500_timing_torch.comm import _log, _settings
 from deep500_timing_torch.comm._ops import OPS
 from deep500_timing_torch.comm._timed import original_of
 
@@ -319,7 +319,7 @@ def test_a_group_that_is_destroyed_is_not_kept_alive():
     group = plain.new_group([0])
     comm.all_reduce(torch.ones(1), group=group)
     assert gc.get_referrers(group)
-    holders = [holder for holder in gc.get_referrers(group) if isinstance(holder, (_records.Group, _records.Record))]
+    holders = [holder for holder in gc.get_referrers(group) if isinstance(holder, (_log.Group, _log.Record))]
     assert [] == holders
     plain.destroy_process_group(group)
     assert {"all_reduce": 1} == _counts()
@@ -329,14 +329,14 @@ def test_a_group_that_is_destroyed_is_not_kept_alive():
 def test_sizes_without_end_share_records(first, step, count, more):
     """Beyond so many sizes they share a record for each power of two, which knows the mean of its sizes."""
     sizes = [*range(first, first + step * count, step), *more]
-    group = _records.Group(None, "test", 2, 0, [0, 1])
+    group = _log.Group(None, "test", 2, 0, [0, 1])
     for nbytes in sizes:
         group.record(OPS["all_reduce"], "all_reduce", nbytes)
-    assert len(group.records) <= _records.MAX_SIZES + 41
+    assert len(group.records) <= _log.MAX_SIZES + 41
     assert len(sizes) == sum(record.calls for record in group.records.values())
     exact = {record.nbytes for record in group.records.values() if not record.size_is_mean}
     shared = [record for record in group.records.values() if record.size_is_mean]
-    assert min(len(set(sizes)), _records.MAX_SIZES) == len(exact)
+    assert min(len(set(sizes)), _log.MAX_SIZES) == len(exact)
     assert set(dict.fromkeys(sizes)) >= exact
     beyond = [nbytes for nbytes in sizes if nbytes not in exact]
     assert (not beyond) == (not shared)
@@ -350,16 +350,16 @@ def test_sizes_without_end_share_records(first, step, count, more):
 def test_times_without_end_are_folded():
     """However often an operation runs, its count and total stay exact, and few times are kept."""
     ledger = _log.CommLog()
-    group = _records.Group(None, "test", 2, 0, [0, 1])
+    group = _log.Group(None, "test", 2, 0, [0, 1])
     record = group.record(OPS["all_reduce"], "all_reduce", 8)
     for i in range(5000):
-        ledger.put(record, _records.SYNC, i, 2 * i, i)
+        ledger.put(record, _log.SYNC, i, 2 * i, i)
         assert len(ledger.inbox) < _log.BATCH
     ledger.drain(wait=True)
     copied = record.latency.copy()
     assert 5000 == record.latency.count
-    assert sum(len(part) // 2 for part in copied["pairs"]) < 2 * _records.KEEP_LAST
-    assert _records.WINDOW == len(group.ring)
+    assert sum(len(part) // 2 for part in copied["pairs"]) < 2 * _log.KEEP_LAST
+    assert _log.WINDOW == len(group.ring)
 
 
 # --- instrument ---------------------------------------------------------------------------------------------------

@@ -8,14 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deep500_timing_torch.comm._ops import OPS
-from deep500_timing_torch.comm._report import _synchronizes
 from deep500_timing_torch.comm._straggler import compare
 
-SYNCHRONIZES = {"all_reduce": True, "broadcast": False}
+SYNCHRONIZING = {"all_reduce"}
 
 
-def _compare(reports, synchronizes=SYNCHRONIZES, groups=None):
-    return compare(reports, groups or {"world": sorted(reports)}, synchronizes)
+def _compare(reports, groups=None):
+    return compare(reports, groups or {"world": sorted(reports)}, SYNCHRONIZING)
 
 
 def _times(*durations, op="all_reduce"):
@@ -93,7 +92,6 @@ def test_which_operations_no_rank_leaves_early(name):
         "reduce_scatter_tensor", "reduce_scatter_fn", "all_to_all", "all_to_all_single", "barrier", "all_gather_object",
     }  # fmt: skip
     assert (name in everybody) == OPS[name].synchronizes
-    assert (name in everybody) == _synchronizes()[OPS[name].name]
 
 
 def test_nobody_is_late_in_an_operation_that_may_be_left_early():
@@ -121,7 +119,7 @@ def test_groups_are_compared_among_their_members():
         1: {"a": [(1, "all_reduce", 8, 20)]},
         3: {"b": [(1, "all_reduce", 8, 10)], "c": [(1, "all_reduce", 8, 7)]},
     }
-    found = compare(reports, {"a": [0, 1, 2], "b": [2, 3], "c": [3]}, SYNCHRONIZES)
+    found = compare(reports, {"a": [0, 1, 2], "b": [2, 3], "c": [3]}, SYNCHRONIZING)
     assert [("a", (0, 1))] == [(row.group, row.ranks) for row in found.rows]
     assert 0 == found.unmatched
 

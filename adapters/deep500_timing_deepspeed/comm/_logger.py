@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from deep500_timing import trim_mean
 from deep500_timing.adapters import format_bytes, rank_and_world, summarize
-from deep500_timing_torch.comm._log import LOG, CommLog
+from deep500_timing_torch.comm._log import LOG, SYNC, CommLog
 from deep500_timing_torch.comm._ops import OPS, Op, bandwidths, unknown
-from deep500_timing_torch.comm._records import SYNC
 from deep500_timing_torch.comm._report import log_summary
 from deep500_timing_torch.comm._settings import SETTINGS, Settings, configure
 

@@ -5,71 +5,58 @@ Each ``op`` is a ``PendingOp``, whose module imports this one.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from deep500_timing_torch.comm._log import LOG, fault
-from deep500_timing_torch.comm._records import EXPOSED, PAIR, UNTIMED
+from deep500_timing_torch.comm._device import Stretch
+from deep500_timing_torch.comm._log import EXPOSED, LOG, PAIR, UNTIMED, fault
 from deep500_timing_torch.comm._settings import SETTINGS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from deep500_timing_torch.comm._device import Stretch
-    from deep500_timing_torch.comm._records import Record
+    from deep500_timing_torch.comm._log import Record
 
 _MOST_PASSES = 64
-_passes: dict[int, BackwardWait] = {}
-"""The backward passes that run now, by the number of their graph task."""
+_passes: dict[int, list[tuple[Any, Stretch | None]]] = {}
+"""The operations that were issued in each backward pass that runs now, by the number of its graph task; with each, the
+device's time since its issue, None if its own duration will not be known."""
 
 
 def watch_backward(op: Any, task: int) -> None:
-    """Follow an operation to the end of the backward pass with that graph task, in which it was issued."""
-    found = _passes.get(task)
-    if found is None:
-        if len(_passes) >= _MOST_PASSES:  # passes that failed before their end
-            _passes.clear()
-        found = _passes[task] = BackwardWait(task)
-    found.add(op)
-
-
-class BackwardWait:
-    """The operations that were issued in one backward pass.
+    """Follow an operation to the end of the backward pass with that graph task, in which it was issued.
 
     The engine runs callbacks in the order in which they were queued. DDP queues its wait after its last bucket: the
     first callback here comes before that wait, and the one that it queues in turn comes after it.
     """
+    ops = _passes.get(task)
+    if ops is None:
+        if len(_passes) >= _MOST_PASSES:  # passes that failed before their end
+            _passes.clear()
+        _queue(lambda: _computed(task))
+        ops = _passes[task] = []
+    ops.append((op, Stretch(op.pool, op.record.label, SETTINGS.now_ns()) if op.recorded else None))
 
-    def __init__(self, task: int) -> None:
-        self._task = task
-        self._ops: list[tuple[Any, Stretch | None]] = []
-        _queue(self._computed)
 
-    def add(self, op: Any) -> None:
-        self._ops.append((op, op.mark()))
-
-    def _computed(self) -> None:
-        try:
-            _passes.pop(self._task, None)
-            now_ns = SETTINGS.now_ns()
-            waiting = []
-            for op, ahead in self._ops:
-                if not op.waited:
-                    waiting.append((op, ahead))
-                elif ahead is not None:
-                    ahead.drop()
-            stood = None
-            overlap = None
-            if waiting and waiting[-1][0].on_device:
-                overlap = DeviceOverlap([op.record for op, _ in waiting], now_ns)
-                for index, (op, ahead) in enumerate(waiting):
-                    overlap.follow(index, op, ahead)
-                stood = waiting[-1][0].stretch_from(now_ns)
-            ops = [op for op, _ in waiting]
-            _queue(lambda: _waited(ops, now_ns, overlap, stood))
-        except Exception as error:
-            fault("the wait at the end of a backward pass", error)
+def _computed(task: int) -> None:
+    try:
+        issued = _passes.pop(task, [])
+        now_ns = SETTINGS.now_ns()
+        waiting = []
+        for op, ahead in issued:
+            if op.waits_left > 0:
+                waiting.append((op, ahead))
+            elif ahead is not None:
+                ahead.drop()
+        overlap = None
+        if waiting and waiting[-1][0].pool is not None:
+            overlap = DeviceOverlap(waiting, now_ns)
+        ops = [op for op, _ in waiting]
+        _queue(lambda: _waited(ops, now_ns, overlap))
+    except Exception as error:
+        fault("the wait at the end of a backward pass", error)
 
 
 def _queue(callback: Callable[[], None]) -> None:
@@ -77,16 +64,16 @@ def _queue(callback: Callable[[], None]) -> None:
     engine.queue_callback(callback)
 
 
-def _waited(ops: list[Any], start_ns: int, overlap: DeviceOverlap | None, stood: Stretch | None) -> None:
+def _waited(ops: list[Any], start_ns: int, overlap: DeviceOverlap | None) -> None:
     try:
         if SETTINGS.timer is not None:
             SETTINGS.region("the wait at the end of a backward pass", start_ns, SETTINGS.now_ns())
-        if overlap is not None and stood is not None:
-            stood.end(lambda start_ns, end_ns: overlap.stood(end_ns - start_ns), lambda: overlap.stood(None))
+        if overlap is not None:
+            overlap.stood.end(overlap.waited)
             return
         reached_ns = start_ns
         for op in ops:
-            if op.waited or not op.done_ns:
+            if op.waits_left <= 0 or not op.done_ns:
                 continue
             # They are waited for in this order: an operation that ends during an earlier wait exposes nothing.
             exposed_ns = max(op.done_ns - reached_ns, 0)
@@ -106,30 +93,34 @@ class DeviceOverlap:
     behind the operation before.
     """
 
-    def __init__(self, records: Sequence[Record], start_ns: int) -> None:
-        count = len(records)
-        self._records = records
+    def __init__(self, ops: Sequence[tuple[Any, Stretch | None]], start_ns: int) -> None:
+        """The computing is over, and the stream is about to wait.
+
+        Args:
+            ops: Each, and the device's time since its issue; None if its own duration will not be known.
+            start_ns: The time on the host's clock.
+        """
+        self._records: list[Record] = [op.record for op, _ in ops]
         self._start_ns = start_ns
         self._ahead_ns: dict[int, int | None] = {}
         self._duration_ns: dict[int, int | None] = {}
-        self._expected = set(range(count))
+        self._expected = set(range(len(ops)))
         self._stood_ns: int | None = None
         # Times come on any thread; the thread that takes the last token adds them up. Taking one is atomic.
-        self._tokens = [None] * (2 * count)
+        self._tokens = [None] * (2 * len(ops))
+        for index, (op, ahead) in enumerate(ops):
+            if ahead is None:
+                self._issued(index, 0, None)
+                op.untimed()
+            else:
+                ahead.end(functools.partial(self._issued, index))
+            op.join(self, index)
+        last = ops[-1][0]
+        self.stood = Stretch(last.pool, last.record.label, start_ns)
+        """The time that the stream stands still for all of them, to be ended behind the wait."""
 
-    def follow(self, index: int, op: Any, ahead: Stretch | None) -> None:
-        """The computing is over: learn how long before an operation was issued, and how long it takes."""
-        if ahead is None:
-            self._issued(index, None)
-            op.untimed()
-        else:
-            ahead.end(
-                lambda start_ns, end_ns: self._issued(index, end_ns - start_ns), lambda: self._issued(index, None)
-            )
-        op.join(self, index)
-
-    def _issued(self, index: int, ahead_ns: int | None) -> None:
-        self._ahead_ns[index] = ahead_ns
+    def _issued(self, index: int, start_ns: int, end_ns: int | None) -> None:
+        self._ahead_ns[index] = None if end_ns is None else end_ns - start_ns
         self._piece()
 
     def took(self, index: int, duration_ns: int | None) -> None:
@@ -139,9 +130,9 @@ class DeviceOverlap:
             self._duration_ns[index] = duration_ns
             self._piece()
 
-    def stood(self, stood_ns: int | None) -> None:
-        """The stream that computes stood still so long for all of them; None if unknown."""
-        self._stood_ns = stood_ns
+    def waited(self, start_ns: int, end_ns: int | None) -> None:
+        """The stream that computes has passed the wait; the end is None if unknown."""
+        self._stood_ns = None if end_ns is None else end_ns - start_ns
         self._piece()
 
     def _piece(self) -> None:
@@ -168,4 +159,4 @@ class DeviceOverlap:
             begins_ns = self._start_ns + reached
             reached = max(reached, ended)
             LOG.put(self._records[index], EXPOSED, begins_ns, begins_ns + exposed)
-            LOG.put(self._records[index], PAIR, duration, exposed)
+            LOG.put(self._records[index], PAIR, exposed, duration)

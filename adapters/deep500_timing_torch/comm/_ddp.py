@@ -51,15 +51,7 @@ def instrument_ddp(
             f"instrument_ddp of a {type(model).__name__}: it times torch.nn.parallel.DistributedDataParallel. Wrap the "
             "model first; other code is timed by `with comm.instrument()`."
         )
-    model.register_comm_hook(_Buckets(model.process_group, hook, state), _hook)
-
-
-def _hook(state: _Buckets, bucket: GradBucket) -> Any:
-    return state.send(bucket)
-
-
-# DDP compares the annotations with the classes, so they must not be strings.
-_hook.__annotations__ = {"bucket": GradBucket}
+    model.register_comm_hook(_Buckets(model.process_group, hook, state), _Buckets.send)
 
 
 class _Buckets:
@@ -82,7 +74,7 @@ class _Buckets:
         return value if self._hook is not None else value[0]
 
     def send(self, bucket: GradBucket) -> Any:
-        op = self._begin(bucket) if SETTINGS.by_functions else None
+        op = self._begin(bucket)
         if op is None:
             return self._launch(bucket).then(self._result)
         thread = get_ident()
@@ -103,11 +95,15 @@ class _Buckets:
     def _begin(self, bucket: GradBucket) -> PendingOp | None:
         try:
             op = _BUCKET if self._hook is None else _HOOKED
-            group = LOG.group_of(self._process_group) if SETTINGS.wants(op.name) else None
-            if group is None:
-                return None
-            buffer = bucket.buffer()
-            return PendingOp(group.record(op, op.name, buffer.nbytes), self._process_group, buffer)
+            if SETTINGS.by_functions and SETTINGS.wants(op.name):
+                group = LOG.group_of(self._process_group)
+                if group is not None:
+                    buffer = bucket.buffer()
+                    return PendingOp(group.record(op, op.name, buffer.nbytes), self._process_group, buffer)
         except Exception as error:
             fault("DDP's buckets", error)
-            return None
+        return None
+
+
+# DDP compares the annotations with the classes, so they must not be strings.
+_Buckets.send.__annotations__ = {"bucket": GradBucket}

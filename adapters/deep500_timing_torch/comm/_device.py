@@ -1,7 +1,19 @@
-"""Device times of operations between events on the current stream, collected without waiting."""
+"""Device times of operations, collected without waiting: between events on the current stream, or NCCL's own.
+
+Once a group times its operations (``ProcessGroup._enable_collectives_timing``), PyTorch's watchdog reads NCCL's own
+events and keeps each duration in the flight recorder, a ring of 2 000 entries that is on by default. Reading the ring
+takes no handle of an operation, so no output tensor stays alive, and costs the training thread nothing per operation.
+PyTorch holds the GIL while it writes the ring out: some 8 µs per entry, 15 ms for a full ring. So it is read once per
+summary, per 1 000 operations, and before a run's flush if the reads then take at most 1 % of the time.
+"""
 
 from __future__ import annotations
 
+import os
+import pickle
+import re
+import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,12 +22,28 @@ from deep500_timing.adapters import warn_once
 from deep500_timing.devices import EventPair as DevicePair
 from deep500_timing.devices import EventPool, captures, pool_of
 from deep500_timing.runs import feeders, logs
-from deep500_timing_torch.comm._flight import RECORDER
-from deep500_timing_torch.comm._log import LOG
+from deep500_timing_torch.comm._log import LOG, fault
 from deep500_timing_torch.comm._settings import SETTINGS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from deep500_timing_torch.comm._log import Group
+
+WAIT_S = 60.0
+"""Seconds that ``collect(wait=True)`` waits for operations that do not end."""
+READ_EVERY = 1000
+"""Operations after which the ring is read in the background, half of the entries that it holds."""
+_SHARE = 0.01
+"""Share of the time that reads before the flushes of a run may take."""
+_LAST_S = 0.5
+"""Seconds that the end of a run waits for PyTorch's watchdog to time the last operations. It looks every 0.1 s."""
+_POLL_S = 0.02
+COALESCED = "nccl:coalesced"
+"""The entry of a coalescing block, which follows those of its operations."""
+_ONE_CALL = re.compile(r"nccl:[A-Z_]+_coalesced")
+"""The entry of one call that is made of several operations, such as an ``all_gather`` of unequal sizes. PyTorch records
+its events on the group's stream, also for a blocking call, which runs on the caller's."""
 
 _pools: dict[torch.device, EventPool | None] = {}
 
@@ -61,7 +89,7 @@ def is_captured(pool: EventPool, tensor: torch.Tensor) -> bool:
 class Stretch:
     """A stretch of a device's time, given to a function when the device has passed it."""
 
-    __slots__ = ("_fail", "_keep", "_pair", "_pool", "_start_ns")
+    __slots__ = ("_keep", "_pair", "_pool", "_start_ns")
 
     def __init__(self, pool: EventPool, name: str, start_ns: int) -> None:
         """Record the first event on the current stream.
@@ -76,15 +104,14 @@ class Stretch:
         self._pair = DevicePair(name, SETTINGS.now_ns)
         pool.begin(self._pair)
 
-    def end(self, keep: Callable[[int, int], None], fail: Callable[[], None]) -> None:
+    def end(self, keep: Callable[[int, int | None], None]) -> None:
         """Record the second event on the stream that is current now.
 
         Args:
-            keep: Takes start and end in ns, placed on the host's clock when the device was there.
-            fail: Called instead if the time is unknown.
+            keep: Takes start and end in ns, placed on the host's clock when the device was there. The end is None if
+                the time is unknown.
         """
         self._keep = keep
-        self._fail = fail
         self._pool.end(self._pair, self, self._start_ns, SETTINGS.now_ns())
 
     def drop(self) -> None:
@@ -102,9 +129,144 @@ class Stretch:
 
     @failed.setter
     def failed(self, value: int) -> None:
-        self._fail()
+        self._keep(self._start_ns, None)
 
     captured = failed
+
+
+class FlightRecorder:
+    """The operations that get their durations from the flight recorder."""
+
+    def __init__(self) -> None:
+        self.used = False
+        """Whether any group times its operations for it."""
+        self._pending: dict[tuple[str, int], Any] = {}
+        self._reading = threading.Lock()
+        self._since_read = 0
+        self._next_read = 0.0
+        self.is_empty = False
+        """Whether the recorder turned out to hold nothing (``TORCH_FR_BUFFER_SIZE=0``)."""
+
+    def description(self) -> str:
+        """How operations on a device are timed."""
+        if self.used and not self.is_empty:
+            return "from NCCL's own events, by PyTorch's flight recorder"
+        reason = "the flight recorder is empty" if self.is_empty else why_not() or "no NCCL group is timed"
+        return f"between events on the current stream ({reason})"
+
+    def enable(self, group: Group, process_group: Any, device: Any) -> bool:
+        """Let a group time its operations from now on, if that is wanted and possible; it is asked once."""
+        if group.recorded is None:
+            group.recorded = False
+            if process_group is not None and why_not() is None and not self.is_empty:
+                try:
+                    if type(process_group._get_backend(device)).__name__ == "ProcessGroupNCCL":
+                        # A method of the group; its backend does not have it.
+                        process_group._enable_collectives_timing()
+                        self.used = group.recorded = True
+                except Exception:  # A group without a backend for that device, or of another library.
+                    group.recorded = False
+        return group.recorded and not self.is_empty
+
+    def expect(self, op: Any, sequence: int) -> None:
+        """Report the duration of a ``PendingOp`` to it when it is known."""
+        self._pending[op.record.group.name, sequence] = op
+        self._since_read += 1
+        if self._since_read >= READ_EVERY and not self._reading.locked():
+            self._since_read = 0
+            threading.Thread(target=self.collect, name="deep500-timing comm", daemon=True).start()
+
+    def feed(self, *, last: bool) -> None:
+        """Read the durations that are known, for a run that is flushed.
+
+        It is left out while another read is under way, which may be on this thread if a signal handler flushes.
+        """
+        if not self._reading.locked() and (last or time.monotonic() >= self._next_read):
+            self.collect(wait=last, limit_s=_LAST_S)
+
+    def collect(self, *, wait: bool = False, limit_s: float = WAIT_S) -> None:
+        deadline = time.monotonic() + limit_s
+        while self._pending:
+            try:
+                with self._reading:
+                    began = time.monotonic()
+                    self._read()
+                    ended = time.monotonic()
+                    self._next_read = ended + (ended - began) / _SHARE
+            except Exception as error:
+                fault("operations in the flight recorder", error)
+                return
+            if not wait or not self._pending or time.monotonic() > deadline:
+                return
+            time.sleep(_POLL_S)
+
+    def _read(self) -> None:
+        expected = list(self._pending)
+        # Reading asks CUDA for events, which would end a capture.
+        with captures.query_lock:
+            if captures.under_way:
+                return
+            dump = _dump_function()
+            found = pickle.loads(dump(True, False, False))  # collectives, no stacks, completed ones too
+        entries = found.get("entries", ())
+        self.is_empty = not entries
+        oldest: dict[str, int] = {}
+        # NCCL launches the operations of a coalescing block at its end, behind their own events. The entry of the
+        # block has the number of its last operation.
+        blocks = {
+            (entry["process_group"][0], entry["op_id"]) for entry in entries if entry["profiling_name"] == COALESCED
+        }
+        for entry in entries:
+            if entry.get("is_p2p") or entry["profiling_name"] == COALESCED:
+                continue
+            key = name, sequence = entry["process_group"][0], entry["collective_seq_id"]
+            oldest.setdefault(name, sequence)
+            op = self._pending.get(key)
+            if op is None:
+                continue
+            on_another_stream = _ONE_CALL.fullmatch(entry["profiling_name"]) and not op.asynchronous
+            duration_ms = entry.get("duration_ms")
+            if on_another_stream or (name, entry["op_id"]) in blocks:
+                self._settle(key, None)
+            # An entry is completed some time before the watchdog computes its duration and retires it.
+            elif duration_ms is not None or entry.get("retired"):
+                self._settle(key, duration_ms)
+        for name, sequence in expected:
+            if self.is_empty or sequence < oldest.get(name, 0):
+                self._settle((name, sequence), None)
+
+    def _settle(self, key: tuple[str, int], duration_ms: float | None) -> None:
+        op = self._pending.pop(key, None)
+        if op is None:
+            return
+        if duration_ms is None:
+            op.untimed()
+        else:
+            op.took(round(duration_ms * 1e6))
+
+    def after_fork(self) -> None:
+        self._reading = threading.Lock()
+        self._pending.clear()
+
+
+def why_not() -> str | None:
+    """Why the flight recorder is not to be used, None if it is."""
+    if SETTINGS.device_times == "stream_events":
+        return "configure(device_times='stream_events')"
+    if _dump_function() is None:
+        return "this PyTorch has no flight recorder"
+    # NCCL's timed events end the overlap with computing that this variable is set for (pytorch#143890).
+    if SETTINGS.device_times == "auto" and os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
+        return "CUDA_DEVICE_MAX_CONNECTIONS=1"
+    return None
+
+
+def _dump_function() -> Callable[[bool, bool, bool], bytes] | Any:
+    return getattr(torch._C._distributed_c10d, "_dump_nccl_trace", None)
+
+
+RECORDER = FlightRecorder()
+os.register_at_fork(after_in_child=RECORDER.after_fork)
 
 
 def collect(*, wait: bool) -> None:
@@ -113,16 +275,18 @@ def collect(*, wait: bool) -> None:
     Args:
         wait: Wait for the others; only for a user who asked for it by name.
     """
-    for pool in list(_pools.values()):
-        if pool is not None:
-            pool.collect(wait=wait)
+    _collect_events(wait)
     RECORDER.collect(wait=wait)
 
 
-def _feed() -> None:
+def _collect_events(wait: bool) -> None:
     for pool in list(_pools.values()):
         if pool is not None:
-            pool.collect(wait=False)
+            pool.collect(wait=wait)
+
+
+def _feed() -> None:
+    _collect_events(wait=False)
     RECORDER.feed(last=any(log.closing and not log.closed for log in logs.values()))
     LOG.drain(wait=False)
 

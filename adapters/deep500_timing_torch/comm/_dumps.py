@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing.adapters import format_bytes
-from deep500_timing_torch.comm._flight import COALESCED
+from deep500_timing_torch.comm._device import COALESCED
 from deep500_timing_torch.comm._ops import OPS
 from deep500_timing_torch.comm._straggler import Comparison, compare
 from deep500_timing_torch.comm._table import straggler_lines
@@ -33,8 +33,6 @@ _ITEM_BYTES = {"Double": 8, "Long": 8, "ComplexFloat": 8, "ComplexDouble": 16, "
 _ITEM_BYTES |= {"Half": 2, "BFloat16": 2, "Short": 2, "Byte": 1, "Char": 1, "Bool": 1}
 
 Entry = dict[str, Any]
-Group = tuple[str, str]
-"""The name of a process group and its ranks, as text. Different groups may share a name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +108,18 @@ def read_flight_recorder(folder: str | PathLike[str]) -> FlightSummary:
             f"Reading flight recorder dumps in {str(folder)!r}: no file's name ends with a rank, such as trace_0. "
             "Set TORCH_FR_DUMP_TEMP_FILE=FOLDER/trace_ and TORCH_FR_BUFFER_SIZE=2000 for the job."
         )
-    return _Dumps(dumps).summary()
+    groups = _groups_of(dumps)
+    entries = {rank: dump["entries"] for rank, dump in dumps.items()}
+    hangs = [hang for group in groups if (hang := group.hang(entries)) is not None]
+    hangs += [
+        Hang(_text_of(entry), entry["group"].description, (rank,), (rank,), {}, ())
+        for rank, called in entries.items()
+        for entry in called
+        if entry.get("is_p2p") and not _is_done(entry)
+    ]
+    hangs.sort(key=lambda hang: not hang.missing)
+    mismatches = [text for group in groups if (text := group.mismatch()) is not None]
+    return FlightSummary(tuple(dumps), hangs, mismatches, *_compared(groups))
 
 
 class _Plain(pickle.Unpickler):
@@ -128,124 +137,113 @@ def _read(path: Path) -> dict[str, Any]:
     return dict(found)
 
 
-class _Dumps:
-    def __init__(self, dumps: dict[int, dict[str, Any]]) -> None:
-        self._dumps = dumps
-        self._members: dict[Group, tuple[int, ...]] = {}
-        self._descriptions: dict[Group, str] = {}
-        # For each group and rank the operations by their number.
-        self._ops: dict[Group, dict[int, dict[int, Entry]]] = defaultdict(lambda: defaultdict(dict))
-        self._unfinished: dict[int, list[tuple[Group, Entry]]] = defaultdict(list)
+class _Group:
+    """One process group: its collectives by number and rank."""
+
+    def __init__(self, name: str, description: str, ranks: str) -> None:
+        self.name = name
+        self.description = name if description in ("", "undefined") else description
+        self.members: list[int] = json.loads(ranks) if ranks else []
+        self.calls: dict[int, dict[int, Entry]] = defaultdict(dict)
         # NCCL launches the operations of a coalescing block at its end, behind their own events.
-        self._blocks: set[tuple[int, Group, int]] = set()
-        for rank, dump in dumps.items():
-            for entry in dump["entries"]:
-                group = self._group_of(dump, entry)
-                if _name_of(entry) == COALESCED:
-                    self._blocks.add((rank, group, entry["op_id"]))
-                if not _is_done(entry):
-                    self._unfinished[rank].append((group, entry))
-                if not entry.get("is_p2p"):
-                    self._ops[group][rank][entry["collective_seq_id"]] = entry
-        for group, by_rank in self._ops.items():
-            ranks = group[1]
-            is_world = self._descriptions[group] == "default_pg"
-            self._members[group] = tuple(json.loads(ranks)) if ranks else tuple(dumps if is_world else by_rank)
+        self.blocks: set[tuple[int, int]] = set()
 
-    def _group_of(self, dump: dict[str, Any], entry: Entry) -> Group:
-        name, description = entry["process_group"]
-        # gloo leaves the configuration empty.
-        ranks = str(dump.get("pg_config", {}).get(name, {}).get("ranks", ""))
-        self._descriptions[name, ranks] = description if description not in ("", "undefined") else name
-        return name, ranks
+    @property
+    def callers(self) -> list[int]:
+        return sorted({rank for calls in self.calls.values() for rank in calls})
 
-    def summary(self) -> FlightSummary:
-        hangs = [hang for group in self._ops if (hang := self._hang_of(group)) is not None]
-        hangs += [
-            Hang(_text_of(entry), self._descriptions[group], (rank,), (rank,), {}, ())
-            for rank, entries in self._unfinished.items()
-            for group, entry in entries
-            if entry.get("is_p2p")
-        ]
-        hangs.sort(key=lambda hang: not hang.missing)
-        mismatches = [text for group in self._ops if (text := self._mismatch_of(group)) is not None]
-        return FlightSummary(tuple(self._dumps), hangs, mismatches, *self._compared())
-
-    def _last_of(self, group: Group, rank: int) -> int | None:
+    def _newest(self, rank: int, entries: list[Entry] | None) -> int | None:
         # The number of the rank's newest operation in the group; None if it is unknown.
-        if rank not in self._dumps:
+        if entries is None:
             return None
-        if rank in self._ops[group]:
-            return max(self._ops[group][rank])
-        entries = self._dumps[rank]["entries"]
+        own = (number for number, calls in self.calls.items() if rank in calls)
         # The ring has room for so many entries, and the first ones may have been overwritten.
-        return 0 if not entries or entries[0].get("record_id") == 0 else None
+        return max(own, default=None if entries and entries[0].get("record_id") != 0 else 0)
 
-    def _hang_of(self, group: Group) -> Hang | None:
-        ops = self._ops[group]
-        last = {rank: self._last_of(group, rank) for rank in self._members[group]}
-        unknown = tuple(rank for rank, newest in last.items() if newest is None)
+    def hang(self, entries: dict[int, list[Entry]]) -> Hang | None:
+        newest = {rank: self._newest(rank, entries.get(rank)) for rank in self.members}
+        unknown = tuple(rank for rank, last in newest.items() if last is None)
         found = None
-        for number in sorted({number for entries in ops.values() for number in entries}):
-            calls = {rank: entries[number] for rank, entries in ops.items() if number in entries}
+        for number, calls in sorted(self.calls.items()):
             first = next(iter(calls.values()))
             unfinished = tuple(rank for rank, entry in calls.items() if not _is_done(entry))
-            missing = [rank for rank, newest in last.items() if newest is not None and newest < number]
+            missing = [rank for rank, last in newest.items() if last is not None and last < number]
             # A broadcast may have finished on a rank before the others call it; an all-reduce has failed then.
             op = OPS.get(_name_of(first))
             if unfinished or (missing and op is not None and op.synchronizes):
-                did = {rank: self._did(rank) for rank in missing}
-                hang = Hang(_text_of(first), self._descriptions[group], tuple(calls), unfinished, did, unknown)
+                did = {rank: _did(entries[rank]) for rank in missing}
+                hang = Hang(_text_of(first), self.description, tuple(calls), unfinished, did, unknown)
                 found = found or hang
                 if missing:  # Where those ranks are says why earlier ones are unfinished.
                     return hang
         return found
 
-    def _did(self, rank: int) -> str:
-        for group, entry in self._unfinished[rank]:
-            return f"is in {_text_of(entry)} of group {self._descriptions[group]}"
-        entries = self._dumps[rank]["entries"]
-        if not entries:
-            return "has called no operation"
-        name = self._descriptions[self._group_of(self._dumps[rank], entries[-1])]
-        return f"has ended {_text_of(entries[-1])} of group {name}, and called none since"
-
-    def _mismatch_of(self, group: Group) -> str | None:
-        by_rank = self._ops[group]
-        for number in sorted({number for entries in by_rank.values() for number in entries}):
-            calls: dict[str, list[int]] = defaultdict(list)
-            for rank, entries in by_rank.items():
-                if number in entries:
-                    calls[_text_of(entries[number], sized=_name_of(entries[number]) == "all_reduce")].append(rank)
-            if len(calls) > 1:
-                several = ", ".join(f"{call} on {_ranks(ranks)}" for call, ranks in calls.items())
-                return f"The ranks of group {self._descriptions[group]} call different operations: {several}."
+    def mismatch(self) -> str | None:
+        for _, calls in sorted(self.calls.items()):
+            ranks: dict[str, list[int]] = defaultdict(list)
+            for rank, entry in calls.items():
+                ranks[_text_of(entry, sized=_name_of(entry) == "all_reduce")].append(rank)
+            if len(ranks) > 1:
+                several = ", ".join(f"{call} on {_ranks(callers)}" for call, callers in ranks.items())
+                return f"The ranks of group {self.description} call different operations: {several}."
         return None
 
-    def _compared(self) -> tuple[Comparison, bool]:
-        entries = [entry for by_rank in self._ops.values() for of in by_rank.values() for entry in of.values()]
-        by_arrival = not any(entry.get("duration_ms") for entry in entries)
-        reports: dict[int, dict[str, list[tuple[int, str, int, int]]]] = defaultdict(dict)
-        members = {}
-        for group, by_rank in self._ops.items():
-            ranks = [rank for rank in self._members[group] if rank in by_rank]
-            common = set.intersection(*(set(by_rank[rank]) for rank in ranks)) if ranks else set()
-            members[name := f"{group[0]} {self._descriptions[group]} {ranks}"] = ranks
-            for number in sorted(common):
-                calls = {rank: by_rank[rank][number] for rank in ranks}
-                in_block = any((rank, group, call["op_id"]) in self._blocks for rank, call in calls.items())
-                if in_block or not all(map(_is_done, calls.values())):
-                    continue
-                times = _waits_ns(calls) if by_arrival else _durations_ns(calls)
-                for rank, time_ns in times.items():
-                    call = calls[rank]
-                    row = (number, _name_of(call), _bytes_of(call) or 0, time_ns)
-                    reports[rank].setdefault(name, []).append(row)
-        synchronizes = {name: op.synchronizes for name, op in OPS.items()}
-        found = compare(reports, members, synchronizes)
-        if by_arrival:
-            found.rows = [replace(row, transfer_s=None) for row in found.rows]
-        return found, by_arrival
+
+def _groups_of(dumps: dict[int, dict[str, Any]]) -> list[_Group]:
+    # Different groups may share a name, so their ranks are part of the key.
+    groups: dict[tuple[str, str], _Group] = {}
+    for rank, dump in dumps.items():
+        for entry in dump["entries"]:
+            name, description = entry["process_group"]
+            # gloo leaves the configuration empty.
+            ranks = str(dump.get("pg_config", {}).get(name, {}).get("ranks", ""))
+            group = entry["group"] = groups.setdefault((name, ranks), _Group(name, description, ranks))
+            if _name_of(entry) == COALESCED:
+                group.blocks.add((rank, entry["op_id"]))
+            if not entry.get("is_p2p"):
+                group.calls[entry["collective_seq_id"]][rank] = entry
+    for group in groups.values():
+        group.members = group.members or (list(dumps) if group.description == "default_pg" else group.callers)
+    return list(groups.values())
+
+
+def _compared(groups: list[_Group]) -> tuple[Comparison, bool]:
+    called = [entry for group in groups for calls in group.calls.values() for entry in calls.values()]
+    by_arrival = not any(entry.get("duration_ms") for entry in called)
+    reports: dict[int, dict[str, list[tuple[int, str, int, int]]]] = defaultdict(dict)
+    members = {}
+    for group in groups:
+        callers = group.callers
+        ranks = [rank for rank in group.members if rank in callers]
+        members[name := f"{group.name} {group.description} {ranks}"] = ranks
+        for number, calls in sorted(group.calls.items()):
+            in_block = any((rank, call["op_id"]) in group.blocks for rank, call in calls.items())
+            if in_block or len(calls) < len(ranks) or not all(map(_is_done, calls.values())):
+                continue
+            if by_arrival:
+                latest_ns = max(call["time_created_ns"] for call in calls.values())
+                times = {rank: latest_ns - call["time_created_ns"] for rank, call in calls.items()}
+            elif all(call.get("duration_ms") for call in calls.values()):
+                times = {rank: round(call["duration_ms"] * 1e6) for rank, call in calls.items()}
+            else:
+                continue
+            for rank, time_ns in times.items():
+                row = (number, _name_of(calls[rank]), _bytes_of(calls[rank]) or 0, time_ns)
+                reports[rank].setdefault(name, []).append(row)
+    found = compare(reports, members, {name for name, op in OPS.items() if op.synchronizes})
+    if by_arrival:
+        found.rows = [replace(row, transfer_s=None) for row in found.rows]
+    return found, by_arrival
+
+
+def _did(entries: list[Entry]) -> str:
+    if not entries:
+        return "has called no operation"
+    for entry in entries:
+        if not _is_done(entry):
+            return f"is in {_text_of(entry)} of group {entry['group'].description}"
+    last = entries[-1]
+    return f"has ended {_text_of(last)} of group {last['group'].description}, and called none since"
 
 
 def _is_done(entry: Entry) -> bool:
@@ -274,17 +272,6 @@ def _bytes_of(entry: Entry) -> int | None:
         shapes = entry.get(f"{side}_sizes", ())
         sizes.append(sum(math.prod(shape) * item for shape, item in zip(shapes, items, strict=False)))
     return max(sizes) or None
-
-
-def _durations_ns(calls: dict[int, Entry]) -> dict[int, int]:
-    if not all(call.get("duration_ms") for call in calls.values()):
-        return {}
-    return {rank: round(call["duration_ms"] * 1e6) for rank, call in calls.items()}
-
-
-def _waits_ns(calls: dict[int, Entry]) -> dict[int, int]:
-    came = {rank: call["time_created_ns"] for rank, call in calls.items()}
-    return {rank: max(came.values()) - time_ns for rank, time_ns in came.items()}
 
 
 def _ranks(ranks: Iterable[int]) -> str:

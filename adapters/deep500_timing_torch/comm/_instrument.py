@@ -13,7 +13,7 @@ from deep500_timing.adapters import Replaced, warn_once
 from deep500_timing_torch.comm import _timed
 from deep500_timing_torch.comm._kernel import _build
 from deep500_timing_torch.comm._log import LOG
-from deep500_timing_torch.comm._operation import PendingOp, dispatched, launched
+from deep500_timing_torch.comm._operation import dispatched, launched
 from deep500_timing_torch.comm._ops import BY_OPERATOR, OPS
 from deep500_timing_torch.comm._settings import SETTINGS
 from deep500_timing_torch.comm._timed import original_of, timed_operation
@@ -27,17 +27,6 @@ if TYPE_CHECKING:
 _lock = threading.RLock()
 _patched = Replaced()
 _building: list[Any] = []
-
-
-class _InForce:
-    """The state of :func:`instrument` in this process."""
-
-    objects: int = 0
-    why_no_kernel: str | None = None
-    """Why the kernel is not at work, if it is not."""
-
-
-IN_FORCE = _InForce()
 
 
 def instrument(*, kernel: bool | None = None) -> Instrument:
@@ -96,8 +85,8 @@ class Instrument:
             if not self._in_force:
                 return
             self._in_force = False
-            IN_FORCE.objects -= 1
-            if IN_FORCE.objects == 0:
+            SETTINGS.instruments -= 1
+            if SETTINGS.instruments == 0:
                 _take_out()
 
     close = undo
@@ -130,31 +119,28 @@ class Instrument:
         with _lock:
             if self._in_force:
                 return
-            if IN_FORCE.objects == 0:
+            if SETTINGS.instruments == 0:
                 _put_in(self._kernel)
             elif self._kernel and SETTINGS.kernel is None:
                 raise RuntimeError(
                     "comm.instrument(kernel=True) inside one by patched functions: undo that one first, or leave "
-                    f"kernel= out. The kernel is not at work because {IN_FORCE.why_no_kernel}."
+                    f"kernel= out. The kernel is not at work because {SETTINGS.why_no_kernel}."
                 )
-            IN_FORCE.objects += 1
+            SETTINGS.instruments += 1
             self._in_force = True
 
 
 def _put_in(kernel: bool | None) -> None:
-    found = None if kernel is False else _load_kernel(required=bool(kernel))
-    if kernel is False:
-        IN_FORCE.why_no_kernel = "instrument(kernel=False) was asked for"
+    found = _load_kernel(kernel)
     LOG.watch()
     try:
         if found is not None:
             # The kernel sees the messages of a batch, and only the function tells that they are one.
             _patch_all(["batch_isend_irecv"])
             rules = [(operator, size, share, OPS[name]) for operator, (name, size, share) in BY_OPERATOR.items()]
-            found.install(dispatched, launched, PendingOp.ended, rules)
+            found.install(dispatched, launched, rules)
             SETTINGS.kernel = found
             SETTINGS.changed()
-            IN_FORCE.why_no_kernel = None
         else:
             _patch_all(OPS)
     except BaseException:
@@ -167,36 +153,42 @@ def _take_out() -> None:
         SETTINGS.kernel.uninstall()
         SETTINGS.kernel = None
         SETTINGS.changed()
-    _undo_all()
+    for owner, name in _patched.undo():
+        warn_once(
+            f"Leaving comm.instrument(): {owner.__name__}.{name} was patched by other code inside the block and "
+            "stays as it is; it may go on timing. Leave blocks in the reverse order of entering them."
+        )
     LOG.unwatch()
 
 
-def _load_kernel(*, required: bool) -> ModuleType | None:
-    try:
-        return _build.build() if required else _build.load()
-    except _build.KernelUnavailableError as error:
-        if required:
+def _load_kernel(kernel: bool | None) -> ModuleType | None:
+    SETTINGS.why_no_kernel = None
+    if kernel:
+        try:
+            return _build.build()
+        except _build.KernelUnavailableError as error:
             raise RuntimeError(f"comm.instrument(kernel=True): there is no kernel: {error}.") from error
-        IN_FORCE.why_no_kernel = str(error)
-        _build_for_the_next_run()
+    if kernel is False:
+        SETTINGS.why_no_kernel = "instrument(kernel=False) was asked for"
         return None
+    try:
+        return _build.load()
+    except _build.KernelUnavailableError as error:
+        SETTINGS.why_no_kernel = str(error)
     except Exception as error:
         # The program goes on with the patched functions.
-        if required:
-            raise
-        IN_FORCE.why_no_kernel = f"it cannot be loaded: {type(error).__name__}: {error}"
+        SETTINGS.why_no_kernel = f"it cannot be loaded: {type(error).__name__}: {error}"
         return None
-
-
-def _build_for_the_next_run() -> None:
     try:
+        # For the next run.
         if not _build.switched_off() and not _build.library_path().exists() and not _build.has_failed():
             process = _build.start_build(quiet=True)
             if process is not None:
                 # Python warns of a child that is still running when its handle goes.
                 _building.append(process)
     except Exception as error:
-        IN_FORCE.why_no_kernel = str(error)
+        SETTINGS.why_no_kernel = str(error)
+    return None
 
 
 def _patch_all(names: Iterable[str]) -> None:
@@ -218,11 +210,3 @@ def _patch(module: Any, name: str) -> None:
         # Another library has patched it since: time the present function.
         ours = timed_operation(name, now)
     _patched.put(module, name, ours)
-
-
-def _undo_all() -> None:
-    for owner, name in _patched.undo():
-        warn_once(
-            f"Leaving comm.instrument(): {owner.__name__}.{name} was patched by other code inside the block and "
-            "stays as it is; it may go on timing. Leave blocks in the reverse order of entering them."
-        )

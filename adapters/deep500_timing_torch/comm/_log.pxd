@@ -1,23 +1,55 @@
 # C types of _log.py; Cython reads both. Plain Python never sees this file.
 cimport cython
 
-from deep500_timing_torch.comm._records cimport Group, Record
+from deep500_timing._recording.intervals cimport Intervals
+from deep500_timing_torch.comm._ops cimport Op
+
+
+@cython.final
+cdef class Record:
+    cdef readonly Op op
+    cdef readonly object label, nbytes
+    cdef readonly Group group
+    cdef readonly bint size_is_mean
+    cdef public object calls, bytes_total
+    cdef public bint on_device, upper_bound
+    cdef readonly Intervals latency
+    cdef readonly list counts, sums_ns
+    cdef readonly object paired_ns, given_up
+
+    cpdef take(self, int kind, start_ns, end_ns, sequence, run)
+
+
+@cython.final
+cdef class Group:
+    cdef public object reference, device_end, recorded
+    cdef readonly object name, size, rank, ring
+    cdef readonly list global_ranks
+    cdef readonly dict records, sizes
+    cdef public long long seen
+    cdef long long _own_sequence
+    cdef bint _backend_counts
+    cdef object _watched_from, _unseen_before
+
+    cpdef bint is_of(self, process_group) except -1
+    cpdef number(self)
+    cpdef count(self, before)
+    @cython.locals(record=Record)
+    cpdef Record record(self, Op op, label, nbytes)
 
 
 @cython.final
 cdef class CommLog:
     cdef readonly object inbox, _draining
     cdef readonly dict known_groups, under_way
-    cdef list _past
+    cdef list _groups
     cdef readonly Group alone
     cdef Group _latest
     cdef public object observer
-    cdef bint _watching, _complete
+    cdef bint _watching
 
     cpdef put(self, Record record, kind, start_ns, end_ns, sequence=*)
     @cython.locals(record=Record)
     cpdef drain(self, bint wait)
-    cdef _tell(self, Record record, kind, start_ns, end_ns)
     @cython.locals(group=Group)
     cpdef Group group_of(self, process_group)
-    cdef Group _new_group(self, process_group)

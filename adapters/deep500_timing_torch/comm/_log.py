@@ -1,4 +1,4 @@
-"""The queue of finished operations, and every group that has issued any.
+"""What is kept of operations: the times of each by message size and group, and the queue in front of them.
 
 A finished operation costs the thread that finishes it one append to a queue: the training thread, autograd's, or the
 backend's own, which runs the callbacks of asynchronous operations. Whichever thread gets the lock without waiting
@@ -10,24 +10,37 @@ from __future__ import annotations
 import os
 import sys
 import time
+import weakref
 from _thread import allocate_lock
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from deep500_timing._recording.intervals import Intervals
 from deep500_timing.adapters import warn_once
 from deep500_timing.runs import current
-from deep500_timing_torch.comm._records import Group, Record
+from deep500_timing_torch.comm._table import Unfinished
 
 if TYPE_CHECKING:
-    import weakref
     from collections.abc import Callable, Iterator
 
+    from deep500_timing_torch.comm._ops import Op
 
 BATCH = 32
 """Messages that wait at most. More of them would leave the processor's caches before they are read."""
 CALLBACK_S = 0.5
 """Seconds that a reader who waits gives the callbacks of finished operations, which run on the backend's thread."""
+KEEP_LAST = 256
+"""Intervals kept one by one for each record. Aggregates and a histogram of the rest stay exact."""
+MAX_SIZES = 256
+"""Message sizes of an operation that get their own record in one group. Further sizes share a record for each power of
+two, so that a run whose sizes all differ does not fill the memory."""
+WINDOW = 1024
+"""Latest operations of a group that can be compared with those of other ranks."""
+SYNC, ISSUE, DONE, EXPOSED, PAIR, FAILED, UNTIMED, CAPTURED = range(8)
+"""Kinds of messages: a blocking operation; the call of an asynchronous one; its completion; a wait for it; the exposed
+part of its time and that time, in ns; an exception; a time that is not known; an operation captured into a graph.
+``FAILED`` and ``UNTIMED`` carry in place of a start 1 if ``ISSUE`` was sent before, else 0."""
+_KINDS = 8
 _MOST_NAMED = 8
 
 
@@ -49,22 +62,151 @@ def caller() -> str:
     return frame.f_code.co_name
 
 
-@dataclass(frozen=True, slots=True)
-class Unfinished:
-    """An operation of this rank that was issued and has not finished."""
+class Record:
+    """The times of one operation at one message size in one group."""
 
-    op: str
-    group: str
-    sequence: int | None
-    """The group's sequence number of it, the same on every rank; None if the backend does not count."""
-    message_bytes: float | None
-    age_s: float
-    """Seconds since it was issued."""
+    def __init__(self, op: Op, label: str, nbytes: int | None, group: Group, *, size_is_mean: bool = False) -> None:
+        self.op = op
+        self.label = label
+        self.nbytes = nbytes
+        self.group = group
+        self.size_is_mean = size_is_mean
+        self.calls = 0
+        self.bytes_total = 0
+        self.on_device = False
+        self.upper_bound = False
+        self.latency = Intervals(KEEP_LAST, 0)
+        self.counts = [0] * _KINDS
+        """Messages by kind."""
+        self.sums_ns = [0] * _KINDS
+        """The times of the messages by kind, for ``PAIR`` those that no caller waited for."""
+        self.paired_ns = 0
+        self.given_up = 0
+        """Operations that failed or have no time, of those whose call was counted."""
 
-    def __str__(self) -> str:
-        number = "" if self.sequence is None else f" #{self.sequence}"
-        size = "" if self.message_bytes is None else f", {self.message_bytes:.0f} B"
-        return f"{self.op}{number} of group {self.group!r}{size}, issued {self.age_s:.3f} s ago"
+    @property
+    def message_bytes(self) -> float | None:
+        if self.size_is_mean:
+            return self.bytes_total / self.calls if self.calls else None
+        return self.nbytes
+
+    def take(self, kind: int, start_ns: int, end_ns: int, sequence: int | None, run: Any) -> None:
+        """Count one message; only for the thread that empties the queue."""
+        self.counts[kind] += 1
+        self.sums_ns[kind] += end_ns - start_ns
+        if kind in (SYNC, DONE):
+            self.latency.append(start_ns, end_ns)
+            name = self.op.name
+            if run is not None:
+                size = -1 if self.nbytes is None else self.nbytes
+                run.collective(name, start_ns, end_ns, group=self.group.name, sequence=sequence, nbytes=size)
+            if sequence is not None:
+                self.group.ring.append((sequence, name, self.nbytes or 0, end_ns - start_ns))
+        elif kind == PAIR:
+            self.paired_ns += end_ns
+        elif kind in (FAILED, UNTIMED):
+            self.given_up += start_ns
+
+
+class Group:
+    """A process group, remembered by name: its records outlive it."""
+
+    def __init__(self, process_group: Any, name: str, size: int, rank: int, global_ranks: list[int]) -> None:
+        self.reference = weakref.ref(process_group) if process_group is not None else lambda: None
+        self._own_sequence = 0
+        self._backend_counts = True
+        self.device_end: tuple[Any, int] = (None, 0)
+        """The host clock, and when on it the last operation that was read ended on the device."""
+        self.name = name
+        self.size = size
+        self.rank = rank
+        self.global_ranks = global_ranks
+        self.records: dict[tuple[str, int | None], Record] = {}
+        self.sizes: dict[str, int] = {}
+        self.ring: deque[tuple[int, str, int, int]] = deque(maxlen=WINDOW)
+        self.seen = 0
+        """How far the operations that were seen have advanced the group's sequence number since the watch began."""
+        self.recorded: bool | None = None
+        """Whether it times its operations for PyTorch's flight recorder, None until it was asked."""
+        self._watched_from: int | None = None
+        self._unseen_before = 0
+
+    def is_of(self, process_group: Any) -> bool:
+        """Whether this is the record of that group, and not of an earlier one at the same address."""
+        return self.reference() is process_group
+
+    def number(self) -> int | None:
+        """The group's sequence number, None if its backend does not count or the group is gone."""
+        process_group = self.reference()
+        if process_group is None or not self._backend_counts:
+            return None
+        try:
+            number: int = process_group._get_sequence_number_for_group()
+            return number
+        except Exception:  # Not every backend counts.
+            self._backend_counts = False
+            return None
+
+    def count(self, before: int | None) -> int:
+        """Count an operation that was issued when the group stood at ``before``."""
+        number = self.number()
+        if number is None:
+            self._own_sequence += 1
+            return self._own_sequence
+        if before is not None:
+            self.seen += number - before
+        return number
+
+    def watch(self, start: int | None) -> None:
+        """Count unseen operations from now on, from this sequence number or the present one."""
+        self._watched_from = self.number() if start is None else start
+        self.seen = 0
+
+    def unwatch(self) -> None:
+        """Stop counting. The count so far stays."""
+        self._unseen_before = self.unseen
+        self._watched_from = None
+
+    def forget(self) -> None:
+        self.records.clear()
+        self.sizes.clear()
+        self.ring.clear()
+        self._unseen_before = 0
+        if self._watched_from is not None:
+            self.watch(None)
+
+    @property
+    def unseen(self) -> int:
+        """How many operations the group issued while it was watched that were not seen."""
+        if self._watched_from is None:
+            return self._unseen_before
+        number = self.number()
+        if number is None:
+            return self._unseen_before
+        return self._unseen_before + max(number - self._watched_from - self.seen, 0)
+
+    def record(self, op: Op, label: str, nbytes: int | None) -> Record:
+        """The record of an operation at a message size, of which one more is about to run."""
+        record = self.records.get((label, nbytes))
+        if record is None:
+            record = self._new_record(op, label, nbytes)
+        record.calls += 1
+        if record.size_is_mean and nbytes is not None:
+            record.bytes_total += nbytes
+        return record
+
+    def _new_record(self, op: Op, label: str, nbytes: int | None) -> Record:
+        seen = self.sizes.get(label, 0)
+        if nbytes is None or seen < MAX_SIZES:
+            self.sizes[label] = seen + 1
+            return self.records.setdefault((label, nbytes), Record(op, label, nbytes, self))
+        # A shared record's key is negative, which no message size is: minus the position of the highest bit.
+        bucket = -nbytes.bit_length()
+        shared = self.records.get((label, bucket))
+        if shared is None:
+            lower = 1 << max(nbytes.bit_length() - 1, 0)
+            shared = self.records.setdefault((label, bucket), Record(op, label, lower, self, size_is_mean=True))
+        return shared
 
 
 class CommLog:
@@ -73,8 +215,8 @@ class CommLog:
     def __init__(self) -> None:
         self.inbox: deque[tuple[Record, int, int, int, int | None]] = deque()
         self._draining = allocate_lock()
+        self._groups: list[Group] = []
         self.known_groups: dict[int, Group] = {}
-        self._past: list[Group] = []
         self.alone = Group(None, "", 1, 0, [0])
         """Stands in for the group before there is one: the user's own operations need none."""
         self.under_way: dict[weakref.ref[Any], None] = {}
@@ -84,7 +226,6 @@ class CommLog:
         self._latest = self.alone
         """The group that :meth:`group_of` returned last."""
         self._watching = False
-        self._complete = False
 
     def put(self, record: Record, kind: int, start_ns: int, end_ns: int, sequence: int | None = None) -> None:
         """Queue one message, from any thread."""
@@ -146,7 +287,7 @@ class CommLog:
         deadline = time.monotonic() + CALLBACK_S
         while time.monotonic() < deadline:
             ops = [reference() for reference in list(self.under_way)]
-            if not any(op is not None and op.asynchronous and not op.on_device for op in ops):
+            if not any(op is not None and op.asynchronous and op.pool is None for op in ops):
                 return
             del ops
             time.sleep(0.001)
@@ -195,36 +336,33 @@ class CommLog:
             return None
         if self._watching:
             # Every group that was there when the watch began is known since then: this one is younger.
-            group.watch(0 if self._complete else None)
-        old = self.known_groups.get(id(process_group))
-        if old is not None:
-            self._past.append(old)
-        for past in (*self._past, *self.known_groups.values()):
+            group.watch(0)
+        for past in self._groups:
             # A group of that name was destroyed: the new one's numbers start again.
             if past.name == group.name:
                 past.ring.clear()
+        self._groups.append(group)
         self.known_groups[id(process_group)] = group
         return group
 
     def unregistered_group(self, process_group: Any) -> Group:
         """The record of a group that ``torch.distributed`` does not know, as a library may make one."""
         name, size, rank = process_group.name(), process_group.size(), process_group.rank()
-        for group in self._past:
-            if (group.name, group.size, group.rank) == (name, size, rank):
+        for group in self._groups:
+            if (group.name, group.size, group.rank) == (name, size, rank) and group.reference() is None:
                 return group
         group = Group(None, name, size, rank, list(range(size)))
-        self._past.append(group)
+        self._groups.append(group)
         return group
 
     def watch(self) -> None:
         """Count from now on what any group issues unseen."""
-        self._complete = False
-        self._watching = True
+        self._watching = False
         for process_group in _existing_groups():
             group = self.group_of(process_group)
             if group is not None:
                 group.watch(None)
-        self._complete = True
+        self._watching = True
 
     def unwatch(self) -> None:
         """Stop counting unseen operations. The count so far stays."""
@@ -236,7 +374,7 @@ class CommLog:
     @property
     def has_groups(self) -> bool:
         """Whether there was any process group."""
-        return bool(self.known_groups or self._past)
+        return bool(self._groups)
 
     def unseen(self) -> dict[str, int]:
         """For each group that issued operations unseen, how many; after emptying the queue."""
@@ -256,15 +394,14 @@ class CommLog:
     def groups(self) -> Iterator[Group]:
         """Every group that was used, destroyed ones included."""
         yield self.alone
-        yield from list(self._past)
-        yield from list(self.known_groups.values())
+        yield from list(self._groups)
 
     def records(self) -> Iterator[Record]:
         """Every record that was used, in the order of first use, after emptying the queue."""
         self.drain(True)
         for group in self.groups():
             for record in list(group.records.values()):
-                if record.used:
+                if any(record.counts):
                     yield record
 
     def reset(self) -> None:
@@ -272,7 +409,7 @@ class CommLog:
         self._meet_existing()
         for group in self.groups():
             group.forget()
-        self._past.clear()
+        self._groups = [group for group in self._groups if group.reference() is not None]
 
     def after_fork(self) -> None:
         """Start empty in a child process: the parent reports its own operations."""
@@ -280,7 +417,7 @@ class CommLog:
         self.inbox.clear()
         self.under_way.clear()
         self.known_groups.clear()
-        self._past.clear()
+        self._groups.clear()
         self.alone = self._latest = Group(None, "", 1, 0, [0])
 
 
@@ -294,7 +431,4 @@ def _existing_groups() -> list[Any]:
 
 
 LOG = CommLog()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=LOG.after_fork)
+os.register_at_fork(after_in_child=LOG.after_fork)

@@ -1,9 +1,8 @@
 # C types of _operation.py; Cython reads both. Plain Python never sees this file.
 cimport cython
 
-from deep500_timing_torch.comm._log cimport CommLog
+from deep500_timing_torch.comm._log cimport CommLog, Group, Record
 from deep500_timing_torch.comm._ops cimport Op
-from deep500_timing_torch.comm._records cimport Group, Record
 from deep500_timing_torch.comm._settings cimport Settings
 
 cdef CommLog LOG
@@ -17,21 +16,17 @@ cdef object _world, _coalescing, _Work, _Future, _HALVES
 cdef class PendingOp:
     cdef object __weakref__
     cdef readonly Record record
-    cdef readonly object start_ns, done_ns
-    cdef readonly bint captured, asynchronous
-    cdef object _before, _exposed_ns, _halves, _here, _overlap, _pool, _sequence, _stretch, _waited_end_ns
-    cdef bint _blocking, _recorded, _started
-    cdef int _handles, _waits_left
+    cdef readonly object start_ns, done_ns, pool, sequence
+    cdef readonly bint captured, asynchronous, recorded
+    cdef readonly int waits_left
+    cdef object _before, _exposed_ns, _halves, _here, _overlap, _stretch
+    cdef bint _blocking, _started
+    cdef int _exposures_left
 
     cpdef bint called(self, int handles, bint followed=*, bint blocking=*)
     cpdef follow(self, work)
-    cpdef not_followed(self)
-    cpdef failed(self, error)
-    cdef _fault(self, error)
-    cdef _count(self)
     cdef _call_over(self, end_ns)
     cdef _end_stretch(self)
-    cdef _expect(self)
     cdef bint _settle(self)
     cdef done(self, start_ns, end_ns)
     cpdef untimed(self)
@@ -39,7 +34,6 @@ cdef class PendingOp:
     cpdef ended(self, bint failed)
     cpdef start_wait(self)
     cpdef end_wait(self, token, error=*)
-    cdef _wait_failed(self, token, error)
     cdef _wait_over(self, start_ns, stretch, end_ns)
     cpdef exposed(self, start_ns, end_ns)
     cdef _second(self)

@@ -1,7 +1,7 @@
 """One operation from its call to its end, for patched functions, the compiled kernel and DDP's hook alike.
 
 On the CPU an operation ends when its call or its wait returns, or when its future completes. On a device NCCL's own
-events tell its duration by way of PyTorch's flight recorder (:mod:`._flight`). Without the recorder it lies between two
+events tell its duration by way of PyTorch's flight recorder (:mod:`._device`). Without the recorder it lies between two
 events on the current stream, the second one behind the last wait; for an asynchronous operation that is an upper bound.
 
 No future of a device's operation is asked for: a callback on it makes one of PyTorch's pooled streams wait for the
@@ -20,20 +20,21 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from deep500_timing_torch.comm._backward import watch_backward
-from deep500_timing_torch.comm._device import Stretch, is_captured, pool_for
-from deep500_timing_torch.comm._flight import RECORDER
+from deep500_timing_torch.comm._device import RECORDER, Stretch, is_captured, pool_for
 from deep500_timing_torch.comm._handles import TimedFuture, timed_work
-from deep500_timing_torch.comm._log import LOG, caller, fault
-from deep500_timing_torch.comm._records import (
+from deep500_timing_torch.comm._log import (
     CAPTURED,
     DONE,
     EXPOSED,
     FAILED,
     ISSUE,
+    LOG,
     PAIR,
     SYNC,
     UNTIMED,
     Record,
+    caller,
+    fault,
 )
 from deep500_timing_torch.comm._settings import SETTINGS
 
@@ -66,34 +67,39 @@ class PendingOp:
         """When it was done on the host's clock, 0 until then."""
         self.captured = False
         self.asynchronous = False
-        """Whether its handles were returned before its end, which is not that of a wait."""
+        """Whether its handles were returned before its end, and its end is known without a wait."""
+        self.recorded = False
+        """Whether the flight recorder has its duration."""
+        self.pool: Any = None
+        """The events of the device that it runs on, None on the host and where there are none."""
+        self.sequence: int | None = None
+        """Its number in the group, the expected one while its call has not returned."""
+        self.waits_left = 0
+        """For how many handles no caller has waited yet."""
+        self._exposures_left = 0
+        self._exposed_ns = 0
         self._before: int | None = None
         self._blocking = False
-        self._exposed_ns = 0
-        self._handles = 0
         self._overlap: tuple[Any, int] | None = None
-        self._pool: Any = None
-        self._recorded = False
-        self._sequence: int | None = None
         self._started = False
         self._stretch: Stretch | None = None
-        self._waited_end_ns = 0
-        self._waits_left = 0
         self._halves: Iterator[bool] | None = None
         self._here = ref(self)
         LOG.under_way[self._here] = None
         try:
-            self._before = record.group.number()
+            self._before = before = record.group.number()
+            if before is not None:
+                self.sequence = before + 1
             if tensor is not None and not tensor.is_cpu:
-                self._pool = pool = pool_for(tensor)
+                self.pool = pool = pool_for(tensor)
                 if pool is not None:
                     record.on_device = True
                     self.captured = is_captured(pool, tensor)
-                    if not self.captured:
-                        self._recorded = not record.op.point_to_point and RECORDER.enable(process_group, tensor.device)
+                    if not self.captured and not record.op.point_to_point:
+                        self.recorded = RECORDER.enable(record.group, process_group, tensor.device)
             self.start_ns = SETTINGS.now_ns()
-            if self._pool is not None and not self.captured and not self._recorded:
-                self._stretch = Stretch(self._pool, record.label, self.start_ns)
+            if self.pool is not None and not self.captured and not self.recorded:
+                self._stretch = Stretch(self.pool, record.label, self.start_ns)
         except Exception as error:
             self._fault(error)
 
@@ -111,27 +117,26 @@ class PendingOp:
             Whether :meth:`ended` shall be called.
         """
         try:
-            end_ns = self._count()
+            end_ns: int = SETTINGS.now_ns()
+            if SETTINGS.timer is not None:
+                SETTINGS.region(self.record.label, self.start_ns, end_ns)
+            self.sequence = self.record.group.count(self._before)
+            self.waits_left = self._exposures_left = handles
+            self._blocking = blocking
             if handles == 0:
                 self._call_over(end_ns)
-                return False
-            self._waits_left = handles
-            if blocking:
-                self._blocking = True
-                return False
-            self._handles = handles
-            if self.captured:
+            elif self.captured and not blocking:
                 self._give_up(CAPTURED)
-                return False
-            self._started = True
-            self._halves = iter(_HALVES)
-            LOG.put(self.record, ISSUE, self.start_ns, end_ns)
-            if self._pool is None:
-                self.asynchronous = followed and not self.record.no_future
-                return self.asynchronous
-            self.asynchronous = self._recorded or self._stretch is not None
-            if self._recorded:
-                self._expect()
+            elif not blocking:
+                self._started = True
+                self._halves = iter(_HALVES)
+                LOG.put(self.record, ISSUE, self.start_ns, end_ns)
+                if self.pool is None:
+                    self.asynchronous = followed
+                    return followed
+                self.asynchronous = self.recorded or self._stretch is not None
+                if self.recorded:
+                    self._expect()
         except Exception as error:
             self._fault(error)
         return False
@@ -147,7 +152,6 @@ class PendingOp:
 
     def not_followed(self) -> None:
         """The backend has no futures for this operation: it ends with the last wait, at the latest."""
-        self.record.no_future = True
         self.asynchronous = False
 
     def failed(self, error: BaseException) -> None:
@@ -162,22 +166,15 @@ class PendingOp:
         fault(self.record.label, error)
         self.untimed()
 
-    def _count(self) -> int:
-        end_ns: int = SETTINGS.now_ns()
-        if SETTINGS.timer is not None:
-            SETTINGS.region(self.record.label, self.start_ns, end_ns)
-        self._sequence = self.record.group.count(self._before)
-        return end_ns
-
     def _call_over(self, end_ns: int) -> None:
         if self.captured:
             self._give_up(CAPTURED)
-        elif self._pool is None:
+        elif self.pool is None:
             self.done(self.start_ns, end_ns)
         else:
             self._started = True
             LOG.put(self.record, ISSUE, self.start_ns, end_ns)
-            if self._recorded:
+            if self.recorded:
                 self._expect()
             else:
                 self._end_stretch()
@@ -186,14 +183,14 @@ class PendingOp:
         # Only now the device's queue refers to the operation: before, dropping its handles is noticed.
         stretch, self._stretch = self._stretch, None
         if stretch is not None:
-            stretch.end(self._passed, self._not_passed)
+            stretch.end(self._passed)
 
     def _expect(self) -> None:
-        assert self._sequence is not None
-        if self._before is None or self._sequence - self._before != 1:
+        before, sequence = self._before, self.sequence
+        if before is None or sequence is None or sequence != before + 1:
             self.untimed()  # Several operations, or part of a batch: the recorder has no entry for it alone.
         else:
-            RECORDER.expect(self, self._sequence)
+            RECORDER.expect(self, sequence)
 
     # --- its end --------------------------------------------------------------------------------------------------
 
@@ -202,14 +199,12 @@ class PendingOp:
         return LOG.under_way.pop(self._here, True) is None
 
     def done(self, start_ns: int, end_ns: int) -> None:
-        if not self._settle():
-            return
-        self.done_ns = end_ns
-        self.start_ns = start_ns
-        record = self.record
-        sequence = self._sequence if record.op.synchronizes else None
-        LOG.put(record, DONE if self._started else SYNC, start_ns, end_ns, sequence)
-        self._second()
+        if self._settle():
+            self.done_ns = end_ns
+            self.start_ns = start_ns
+            sequence = self.sequence if self.record.op.synchronizes else None
+            LOG.put(self.record, DONE if self._started else SYNC, start_ns, end_ns, sequence)
+            self._second()
 
     def took(self, duration_ns: int, start_ns: int | None = None) -> None:
         """It took that long on the device, from there on the host's clock or from its call."""
@@ -248,16 +243,17 @@ class PendingOp:
     def ended(self, failed: bool) -> None:
         """It has ended: called on the backend's thread, or at once."""
         try:
-            end_ns = SETTINGS.now_ns()
             if failed:
                 self._give_up(FAILED)
             else:
-                # The callback may have waited for the interpreter, behind the thread that has ended its wait.
-                self.done(self.start_ns, min(end_ns, self._waited_end_ns or end_ns))
+                self.done(self.start_ns, SETTINGS.now_ns())
         except Exception as error:
             self._fault(error)
 
-    def _passed(self, start_ns: int, end_ns: int) -> None:
+    def _passed(self, start_ns: int, end_ns: int | None) -> None:
+        if end_ns is None:
+            self._give_up(FAILED)
+            return
         # A communicator runs one operation after another: this one began after the one issued before it ended.
         group = self.record.group
         clock, before_ns = group.device_end
@@ -265,9 +261,6 @@ class PendingOp:
             start_ns = min(before_ns, end_ns)
         group.device_end = (SETTINGS.now_ns, end_ns)
         self.took(end_ns - start_ns, start_ns)
-
-    def _not_passed(self) -> None:
-        self._give_up(FAILED)
 
     def __del__(self) -> None:
         """Every handle was dropped before its time was known."""
@@ -278,52 +271,45 @@ class PendingOp:
 
     # --- waits ----------------------------------------------------------------------------------------------------
 
-    @property
-    def waited(self) -> bool:
-        """Whether every handle was waited for."""
-        return self._waits_left <= 0
-
     def start_wait(self) -> tuple[int, Stretch | None] | None:
-        """A caller begins to wait for one of the handles."""
+        """A caller begins to wait for one of the handles; the result is for :meth:`end_wait`."""
         try:
+            if self.captured and not self._blocking:
+                return None
             now_ns = SETTINGS.now_ns()
-            if self._pool is None or self.captured or self._blocking:
+            if self.pool is None or self._blocking:
                 return now_ns, None
-            return now_ns, Stretch(self._pool, self.record.label, now_ns)
+            return now_ns, Stretch(self.pool, self.record.label, now_ns)
         except Exception as error:
             self._fault(error)
             return None
 
     def end_wait(self, token: tuple[int, Stretch | None] | None, error: BaseException | None = None) -> None:
-        """The wait is over; ``token`` is what :meth:`start_wait` returned."""
+        """The wait is over, with an error if there was one."""
         try:
             if error is not None:
-                self._wait_failed(token, error)
-            elif token is not None and (self._blocking or not self.captured):
+                LOG.report_time_out(self, error, SETTINGS.now_ns)
+                if token is not None and token[1] is not None:
+                    token[1].drop()
+                if self._blocking or not self.asynchronous or self._stretch is not None:
+                    self._give_up(FAILED)
+            elif token is not None:
                 self._wait_over(token[0], token[1], SETTINGS.now_ns())
         except Exception as fault_of_ours:
             self._fault(fault_of_ours)
 
-    def _wait_failed(self, token: tuple[int, Stretch | None] | None, error: BaseException) -> None:
-        LOG.report_time_out(self, error, SETTINGS.now_ns)
-        if token is not None and token[1] is not None:
-            token[1].drop()
-        if self._blocking or not self.asynchronous or self._stretch is not None:
-            self._give_up(FAILED)
-
     def _wait_over(self, start_ns: int, stretch: Stretch | None, end_ns: int) -> None:
         if SETTINGS.timer is not None:
             SETTINGS.region(self.record.label, start_ns, end_ns)
-        self._waits_left -= 1
+        self.waits_left -= 1
         if self._blocking:
             self._call_over(end_ns)
             return
-        self._waited_end_ns = end_ns
         if stretch is not None:
-            stretch.end(self.exposed, self._exposure_unknown)
+            stretch.end(self.exposed)
         else:
             self.exposed(start_ns, end_ns)
-        if self._waits_left == 0 and self._stretch is not None:
+        if self.waits_left == 0 and self._stretch is not None:
             self.record.upper_bound = True
             self._end_stretch()
 
@@ -338,50 +324,35 @@ class PendingOp:
         self.end_wait(token, None)
         return result
 
-    def exposed(self, start_ns: int, end_ns: int) -> None:
-        """Count a wait for it, at the end of a backward pass or by a caller."""
+    def exposed(self, start_ns: int, end_ns: int | None) -> None:
+        """Count a wait for it, of which the end is None if it is unknown."""
+        if end_ns is None:
+            LOG.put(self.record, UNTIMED, 0, 0)
+            return
         LOG.put(self.record, EXPOSED, start_ns, end_ns)
         self._exposed_ns += end_ns - start_ns
-        self._handles -= 1
-        if self._handles > 0:
+        self._exposures_left -= 1
+        if self._exposures_left > 0:
             return
-        if self.asynchronous:
-            self._second()
-        else:
-            # Without a future it was complete at the latest when the last wait ended.
-            self.record.upper_bound = True
-            self.done(self.start_ns, self._waited_end_ns)
+        if self.pool is None:
+            # It has ended when its last wait has: its callback may come later, or not at all.
+            if not self.asynchronous:
+                self.record.upper_bound = True
+            self.done(self.start_ns, end_ns)
+        self._second()
 
-    def _exposure_unknown(self) -> None:
-        LOG.put(self.record, UNTIMED, 0, 0)
+    def exposed_at_end(self, start_ns: int, end_ns: int) -> None:
+        """Count the wait for it at the end of a backward pass, which no handle shows."""
+        self.waits_left = 0
+        self._exposures_left = 1
+        self.exposed(start_ns, end_ns)
 
     def _second(self) -> None:
         # Counts the pair when both its time and its exposed time are known.
         if not self.asynchronous or self._overlap is not None or self._halves is None:
             return
-        if next(self._halves):  # Taking one is atomic: both may come at once.
-            LOG.put(self.record, PAIR, self.done_ns - self.start_ns, self._exposed_ns)
-
-    def exposed_at_end(self, start_ns: int, end_ns: int) -> None:
-        """Count the wait for it at the end of a backward pass, which no handle shows."""
-        self._waits_left = 0
-        self._handles = 1
-        self.exposed(start_ns, end_ns)
-
-    # --- overlap within a backward pass ---------------------------------------------------------------------------
-
-    @property
-    def on_device(self) -> bool:
-        """Whether it runs on a device that can be timed."""
-        return self._pool is not None
-
-    def mark(self) -> Stretch | None:
-        """A stretch of the device's time from now on, None if its own duration will not be known."""
-        return self.stretch_from(SETTINGS.now_ns()) if self._recorded else None
-
-    def stretch_from(self, start_ns: int) -> Stretch:
-        """A stretch of its device's time from now on."""
-        return Stretch(self._pool, self.record.label, start_ns)
+        if next(self._halves, False):  # Taking one is atomic: both may come at once.
+            LOG.put(self.record, PAIR, self._exposed_ns, self.done_ns - self.start_ns)
 
     def join(self, overlap: Any, index: int) -> None:
         """Report the duration to the overlap of a backward pass, in which it has that index."""
@@ -389,19 +360,14 @@ class PendingOp:
         if self._here not in LOG.under_way:
             overlap.took(index, self.done_ns - self.start_ns if self.done_ns else None)
 
-    @property
-    def sequence(self) -> int | None:
-        """Its number in the group; the expected one while its call has not returned."""
-        if self._sequence is None and self._before is not None:
-            return self._before + 1
-        return self._sequence
-
 
 # --- at PyTorch's dispatcher ------------------------------------------------------------------------------------------
 
 
 def dispatched(op: Op, nbytes: int, process_group: Any, tensor: Any) -> PendingOp | None:
     """Time an operation that the kernel is about to hand to a process group."""
+    if get_ident() in _inside:
+        return None
     try:
         group = LOG.group_of(process_group) or LOG.unregistered_group(process_group)
         label = f"{op.name} | {caller()}" if SETTINGS.debug else op.name
@@ -433,18 +399,13 @@ def measure(func: Callable[..., Any], op: Op, args: Any, kwargs: Any, options: A
     pending = None if thread in _inside else _begin(op, args, kwargs, options)
     if pending is None:
         return func(*args, **kwargs)
-    kernel = SETTINGS.kernel
     _inside.add(thread)
-    if kernel is not None:
-        kernel.mute(1)
     try:
         result = func(*args, **kwargs)
     except BaseException as error:
         pending.failed(error)
         raise
     finally:
-        if kernel is not None:
-            kernel.mute(-1)
         _inside.discard(thread)
     try:
         return _replace_handles(pending, result)
@@ -503,7 +464,7 @@ def _replace_handles(op: PendingOp, result: Any) -> Any:
     if not works:
         op.called(0)
         return result
-    if op._pool is not None and not all_works:
+    if op.pool is not None and not all_works:
         # A callback on a future of device values makes streams wait, so its completion is not asked for. The caller
         # keeps the future, which carries streams that only the original knows.
         op.called(len(works))

@@ -130,7 +130,7 @@ def _batch(p2p_op_list: Any) -> Moved:
 
 
 def _group_at(position: int) -> Describe:
-    """Describe an operation of unknown size whose group is its ``position``-th argument."""
+    """Describe an operation of unknown size by its group, the argument of that name or at that position."""
 
     def describe(*args: Any, group: Any = None, **_: Any) -> Moved:
         if len(args) > position:
@@ -140,9 +140,8 @@ def _group_at(position: int) -> Describe:
     return describe
 
 
-def unknown(*_: Any, group: Any = None, **__: Any) -> Moved:
-    """What can be said of the arguments of an operation that is not in the table: the group, if it is named."""
-    return None, False, group, None
+unknown = _group_at(1 << 30)
+"""What can be said of the arguments of an operation that is not in the table: the group, if it is named."""
 
 
 def _table() -> dict[str, Op]:

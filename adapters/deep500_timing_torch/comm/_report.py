@@ -11,63 +11,53 @@ from typing import IO, TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from deep500_timing.adapters import DEADLINE_S, TRIM, Exchange, fit_encoding, rank_and_world, summarize
-from deep500_timing_torch.comm import _device
-from deep500_timing_torch.comm._flight import RECORDER
-from deep500_timing_torch.comm._instrument import IN_FORCE
-from deep500_timing_torch.comm._log import LOG
-from deep500_timing_torch.comm._ops import OPS, bandwidths
+from deep500_timing_torch.comm._device import RECORDER, collect
+from deep500_timing_torch.comm._log import CAPTURED, DONE, EXPOSED, FAILED, ISSUE, LOG, PAIR, UNTIMED
+from deep500_timing_torch.comm._ops import bandwidths
 from deep500_timing_torch.comm._settings import SETTINGS
-from deep500_timing_torch.comm._straggler import Comparison, Lateness, Skew, compare
+from deep500_timing_torch.comm._straggler import Lateness, Skew, compare
 from deep500_timing_torch.comm._table import CommSummary, OpTimes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
-    from deep500_timing_torch.comm._records import Record
+    from deep500_timing_torch.comm._log import Record
 
 
-def hints(found: CommSummary) -> Iterator[str]:
-    """Reasons why a summary is empty or incomplete, each with its remedy."""
+def _hints(found: CommSummary) -> Iterator[str]:
+    # Why a summary is empty or incomplete, each reason with its remedy.
+    by_functions = SETTINGS.instruments and SETTINGS.kernel is None
     if not SETTINGS.enabled:
         yield "Timing is switched off: comm.configure(enabled=True) switches it on."
     elif not SETTINGS.prof_all:
         only = ", ".join(sorted(SETTINGS.prof_ops)) or "nothing"
         yield f"Only {only} is timed, by configure(prof_all=False): comm.configure(prof_all=True) times everything."
-    elif found.unseen:
-        yield from _unseen()
-    elif not found.ops:
-        yield from _nothing()
-    elif IN_FORCE.objects and SETTINGS.kernel is None:
-        yield f"Timed by patched functions; the compiled kernel is not at work because {IN_FORCE.why_no_kernel}."
-
-
-def _unseen() -> Iterator[str]:
-    if SETTINGS.kernel is not None:
+    elif found.unseen and SETTINGS.kernel is not None:
         yield (
             "The compiled kernel sees all that PyTorch hands to a process group; these were issued through a backend "
             "object itself, or by a thread that was within an operation of comm.timed_op."
         )
-        return
-    yield (
-        "Patched functions do not see what is issued from C++ (DDP's reducer, functional and compiled collectives, "
-        "DTensor), names that were imported before, and methods of a ProcessGroup."
-    )
-    if IN_FORCE.objects:
-        yield f"The compiled kernel sees them; it is not at work because {IN_FORCE.why_no_kernel}."
-    else:
-        yield "comm.instrument() sees them, with its compiled kernel; DDP's buckets also comm.instrument_ddp(model)."
-
-
-def _nothing() -> Iterator[str]:
-    if not dist.is_initialized() and not LOG.has_groups:
+    elif found.unseen:
+        yield (
+            "Patched functions do not see what is issued from C++ (DDP's reducer, functional and compiled collectives, "
+            "DTensor), names that were imported before, and methods of a ProcessGroup."
+        )
+        if by_functions:
+            yield f"The compiled kernel sees them; it is not at work because {SETTINGS.why_no_kernel}."
+        else:
+            yield "comm.instrument() sees them, by its compiled kernel; DDP's buckets also comm.instrument_ddp(model)."
+    elif found.ops:
+        if by_functions:
+            yield f"Timed by patched functions; the compiled kernel is not at work because {SETTINGS.why_no_kernel}."
+    elif not dist.is_initialized() and not LOG.has_groups:
         yield "There is no process group yet: nothing can have been communicated."
-    elif IN_FORCE.objects == 0:
+    elif SETTINGS.instruments:
+        yield "comm.instrument() is in force, and no process group has issued an operation since."
+    else:
         yield (
             "Only calls by way of deep500_timing_torch.comm are timed: call comm.instrument() before the training to "
             "time code that calls torch.distributed itself."
         )
-    else:
-        yield "comm.instrument() is in force, and no process group has issued an operation since."
 
 
 def summary(*, wait: bool = False) -> CommSummary:
@@ -76,7 +66,7 @@ def summary(*, wait: bool = False) -> CommSummary:
     Args:
         wait: Wait for times that are on their way, as from a device; without, they are counted as pending.
     """
-    _device.collect(wait=wait)
+    collect(wait=wait)
     if wait:
         LOG.await_callbacks()
     merged: dict[tuple[str, int | None, bool, int], list[Record]] = {}
@@ -90,7 +80,7 @@ def summary(*, wait: bool = False) -> CommSummary:
     found.unfinished = LOG.unfinished(SETTINGS.now_ns)
     if any(times.device == "GPU" for times in found.ops):
         found.device_times = RECORDER.description()
-    found.hints = list(hints(found))
+    found.hints = list(_hints(found))
     return found
 
 
@@ -98,17 +88,14 @@ def _times_of(records: list[Record]) -> OpTimes:
     first = records[0]
     latency = summarize([record.latency for record in records])[0]
     stats = latency.stats()
-    issues = [record.issue for record in records if record.issue is not None]
-    issue = summarize(issues)[0].stats() if issues else None
-    waits = [record.exposed for record in records if record.exposed is not None]
-    exposed = summarize(waits)[0].stats() if waits else None
-    paired_ns = sum(record.paired_latency_ns for record in records)
-    hidden_ns = paired_ns - sum(record.paired_exposed_ns for record in records)
     mean_s = latency.trimmed_mean(TRIM)
+
+    counts = [sum(several) for several in zip(*(record.counts for record in records), strict=True)]
+    sums_ns = [sum(several) for several in zip(*(record.sums_ns for record in records), strict=True)]
+    paired_ns = sum(record.paired_ns for record in records)
     nbytes = first.message_bytes
     if first.size_is_mean:
-        calls = sum(record.calls for record in records)
-        nbytes = sum(record.bytes_total for record in records) / calls if calls else None
+        nbytes = sum(record.bytes_total for record in records) / sum(record.calls for record in records)
     algbw, busbw = bandwidths(nbytes, first.group.size, mean_s or 0.0, first.op.factor)
     return OpTimes(
         op=first.label,
@@ -121,16 +108,16 @@ def _times_of(records: list[Record]) -> OpTimes:
         p95_s=stats.p95 if stats else None,
         algbw_gb_per_s=algbw,
         busbw_gb_per_s=busbw,
-        issue_s=issue.mean if issue else None,
-        exposed_s=exposed.total if exposed else None,
-        overlap=min(max(hidden_ns / paired_ns, 0.0), 1.0) if paired_ns > 0 else None,
+        issue_s=sums_ns[ISSUE] / counts[ISSUE] / 1e9 if counts[ISSUE] else None,
+        exposed_s=sums_ns[EXPOSED] / 1e9 if counts[EXPOSED] else None,
+        overlap=min(max(sums_ns[PAIR] / paired_ns, 0.0), 1.0) if paired_ns > 0 else None,
         upper_bound=any(record.upper_bound for record in records),
         size_is_mean=first.size_is_mean,
         device="GPU" if any(record.on_device for record in records) else "CPU",
-        pending=sum(max(record.started - record.finished, 0) for record in records),
-        failed=sum(record.failed for record in records),
-        untimed=sum(record.untimed for record in records),
-        captured=sum(record.captured for record in records),
+        pending=max(counts[ISSUE] - counts[DONE] - sum(record.given_up for record in records), 0),
+        failed=counts[FAILED],
+        untimed=counts[UNTIMED],
+        captured=counts[CAPTURED],
     )
 
 
@@ -141,59 +128,39 @@ _exchange = Exchange("comm")
 
 def _own_report() -> bytes:
     LOG.drain(wait=True)
-    groups = [
-        {"name": group.name, "ranks": group.global_ranks, "entries": list(group.ring)}
-        for group in LOG.groups()
-        if group.ring
-    ]
-    return zlib.compress(json.dumps(groups).encode())
-
-
-def _synchronizes() -> dict[str, bool]:
-    known = {op.name: op.synchronizes for op in OPS.values()}
-    return known | {record.op.name: record.op.synchronizes for record in LOG.records() if record.op.name not in known}
-
-
-def _compare(reports: dict[int, bytes]) -> Comparison:
-    by_rank: dict[int, dict[str, list[Any]]] = {}
-    members: dict[str, list[int]] = {}
-    for rank, report in reports.items():
-        own = by_rank.setdefault(rank, {})
-        for group in json.loads(zlib.decompress(report)):
+    found: dict[str, tuple[list[int], list[Any]]] = {}
+    for group in LOG.groups():
+        if group.ring:
             # The members are part of the name: ranks that are in different groups may have named them alike.
-            name = f"{group['name']} {group['ranks']}"
-            members[name] = group["ranks"]
-            own.setdefault(name, []).extend(tuple(entry) for entry in group["entries"])
-    return compare(by_rank, members, _synchronizes())
+            found.setdefault(f"{group.name} {group.global_ranks}", (group.global_ranks, []))[1].extend(group.ring)
+    return zlib.compress(json.dumps(found).encode())
 
 
 def _combine(reports: dict[int, bytes]) -> bytes:
-    comparison = _compare(reports)
-    return zlib.compress(json.dumps(asdict(comparison)).encode())
-
-
-def _rows(plain: Iterable[dict[str, Any]]) -> list[Skew]:
-    return [
-        Skew(
-            **row
-            | {
-                "ranks": tuple(row["ranks"]),
-                "skew_s": {int(rank): skew for rank, skew in row["skew_s"].items()},
-            }
-        )
-        for row in plain
-    ]
+    by_rank: dict[int, dict[str, Any]] = {}
+    members: dict[str, list[int]] = {}
+    for rank, report in reports.items():
+        by_rank[rank] = {}
+        for name, (ranks, entries) in json.loads(zlib.decompress(report)).items():
+            members[name] = ranks
+            by_rank[rank][name] = entries
+    return zlib.compress(json.dumps(asdict(compare(by_rank, members))).encode())
 
 
 def add_stragglers(found: CommSummary, deadline_s: float) -> None:
     """Compare with the other ranks, which must do the same, and put what comes of it into the summary."""
-    if not (dist.is_available() and dist.is_initialized()):
+    if not dist.is_initialized():
         found.stragglers = []
         return
     answers = _exchange.round(_own_report(), _combine, deadline_s)
     combined = json.loads(zlib.decompress(answers.combined or _combine(answers.reports)))
-    found.stragglers = _rows(combined["rows"])
-    found.lateness = [Lateness(**row | {"ranks": tuple(row["ranks"])}) for row in combined["lateness"]]
+    # JSON knows neither tuples nor keys that are numbers.
+    for row in (*combined["rows"], *combined["lateness"]):
+        row["ranks"] = tuple(row["ranks"])
+    for row in combined["rows"]:
+        row["skew_s"] = {int(rank): skew_s for rank, skew_s in row["skew_s"].items()}
+    found.stragglers = [Skew(**row) for row in combined["rows"]]
+    found.lateness = [Lateness(**row) for row in combined["lateness"]]
     found.unmatched, found.mismatched = combined["unmatched"], combined["mismatched"]
     found.missing_ranks, found.ahead_ranks, found.fault = answers.missing, answers.ahead, answers.fault
 

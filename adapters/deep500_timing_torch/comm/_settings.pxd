@@ -5,7 +5,8 @@ cimport cython
 @cython.final
 cdef class Settings:
     cdef public bint enabled, prof_all, verbose, debug, by_functions
-    cdef public object prof_ops, timer, device_times, now_ns, kernel
+    cdef public object prof_ops, timer, device_times, now_ns, kernel, why_no_kernel
+    cdef public int instruments
 
     cpdef bint wants(self, name) except -1
     cpdef region(self, name, start_ns, end_ns)

@@ -7,9 +7,8 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing import CPUGPUTimer, TimeType
-from deep500_timing_torch.comm._log import LOG, fault
+from deep500_timing_torch.comm._log import DONE, LOG, SYNC, Record, fault
 from deep500_timing_torch.comm._ops import ALIASES, BY_OPERATOR, OPS, bandwidths
-from deep500_timing_torch.comm._records import DONE, SYNC, Record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -34,6 +33,10 @@ class Settings:
         self.now_ns: Callable[[], int] = perf_counter_ns
         self.kernel: Any = None
         """The module of the compiled kernel while it is at work."""
+        self.instruments = 0
+        """How many objects of :func:`instrument` are in force."""
+        self.why_no_kernel: str | None = None
+        """Why the kernel is not at work, if it is not."""
         self.by_functions = True
         """Whether the timed functions do the timing: it is on, and the kernel, which sees more, is not at work."""
 

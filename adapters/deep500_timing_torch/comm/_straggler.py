@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from deep500_timing.ranks import Stragglers
 
@@ -86,9 +86,15 @@ class Comparison:
 def compare(
     reports: Mapping[int, Mapping[str, Iterable[Entry]]],
     groups: Mapping[str, Iterable[int]],
-    synchronizes: Mapping[str, bool],
+    synchronizing: Collection[str] | None = None,
 ) -> Comparison:
-    """Compare the operations of several ranks, each with the same one elsewhere."""
+    """Compare the operations of several ranks, each with the same one elsewhere.
+
+    Args:
+        reports: For each rank its operations by group.
+        groups: The ranks of each group.
+        synchronizing: The names of those that no rank leaves before every rank has come; None if all are such.
+    """
     result = Comparison()
     gathered: dict[tuple[str, str, int], list[dict[int, int]]] = {}
     members: dict[str, tuple[int, ...]] = {}
@@ -111,27 +117,31 @@ def compare(
             times = {rank: entry[3] for rank, entry in entries.items()}
             name = names.pop()
             gathered.setdefault((name, group, nbytes), []).append(times)
-            if synchronizes.get(name, False):
+            if synchronizing is None or name in synchronizing:
                 meetings.append(times)
         if meetings:
             result.lateness.append(_lateness(group, ranks, meetings))
     for (name, group, nbytes), operations in sorted(gathered.items()):
-        result.rows.append(_skew(name, group, nbytes, members[group], operations, synchronizes.get(name, False)))
+        meets = synchronizing is None or name in synchronizing
+        result.rows.append(_skew(name, group, nbytes, members[group], operations, meets))
     return result
 
 
-def _judged(ranks: tuple[int, ...], operations: list[dict[int, int]]) -> Stragglers:
+def _times_s(ranks: tuple[int, ...], operations: list[dict[int, int]]) -> Any:
     import numpy as np
 
+    return np.array([[times[rank] for rank in ranks] for times in operations]) / 1e9
+
+
+def _judged(ranks: tuple[int, ...], times_s: Any) -> Stragglers:
     from deep500_timing.adapters import steps_of_operations
     from deep500_timing.ranks import find_stragglers
 
-    times = np.array([[times[rank] for rank in ranks] for times in operations]) / 1e9
-    return find_stragglers(steps_of_operations(ranks, times, met_at="collective operations"))
+    return find_stragglers(steps_of_operations(ranks, times_s, met_at="collective operations"))
 
 
 def _lateness(group: str, ranks: tuple[int, ...], operations: list[dict[int, int]]) -> Lateness:
-    found = _judged(ranks, operations)
+    found = _judged(ranks, _times_s(ranks, operations))
     test = found.operations
     assert test is not None
     return Lateness(
@@ -150,31 +160,23 @@ def _lateness(group: str, ranks: tuple[int, ...], operations: list[dict[int, int
 
 
 def _skew(
-    name: str, group: str, nbytes: int, ranks: tuple[int, ...], operations: list[dict[int, int]], synchronizes: bool
+    name: str, group: str, nbytes: int, ranks: tuple[int, ...], operations: list[dict[int, int]], meets: bool
 ) -> Skew:
-    transfer_ns = 0
-    skew_ns = dict.fromkeys(ranks, 0)
-    waited_for_ns = dict.fromkeys(ranks, 0.0)
-    came_last = dict.fromkeys(ranks, 0)
-    for times in operations:
-        shortest = min(times.values())
-        transfer_ns += shortest
-        last = min(times, key=lambda rank: times[rank])
-        came_last[last] += 1
-        for rank, own in times.items():
-            skew_ns[rank] += own - shortest
-        waited_for_ns[last] += sum(own - shortest for own in times.values()) / (len(times) - 1)
-    named = _judged(ranks, operations).ranks if synchronizes else ()
+    times_s = _times_s(ranks, operations)
+    shortest_s = times_s.min(axis=1, keepdims=True)
+    waits_s = times_s - shortest_s
+    named = _judged(ranks, times_s).ranks if meets else ()
     late = named[0] if named else None
+    for_late = times_s.argmin(axis=1) == (-1 if late is None else ranks.index(late))
     return Skew(
         op=name,
         message_bytes=nbytes,
         group=group,
         ranks=ranks,
         count=len(operations),
-        transfer_s=transfer_ns / 1e9,
-        skew_s={rank: skew / 1e9 for rank, skew in skew_ns.items()},
+        transfer_s=float(shortest_s.sum()),
+        skew_s=dict(zip(ranks, waits_s.sum(axis=0).tolist(), strict=True)),
         late_rank=late,
-        late_count=0 if late is None else came_last[late],
-        late_s=0.0 if late is None else waited_for_ns[late] / 1e9,
+        late_count=int(for_late.sum()),
+        late_s=float(waits_s[for_late].sum()) / (len(ranks) - 1),
     )

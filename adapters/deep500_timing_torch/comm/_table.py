@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from deep500_timing.adapters import UNKNOWN, format_bytes, format_ms, format_number, format_share, lines_of
 
 if TYPE_CHECKING:
-    from deep500_timing_torch.comm._log import Unfinished
     from deep500_timing_torch.comm._straggler import Lateness, Skew
 
 
@@ -51,6 +50,24 @@ class OpTimes:
     """Operations without a known time, as in a coalescing block."""
     captured: int = 0
     """Operations that were captured into a CUDA graph, and have not run when they were called."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """An operation of this rank that was issued and has not finished."""
+
+    op: str
+    group: str
+    sequence: int | None
+    """The group's sequence number of it, the same on every rank; None if the backend does not count."""
+    message_bytes: float | None
+    age_s: float
+    """Seconds since it was issued."""
+
+    def __str__(self) -> str:
+        number = "" if self.sequence is None else f" #{self.sequence}"
+        size = "" if self.message_bytes is None else f", {self.message_bytes:.0f} B"
+        return f"{self.op}{number} of group {self.group!r}{size}, issued {self.age_s:.3f} s ago"
 
 
 @dataclass(slots=True)

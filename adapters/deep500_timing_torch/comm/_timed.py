@@ -74,40 +74,33 @@ def timed_op(
         TypeError: The decorated object is not callable.
     """
     if func is None:
-        return functools.partial(_timed, name=name, size=size, busbw=busbw)
-    return _timed(func, name=name, size=size, busbw=busbw)
+        return functools.partial(timed_op, name=name, size=size, busbw=busbw)
+    if not callable(func):
+        raise TypeError(f"timed_op({func!r}): the argument must be callable, not {type(func).__name__}.")
+    name = name or str(getattr(func, "__name__", type(func).__name__))
+    op = OPS.get(name) if size is None and busbw is None else None
+    if op is None:
+        op = Op(name, unknown if size is None else functools.partial(_sized, size), busbw)
+    return _timed(func, op, True, _default_log_name(func))
 
 
 def timed_operation(name: str, func: Callable[..., Any]) -> Callable[..., Any]:
     """A function of ``torch.distributed``, timed unless the kernel is at work, which sees the operations it issues."""
-    return _timed(func, name=name, size=None, busbw=None, of_torch=True)
-
-
-def _timed(
-    func: Callable[..., Any],
-    *,
-    name: str | None,
-    size: Callable[..., int | None] | None,
-    busbw: Callable[[int], float] | None,
-    of_torch: bool = False,
-) -> Callable[..., Any]:
-    if not callable(func):
-        raise TypeError(f"timed_op({func!r}): the argument must be callable, not {type(func).__name__}.")
-    called: str = name or str(getattr(func, "__name__", type(func).__name__))
-    op = OPS.get(called) if size is None and busbw is None else None
-    if op is None:
-        op = Op(called, unknown if size is None else functools.partial(_sized, size), busbw)
     # The kernel sees the parts of a batch and cannot tell that they are one.
-    beside_kernel = not of_torch or called == "batch_isend_irecv"
-    default_name = None if of_torch else _default_log_name(func)
+    return _timed(func, OPS[name], name == "batch_isend_irecv", None)
 
+
+def _timed(func: Callable[..., Any], op: Op, beside_kernel: bool, default_name: str | None) -> Callable[..., Any]:
     @functools.wraps(func)
     def operation(*args: Any, **kwargs: Any) -> Any:
         # First, so that `torch.compile` reads nothing else.
         if _is_compiling() or not (SETTINGS.by_functions or (beside_kernel and SETTINGS.enabled)):
             return func(*args, **kwargs)
         # Functions written for DeepSpeed's decorator may have its parameters.
-        options = None if default_name is None else _options_of(kwargs, default_name)
+        options = None
+        if default_name is not None:
+            log_name = kwargs.get("log_name", default_name)
+            options = CallOptions(bool(kwargs.get("prof", False)), log_name, kwargs.get("debug"))
         return measure(func, op, args, kwargs, options)
 
     operation.__dict__["_deep500_timing_original"] = func
@@ -123,8 +116,9 @@ def _default_log_name(func: Callable[..., Any]) -> str | None:
     return parameter.default if parameter is not None and isinstance(parameter.default, str) else None
 
 
-def _options_of(kwargs: dict[str, Any], default_name: str | None) -> CallOptions:
-    return CallOptions(bool(kwargs.get("prof", False)), kwargs.get("log_name", default_name), kwargs.get("debug"))
+def _sized(size: Callable[..., int | None], *args: Any, **kwargs: Any) -> Any:
+    tensor = next((arg for arg in args if isinstance(arg, torch.Tensor)), None)
+    return size(*args, **kwargs), False, kwargs.get("group"), tensor
 
 
 def original_of(operation: Any) -> Any:
@@ -132,32 +126,20 @@ def original_of(operation: Any) -> Any:
     return getattr(operation, "_deep500_timing_original", operation)
 
 
-def _sized(size: Callable[..., int | None], *args: Any, **kwargs: Any) -> Any:
-    group = kwargs.get("group")
-    tensor = next((arg for arg in args if isinstance(arg, torch.Tensor)), None)
-    return size(*args, **kwargs), False, group, tensor
-
-
 def measure_as(operation: Callable[..., Any], options: CallOptions, args: Any, kwargs: Any) -> Any:
     """Call a timed operation with DeepSpeed's arguments for the timing."""
     func = original_of(operation)
     if not SETTINGS.enabled or _is_compiling():
         return func(*args, **kwargs)
-    op: Op = operation.__dict__["_deep500_timing_op"]
-    return measure(func, op, args, kwargs, options)
+    return measure(func, operation.__dict__["_deep500_timing_op"], args, kwargs, options)
 
 
 # --- the operations of torch.distributed ---
-
-_new_p2p_op: Any = c10d.P2POp.__new__
-_init_p2p_op: Any = c10d.P2POp.__init__
-
 
 # PyTorch 2.13 renamed all_gather_into_tensor and reduce_scatter_tensor to *_single; older ones have the old names
 # only, and newer ones may drop them. Both are here in either case.
 _gather_single: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _scatter_single: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-
 
 _RENAMED: dict[str, Any] = {
     "all_gather_single": _gather_single,
@@ -166,13 +148,16 @@ _RENAMED: dict[str, Any] = {
     "reduce_scatter_tensor": _scatter_single,
 }
 
-
 OPERATIONS: dict[str, Any] = {
     name: timed_operation(name, function)
     for name in OPS
     if (function := getattr(dist, name, None) or _RENAMED.get(name)) is not None
 }
 """Every timed operation that this PyTorch has, by name."""
+
+
+_new_p2p_op: Any = c10d.P2POp.__new__
+_init_p2p_op: Any = c10d.P2POp.__init__
 
 
 def new_p2p_op(cls: type, op: Any, *args: Any, **kwargs: Any) -> Any:

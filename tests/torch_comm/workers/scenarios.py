@@ -16,9 +16,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from deep500_timing._summary.reading import kept_intervals
 from deep500_timing_torch import comm as dist
-from deep500_timing_torch.comm._log import LOG
+from deep500_timing_torch.comm._log import DONE, EXPOSED, LOG
 
 dist.init_distributed("gloo")
 rank, n = dist.get_rank(), dist.get_world_size()
@@ -91,16 +90,20 @@ result["fsdp"] = dist.summary().to_dict()["ops"]
 
 
 # --- overlap -------------------------------------------------------------------------------------------------------
-def medians_ns(op: str) -> list[float]:
-    """Of an operation, the median time and the median wait: a machine that is busy now and then moves neither."""
-    (record,) = [record for record in LOG.records() if record.label == op]
-    return [float(np.median(np.diff(kept_intervals([store]), axis=1))) for store in (record.latency, record.exposed)]
+messages: list[tuple[int, int]] = []
+
+
+def medians_ns() -> list[float]:
+    """The median time and the median wait of the messages: a machine that is busy now and then moves neither."""
+    return [float(np.median([ns for kind, ns in messages if kind == wanted])) for wanted in (DONE, EXPOSED)]
 
 
 message = torch.ones(1 << 19)
 for name in ("warm-up", "without", "under work"):
     dist.barrier()
     dist.reset_log()
+    messages.clear()
+    LOG.observer = lambda _, kind, start_ns, end_ns: messages.append((kind, end_ns - start_ns))
     for _ in range(10):
         dist.barrier()
         handle = dist.all_reduce(message, async_op=True)
@@ -108,7 +111,8 @@ for name in ("warm-up", "without", "under work"):
             time.sleep(0.001)
         handle.wait()
     result[name] = dist.summary().to_dict()["ops"]
-    result[f"{name}, medians"] = medians_ns("all_reduce")
+    result[f"{name}, medians"] = medians_ns()
+    LOG.observer = None
 
 # --- a late rank ---------------------------------------------------------------------------------------------------
 dist.barrier()

@@ -36,6 +36,7 @@ CACHE = "DEEP500_TIMING_CACHE"
 """Environment variable: the folder of the library; the user's cache folder if unset."""
 BUILD_LIMIT_S = 300.0
 _FLAGS = ("-O2",)
+_DIGEST = "digest.txt"
 _REBUILD = "delete its folder, then `python -m deep500_timing_torch.comm build`"
 _loaded: dict[Path, ModuleType] = {}
 
@@ -74,42 +75,24 @@ def load() -> ModuleType:
         library = library_path()
     except (OSError, RuntimeError) as error:  # No home folder, or no source.
         raise KernelUnavailableError(f"there is no folder for it: {error}; set {CACHE} to a folder") from error
-    if library in _loaded:
-        return _loaded[library]
-    if not library.exists():
-        if has_failed():
-            raise KernelUnavailableError(
-                f"its build failed ({_failure_note()}); mend what that says, then "
-                "`python -m deep500_timing_torch.comm build`"
-            )
-        raise KernelUnavailableError("it has not been built; `python -m deep500_timing_torch.comm build` does, once")
-    _refuse_what_others_can_write(library)
-    _check_digest(library)
-    module = _loaded[library] = _import(library)
-    return module
-
-
-def _digest_path(library: Path) -> Path:
-    return library.with_name("digest.txt")
+    if library not in _loaded:
+        if not library.exists():
+            command = "`python -m deep500_timing_torch.comm build`"
+            if has_failed():
+                raise KernelUnavailableError(
+                    f"its build failed ({_failure_note()}); mend what that says, then {command}"
+                )
+            raise KernelUnavailableError(f"it has not been built; {command} does, once")
+        _check(library)
+        _loaded[library] = _import(library)
+    return _loaded[library]
 
 
 def _digest_of(content: bytes) -> str:
     return f"{len(content)} {hashlib.sha256(content).hexdigest()}"
 
 
-def _check_digest(library: Path) -> None:
-    try:
-        expected = _digest_path(library).read_text().strip()
-        found = _digest_of(library.read_bytes())
-    except OSError as error:
-        raise KernelUnavailableError(f"{library} cannot be checked: {error}; {_REBUILD}") from error
-    if found != expected:
-        raise KernelUnavailableError(
-            f"{library} is damaged: its length and digest are {found[:16]}…, built were {expected[:16]}…; {_REBUILD}"
-        )
-
-
-def _refuse_what_others_can_write(library: Path) -> None:
+def _check(library: Path) -> None:
     # A user who can write there can run code in this process.
     for path in (library, library.parent):
         found = path.stat()
@@ -117,6 +100,15 @@ def _refuse_what_others_can_write(library: Path) -> None:
             raise KernelUnavailableError(
                 f"{path} belongs to another user or can be written by others; set {CACHE} to a folder of your own"
             )
+    try:
+        expected = library.with_name(_DIGEST).read_text().strip()
+        digest = _digest_of(library.read_bytes())
+    except OSError as error:
+        raise KernelUnavailableError(f"{library} cannot be checked: {error}; {_REBUILD}") from error
+    if digest != expected:
+        raise KernelUnavailableError(
+            f"{library} is damaged: its length and digest are {digest[:16]}…, built were {expected[:16]}…; {_REBUILD}"
+        )
 
 
 def _import(library: Path) -> ModuleType:
@@ -177,7 +169,7 @@ def has_failed() -> bool:
 
 
 def _failure_note() -> Path:
-    return library_path().parent / "failed.txt"
+    return library_path().with_name("failed.txt")
 
 
 def start_build(*, quiet: bool = False) -> subprocess.Popen[str] | None:
@@ -233,7 +225,7 @@ def _compile(folder: Path) -> None:
             NAME, [str(SOURCE)], extra_cflags=list(_FLAGS), build_directory=scratch, with_cuda=False
         )
         content = Path(str(module.__file__)).read_bytes()
-        _put(Path(scratch, "digest"), _digest_path(library), _digest_of(content).encode(), 0o600)
+        _put(Path(scratch, "digest"), library.with_name(_DIGEST), _digest_of(content).encode(), 0o600)
         _put(Path(scratch, "finished"), library, content, 0o700)
         _failure_note().unlink(missing_ok=True)
     except Exception as error:
