@@ -33,8 +33,6 @@ load_plain(
         "devices/_queue",
         "devices/_null",
         "timer",
-        "devices/_anchors",
-        "devices/_collecting",
         "devices/_pool",
     ),
 )

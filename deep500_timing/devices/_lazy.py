@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing._base.warn import warn_once
@@ -98,11 +99,7 @@ class LazyDevice(Device):
 
     def __reduce__(self) -> Any:
         """A copy searches again, in its own process."""
-        return _rebuild, (self.search, self.for_named_timers)
-
-
-def _rebuild(search: Callable[[], DeviceClock | str], for_named_timers: bool) -> LazyDevice:
-    return LazyDevice(search, for_named_timers=for_named_timers)
+        return partial(LazyDevice, for_named_timers=self.for_named_timers), (self.search,)
 
 
 def lazy_device(search: Callable[[], DeviceClock | str], *, for_named_timers: bool = True) -> LazyDevice:

@@ -3,10 +3,8 @@ cimport cython
 from cpython.ref cimport Py_INCREF
 from libc.stdint cimport int64_t
 
-from deep500_timing.devices._anchors cimport Anchors
-from deep500_timing.devices._collecting cimport Collector
 from deep500_timing.devices._null cimport Device
-from deep500_timing.devices._queue cimport EventAnchor, Captures, EventPair, StreamQueue
+from deep500_timing.devices._queue cimport Captures, EventAnchor, EventPair, StreamQueue
 
 cdef Captures captures
 
@@ -17,8 +15,6 @@ cdef inline keep_for_good(object event):
 
 cdef class EventPool(Device):
     cdef object _clock
-    cdef Anchors _anchors
-    cdef Collector _collector
     cdef public dict _queues
     cdef StreamQueue _last
     cdef object _stream
@@ -26,6 +22,11 @@ cdef class EventPool(Device):
     cdef object _record
     cdef object _handle_of
     cdef object _device_of
+    cdef object _elapsed_ms
+    cdef object _device_now
+    cdef bint _stalls
+    cdef object _lock
+    cdef object _thread
     cdef object __weakref__
 
     cdef _prepare(self)
@@ -37,3 +38,21 @@ cdef class EventPool(Device):
     cpdef end(self, EventPair pair, object sink, int64_t start_ns, int64_t end_ns)
     cpdef drop(self, EventPair pair)
     cdef _new_event(self, StreamQueue queue)
+    @cython.locals(anchor=EventAnchor, low_ns=int64_t)
+    cdef EventAnchor _take_anchor(self, StreamQueue queue, object now_ns, object event)
+    @cython.locals(low_ns=int64_t, done=bint)
+    cdef bint _ask(self, EventAnchor anchor) except -1
+    @cython.locals(previous=EventAnchor)
+    cdef _place(self, StreamQueue queue, EventAnchor anchor)
+    @cython.locals(elapsed_ms=double)
+    cdef int64_t _elapsed_ns(self, object start, object end) except? -1
+    @cython.locals(count=Py_ssize_t, middle=Py_ssize_t)
+    cdef _reclaim(self, StreamQueue queue)
+    cdef bint _doubt(self, StreamQueue queue, object error) except -1
+    @cython.locals(entry=tuple, start_queue=StreamQueue)
+    cdef _read_oldest(self, StreamQueue queue, Py_ssize_t count)
+    @cython.locals(
+        start_queue=StreamQueue, pair=EventPair, anchor=EventAnchor, start_ns=int64_t, end_ns=int64_t, duration_ns=int64_t,
+        since_ns=int64_t, placed_ns=int64_t, lead_ns=int64_t, done=bint
+    )
+    cdef _settle(self, StreamQueue queue, tuple entry, object device)

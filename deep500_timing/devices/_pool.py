@@ -1,20 +1,23 @@
 """Device times by pairs of events from a pool.
 
-The end of a pair only queues its second event. ``_collecting.py`` reads finished pairs later and frees their events, so
-the number of events is bounded by the work in flight, and the training thread neither waits nor allocates in the steady
-state. ``_anchors.py`` places the pairs on the host's clock.
+The end of a pair only queues its second event. Later queries, which never wait, find the pairs that the device has
+passed; their events are free again. So the number of events is bounded by the work in flight, and the training thread
+neither waits nor allocates in the steady state. Only a method that the user calls for device times waits.
+
+Every two seconds the start of a pair serves as an anchor: queries give two bounds for the host time at which the device
+reached it. The pairs behind it are placed on the host's clock by it.
 
 This file runs as plain Python and, with the C types of ``_pool.pxd``, compiled.
 """
 
 from __future__ import annotations
 
+from _thread import allocate_lock, get_ident
+
 from deep500_timing._base.fork import after_fork
 from deep500_timing._base.warn import warn_once
-from deep500_timing.devices._anchors import Anchors, record_function
-from deep500_timing.devices._collecting import Collector
 from deep500_timing.devices._null import Device
-from deep500_timing.devices._queue import StreamQueue, captures
+from deep500_timing.devices._queue import EventAnchor, StreamQueue, captures
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,20 +39,39 @@ if not cython.compiled:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(event))
 
 
+_ANCHOR_NS = 2_000_000_000
+"""Time between two anchors. Events give a float32 of milliseconds, which is exact to 0.25 µs at 4 s."""
+_ANCHOR_QUERIES = 8
+"""Queries right after an anchor is recorded: an idle stream reaches it within microseconds."""
+_SPARE_PAIRS = 16
+"""Pairs that a stream gets before it queries older ones; half as many regions share one query."""
+_BATCH_PAIRS = 16
+"""Most pairs to read at the end of one region, so that a backlog does not stall the training thread."""
+_DOUBTS = 16
+"""How many queries in a row may fail before a pair counts as failed."""
+
+
 class EventPool(Device):
-    """The events of one device clock, shared by every timer of the process that uses it; see :func:`pool_of`."""
+    """The events of one device clock, shared by every timer of the process that uses it; see :func:`pool_of`.
+
+    One thread at a time reads finished pairs. A query that fails may mean a capture that is not known here. The pair
+    stays pending, and counts as failed only after many failed queries in a row.
+    """
 
     __slots__ = (
-        "_anchors",
         "_clock",
-        "_collector",
+        "_device_now",
         "_device_of",
+        "_elapsed_ms",
         "_handle_of",
         "_is_capturing",
         "_last",
+        "_lock",
         "_queues",
         "_record",
+        "_stalls",
         "_stream",
+        "_thread",
     )
 
     def __init__(self, clock: DeviceClock) -> None:
@@ -57,30 +79,36 @@ class EventPool(Device):
         self.is_lazy = False
         self.for_named_timers = True
         self._clock = clock
-        self._anchors = Anchors(clock)
-        self._collector = Collector(clock, self._anchors)
         self._queues: dict[Hashable, StreamQueue] = {}
         self._last: StreamQueue | None = None
-        # Called at the ends of regions; looked up at the first use of the device.
+        # Looked up at the first use of the device: the clock may rebind them then.
         self._stream: Callable[[], Hashable] | None = None
         self._is_capturing: Callable[[], bool] | None = None
         self._record: Callable[[Any, Any], object] | None = None
         self._handle_of: Callable[[Hashable], object] | None = None
         self._device_of: Callable[[Hashable], Hashable] | None = None
+        self._elapsed_ms: Callable[[Any, Any], float] | None = None
+        self._device_now: Callable[[], Any] | None = None
+        self._stalls = False
+        """Whether reading a time stops the device. Then only methods that may wait read times."""
+        # The training thread only tries it, and never waits for it.
+        self._lock = allocate_lock()
+        self._thread = 0
+        """The last thread that took the lock: a signal handler may run while that thread reads pairs."""
 
     @property
     def clock(self) -> DeviceClock:
         return self._clock
 
     def _prepare(self) -> None:
-        # The first call may rebind the clock's functions.
         clock: Any = self._clock
         clock.stream()
         self._handle_of = clock.handle_of if hasattr(clock, "record_handle") else None
         self._device_of = getattr(clock, "device_of", None)
-        self._anchors.prepare()
-        self._collector.prepare()
-        self._record = record_function(clock)
+        self._elapsed_ms = getattr(clock, "elapsed_ms", None)
+        self._device_now = getattr(clock, "device_now", None)
+        self._stalls = bool(getattr(clock, "stalls", False))
+        self._record = getattr(clock, "record_handle", None) or clock.record
         self._is_capturing = clock.is_capturing
         self._stream = clock.stream
 
@@ -121,7 +149,7 @@ class EventPool(Device):
             if pair.now_ns is not None:
                 anchor = queue.latest
                 if anchor is None or anchor.now_ns is not pair.now_ns or not anchor.is_done or anchor.is_due:
-                    anchor = self._anchors.take(queue, pair.now_ns, event)
+                    anchor = self._take_anchor(queue, pair.now_ns, event)
                 else:
                     anchor.users += 1
                 pair.anchor = anchor
@@ -182,11 +210,11 @@ class EventPool(Device):
             anchor = start_queue.latest
             if anchor is not None:
                 if not anchor.is_done:
-                    self._anchors.ask(anchor)
+                    self._ask(anchor)
                 elif end_ns >= anchor.due_ns and anchor is pair.anchor:
                     anchor.is_due = True
         if not queue.free or not start_queue.free:
-            self._collector.reclaim(queue)
+            self._reclaim(queue)
 
     def drop(self, pair: EventPair) -> None:
         start = pair.start
@@ -201,14 +229,276 @@ class EventPool(Device):
         queue.created += 1
         return event
 
+    # --- anchors ------------------------------------------------------------------------------------------------------
+
+    def _take_anchor(self, queue: StreamQueue, now_ns: Any, event: Any) -> EventAnchor:
+        """Return the anchor for a pair on this queue, with one more user: the current one, or a new one.
+
+        A new one is recorded, and its event is the start of the pair.
+        """
+        anchor = queue.anchors.get(now_ns)
+        if anchor is not None and not anchor.is_due:
+            anchor.users += 1
+            queue.latest = anchor
+            if not anchor.is_done:
+                self._ask(anchor)
+            return anchor
+        low_ns = now_ns()
+        anchor = EventAnchor(event, now_ns, low_ns, low_ns + _ANCHOR_NS, anchor)
+        self._record(event, queue.handle)  # type: ignore[misc]
+        anchor.users = 1
+        queue.anchors[now_ns] = queue.latest = anchor
+        for _ in range(_ANCHOR_QUERIES):
+            if self._ask(anchor):
+                break
+        return anchor
+
+    def _ask(self, anchor: EventAnchor) -> bool:
+        """Whether the device has reached the anchor. Either answer narrows its bounds."""
+        with captures.query_lock:
+            if captures.under_way:
+                return False
+            try:
+                low_ns = anchor.now_ns()
+                done = bool(self._clock.is_done(anchor.event))
+                if done:
+                    anchor.done_before(anchor.now_ns())
+                else:
+                    anchor.raise_low(low_ns)
+            except Exception:
+                return False  # Reading the pair reports the fault.
+            return done
+
+    def _place(self, queue: StreamQueue, anchor: EventAnchor) -> None:
+        """Fix the place of an anchor on the host's clock; the device has passed a pair behind it."""
+        if not anchor.is_done:
+            anchor.done_before(anchor.now_ns())
+        previous = anchor.previous
+        anchor.previous = None
+        if previous is not None:
+            if not previous.placed:
+                self._place(queue, previous)
+            try:
+                anchor.narrow(previous, self._elapsed_ns(previous.event, anchor.event))
+            finally:
+                if previous.users == 0:
+                    queue.free.append(previous.event)
+                else:
+                    previous.retired = True
+        anchor.place()
+        queue.uncertainty_ns = anchor.uncertainty_ns()
+
+    def _elapsed_ns(self, start: Any, end: Any) -> int:
+        """The time between two finished events; negative if the device passed them in reverse."""
+        # Called twice per pair: a C function costs half of a method around it.
+        if self._elapsed_ms is None:
+            return int(self._clock.elapsed_ns(start, end))
+        elapsed_ms = self._elapsed_ms(start, end)
+        return int(elapsed_ms * 1e6 + 0.5)
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def _reclaim(self, queue: StreamQueue) -> None:
+        """Read a few finished pairs of a queue without a free event. Never wait."""
+        # At most one query per ended region, and none while events are free. The query is for the middle of the queue:
+        # a yes frees half of the pairs; a no lets the pool grow by one pair, until it holds twice the work in flight
+        # and the middle is always done.
+        if len(queue.pending) < _SPARE_PAIRS or self._stalls:
+            return
+        if not self._lock.acquire(False):
+            return
+        try:
+            self._thread = get_ident()
+            with captures.query_lock:
+                count = len(queue.pending)
+                if captures.under_way or count == 0:  # A signal handler may have collected meanwhile.
+                    return
+                if not queue.known_done:
+                    middle = count // 2
+                    try:
+                        if not self._clock.is_done(queue.pending[middle][1]):
+                            queue.faults = 0
+                            return
+                        queue.faults = 0
+                    except Exception as error:
+                        if not self._doubt(queue, error):
+                            return
+                    queue.known_done = middle + 1
+                self._read_oldest(queue, min(queue.known_done, _BATCH_PAIRS))
+        finally:
+            self._lock.release()
+
+    def _doubt(self, queue: StreamQueue, error: Exception) -> bool:
+        # A query failed, perhaps in a capture that is not known here: the pairs stay pending. Returns whether queries
+        # have failed too often.
+        warn_once(
+            f"Asking the device {self._clock.name!r} how far it is failed; its times stay pending: {error}",
+            key=f"query {self._clock.name}",
+        )
+        queue.faults += 1
+        return queue.faults >= _DOUBTS
+
+    def _read_oldest(self, queue: StreamQueue, count: int) -> None:
+        # They are finished.
+        device = None if self._device_now is None else self._device_now()
+        for _ in range(count):
+            entry = queue.pending[0]
+            if entry is not queue.settled:
+                self._settle(queue, entry, device)
+                if entry is not queue.settled:
+                    return
+            del queue.pending[0]
+            queue.free.append(entry[1])
+            queue.settled = None
+            if queue.known_done:
+                queue.known_done -= 1
+            start_queue = entry[5]
+            start_queue.give_back(entry[0], entry[7])
+
+    def _settle(self, queue: StreamQueue, entry: Any, device: Any) -> None:
+        # Keep the time of a pair, or count it as failed; neither if the device has not passed it.
+        clock: Any = self._clock
+        start, end, sink, start_ns, end_ns, start_queue, pair, anchor = entry
+        try:
+            duration_ns = self._elapsed_ns(start, end)
+            if anchor is not None and duration_ns >= 0:
+                since_ns = 0 if start is anchor.event else self._elapsed_ns(anchor.event, start)
+                # The device cannot have reached it before the host issued it.
+                anchor.raise_low(end_ns - duration_ns - since_ns)
+                if not anchor.placed:
+                    self._place(start_queue, anchor)
+                placed_ns = anchor.place_ns + since_ns
+                lead_ns = max(placed_ns - start_ns, 0)
+                pair.lead_count += 1
+                pair.lead_total_ns += lead_ns
+                pair.lead_max_ns = max(pair.lead_max_ns, lead_ns)
+                start_ns = placed_ns
+        except Exception as error:
+            if device is not None:
+                clock.back_to(device)  # the comparison may have changed it
+            # Not finished: two threads that share a stream may queue their pairs in another order than they recorded
+            # them, and a start may be on another stream.
+            try:
+                done = clock.is_done(start) and clock.is_done(end)
+            except Exception as doubt:
+                done = self._doubt(queue, doubt)
+            if not done:
+                queue.known_done = 0
+                return
+            sink.failed += 1
+            queue.settled = entry
+            warn_once(
+                f"Reading a time on the device {clock.name!r} failed and is counted as failed: {error}",
+                key=f"elapsed {clock.name}",
+            )
+            return
+        if duration_ns < 0:
+            # It ended on another stream, which was ahead of the first.
+            sink.failed += 1
+            queue.settled = entry
+            warn_once(
+                f"A region on the device {clock.name!r} ended before it began, since it ended on another "
+                "stream than it began on; it is counted as failed. End it on the same stream, or let that "
+                "stream wait for the first.",
+                key=f"negative {clock.name}",
+            )
+        else:
+            sink.append(start_ns, start_ns + duration_ns)
+            queue.settled = entry
+
     def collect(self, *, wait: bool) -> None:
-        self._collector.collect(self._queues, wait=wait)
+        self._collect(wait, None)
 
     def collect_for(self, sink: Any) -> None:
-        self._collector.collect(self._queues, wait=True, sink=sink)
+        self._collect(True, sink)
+
+    def _collect(self, wait: bool, sink: Any) -> None:
+        # Of a sink, its pairs alone, and nothing queued after them.
+        if self._stalls and not wait:
+            return
+        # A signal handler that interrupts its own thread's collecting would wait for itself.
+        if not self._lock.acquire(False) and not (wait and self._thread != get_ident() and self._lock.acquire()):
+            return
+        try:
+            self._thread = get_ident()
+            for queue in list(self._queues.values()):
+                if not self._can_query():
+                    return
+                count = len(queue.pending) if sink is None else _count_to(queue, sink)
+                if sink is not None and count == 0:
+                    continue
+                if wait:
+                    self._wait_for(queue, count)
+                with captures.query_lock:
+                    if captures.under_way:
+                        return
+                    done = self._count_done(queue, len(queue.pending))
+                    self._read_oldest(queue, done if sink is None else min(count, done))
+        finally:
+            self._lock.release()
+
+    def _can_query(self) -> bool:
+        if captures.under_way:
+            return False
+        try:
+            return not self._clock.is_capturing()  # A query would break the capture.
+        except Exception:
+            return False
+
+    def _wait_for(self, queue: StreamQueue, count: int) -> None:
+        # Wait for the first ``count`` pairs.
+        try:
+            pairs = list(queue.pending)[:count]
+            if pairs:
+                self._clock.wait(pairs[len(pairs) - 1][1])
+            # Streams are in order, but a start may be on another stream.
+            for start, _, _, _, _, start_queue, _, _ in pairs:
+                if start_queue is not queue:
+                    self._clock.wait(start)
+        except Exception as error:
+            warn_once(
+                f"Waiting for the device {self._clock.name!r} failed; times of finished work are reported: {error}",
+                key=f"wait {self._clock.name}",
+            )
+
+    def _count_done(self, queue: StreamQueue, count: int) -> int:
+        # The newest first: mostly one query answers for all.
+        pending, is_done = queue.pending, self._clock.is_done
+        if count == 0:
+            return 0
+        try:
+            low, high = 0, count - 1
+            if is_done(pending[high][1]):
+                low = count
+            while low < high:
+                middle = (low + high) // 2
+                if is_done(pending[middle][1]):
+                    low = middle + 1
+                else:
+                    high = middle
+        except Exception:
+            return self._count_from_the_front(queue, count)
+        queue.faults = 0
+        return low
+
+    def _count_from_the_front(self, queue: StreamQueue, count: int) -> int:
+        # A pair cannot be queried, such as one that was recorded in a capture. Count the pairs before it.
+        for index in range(count):
+            try:
+                if not self._clock.is_done(queue.pending[index][1]):
+                    return index
+            except Exception as error:
+                if not self._doubt(queue, error):
+                    return index
+        return count
 
     def pending(self) -> dict[int, int]:
-        return self._collector.pending(self._queues)
+        counts: dict[int, int] = {}
+        for queue in list(self._queues.values()):
+            for entry in list(queue.pending):
+                key = id(_owner_of(entry[2]))
+                counts[key] = counts.get(key, 0) + 1
+        return counts
 
     @property
     def events(self) -> int:
@@ -229,10 +519,24 @@ class EventPool(Device):
         return f"<EventPool of {self._clock.name!r}: {self.events} events>"
 
     def abandon(self) -> None:
-        """Forget every event without destroying it."""
+        """Forget every event without destroying it, in a forked child."""
         self._queues = {}
         self._last = None
-        self._collector.abandon()
+        self._lock = allocate_lock()
+
+
+def _owner_of(sink: Any) -> Any:
+    # Its times are asked for by its owner; a sink without one owns itself.
+    return getattr(sink, "owner", sink)
+
+
+def _count_to(queue: StreamQueue, sink: Any) -> int:
+    # The number of pairs up to the last one for that sink; 0 without one.
+    pairs = list(queue.pending)
+    count = len(pairs)
+    while count and _owner_of(pairs[count - 1][2]) is not sink:
+        count -= 1
+    return count
 
 
 _pools: dict[DeviceClock, EventPool] = {}
@@ -246,11 +550,9 @@ def pool_of(clock: DeviceClock) -> EventPool:
     return pool
 
 
+@after_fork
 def _abandon_after_fork() -> None:
     # Events and captures belong to the parent's context.
     captures.after_fork()
     for pool in _pools.values():
         pool.abandon()
-
-
-after_fork(_abandon_after_fork)
