@@ -12,6 +12,12 @@ def literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
+def where(**wanted: int | None) -> str:
+    """The condition that columns have these values; None does not restrict."""
+    conditions = [f"{name} = {int(value)}" for name, value in wanted.items() if value is not None]
+    return f" where {' and '.join(conditions)}" if conditions else ""
+
+
 def array_of(column: Any) -> NDArray[Any]:
     """A column of a result in Arrow as an array."""
     import numpy as np

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from deep500_timing._base.sql import where
 from deep500_timing._summary.tree import BUCKETS
-from deep500_timing.runs._engine import where
 from deep500_timing.runs._regions import region_rows, tree_of_rows
 
 if TYPE_CHECKING:

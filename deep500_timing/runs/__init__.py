@@ -18,10 +18,9 @@ from deep500_timing._base.lazy import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
     from deep500_timing.runs._current import current, feeders, logs
-    from deep500_timing.runs._engine import Relation
     from deep500_timing.runs._log import RunLog, attach
     from deep500_timing.runs._read import NewerSchemaError
-    from deep500_timing.runs._run import Run
+    from deep500_timing.runs._run import Relation, Run
     from deep500_timing.runs._why import Cause, Why
 
 __all__ = ["Cause", "NewerSchemaError", "Relation", "Run", "RunLog", "Why", "attach", "current", "feeders", "logs"]
@@ -33,7 +32,7 @@ __getattr__, __dir__ = _lazy_names(
     {
         "Cause": "deep500_timing.runs._why",
         "NewerSchemaError": "deep500_timing.runs._read",
-        "Relation": "deep500_timing.runs._engine",
+        "Relation": "deep500_timing.runs._run",
         "Run": "deep500_timing.runs._run",
         "RunLog": "deep500_timing.runs._log",
         "Why": "deep500_timing.runs._why",

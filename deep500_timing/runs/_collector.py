@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from deep500_timing._base.names import BATCH, CPU, GPU
-from deep500_timing.runs._format import EVENT, NO_STEP, unpack
+from deep500_timing.runs._format import EVENT, NO_STEP, TABLES, Frame, read_frames, unpack
 from deep500_timing.runs._source import Open, Source, Taken, Threads
 
 if TYPE_CHECKING:
@@ -284,8 +284,6 @@ class StepCounter:
 
 def last_batch_of(paths: list[str]) -> int:
     """The number of BATCHes in the logs of a session; 0 if they cannot be read."""
-    from deep500_timing.runs._format import TABLES, Frame, read_frames
-
     number, columns = TABLES["flushes"]
     for path in reversed(paths):
         try:

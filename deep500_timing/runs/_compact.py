@@ -25,23 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-_LOCK = ".lock"
-
-
-@contextmanager
-def alone(target: str) -> Iterator[None]:
-    """Exclude other processes that make or remove parts."""
-    file = os.open(os.path.join(target, _LOCK), os.O_RDONLY | os.O_CREAT, 0o666)
-    try:
-        lock(file)
-        yield
-    finally:
-        os.close(file)
-
-
 FOLDER = "compacted"
 MANIFEST = "manifest.json"
-VERSION = 3
+VERSION = 4
 """Version of the Parquet files; files of another version are replaced."""
 PART_BYTES = 64 << 20
 """Size of the logs that share one Parquet file, so that 10 000 ranks do not make 10 000 files."""
@@ -59,15 +45,6 @@ class LogFile(NamedTuple):
         return [os.path.basename(self.path), self.size, self.mtime_ns]
 
 
-class Compacted(NamedTuple):
-    """The Parquet files of a run."""
-
-    folder: str
-    files: dict[str, list[str]]
-    schemas: dict[str, dict[str, str]]
-    """Columns with types by table, including tables that a log declares."""
-
-
 def find_logs(folder: str) -> list[LogFile]:
     """The logs in a folder, by name. Other files are ignored."""
     found = []
@@ -81,8 +58,8 @@ def find_logs(folder: str) -> list[LogFile]:
     return sorted(found)
 
 
-def compact(folder: str) -> Compacted:
-    """Write or renew the Parquet of a run."""
+def compact(folder: str) -> dict[str, list[str]]:
+    """Write or renew the Parquet of a run, and return the files of each table; an empty one for a known table."""
     target = os.path.join(folder, FOLDER)
     try:
         os.makedirs(target, exist_ok=True)
@@ -105,8 +82,8 @@ def compact(folder: str) -> Compacted:
         ) from error
 
 
-def _compact_to(target: str, folder: str) -> Compacted:
-    with alone(target):
+def _compact_to(target: str, folder: str) -> dict[str, list[str]]:
+    with _alone(target):
         manifest = _read_manifest(target)
         known = {json.dumps(part["logs"]): part for part in manifest["parts"]}
         parts = []
@@ -117,9 +94,24 @@ def _compact_to(target: str, folder: str) -> Compacted:
         # Another reader may use the parts before these. When they are removed, it reads the run again.
         kept = [*parts, *manifest["parts"]]
         _remove_others(target, {name for part in kept for names in part["files"].values() for name in names})
+    files: dict[str, list[str]] = {}
+    for part in parts:
+        for table, names in part["files"].items():
+            files.setdefault(table, []).extend(os.path.join(target, name) for name in names)
     for table in {*COLUMNS, *TABLES} - {*NOT_READ}:
-        empty_file(target, table)
-    return _found(target, parts)
+        files.setdefault(table, [_empty_file(target, table)])
+    return files
+
+
+@contextmanager
+def _alone(target: str) -> Iterator[None]:
+    # Exclude other processes that make or remove parts.
+    file = os.open(os.path.join(target, ".lock"), os.O_RDONLY | os.O_CREAT, 0o666)
+    try:
+        lock(file)
+        yield
+    finally:
+        os.close(file)
 
 
 def _is_there(target: str, part: dict[str, Any]) -> bool:
@@ -170,10 +162,9 @@ def _session_of(path: str) -> str:
 def _make_part(folder: str, group: list[LogFile], target: str) -> dict[str, Any]:
     wanted = [log.key for log in group]
     name = hashlib.sha256(json.dumps(wanted).encode()).hexdigest()[:16]
-    schemas: dict[str, dict[str, str]] = {}
     tables: dict[str, _TableWriter] = {}
     with tempfile.TemporaryDirectory(prefix=".new-", dir=target, ignore_cleanup_errors=True) as scratch:
-        for table, batch in _tables_of(group, schemas):
+        for table, batch in _tables_of(group):
             # Logs may declare the same table with different columns: a file for each.
             key = f"{table}-{name}-{len(batch.schema)}"
             if key not in tables:
@@ -186,7 +177,7 @@ def _make_part(folder: str, group: list[LogFile], target: str) -> dict[str, Any]
     files: dict[str, list[str]] = {}
     for key in tables:
         files.setdefault(key.split("-")[0], []).append(key + ".parquet")
-    return {"logs": wanted, "files": files, "schemas": schemas}
+    return {"logs": wanted, "files": files}
 
 
 class _TableWriter:
@@ -233,7 +224,7 @@ def _how_to_write(schema: Any) -> dict[str, Any]:
     }
 
 
-def _tables_of(group: list[LogFile], schemas: dict[str, dict[str, str]]) -> Iterator[tuple[str, Any]]:
+def _tables_of(group: list[LogFile]) -> Iterator[tuple[str, Any]]:
     sessions: dict[str, list[LogFile]] = {}
     for log in group:
         sessions.setdefault(_session_of(log.path), []).append(log)
@@ -244,12 +235,8 @@ def _tables_of(group: list[LogFile], schemas: dict[str, dict[str, str]]) -> Iter
         for log in logs:
             tables = LogTables(log.path, offset, first_mark)
             try:
-                for batch in tables.intervals():
-                    schemas["intervals"] = COLUMNS["intervals"]
-                    yield "intervals", batch
-                for table, batch in tables.others():
-                    schemas[table] = columns_of(table, tables.log.tables.get(table, (0, None))[1])
-                    yield table, batch
+                yield from (("intervals", batch) for batch in tables.intervals())
+                yield from tables.others()
             except NewerSchemaError as error:
                 warn_once(f"{error} The other logs of the run are read.", key=f"newer schema {log.path}")
             except OSError as error:
@@ -271,18 +258,8 @@ def _remove_others(target: str, kept: set[str]) -> None:
                     os.unlink(entry.path)
 
 
-def _found(target: str, parts: list[dict[str, Any]]) -> Compacted:
-    files: dict[str, list[str]] = {}
-    schemas: dict[str, dict[str, str]] = {}
-    for part in parts:
-        schemas.update(part["schemas"])
-        for table, names in part["files"].items():
-            files.setdefault(table, []).extend(os.path.join(target, name) for name in names)
-    return Compacted(target, files, schemas)
-
-
-def empty_file(target: str, table: str) -> str:
-    """Write an empty file for a table without rows, so that queries of it work."""
+def _empty_file(target: str, table: str) -> str:
+    # For a table without rows, so that queries of it work.
     pa: Any = require("pyarrow", extra="runs", caller="Reading a run")
     parquet: Any = require("pyarrow.parquet", extra="runs", caller="Reading a run")
     folder = os.path.join(target, "empty")

@@ -272,48 +272,30 @@ FIRST_OWN = 64
 """The first number of tables that a log declares by a record of the kind ``KINDS``."""
 
 
-def _columns(**types: str) -> tuple[Column, ...]:
-    return tuple(Column(name, kind) for name, kind in types.items())
+def typed(*columns: str) -> dict[str, str]:
+    """Columns with their types, from texts such as ``"int: thread step"``."""
+    return {name: kind for kind, _, names in (text.partition(": ") for text in columns) for name in names.split()}
 
 
+def _table(number: int, *columns: str) -> tuple[int, tuple[Column, ...]]:
+    return number, tuple(Column(*column) for column in typed(*columns).items())
+
+
+_OF_AN_INTERVAL = ("time: start_ns", "int: dur_ns step", "name: region", "int: thread", "name: device")
 TABLES: dict[str, tuple[int, tuple[Column, ...]]] = {
-    "intervals": (
-        16,
-        _columns(start_ns="time", dur_ns="int", step="int", region="name", thread="int", device="name"),
+    "intervals": _table(16, *_OF_AN_INTERVAL),
+    "open": _table(17, "time: start_ns", "name: region", "int: thread"),
+    "marks": _table(18, "time: time_ns", "int: step"),
+    "flushes": _table(19, "int: time_ns unix_ns width_ns written dropped batches"),
+    "counters": _table(
+        20, "name: region", "int: thread", "name: device", "int: recorded failed discarded captured dropped"
     ),
-    "open": (17, _columns(start_ns="time", region="name", thread="int")),
-    "marks": (18, _columns(time_ns="time", step="int")),
-    "flushes": (
-        19,
-        _columns(time_ns="int", unix_ns="int", width_ns="int", written="int", dropped="int", batches="int"),
-    ),
-    "counters": (
-        20,
-        _columns(
-            region="name",
-            thread="int",
-            device="name",
-            recorded="int",
-            failed="int",
-            discarded="int",
-            captured="int",
-            dropped="int",
-        ),
-    ),
-    "collectives": (
-        21,
-        _columns(start_ns="time", dur_ns="int", op="name", group="name", sequence="int", bytes="int"),
-    ),
-    "samples": (22, _columns(time_ns="time", metric="name", value="float", region="name")),
-    "threads": (24, _columns(thread="int", name="name")),
-    "device_intervals": (
-        25,
-        _columns(
-            start_ns="time", dur_ns="int", step="int", region="name", thread="int", device="name", host_start_ns="time"
-        ),
-    ),
-    "milestones": (26, _columns(time_ns="time", what="name", step="int", dur_ns="int")),
-    "stacks": (27, _columns(time_ns="time", stack="name")),
+    "collectives": _table(21, "time: start_ns", "int: dur_ns", "name: op group", "int: sequence bytes"),
+    "samples": _table(22, "time: time_ns", "name: metric", "float: value", "name: region"),
+    "threads": _table(24, "int: thread", "name: name"),
+    "device_intervals": _table(25, *_OF_AN_INTERVAL, "time: host_start_ns"),
+    "milestones": _table(26, "time: time_ns", "name: what", "int: step dur_ns"),
+    "stacks": _table(27, "time: time_ns", "name: stack"),
 }
 """The tables that every reader knows: number and columns by name."""
 NOT_READ = ("open", "flushes", "device_intervals")

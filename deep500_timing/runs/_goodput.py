@@ -23,7 +23,7 @@ from deep500_timing.runs._goodput_parts import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
@@ -187,6 +187,7 @@ def goodput_of(run: Any, *, buckets: Mapping[str, str] | None = None, mfu: float
     missing |= {"stragglers"} if len(by_rank) == 1 else set()
     missing |= set() if knows_lost else {"lost"}
     missing |= set() if knows_queue else {"queue"}
+    failures = len({process.generation for process in processes if process.failed and process.generation < starts - 1})
     lost = {(process.generation, n) for process in processes for n in process.numbers[process.is_lost].tolist()}
     steps = sum(len(numbers) for numbers in job.steps.values())
     return Goodput(
@@ -197,11 +198,11 @@ def goodput_of(run: Any, *, buckets: Mapping[str, str] | None = None, mfu: float
             for rank, of in sorted(job.of_rank.items())
         },
         starts,
-        len(_failed(processes, starts)),
+        failures,
         steps - len(lost),
         len(lost) if knows_lost else None,
         _mfu_of(run) if mfu is None else mfu,
-        _checkpoints(run, by_rank, len(_failed(processes, starts)), job),
+        _checkpoints(run, by_rank, failures, job),
         tuple(notes),
     )
 
@@ -217,10 +218,8 @@ class _Job:
         self.by_rank = by_rank
         self.of_rank: dict[int, dict[str, int]] = {}
         self.steps: dict[int, Int64Array] = {}
-        self._span_ns = span_ns
         bounds: list[Int64Array] = [np.array(span_ns[:1])]
         kinds: list[NDArray[np.int8]] = []
-        self._began: list[int] = []
         for generation in range(starts):
             of = [process for all_ in by_rank.values() for process in all_ if process.generation == generation]
             numbers = np.concatenate([process.numbers for process in of])
@@ -233,7 +232,6 @@ class _Job:
             begin = min(process.begin_ns for process in of)
             first = max((int(process.starts_ns[0]) for process in of if len(process.starts_ns)), default=None)
             final = max(process.end_ns for process in of)
-            self._began.append(begin)
             edges = [np.array([begin]), latest, np.array([final])]
             if first is not None:
                 edges.insert(1, np.array([min(first, int(latest[0]))]))
@@ -348,16 +346,10 @@ def _tree(totals: dict[str, int], wall_s: float, missing: set[str]) -> tuple[Buc
     return tuple(bucket(name, startup if name == "startup" else ()) for name in _ORDER)
 
 
-def _failed(processes: Iterable[Process], starts: int) -> set[int]:
-    return {process.generation for process in processes if process.failed and process.generation < starts - 1}
-
-
 def _mfu_of(run: Any) -> float | None:
     # The median of the samples, if the program recorded its MFU.
-    values = [
-        row["value"]
-        for row in run.sql("select value from samples where lower(metric) like '%mfu' and value is not null").rows()
-    ]
+    rows = run.sql("select value from samples where lower(metric) like '%mfu' and value is not null").rows()
+    values = [row["value"] for row in rows]
     return float(np.median(values)) if values else None
 
 

@@ -265,12 +265,8 @@ class RunLog:
             thread.join(_LOCK_S)
         for source in self._collector.sources:
             source.collect_device(wait=wait)
-            if source.timer._run is self:
-                source.timer._run = None
-                source.timer._detach_log()
+        self._let_go()
         self._flush(final=True, reason=reason)
-        if self._collector.gc_times is not None:
-            self._collector.gc_times.close()
         self.written.set()
         _open.pop(id(self), None)
         if not _open:
@@ -296,15 +292,18 @@ class RunLog:
     def abandon(self) -> None:
         """Leave the file to the parent process after a fork."""
         self.closed = True
+        self._let_go()
+        self._collector.sources = []
+        self._writer.close()
+        self.written.set()
+
+    def _let_go(self) -> None:
         if self._collector.gc_times is not None:
             self._collector.gc_times.close()
         for source in self._collector.sources:
             if source.timer._run is self:
                 source.timer._run = None
                 source.timer._detach_log()
-        self._collector.sources = []
-        self._writer.close()
-        self.written.set()
 
     def __enter__(self) -> RunLog:
         return self

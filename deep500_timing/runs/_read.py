@@ -90,8 +90,8 @@ def open_log(path: str) -> Log:
     return Log(path, rank=parsed[0], session=parsed[1], segment=parsed[2])
 
 
-def read_log(log: Log) -> Iterator[Batch]:
-    """Read a log frame by frame, in bounded memory. Damaged parts are recorded and skipped."""
+def read_log(log: Log, only: tuple[str, ...] = ()) -> Iterator[Batch]:
+    """Read a log frame by frame, in bounded memory: all tables, or some. Damaged parts are recorded and skipped."""
     if os.path.getsize(log.path) == 0:
         return
     with open(log.path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -111,6 +111,8 @@ def read_log(log: Log) -> Iterator[Batch]:
             known = columns_of.get(frame.kind)
             if known is None:
                 log.unknown += 1
+                continue
+            if only and known[0] not in only:
                 continue
             try:
                 arrays = unpack(known[1], frame.rows, frame.payload)
@@ -186,6 +188,3 @@ def _tables_of(described: dict[str, Any]) -> dict[str, tuple[int, tuple[Column, 
         if all(column.type in TYPES for column in columns):
             found[str(name)] = (int(table["kind"]), columns)
     return found
-
-
-__all__ = ["Batch", "Log", "NewerSchemaError", "open_log", "read_log"]

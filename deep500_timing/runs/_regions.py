@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from deep500_timing._base.names import CPU, GPU
 from deep500_timing._base.require import require
+from deep500_timing._base.sql import where
 from deep500_timing._summary.nesting import path_text, split_path
 from deep500_timing._summary.stats import QUANTILES
 from deep500_timing._summary.tree import Node, OnDevice, build_tree
-from deep500_timing.runs._engine import where
+from deep500_timing.runs._format import typed
 from deep500_timing.runs._tables import schema_of
 
 if TYPE_CHECKING:
@@ -19,25 +20,17 @@ if TYPE_CHECKING:
 
     from deep500_timing._summary.tree import Tree
 
-COLUMNS = {
-    "rank": "int32",
-    "path": "text",
-    "parent": "text",
-    "region": "text",
-    "depth": "int32",
-    "device": "text",
-    "count": "int64",
-    "total_ns": "int64",
-    "share": "float64",
-    "rest_ns": "int64",
-    "overlap_ns": "int64",
-    "min_ns": "int64",
-    "mean_ns": "float64",
-    "median_ns": "float64",
-    "p95_ns": "float64",
-    "p99_ns": "float64",
-    "max_ns": "int64",
-}
+COLUMNS = typed(
+    "int32: rank",
+    "text: path parent region",
+    "int32: depth",
+    "text: device",
+    "int64: count total_ns",
+    "float64: share",
+    "int64: rest_ns overlap_ns min_ns",
+    "float64: mean_ns median_ns p95_ns p99_ns",
+    "int64: max_ns",
+)
 _QUANTILES = {f"{name}_ns": share for name, share in QUANTILES.items() if f"{name}_ns" in COLUMNS}
 
 _ROWS = """

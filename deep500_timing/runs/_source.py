@@ -123,7 +123,7 @@ class Source:
     """One timer and the read positions of its stores."""
 
     def __init__(self, timer: Recorder, threads: Threads) -> None:
-        self.timer = timer
+        self.timer: Any = timer
         self._threads = threads
         self._cursors: dict[tuple[int, str], tuple[Region, _Cursor]] = {}
         self._retired: deque[tuple[Region, str, Intervals]] = deque()
@@ -135,9 +135,7 @@ class Source:
 
     def collect_device(self, *, wait: bool) -> None:
         """Collect finished device times, or wait for all."""
-        device: Any = getattr(self.timer, "_device", None)
-        if device is not None:
-            device.collect(wait=wait)
+        self.timer._device.collect(wait=wait)
 
     def has_anything(self) -> bool:
         return bool(self._retired) or any(region._intervals.count for region in self.timer._regions())
@@ -196,7 +194,6 @@ class Source:
             cursor.last_end_ns = int(pairs[-1, 1])
         thread = self._threads.number_of(region._thread)
         ordinals = None if device == CPU else self._ordinals_of(region, cursor, len(pairs))
-        behind: Any = getattr(self.timer, "_device", None)
         return Taken(
             region.name,
             thread,
@@ -206,7 +203,7 @@ class Source:
             id(cursor),
             id(region),
             first + dropped,
-            behind is not None and not behind.is_null,
+            not self.timer._device.is_null,
             ordinals,
         )
 
@@ -216,8 +213,7 @@ class Source:
         store = region._device_intervals
         if store is None or cursor.store is not store or any(cursor.before):
             return None
-        device: Any = getattr(self.timer, "_device", None)
-        pending = device.pending().get(id(store), 0) if device is not None else 0
+        pending = self.timer._device.pending().get(id(store), 0)
         without = int(store.failed) + int(store.captured)
         on_host = int(region._intervals.count)
         if abs(on_host - (int(store.count) + pending + without)) > _IN_FLIGHT:

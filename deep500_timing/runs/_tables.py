@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,8 +11,8 @@ import numpy as np
 from deep500_timing._base.require import require
 from deep500_timing._summary.distribution import bin_of
 from deep500_timing._summary.nesting import ENDLESS, Paths, path_text
-from deep500_timing.runs._format import HEADER, NO_STEP, TABLES, Frame, read_frames, unpack
-from deep500_timing.runs._read import CHUNK_ROWS, INTERVALS, Batch, Log, chunk_of, open_log, read_log
+from deep500_timing.runs._format import NO_STEP, TABLES, typed
+from deep500_timing.runs._read import CHUNK_ROWS, INTERVALS, Batch, Log, NewerSchemaError, chunk_of, open_log, read_log
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,58 +22,28 @@ if TYPE_CHECKING:
 
     Int64Array = NDArray[np.int64]
 
+
 COLUMNS = {
-    "intervals": {
-        "rank": "int32",
-        "session": "int32",
-        "thread": "int32",
-        "device": "text",
-        "region": "text",
-        "path": "text",
-        "depth": "int32",
-        "step": "int64",
-        "start_ns": "int64",
-        "dur_ns": "int64",
-        "unix_ns": "int64",
-        "bin": "int32",
-        "overlaps": "bool",
-        "overlap_ns": "int64",
-        "host_start_ns": "int64",
-    },
-    "logs": {
-        "rank": "int32",
-        "session": "int32",
-        "segment": "int32",
-        "file": "text",
-        "host": "text",
-        "pid": "int64",
-        "world_size": "int64",
-        "local_rank": "int64",
-        "clock": "text",
-        "unix_offset_ns": "int64",
-        "clock_step_ns": "int64",
-        "written": "int64",
-        "read": "int64",
-        "dropped": "int64",
-        "damaged_bytes": "int64",
-        "missing_frames": "int64",
-        "unknown_frames": "int64",
-        "end": "text",
-        "first_unix_ns": "int64",
-        "last_unix_ns": "int64",
-        "flushed_unix_ns": "int64",
-        "clock_end_ns": "int64",
-        "header": "text",
-    },
-    "events": {
-        "rank": "int32",
-        "session": "int32",
-        "time_ns": "int64",
-        "unix_ns": "int64",
-        "what": "text",
-        "text": "text",
-        "more": "text",
-    },
+    "intervals": typed(
+        "int32: rank session thread",
+        "text: device region path",
+        "int32: depth",
+        "int64: step start_ns dur_ns unix_ns",
+        "int32: bin",
+        "bool: overlaps",
+        "int64: overlap_ns host_start_ns",
+    ),
+    "logs": typed(
+        "int32: rank session segment",
+        "text: file host",
+        "int64: pid world_size local_rank",
+        "text: clock",
+        "int64: unix_offset_ns clock_step_ns written read dropped damaged_bytes missing_frames unknown_frames",
+        "text: end",
+        "int64: first_unix_ns last_unix_ns flushed_unix_ns clock_end_ns",
+        "text: header",
+    ),
+    "events": typed("int32: rank session", "int64: time_ns unix_ns", "text: what text more"),
 }
 """Columns of the tables that differ from the log's."""
 _KINDS = {"int": "int64", "time": "int64", "float": "float64", "name": "text"}
@@ -285,32 +256,23 @@ def safe_text(text: str) -> str:
 def peek(paths: list[str]) -> tuple[int | None, int | None]:
     """Unix time minus the session's clock, from its first anchor, and the time of its first mark."""
     offset: int | None = None
-    first_mark: int | None = None
-    numbers = {TABLES[name][0]: name for name in ("flushes", "marks")}
     for path in paths:
-        try:
-            with open(path, "rb") as file:
-                data = file.read()
-        except OSError:
-            continue
-        for frame in read_frames(data):
-            if not isinstance(frame, Frame):
-                continue
-            if offset is None and frame.kind == HEADER:
-                try:
-                    anchor = json.loads(frame.payload)["anchor"]
-                    offset = int(anchor["unix_ns"]) - int(anchor["time_ns"])
-                except (ValueError, KeyError, TypeError):
-                    continue
-            table = numbers.get(frame.kind)
-            if table is None:
-                continue
-            try:
-                columns = unpack(TABLES[table][1], frame.rows, frame.payload)
-            except ValueError:
-                continue
-            if table == "marks":
-                return offset, int(columns["time_ns"].min())
-            if offset is None:
-                offset = int(columns["unix_ns"][0]) - int(columns["time_ns"][0])
-    return offset, first_mark
+        log = open_log(path)
+        with suppress(OSError, NewerSchemaError):
+            for batch in read_log(log, ("flushes", "marks")):
+                if offset is None:
+                    offset = _offset_of(log.header.get("anchor"))
+                if batch.table == "marks":
+                    return offset, int(batch.arrays["time_ns"].min())
+                if offset is None:
+                    offset = int(batch.arrays["unix_ns"][0]) - int(batch.arrays["time_ns"][0])
+        if offset is None:
+            offset = _offset_of(log.header.get("anchor"))
+    return offset, None
+
+
+def _offset_of(anchor: Any) -> int | None:
+    try:
+        return int(anchor["unix_ns"]) - int(anchor["time_ns"])
+    except (ValueError, KeyError, TypeError):
+        return None

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from deep500_timing._base.sql import literal
 from deep500_timing._summary.nesting import split_path
 from deep500_timing._summary.text import format_time, safe_name
 from deep500_timing.runs._parts import BETWEEN, parts_of, waiting_regions
 from deep500_timing.runs._places import samples_in, text_of
-from deep500_timing.runs._slow_steps import SlowStep, slow_step
 
 if TYPE_CHECKING:
     from deep500_timing.runs._parts import Parts
@@ -26,6 +27,8 @@ _MOST_READ = 100_000
 _LEAST_REACH = 5
 _STACKS_LEAST = 5
 """Sampled stacks of a step below which no line is named."""
+_TRACES = "slow_steps"
+_MOST_OPERATORS = 5
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,24 @@ class Cause:
             return "the time between the steps"
         name = safe_name(split_path(self.path)[-1])
         return f"the rest of {name}" if self.rest else name
+
+
+class SlowStep(NamedTuple):
+    """The trace of a slow step."""
+
+    file: str
+    """In the run's folder."""
+    length_s: float
+    in_operators_s: float
+    """The time in operators on the CPU."""
+    operators: list[tuple[str, float, int]]
+    """The name, the time without the operators that it calls (s) and the calls of those with most of it. Kernels of a
+    device are among them."""
+
+    def __str__(self) -> str:
+        said = [f"{safe_name(name)} {format_time(self_s)} ({calls} ×)" for name, self_s, calls in self.operators]
+        outside = format_time(max(self.length_s - self.in_operators_s, 0.0))
+        return f"{safe_name(self.file)}: {', '.join(said)}; {outside} of {format_time(self.length_s)} in no operator"
 
 
 @dataclass(frozen=True)
@@ -166,7 +187,7 @@ def why(run: Any, step: int | None, session: int | None, neighbours: int) -> Why
     if source is not None and source.path != BETWEEN:
         steps = source_with_steps.steps or (step,)
         lines = text_of(samples_in(run, source.path, rank=source.rank, session=session, steps=steps), _STACKS_LEAST)
-    trace = slow_step(run, step, source.rank if source is not None else rank, session)
+    trace = _trace_of(run, step, source.rank if source is not None else rank, session)
     return replace(result, causes=tuple(own), late=late, waited=waited, lines=lines, trace=trace)
 
 
@@ -240,6 +261,47 @@ def _with_steps(run: Any, cause: Cause, session: int, step: int) -> Cause:
             f"group by step having sum(dur_ns) >= {threshold}"
         ).rows()
     return replace(cause, steps=tuple(sorted({row["step"] for row in found} | {step})))
+
+
+def _trace_of(run: Any, step: int, rank: int, session: int) -> SlowStep | None:
+    """The trace that was kept of a step; None without one, or if its file cannot be read."""
+    if _TRACES not in run.tables:
+        return None
+    # A trace lasts from one optimizer's step to the next, and may begin in the BATCH before.
+    of = f"where rank = {int(rank)} and session = {int(session)}"
+    rows = run.sql(
+        "with batch as (select min(start_ns) as first, max(start_ns + dur_ns) as last from intervals "
+        f"{of} and step = {int(step)} and region = 'BATCH' and device = 'CPU') "
+        f"select file, dur_ns from {_TRACES}, batch {of} and 2 * (least(last, start_ns + dur_ns) - greatest(first, start_ns)) > dur_ns"
+    ).rows()
+    for path, row in ((os.path.join(folder, row["file"]), row) for row in rows for folder in run.folders):
+        try:
+            with open(path, encoding="utf-8") as file:
+                return _slow_step(row["file"], row["dur_ns"] / 1e9, json.load(file)["traceEvents"])
+        except (OSError, ValueError, KeyError):
+            continue
+    return None
+
+
+def _slow_step(name: str, length_s: float, events: list[dict[str, Any]]) -> SlowStep:
+    found: dict[str, list[float]] = defaultdict(lambda: [0.0, 0])
+    in_operators_us = 0.0
+    operators = [event for event in events if event.get("ph") == "X" and event.get("cat") == "cpu_op"]
+    around: dict[Any, list[tuple[float, str]]] = defaultdict(list)
+    for event in sorted(operators, key=lambda event: (event["ts"], -event["dur"])):
+        above = around[event["tid"]]
+        while above and above[-1][0] <= event["ts"]:
+            above.pop()
+        if above:
+            found[above[-1][1]][0] -= event["dur"]
+        else:
+            in_operators_us += event["dur"]
+        above.append((event["ts"] + event["dur"], event["name"]))
+    for event in [*operators, *(event for event in events if event.get("cat") in ("kernel", "gpu_memcpy"))]:
+        found[event["name"]][0] += event["dur"]
+        found[event["name"]][1] += 1
+    ordered = sorted(((of, us / 1e6, int(calls)) for of, (us, calls) in found.items()), key=lambda one: -one[1])
+    return SlowStep(name, length_s, in_operators_us / 1e6, ordered[:_MOST_OPERATORS])
 
 
 def _recurrence(step: int, steps: tuple[int, ...]) -> str:

@@ -516,7 +516,7 @@ def test_queries_grow_neither_with_names_nor_with_ranks(tmp_path, monkeypatch, v
     from deep500_timing._views.of_run import sheet_of_run
     from deep500_timing._views.page._build import build
     from deep500_timing._views.timeline.write import write_timeline
-    from deep500_timing.runs._engine import DuckDB
+    from deep500_timing.runs._run import DuckDB
 
     views = {
         "show": sheet_of_run,
