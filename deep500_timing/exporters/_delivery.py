@@ -52,9 +52,17 @@ class Account:
     errors: deque[Exception] = field(default_factory=lambda: deque(maxlen=4))
     """Why reports were refused, until a warning has said so."""
 
+    def settle(self, *, arrived: bool) -> None:
+        """Count a pending report as delivered, or as lost."""
+        self.pending -= 1
+        self.delivered += arrived
+        self.lost += not arrived
+
 
 class CountingExporter(BaseExporter):
     """An exporter whose reports may wait. Reports that do not arrive are counted, and a warning says so."""
+
+    _timeout_s = _exit_timeout_s = 0.0
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
@@ -76,17 +84,28 @@ class CountingExporter(BaseExporter):
         """Reports of this exporter that were refused, dropped from a full queue, or undelivered at exit."""
         return self._account.lost
 
-    def _tell(self, service: str, news: list[tuple[str, str]]) -> None:
-        for kind, sentence in news:
-            warn_once(f"{sentence}.", key=f"{service} {kind}")
+    def _tell(self, queue: Any) -> None:
+        for kind, sentence in queue.take_news():
+            warn_once(f"{sentence}.", key=f"{queue.service} {kind}")
         while self._account.errors:
             self._say_once("exporting", self._account.errors.popleft())
+
+    def _deliver(self, delivery: Delivery, payload: Any) -> None:
+        if self._strict:
+            delivery.send_now(payload, self._account, self._timeout_s)
+            return
+        delivery.send(payload, self._account, self._exit_timeout_s)
+        self._tell(delivery)
+
+    def _await(self, delivery: Delivery) -> None:
+        try:
+            delivery.flush(self._account, self._timeout_s)
+        finally:
+            self._tell(delivery)
 
 
 @dataclass(eq=False)
 class Report:
-    """A report in the queue."""
-
     payload: Any
     account: Account
     exit_s: float
@@ -138,7 +157,7 @@ class Delivery:
             return
         with self._changed:
             if len(self._queue) >= CAPACITY:
-                self._lose(self._queue.popleft(), None)
+                self._queue.popleft().account.settle(arrived=False)
                 what = f"the queue of reports for {self.service} is full; the oldest are lost and counted"
                 self._news.append(("full", what))
             account.pending += 1
@@ -202,7 +221,7 @@ class Delivery:
         """Count undelivered reports as lost; deliver later reports on the exporting thread."""
         with self._changed:
             for report in self._unsettled():
-                self._lose(report, None)
+                report.account.settle(arrived=False)
             self._queue.clear()
             self._in_flight = None
             self._is_closed = True
@@ -259,16 +278,14 @@ class Delivery:
             if report.tries < MAX_TRIES:
                 self._queue.appendleft(report)
             else:
-                self._lose(report, None)  # The outage has been said, with its reason.
+                report.account.settle(arrived=False)  # The outage has been said, with its reason.
             return
         self._failures = 0
         self._retry_at = 0.0
         self._flush_failed = False
         if error is not None:
-            self._lose(report, error)
-            return
-        report.account.pending -= 1
-        report.account.delivered += 1
+            report.account.errors.append(error)
+        report.account.settle(arrived=error is None)
 
     def _note_outage(self, error: Exception) -> None:
         self._failures += 1
@@ -278,12 +295,6 @@ class Delivery:
         self._retry_at = self._clock() + pause_s * _random.uniform(0.75, 1.0)
         what = f"{self.service} does not answer ({reason_of(error)}); up to {CAPACITY} reports of times wait in a queue"
         self._news.append(("down", f"{what} and are retried in the background"))
-
-    def _lose(self, report: Report, error: Exception | None) -> None:
-        report.account.pending -= 1
-        report.account.lost += 1
-        if error is not None:
-            report.account.errors.append(error)
 
 
 def _error_of(call: Callable[..., object], *arguments: Any) -> Exception | None:

@@ -69,8 +69,7 @@ class MlflowExporter(CountingExporter, TrackerExporter):
             if not 0 <= seconds < math.inf:
                 raise ValueError(f"MlflowExporter was given {name}={seconds!r}; give seconds, 0 for no waiting.")
         self._run_id = run_id
-        self._timeout_s = timeout_s
-        self._exit_timeout_s = exit_timeout_s
+        self._timeout_s, self._exit_timeout_s = timeout_s, exit_timeout_s
         self._noted_run_id: str | None = None
         named = [*([repr(self._prefix)] if self._prefix else []), *([f"run_id={run_id!r}"] if run_id else [])]
         self._account.name = f"MlflowExporter({', '.join(named)})"
@@ -101,19 +100,10 @@ class MlflowExporter(CountingExporter, TrackerExporter):
             Entity(name, value, when_ms, number)
             for name, value in distinct(metrics, clean_name, limit=MAX_NAME, fold=str.casefold).items()
         ]
-        delivery = self._delivery()
-        if self._strict:
-            delivery.send_now((run_id, named), self._account, self._timeout_s)
-            return
-        delivery.send((run_id, named), self._account, self._exit_timeout_s)
-        self._tell(delivery.service, delivery.take_news())
+        self._deliver(self._delivery(), (run_id, named))
 
     def _flush(self) -> None:
-        delivery = self._delivery()
-        try:
-            delivery.flush(self._account, self._timeout_s)
-        finally:
-            self._tell(delivery.service, delivery.take_news())
+        self._await(self._delivery())
 
     _close = _flush
 

@@ -68,6 +68,7 @@ class OpenTelemetryExporter(CountingExporter):
             MissingPackageError: The SDK, or the OTLP exporter, is not installed.
         """
         super().__init__(strict=strict, whole_run=whole_run)
+        self._timeout_s, self._exit_timeout_s = timeout_s, exit_timeout_s
         require("opentelemetry.sdk.metrics", extra="opentelemetry", caller="OpenTelemetryExporter")
         if exporter is None:
             module = "opentelemetry.exporter.otlp.proto.http.metric_exporter"
@@ -75,8 +76,6 @@ class OpenTelemetryExporter(CountingExporter):
             exporter = otlp.OTLPMetricExporter(timeout=timeout_s)
         self._exporter = exporter
         self._attributes = attributes or {}
-        self._timeout_s = timeout_s
-        self._exit_timeout_s = exit_timeout_s
         self._delivery = Delivery(f"the collector of {type(exporter).__name__}", self._send)
 
     def _send(self, data: Any, timeout_s: float | None) -> None:
@@ -91,18 +90,10 @@ class OpenTelemetryExporter(CountingExporter):
             raise UnavailableError("the export failed", 500)
 
     def _export(self, snapshot: Snapshot, step: int | None) -> None:
-        data = self._data(snapshot)
-        if self._strict:
-            self._delivery.send_now(data, self._account, self._timeout_s)
-            return
-        self._delivery.send(data, self._account, self._exit_timeout_s)
-        self._tell(self._delivery.service, self._delivery.take_news())
+        self._deliver(self._delivery, self._data(snapshot))
 
     def _flush(self) -> None:
-        try:
-            self._delivery.flush(self._account, self._timeout_s)
-        finally:
-            self._tell(self._delivery.service, self._delivery.take_news())
+        self._await(self._delivery)
 
     def _close(self) -> None:
         self._flush()

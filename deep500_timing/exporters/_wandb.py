@@ -83,7 +83,7 @@ class WandbExporter(CountingExporter, TrackerExporter):
         error = rows.add(Row(data, axes, self._account, self._own_rows))
         if error is not None:
             raise error
-        self._tell(rows.service, rows.take_news())
+        self._tell(rows)
 
     def _flush(self) -> None:
         run = self._active_run()
@@ -144,7 +144,7 @@ class Rows:
         """Write a report, or let it wait for its turn; return why W&B refused it."""
         with self._lock:
             if len(self._waiting) >= CAPACITY:
-                self._lose(self._waiting.popleft())
+                self._waiting.popleft().account.settle(arrived=False)
                 self._news.append(("full", f"{CAPACITY} reports wait for rows of {self.service}; the oldest are lost"))
             row.account.pending += 1
             self._waiting.append(row)
@@ -160,21 +160,16 @@ class Rows:
                 try:
                     if not self._place(run, row):
                         break
-                    row.account.delivered += 1
-                    row.account.pending -= 1
+                    row.account.settle(arrived=True)
                 except Exception as refusal:
                     error = refusal
-                    self._lose(row)
+                    row.account.settle(arrived=False)
                 self._waiting.popleft()
         return error
 
     def take_news(self) -> list[tuple[str, str]]:
         news, self._news = self._news, []
         return news
-
-    def _lose(self, row: Row) -> None:
-        row.account.pending -= 1
-        row.account.lost += 1
 
     def _finish(self) -> None:
         self._is_finishing = True

@@ -426,7 +426,7 @@ class TestOpenTelemetry:
             for _ in range(3):
                 timer.export(exporter)
                 assert exporter._delivery.wait_until_empty(60)
-                exporter._tell("the collector", exporter._delivery.take_news())
+                exporter._tell(exporter._delivery)
 
         assert (0, 0, 3) == (exporter.delivered, exporter.pending, exporter.lost)
         assert 1 == len(warned)
