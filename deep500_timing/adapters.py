@@ -19,8 +19,7 @@ from deep500_timing._base.lazy import lazy_names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from deep500_timing._base.imports import after_import
-    from deep500_timing._base.replaced import Replaced, Watch
+    from deep500_timing._base.patches import Replaced, Watch, after_import
     from deep500_timing._base.require import missing_package, require
     from deep500_timing._base.warn import warn_once
     from deep500_timing._base.workers import WORKER_PARTS, TimedLoop, WorkerTimes
@@ -91,37 +90,24 @@ __all__ = [
     "width_of",
 ]
 
-_HOMES: dict[str, tuple[str, ...]] = {
-    "_base.imports": ("after_import",),
-    "_base.replaced": ("Replaced", "Watch"),
-    "_base.require": ("missing_package", "require"),
-    "_base.warn": ("warn_once",),
-    "_base.workers": ("TimedLoop", "WORKER_PARTS", "WorkerTimes"),
-    "_distributed.exchange": ("DEADLINE_S", "Exchange", "store_connection"),
-    "_distributed.late": ("steps_of_operations",),
-    "_distributed.launchers": ("Launch", "discover_launch", "rank_and_world"),
-    "_named.named_timer": ("NamedTimer", "timer_for"),
-    "_recording.intervals": ("Intervals",),
-    "_recording.recorder": ("begin_recomputation", "end_recomputation"),
-    "_summary.reading": ("summarize",),
-    "_summary.snapshot": ("take_anchor",),
-    "_summary.stats": ("QUANTILES", "TRIM"),
-    "_summary.text": (
-        "UNKNOWN",
-        "fit_encoding",
-        "format_bytes",
-        "format_ms",
-        "format_number",
-        "format_share",
-        "format_time",
-        "format_utilization",
-        "lines_of",
-        "pad",
-        "safe_name",
-        "width_of",
-    ),
-    "_views.page._colours": ("REGION_COLOURS",),
+_HOMES = {
+    "_base.patches": "Replaced Watch after_import",
+    "_base.require": "missing_package require",
+    "_base.warn": "warn_once",
+    "_base.workers": "TimedLoop WORKER_PARTS WorkerTimes",
+    "_distributed.exchange": "DEADLINE_S Exchange store_connection",
+    "_distributed.late": "steps_of_operations",
+    "_distributed.launchers": "Launch discover_launch rank_and_world",
+    "_named.named_timer": "NamedTimer timer_for",
+    "_recording.intervals": "Intervals",
+    "_recording.recorder": "begin_recomputation end_recomputation",
+    "_summary.reading": "summarize",
+    "_summary.snapshot": "take_anchor",
+    "_summary.stats": "QUANTILES TRIM",
+    "_summary.text": "UNKNOWN fit_encoding format_bytes format_ms format_number format_share format_time "
+    "format_utilization lines_of pad safe_name width_of",
+    "_views.page._colours": "REGION_COLOURS",
 }
-_LAZY = {name: f"{__package__}.{module}" for module, names in _HOMES.items() for name in names}
+_LAZY = {name: f"{__package__}.{module}" for module, names in _HOMES.items() for name in names.split()}
 
 __getattr__, __dir__ = lazy_names(__name__, __all__, _LAZY)

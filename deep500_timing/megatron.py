@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from deep500_timing._base.warn import warn_once
@@ -166,11 +167,6 @@ class Timer(TimerBase):
         """The time since the timer was made, in seconds; no reset forgets it."""
         return self._core.lifetime().total_ns / 1e9
 
-    def _reported(self, reset: bool) -> float | None:
-        # The time for a report; None if nothing was timed since the last reset.
-        total_s, timed = self._read(reset)
-        return total_s if timed else None
-
 
 class Timers:
     """A group of named timers.
@@ -249,16 +245,10 @@ class Timers:
         times = {}
         for name in list(self._timers) if names is None else names:
             if name in self._timers:
-                time_s = self._timers[name]._reported(reset)
-                if time_s is not None:
+                time_s, timed = self._timers[name]._read(reset)
+                if timed:
                     times[name] = time_s
         return json.dumps(times).encode()
-
-    def _post(self, own: bytes) -> None:
-        self._exchange.post(own, self._deadline_s)
-
-    def _text(self, times: _TimesByName, answers: Answers, normalizer: float) -> str | None:
-        return _text_of(times, answers, self._log_option, normalizer, self._deadline_s)
 
     def get_all_timers_string(
         self, names: Iterable[str] | None = None, normalizer: float = 1.0, reset: bool = True, barrier: bool = False
@@ -282,7 +272,7 @@ class Timers:
         answers = self._exchange.round(own, _join, self._deadline_s)
         # Without rank 0 a rank knows its own times only.
         found = _read(answers.reports if answers.combined is None else answers.combined)
-        return self._text(_by_name(found, names), answers, normalizer)
+        return _text_of(_by_name(found, names), answers, self._log_option, normalizer, self._deadline_s)
 
     def log(
         self,
@@ -299,14 +289,15 @@ class Timers:
         check_normalizer("log", normalizer)
         names = None if names is None else list(names)
         own = self._own_times(names, reset, barrier)
-        self._post(own)
+        self._exchange.post(own, self._deadline_s)
         here, world = rank_and_world()
         if here == (world - 1 if rank is None else rank):
             answers = self._exchange.gather(own, self._deadline_s)
             answers.ahead.clear()  # The other ranks do not wait, so some of them may be ahead.
-            text = self._text(_by_name(_read(answers.reports), names), answers, normalizer)
+            times = _by_name(_read(answers.reports), names)
+            text = _text_of(times, answers, self._log_option, normalizer, self._deadline_s)
             if text is not None:
-                (self._logging_fn or _print_now)(text)
+                (self._logging_fn or partial(print, flush=True))(text)
 
     def write(
         self,
@@ -337,7 +328,7 @@ class Timers:
             )
         names = None if names is None else list(names)
         own = self._own_times(names, reset, barrier)
-        self._post(own)
+        self._exchange.post(own, self._deadline_s)
         if writer is None:
             return
         times = _by_name(_read(self._exchange.gather(own, self._deadline_s).reports), names)
@@ -353,10 +344,6 @@ class Timers:
                 f"Writing times to {type(writer).__name__} failed; the run goes on, the times are lost: {error}",
                 key=f"write {type(writer)} {error!r}",
             )
-
-
-def _print_now(text: str) -> None:
-    print(text, flush=True)
 
 
 def _join(reports: dict[int, bytes]) -> bytes:

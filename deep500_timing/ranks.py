@@ -21,11 +21,11 @@ from deep500_timing._distributed.clocks import (
 )
 from deep500_timing._distributed.gather import Gatherer, LiveReport, find_transport, gather
 from deep500_timing._distributed.gathered import Gathered, GatheredRegion, OverRanks
-from deep500_timing._distributed.mpi import MpiTransport
 from deep500_timing._distributed.stragglers import find_stragglers
 from deep500_timing._distributed.transport import (
     AloneTransport,
     FolderTransport,
+    MpiTransport,
     StoreTransport,
     Transport,
     check_transport,

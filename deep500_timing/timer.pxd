@@ -30,7 +30,6 @@ cdef class Timer(Recorder):
     cdef _end_on_device(self, Region region, object gpu, int64_t now_ns)
     cdef _end_pair(self, Region region, object pair, int64_t start_ns, int64_t end_ns)
     cpdef _take_back(self, Region region, object pair)
-    cdef _pair_of(self, Region region)
 
 
 @cython.final

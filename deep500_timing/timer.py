@@ -518,6 +518,7 @@ class Timer(Recorder):
         """
         self._device.collect(wait=True)
 
+    @cython.locals(region=Region)  # type: ignore[untyped-decorator, unused-ignore]
     def gpu_busy(self) -> DeviceUse:
         """The share of wall time in which a timed region ran on the device, and how far the host ran ahead.
 
@@ -529,14 +530,11 @@ class Timer(Recorder):
         self._device.collect(wait=False)
         stores, leads = [], []
         for region in self._regions():
-            pair = self._pair_of(region)
+            pair = region._pair if region._open_pair is None else region._open_pair
             if region._device_intervals is not None and pair is not None and pair.now_ns is not None:
                 stores.append(region._device_intervals)
                 leads.append((pair.lead_count, pair.lead_total_ns, pair.lead_max_ns))
         return device_use(stores, leads, self._device.uncertainty_ns)
-
-    def _pair_of(self, region: Region) -> Any:
-        return region._pair if region._open_pair is None else region._open_pair
 
     def device_sink(self, key: TimeType | str) -> Any:
         """The store of the device times of the calling thread's region ``key``; for adapters.

@@ -12,7 +12,7 @@ from functools import partial
 from weakref import WeakSet
 
 from deep500_timing._base.fork import after_fork
-from deep500_timing._base.imports import after_import
+from deep500_timing._base.patches import after_import
 from deep500_timing._base.settings import check_settings, setting
 from deep500_timing._base.warn import warn_once
 from deep500_timing._distributed.launchers import distributed, known_rank_and_world

@@ -7,6 +7,7 @@ and events, so the same times are in its snapshots and reports.
 
 from __future__ import annotations
 
+from functools import partial
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -84,7 +85,7 @@ class NamedTimer:
 
     def __reduce__(self) -> Any:
         """Copy and pickle the settings; the copy is an independent timer without times."""
-        return _rebuild, (type(self), self.name, self._timer, self._reentrant, self._memory)
+        return partial(type(self), reentrant=self._reentrant, memory=self._memory), (self.name, self._timer)
 
     # --- timing -------------------------------------------------------------------------------------------------------
 
@@ -243,12 +244,6 @@ def _claim(user: NamedTimer, region: Region) -> bool:
     # Two named timers of one name over one timer have a region each, so they may run at the same time. A new one reuses
     # the region of a dropped one.
     return _users.setdefault(id(region), user) is user
-
-
-def _rebuild(
-    kind: type[NamedTimer], name: str, timer: Timer, reentrant: bool, memory: MemoryReader | None
-) -> NamedTimer:
-    return kind(name, timer, reentrant=reentrant, memory=memory)
 
 
 class ElapsedTime:

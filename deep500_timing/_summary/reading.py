@@ -166,8 +166,11 @@ class DeviceUse:
 def device_use(stores: Sequence[Intervals], leads: Sequence[tuple[int, int, int]], uncertainty_ns: int) -> DeviceUse:
     """Compute it from the kept device intervals."""
     pairs = kept_intervals(stores)
+    starts, ends = pairs[np.argsort(pairs[:, 0], kind="stable")].T
+    reached = np.maximum.accumulate(ends)
+    covered = np.maximum(ends - np.maximum(starts, np.concatenate([starts[:1], reached[:-1]])), 0)
+    busy_ns, wall_ns = int(covered.sum()), int(reached[-1] - starts[0]) if len(pairs) else 0
     count = sum(count for count, _, _ in leads)
-    busy_ns, wall_ns = _union(pairs)
     return DeviceUse(
         share=busy_ns / wall_ns if wall_ns else None,
         busy_s=busy_ns / 1e9,
@@ -177,14 +180,3 @@ def device_use(stores: Sequence[Intervals], leads: Sequence[tuple[int, int, int]
         uncertainty_s=uncertainty_ns / 1e9,
         regions=len(pairs),
     )
-
-
-def _union(pairs: NDArray[np.int64]) -> tuple[int, int]:
-    # The length of the union of the intervals and of their span, in ns.
-    if not len(pairs):
-        return 0, 0
-    ordered = pairs[np.argsort(pairs[:, 0], kind="stable")]
-    reached = np.maximum.accumulate(ordered[:, 1])
-    before = np.concatenate([ordered[:1, 0], reached[:-1]])
-    covered = np.maximum(ordered[:, 1] - np.maximum(ordered[:, 0], before), 0)
-    return int(covered.sum()), int(reached[-1] - ordered[0, 0])
