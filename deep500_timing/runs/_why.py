@@ -272,7 +272,8 @@ def _trace_of(run: Any, step: int, rank: int, session: int) -> SlowStep | None:
     rows = run.sql(
         "with batch as (select min(start_ns) as first, max(start_ns + dur_ns) as last from intervals "
         f"{of} and step = {int(step)} and region = 'BATCH' and device = 'CPU') "
-        f"select file, dur_ns from {_TRACES}, batch {of} and 2 * (least(last, start_ns + dur_ns) - greatest(first, start_ns)) > dur_ns"
+        f"select file, dur_ns from {_TRACES}, batch {of} "
+        "and 2 * (least(last, start_ns + dur_ns) - greatest(first, start_ns)) > dur_ns"
     ).rows()
     for path, row in ((os.path.join(folder, row["file"]), row) for row in rows for folder in run.folders):
         try:
