@@ -83,18 +83,16 @@ class _Schedule:
 def measure(microbatches: int) -> dict[str, Any]:
     """Nanoseconds of each of so many micro-batches, bare and timed in turns."""
     from deep500_timing import Timer
-    from deep500_timing_torch.pipeline._calls import time_issues, time_waits
-    from deep500_timing_torch.pipeline._hooks import Hooks
+    from deep500_timing_torch.pipeline._hooks import time_issues, time_schedule, time_waits
     from deep500_timing_torch.pipeline._recorder import Recorder
 
     evict, _ = evictor(READS_MIB << 20)
     bare = _Schedule(_issue, _wait, evict)
     timed = _Schedule(time_issues(_issue), time_waits(_wait, True), evict)
-    hooks = Hooks(timed, Recorder(Timer(), None, 0))
-    hooks.attach()
+    undo = time_schedule(timed, Recorder(Timer(), None, 0))
     order = random.Random(0)
     for number in range(microbatches):
         for one in order.sample((bare, timed), 2):
             one._step_microbatches(number)
-    hooks.detach()
+    undo()
     return {"bare_ns": bare.took_ns, "timed_ns": timed.took_ns}

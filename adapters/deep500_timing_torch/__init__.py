@@ -13,14 +13,13 @@
 The names are those of ``deep500_timing``, with a :class:`CPUGPUTimer` that finds the accelerator itself.
 """
 
-# ruff: noqa: F401 (the names of the core are public here: `__all__` has them)
 from __future__ import annotations
 
 from importlib import import_module as _import_module
 from typing import Any as _Any
 
 try:
-    import torch as _torch
+    import torch as _torch  # noqa: F401 (PyTorch is needed from here on)
 except ModuleNotFoundError as _error:
     if _error.name != "torch":
         raise
@@ -32,40 +31,14 @@ import deep500_timing as _core
 from deep500_timing_torch._clock import CudaEventClock
 from deep500_timing_torch._compile import prepare as _prepare
 from deep500_timing_torch._events import watch_all_captures as _watch_all_captures
-from deep500_timing_torch._ranklog import global_timer
 from deep500_timing_torch._recompute import prepare as _prepare_recomputation
-from deep500_timing_torch._timer import CPUGPUTimer
+from deep500_timing_torch._timer import CPUGPUTimer, global_timer
 from deep500_timing_torch.event_timer import CudaEventTimer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from deep500_timing import (
-        Autolog,
-        Clock,
-        DeviceClock,
-        DeviceUnavailableError,
-        ExportError,
-        HostClock,
-        InvalidKeyError,
-        MissingPackageError,
-        NoTimesError,
-        Region,
-        RegionError,
-        RegionMismatchError,
-        RegionNotOpenError,
-        RegionOpenError,
-        RegionTimes,
-        Snapshot,
-        Timer,
-        TimeStats,
-        TimeType,
-        TimingError,
-        TimingWarning,
-        autolog,
-        compiled,
-        read_rank_logs,
-        trim_mean,
-    )
+    from deep500_timing import *  # type: ignore[assignment]  # noqa: F403 (its own names are the next ones)
+    from deep500_timing_torch._timer import CPUGPUTimer, global_timer
 
 _OF_DEEPSPEED = ("NoopTimer", "SynchronizedWallClockTimer", "ThroughputTimer")
 __all__ = ["CPUGPUTimer", "CudaEventClock", "CudaEventTimer", "global_timer"]

@@ -104,6 +104,22 @@ class CudaEventClock:
         "wait",
     )
 
+    stream: Callable[[], Hashable]
+    """The current stream. On CUDA its three numbers, which are cheaper to compare than a ``torch.Stream``."""
+    is_capturing: Callable[[], bool]
+    """Whether the current stream is captured into a graph."""
+    record_handle: Callable[[Any, Any], None]
+    """Queue an event in what :attr:`handle_of` returned; cheaper than :meth:`record`."""
+    is_done: Callable[[Any], bool]
+    wait: Callable[[Any], None]
+    elapsed_ms: Callable[[Any, Any], float]
+    """The time in milliseconds between two events that are done, as the device returns it."""
+    handle_of: Callable[[Any], torch.Stream]
+    """The ``torch.Stream`` of a stream."""
+    device_of: Callable[[Any], int]
+    """The number of a stream's device."""
+    _new_event: Callable[..., Any]
+
     def __new__(cls, device: torch.device | str | None = None) -> CudaEventClock:
         """Return the clock of that device."""
         found = _resolve(device)
@@ -143,40 +159,7 @@ class CudaEventClock:
         bind = functions_of_cuda if self._type == "cuda" else functions_of_others
         self._bind(**bind(self._type, self._index))
         watch_captures(torch.get_device_module(self._type))
-        bound: Any = self
-        stream: Hashable = bound.stream()
-        return stream
-
-    if TYPE_CHECKING:
-
-        def stream(self) -> Hashable:
-            """The current stream. On CUDA its three numbers, which are cheaper to compare than a ``torch.Stream``."""
-            ...
-
-        def is_capturing(self) -> bool:
-            """Whether the current stream is captured into a graph."""
-            ...
-
-        def record_handle(self, event: Any, handle: Any) -> None:
-            """Queue an event in what :meth:`handle_of` returned; cheaper than :meth:`record`."""
-            ...
-
-        def is_done(self, event: Any) -> bool: ...
-
-        def wait(self, event: Any) -> None: ...
-
-        _new_event: Callable[..., Any]
-
-        elapsed_ms: Callable[[Any, Any], float]
-        """The time in milliseconds between two events that are done, as the device returns it."""
-
-        def handle_of(self, stream: Hashable) -> torch.Stream:
-            """The ``torch.Stream`` of a stream."""
-            ...
-
-        def device_of(self, stream: Hashable) -> int:
-            """The number of a stream's device."""
-            ...
+        return self.stream()
 
     @staticmethod
     def why_unavailable() -> str | None:
@@ -184,10 +167,10 @@ class CudaEventClock:
         return _why_no(accelerator())
 
     def new_event(self, stream: Any) -> Any:
-        return self._new_event(self.handle_of(stream).device, enable_timing=True)  # pyright: ignore[reportCallIssue]
+        return self._new_event(self.handle_of(stream).device, enable_timing=True)
 
     def record(self, event: Any, stream: Any) -> None:
-        self.record_handle(event, self.handle_of(stream))  # pyright: ignore[reportCallIssue]
+        self.record_handle(event, self.handle_of(stream))
 
     def elapsed_ns(self, start: Any, end: Any) -> int:
         """Return the time in nanoseconds between two events that are done; negative if ``end`` came first."""

@@ -59,11 +59,7 @@ class Untimed:
 # A new `Untimed` each time: Dynamo enters only context managers that it saw created.
 
 
-def _start(self: Timer, key: TimeType | str, gpu: bool = False) -> None:
-    pass
-
-
-def _end(self: Timer, key: TimeType | str, gpu: bool = False) -> None:
+def _start_or_end(self: Timer, key: TimeType | str, gpu: bool = False) -> None:
     pass
 
 
@@ -83,11 +79,7 @@ def _find(self: Timer, key: TimeType | str) -> Untimed:
     return Untimed(key)
 
 
-def _discard(self: Timer, key: TimeType | str) -> bool:
-    return False
-
-
-def _fail(self: Timer, key: TimeType | str) -> bool:
+def _discard_or_fail(self: Timer, key: TimeType | str) -> bool:
     return False
 
 
@@ -104,19 +96,19 @@ def _unchanged(function: T) -> T:
 
 
 _SUBSTITUTES: Sequence[tuple[Any, Callable[..., object]]] = (
-    (Timer.start, _start),
-    (Timer.end, _end),
+    (Timer.start, _start_or_end),
+    (Timer.end, _start_or_end),
     (Timer.region, _region),
     (Timer.timed, _timed),
     (Timer.iterate, _iterate),
     # In the compiled form the adapter's class has its own methods, see `call_directly`.
-    (CPUGPUTimer.start, _start),
-    (CPUGPUTimer.end, _end),
+    (CPUGPUTimer.start, _start_or_end),
+    (CPUGPUTimer.end, _start_or_end),
     (CPUGPUTimer.region, _region),
     (Timer._find, _find),
-    (Timer.discard, _discard),
-    (Timer.fail, _fail),
-    (Timer.cancel, _discard),
+    (Timer.discard, _discard_or_fail),
+    (Timer.fail, _discard_or_fail),
+    (Timer.cancel, _discard_or_fail),
     (Timer.record, _record),
     (Region.start, _of_handle),
     (Region.end, _of_handle),

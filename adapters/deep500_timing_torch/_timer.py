@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from deep500_timing import CPUGPUTimer as _CoreTimer
 from deep500_timing import DeviceUnavailableError
 from deep500_timing.devices import clocks, lazy_device, warn_once
+from deep500_timing.ranklog import GlobalTimer
 from deep500_timing.timer import call_directly
 from deep500_timing_torch._clock import CudaEventClock, check_name
 
@@ -128,3 +129,13 @@ def timer_for(
     from deep500_timing.adapters import timer_for as make  # only named timers need it
 
     return make(timer, clock, device_clock, partial(CPUGPUTimer, device))
+
+
+class TorchGlobalTimer(GlobalTimer):
+    """As :class:`deep500_timing.ranklog.GlobalTimer`, timed on the accelerator as well where there is one."""
+
+    def _new_timer(self) -> Timer:
+        return CPUGPUTimer()
+
+
+global_timer = TorchGlobalTimer()

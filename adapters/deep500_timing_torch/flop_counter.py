@@ -82,10 +82,7 @@ def device_peak_flops(
         module = torch.get_device_module(kind)
         get_name = getattr(module, "get_device_name", None)
         name = kind if get_name is None else str(get_name(device))
-    if kind == "cuda" and dtype in (torch.float32, "float32", "fp32") and _uses_tf32():
+    uses_tf32 = kind == "cuda" and torch.get_float32_matmul_precision() != "highest"
+    if uses_tf32 and dtype in (torch.float32, "float32", "fp32"):
         dtype = "tf32"
     return peak_flops(name, dtype, given=given)
-
-
-def _uses_tf32() -> bool:
-    return torch.get_float32_matmul_precision() != "highest"

@@ -13,9 +13,8 @@ from torch.distributed.pipelining import schedules
 from deep500_timing import Timer
 from deep500_timing.testing import ManualClock
 from deep500_timing_torch.pipeline import Kind, PipelineError
-from deep500_timing_torch.pipeline._calls import Codes, events_of, time_issues, time_waits
-from deep500_timing_torch.pipeline._hooks import Hooks
-from deep500_timing_torch.pipeline._recorder import Recorder
+from deep500_timing_torch.pipeline._hooks import time_issues, time_schedule, time_waits
+from deep500_timing_torch.pipeline._recorder import Recorder, events_of
 
 
 class Stage:
@@ -87,11 +86,10 @@ def run():
     def of(issue=issued, wait=waited, **settings):
         recorder = Recorder(Timer(**settings), None, 0)
         schedule = Schedule(time_issues(issue), time_waits(wait, wait is waited))
-        hooks = Hooks(schedule, recorder)
-        hooks.attach()
+        undo = time_schedule(schedule, recorder)
         schedule._step_microbatches()
-        hooks.detach()
-        assert not recorder.calls.active
+        undo()
+        assert not recorder.active
         return recorder
 
     return of
@@ -144,16 +142,14 @@ def test_what_does_nothing_in_a_batch_without_training_is_left_out(run, monkeypa
 
 def test_a_forward_pass_reaches_to_the_end_of_its_loss():
     """A loss extends the forward pass before it; a loss without a time changes nothing."""
-    codes = Codes()
-    forward, loss = codes.of(Kind.FORWARD, 1), codes.of(None, 1)
-    other = codes.of(Kind.FORWARD, 0)
+    forward, loss, other = (Kind.FORWARD, 1), (None, 1), (Kind.FORWARD, 0)
     first = [(forward, 0, 10, 20, -1), (other, 1, 21, 25, -1), (loss, -1, 41, 45, -1)]
     second = [(forward, 1, 50, 60, -1), (loss, -1, -1, 65, -1)]
     assert [
         (Kind.FORWARD, 1, 0, 10, 45, -1),
         (Kind.FORWARD, 0, 1, 21, 25, -1),
         (Kind.FORWARD, 1, 1, 50, 60, -1),
-    ] == events_of([*first, *second], codes)
+    ] == events_of([*first, *second])
 
 
 def test_a_clock_that_fails_leaves_out_what_it_did_not_time(run):
@@ -181,5 +177,5 @@ def test_a_torch_without_a_private_name_is_refused(monkeypatch):
     schedule = types.SimpleNamespace(_stages=[], _step_microbatches=None, _compute_loss=None, _has_backward=True)
     monkeypatch.delattr(schedules, "_wait_batch_p2p")
     with pytest.raises(PipelineError, match=r"lacks _wait_batch_p2p.*tested with torch 2\.13"):
-        Hooks(schedule, Recorder(Timer(), None, 0)).attach()
+        time_schedule(schedule, Recorder(Timer(), None, 0))
     assert {"_stages", "_step_microbatches", "_compute_loss", "_has_backward"} == set(vars(schedule))

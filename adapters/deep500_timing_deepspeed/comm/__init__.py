@@ -18,7 +18,10 @@ from typing import Any
 
 import torch.distributed as _dist
 
-from deep500_timing_deepspeed.comm._launch import (
+from deep500_timing_deepspeed.comm import _names
+from deep500_timing_deepspeed.comm._logger import CommsLogger, comms_logger
+from deep500_timing_deepspeed.comm._logger import log_summary_as as log_summary
+from deep500_timing_deepspeed.comm._names import (
     get_all_ranks_from_group,
     get_global_rank,
     get_local_rank,
@@ -29,12 +32,6 @@ from deep500_timing_deepspeed.comm._launch import (
     has_reduce_scatter_tensor,
     init_distributed,
 )
-from deep500_timing_deepspeed.comm._logger import CommsLogger, comms_logger
-from deep500_timing_deepspeed.comm._logger import log_summary_as as log_summary
-from deep500_timing_deepspeed.comm._names import FROM_DEEPSPEED as _FROM_DEEPSPEED
-from deep500_timing_deepspeed.comm._names import NAMES as _NAMES
-from deep500_timing_deepspeed.comm._names import current_backend as _current_backend
-from deep500_timing_deepspeed.comm._names import helper_of_deepspeed as _helper_of_deepspeed
 from deep500_timing_deepspeed.comm._operations import OPERATIONS as _OPERATIONS
 from deep500_timing_deepspeed.comm._operations import configure
 from deep500_timing_torch import comm as _torch_comm
@@ -58,16 +55,16 @@ __all__ = [
 _OWN = {*__all__}
 globals().update({name: getattr(_torch_comm, name) for name in _torch_comm.__all__ if name not in _OWN})
 globals().update(_OPERATIONS)
-globals().update(_NAMES)
-__all__ += sorted({*_OPERATIONS, *_NAMES, *_torch_comm.__all__} - _OWN)  # pyright: ignore[reportUnsupportedDunderAll]
+globals().update(_names.NAMES)
+__all__ += sorted({*_OPERATIONS, *_names.NAMES, *_torch_comm.__all__} - _OWN)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
     """Return the current backend by DeepSpeed's two names for it, or a name of ``torch.distributed``."""
     if name in ("cdb", "global_comm_backend"):
-        return _current_backend()
-    if name in _FROM_DEEPSPEED:
-        return _helper_of_deepspeed(name)
+        return _names.current_backend()
+    if name in _names.FROM_DEEPSPEED:
+        return _names.helper_of_deepspeed(name)
     if hasattr(_dist, name):
         return getattr(_dist, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}, and neither has torch.distributed")

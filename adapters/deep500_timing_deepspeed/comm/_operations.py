@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from deep500_timing_torch.comm import _timed
 from deep500_timing_torch.comm import configure as _configure
-from deep500_timing_torch.comm._timed import CallOptions, measure_as, original_of, timed_operation
+from deep500_timing_torch.comm._timed import CallOptions, measure_as, original_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -31,15 +31,9 @@ def configure(
 ) -> None:
     """Choose the operations to time; a setting that is not given is kept.
 
-    Args:
-        deepspeed_config: DeepSpeed's config object, or its JSON as a dictionary with the key ``comms_logger``. An
-            object with a disabled logger changes nothing, as in DeepSpeed.
-        enabled: See :func:`deep500_timing_torch.comm.configure`, also for the rest.
-        prof_all: See there.
-        prof_ops: See there.
-        verbose: See there.
-        debug: See there.
-        **more: See there: ``timer``.
+    ``deepspeed_config`` is DeepSpeed's config object, or its JSON as a dictionary with the key ``comms_logger``. An
+    object with a disabled logger changes nothing, as in DeepSpeed. The settings, and ``timer``, are those of
+    :func:`deep500_timing_torch.comm.configure`.
 
     Raises:
         TypeError: ``prof_ops`` is a string, or the first argument is not a config.
@@ -77,11 +71,13 @@ _POSITIONAL = {
     "barrier": 3, "monitored_barrier": 3, "send": 4, "recv": 4, "isend": 4, "irecv": 4, "batch_isend_irecv": 1,
     "allgather_fn": 4, "all_gather_single": 4, "reduce_scatter_single": 5,
 }  # fmt: skip
+_TO_SCATTER = {"output_tensor": "output", "tensor": "input"}
 _RENAMED = {
     "all_gather_into_tensor": {"tensor": "input_tensor"},
     "all_gather_single": {"tensor": "input_tensor"},
-    "reduce_scatter_tensor": {"output_tensor": "output", "tensor": "input"},
-    "reduce_scatter_single": {"output_tensor": "output", "tensor": "input"},
+    "reduce_scatter_tensor": _TO_SCATTER,
+    "reduce_scatter_single": _TO_SCATTER,
+    "reduce_scatter_fn": _TO_SCATTER,
     "all_to_all_single": {"tensor": "input"},
     "all_gather_coalesced": {"output_tensors": "output_tensor_lists", "input_tensors": "input_tensor_list"},
 }
@@ -137,43 +133,13 @@ def _flat_outputs(operation: Callable[..., Any]) -> Callable[..., Any]:
     return gather
 
 
-# PyTorch 2.13 renamed these two; `_timed` has them under both names.
-_gather_single: Any = original_of(_timed.OPERATIONS["all_gather_single"])
-_scatter_single: Any = original_of(_timed.OPERATIONS["reduce_scatter_single"])
-
-
-def _inference_all_reduce(
-    tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False
-) -> Any:
-    return original_of(dist.all_reduce)(tensor, op=op, group=group, async_op=async_op)
-
-
-def _reduce_scatter_fn(
-    output_tensor: torch.Tensor,
-    tensor: torch.Tensor,
-    op: Any = dist.ReduceOp.SUM,
-    group: Any = None,
-    async_op: bool = False,
-) -> Any:
-    return _scatter_single(output_tensor, tensor, op=op, group=group, async_op=async_op)
-
-
-def _allgather_fn(
-    output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any = None, async_op: bool = False
-) -> Any:
-    return _gather_single(output_tensor, input_tensor, group=group, async_op=async_op)
-
-
-_ADDED: dict[str, Any] = {
-    "allgather_fn": _allgather_fn,
-    "inference_all_reduce": _inference_all_reduce,
-    "reduce_scatter_fn": _reduce_scatter_fn,
+_ADDED = {
+    "allgather_fn": "all_gather_into_tensor",
+    "inference_all_reduce": "all_reduce",
+    "reduce_scatter_fn": "reduce_scatter_tensor",
 }
+"""DeepSpeed's further names of operations."""
 
 OPERATIONS: dict[str, Any] = {
-    name: accepting(name, operation)
-    for name, operation in (
-        *_timed.OPERATIONS.items(),
-        *((name, timed_operation(name, function)) for name, function in _ADDED.items()),
-    )
+    name: accepting(name, _timed.OPERATIONS[_ADDED.get(name, name)]) for name in (*_timed.OPERATIONS, *_ADDED)
 }

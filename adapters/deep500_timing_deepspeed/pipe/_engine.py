@@ -14,13 +14,12 @@ from deep500_timing import TimeType
 from deep500_timing.adapters import Exchange
 from deep500_timing_deepspeed.pipe import _checkpoint
 from deep500_timing_deepspeed.pipe._data import DataEndedError, joined, shape_of, split_batch, to_device
-from deep500_timing_deepspeed.pipe._faults import Faults, Guard
+from deep500_timing_deepspeed.pipe._faults import Faults
 from deep500_timing_deepspeed.pipe._ranks import Grid, Runner, check_order, clip, reduce_gradients, synchronise
 from deep500_timing_deepspeed.pipe._reports import DEEPSPEED_NAMES, NamedTimes
 from deep500_timing_torch.pipeline._actions import Kind, PipelineError
-from deep500_timing_torch.pipeline._calls import REGIONS
 from deep500_timing_torch.pipeline._pipeline_timer import TimedPipeline
-from deep500_timing_torch.pipeline._recorder import Recorder
+from deep500_timing_torch.pipeline._recorder import REGIONS, Recorder
 from deep500_timing_torch.pipeline._schedules import rank_of_stage
 
 if TYPE_CHECKING:
@@ -95,7 +94,6 @@ class PipelineEngine(TimedPipeline):
         self.faults = Faults(_made)
         self._exchange = Exchange(f"pipeline engine {_made}")
         self._runners: dict[bool, tuple[tuple[int, int], Runner]] = {}
-        self.broken: str | None = None
         self._at_boundary = False
         self._timers: dict[str, NamedTimes] = {}
         self._microbatch = -1
@@ -186,8 +184,10 @@ class PipelineEngine(TimedPipeline):
 
     def _load(self, microbatches: int) -> tuple[list[Any] | None, list[Any] | None, tuple[int, int]]:
         # No rank begins a batch that another rank cannot feed; it would wait for a message that never comes.
-        if self.broken is not None:
-            raise PipelineError(f"The engine cannot go on after a rank failed ({self.broken}). Start the job again.")
+        if self.faults.broken is not None:
+            raise PipelineError(
+                f"The engine cannot go on after a rank failed ({self.faults.broken}). Start the job again."
+            )
         inputs: list[Any] = []
         labels: list[Any] = []
         code, shape = _OK, 0
@@ -205,7 +205,7 @@ class PipelineEngine(TimedPipeline):
                 error = ValueError(f"micro-batches of one batch have different shapes: {sorted(map(str, shapes))}")
             elif inputs:
                 shape = zlib.crc32(repr(shape_of(inputs[0])).encode())
-        with Guard(self, "Beginning a batch"):
+        with self.faults.named("Beginning a batch"):
             answers = self.grid.agree([code, len(inputs), shape, microbatches])
         self._check(answers, microbatches, error)
         first = rank_of_stage(self.module.schedule, 0, self.num_stages) * self.grid.replicas + self.module.replica
@@ -335,7 +335,7 @@ class PipelineEngine(TimedPipeline):
 
     def _train(self) -> torch.Tensor:
         inputs, labels, key = self._load(self.micro_batches)
-        with Guard(self, "Training a batch"):
+        with self.faults.named("Training a batch"):
             runner = self._runner(key, backward=True)
             with self._autocast():
                 losses = runner.run(inputs, labels, outputs=False)
@@ -361,7 +361,7 @@ class PipelineEngine(TimedPipeline):
         self, microbatches: int, return_logits: bool, compute_loss: bool, reduce_output: str | None, bcast_loss: bool
     ) -> Any:
         inputs, labels, key = self._load(microbatches)
-        with Guard(self, "Evaluating a batch"):
+        with self.faults.named("Evaluating a batch"):
             with self._autocast():
                 runner = self._runner(key, backward=False)
                 runner.run(inputs, None, outputs=True)
@@ -463,7 +463,7 @@ class PipelineEngine(TimedPipeline):
             "taken": getattr(self.training_dataloader, "taken", None),
             "client": dict(client_state or {}),
         }
-        with Guard(self, "Saving a checkpoint"):
+        with self.faults.named("Saving a checkpoint"):
             _checkpoint.save(path, self.module, self.optimizer, state, self.grid.control)
             if self.grid.global_rank == 0:
                 (Path(save_dir) / "latest").write_text(path.name, encoding="utf-8")

@@ -4,33 +4,20 @@ from __future__ import annotations
 
 import time
 import traceback
-from typing import Any
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
 from deep500_timing.adapters import store_connection
 from deep500_timing_torch.pipeline._actions import PipelineError
 
-
-class Guard:
-    """Turns every failure in a batch into one error that names the rank at fault."""
-
-    def __init__(self, engine: Any, doing: str) -> None:
-        self._engine, self._doing = engine, doing
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        if error is None or not isinstance(error, Exception):
-            return
-        explained = self._engine.faults.explain(self._doing, error, own=not came_from_others(error))
-        self._engine.broken = str(explained)
-        raise explained from error
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 _WORDS = ("timed out", "timeout", "connect", "broken pipe", "gloo", "nccl", "socket")
-_TALKS = ("torch.distributed", "deep500_timing_torch.pipeline._calls", "deep500_timing_torch.comm")
+_TALKS = ("torch.distributed", "deep500_timing_torch.pipeline._hooks", "deep500_timing_torch.comm")
 
 
 def came_from_others(error: BaseException) -> bool:
@@ -61,6 +48,18 @@ class Faults:
         self._prefix = f"deep500_timing/pipeline/{number}"
         self._rank = dist.get_rank()
         self._world = dist.get_world_size()
+        self.broken: str | None = None
+        """The failure after which the engine cannot go on."""
+
+    @contextmanager
+    def named(self, doing: str) -> Iterator[None]:
+        """Turn every failure within into one error that names the rank at fault."""
+        try:
+            yield
+        except Exception as error:
+            explained = self.explain(doing, error, own=not came_from_others(error))
+            self.broken = str(explained)
+            raise explained from error
 
     def explain(self, doing: str, error: BaseException, *, own: bool) -> PipelineError:
         """Return the error to raise, which names the rank at fault where it is known."""

@@ -126,8 +126,7 @@ class DeepSpeedPipelineTimer(TimedPipeline):
                 number = self._counts[name] = self._counts.get(name, -1) + 1
             stage = engine.stage_id if number >= 0 else -1
             if recorder.gpu and kind in (Kind.FORWARD, Kind.BACKWARD):
-                code = recorder.codes.of(kind, stage)
-                return recorder.run_on_device(code, number, lambda: work(engine, *args, **kwargs))
+                return recorder.run_on_device((kind, stage), number, lambda: work(engine, *args, **kwargs))
             start_ns = recorder.now_ns()
             result = work(engine, *args, **kwargs)
             recorder.put(kind, stage, number, start_ns, recorder.now_ns())

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining import schedules as _schedules
 
-from deep500_timing_torch.pipeline._hooks import Hooks, require_private_names
+from deep500_timing_torch.pipeline._hooks import require_private_names, time_schedule
 from deep500_timing_torch.pipeline._schedules import NAMES, SINGLE, order_of, rank_of_stage
 
 if TYPE_CHECKING:
@@ -41,8 +41,7 @@ class Runner:
         self._schedule: Any = self._make(module, microbatches, loss_fn)
         self._schedule._has_backward = backward
         self._schedule._initialize_pp_stages = self._with_buffers_kept(self._schedule._initialize_pp_stages)
-        self._hooks = Hooks(self._schedule, recorder)
-        self._hooks.attach()
+        self.close = time_schedule(self._schedule, recorder)
 
     def _make(self, module: PipelineModule, microbatches: int, loss_fn: Any) -> Any:
         loss = _no_loss if loss_fn is None else loss_fn
@@ -91,9 +90,6 @@ class Runner:
     def outputs(self) -> list[Any]:
         """The outputs of the last stage by micro-batch, if it is on this rank and kept them."""
         return [one for stage in self.stages if stage.is_last for one in stage.output_chunks]
-
-    def close(self) -> None:
-        self._hooks.detach()
 
     def _with_buffers_kept(self, original: Any) -> Any:
         # PyTorch finds shapes out by calling the model on memory as it is, which running statistics would take in.

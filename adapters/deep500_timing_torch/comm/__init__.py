@@ -87,7 +87,7 @@ def __getattr__(name: str) -> Any:
         return getattr(_dist, name)
     if not name.startswith("_"):
         deepspeed = _import_module("deep500_timing_deepspeed.comm")
-        if name in ("cdb", "global_comm_backend", *deepspeed.__all__) or name in deepspeed._FROM_DEEPSPEED:
+        if name in ("cdb", "global_comm_backend", *deepspeed.__all__) or name in deepspeed._names.FROM_DEEPSPEED:
             return getattr(deepspeed, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}, and neither has torch.distributed")
 

@@ -12,10 +12,9 @@
 
 from deep500_timing_torch.layers._layer_timer import LayerTimer
 from deep500_timing_torch.layers._memory import Growth, LayerMemory
-from deep500_timing_torch.layers._of_run import read_layers
+from deep500_timing_torch.layers._of_run import LayersSection, read_layers
 from deep500_timing_torch.layers._plots import MemorySample, RangeTime
 from deep500_timing_torch.layers._profiler import ProfilerWrapper
-from deep500_timing_torch.layers._section import LayersSection
 from deep500_timing_torch.layers._select import Layer
 from deep500_timing_torch.layers._times import LayerTimes, ModelTimes
 

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from deep500_timing_torch.layers._private import current_graph_task, when_task_ends
+from deep500_timing_torch.layers._times import BACKWARD
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from deep500_timing_torch.layers._call import Call
     from deep500_timing_torch.layers._memory import MemoryLog
-    from deep500_timing_torch.layers._select import Layer
+    from deep500_timing_torch.layers._select import Call, Layer
 
 _KEY = "deep500_timing"
 _LEAF = 2**64 - 1
@@ -71,9 +71,9 @@ class _NodeMarks:
                 if call.region is None:
                     call.task = task
                     call.thread = get_ident()
-                    region = call.layer.backward
+                    region = call.layer.handles.get(BACKWARD)
                     if region is None:
-                        region = owner.region_of(call.layer)
+                        region = owner.region_of(call.layer, BACKWARD)
                     if region.is_open and not owner.end_failed(region):
                         owner.untimed += 1
                         continue
@@ -92,18 +92,19 @@ class BackwardMarks:
 
     def __init__(
         self,
-        region_of: Callable[[Layer], Any],
+        region_of: Callable[[Layer, str], Any],
         fault: Callable[[str, Layer | None, Exception], None],
         task_ended: Callable[[], None],
+        memory: MemoryLog | None,
     ) -> None:
         self.region_of = region_of
         self.task_ended = task_ended
         self.fault = fault
-        self.attached = True
+        self.attached = False
         self.untimed = 0
         """Backward passes of layers that were left out: they ended on another thread than they began on, another call
         of the same layer was in its backward pass, or the model was called again before they ended."""
-        self.memory: MemoryLog | None = None
+        self.memory = memory
         self.opened: list[Call] = []
         self.tasks: set[int] = set()
         """The engine's tasks that are under way and have met a layer."""

@@ -20,8 +20,7 @@ from torch import nn
 from torch.compiler import is_dynamo_compiling
 
 from deep500_timing.adapters import Watch
-from deep500_timing_torch.layers._backward import find_nodes
-from deep500_timing_torch.layers._call import EVALUATION, FORWARD, RECOMPUTED, Call
+from deep500_timing_torch.layers._backward import BackwardMarks, find_nodes
 from deep500_timing_torch.layers._private import (
     REPLICATE,
     SLOT,
@@ -30,12 +29,12 @@ from deep500_timing_torch.layers._private import (
     current_graph_task,
     sequence_nr,
 )
-from deep500_timing_torch.layers._select import is_keras
+from deep500_timing_torch.layers._select import Call, is_keras
+from deep500_timing_torch.layers._times import EVALUATION, FORWARD, RECOMPUTED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from deep500_timing_torch.layers._backward import BackwardMarks
     from deep500_timing_torch.layers._memory import MemoryLog
     from deep500_timing_torch.layers._select import Layer
 
@@ -49,25 +48,27 @@ class Calls:
     def __init__(
         self,
         root: nn.Module,
-        region_of: Callable[[Layer, str], Any],
-        marks: BackwardMarks,
+        timer: Any,
+        *,
+        gpu: bool,
         fault: Callable[[str, Layer | None, Exception], None],
-        now_ns: Callable[[], int],
+        memory: MemoryLog | None = None,
     ) -> None:
-        self.now_ns = now_ns
+        self.root = root
+        self.now_ns: Callable[[], int] = timer.now_ns
+        self.fault = fault
+        self.memory = memory
         self.recomputed: list[tuple[Layer, int, int]] = []
         """Recomputations that have ended, to be recorded when the timer records again: during a recomputation it
         records nothing, so that no region is timed twice."""
-        self.root = root
-        self.region_of = region_of
-        self.marks = marks
-        self.fault = fault
-        self.memory: MemoryLog | None = None
+        self.marks = BackwardMarks(self.region_of, fault, self.record_recomputed, memory)
         self.out_of_memory: str | None = None
         """The innermost layer in which the device ran out of memory."""
         self.of_thread = _Thread()
         self.is_symbolic = _symbolic_of_keras() if is_keras(root) else None
         """Says whether the model is being called for the shapes alone, which is no step; None if it never is."""
+        self._timer = timer
+        self._gpu = gpu
         self._timed: list[TimedModule] = []
 
     @property
@@ -79,14 +80,17 @@ class Calls:
         check()
         for layer in layers:
             timed = TimedModule(self, layer)
+            layer.handles = {}
             layer.module.__dict__[SLOT] = timed
             self._timed.append(timed)
+        self.marks.attached = True
         _replicas.__enter__()
 
     def detach(self) -> None:
         """Leave the modules as they were."""
         if not self._timed:
             return
+        self.marks.attached = False
         _replicas.__exit__()
         for timed in self._timed:
             timed.attached = False
@@ -100,6 +104,18 @@ class Calls:
                 else:
                     attributes[SLOT] = inner
         self._timed = []
+
+    def region_of(self, layer: Layer, purpose: str) -> Any:
+        region = layer.handles[purpose] = self._timer.region(f"{layer.region} {purpose}", gpu=self._gpu)
+        return region
+
+    def record_recomputed(self) -> None:
+        recomputed, self.recomputed = self.recomputed, []
+        for layer, start_ns, end_ns in recomputed:
+            try:
+                self._timer.record(f"{layer.region} {RECOMPUTED}", start_ns, end_ns)
+            except Exception as error:
+                self.fault("recomputation", layer, error)
 
 
 def _symbolic_of_keras() -> Callable[[], bool] | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch.utils.flop_counter import FlopCounterMode
 
-from deep500_timing_torch.layers._call import BACKWARD, FORWARD
+from deep500_timing_torch.layers._times import BACKWARD, FORWARD
 
 
 class FlopCounter:

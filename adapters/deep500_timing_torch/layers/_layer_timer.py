@@ -10,16 +10,14 @@ import torch
 
 from deep500_timing.adapters import warn_once
 from deep500_timing_torch._timer import CPUGPUTimer
-from deep500_timing_torch.layers._backward import BackwardMarks
-from deep500_timing_torch.layers._call import BACKWARD, RECOMPUTED
 from deep500_timing_torch.layers._calls import Calls, TimedModule
 from deep500_timing_torch.layers._flops import FlopCounter
 from deep500_timing_torch.layers._memory import MemoryLog
 from deep500_timing_torch.layers._of_run import write_layers
 from deep500_timing_torch.layers._private import SLOT
-from deep500_timing_torch.layers._select import Layer, select
+from deep500_timing_torch.layers._select import select
 from deep500_timing_torch.layers._table import render
-from deep500_timing_torch.layers._times import ModelTimes, add_memory, describe, read_times
+from deep500_timing_torch.layers._times import ModelTimes, add_memory, add_times, describe
 from deep500_timing_torch.memory import TorchMemory
 
 if TYPE_CHECKING:
@@ -30,7 +28,8 @@ if TYPE_CHECKING:
 
     from deep500_timing import Timer
     from deep500_timing.memory import MemoryReader
-    from deep500_timing_torch.layers._select import Match
+    from deep500_timing_torch.layers._select import Layer, Match
+    from deep500_timing_torch.layers._times import LayerTimes
 
 
 class LayerTimer:
@@ -91,30 +90,26 @@ class LayerTimer:
         name = _model_name(model, timer)
         for layer in layers:
             layer.model = name
-        gpu = _is_on_a_device(model) if gpu is None else gpu
-        peak = _peak_of(model, peak_flops_per_s)
-        self._prepare(model, layers, timer, gpu=gpu, peak=peak)
-        if reader:
-            self._read_memory(MemoryLog(reader, self.layers))
-        self._say_what_is_hidden()
-
-    def _prepare(
-        self, model: nn.Module, layers: Sequence[Layer], timer: Any, *, gpu: bool, peak: float | None = None
-    ) -> None:
         self.layers = tuple(layers)
         """The timed layers, in the order in which the model names its modules; the model itself first."""
-        self.timer = timer
-        self.gpu = gpu
+        self.timer: Any = timer
+        self.gpu = _is_on_a_device(model) if gpu is None else gpu
         """Whether they are taken on the device as well."""
         self.faults = 0
         """Hooks that failed; their times are missing."""
         self._model = model
-        self._marks = BackwardMarks(self._backward_region, self._fault, self._record_recomputed)
-        self._calls = Calls(model, self._region, self._marks, self._fault, timer.now_ns)
+        self._memory = MemoryLog(reader, layers) if reader else None
+        self._calls = Calls(model, timer, gpu=self.gpu, fault=self._fault, memory=self._memory)
         self._flops: dict[str, int] | None = None
-        self._memory: MemoryLog | None = None
-        self._peak = peak
+        self._peak = _peak_of(model, peak_flops_per_s)
         self._written = 0
+        compiled = [layer.path for layer in layers if _is_compiled(layer.module)]
+        if compiled:
+            warn_once(
+                f"Timing layers: {', '.join(compiled[:3])} is compiled by torch.compile, so it is timed from outside "
+                "and its layers are not visible. Time the layers of the model before it is compiled.",
+                key="layers of a compiled model",
+            )
 
     @property
     def attached(self) -> bool:
@@ -123,7 +118,7 @@ class LayerTimer:
     @property
     def untimed(self) -> int:
         """Backward passes that were left out: another thread or another call of the layer ended them."""
-        return self._marks.untimed
+        return self._calls.marks.untimed
 
     def attach(self) -> Self:
         """Begin to time the layers.
@@ -135,7 +130,6 @@ class LayerTimer:
             raise RuntimeError(
                 f"Attaching a layer timer to {type(self._model).__name__}: it is attached already. Call detach() first."
             )
-        self._marks.attached = True
         self._calls.attach(self.layers)
         self._write()
         return self
@@ -144,7 +138,6 @@ class LayerTimer:
         """Restore the model. Graphs that were made meanwhile are not timed any more."""
         if self.attached:
             self._calls.detach()
-            self._marks.attached = False
             self._write()
 
     def _write(self) -> None:
@@ -153,11 +146,13 @@ class LayerTimer:
         if log is None:
             return
         try:
-            found = add_memory(describe(self.layers, self._flops), self._memory)
-            write_layers(log, found, version=self._written, peak_flops_per_s=self._peak)
+            write_layers(log, self._described(), version=self._written, peak_flops_per_s=self._peak)
             self._written += 1
         except Exception as error:
             warn_once(f"Writing the layers into the run failed; training goes on: {type(error).__name__}: {error}")
+
+    def _described(self) -> Sequence[LayerTimes]:
+        return add_memory(describe(self.layers, self._flops), self._memory)
 
     def __enter__(self) -> Self:
         return self.attach()
@@ -171,10 +166,11 @@ class LayerTimer:
 
     def times(self) -> ModelTimes:
         """The times of all layers so far, waiting for the device's."""
-        self._record_recomputed()
+        self._calls.record_recomputed()
         self.timer.complete_all()
+        stats = {(region.name, region.device): region.stats for region in self.timer.snapshot()}
         return ModelTimes(
-            tuple(read_times(self.layers, self.timer, self._flops, self._memory)),
+            tuple(add_times(self._described(), stats, lambda name, gpu: self.timer.intervals(name, gpu=gpu))),
             growth=None if self._memory is None else self._memory.growth(),
             out_of_memory=self._calls.out_of_memory,
             faults=self.faults,
@@ -197,12 +193,15 @@ class LayerTimer:
             The operations of the whole step.
         """
         counts = FlopCounter()
+        calls = Calls(self._model, counts, gpu=False, fault=self._fault)
         attached = self.attached
         self.detach()
         try:
-            with self._over(counts), counts.counter:
+            calls.attach(self.layers)
+            with counts.counter:
                 step(*args, **kwargs)
         finally:
+            calls.detach()
             if attached:
                 self.attach()
         self._flops = {layer.path: counts.of(layer.region) for layer in self.layers}
@@ -217,32 +216,6 @@ class LayerTimer:
         """
         return render(self.times(), fold=fold, width=width)
 
-    def _read_memory(self, log: MemoryLog) -> None:
-        self._memory = self._calls.memory = self._marks.memory = log
-
-    def _over(self, timer: Any) -> LayerTimer:
-        # The same layers over another timer.
-        other = LayerTimer.__new__(LayerTimer)
-        other._prepare(self._model, [Layer.again(layer) for layer in self.layers], timer, gpu=False)
-        return other
-
-    def _region(self, layer: Layer, purpose: str) -> Any:
-        region = self.timer.region(f"{layer.region} {purpose}", gpu=self.gpu)
-        layer.handles[purpose] = region
-        return region
-
-    def _backward_region(self, layer: Layer) -> Any:
-        layer.backward = region = self._region(layer, BACKWARD)
-        return region
-
-    def _record_recomputed(self) -> None:
-        recomputed, self._calls.recomputed = self._calls.recomputed, []
-        for layer, start_ns, end_ns in recomputed:
-            try:
-                self.timer.record(f"{layer.region} {RECOMPUTED}", start_ns, end_ns)
-            except Exception as error:
-                self._fault("recomputation", layer, error)
-
     def _fault(self, doing: str, layer: Layer | None, error: Exception) -> None:
         self.faults += 1
         where = "a layer" if layer is None else f"layer {layer.path!r}"
@@ -251,15 +224,6 @@ class LayerTimer:
             f"{type(error).__name__}: {error}",
             key=f"layer hook {doing}",
         )
-
-    def _say_what_is_hidden(self) -> None:
-        compiled = [layer.path for layer in self.layers if _is_compiled(layer.module)]
-        if compiled:
-            warn_once(
-                f"Timing layers: {', '.join(compiled[:3])} is compiled by torch.compile, so it is timed from outside "
-                "and its layers are not visible. Time the layers of the model before it is compiled.",
-                key="layers of a compiled model",
-            )
 
 
 _names: WeakKeyDictionary[Any, dict[str, ref[nn.Module]]] = WeakKeyDictionary()

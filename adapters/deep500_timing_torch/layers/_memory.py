@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from deep500_timing.memory import MemoryReader
-    from deep500_timing_torch.layers._call import Call
-    from deep500_timing_torch.layers._select import Layer
+    from deep500_timing_torch.layers._select import Call, Layer
 
 _KEPT_STEPS = 4096
 """Steps over which growth is judged: the newest."""

@@ -1,4 +1,4 @@
-"""The layers of a model in a run: a table describes them, and their times are regions of the run.
+"""The layers of a model in a run and its report: a table describes them, and their times are regions of the run.
 
 The table is written twice: as timing begins, so that the run of a killed process has it, and as timing ends, with the
 operations and memory that are known by then.
@@ -12,69 +12,60 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from deep500_timing import TimeStats
-from deep500_timing.adapters import QUANTILES
-from deep500_timing_torch.layers._call import PURPOSES
+from deep500_timing.adapters import QUANTILES, REGION_COLOURS, format_share, format_time, safe_name
 from deep500_timing_torch.layers._memory import LayerMemory
-from deep500_timing_torch.layers._times import LayerTimes, ModelTimes, add_times, region_of
+from deep500_timing_torch.layers._table import cells_of, headline, notes_of, tree_of
+from deep500_timing_torch.layers._times import (
+    BACKWARD,
+    FORWARD,
+    PURPOSES,
+    LayerTimes,
+    ModelTimes,
+    add_times,
+    region_of,
+    sum_known,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
+    from deep500_timing.report import Content, Context, Figure
     from deep500_timing.runs import Run, RunLog
+    from deep500_timing_torch.layers._table import Row
 
     Rows = Callable[[str], list[dict[str, Any]]]
 
 TABLE = "layers"
 """The table of a run that has a row for each layer."""
 _COLUMNS = {
-    "model": "name",
-    "layer": "name",
-    "kind": "name",
-    "position": "int",
-    "parent": "int",
-    "depth": "int",
-    "shared": "int",
-    "parameters": "int",
-    "flops": "float",
-    "kept_bytes": "float",
-    "peak_bytes": "float",
-    "unreturned_bytes": "float",
-    "peak_flops_per_s": "float",
+    **dict.fromkeys(("model", "layer", "kind"), "name"),
+    **dict.fromkeys(("position", "parent", "depth", "shared", "parameters"), "int"),
+    **dict.fromkeys(("flops", "kept_bytes", "peak_bytes", "unreturned_bytes", "peak_flops_per_s"), "float"),
     "version": "int",
 }
 _NEWEST = 200_000
 """Intervals that the time of a layer's own is measured by; its share in them holds for all."""
 _NONE = float("nan")
+_MOST_BARS = 30
+_MOST_LINES = 400
+_COLOURS = {"forward": REGION_COLOURS["FORWARD"], "backward": REGION_COLOURS["BACKWARD"]}
 
 
 def write_layers(
     log: RunLog, found: Sequence[LayerTimes], *, version: int, peak_flops_per_s: float | None = None
 ) -> None:
+    rows = []
+    for position, layer in enumerate(found):
+        parent = -1 if layer.parent is None else layer.parent
+        counts = position, parent, layer.depth, int(layer.shared), layer.parameters
+        read = layer.memory
+        sizes = (read.kept_bytes, read.peak_within_bytes, read.unreturned_bytes) if read is not None else (None,) * 3
+        known = (_NONE if value is None else float(value) for value in (layer.flops, *sizes, peak_flops_per_s))
+        rows.append((found[0].path, layer.path, layer.kind, *counts, *known, version))
     log.declare(TABLE, **_COLUMNS)
-    log.add(
-        TABLE,
-        *(
-            (
-                found[0].path,
-                layer.path,
-                layer.kind,
-                position,
-                -1 if layer.parent is None else layer.parent,
-                layer.depth,
-                int(layer.shared),
-                layer.parameters,
-                _number(layer.flops),
-                _number(None if layer.memory is None else layer.memory.kept_bytes),
-                _number(None if layer.memory is None else layer.memory.peak_within_bytes),
-                _number(None if layer.memory is None else layer.memory.unreturned_bytes),
-                _number(peak_flops_per_s),
-                version,
-            )
-            for position, layer in enumerate(found)
-        ),
-    )
+    log.add(TABLE, *rows)
 
 
 def read_layers(run: Run, *, rank: int | None = None, model: str | None = None) -> ModelTimes | None:
@@ -141,13 +132,13 @@ select region, device, count(*) as n, sum(dur_ns) / 1e9 as total, min(dur_ns) / 
 
 def _stats_of(row: Mapping[str, Any]) -> TimeStats:
     quantiles: Any = {name: float(value) / 1e9 for name, value in zip(QUANTILES, row["quantiles"], strict=True)}
-    count, total = int(row["n"]), float(row["total"])
+    low, high, stdev, total, count = (float(row[name]) for name in ("low", "high", "stdev", "total", "n"))
     return TimeStats(
-        min=float(row["low"]),
+        min=low,
         mean=total / count,
-        max=float(row["high"]),
-        stdev=float(row["stdev"]),
-        count=count,
+        max=high,
+        stdev=stdev,
+        count=int(count),
         total=total,
         median_ci=None,
         **quantiles,
@@ -179,13 +170,124 @@ def _by_region(rows: Sequence[Mapping[str, Any]]) -> dict[str, NDArray[np.int64]
     return {region: np.array(pairs[::-1], dtype=np.int64) for region, pairs in found.items()}
 
 
-def _number(value: float | None) -> float:
-    return _NONE if value is None else float(value)
-
-
 def _known(value: float | None) -> float | None:
     return None if value is None or math.isnan(value) else float(value)
 
 
 def _literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
+
+
+class LayersSection:
+    """A section of :func:`deep500_timing.report.write_report`; used for every run that has layers."""
+
+    name, title, place = "layers", "Layers", 74
+    missing = "No layers were timed."
+
+    def build(self, context: Context) -> Content | None:
+        from deep500_timing.report import Content
+
+        if TABLE not in context.run.tables:
+            return None
+        texts: list[str] = []
+        figures = []
+        for rank, model in models_of_rows(context.rows):
+            times = layers_of_rows(context.rows, context.run.tables, rank=rank, model=model)
+            if times is None or (not times.model.stats and not any(layer.stats for layer in times.layers)):
+                continue
+            texts += [f"{headline(times)}, rank {rank}.", *notes_of(times)]
+            figures.append(_figure(times))
+        return Content(tuple(figures), text=tuple(texts)) if figures else None
+
+
+def _figure(times: ModelTimes) -> Figure:
+    from deep500_timing.report import Figure, Panel
+
+    header, lines = cells_of(times)
+    bars = _bars(times)
+    values = [
+        {"layer": label, "pass": what, "ms": round(seconds * 1e3, 6), "order": place}
+        for place, (label, passes) in enumerate(bars)
+        for what, seconds in passes.items()
+    ]
+    slowest = max(bars, key=lambda bar: sum(bar[1].values()), default=None)
+    whole = sum(sum(passes.values()) for _, passes in bars)
+    if slowest is None or not whole:
+        alt = "No training step was timed."
+    else:
+        took = sum(slowest[1].values())
+        alt = f"{slowest[0]} takes {format_time(took)} of a step, {format_share(took / whole)} of the bars."
+    spec: dict[str, Any] = {
+        "height": {"step": 20},
+        "data": {"values": values},
+        "mark": {"type": "bar"},
+        "encoding": {
+            "y": {
+                "field": "layer",
+                "type": "nominal",
+                "sort": {"field": "order"},
+                "title": None,
+                "axis": {"labelLimit": 320},
+            },
+            "x": {"field": "ms", "type": "quantitative", "stack": "zero", "title": "time of a training step (ms)"},
+            "color": {
+                "field": "pass",
+                "type": "nominal",
+                "title": None,
+                "scale": {"domain": list(_COLOURS), "range": list(_COLOURS.values())},
+            },
+            "order": {"field": "pass", "sort": "descending"},
+            "tooltip": [
+                {"field": "layer", "type": "nominal"},
+                {"field": "pass", "type": "nominal"},
+                {"field": "ms", "type": "quantitative", "format": ".4~g"},
+            ],
+        },
+    }
+    note = (
+        "In the order in which the model names them; a layer's own operations are those outside the layers within it."
+    )
+    if len(lines) > _MOST_LINES:
+        note += f" The table has the first {_MOST_LINES} of {len(lines)} lines."
+    return Figure(
+        f"Where a step of {safe_name(times.model.path)} goes",
+        alt,
+        (Panel(spec),) if values else (),
+        tuple(header),
+        lines[:_MOST_LINES],
+        note=note,
+    )
+
+
+def _bars(times: ModelTimes) -> list[tuple[str, dict[str, float]]]:
+    """Lines that together are the whole model: the tree is opened where it takes the most time, while there is room."""
+    steps = times.steps
+    if not steps:
+        return []
+    opened: list[Row] = [tree_of(times)]
+    own: set[int] = set()
+    while True:
+        closed = [row for row in opened if row.inner and id(row) not in own]
+        largest = max(closed, key=lambda row: row.step_s or 0.0, default=None)
+        if largest is None or len(opened) + len(largest.inner) > _MOST_BARS:
+            break
+        place = opened.index(largest)
+        own.add(id(largest))
+        opened[place + 1 : place + 1] = largest.inner
+    bars = []
+    labels: dict[str, int] = {}
+    for row in opened:
+        passes = {}
+        for what in (FORWARD, BACKWARD):
+            is_own = id(row) in own
+            total_s = sum_known(layer.self_s.get(what) if is_own else layer.total_s(what) for layer in row.layers)
+            if total_s is not None:
+                passes[what] = total_s / steps
+        if id(row) in own and sum(passes.values()) <= 0.005 * (times.step_s or 0.0) / steps:
+            continue  # A container without its own operations is no bar.
+        label = (f"{row.label}, its own" if id(row) in own else row.label) or "?"
+        # Layers of one name in different blocks have a bar each.
+        labels[label] = labels.get(label, 0) + 1
+        if passes:
+            bars.append((label if labels[label] == 1 else f"{label} ({labels[label]})", passes))
+    return bars

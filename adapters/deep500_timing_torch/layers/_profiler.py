@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from deep500_timing.adapters import UNKNOWN, format_bytes, format_time, rank_and_world, safe_name, warn_once
+from deep500_timing.adapters import UNKNOWN, format_bytes, format_time, lines_of, rank_and_world, safe_name, warn_once
 from deep500_timing_torch.layers._plots import MemorySample, RangeTime, plot_memory, plot_times, ranges_of
 from deep500_timing_torch.layers._select import repeated_blocks, select
+from deep500_timing_torch.layers._times import sum_known
 from deep500_timing_torch.memory import TorchMemory
 
 if TYPE_CHECKING:
@@ -212,9 +213,9 @@ class ProfilerWrapper:
             chart = "_memory_usage_line_chart.png"
             guarded("drawing the memory", lambda: plot_memory(file(chart), self.memory, f"Memory: {title}"))
         if self.memory or self.out_of_memory:
-            guarded("writing the memory", lambda: _write(file("_memory_usage.txt"), self._memory_text()))
+            guarded("writing the memory", lambda: file("_memory_usage.txt").write_text(self._memory_text(), "utf-8"))
         if self._tables:
-            guarded("writing the tables", lambda: _write(file(".log"), self._tables_text()))
+            guarded("writing the tables", lambda: file(".log").write_text(self._tables_text(), "utf-8"))
         if self._snapshot:
             memory: Any = torch.cuda.memory
             dump, folder = "_memory_snapshot.pickle", self._memory_folder
@@ -231,32 +232,23 @@ class ProfilerWrapper:
             warn_once(f"Profiling: {doing} failed, the rest goes on: {type(error).__name__}: {error}")
 
     def _memory_text(self) -> str:
-        lines = [f"{'after':40}  {'allocated':>12}  {'reserved':>12}  {'host RSS':>12}"]
-        lines += [
-            f"{safe_name(one.name):40}  {_size(one.allocated_bytes):>12}  {_size(one.reserved_bytes):>12}"
-            f"  {_size(one.host_bytes):>12}"
-            for one in self.memory
-        ]
-        if self._failed:
-            lines.append(self._failed)
-        return "\n".join(lines) + "\n"
+        rows: list[tuple[str, ...]] = [("after", "allocated", "reserved", "host RSS")]
+        for one in self.memory:
+            sizes = one.allocated_bytes, one.reserved_bytes, one.host_bytes
+            rows.append((safe_name(one.name), *map(format_bytes, sizes)))
+        return "\n".join([*lines_of(rows, left=1), *([self._failed] if self._failed else [])]) + "\n"
 
     def _tables_text(self) -> str:
-        lines = [f"Ranges of {self._prefix}, rank {self._rank}", "", *([self._failed, ""] if self._failed else [])]
-        lines.append(f"{'range':40}  {'calls':>6}  {'CPU':>10}  {'device':>10}  {'attention':>10}  {'share':>6}")
-        for name in sorted({one.name for one in self.ranges}, key=[one.name for one in self.ranges].index):
+        rows: list[tuple[str, ...]] = [("range", "calls", "CPU", "device", "attention", "share")]
+        for name in dict.fromkeys(one.name for one in self.ranges):
             calls = [one for one in self.ranges if one.name == name]
-            device = [one.device_us for one in calls if one.device_us is not None]
-            whole = sum(one.time_us for one in calls)
-            found = [one.attention_us for one in calls if one.attention_us is not None]
-            attention = UNKNOWN if not found else format_time(sum(found) / 1e6)
-            share = UNKNOWN if not found or not whole else f"{100 * sum(found) / whole:.1f} %"
-            lines.append(
-                f"{safe_name(name):40}  {len(calls):6}  {format_time(sum(one.cpu_us for one in calls) / 1e6):>10}  "
-                f"{format_time(sum(device) / 1e6) if device else UNKNOWN:>10}  {attention:>10}  "
-                f"{share:>6}"
-            )
-        return "\n".join([*lines, "", self._summary, ""])
+            sums_us = [sum_known(getattr(one, of) for one in calls) for of in ("cpu_us", "device_us", "attention_us")]
+            whole_us, attention_us = sum(one.time_us for one in calls), sums_us[2]
+            share = UNKNOWN if attention_us is None or not whole_us else f"{100 * attention_us / whole_us:.1f} %"
+            cells = [format_time(None if sum_us is None else sum_us / 1e6) for sum_us in sums_us]
+            rows.append((safe_name(name), str(len(calls)), *cells, share))
+        head = [f"Ranges of {self._prefix}, rank {self._rank}", "", *([self._failed, ""] if self._failed else [])]
+        return "\n".join([*head, *lines_of(rows, left=1), "", self._summary, ""])
 
 
 def _blocks_of(model: nn.Module, match: Match | None) -> list[tuple[str, nn.Module]]:
@@ -298,11 +290,3 @@ def _closer(owner: ProfilerWrapper, path: str, ranges: list[Any]) -> Callable[..
             owner._read_memory(path)
 
     return after
-
-
-def _size(number: int | None) -> str:
-    return UNKNOWN if number is None else format_bytes(number)
-
-
-def _write(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Which modules of a model are timed, under which names, and the block that it repeats."""
+"""Which modules of a model are timed, under which names, a call of one, and the block that a model repeats."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from deep500_timing.memory import MemoryUsage
 
     Match = str | re.Pattern[str] | type[nn.Module] | Sequence[str | re.Pattern[str] | type[nn.Module]]
-    from collections.abc import Iterator
 
 
 class Layer:
     """One module that is timed."""
 
-    __slots__ = ("backward", "depth", "handles", "model", "module", "names")
+    __slots__ = ("depth", "handles", "model", "module", "names")
 
     def __init__(self, module: nn.Module, name: str, model: str) -> None:
         self.module = module
@@ -31,9 +32,7 @@ class Layer:
         self.depth = name.count(".") + 1 if name else 0
         """How deep it lies at its first place; the model itself is 0."""
         self.handles: dict[str, Any] = {}
-        """The regions of its forward pass that were used so far, by purpose."""
-        self.backward: Any = None
-        """The region of its backward pass, once there was one."""
+        """The regions that were used since it was attached, by purpose."""
 
     @property
     def kind(self) -> str:
@@ -48,13 +47,6 @@ class Layer:
             for one in self.module.parameters(recurse=False)
         )
 
-    @classmethod
-    def again(cls, layer: Layer) -> Layer:
-        """The same layer, of which nothing has been timed yet."""
-        made = cls(layer.module, layer.names[0], layer.model)
-        made.names = list(layer.names)
-        return made
-
     @property
     def path(self) -> str:
         """Its first place; the name of the model for the model itself."""
@@ -67,6 +59,64 @@ class Layer:
 
     def __repr__(self) -> str:
         return f"<layer {self.path!r}: {self.kind}>"
+
+
+class Call:
+    """One call of a layer that is under way, or whose backward pass may still come."""
+
+    __slots__ = (
+        "begin",
+        "caller",
+        "children",
+        "end",
+        "inputs",
+        "layer",
+        "memory",
+        "of_root",
+        "outputs",
+        "parent",
+        "region",
+        "task",
+        "thread",
+    )
+
+    # Set only in the pass that needs it, as a call of every layer makes one of these.
+    memory: MemoryUsage | None
+    """The memory in use as the pass that is under way began, if it is read."""
+    begin: int
+    end: int
+    """The number of the first node made after it."""
+    inputs: dict[Any, None]
+    """The autograd nodes of its inputs, until its caller has returned."""
+    outputs: list[int]
+    """The numbers of the nodes of its outputs."""
+    thread: int
+    """The thread that began its backward pass."""
+    task: int
+    """The engine's task that its backward pass is part of."""
+
+    def __init__(self, layer: Layer, parent: Call | None, of_root: bool, caller: int) -> None:
+        self.layer = layer
+        self.parent = parent
+        """The call that made it, while that is under way."""
+        self.caller = caller
+        """The thread that made it, which numbers its nodes."""
+        self.of_root = of_root
+        """Whether the model itself was called, and not a part of it."""
+        self.children: list[Call] | None = None
+        """The timed calls directly within it that have a backward pass, until it has returned."""
+        self.region: Any = None
+        """Its open region, of the forward pass and later of the backward pass; None while neither runs, and for a
+        module that calls itself."""
+
+    def is_repeated(self) -> bool:
+        """Whether the same layer is under way further out: the module calls itself."""
+        call = self.parent
+        while call is not None:
+            if call.layer is self.layer:
+                return True
+            call = call.parent
+        return False
 
 
 def select(model: nn.Module, *, depth: int | None, match: Match | None) -> list[Layer]:

@@ -16,7 +16,7 @@ from deep500_timing.adapters import (
     safe_name,
     width_of,
 )
-from deep500_timing_torch.layers._call import BACKWARD, EVALUATION, FORWARD, RECOMPUTED
+from deep500_timing_torch.layers._times import BACKWARD, EVALUATION, FORWARD, RECOMPUTED, sum_known
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -39,13 +39,11 @@ class Row:
     slowest: str = ""
 
     def total_s(self, purpose: str) -> float | None:
-        known = [total for layer in self.layers if (total := layer.total_s(purpose)) is not None]
-        return sum(known) if known else None
+        return sum_known(layer.total_s(purpose) for layer in self.layers)
 
     @property
     def step_s(self) -> float | None:
-        known = [step for layer in self.layers if (step := layer.step_s) is not None]
-        return sum(known) if known else None
+        return sum_known(layer.step_s for layer in self.layers)
 
     def calls(self) -> int:
         return sum(layer.calls(FORWARD) or layer.calls(EVALUATION) for layer in self.layers)

@@ -7,16 +7,27 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from deep500_timing_torch.layers._call import BACKWARD, FORWARD, PURPOSES
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from deep500_timing import Timer, TimeStats
+    from deep500_timing import TimeStats
     from deep500_timing_torch.layers._memory import Growth, LayerMemory, MemoryLog
     from deep500_timing_torch.layers._select import Layer
+
+
+FORWARD = "forward"
+BACKWARD = "backward"
+RECOMPUTED = "recomputed forward"
+EVALUATION = "evaluation forward"
+PURPOSES = (FORWARD, BACKWARD, RECOMPUTED, EVALUATION)
+
+
+def sum_known(values: Iterable[float | None]) -> float | None:
+    """The sum of the known values; None if none is known."""
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +75,7 @@ class LayerTimes:
     @property
     def step_s(self) -> float | None:
         """Total time in the training steps: forward and backward, in which recomputation lies. None if it had none."""
-        parts = [self.total_s(FORWARD), self.total_s(BACKWARD)]
-        known = [part for part in parts if part is not None]
-        return sum(known) if known else None
+        return sum_known((self.total_s(FORWARD), self.total_s(BACKWARD)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +115,8 @@ class ModelTimes:
     @property
     def step_s(self) -> float | None:
         """Total time of the training steps: the model's, or the sum of its parts. None if nothing was timed."""
-        if self.model.step_s is not None:
-            return self.model.step_s
-        known = [step for layer in self._outermost if (step := layer.step_s) is not None]
-        return sum(known) if known else None
+        whole = self.model.step_s
+        return sum_known(layer.step_s for layer in self._outermost) if whole is None else whole
 
     @property
     def _outermost(self) -> list[LayerTimes]:
@@ -164,18 +171,10 @@ def describe(layers: Sequence[Layer], flops: Mapping[str, int] | None = None) ->
     return found
 
 
-def read_times(
-    layers: Sequence[Layer], timer: Timer, flops: Mapping[str, int] | None = None, memory: MemoryLog | None = None
-) -> list[LayerTimes]:
-    found = add_memory(describe(layers, flops), memory)
-    stats = {(region.name, region.device): region.stats for region in timer.snapshot()}
-    return add_times(found, stats, lambda name, gpu: timer.intervals(name, gpu=gpu))
-
-
 def add_memory(found: Sequence[LayerTimes], memory: MemoryLog | None) -> Sequence[LayerTimes]:
     if memory is None:
         return found
-    read = memory.times({times.path: _path_of(times.parent, found) for times in found})
+    read = memory.times({times.path: None if times.parent is None else found[times.parent].path for times in found})
     return [replace(times, memory=read.get(times.path)) for times in found]
 
 
@@ -213,10 +212,6 @@ def add_times(
 def region_of(position: int, found: Sequence[LayerTimes]) -> str:
     """The begin of the names of a layer's regions: the model's name, and the layer's path."""
     return f"{found[0].path}.{found[position].path}" if position else found[0].path
-
-
-def _path_of(position: int | None, found: Sequence[LayerTimes]) -> str | None:
-    return None if position is None else found[position].path
 
 
 def _scaled(own: Mapping[tuple[int, str], tuple[int, int]], position: int, times: LayerTimes) -> dict[str, float]:

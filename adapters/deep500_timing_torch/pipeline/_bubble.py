@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from deep500_timing.adapters import format_share, format_time
 from deep500_timing_torch.pipeline._actions import COMPUTE, Action, Kind, Slot
-from deep500_timing_torch.pipeline._schedules import NAMES, normal_name, order_of, order_that_ran, simulate
+from deep500_timing_torch.pipeline._schedules import NAMES, needs_of, normal_name, order_of, order_that_ran, simulate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -132,43 +132,38 @@ class Bubble:
         return total_ns / (len(self.ranks) * self.span_ns)
 
     def __str__(self) -> str:
-        return _sentences(self)
+        """A verdict, its reasons, what each rank did and what would help, a few lines of at most 120 columns."""
+        name = "Pipeline" if self.schedule is None else NAMES[normal_name(self.schedule)]
+        batches = "1 batch" if self.batches == 1 else f"{self.batches} batches"
+        lines = [
+            f"{name} of {len(self.ranks)} ranks, {self.microbatches} micro-batches, {batches} of "
+            f"{self._each(self.span_ns)}: bubble {format_share(self.bubble)} (ideal {format_share(float(self.ideal))})",
+            f"  warm-up {format_share(self.warm_up)}, drain {format_share(self.drain)}, "
+            f"imbalance {format_share(self.imbalance)}, messages {format_share(self.messages)}",
+            *(
+                f"  rank {rank.rank}: busy {self._each(rank.busy_ns)}, idle {format_share(rank.bubble)}"
+                for rank in self.ranks
+            ),
+        ]
+        heaviest, lightest = self.heaviest, self.lightest
+        if heaviest.excess >= _NOTABLE:
+            excess = f"{format_share(heaviest.excess)} longer than the mean stage"
+            if lightest.busy_ns:
+                excess = f"{heaviest.busy_ns / lightest.busy_ns:.3g} times stage {lightest.stage}"
+            saved_ns = self.span_ns - self.balanced_span_ns
+            gain = f", and a batch {self._each(saved_ns)} shorter" if saved_ns > 0 and self.imbalance > 0 else ""
+            lines.append(
+                f"  stage {heaviest.stage} takes {excess}: "
+                f"with equal stages the bubble is {format_share(self.balanced)}{gain}"
+            )
+        else:
+            lines.append("  the stages take about the same")
+        if self.doubled is not None:
+            lines.append(f"  with twice the micro-batches the bubble is {format_share(self.doubled)}")
+        return "\n".join(lines)
 
-
-def _beside(heaviest: StageLoad, lightest: StageLoad) -> str:
-    if not lightest.busy_ns:
-        return f"{format_share(heaviest.excess)} longer than the mean stage"
-    return f"{heaviest.busy_ns / lightest.busy_ns:.3g} times stage {lightest.stage}"
-
-
-def _sentences(bubble: Bubble) -> str:
-    """A verdict, its reasons, what each rank did and what would help, a few lines of at most 120 columns."""
-    name = "Pipeline" if bubble.schedule is None else NAMES[normal_name(bubble.schedule)]
-    each = format_time(bubble.span_ns / bubble.batches / 1e9)
-    batches = "1 batch" if bubble.batches == 1 else f"{bubble.batches} batches"
-    lines = [
-        f"{name} of {len(bubble.ranks)} ranks, {bubble.microbatches} micro-batches, {batches} of {each}: "
-        f"bubble {format_share(bubble.bubble)} (ideal {format_share(float(bubble.ideal))})",
-        f"  warm-up {format_share(bubble.warm_up)}, drain {format_share(bubble.drain)}, "
-        f"imbalance {format_share(bubble.imbalance)}, messages {format_share(bubble.messages)}",
-    ]
-    lines += [
-        f"  rank {rank.rank}: busy {format_time(rank.busy_ns / bubble.batches / 1e9)}, idle {format_share(rank.bubble)}"
-        for rank in bubble.ranks
-    ]
-    heaviest = bubble.heaviest
-    if heaviest.excess >= _NOTABLE:
-        saved = (bubble.span_ns - bubble.balanced_span_ns) / bubble.batches / 1e9
-        gain = f", and a batch {format_time(saved)} shorter" if saved > 0 and bubble.imbalance > 0 else ""
-        lines.append(
-            f"  stage {heaviest.stage} takes {_beside(heaviest, bubble.lightest)}: "
-            f"with equal stages the bubble is {format_share(bubble.balanced)}{gain}"
-        )
-    else:
-        lines.append("  the stages take about the same")
-    if bubble.doubled is not None:
-        lines.append(f"  with twice the micro-batches the bubble is {format_share(bubble.doubled)}")
-    return "\n".join(lines)
+    def _each(self, total_ns: int) -> str:
+        return format_time(total_ns / self.batches / 1e9)
 
 
 def account(actions: Iterable[Action], schedule: str | None = None) -> Bubble:
@@ -193,10 +188,10 @@ def account(actions: Iterable[Action], schedule: str | None = None) -> Bubble:
     took = {one.slot: one.duration_ns for one in computed}
     means = _mean_of(computed, lambda slot: slot.kind)
     delay_ns = _delay_ns(computed)
-    as_it_was, _ = _play(order, took.__getitem__)
-    equal, equal_actions = _play(order, lambda slot: means[slot.kind])
-    balanced_span_ns, balanced = _span_and_bubble(order, lambda slot: means[slot.kind], delay_ns)
-    _, model = _span_and_bubble(order, took.__getitem__, delay_ns)
+    as_it_was, _, _ = _play(order, took.__getitem__)
+    equal, ideal, equal_actions = _play(order, lambda slot: means[slot.kind])
+    balanced_span_ns, balanced, _ = _play(order, lambda slot: means[slot.kind], delay_ns)
+    _, model, _ = _play(order, took.__getitem__, delay_ns)
     ranks = []
     for rank in sorted(order):
         busy_ns = sum(took[slot] for slot in order[rank])
@@ -224,11 +219,11 @@ def account(actions: Iterable[Action], schedule: str | None = None) -> Bubble:
         span_ns=span_ns,
         ranks=tuple(ranks),
         stages=_loads(computed),
-        ideal=1 - Fraction(sum(one.duration_ns for one in equal_actions), len(order) * equal),
-        balanced=balanced,
+        ideal=ideal,
+        balanced=float(balanced),
         doubled=None if schedule is None else _doubled(schedule, order, computed, microbatches, delay_ns),
         delay_ns=delay_ns,
-        model=model,
+        model=float(model),
         balanced_span_ns=balanced_span_ns,
     )
 
@@ -269,14 +264,11 @@ def together(bubbles: Sequence[Bubble]) -> Bubble:
     )
 
 
-def _play(order: Order, duration_ns: Callable[[Slot], int], delay_ns: int = 0) -> tuple[int, list[Action]]:
+def _play(order: Order, duration_ns: Callable[[Slot], int], delay_ns: int = 0) -> tuple[int, Fraction, list[Action]]:
+    # The simulated batch: its span, its bubble and its actions.
     actions = simulate(order, duration_ns, delay_ns=delay_ns)
-    return max(one.end_ns for one in actions) - min(one.start_ns for one in actions), actions
-
-
-def _span_and_bubble(order: Order, duration_ns: Callable[[Slot], int], delay_ns: int) -> tuple[int, float]:
-    span_ns, actions = _play(order, duration_ns, delay_ns)
-    return span_ns, 1 - sum(one.duration_ns for one in actions) / (len(order) * span_ns)
+    span_ns = max(one.end_ns for one in actions)
+    return span_ns, 1 - Fraction(sum(one.duration_ns for one in actions), len(order) * span_ns), actions
 
 
 def _mean_of(actions: Sequence[Action], key: Callable[[Slot], object]) -> dict[object, int]:
@@ -301,22 +293,13 @@ def _delay_ns(actions: Sequence[Action]) -> int:
     free_ns: dict[int, int] = {}
     delays = []
     for one in sorted(actions, key=lambda one: one.start_ns):
-        sources = [ends.get(slot) for slot in _from_elsewhere(one.slot)]
-        arrivals = [source.end_ns for source in sources if source is not None and source.rank != one.rank]
+        sources = [ends[slot] for slot in needs_of(one.slot) if slot in ends]
+        arrivals = [source.end_ns for source in sources if source.rank != one.rank]
         before = free_ns.get(one.rank)
         if arrivals and (before is None or max(arrivals) > before):
             delays.append(max(one.start_ns - max(arrivals), 0))
         free_ns[one.rank] = one.end_ns
     return int(median(delays)) if delays else 0
-
-
-def _from_elsewhere(slot: Slot) -> list[Slot]:
-    stage, kind, microbatch = slot
-    if kind is Kind.FORWARD:
-        return [Slot(stage - 1, kind, microbatch)]
-    if kind is Kind.BACKWARD_WEIGHT:
-        return []
-    return [Slot(stage + 1, Kind.BACKWARD, microbatch), Slot(stage + 1, Kind.BACKWARD_INPUT, microbatch)]
 
 
 def _loads(actions: Sequence[Action]) -> tuple[StageLoad, ...]:
@@ -338,4 +321,4 @@ def _doubled(schedule: str, order: Order, actions: Sequence[Action], microbatche
     means = _mean_of(actions, lambda slot: (slot.stage, slot.kind))
     if any((slot.stage, slot.kind) not in means for slots in longer.values() for slot in slots):
         return None
-    return _span_and_bubble(longer, lambda slot: means[slot.stage, slot.kind], delay_ns)[1]
+    return float(_play(longer, lambda slot: means[slot.stage, slot.kind], delay_ns)[1])

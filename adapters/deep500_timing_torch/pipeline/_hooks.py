@@ -6,19 +6,19 @@ message are replaced while any schedule is timed; they pass calls outside of a t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import functools
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.distributed.pipelining import schedules
 
 from deep500_timing.adapters import Replaced, Watch
 from deep500_timing_torch.pipeline._actions import Kind, PipelineError
-from deep500_timing_torch.pipeline._calls import tag_messages, time_calls, time_issues, time_waits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from deep500_timing_torch.pipeline._recorder import Recorder
+    from deep500_timing_torch.pipeline._recorder import Place, Recorder
 
 _MESSAGES = {
     "get_fwd_recv_ops": (Kind.RECEIVE_ACTIVATION, Kind.WAIT_ACTIVATION, "is_first"),
@@ -27,7 +27,8 @@ _MESSAGES = {
     "get_bwd_send_ops": (Kind.SEND_GRADIENT, Kind.WAIT_SENT, "is_first"),
 }
 """Per method of a stage: the kind of the issue, the kind of the wait, and which stage has no such message."""
-_PASSES = (Kind.FORWARD, Kind.BACKWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
+_BACKWARD = (Kind.BACKWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
+_TAG = "_deep500_timing_message"
 
 
 def stages_of(schedule: Any) -> list[Any]:
@@ -51,122 +52,205 @@ def require_private_names(doing: str, *wanted: tuple[Any, tuple[str, ...]]) -> N
         )
 
 
-class Hooks:
-    """The replaced functions of one schedule and its stages."""
+def time_schedule(schedule: Any, recorder: Recorder) -> Callable[[], None]:
+    """Replace the functions of a schedule and its stages.
 
-    def __init__(self, schedule: Any, recorder: Recorder) -> None:
-        self._schedule = schedule
-        self._stages = stages_of(schedule)
-        self._recorder = recorder
-        self._replaced = Replaced()
+    Returns:
+        What puts them back; replacements that other tools made later stay.
+    """
+    stages = stages_of(schedule)
+    require_private_names(
+        "Timing a pipeline",
+        (schedules, ("_batch_p2p", "_wait_batch_p2p")),
+        (schedule, ("_step_microbatches", *(["_compute_loss"] if any(one.is_last for one in stages) else []))),
+        *((one, (*_MESSAGES, "forward_one_chunk", "backward_one_chunk", "has_backward")) for one in stages),
+    )
+    replaced = Replaced()
+    for stage in stages:
+        index = stage.stage_index
+        for name, (issue, wait, without) in _MESSAGES.items():
+            if not getattr(stage, without):
+                replaced.put(stage, name, _tag_messages(getattr(stage, name), recorder, (issue, index), (wait, index)))
+        for name, kind in (
+            ("forward_one_chunk", Kind.FORWARD),
+            ("backward_one_chunk", Kind.BACKWARD),
+            ("backward_weight_one_chunk", Kind.BACKWARD_WEIGHT),
+        ):
+            if hasattr(stage, name):
+                replaced.put(stage, name, _time_pass(stage, getattr(stage, name), recorder, kind))
+        if stage.is_last:
+            # The loss belongs to the micro-batch of the latest forward pass.
+            replaced.put(schedule, "_compute_loss", _time_calls(schedule._compute_loss, recorder, (None, index)))
+    replaced.put(schedule, "_step_microbatches", _time_batch(schedule._step_microbatches, stages, recorder))
+    if hasattr(schedule, "_initialize_pp_stages"):
+        replaced.put(schedule, "_initialize_pp_stages", _time_setup(schedule, recorder))
+    _MODULE.__enter__()
 
-    def attach(self) -> None:
-        schedule = self._schedule
-        stages = self._stages
-        require_private_names(
-            "Timing a pipeline",
-            (schedules, ("_batch_p2p", "_wait_batch_p2p")),
-            (schedule, ("_step_microbatches", *(["_compute_loss"] if any(one.is_last for one in stages) else []))),
-            *((one, (*_MESSAGES, "forward_one_chunk", "backward_one_chunk", "has_backward")) for one in stages),
-        )
-        for stage in stages:
-            for name, (issue, wait, without) in _MESSAGES.items():
-                if not getattr(stage, without):
-                    self._replaced.put(stage, name, self._messages(stage, name, issue, wait))
-            forward, whole, part, weight = (self._recorder.codes.of(kind, stage.stage_index) for kind in _PASSES)
-            self._time_pass(stage, "forward_one_chunk", _always(forward))
-            self._time_pass(stage, "backward_one_chunk", _of_backward(whole, part))
-            if hasattr(stage, "backward_weight_one_chunk"):
-                self._time_pass(stage, "backward_weight_one_chunk", _always(weight))
-        self._replaced.put(schedule, "_step_microbatches", self._batch(schedule._step_microbatches))
-        for stage in stages:
-            if stage.is_last:
-                # The loss belongs to the micro-batch of the latest forward pass.
-                code = self._recorder.codes.of(None, stage.stage_index)
-                loss = time_calls(schedule._compute_loss, self._recorder.calls, _always(code))
-                self._replaced.put(schedule, "_compute_loss", loss)
-        if hasattr(schedule, "_initialize_pp_stages"):
-            self._replaced.put(schedule, "_initialize_pp_stages", self._setup(schedule._initialize_pp_stages))
-        _MODULE.__enter__()
-
-    def detach(self) -> None:
-        """Remove them; replacements that other tools made later stay."""
-        if self._replaced:
-            self._replaced.undo()
+    def undo() -> None:
+        if replaced:
+            replaced.undo()
             _MODULE.__exit__()
 
-    def _batch(self, original: Any) -> Any:
-        recorder = self._recorder
+    return undo
 
-        def step_microbatches(*args: Any, **kwargs: Any) -> Any:
-            # The engine opens a batch around more than the schedule, and closes it.
-            own = not recorder.is_open
+
+def _time_batch(function: Any, stages: list[Any], recorder: Recorder) -> Any:
+    def step_microbatches(*args: Any, **kwargs: Any) -> Any:
+        # The engine opens a batch around more than the schedule, and closes it.
+        own = not recorder.is_open
+        if own:
+            recorder.begin()
+        recorder.active = True
+        try:
+            result = function(*args, **kwargs)
+        except BaseException:
+            recorder.settle()
             if own:
-                recorder.begin()
-            try:
-                recorder.calls.active = True
-                result = original(*args, **kwargs)
-            except BaseException:
-                recorder.calls.active = False
-                recorder.settle()
-                if own:
-                    recorder.drop()
-                raise
-            recorder.calls.active = False
-            recorder.settle(self._skipped())
-            if own:
-                recorder.commit()
-            return result
+                recorder.drop()
+            raise
+        # A schedule calls the backward pass of its stages without training too, where it does nothing.
+        without = [stage.stage_index for stage in stages if not stage.has_backward]
+        recorder.settle({(kind, index) for index in without for kind in _BACKWARD})
+        if own:
+            recorder.commit()
+        return result
 
-        return step_microbatches
-
-    def _skipped(self) -> frozenset[int]:
-        """Codes of the calls that do nothing in a batch without training."""
-        without = [stage.stage_index for stage in self._stages if not stage.has_backward]
-        return frozenset(self._recorder.codes.of(kind, index) for index in without for kind in _PASSES[1:])
-
-    def _time_pass(self, stage: Any, name: str, code_of: Callable[[dict[str, Any]], int]) -> None:
-        recorder, original = self._recorder, getattr(stage, name)
-        if not recorder.gpu:
-            self._replaced.put(stage, name, time_calls(original, recorder.calls, code_of))
-            return
-
-        def one_chunk_on_device(chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-            # Without training a backward pass does nothing.
-            if not (recorder.calls.active and (stage.has_backward or name == "forward_one_chunk")):
-                return original(chunk_id, *args, **kwargs)
-            return recorder.run_on_device(code_of(kwargs), chunk_id, lambda: original(chunk_id, *args, **kwargs))
-
-        self._replaced.put(stage, name, one_chunk_on_device)
-
-    def _messages(self, stage: Any, name: str, issue: Kind, wait: Kind) -> Any:
-        of, index = self._recorder.codes.of, stage.stage_index
-        incoming = wait is not Kind.WAIT_SENT
-        return tag_messages(getattr(stage, name), self._recorder.calls, of(issue, index), of(wait, index), incoming)
-
-    def _setup(self, original: Any) -> Any:
-        recorder, schedule = self._recorder, self._schedule
-
-        def initialize_pp_stages(
-            stages: Any, args: Any, kwargs: Any, target: Any, forward: bool, backward: bool, **more: Any
-        ) -> Any:
-            if forward and backward == schedule._has_backward:
-                return original(stages, args, kwargs, target, forward, backward, **more)
-            start_ns = recorder.now_ns()
-            result = original(stages, args, kwargs, target, forward, backward, **more)
-            recorder.mark_warm_up()
-            recorder.put(Kind.SETUP, -1, -1, start_ns, recorder.now_ns())
-            return result
-
-        return initialize_pp_stages
+    return step_microbatches
 
 
-def _of_backward(whole: int, part: int) -> Callable[[dict[str, Any]], int]:
-    return lambda given: whole if given.get("full_backward", True) else part
+def _time_setup(schedule: Any, recorder: Recorder) -> Any:
+    function = schedule._initialize_pp_stages
+
+    def initialize_pp_stages(
+        stages: Any, args: Any, kwargs: Any, target: Any, forward: bool, backward: bool, **more: Any
+    ) -> Any:
+        if forward and backward == schedule._has_backward:
+            return function(stages, args, kwargs, target, forward, backward, **more)
+        start_ns = recorder.now_ns()
+        result = function(stages, args, kwargs, target, forward, backward, **more)
+        recorder.mark_warm_up()
+        recorder.put(Kind.SETUP, -1, -1, start_ns, recorder.now_ns())
+        return result
+
+    return initialize_pp_stages
 
 
-def _always(code: int) -> Callable[[dict[str, Any]], int]:
-    return lambda _: code
+def _time_pass(stage: Any, function: Callable[..., Any], recorder: Recorder, kind: Kind) -> Any:
+    whole, part = (kind, stage.stage_index), (Kind.BACKWARD_INPUT, stage.stage_index)
+    if not recorder.gpu:
+        return _time_calls(function, recorder, whole, part)
+
+    @functools.wraps(function)
+    def one_chunk_on_device(chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        if not (recorder.active and (stage.has_backward or kind is Kind.FORWARD)):
+            return function(chunk_id, *args, **kwargs)
+        place = whole if kwargs.get("full_backward", True) else part
+        return recorder.run_on_device(place, chunk_id, lambda: function(chunk_id, *args, **kwargs))
+
+    return one_chunk_on_device
+
+
+class _Message(NamedTuple):
+    recorder: Recorder
+    issued: Place
+    waited: Place
+    microbatch: int
+
+
+class _Handles(list[Any]):
+    """The handles of issued messages; ``messages`` has one entry per operation, None for an unknown operation."""
+
+    messages: list[_Message | None]
+
+
+def _time_calls(function: Callable[..., Any], recorder: Recorder, whole: Place, part: Place | None = None) -> Any:
+    """Time each call of a function that takes the micro-batch as first argument; ``part`` is a part of a backward."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not recorder.active:
+            return function(*args, **kwargs)
+        start_ns = recorder.now_ns()
+        result = function(*args, **kwargs)
+        place = whole if part is None or kwargs.get("full_backward", True) else part
+        recorder.note(place, _microbatch(args), start_ns, recorder.now_ns())
+        return result
+
+    return call
+
+
+def _tag_messages(function: Callable[..., Any], recorder: Recorder, issued: Place, waited: Place) -> Any:
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        operations = function(*args, **kwargs)
+        if recorder.active:
+            message = _Message(recorder, issued, waited, _microbatch(args))
+            for operation in operations:
+                setattr(operation, _TAG, message)
+        return operations
+
+    return call
+
+
+def time_issues(function: Callable[..., Any]) -> Any:
+    """Time each call of a function that issues a list of operations and returns a list of handles."""
+
+    @functools.wraps(function)
+    def call(operations: Any, *args: Any, **kwargs: Any) -> Any:
+        messages = [getattr(operation, _TAG, None) for operation in operations]
+        recorder = _recorder_of(messages)
+        if recorder is None:
+            return function(operations, *args, **kwargs)
+        start_ns = recorder.now_ns()
+        issued = function(operations, *args, **kwargs)
+        end_ns = recorder.now_ns()
+        before = None
+        for message in messages:
+            if message is not None and message is not before:  # One call makes several operations of one message.
+                recorder.note(message.issued, message.microbatch, start_ns, end_ns)
+            before = message
+        handles = _Handles(issued)
+        handles.messages = messages
+        return handles
+
+    return call
+
+
+def time_waits(function: Callable[..., Any], each: bool) -> Any:
+    @functools.wraps(function)
+    def call(handles: Any) -> Any:
+        messages = handles.messages if isinstance(handles, _Handles) else []
+        recorder = _recorder_of(messages)
+        if recorder is None:
+            return function(handles)
+        start_ns = recorder.now_ns()
+        if each and len(handles) == len(messages):
+            for handle, message in zip(handles, messages, strict=True):
+                handle.wait()
+                end_ns = recorder.now_ns()
+                if message is not None:
+                    recorder.note(message.waited, message.microbatch, start_ns, end_ns)
+                start_ns = end_ns
+            return None
+        result = function(handles)
+        # One wait for several messages counts as a wait for the first incoming one: sends complete without the peer.
+        known = [message for message in messages if message is not None]
+        message = next((one for one in known if one.waited[0] is not Kind.WAIT_SENT), known[0])
+        recorder.note(message.waited, message.microbatch, start_ns, recorder.now_ns())
+        return result
+
+    return call
+
+
+def _microbatch(args: tuple[Any, ...]) -> int:
+    return args[0] if args and type(args[0]) is int else -1
+
+
+def _recorder_of(messages: list[_Message | None]) -> Recorder | None:
+    for message in messages:
+        if message is not None:
+            return message.recorder if message.recorder.active else None
+    return None
 
 
 # Another tool's replacement may do more than wait for each handle.

@@ -101,13 +101,7 @@ LAYER_OF = {
     Kind.BACKWARD: "backward",
     Kind.BACKWARD_INPUT: "backward, input",
     Kind.BACKWARD_WEIGHT: "backward, weight",
-    Kind.SEND_ACTIVATION: "communication",
-    Kind.SEND_GRADIENT: "communication",
-    Kind.RECEIVE_ACTIVATION: "communication",
-    Kind.RECEIVE_GRADIENT: "communication",
-    Kind.WAIT_ACTIVATION: "communication",
-    Kind.WAIT_GRADIENT: "communication",
-    Kind.WAIT_SENT: "communication",
+    **{kind: "communication" for kind in Kind if kind.value.startswith(("send ", "receive ", "wait "))},
 }
 """The layer of an action; loading, reduction and steps are not drawn."""
 _LIGHTER = 0.72
@@ -158,7 +152,6 @@ def _shades(computed: Sequence[Action]) -> dict[int, float]:
 
 _MOST = 3000
 """Actions that a chart holds; a reader cannot tell more apart on a page."""
-_PLACE = 75
 
 
 class PipelineSection:
@@ -172,7 +165,7 @@ class PipelineSection:
         replica: Which replica of the pipeline it shows.
     """
 
-    name, title, place = "pipeline", "Pipeline", _PLACE
+    name, title, place = "pipeline", "Pipeline", 75
     missing = "No pipeline was timed, or no batch of one but the warm-up."
 
     def __init__(self, replica: int = 0) -> None:

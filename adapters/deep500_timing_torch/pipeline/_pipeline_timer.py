@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import socket
+from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
 
 from deep500_timing.adapters import DEADLINE_S, Exchange, take_anchor
 from deep500_timing_torch._timer import CPUGPUTimer
 from deep500_timing_torch.pipeline._actions import Action, Kind, PipelineError
 from deep500_timing_torch.pipeline._bubble import account, together
-from deep500_timing_torch.pipeline._hooks import Hooks, stages_of
+from deep500_timing_torch.pipeline._hooks import stages_of, time_schedule
 from deep500_timing_torch.pipeline._recorder import Batch, Recorder
 from deep500_timing_torch.pipeline._schedules import name_of_schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import Self
 
     from deep500_timing import Timer
@@ -74,7 +78,29 @@ class TimedPipeline:
             PipelineError: Ranks of this pipeline did not answer in time.
         """
         group, exchange = self._group_and_exchange()
-        return batches_of(gather(self.recorder, group, exchange, deadline_s))
+        anchor = take_anchor(self.recorder.timer.now_ns)
+        report = {
+            "host": _boot_id() or socket.gethostname(),
+            "offset_ns": anchor.unix_ns - anchor.host_ns,
+            "batches": [
+                {
+                    "number": batch.number,
+                    "warm_up": batch.warm_up,
+                    "actions": [astuple(one) for one in self.recorder.actions_of(batch)],
+                }
+                for batch in self.recorder.batches
+            ],
+        }
+        members = dist.get_process_group_ranks(group or dist.group.WORLD)
+        answers = exchange.round(json.dumps(report).encode(), _join, deadline_s)
+        packed = json.loads(answers.combined) if answers.combined is not None else {}
+        missing = [rank for rank in members if str(rank) not in packed]
+        if missing:
+            raise PipelineError(
+                f"Gathering the times of a pipeline: ranks {missing} did not answer within {deadline_s:g} s. Every "
+                f"rank has to call this; {answers.fault or 'they may be dead or busy'}."
+            )
+        return _on_one_clock([packed[str(rank)] for rank in members])
 
     def bubble(self, *, deadline_s: float = DEADLINE_S) -> Bubble:
         """Account for the time of the batches on all ranks of the pipeline, without warm-up. Every rank calls it.
@@ -107,7 +133,7 @@ class PipelineTimer(TimedPipeline):
             keep=keep,
             gpu=device not in ("cpu", "meta") if gpu is None else gpu,
         )
-        self._hooks: Hooks | None = None
+        self._undo: Callable[[], None] | None = None
         self._exchange: Exchange | None = None
 
     def attach(self) -> Self:
@@ -116,21 +142,20 @@ class PipelineTimer(TimedPipeline):
         Raises:
             RuntimeError: The schedule is being timed by this already.
         """
-        if self._hooks is not None:
+        if self.attached:
             raise RuntimeError("Attaching a pipeline timer: it is attached already. Call detach() first.")
-        self._hooks = Hooks(self.schedule, self.recorder)
-        self._hooks.attach()
+        self._undo = time_schedule(self.schedule, self.recorder)
         return self
 
     def detach(self) -> None:
         """The schedule and its stages are as they were; the times stay."""
-        hooks, self._hooks = self._hooks, None
-        if hooks is not None:
-            hooks.detach()
+        undo, self._undo = self._undo, None
+        if undo is not None:
+            undo()
 
     @property
     def attached(self) -> bool:
-        return self._hooks is not None
+        return self._undo is not None
 
     @property
     def faults(self) -> int:
@@ -168,43 +193,8 @@ def bubble_of(batches: Sequence[Sequence[Action]], schedule: str | None) -> Bubb
     return together([one for one in accounts if one.microbatches == last.microbatches])
 
 
-def gather(recorder: Recorder, group: Any, exchange: Exchange, deadline_s: float) -> list[dict[str, Any]]:
-    """Exchange the records of the ranks of this pipeline."""
-    import socket
-
-    import torch.distributed as dist
-
-    anchor = take_anchor(recorder.timer.now_ns)
-    report = {
-        "host": _boot_id() or socket.gethostname(),
-        "offset_ns": anchor.unix_ns - anchor.host_ns,
-        "batches": [
-            {
-                "number": batch.number,
-                "warm_up": batch.warm_up,
-                "actions": [
-                    (one.rank, one.stage, one.microbatch, one.kind.value, one.start_ns, one.end_ns)
-                    for one in recorder.actions_of(batch)
-                ],
-            }
-            for batch in recorder.batches
-        ],
-    }
-    members = dist.get_process_group_ranks(group or dist.group.WORLD)
-    answers = exchange.round(json.dumps(report).encode(), _join, deadline_s)
-    packed = json.loads(answers.combined) if answers.combined is not None else {}
-    found = {int(rank): one for rank, one in packed.items()}
-    missing = [rank for rank in members if rank not in found]
-    if missing:
-        raise PipelineError(
-            f"Gathering the times of a pipeline: ranks {missing} did not answer within {deadline_s:g} s. Every rank "
-            f"has to call this; {answers.fault or 'they may be dead or busy'}."
-        )
-    return [found[rank] for rank in members]
-
-
-def batches_of(reports: Sequence[dict[str, Any]]) -> list[list[Action]]:
-    """The actions of the batches that every rank has kept and none exchanged shapes in, on one clock."""
+def _on_one_clock(reports: Sequence[dict[str, Any]]) -> list[list[Action]]:
+    # The batches that every rank has kept and none exchanged shapes in.
     same_clock = len({report["host"] for report in reports}) == 1
     by_rank = [{batch["number"]: batch for batch in report["batches"]} for report in reports]
     numbers = sorted(set.intersection(*(set(batches) for batches in by_rank))) if by_rank else []

@@ -1,4 +1,8 @@
-"""Takes the times of one rank's actions, into a timer's regions and as actions of a batch."""
+"""Takes the times of one rank's actions, into a timer's regions and as actions of a batch.
+
+Between two actions of a rank only a note is taken: their code is cold, and each Python function costs microseconds.
+Regions and actions are made of the notes once for a batch.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,14 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
+
 from deep500_timing import Timer
 from deep500_timing.adapters import warn_once
 from deep500_timing_torch.pipeline._actions import Action, Kind
-from deep500_timing_torch.pipeline._calls import REGIONS, CallLog, CallRow, Codes, Event, events_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
 TABLE = "pipeline"
 """The table of a run that has a row for each action."""
@@ -31,6 +36,22 @@ _COLUMNS = {
 }
 
 
+REGIONS = {
+    Kind.FORWARD: "forward",
+    Kind.BACKWARD: "backward",
+    Kind.BACKWARD_INPUT: "backward input",
+    Kind.BACKWARD_WEIGHT: "backward weight",
+}
+"""The names in a stage's regions: ``stage 0 forward``. Others are ``pipeline load`` and so on."""
+
+Place = tuple[Kind | None, int]
+"""A kind of action and its stage; the kind of a loss is None."""
+Note = tuple[Place, int, int, int, int]
+"""Place, micro-batch, start and end in ns, and the index among its region's device intervals (-1 without one)."""
+Event = tuple[Kind, int, int, int, int, int]
+"""The same of an action: kind, stage, micro-batch, start, end, and index."""
+
+
 class Batch(NamedTuple):
     """What one rank did in one batch.
 
@@ -41,24 +62,42 @@ class Batch(NamedTuple):
         peak_bytes: PyTorch's peak of allocated device memory, read after the batch and never reset; None without a
             device.
         notes: The notes in the order of their ends.
-        codes: What their codes stand for.
     """
 
     number: int
     warm_up: bool
     rank: int
     peak_bytes: int | None
-    notes: tuple[CallRow, ...]
-    codes: Codes
+    notes: tuple[Note, ...]
 
     @property
     def events(self) -> list[Event]:
-        return events_of(self.notes, self.codes)
+        return events_of(self.notes)
 
     @property
     def actions(self) -> tuple[Action, ...]:
         """In the order in which they ended, on the host's clock."""
         return tuple(Action(self.rank, stage, mb, kind, start, end) for kind, stage, mb, start, end, _ in self.events)
+
+
+def events_of(notes: Iterable[Note]) -> list[Event]:
+    """What notes say; those without a time are left out.
+
+    A forward pass reaches to the end of its loss, which follows it.
+    """
+    found: list[Event] = []
+    for (kind, stage), microbatch, start_ns, end_ns, ordinal in notes:
+        if start_ns < 0 or end_ns < 0:
+            continue
+        if kind is not None:
+            found.append((kind, stage, microbatch, start_ns, end_ns, ordinal))
+            continue
+        for position in range(len(found) - 1, -1, -1):
+            event = found[position]
+            if event[:2] == (Kind.FORWARD, stage):
+                found[position] = (*event[:4], end_ns, event[5])
+                break
+    return found
 
 
 class Recorder:
@@ -86,14 +125,14 @@ class Recorder:
         self.begun = 0
         self.now_ns = self._clock_of(timer)
         """The timer's clock; -1 and a warning if it fails. Actions with such a time are dropped."""
-        self.calls = CallLog(self.now_ns)
-        """What hooks have noted down in the batch under way and :meth:`settle` makes regions and events of. Nothing
-        else stands between two actions; the rest is done once for a batch, when its code is warm."""
-        self.codes = Codes(evaluation)
-        self._notes: list[CallRow] = []
+        self.active = False
+        """Whether hooks take notes: a schedule is running a batch."""
+        self.is_open = False
+        self._noted: list[Note] = []
+        """The notes of hooks that :meth:`settle` has not made regions of yet."""
+        self._notes: list[Note] = []
         self._warm_up = False
-        self._open = False
-        self._labels: dict[tuple[Kind, int], str] = {}
+        self._names: dict[Place, str] = {}
         self._on_device: dict[str, int] = {}
 
     def _clock_of(self, timer: Timer) -> Callable[[], int]:
@@ -116,46 +155,54 @@ class Recorder:
         if start_ns < 0 or end_ns < 0:
             return
         try:
-            code = self.codes.of(kind, stage)
-            self.timer.record(self.codes.regions[code], start_ns, end_ns)
-            if self._open:
-                self._notes.append((code, microbatch, start_ns, end_ns, -1))
+            place = kind, stage
+            self.timer.record(self._region_of(place), start_ns, end_ns)
+            if self.is_open:
+                self._notes.append((place, microbatch, start_ns, end_ns, -1))
         except Exception as error:
             self.fault(f"a {kind.value}", error)
 
-    def settle(self, skipped: Collection[int] = ()) -> None:
+    def note(self, place: Place, microbatch: int, start_ns: int, end_ns: int, ordinal: int = -1) -> None:
+        self._noted.append((place, microbatch, start_ns, end_ns, ordinal))
+
+    def settle(self, skipped: Collection[Place] = ()) -> None:
         """Record the regions of the new notes, below the region that is open now."""
-        codes = self.codes
-        rows = self.calls.take()
-        if skipped:
-            rows = [row for row in rows if row[0] not in skipped]
-        record, regions = self.timer.record, codes.regions
-        for code, _, start_ns, end_ns, ordinal in rows:
+        self.active = False
+        notes, self._noted = self._noted, []
+        notes = [note for note in notes if note[0] not in skipped]
+        for place, _, start_ns, end_ns, ordinal in notes:
             try:
                 if ordinal < 0 and start_ns >= 0 and end_ns >= 0:
-                    record(regions[code], start_ns, end_ns)
+                    self.timer.record(self._region_of(place), start_ns, end_ns)
             except Exception as error:
                 self.fault("an action", error)
-        self._notes += rows
+        self._notes += notes
 
-    def run_on_device(self, code: int, microbatch: int, work: Any) -> Any:
-        name = self.codes.regions[code]
+    def run_on_device(self, place: Place, microbatch: int, work: Any) -> Any:
+        name = self._region_of(place)
         start_ns = self.now_ns()
         with self.timer.region(name, gpu=True):
             result = work()
         ordinal = self._on_device[name] = self._on_device.get(name, -1) + 1
-        self.calls.note(code, microbatch, start_ns, self.now_ns(), ordinal)
+        self.note(place, microbatch, start_ns, self.now_ns(), ordinal)
         return result
 
-    def begin(self) -> None:
-        self._notes = []
-        self.calls.take()
-        self._warm_up = False
-        self._open = True
+    def _region_of(self, place: Place) -> str:
+        name = self._names.get(place)
+        if name is None:
+            kind, stage = place
+            what = "evaluation " if self.evaluation else ""
+            if kind is None:
+                name = "pipeline loss"
+            else:
+                name = f"stage {stage} {what}{REGIONS[kind]}" if kind in REGIONS else f"pipeline {what}{kind.value}"
+            self._names[place] = name
+        return name
 
-    @property
-    def is_open(self) -> bool:
-        return self._open
+    def begin(self) -> None:
+        self._notes, self._noted = [], []
+        self._warm_up = False
+        self.is_open = True
 
     def mark_warm_up(self) -> None:
         """Shapes are exchanged in this batch."""
@@ -163,18 +210,20 @@ class Recorder:
 
     def drop(self) -> None:
         """The batch has failed: nothing of it is kept but its regions."""
-        self._notes, self._open = [], False
+        self._notes, self.is_open = [], False
         self.begun += 1
 
     def commit(self) -> None:
         """The batch is over. A failure costs a warning."""
         self.settle()
-        notes, self._notes, self._open = self._notes, [], False
+        notes, self._notes, self.is_open = self._notes, [], False
         number = self.begun
         self.begun += 1
         try:
             # Actions are made of them when they are asked for: the training thread is the one that is here.
-            batch = Batch(number, self._warm_up, self.rank, self._peak_bytes(), tuple(notes), self.codes)
+            on_cuda = self.gpu and torch.cuda.is_available()
+            peak_bytes = torch.cuda.max_memory_allocated() if on_cuda else None
+            batch = Batch(number, self._warm_up, self.rank, peak_bytes, tuple(notes))
             self.batches.append(batch)
             log = self.timer.run
             if log is not None:
@@ -192,7 +241,7 @@ class Recorder:
         found = []
         for action, ordinal in zip(batch.actions, ordinals, strict=True):
             if ordinal >= 0:
-                name = self.codes.region_of(action.kind, action.stage)
+                name = self._region_of((action.kind, action.stage))
                 if name not in times:
                     times[name] = self.timer.intervals(name, gpu=True)
                 # Of a timer that keeps the last alone, or has lost some, nothing tells which is which.
@@ -213,36 +262,9 @@ class Recorder:
 
     def _rows(self, number: int, events: Sequence[Event]) -> list[tuple[Any, ...]]:
         schedule, warm_up = "evaluation" if self.evaluation else self.schedule or "", int(self._warm_up)
-        return [
-            (
-                start,
-                end - start,
-                self._label(kind, mb),
-                kind.value,
-                stage,
-                mb,
-                self.rank,
-                self.replica,
-                number,
-                schedule,
-                warm_up,
-            )
-            for kind, stage, mb, start, end, _ in events
-        ]
-
-    def _label(self, kind: Kind, microbatch: int) -> str:
-        # By which a timeline names its slices.
-        label = self._labels.get((kind, microbatch))
-        if label is None:
-            label = REGIONS.get(kind, kind.value) + (f" {microbatch}" if microbatch >= 0 else "")
-            self._labels[kind, microbatch] = label
-        return label
-
-    def _peak_bytes(self) -> int | None:
-        if not self.gpu:
-            return None
-        import torch
-
-        if not torch.cuda.is_available():
-            return None
-        return int(torch.cuda.max_memory_allocated())
+        rows = []
+        for kind, stage, mb, start, end, _ in events:
+            label = REGIONS.get(kind, kind.value) + (f" {mb}" if mb >= 0 else "")  # A timeline names its slices by it.
+            whose = self.rank, self.replica, number
+            rows.append((start, end - start, label, kind.value, stage, mb, *whose, schedule, warm_up))
+        return rows

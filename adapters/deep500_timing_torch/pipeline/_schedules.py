@@ -181,7 +181,7 @@ def simulate(
             slots = order[rank]
             while len(done[rank]) < len(slots):
                 slot = slots[len(done[rank])]
-                needs = [one for one in _needs(slot) if one in rank_of]
+                needs = [one for one in needs_of(slot) if one in rank_of]
                 if any(one not in ends for one in needs):
                     break
                 arrivals = [ends[one] + (delay_ns if rank_of[one] != rank else 0) for one in needs]
@@ -201,7 +201,8 @@ def simulate(
     return [action for rank in sorted(order) for action in done[rank]]
 
 
-def _needs(slot: Slot) -> list[Slot]:
+def needs_of(slot: Slot) -> list[Slot]:
+    """The computations that one waits for; a backward pass needs whichever of the two kinds there is."""
     stage, kind, microbatch = slot
     if kind is Kind.FORWARD:
         return [Slot(stage - 1, Kind.FORWARD, microbatch)]

@@ -334,7 +334,7 @@ def faulty(_):
             setattr(broken, name, fail)
         with instrument_schedule(schedule, broken) as times:
             values = train(schedule)
-        found[name] = {"values": values, "faults": times.faults, "left": times.recorder.calls.take()}
+        found[name] = {"values": values, "faults": times.faults, "left": times.recorder._noted}
     return found
 
 
