@@ -14,7 +14,6 @@
 Importing it does not import JAX.
 """
 
-# ruff: noqa: F401 (the names of the core are public here: `__all__` has them)
 from __future__ import annotations
 
 import deep500_timing as _core
@@ -25,34 +24,8 @@ from deep500_timing_jax._timer import CPUGPUTimer, TimedStep, timed_step
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from deep500_timing import (
-        Autolog,
-        Clock,
-        DeviceClock,
-        DeviceUnavailableError,
-        ExportError,
-        HostClock,
-        InvalidKeyError,
-        MissingPackageError,
-        NoTimesError,
-        Region,
-        RegionError,
-        RegionMismatchError,
-        RegionNotOpenError,
-        RegionOpenError,
-        RegionTimes,
-        Snapshot,
-        Timer,
-        TimeStats,
-        TimeType,
-        TimingError,
-        TimingWarning,
-        autolog,
-        compiled,
-        global_timer,
-        read_rank_logs,
-        trim_mean,
-    )
+    from deep500_timing import *  # type: ignore[assignment]  # noqa: F403 (its own names are the next ones)
+    from deep500_timing_jax._timer import CPUGPUTimer
 
 __all__ = ["CPUGPUTimer", "Compilations", "OutputClock", "TimedStep", "timed_step"]
 __all__ += _core.__all__

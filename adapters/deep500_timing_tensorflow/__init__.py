@@ -12,7 +12,6 @@ Importing it imports neither TensorFlow nor Keras nor CuPy: CuPy is looked for a
 when ``TimerCallback`` is first named, TensorFlow when a Keras model that runs on it trains.
 """
 
-# ruff: noqa: F401 (the names of the core are public here: `__all__` has them)
 from __future__ import annotations
 
 import deep500_timing as _core
@@ -24,36 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from deep500_timing import (
-        Autolog,
-        Clock,
-        DeviceClock,
-        DeviceUnavailableError,
-        ExportError,
-        HostClock,
-        InvalidKeyError,
-        MissingPackageError,
-        NoTimesError,
-        Region,
-        RegionError,
-        RegionMismatchError,
-        RegionNotOpenError,
-        RegionOpenError,
-        RegionTimes,
-        Snapshot,
-        Timer,
-        TimeStats,
-        TimeType,
-        TimingError,
-        TimingWarning,
-        autolog,
-        compiled,
-        global_timer,
-        read_rank_logs,
-        trim_mean,
-    )
+    from deep500_timing import *  # type: ignore[assignment]  # noqa: F403 (its own names are the next ones)
     from deep500_timing_tensorflow._callback import TimerCallback
-    from deep500_timing_tensorflow._clock import CupyEventClock
+    from deep500_timing_tensorflow._clock import CPUGPUTimer, CupyEventClock
     from deep500_timing_tensorflow._timed_step import timed_step
 
 __all__ = ["CPUGPUTimer", "CupyEventClock", "TimerCallback", "timed_step"]

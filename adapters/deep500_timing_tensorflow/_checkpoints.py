@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
+from deep500_timing.adapters import Replaced
 from deep500_timing_tensorflow import _keras
 
 if TYPE_CHECKING:
@@ -18,23 +19,16 @@ _METHODS = {"_save_model": "CHECKPOINT", "_backup": "CHECKPOINT", "_load_model":
 """The methods of Keras 3 and tf_keras that save and restore, and their regions."""
 
 
-def time_checkpoints(timer: Timer, callbacks: Any) -> Callable[[], None]:
+def time_checkpoints(timer: Timer, callbacks: Any) -> Callable[[], object]:
     """Time the saves and restores of a list's callbacks, and mark them in the run for goodput."""
-    timed: list[tuple[Any, str]] = []
+    replaced = Replaced()
     for callback in () if callbacks is None else callbacks.callbacks:
         if _KINDS.isdisjoint(kind.__name__ for kind in type(callback).__mro__):
             continue
         for name, region in _METHODS.items():
             if callable(getattr(callback, name, None)) and name not in vars(callback):
-                setattr(callback, name, _timed(timer, callback, getattr(callback, name), region))
-                timed.append((callback, name))
-
-    def undo() -> None:
-        while timed:
-            callback, name = timed.pop()
-            vars(callback).pop(name, None)
-
-    return undo
+                replaced.put(callback, name, _timed(timer, callback, getattr(callback, name), region))
+    return replaced.undo
 
 
 def _timed(timer: Timer, callback: Any, original: Callable[..., Any], region: str) -> Callable[..., Any]:

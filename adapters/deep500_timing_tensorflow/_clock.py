@@ -77,7 +77,7 @@ def find_clock() -> DeviceClock | str:
     """The GPU's clock, or why there is none. Looking imports CuPy and starts CUDA."""
     # One clock for all timers of the process: its events are pooled.
     if not _clocks:
-        reason = why_no_gpu_times()
+        reason = CupyEventClock.why_unavailable()
         if reason is not None:
             return reason
         _clocks.append(CupyEventClock())
@@ -120,7 +120,29 @@ class CupyEventClock:
         Raises:
             ImportError: CuPy is installed and broken.
         """
-        return why_no_gpu_times()
+        try:
+            import cupy
+        except ImportError as error:
+            if error.name != "cupy":
+                raise
+            return f"{missing_package('cupy', extra='cupy', caller='Timing a GPU')}."
+        try:
+            status = None if int(cupy.cuda.runtime.getDeviceCount()) else NO_DEVICE
+        except Exception as error:
+            status = getattr(error, "status", None)
+            if status not in (NO_DEVICE, NO_DRIVER_OR_TOO_OLD):
+                return f"CUDA does not start: {error}. See whether nvidia-smi lists the GPU."
+        if status == NO_DRIVER_OR_TOO_OLD:
+            return (
+                "CuPy is installed, and the NVIDIA driver is absent or too old for it. Install or update the driver, "
+                "or install the CuPy of its CUDA, such as cupy-cuda12x. Start a container with the GPU passed through."
+            )
+        if status == NO_DEVICE:
+            return (
+                "CuPy and the NVIDIA driver are there and no GPU is visible. "
+                "See nvidia-smi, and whether CUDA_VISIBLE_DEVICES hides it."
+            )
+        return None
 
     def stream(self) -> Hashable:
         current = self._cuda.get_current_stream()
@@ -159,33 +181,6 @@ class CupyEventClock:
     def __reduce__(self) -> Any:
         """Copy and pickle its arguments, not its streams."""
         return type(self), (self._synchronize,)
-
-
-def why_no_gpu_times() -> str | None:
-    """Look for CuPy, a driver that is new enough, and a GPU."""
-    try:
-        import cupy
-    except ImportError as error:
-        if error.name != "cupy":
-            raise
-        return f"{missing_package('cupy', extra='cupy', caller='Timing a GPU')}."
-    try:
-        status = None if int(cupy.cuda.runtime.getDeviceCount()) else NO_DEVICE
-    except Exception as error:
-        status = getattr(error, "status", None)
-        if status not in (NO_DEVICE, NO_DRIVER_OR_TOO_OLD):
-            return f"CUDA does not start: {error}. See whether nvidia-smi lists the GPU."
-    if status == NO_DRIVER_OR_TOO_OLD:
-        return (
-            "CuPy is installed, and the NVIDIA driver is absent or too old for it. Install or update the driver, or "
-            "install the CuPy of its CUDA, such as cupy-cuda12x. Start a container with the GPU passed through."
-        )
-    if status == NO_DEVICE:
-        return (
-            "CuPy and the NVIDIA driver are there and no GPU is visible. "
-            "See nvidia-smi, and whether CUDA_VISIBLE_DEVICES hides it."
-        )
-    return None
 
 
 def local_gpus(tf: Any) -> list[str]:

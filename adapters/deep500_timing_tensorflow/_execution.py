@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from deep500_timing import TimeType
 
 EPOCH, BATCH, IO = TimeType.EPOCH, TimeType.BATCH, TimeType.IO
@@ -50,12 +48,3 @@ class Execution:
 
     def __init__(self, number: int = 0) -> None:
         self.number, self.steps = number, 1
-
-
-class Stamps(NamedTuple):
-    """When a batch passed the anchors, in seconds since 1970; NaN for one that it did not pass."""
-
-    number: int
-    data_s: float
-    loss_s: float
-    gradients_s: float

@@ -33,7 +33,8 @@ from deep500_timing_tensorflow._execution import (
     Execution,
 )
 from deep500_timing_tensorflow._keras import guarded, warn_fault
-from deep500_timing_tensorflow._phases import PhaseMatcher, TorchPhases
+from deep500_timing_tensorflow._phases_graph import StampedPhases
+from deep500_timing_tensorflow._phases_torch import TorchPhases
 from deep500_timing_tensorflow._regions import FitRegions, end_aborted_fits
 from deep500_timing_tensorflow._throughput import EpochTotals
 from deep500_timing_tensorflow._traces import TraceCounts
@@ -77,14 +78,13 @@ class FitTimer:
         self.steps_known: int | None = None
         self._open = self.regions.open
         self._now_ns = options.timer.now_ns
-        self._matcher = PhaseMatcher(self.regions, options.withhold)
         self._model = model
         self._number = _first_number_for(callbacks)
-        self._end_checkpoints: Callable[[], None] = lambda: None
+        self._end_checkpoints: Callable[[], object] = lambda: None
         self._reset()
 
     def _reset(self) -> None:
-        self._phases: Any = None
+        self._phases: StampedPhases | TorchPhases | None = None
         self._batches = Batches(self.regions)
         self._fetches_before_hooks = False
         self._traces: TraceCounts | None = None
@@ -117,16 +117,25 @@ class FitTimer:
         self._fetches_before_hooks = backend == "torch"
         self._traces = TraceCounts(vars(model).get("train_function"))
         if options.phases:
-            self._phases = _phases_for(model, backend)
-            if self._phases is not None:
-                self._phases.join(self._matcher)
+            self._phases = self._phases_of(model, backend)
         callbacks = regions.callbacks
         data = None if callbacks is None else _keras.data_of_loop(callbacks)
         several = _keras.steps_per_execution(model)
         self._batches = self._batches_in(data, backend, several)
         self._batches.times_io = _keras.can_time_io(options.io, backend, several, self._batches.is_seen)
         self._batches.steps_known = self.steps_known
-        regions.on_abort = functools.partial(_abort, self._batches, self._phases, self._matcher, self._end_checkpoints)
+        regions.on_abort = functools.partial(_abort, self._batches, self._phases, self._end_checkpoints)
+
+    def _phases_of(self, model: Any, backend: str) -> StampedPhases | TorchPhases | None:
+        reason = _keras.why_no_phases(model, backend)
+        if reason is None:
+            on_torch = backend == "torch"
+            return TorchPhases(self.regions) if on_torch else StampedPhases(model, self.regions, self.options.withhold)
+        warn_once(
+            f"TimerCallback(phases=True): FORWARD and BACKWARD are not timed, the rest is. {reason}",
+            key=f"callback phases {reason}",
+        )
+        return None
 
     def _batches_in(self, data: Any, backend: str, several: int) -> Batches:
         # Keras's data are not found in a loop that calls the hooks itself.
@@ -163,7 +172,7 @@ class FitTimer:
         self.regions.on_abort = None
         self.regions.finish(FIT)
         if self._phases is not None:
-            self._phases.leave(self._matcher)
+            self._phases.leave()
         self._batches.times_io = False  # Keras's data may outlive the fit, and be asked again.
         self._reset()
 
@@ -234,7 +243,8 @@ class FitTimer:
         """Keras is done with the epoch: its means go into the logs, and its last hooks begin."""
         self._batches_are_over()
         self.regions.start(CALLBACKS)
-        self._matcher.settle(self._phases)
+        if self._phases is not None:
+            self._phases.settle()
         self._totals.ends(self.timer.now_ns())
         if self.options.log_prefix is not None and logs is not None:
             logs.update(self._totals.logs(self.options.log_prefix))
@@ -292,7 +302,7 @@ class FitTimer:
             self._open[key] = began_ns, handle
             if phases is not None:
                 execution.began_unix_ns = time_ns()
-                phases.step_begins(self._matcher)
+                phases.step_begins()
         except Exception as error:
             warn_fault("on_train_batch_begin", error)
 
@@ -303,7 +313,7 @@ class FitTimer:
             execution = batches.running
             if phases is not None:
                 ended_unix_ns = time_ns()
-                phases.step_ends(self._matcher)
+                phases.step_ends()
             opened = None if execution is None else self._open.pop(execution.kept_as, None)
             if opened is None or execution is None or traces is None:
                 self.regions.start(CALLBACKS)
@@ -337,7 +347,7 @@ class FitTimer:
             self.options.batches += steps
             if phases is not None:
                 execution.ended_unix_ns = ended_unix_ns
-                self._matcher.executed(execution, phases)
+                phases.executed(execution)
         except Exception as error:
             warn_fault("on_train_batch_end", error)
 
@@ -364,14 +374,13 @@ class FitTimer:
         for key in (IO, BATCH, BATCH_FIRST):
             self.regions.drop(key)
         if self._phases is not None:
-            self._phases.step_ends(self._matcher)
+            self._phases.step_ends()
 
 
-def _abort(batches: Batches, phases: Any, matcher: PhaseMatcher, end_checkpoints: Callable[[], None]) -> None:
+def _abort(batches: Batches, phases: StampedPhases | TorchPhases | None, end_checkpoints: Callable[[], object]) -> None:
     end_checkpoints()
     if phases is not None:
-        phases.leave(matcher)
-    matcher.forget()
+        phases.leave()
     try:
         batches.abort()
     finally:
@@ -383,18 +392,3 @@ def _first_number_for(callbacks: Any) -> int:
     if callbacks is None:
         return next(_fits) << 32
     return _first_numbers.setdefault(callbacks, next(_fits) << 32)
-
-
-def _phases_for(model: Any, backend: str) -> Any:
-    reason = _keras.why_no_phases(model, backend)
-    if reason is not None:
-        warn_once(
-            f"TimerCallback(phases=True): FORWARD and BACKWARD are not timed, the rest is. {reason}",
-            key=f"callback phases {reason}",
-        )
-        return None
-    if backend == "torch":
-        return TorchPhases()
-    from deep500_timing_tensorflow._phases_graph import graph_phases_of
-
-    return graph_phases_of(model)

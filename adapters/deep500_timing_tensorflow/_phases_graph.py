@@ -11,34 +11,161 @@ TensorFlow and not on the model. The stamps go into a small ring in memory that 
 from __future__ import annotations
 
 import functools
+import math
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from collections import deque
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
+from deep500_timing import TimeType
 from deep500_timing.adapters import Watch
-from deep500_timing_tensorflow._execution import Stamps
+from deep500_timing_tensorflow._execution import first
 from deep500_timing_tensorflow._graph_timestamps import WATCHED_TAPES, StepStamps, stamping
-from deep500_timing_tensorflow._keras import steps_per_execution
+from deep500_timing_tensorflow._keras import steps_per_execution, warn_no_phases, warn_traced_before
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from deep500_timing_tensorflow._phases import PhaseMatcher
+    from deep500_timing_tensorflow._execution import Execution
+    from deep500_timing_tensorflow._regions import FitRegions
 
 _RING_ROWS = 1024
 """More than the batches between two readings; 32 bytes each."""
+_SETTLE_EVERY = 256
+"""Batches after which the stamps are read."""
+_TOLERANCE_NS = 50_000
+"""Tolerance of stamps, which are whole microseconds, at the two ends of an execution."""
 
 _local = threading.local()
-_of_models: WeakKeyDictionary[Any, GraphPhases] = WeakKeyDictionary()
+_rings: WeakKeyDictionary[Any, StampRing] = WeakKeyDictionary()
 
 
-def graph_phases_of(model: Any) -> GraphPhases:
-    found = _of_models.get(model)
-    if found is None:
-        found = _of_models[model] = GraphPhases()
-    found.make_room(4 * steps_per_execution(model))
-    return found
+class Stamps(NamedTuple):
+    """When a batch passed the anchors, in seconds since 1970; NaN for one that it did not pass."""
+
+    number: int
+    data_s: float
+    loss_s: float
+    gradients_s: float
+
+
+def record_phases(regions: FitRegions, execution: Execution, batches: Sequence[Stamps]) -> int:
+    """Record FORWARD and BACKWARD of an execution's batches.
+
+    Returns:
+        The batches whose stamps contradict the execution; their phases count as failed.
+    """
+    withheld = 0
+    for stamps in batches:
+        if math.isnan(stamps.loss_s) or math.isnan(stamps.gradients_s):
+            warn_no_phases()
+        elif _contradicts(stamps, execution):
+            withheld += 1
+        else:
+            data_ns, loss_ns, gradients_ns = (_place_ns(at_s, execution) for at_s in stamps[1:])
+            for key, began_ns, ended_ns in (
+                (TimeType.FORWARD, data_ns, loss_ns),
+                (TimeType.BACKWARD, loss_ns, gradients_ns),
+            ):
+                regions.record(key if execution.steady else first(key), began_ns, ended_ns)
+    _fail_phases(regions, withheld)
+    return withheld
+
+
+def _fail_phases(regions: FitRegions, batches: int) -> None:
+    for key in (TimeType.FORWARD, TimeType.BACKWARD) * batches:
+        regions.timer.start(key)
+        regions.timer.fail(key)
+
+
+def _place_ns(stamp_s: float, execution: Execution) -> int:
+    """The moment of a stamp on the timer's clock, within its execution.
+
+    A float of seconds since 1970 is 238 ns coarse and a stamp is a whole number of microseconds, so it is rounded to
+    one. A place outside the execution comes from that rounding and from reading two clocks.
+    """
+    place_ns = round(stamp_s * 1e6) * 1_000 - execution.began_unix_ns + execution.began_ns
+    return min(max(place_ns, execution.began_ns), execution.began_ns + execution.took_ns)
+
+
+def _contradicts(stamps: Stamps, execution: Execution) -> bool:
+    slack_s = _TOLERANCE_NS / 1e9
+    inside = stamps.data_s >= execution.began_unix_ns / 1e9 - slack_s and (
+        stamps.gradients_s <= execution.ended_unix_ns / 1e9 + slack_s
+    )
+    in_order = stamps.data_s <= stamps.loss_s <= stamps.gradients_s
+    room_s = execution.took_ns / 1e9 + slack_s
+    return not (inside and in_order and stamps.gradients_s - stamps.data_s <= room_s)
+
+
+class StampedPhases:
+    """Times the steps of one fit on TensorFlow by the stamps of its model."""
+
+    def __init__(self, model: Any, regions: FitRegions, withhold: Callable[[int], None]) -> None:
+        import tensorflow as tf
+
+        self.regions = regions
+        self._withhold = withhold
+        self._executions: deque[Execution] = deque()
+        self._stamps: list[Stamps] = []
+        ring = _rings.get(model)
+        if ring is None:
+            ring = _rings[model] = StampRing(tf)
+        self.ring = ring
+        ring.make_room(4 * steps_per_execution(model))
+        ring.drain()  # The stamps of a fit without the callback belong to no timer.
+        ring.readers.append(self)
+        WATCHED_TAPES.__enter__()
+        _WATCHED_STEPS.__enter__()
+
+    def leave(self) -> None:
+        self.step_ends()
+        if self in self.ring.readers:
+            self.ring.readers.remove(self)
+            _WATCHED_STEPS.__exit__()
+            WATCHED_TAPES.__exit__()
+        self._executions.clear()
+        self._stamps.clear()
+
+    def prepare_step(self, number: int) -> None:
+        """Note the number of the next execution; the callbacks of one fit count alike."""
+        self.ring.set_number(number)
+
+    def step_begins(self) -> None:
+        _local.phases = self
+
+    def step_ends(self) -> None:
+        if getattr(_local, "phases", None) is self:  # Not that of a fit that goes on.
+            _local.phases = None
+
+    def take(self, stamps: Sequence[Stamps]) -> None:
+        self._stamps.extend(stamps)
+
+    def executed(self, execution: Execution) -> None:
+        self._executions.append(execution)
+        if len(self._executions) * execution.steps >= _SETTLE_EVERY:
+            self.settle()
+
+    def settle(self) -> None:
+        """Read the stamps, and record the phases of every execution that is over."""
+        if not self._executions:
+            return
+        lost = self.ring.drain()
+        stamps: dict[int, list[Stamps]] = {}
+        for row in self._stamps:
+            stamps.setdefault(row.number, []).append(row)
+        self._stamps.clear()
+        while self._executions:
+            execution = self._executions.popleft()
+            # Another callback's steps before the next execution carry the same number, and come after its own.
+            own = stamps.get(execution.number, [])[: execution.steps]
+            missing = execution.steps - len(own)
+            if missing and not (lost or own):
+                warn_traced_before()
+                missing = 0
+            _fail_phases(self.regions, missing)
+            self._withhold(missing + record_phases(self.regions, execution, own))
 
 
 class StampRing:
@@ -51,6 +178,8 @@ class StampRing:
         self._read = 0
         self._eager: list[Stamps] = []
         self._eager_number = 0
+        self.readers: list[StampedPhases] = []
+        """The fits that want the stamps."""
         made: list[Any] = []
 
         def make() -> None:
@@ -118,54 +247,11 @@ class StampRing:
             self._read = taken
         return rows, lost
 
-
-class GraphPhases:
-    """Stamps the steps of one model on TensorFlow."""
-
-    has_stamps = True
-
-    def __init__(self) -> None:
-        import tensorflow as tf
-
-        self._tf: Any = tf
-        self._ring = StampRing(self._tf)
-        self._matchers: list[PhaseMatcher] = []
-
-    def make_room(self, rows: int) -> None:
-        self._ring.make_room(rows)
-
-    def join(self, matcher: PhaseMatcher) -> None:
-        if matcher not in self._matchers:
-            self.drain()  # The stamps of a fit without the callback belong to no timer.
-            self._matchers.append(matcher)
-            WATCHED_TAPES.__enter__()
-            _WATCHED_STEPS.__enter__()
-
-    def leave(self, matcher: PhaseMatcher) -> None:
-        self.step_ends(matcher)
-        if matcher in self._matchers:
-            self._matchers.remove(matcher)
-            _WATCHED_STEPS.__exit__()
-            WATCHED_TAPES.__exit__()
-
-    def prepare_step(self, number: int) -> None:
-        """Note the number of the next execution; the callbacks of one fit count alike."""
-        self._ring.set_number(number)
-
-    def step_begins(self, matcher: PhaseMatcher) -> None:
-        """A trace on this thread is now a step of the fit."""
-        _local.step = self, matcher
-
-    def step_ends(self, matcher: PhaseMatcher) -> None:
-        step = getattr(_local, "step", None)
-        if step is not None and step[1] is matcher:  # Not that of a fit that goes on.
-            _local.step = None
-
     def drain(self) -> int:
-        """Hand the newest stamps to the fits with phases."""
-        rows, lost = self._ring.read()
-        for matcher in self._matchers:
-            matcher.take(rows)
+        """Hand the newest stamps to the fits that want them, and return how many were lost."""
+        rows, lost = self.read()
+        for phases in self.readers:
+            phases.take(rows)
         return lost
 
     def stamped(self, step: Callable[..., Any]) -> Callable[..., Any]:
@@ -178,7 +264,7 @@ class GraphPhases:
             stamps = StepStamps(tf)
             with stamping(stamps):
                 outputs = step(*stamps.data(args), **kwargs)
-            self._ring.put(stamps)
+            self.put(stamps)
             return outputs
 
         return stamped
@@ -186,13 +272,13 @@ class GraphPhases:
 
 def _stamped_steps(original: Callable[..., Any]) -> Callable[..., Any]:
     def call_for_each_replica(self: Any, fn: Any, args: Any = (), kwargs: Any = None) -> Any:
-        step = getattr(_local, "step", None)
-        if step is not None and step[1].regions.is_running():
-            _local.step = None  # Not for calls inside the step.
+        phases: StampedPhases | None = getattr(_local, "phases", None)
+        if phases is not None and phases.regions.is_running():
+            _local.phases = None  # Not for calls inside the step.
             try:
-                return original(self, step[0].stamped(fn), args, kwargs)
+                return original(self, phases.ring.stamped(fn), args, kwargs)
             finally:
-                _local.step = step
+                _local.phases = phases
         return original(self, fn, args, kwargs)
 
     return call_for_each_replica

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from deep500_timing import Timer, TimingError
 from deep500_timing.adapters import warn_once
-from deep500_timing_tensorflow._execution import BATCH, BATCH_FIRST, Execution, Stamps
+from deep500_timing_tensorflow._execution import BATCH, BATCH_FIRST, Execution
 from deep500_timing_tensorflow._graph_timestamps import WATCHED_TAPES, StepStamps, stamping
 from deep500_timing_tensorflow._keras import warn_fault, why_no_stamps
-from deep500_timing_tensorflow._phases import PhaseMatcher
+from deep500_timing_tensorflow._phases_graph import Stamps, record_phases
 from deep500_timing_tensorflow._regions import FitRegions
 
 if TYPE_CHECKING:
@@ -69,7 +69,6 @@ class _TimedStep:
         self._tf: Any = tf
         self._gpu = gpu
         self._regions = FitRegions(timer)
-        self._matcher = PhaseMatcher(self._regions)
         self._traced = False
         self._compiled = hasattr(step, "python_function")
         self._stamps = True
@@ -127,7 +126,7 @@ class _TimedStep:
         execution.ended_unix_ns, execution.steady = time.time_ns(), not self._traced
         execution.took_ns = self._regions.end(BATCH, BATCH_FIRST if self._traced else BATCH) or 0
         if row is not None:
-            self._matcher.match(execution, [Stamps(0, *row)])
+            record_phases(self._regions, execution, [Stamps(0, *row)])
 
 
 def _why_no_phases(step: Any) -> str | None:

@@ -285,7 +285,7 @@ def test_broken_cupy_is_not_called_missing(cupy, monkeypatch):
 
     monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
     with pytest.raises(ImportError, match=r"libcuda\.so\.1"):
-        _clock.why_no_gpu_times()
+        _clock.CupyEventClock.why_unavailable()
 
 
 def test_pickled_timer_finds_the_device_anew(cupy):

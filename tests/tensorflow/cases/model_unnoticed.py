@@ -188,7 +188,7 @@ class _NotedLock:
 
 WATCHED = {
     "tensorflow": ["_phases_graph._WATCHED_STEPS", "_graph_timestamps.WATCHED_TAPES"],
-    "torch": ["_phases._WATCHED_GRADIENTS"],
+    "torch": ["_phases_torch._WATCHED_GRADIENTS"],
 }
 
 

@@ -26,10 +26,9 @@ from deep500_timing.testing import ManualClock
 from deep500_timing_tensorflow import TimeType, _data_tensorflow
 from deep500_timing_tensorflow._callback import Sentinel
 from deep500_timing_tensorflow._data_tensorflow import TimedDataset, WaitSums
-from deep500_timing_tensorflow._execution import Execution, Stamps
+from deep500_timing_tensorflow._execution import Execution
 from deep500_timing_tensorflow._graph_timestamps import StepStamps
-from deep500_timing_tensorflow._phases import PhaseMatcher
-from deep500_timing_tensorflow._phases_graph import StampRing
+from deep500_timing_tensorflow._phases_graph import StampedPhases, StampRing, Stamps, record_phases
 from deep500_timing_tensorflow._regions import FitRegions
 
 tf.config.set_logical_device_configuration(
@@ -694,17 +693,6 @@ class _Sink(FitRegions):
         super().__init__(timer.Timer(clock=ManualClock()))
 
 
-class _Withheld:
-    """Adds up a matcher's withheld batches."""
-
-    def __init__(self):
-        self.batches = 0
-
-    def __call__(self, batches):
-        """So many more."""
-        self.batches += batches
-
-
 NOW_NS = 1_700_000_000_000_000_000
 
 
@@ -720,62 +708,57 @@ def _stamps(*offsets_ns):
     return Stamps(1, *((NOW_NS + offset) / 1e9 for offset in offsets_ns))
 
 
-class _Ring:
-    """Phases whose stamps are handed over already."""
+class _Model:
+    """A model that trains one batch an execution."""
 
-    has_stamps = True
 
-    def __init__(self, lost=0):
-        self._lost = lost
-
-    def drain(self):
-        return self._lost
+def _settled(stamps, executions, lost=0):
+    """Read stamps that a graph left; gives the timer and the number of withheld batches."""
+    sink, withheld = _Sink(), []
+    phases = StampedPhases(_Model(), sink, withheld.append)
+    phases.ring.drain = lambda: lost
+    phases.take(stamps)
+    for execution in executions:
+        phases._executions.append(execution)
+    phases.settle()
+    phases.leave()
+    return sink.timer, sum(withheld)
 
 
 @pytest.mark.parametrize("jump_s", [0, -10, 10])
 def test_phases_are_matched_by_number_and_not_by_the_clock(jump_s):
     """A wall clock that is set between two executions costs no phases."""
-    sink = _Sink()
-    withheld = _Withheld()
-    matcher = PhaseMatcher(sink, withheld)
     offsets_ns = (1_000_000, 4_000_000, 8_000_000)
+    stamps, executions = [], []
     for number in range(20):
         jump_ns = jump_s * 1_000_000_000 if number >= 5 else 0
-        matcher.take([Stamps(number, *((NOW_NS + jump_ns + offset) / 1e9 for offset in offsets_ns))])
-        matcher._executions.append(_execution(10_000_000, number=number, jump_ns=jump_ns))
-    matcher.settle(_Ring())
-    assert (20, 0) == (len(sink.timer.get_time(TimeType.FORWARD)), withheld.batches)
+        stamps.append(Stamps(number, *((NOW_NS + jump_ns + offset) / 1e9 for offset in offsets_ns)))
+        executions.append(_execution(10_000_000, number=number, jump_ns=jump_ns))
+    tmr, withheld = _settled(stamps, executions)
+    assert (20, 0) == (len(tmr.get_time(TimeType.FORWARD)), withheld)
 
 
 def test_lost_stamps_are_counted():
     """Executions whose rows the ring has lost are withheld, each of their batches, and the others are there."""
-    sink = _Sink()
-    withheld = _Withheld()
-    matcher = PhaseMatcher(sink, withheld)
-    matcher.take([_stamps(1_000_000, 4_000_000, 8_000_000)._replace(number=2)])
-    matcher._executions += [_execution(10_000_000, steps=3, number=1), _execution(10_000_000, number=2)]
-    matcher.settle(_Ring(lost=3))
-    assert (1, 3) == (len(sink.timer.get_time(TimeType.FORWARD)), withheld.batches)
-    assert 3 == sink.timer.snapshot().get(TimeType.FORWARD).failed
+    stamps = [_stamps(1_000_000, 4_000_000, 8_000_000)._replace(number=2)]
+    executions = [_execution(10_000_000, steps=3, number=1), _execution(10_000_000, number=2)]
+    tmr, withheld = _settled(stamps, executions, lost=3)
+    assert (1, 3) == (len(tmr.get_time(TimeType.FORWARD)), withheld)
+    assert 3 == tmr.snapshot().get(TimeType.FORWARD).failed
 
 
 def test_stamps_of_somebody_elses_step_are_not_the_executions():
     """A step that another callback runs after an execution has its number, and comes after its own."""
-    sink = _Sink()
-    withheld = _Withheld()
-    matcher = PhaseMatcher(sink, withheld)
     own, others = (0, 2_000_000, 3_000_000), (5_000_000, 9_000_000, 9_500_000)
-    matcher.take([_stamps(*own), _stamps(*others)])
-    matcher._executions.append(_execution(4_000_000))
-    matcher.settle(_Ring())
-    assert pytest.approx([0.002], abs=1e-6) == sink.timer.get_time(TimeType.FORWARD)
-    assert 0 == withheld.batches
+    tmr, withheld = _settled([_stamps(*own), _stamps(*others)], [_execution(4_000_000)])
+    assert pytest.approx([0.002], abs=1e-6) == tmr.get_time(TimeType.FORWARD)
+    assert 0 == withheld
 
 
 def test_stamps_become_intervals_on_the_timers_clock():
     """The lengths are those between the stamps, to the microsecond that the stamps have."""
     sink = _Sink()
-    PhaseMatcher(sink).match(_execution(10_000_000), [_stamps(1_000_000, 4_000_000, 9_000_000)])
+    record_phases(sink, _execution(10_000_000), [_stamps(1_000_000, 4_000_000, 9_000_000)])
     assert pytest.approx([0.003], abs=1e-6) == sink.timer.get_time(TimeType.FORWARD)
     assert pytest.approx([0.005], abs=1e-6) == sink.timer.get_time(TimeType.BACKWARD)
     assert pytest.approx(5_000 + 1_000_000, abs=1_000) == sink.timer.intervals(TimeType.FORWARD)[0, 0]
@@ -789,10 +772,7 @@ def test_stamps_become_intervals_on_the_timers_clock():
 def test_stamps_that_contradict_the_batch_are_withheld_and_counted(offsets_ns):
     """A phase that cannot be is not reported: it is counted, on the callback and as failed."""
     sink = _Sink()
-    withheld = _Withheld()
-    matcher = PhaseMatcher(sink, withheld)
-    matcher.match(_execution(10_000_000), [_stamps(*offsets_ns)])
-    assert 1 == withheld.batches
+    assert 1 == record_phases(sink, _execution(10_000_000), [_stamps(*offsets_ns)])
     for key in (TimeType.FORWARD, TimeType.BACKWARD):
         assert [] == sink.timer.get_time(key)
         assert 1 == sink.timer.snapshot().get(key).failed
@@ -802,13 +782,10 @@ def test_stamps_that_contradict_the_batch_are_withheld_and_counted(offsets_ns):
 def test_matched_phases_never_exceed_their_execution(gaps_ns):
     """For any stamps in order inside an execution, the passes of its batches add up to no more than it."""
     sink = _Sink()
-    withheld = _Withheld()
-    matcher = PhaseMatcher(sink, withheld)
     edges = np.cumsum(gaps_ns)
     batches = [_stamps(*edges[start : start + 3]) for start in range(0, len(edges) - 2, 3)]
     took_ns = int(edges[-1])
-    matcher.match(_execution(took_ns, steps=len(batches)), batches)
-    assert 0 == withheld.batches
+    assert 0 == record_phases(sink, _execution(took_ns, steps=len(batches)), batches)
     found = [sum(sink.timer.get_time(key)) for key in (TimeType.FORWARD, TimeType.BACKWARD)]
     assert sum(found) <= took_ns / 1e9 + 2e-6 * len(batches)
 
@@ -817,8 +794,6 @@ def test_matched_phases_never_exceed_their_execution(gaps_ns):
 def test_matched_phases_lie_in_their_execution_and_side_by_side(gaps_us, before_ns):
     """Stamps are whole microseconds, read as seconds since 1970: no phase begins before its batch or the last phase."""
     sink = _Sink()
-    withheld = _Withheld()
-    matcher = PhaseMatcher(sink, withheld)
     # A stamp is cut to the microsecond, and the two clocks of the host are read one after the other.
     edges_ns = NOW_NS + 1_000 * np.cumsum([0, *gaps_us])
     batches = [
@@ -826,8 +801,7 @@ def test_matched_phases_lie_in_their_execution_and_side_by_side(gaps_us, before_
         for start in range(0, len(edges_ns) - 2, 2)
     ]
     took_ns = int(edges_ns[-1]) - NOW_NS
-    matcher.match(_execution(took_ns, steps=len(batches), jump_ns=before_ns), batches)
-    assert 0 == withheld.batches
+    assert 0 == record_phases(sink, _execution(took_ns, steps=len(batches), jump_ns=before_ns), batches)
     spans = sorted(
         tuple(span) for key in (TimeType.FORWARD, TimeType.BACKWARD) for span in sink.timer.intervals(key).tolist()
     )
