@@ -46,7 +46,7 @@ if TYPE_CHECKING:
         safe_name,
         width_of,
     )
-    from deep500_timing._views.page._colours import REGION_COLOURS
+    from deep500_timing._views.page._charts import REGION_COLOURS
 
 __all__ = [
     "DEADLINE_S",
@@ -106,7 +106,7 @@ _HOMES = {
     "_summary.stats": "QUANTILES TRIM",
     "_summary.text": "UNKNOWN fit_encoding format_bytes format_ms format_number format_share format_time "
     "format_utilization lines_of pad safe_name width_of",
-    "_views.page._colours": "REGION_COLOURS",
+    "_views.page._charts": "REGION_COLOURS",
 }
 _LAZY = {name: f"{__package__}.{module}" for module, names in _HOMES.items() for name in names.split()}
 

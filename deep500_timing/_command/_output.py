@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from deep500_timing._command._app import click
 from deep500_timing._summary.text import fit_encoding, wrap
-from deep500_timing._views.terminal import width_for
+from deep500_timing._views.table import width_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -114,7 +114,7 @@ def show(
     from dataclasses import asdict
 
     from deep500_timing._command._output import print_json, say
-    from deep500_timing._views.terminal import width_for
+    from deep500_timing._views.table import width_for
     from deep500_timing.compare._text import benchmark_json as benchmarks
     from deep500_timing.compare._text import draw, gate, markdown
 
@@ -194,7 +194,7 @@ def history(folder: str, region: str, as_json: bool) -> None:
     if as_json:
         print_json(
             [
-                {"first_run": one.first.runs[0].name, "last_run": one.last.runs[-1].name, "points": one.points}
+                {"first_run": one.first.name, "last_run": one.last.name, "points": one.points}
                 | {"unit": unit, "seconds": one.seconds, "change": one.change, "p": one.p, "region": one.region}
                 for one in levels
             ]
@@ -202,14 +202,14 @@ def history(folder: str, region: str, as_json: bool) -> None:
         return
     rows = [("from run", "began (UTC)", f"{unit}s", "step", "change", "p", "most in")]
     for one in levels:
-        run = one.first.runs[0]
+        run = one.first
         began = "" if run.start_unix_s is None else f"{datetime.fromtimestamp(run.start_unix_s, UTC):%Y-%m-%d %H:%M}"
         p = "" if one.p is None else f"{one.p:.3f}"
         row = (safe_name(run.name), began, str(one.points), format_time(one.seconds), percent(one.change), p)
         rows.append((*row, safe_name(one.region or "")))
     slower = [one for one in levels if (one.change or 0) > 0]
     if slower:
-        text = f"{safe_name(slower[-1].first.runs[0].name)} made it slower: {percent(slower[-1].change)}."
+        text = f"{safe_name(slower[-1].first.name)} made it slower: {percent(slower[-1].change)}."
         text += f" Most of it is in {safe_name(slower[-1].region)}." if slower[-1].region else ""
     else:
         text = "No run made it slower."

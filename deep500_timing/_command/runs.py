@@ -109,10 +109,9 @@ def show(folder: str, rank: int | None, session: int | None, off: tuple[str, ...
 
     FOLDER is what Timer(run=FOLDER) or DEEP500_TIMING_RUN=FOLDER has written.
     """
-    from deep500_timing._views.findings._find import RULES
-    from deep500_timing._views.of_run import sheet_of_run
-    from deep500_timing._views.table import draw
-    from deep500_timing._views.terminal import put, width_for
+    from deep500_timing._views import table
+    from deep500_timing._views.findings import RULES
+    from deep500_timing._views.sheets import sheet_of_run
 
     unknown = sorted({*off} - RULES.keys())
     if unknown:
@@ -122,7 +121,7 @@ def show(folder: str, rank: int | None, session: int | None, off: tuple[str, ...
         if as_json:
             print_sheet(run, sheet)
     if not as_json:
-        put(sys.stdout, draw(sheet, width=width_for(sys.stdout)))
+        table.show(sys.stdout, sheet)
 
 
 @click.command()

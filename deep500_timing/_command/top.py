@@ -31,9 +31,8 @@ def top(folder: str, rank: int | None, every: float, once: bool, as_json: bool) 
     """
     from deep500_timing._command._output import print_sheet
     from deep500_timing._views.about import live_line
-    from deep500_timing._views.of_run import sheet_of_run
-    from deep500_timing._views.table import Span, draw
-    from deep500_timing._views.terminal import is_terminal, put, width_for
+    from deep500_timing._views.sheets import sheet_of_run
+    from deep500_timing._views.table import Span, draw, is_terminal, put, width_for
     from deep500_timing.runs import Run
 
     stream = sys.stdout

@@ -4,3 +4,26 @@
 child process finds on ``PYTHONPATH``, ``autolog`` holds the timer, the plug-ins and the report at the end. No module
 here imports a framework.
 """
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from os import PathLike
+
+_JOBS = ("SLURM_JOB_ID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "LSB_JOBID", "PBS_JOBID")
+"""The job's number: ranks that are launched one by one share it, and not the time."""
+
+
+def folder_of(run: str | PathLike[str] | None, program: str | None = None) -> str:
+    """The absolute path of the run's folder: as given, or ``runs/PROGRAM-TIME``, under a batch system ``-JOB``."""
+    if run is not None:
+        return os.path.abspath(os.fspath(run))
+    name = os.path.basename(os.path.abspath(program or sys.argv[0] or "run"))
+    name = name.removesuffix(".py").removesuffix("__main__") or "run"
+    job = next((os.environ[job] for job in _JOBS if os.environ.get(job)), None)
+    return os.path.abspath(os.path.join("runs", f"{name}-{job or time.strftime('%Y%m%d-%H%M%S')}"))

@@ -16,7 +16,7 @@ from deep500_timing._base.patches import after_import
 from deep500_timing._base.settings import check_settings, setting
 from deep500_timing._base.warn import warn_once
 from deep500_timing._distributed.launchers import distributed, known_rank_and_world
-from deep500_timing._launch.folder import folder_of
+from deep500_timing._launch import folder_of
 from deep500_timing._launch.reports import Reports
 from deep500_timing._recording.threads import all_recorders
 
@@ -309,9 +309,8 @@ class Autolog:
             return False
         from time import monotonic, sleep
 
-        from deep500_timing._views.of_run import sheet_of_run
-        from deep500_timing._views.table import draw
-        from deep500_timing._views.terminal import put, width_for
+        from deep500_timing._views.sheets import sheet_of_run
+        from deep500_timing._views.table import show
         from deep500_timing.runs import Run
 
         rank, until = self._rank or 0, monotonic() + _OTHERS_S
@@ -325,7 +324,7 @@ class Autolog:
                     sheet = sheet_of_run(run, rank=rank, session=session)
                     break
             sleep(_POLL_S)
-        put(stream, draw(sheet, width=width_for(stream)))
+        show(stream, sheet)
         if missing > 0:
             stream.write(f"  The logs of {missing} of {world} ranks had not ended when this was read.\n")
         return True

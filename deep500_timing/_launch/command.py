@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import sys
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from deep500_timing._launch import folder_of
+from deep500_timing._launch.program import UsageError, run
+from deep500_timing._launch.startup.sitecustomize import FOLDER, SETTINGS, Trigger
 
 USAGE = """\
 Usage: deep500-timing run [OPTIONS] FILE [ARGUMENTS]
@@ -30,13 +30,11 @@ These options stand before the program:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the program that the arguments name. Its exit status is the command's.
+    """Run the program that the arguments name, whose exit status is the command's.
 
-    Returns:
-        The exit status, where the program did not set one: 0, 2 for wrong arguments, 127 for an absent command.
+    Where the program sets none, the status is 0, 2 for wrong arguments, or 127 for an absent command.
     """
     from deep500_timing._base.settings import check_settings, setting
-    from deep500_timing._launch.program import UsageError, run
 
     try:
         options, rest = _options(arguments)
@@ -73,8 +71,6 @@ class _Options:
 
 def _options(arguments: list[str]) -> tuple[_Options, list[str] | None]:
     # None in place of the rest asks for help. The first word that is no option of ours begins the program.
-    from deep500_timing._launch.program import UsageError
-
     options, rest = _Options(), list(arguments)
     while rest and rest[0].startswith("--") and rest[0] != "--":
         option, equals, value = rest.pop(0).partition("=")
@@ -102,16 +98,11 @@ def _is_command(word: str) -> bool:
 
 
 def _search_path() -> str:
-    from deep500_timing._launch.startup.sitecustomize import FOLDER
-
     return os.pathsep.join(path for path in (FOLDER, os.environ.get("PYTHONPATH")) if path)
 
 
 def _prepare(options: _Options, rest: list[str]) -> None:
     import atexit
-
-    from deep500_timing._launch.folder import folder_of
-    from deep500_timing._launch.startup.sitecustomize import SETTINGS, Trigger
 
     named = rest[1] if rest[0] == "-m" and len(rest) > 1 else "code" if rest[0] == "-c" else rest[0]
     named = "stdin" if named == "-" else named
@@ -134,15 +125,11 @@ def _say_if_idle(trigger: object, folder: str, pid: int) -> None:
 
 
 def _execute(options: _Options, command: list[str]) -> int:
-    from deep500_timing._launch.folder import folder_of
-    from deep500_timing._launch.program import UsageError
-    from deep500_timing._launch.startup.sitecustomize import SETTINGS
-
     if not command:
         raise UsageError("After -- stands the command to run.")
     program = next((word for word in command if word.endswith(".py")), command[0])
     settings = options.settings(folder_of(options.folder, program), launched=True)
-    environment: dict[str, Any] = {**os.environ, "PYTHONPATH": _search_path(), SETTINGS: settings}
+    environment = {**os.environ, "PYTHONPATH": _search_path(), SETTINGS: settings}
     sys.stdout.flush()
     try:
         os.execvpe(command[0], command, environment)

@@ -25,12 +25,8 @@ class UsageError(Exception):
 def run(arguments: list[str]) -> None:
     """Run the program that the arguments name; returns or raises as the program does.
 
-    Args:
-        arguments: ``[FILE, ...]``, ``["-m", MODULE, ...]``, ``["-c", CODE, ...]`` or ``["-", ...]``; FILE may be a
-            folder or a zip file with a ``__main__.py``.
-
-    Raises:
-        UsageError: Nothing is named.
+    The arguments are ``[FILE, ...]``, ``["-m", MODULE, ...]``, ``["-c", CODE, ...]`` or ``["-", ...]``; FILE may be a
+    folder or a zip file with a ``__main__.py``. If they name nothing, it raises ``UsageError``.
     """
     execute = _prepare(arguments)
     sys.orig_argv = [*sys.orig_argv[:1], *arguments]

@@ -75,7 +75,7 @@ def tree_of_kept(
     path_of = [tuple(names[region] for region in paths.regions_of(number)) for number in range(len(paths.parents))]
     numbers = np.bincount(kept.paths, minlength=len(path_of))
     home = {path_of[number][-1]: path_of[number] for number in np.argsort(numbers, kind="stable").tolist()}
-    nodes, in_parent_s, covered_s = _exact(kept, paths, path_of)
+    nodes, in_parent_s, covered_s = _exact(kept, path_of)
     forgotten = {store.name for store in stores if store.device == CPU and store.copied["aggregated"]}
     if forgotten:
         nodes = _with_whole_run(nodes, forgotten, home, whole)
@@ -118,9 +118,7 @@ def _nest(stores: Sequence[Store], names: list[str], paths: Paths) -> _Kept:
     return _Kept(starts, ends, counted, nested.parents, nested.covered, nested.paths, indices)
 
 
-def _exact(
-    kept: _Kept, paths: Paths, path_of: list[Path]
-) -> tuple[dict[Path, Node], dict[Path, float], dict[Path, float]]:
+def _exact(kept: _Kept, path_of: list[Path]) -> tuple[dict[Path, Node], dict[Path, float], dict[Path, float]]:
     # The nodes; for each the time inside counted parents; and the time that children cover.
     is_open = kept.ends == ENDLESS
     durations = np.where(is_open, 0, kept.ends - kept.starts)

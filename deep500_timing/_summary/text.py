@@ -20,6 +20,8 @@ GAP = "  "
 _GIB = 1024**3
 _UNITS = ((1e-9, "ns"), (1e-6, "µs"), (1e-3, "ms"), (1.0, "s"))
 _HOUR_S = 3600.0
+TIME_UNITS = (*_UNITS, (_HOUR_S, "h"))
+"""Units of times with their seconds, the shortest first."""
 SIZE_UNITS = ((1024**4, "TiB"), (_GIB, "GiB"), (1024**2, "MiB"), (1024, "KiB"))
 """Units of sizes with their bytes, the largest first."""
 _DIGITS = 4
@@ -37,12 +39,7 @@ def format_time(seconds: float | None) -> str:
     if seconds is None or not math.isfinite(seconds):
         return UNKNOWN
     scale, unit = _unit_of(seconds)
-    return f"{_digits(seconds / scale, _decimals(seconds / scale))} {unit}"
-
-
-def time_units() -> tuple[tuple[float, str], ...]:
-    """The units of times, each with its length in seconds, rising."""
-    return (*_UNITS, (_HOUR_S, "h"))
+    return f"{seconds / scale:.{_decimals(seconds / scale)}f} {unit}"
 
 
 def format_bytes(number: float | None) -> str:
@@ -101,10 +98,6 @@ def _decimals(value: float) -> int:
     return decimals
 
 
-def _digits(value: float, decimals: int) -> str:
-    return f"{value:.{decimals}f}"
-
-
 def safe_name(name: str) -> str:
     """A region's name with control characters and line breaks as escapes."""
     if name.isprintable():
@@ -159,30 +152,17 @@ def widths_of(rows: Iterable[Sequence[str]]) -> list[int]:
     return [max(map(width_of, column)) for column in zip(*rows, strict=True)]
 
 
-def cells_of(row: Sequence[str], widths: Sequence[int], *, left: int = 2) -> list[str]:
-    """The cells of a row padded to their columns' widths: the first ``left`` left-aligned, the others right-aligned."""
-    return [pad(cell, width, right=place >= left) for place, (cell, width) in enumerate(zip(row, widths, strict=True))]
-
-
-def line_of(row: Sequence[str], widths: Sequence[int], *, left: int = 2) -> str:
-    return GAP.join(cells_of(row, widths, left=left))
-
-
 def lines_of(rows: Sequence[Sequence[str]], *, left: int = 2) -> list[str]:
-    """Rows, the heading first, as aligned lines."""
+    """Rows, the heading first, as lines: the first ``left`` columns left-aligned, the others right-aligned."""
     widths = widths_of(rows)
-    return [line_of(row, widths, left=left).rstrip() for row in rows]
+    padded = [[pad(row[at], widths[at], right=at >= left) for at in range(len(widths))] for row in rows]
+    return [GAP.join(cells).rstrip() for cells in padded]
 
 
-def align_units(rows: list[tuple[str, ...]], *, left: int = 2) -> tuple[tuple[str, ...], ...]:
-    """Rows in which "s" and "h" are as wide as units of two letters, so that numbers align."""
-    columns = [
-        [cell + " " if cell.endswith((" s", " h")) else cell for cell in column]
-        if place >= left and any(cell.endswith(("ms", "µs", "ns")) for cell in column)
-        else column
-        for place, column in enumerate(zip(*rows, strict=True))
-    ]
-    return tuple(zip(*columns, strict=True))
+def align_units(column: Sequence[str]) -> list[str]:
+    """A column in which "s" and "h" are as wide as units of two letters, so that numbers align."""
+    has_long = any(cell.endswith(("ms", "µs", "ns")) for cell in column)
+    return [cell + " " if has_long and cell.endswith((" s", " h")) else cell for cell in column]
 
 
 def wrap(text: str, width: int, indent: int) -> str:

@@ -88,8 +88,14 @@ class About:
         if not self.ended:
             return "not ended: killed, or running"
         broken = [end for end in self.ends if end not in _IN_ORDER]
-        lost = self.dropped or self.damaged_bytes or self.missing_frames or self.missing_ranks
+        lost = any(self.lost.values()) or self.missing_ranks
         return f"ended by {', '.join(map(safe_name, broken))}" if broken else "ended" if lost else "complete"
+
+    @property
+    def lost(self) -> dict[str, int]:
+        """How much the logs lack, by what."""
+        losses = self.dropped, self.damaged_bytes, self.missing_frames
+        return dict(zip(("intervals dropped", "bytes of logs damaged", "frames of logs missing"), losses, strict=True))
 
     @property
     def missing_ranks(self) -> tuple[int, ...]:

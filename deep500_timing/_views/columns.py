@@ -1,22 +1,33 @@
-"""The cells of the table: times in a common unit, shares, spreads and trends."""
+"""The cells of the table: times in a common unit, shares, spreads and trends. And the lines below it.
+
+The lines name regions with a long first interval, and say how busy the device was in a step.
+"""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING
 
-from deep500_timing._summary.text import UNKNOWN, format_share, time_units
+from deep500_timing._base.names import BATCH
+from deep500_timing._summary.text import TIME_UNITS, UNKNOWN, format_share, safe_name, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from deep500_timing._summary.tree import Node
+    from deep500_timing._summary.tree import Node, Tree
 
 _BARS = "▁▂▃▄▅▆▇█"
 _USUAL = 3 / 8
 """Height of a constant value, which leaves room for longer times."""
 FEW = 20
 LEAST_FOR_MEDIAN = 3
+AHEAD = 0.7
+"""The CPU runs ahead if its time is below this share of the device's."""
+ALIKE = 0.1
+"""Largest relative difference of equal times."""
+_FIRST_RATIO, _FIRST_LEAST, _FIRST_SHARE = 3.0, 6, 0.01
+"""A first interval is named from so many medians on, of so many intervals, if it takes this share of the run."""
+_MOST_FIRST, _WIDTH = 3, 32
 
 
 def times(values: Sequence[float | None], *, by_largest: bool = False) -> list[str]:
@@ -37,7 +48,7 @@ def _unit_of_column(known: list[float]) -> tuple[float, str, int]:
 
 
 def _own_unit(value: float) -> tuple[float, str]:
-    return next((own for own in time_units() if value / own[0] < _limit(own[1])), time_units()[-1])
+    return next((own for own in TIME_UNITS if value / own[0] < _limit(own[1])), TIME_UNITS[-1])
 
 
 def _limit(unit: str) -> float:
@@ -101,6 +112,63 @@ def median(node: Node) -> float | None:
 
 def p95(node: Node) -> float | None:
     """The 95th percentile to show, NaN for a dash."""
-    if node.count < LEAST_FOR_MEDIAN:
+    if node.count < LEAST_FOR_MEDIAN or node.median_s is None:
         return None
     return math.nan if node.count < FEW else node.p95_s
+
+
+def first_note(tree: Tree) -> list[tuple[str, str]]:
+    """The line on first intervals, or none. Regions inside a named one are left out."""
+    whole = sum(root.total_s or 0.0 for root in tree.roots)
+    found = [
+        (node, node.first_s, node.first_s / node.median_s)
+        for node in tree.walk()
+        if node.first_s is not None
+        and node.median_s
+        and node.count >= _FIRST_LEAST
+        and node.first_s >= max(_FIRST_RATIO * node.median_s, _FIRST_SHARE * whole)
+    ]
+    paths = {node.path for node, _, _ in found}
+    outer = [of for of in found if not any(of[0].path[:end] in paths for end in range(1, len(of[0].path)))]
+    outer.sort(key=lambda of: -of[1])
+    said = []
+    for node, first_s, ratio in outer[:_MOST_FIRST]:
+        times_it = f"{ratio:.1f}" if ratio < 10 else f"{ratio:.0f}"
+        said.append(f"{shorten(safe_name(node.name), _WIDTH)} {times([first_s])[0]}, {times_it} × its median")
+    return [("first", "; ".join(said))] if said else []
+
+
+def busy_in(step: Node) -> tuple[float, float] | None:
+    """The seconds of a region, and in how many of them a region directly inside it was timed on the device.
+
+    None without such regions: the region's own device time includes idle time.
+    """
+    inside = [child.gpu.total_s for child in step.children if child.gpu is not None]
+    if step.gpu is None or step.total_s is None or not inside:
+        return None
+    whole_s = max(step.total_s, step.gpu.total_s)
+    return whole_s, min(sum(inside), whole_s)
+
+
+def device_note(tree: Tree) -> list[tuple[str, str]]:
+    step = next((node for node in tree.named(BATCH) if node.gpu is not None and node.total_s), None)
+    busy = None if step is None else busy_in(step)
+    if step is None or busy is None:
+        return []
+    whole_s, busy_s = busy
+    said = f"busy for {share(busy_s / whole_s)} of BATCH with the regions timed on it"
+    longest = max(step.children, key=lambda child: 0.0 if child.gpu is None else child.gpu.total_s)
+    if longest.gpu is None or longest.count < LEAST_FOR_MEDIAN or longest.median_s is None or not longest.gpu.median_s:
+        return [("device", said)]
+    on_cpu, on_device = times([longest.median_s])[0], times([longest.gpu.median_s])[0]
+    pace = _pace(longest.median_s / longest.gpu.median_s)
+    name = shorten(safe_name(longest.name), _WIDTH)
+    return [("device", f"{said}; in {name} the CPU {pace}: {on_cpu} against {on_device}")]
+
+
+def _pace(ratio: float) -> str:
+    if ratio < AHEAD:
+        return "runs ahead of it"
+    if abs(ratio - 1) <= ALIKE:
+        return "takes as long, so one waits for the other"
+    return "takes longer, so it waits" if ratio > 1 else "takes less"

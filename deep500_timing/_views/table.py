@@ -1,24 +1,38 @@
 """The table of regions as lines of text with styles: a pipe gets the text, a terminal the colours too.
 
-A :class:`Sheet` holds heading, findings, tree and notes. :func:`lay_out` arranges it in columns for a width, and
-:func:`draw` draws them.
+A :class:`Sheet` holds heading, findings, tree and notes. :func:`lay_out` arranges it in columns for a width,
+:func:`draw` draws them, and :func:`put` prints them.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from deep500_timing._summary.text import GAP, UNKNOWN, align_units, pad, safe_name, shorten, width_of, widths_of, wrap
+from deep500_timing._summary.text import (
+    GAP,
+    UNKNOWN,
+    align_units,
+    fit_encoding,
+    pad,
+    safe_name,
+    shorten,
+    width_of,
+    widths_of,
+    wrap,
+)
+from deep500_timing._summary.tree import Node
 from deep500_timing._views import columns
 from deep500_timing._views.findings import CALM
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from deep500_timing._summary.tree import Node, Tree
+    from deep500_timing._summary.tree import Tree
     from deep500_timing._views.findings import Finding
 
 LONGEST_NAME = 48
@@ -70,7 +84,7 @@ class Row(NamedTuple):
     """Blanks and lines before the name."""
     name: str
     is_rest: bool
-    cells: tuple[str, ...]
+    cells: list[str]
     """Under the headings after the first."""
 
 
@@ -78,7 +92,6 @@ class Row(NamedTuple):
 class Table:
     """A sheet in columns."""
 
-    sheet: Sheet
     headers: tuple[str, ...]
     rows: tuple[Row, ...]
     notes: tuple[tuple[str, str], ...]
@@ -100,7 +113,6 @@ class _Line(NamedTuple):
     indent: str
     name: str
     node: Node
-    is_warm_up: bool = False
 
 
 COURSE = "over the run"
@@ -114,8 +126,8 @@ def lay_out(sheet: Sheet, *, width: int | None = None, whole_names: bool = False
     narrow = width is not None and (width < NARROW or 9 * _depth(sheet.tree) > width)
     lines = list(_lines(sheet.tree, narrow=narrow))
     if not lines:
-        return Table(sheet, (), (), sheet.notes)
-    cells = _cells(sheet.tree, lines)
+        return Table((), (), sheet.notes)
+    cells = _cells(sheet.tree, [line.node for line in lines])
     most = sys.maxsize if whole_names else LONGEST_NAME
     left_out: list[str] = []
     while True:
@@ -126,7 +138,7 @@ def lay_out(sheet: Sheet, *, width: int | None = None, whole_names: bool = False
             named = ", ".join(name for name in cells if name in left_out)
             said = ("not shown", f"{named}: the terminal is {width} columns wide")
             notes = (*(note for note in notes if note[0]), said, *(note for note in notes if not note[0]))
-        table = Table(sheet, ("region", *headers), rows, notes)
+        table = Table(("region", *headers), rows, notes)
         if width is None or table.width <= width:
             return table
         # The course and the percentile go before names are shortened, the others after.
@@ -169,42 +181,32 @@ def _with_warm_up(indent: str, node: Node, branch_before: str | None = None) -> 
     name = safe_name(node.name) + (" (overlaps)" if node.overlaps else "") + (" …" if node.running else "")
     if node.warm_up and node.warm_up_s is not None:
         before = indent if branch_before is None else indent[: -len(branch_before)] + branch_before
-        yield _Line(before, f"{safe_name(node.name)} (warm-up)", node, is_warm_up=True)
+        warm_up = Node(node.name, node.path, total_s=node.warm_up_s, count=node.warm_up)
+        yield _Line(before, f"{safe_name(node.name)} (warm-up)", warm_up)
     yield _Line(indent, name, node)
 
 
-def _cells(tree: Tree, lines: list[_Line]) -> dict[str, list[str]]:
-    nodes = [line.node for line in lines]
-    warm = [line.is_warm_up for line in lines]
-
-    def pick(of_node: list[str], of_warm_up: list[str]) -> list[str]:
-        return [w if is_warm else n for n, w, is_warm in zip(of_node, of_warm_up, warm, strict=True)]
-
-    empty = [""] * len(lines)
-    totals = [node.warm_up_s if is_warm else node.total_s for node, is_warm in zip(nodes, warm, strict=True)]
-    found = {"total": columns.times(totals, by_largest=True)}
+def _cells(tree: Tree, nodes: list[Node]) -> dict[str, list[str]]:
+    found = {"total": columns.times([node.total_s for node in nodes], by_largest=True)}
     if tree.is_nested:
-        found["share"] = pick([columns.share(node.share) for node in nodes], empty)
-    counts = [str(node.count) if node.count and not node.is_rest else "" for node in nodes]
-    found["count"] = pick(counts, [str(node.warm_up) for node in nodes])
-    found["median"] = columns.times([None if w else columns.median(n) for n, w in zip(nodes, warm, strict=True)])
-    found["p95"] = columns.times([None if w else columns.p95(n) for n, w in zip(nodes, warm, strict=True)])
+        found["share"] = [columns.share(node.share) for node in nodes]
+    found["count"] = [str(node.count) if node.count and not node.is_rest else "" for node in nodes]
+    found["median"] = columns.times([columns.median(node) for node in nodes])
+    found["p95"] = columns.times([columns.p95(node) for node in nodes])
     if tree.has_device_times:
-        on_device = [None if w else n.gpu for n, w in zip(nodes, warm, strict=True)]
+        on_device = [node.gpu for node in nodes]
         found["GPU total"] = columns.times([None if gpu is None else gpu.total_s for gpu in on_device], by_largest=True)
         if tree.is_nested:
             found["GPU share"] = ["" if gpu is None else columns.share(gpu.share) for gpu in on_device]
-    found[OVER_RANKS] = pick([columns.over_ranks(node) for node in nodes], empty)
-    if any(node.trend for node in nodes):
-        found[COURSE] = pick([columns.course(node) for node in nodes], empty)
+    found[OVER_RANKS] = [columns.over_ranks(node) for node in nodes]
+    found[COURSE] = [columns.course(node) for node in nodes]
     return {name: cells for name, cells in found.items() if {*cells} - {"", UNKNOWN} or name == "total"}
 
 
 def _rows(lines: list[_Line], cells: list[list[str]], most: int) -> tuple[Row, ...]:
-    aligned = align_units(list(zip(*cells, strict=True)), left=0)
     return tuple(
         Row(line.indent, shorten(line.name, max(most - width_of(line.indent), 4)), line.node.is_rest, row)
-        for line, row in zip(lines, aligned, strict=True)
+        for line, *row in zip(lines, *map(align_units, cells), strict=True)
     )
 
 
@@ -320,3 +322,53 @@ def _notes(table: Table, width: int | None) -> Iterator[Line]:
         yield [*start, Span(lines[0], "" if label else "dim")]
         for line in lines[1:]:
             yield [Span(line, "" if label else "dim")]
+
+
+# --- on a stream ------------------------------------------------------------------------------------------------------
+
+
+def is_terminal(stream: Any) -> bool:
+    """Whether a stream says that it is a terminal."""
+    isatty = getattr(stream, "isatty", None)
+    return isatty is not None and bool(isatty())
+
+
+def width_for(stream: Any) -> int | None:
+    """The columns of a terminal, 80 if unknown; None on any other stream, where lines have no limit."""
+    if not is_terminal(stream):
+        return None
+    if not os.environ.get("COLUMNS"):
+        try:
+            columns = os.get_terminal_size(stream.fileno()).columns
+        except (AttributeError, OSError, ValueError):
+            columns = 0
+        if columns > 0:
+            return columns
+    return shutil.get_terminal_size().columns
+
+
+def show(stream: Any, sheet: Sheet) -> None:
+    """Print a sheet to a stream, as wide as it is."""
+    put(stream, draw(sheet, width=width_for(stream)))
+
+
+def put(stream: Any, lines: list[Line]) -> None:
+    """Print lines: on a terminal in colour if rich is installed, on any other stream as plain text."""
+    encoding = getattr(stream, "encoding", None)
+    if is_terminal(stream):
+        try:
+            from rich.console import Console
+            from rich.text import Text
+        except ImportError:
+            pass
+        else:
+            # Without rich's markup: a region's name may look like it.
+            text = Text()
+            for span in (span for line in lines for span in (*line, Span("\n"))):
+                text.append(fit_encoding(span.text, encoding), span.style)
+            console = Console(file=stream, width=width_for(stream), highlight=False)
+            console.print(text, end="", soft_wrap=True)
+            return
+    stream.write(fit_encoding(plain(lines), encoding))
+    if (flush := getattr(stream, "flush", None)) is not None:
+        flush()

@@ -333,11 +333,7 @@ def machine_of(run: RunTimes) -> str:
 
 
 def floor_of(pairs: Sequence[tuple[RunTimes, RunTimes]]) -> Floor:
-    """The noise floor of pairs of runs without a difference.
-
-    Args:
-        pairs: At least three.
-    """
+    """The noise floor of at least three pairs of runs without a difference."""
     first = pairs[0][0]
     paths = set(first.times).intersection(*(run.times for pair in pairs for run in pair))
     spreads = {path: mean_and_spread(log_ratios(pairs, path))[1] for path in sorted(paths)}
@@ -351,11 +347,7 @@ def floor_file(path: str | None = None) -> str:
 
 
 def store_floor(floor: Floor, path: str | None = None) -> str:
-    """Write a floor into the file, in place of that of the same machine and program.
-
-    Returns:
-        The file's path.
-    """
+    """Write a floor into the file, in place of that of the same machine and program. Returns the file's path."""
     from deep500_timing._base.files import whole_file
 
     file = floor_file(path)

@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from deep500_timing._base.files import whole_file
 from deep500_timing._summary.text import format_time, safe_name
-from deep500_timing._views.page._build import Built
-from deep500_timing._views.page._colours import ACCENT, ALARM
-from deep500_timing._views.page._page import render_page
-from deep500_timing._views.page._parts import COLOUR, data, rounded, time_axis, tooltip
+from deep500_timing._views.page._charts import ACCENT, ALARM, COLOUR, layer, quantity, rounded, time_axis, tooltip
+from deep500_timing._views.page._page import Built, render_page
 from deep500_timing._views.page._section import Content, Figure, Panel
 from deep500_timing.compare._text import differences_text, headline, name_of, notes, percent, table_of
 
@@ -25,8 +23,9 @@ _MOST_BARS = 20
 
 def write_page(found: Comparison, path: str) -> None:
     effects = ([found.step] if found.step else []) + list(found.regions)
+    heads, *rows = table_of(found)
     sections = [
-        Built("regions", "Regions", Content(tuple(_changes(effects)), tables=(_table(found),))),
+        Built("regions", "Regions", Content(_changes(effects), tables=(("The longest regions", heads, rows),))),
         Built("runs", "Runs in order of time", Content((_runs(found, effects[:_MOST_CHARTS]),))),
         Built("conditions", "Conditions", Content(text=(*differences_text(found), *found.warnings, *notes(found)))),
     ]
@@ -36,15 +35,10 @@ def write_page(found: Comparison, path: str) -> None:
         file.write(page.encode("utf-8", "backslashreplace"))
 
 
-def _table(found: Comparison) -> tuple[str, tuple[str, ...], list[tuple[str, ...]]]:
-    heading, *rows = table_of(found)
-    return "The longest regions", heading, rows
-
-
-def _changes(effects: list[Effect]) -> list[Figure]:
+def _changes(effects: list[Effect]) -> tuple[Figure, ...]:
     tested = [one for one in effects if one.interval is not None][:_MOST_BARS]
     if not tested:
-        return []
+        return ()
     rows = []
     for one in tested:
         assert one.interval is not None
@@ -53,37 +47,18 @@ def _changes(effects: list[Effect]) -> list[Figure]:
         row |= {"from": percent(one.interval[0]), "to": percent(one.interval[1])}
         rows.append(row | {"said": percent(one.change), "colour": ALARM if one.verdict == "slower" else ACCENT})
     y = {"field": "region", "type": "nominal", "sort": None, "axis": {"title": None, "labelLimit": 260}}
-    x = {"field": "change", "type": "quantitative", "axis": {"title": "B / A − 1", "format": "+.1%"}}
-    spec = {
-        "height": 26 * len(rows),
-        "data": data(rows),
-        "layer": [
-            {
-                "mark": {"type": "rule", "strokeWidth": 3},
-                "encoding": {
-                    "y": y,
-                    "x": {**x, "field": "low"},
-                    "x2": {"field": "high"},
-                    "color": COLOUR,
-                    "tooltip": tooltip(region="region", said="B / A", verdict="verdict"),
-                },
-            },
-            {
-                "mark": {"type": "point", "filled": True, "size": 60},
-                "encoding": {"y": y, "x": x, "color": COLOUR},
-            },
-        ],
-    }
-    numbers = [(row["region"], row["said"], row["from"], row["to"], row["verdict"]) for row in rows]
-    return [
-        Figure(
-            "Change of each region, with its 90 % interval",
-            "An interval that includes 0 shows no difference.",
-            (Panel(spec),),
-            ("region", "B / A", "from", "to", "verdict"),
-            numbers,
-        )
+    x = {"axis": {"title": "B / A − 1", "format": "+.1%"}}
+    tip, rule = tooltip(region="region", said="B / A", verdict="verdict"), {"type": "rule", "strokeWidth": 3}
+    point = {"type": "point", "filled": True, "size": 60}
+    layers = [
+        layer(rule, y=y, x=quantity("low", **x), x2="high", color=COLOUR, tooltip=tip),
+        layer(point, y=y, x=quantity("change", **x), color=COLOUR),
     ]
+    spec = {"height": 26 * len(rows), "data": {"values": rows}, "layer": layers}
+    numbers = [(row["region"], row["said"], row["from"], row["to"], row["verdict"]) for row in rows]
+    heads = ("region", "B / A", "from", "to", "verdict")
+    alt = "An interval that includes 0 shows no difference."
+    return (Figure("Change of each region, with its 90 % interval", alt, (Panel(spec),), heads, numbers),)
 
 
 def _runs(found: Comparison, effects: list[Effect]) -> Figure:
@@ -111,17 +86,11 @@ def _in_time(one: Effect, runs: list[tuple[str, RunTimes]]) -> dict[str, Any]:
         for place, (side, run) in enumerate(runs, 1)
         if one.path in run.times
     ]
-    return {
-        "height": 160,
-        "data": data(rows),
-        "mark": {"type": "point", "filled": True, "size": 70},
-        "encoding": {
-            "x": {"field": "place", "type": "quantitative", "axis": {"title": "run", "tickMinStep": 1, "grid": False}},
-            "y": {"field": "s", "type": "quantitative", "scale": {"zero": False}, "axis": time_axis(None)},
-            "color": COLOUR,
-            "tooltip": tooltip(side="side", run="run", time="median"),
-        },
-    }
+    mark = {"type": "point", "filled": True, "size": 70}
+    x = quantity("place", axis={"title": "run", "tickMinStep": 1, "grid": False})
+    y = quantity("s", scale={"zero": False}, axis=time_axis(None))
+    tip = tooltip(side="side", run="run", time="median")
+    return {"height": 160, **layer(mark, rows, x=x, y=y, color=COLOUR, tooltip=tip)}
 
 
 def _began(run: RunTimes) -> str | None:

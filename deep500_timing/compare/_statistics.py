@@ -85,21 +85,13 @@ def _best_split(distances: NDArray[np.float64]) -> tuple[float, int]:
 
 
 @dataclass(frozen=True)
-class Point:
-    """One point of the history: a run, or the runs of a session."""
-
-    runs: tuple[RunTimes, ...]
-    log_s: float
-    """The mean of the logarithms of the runs' medians."""
-
-
-@dataclass(frozen=True)
 class Level:
     """A stretch of the history without a change."""
 
-    first: Point
-    last: Point
+    first: RunTimes
+    last: RunTimes
     points: int
+    """How many; each is a run, or the runs of a session."""
     seconds: float
     change: float | None
     """Against the stretch before; None for the first."""
@@ -116,33 +108,33 @@ def history(runs: Sequence[RunTimes], *, path: str = STEP) -> tuple[list[Level],
     having = sorted((run for run in runs if path in run.times), key=lambda run: run.start_unix_s or 0.0)
     sessions = sessions_of(having)
     unit = "session" if len(sessions) > 1 else "run"
-    groups = (
-        sorted(sessions, key=lambda one: one[0].start_unix_s or 0.0) if len(sessions) > 1 else [[r] for r in having]
-    )
-    points = [Point(tuple(g), math.fsum(math.log(r.times[path]) for r in g) / len(g)) for g in groups][-_MOST:]
+    if len(sessions) > 1:
+        points = sorted(sessions, key=lambda one: one[0].start_unix_s or 0.0)[-_MOST:]
+    else:
+        points = [[run] for run in having][-_MOST:]
     if len(points) < 2 * _LEAST:
         raise NotComparableError(
             f"The history has {len(points)} {unit}{'s' if len(points) != 1 else ''}; it takes {2 * _LEAST} to see a "
             "change."
         )
-    changes = change_points([point.log_s for point in points])
+    logs = [math.fsum(math.log(run.times[path]) for run in point) / len(point) for point in points]
+    changes = change_points(logs)
     starts = [0, *(change.index for change in changes), len(points)]
     levels: list[Level] = []
     for number, (first, end) in enumerate(pairwise(starts)):
-        here = points[first:end]
-        mean = math.fsum(point.log_s for point in here) / len(here)
-        if number == 0:
-            levels.append(Level(here[0], here[-1], len(here), math.exp(mean), None, None, None))
-            continue
-        before = points[starts[number - 1] : first]
-        change = math.exp(mean) / levels[-1].seconds - 1
-        region = _most_changed(before, here, change)
-        levels.append(Level(here[0], here[-1], len(here), math.exp(mean), change, changes[number - 1].p, region))
+        seconds = math.exp(math.fsum(logs[first:end]) / (end - first))
+        change = p = region = None
+        if number:
+            change, p = seconds / levels[-1].seconds - 1, changes[number - 1].p
+            region = _most_changed(points[starts[number - 1] : first], points[first:end], change)
+        levels.append(Level(points[first][0], points[end - 1][-1], end - first, seconds, change, p, region))
     return levels, unit
 
 
-def _most_changed(before: Sequence[Point], after: Sequence[Point], change: float) -> str | None:
-    sides = [[run for point in side for run in point.runs] for side in (before, after)]
+def _most_changed(
+    before: Sequence[Sequence[RunTimes]], after: Sequence[Sequence[RunTimes]], change: float
+) -> str | None:
+    sides = [[run for point in side for run in point] for side in (before, after)]
     common = set.intersection(*(set(run.regions) for side in sides for run in side))
     leaves = [path for path in sorted(common) if not any(other.startswith(path + "/") for other in common)]
     means = [{path: float(np.mean([run.regions[path] for run in side])) for path in leaves} for side in sides]

@@ -8,9 +8,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing._base.warn import warn_once
-from deep500_timing._views.of_snapshot import sheet_of
-from deep500_timing._views.table import draw, render
-from deep500_timing._views.terminal import put, width_for
+from deep500_timing._views.sheets import sheet_of
+from deep500_timing._views.table import render, show
 from deep500_timing.exporters._base import BaseExporter
 from deep500_timing.exporters._files import SharedFile, create, encode, path_of
 
@@ -68,7 +67,7 @@ class TerminalExporter(BaseExporter):
                 raise
 
     def _show(self, stream: Any, snapshot: Snapshot, step: int | None) -> None:
-        put(stream, draw(sheet_of(snapshot, step), width=width_for(stream)))
+        show(stream, sheet_of(snapshot, step))
 
 
 class TextExporter(BaseExporter):

@@ -65,7 +65,7 @@ def test_the_run_and_its_region_are_named(times):
         forward = 0.02 * (1 + 0.001 * (day % 3)) * (1.1 if day >= 8 else 1)
         runs.append(times(forward + 0.03, 1000 * day, session=f"day {day}", FORWARD=forward, BACKWARD=0.03))
     levels, unit = history(runs)
-    assert (unit, len(levels), levels[1].first.runs[0].name, levels[1].region) == ("session", 2, "run-8000", "FORWARD")
+    assert (unit, len(levels), levels[1].first.name, levels[1].region) == ("session", 2, "run-8000", "FORWARD")
     with pytest.raises(NotComparableError, match="takes 6"):
         history(runs[:5])
 

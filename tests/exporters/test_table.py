@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from deep500_timing._summary.snapshot import RegionTimes, Snapshot
 from deep500_timing._summary.text import width_of
 from deep500_timing._summary.tree import build_tree, node_of
-from deep500_timing._views.of_snapshot import sheet_of
+from deep500_timing._views.sheets import sheet_of
 from deep500_timing._views.table import lay_out, render
 from deep500_timing.memory import MemoryUsage, RegionMemory
 

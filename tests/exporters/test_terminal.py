@@ -10,7 +10,7 @@ import termios
 
 import pytest
 
-from deep500_timing._views.of_snapshot import sheet_of
+from deep500_timing._views.sheets import sheet_of
 from deep500_timing._views.table import render
 from deep500_timing.exceptions import ExportError, TimingWarning
 from deep500_timing.exporters import TerminalExporter

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from deep500_timing._views.of_snapshot import sheet_of
+from deep500_timing._views.sheets import sheet_of
 from deep500_timing._views.table import render
 from deep500_timing.exceptions import TimingWarning
 from deep500_timing.exporters import TextExporter, _table

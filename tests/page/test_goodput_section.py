@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from made_runs import made_rank
 
-from deep500_timing._views.page._context import Context
-from deep500_timing._views.page._goodput import goodput
+from deep500_timing._views.page._job import goodput
+from deep500_timing._views.page._section import Context
 from deep500_timing.runs import Run
 
 

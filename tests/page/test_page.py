@@ -19,8 +19,8 @@ import pytest
 from deep500_timing import MissingPackageError, Timer, TimeType, TimingWarning
 from deep500_timing._command._app import main
 from deep500_timing._views.findings import Finding
-from deep500_timing._views.page._build import build
-from deep500_timing._views.page._colours import Colours, on
+from deep500_timing._views.page._charts import colours_of, on
+from deep500_timing._views.page._page import build
 from deep500_timing.ranks import find_stragglers
 from deep500_timing.report import Content, Figure, Panel, write_plots, write_report
 from deep500_timing.runs import Run, RunLog
@@ -463,7 +463,7 @@ def test_findings_come_first(run, tmp_path, monkeypatch):
         Finding("throttled", "GPU 0 was throttled", anchor="devices"),
         Finding("memory-grows", "It grows", anchor="no-such-chart"),
     ]
-    monkeypatch.setattr("deep500_timing._views.page._context.find", lambda run: findings)
+    monkeypatch.setattr("deep500_timing._views.page._section.find", lambda run: findings)
     write_report(run, tmp_path / "r.html")
     page = Page(tmp_path / "r.html")
     assert f"{HOSTILE} is 37 % of BATCH." in page.text
@@ -684,8 +684,7 @@ def test_without_the_extra(run, tmp_path, monkeypatch):
 
 def test_colours():
     """Regions that are in every run have their colours always; no other gets one of theirs that is in use."""
-    colours = Colours(["FORWARD", "mine", "IO", "yours"])
-    assert ("#0072b2", "#e69f00") == (colours.of("FORWARD"), colours.of("IO"))
-    assert 4 == len({colours.of(name) for name in ("FORWARD", "mine", "IO", "yours")})
-    assert "#9a9a9a" == colours.of("never seen")
+    colours = colours_of(["FORWARD", "mine", "IO", "yours"])
+    assert ("#0072b2", "#e69f00") == (colours["FORWARD"], colours["IO"])
+    assert 4 == len(set(colours.values()))
     assert ("#ffffff", "#000000") == (on("#0072b2"), on("#e69f00"))

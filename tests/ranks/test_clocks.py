@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from deep500_timing import Timer, TimingWarning
 from deep500_timing._distributed import clocks
 from deep500_timing._distributed.clocks import MOST_DRIFT, ClockExchange, Reading, UncalibratedError, fit_clock
-from deep500_timing._views.page._build import build
+from deep500_timing._views.page._page import build
 from deep500_timing.ranks import FolderTransport, clocks_of, keep_clocks
 from deep500_timing.report import write_timeline
 from deep500_timing.runs import Run, RunLog

@@ -18,7 +18,7 @@ from deep500_timing import Timer
 from deep500_timing._command import _app, doctor
 from deep500_timing._command._app import COMMANDS, main
 from deep500_timing._summary.text import width_of
-from deep500_timing._views.of_run import sheet_of_run
+from deep500_timing._views.sheets import sheet_of_run
 from deep500_timing._views.table import render
 from deep500_timing.runs import Run, RunLog
 from deep500_timing.testing import ManualClock
@@ -371,7 +371,7 @@ def test_ctrl_c_is_no_traceback(call, folders, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("deep500_timing._views.of_run.sheet_of_run", interrupted)
+    monkeypatch.setattr("deep500_timing._views.sheets.sheet_of_run", interrupted)
     code, _, err = call("show", folders / "one")
     assert _app.INTERRUPTED == code
     assert "Traceback" not in err

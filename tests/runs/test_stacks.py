@@ -277,7 +277,7 @@ def test_lines_of_a_validation_are_not_those_of_the_pause_beside_it(tmp_path):
 
 def test_the_page_has_the_lines(tmp_path):
     """The tree's section has a table of lines; without samples it has none."""
-    from deep500_timing._views.page._build import build
+    from deep500_timing._views.page._page import build
 
     for stacks in (True, False):
         logging(tmp_path / str(stacks), stacks)

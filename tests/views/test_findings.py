@@ -12,11 +12,9 @@ import pytest
 from made_runs import made_rank
 
 from deep500_timing import Timer
-from deep500_timing._views.findings import evidence_of, find, verdict
-from deep500_timing._views.findings._find import ENVIRONMENT
+from deep500_timing._views.findings import ENVIRONMENT, evidence_of, find, verdict
 from deep500_timing._views.findings._statistics import trend_of
-from deep500_timing._views.of_run import sheet_of_run
-from deep500_timing._views.of_snapshot import tree_of_snapshot
+from deep500_timing._views.sheets import sheet_of_run, tree_of_snapshot
 from deep500_timing.runs import Run, RunLog
 from deep500_timing.testing import ManualClock, ManualDeviceClock
 
@@ -438,7 +436,7 @@ def test_what_was_lost_comes_first_then_the_most_costly(findings, tmp_path):
 
 def test_no_more_than_five(monkeypatch, findings):
     """A page of findings is none."""
-    monkeypatch.setattr("deep500_timing._views.findings._find.MOST", 1)
+    monkeypatch.setattr("deep500_timing._views.findings.MOST", 1)
     assert 1 == len(findings(RUNS["throttled"]))
 
 

@@ -6,7 +6,7 @@ import pytest
 from made_runs import made_rank
 
 from deep500_timing._views.findings import find
-from deep500_timing._views.page._build import build
+from deep500_timing._views.page._page import build
 from deep500_timing.runs import Run
 
 pytest.importorskip("duckdb")

@@ -5,10 +5,30 @@
 
 from __future__ import annotations
 
-from deep500_timing._views.findings._account import CALM, account_of, start_note, steps_per_s, summary_of, verdict
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from deep500_timing._base.names import BATCH, IO
+from deep500_timing._base.settings import setting
+from deep500_timing._base.warn import warn_once
+from deep500_timing._views.findings import _data, _devices, _ranks, _steps, _whole
+from deep500_timing._views.findings._account import (
+    CALM,
+    START_UP,
+    account_of,
+    start_note,
+    steps_per_s,
+    summary_of,
+    verdict,
+)
 from deep500_timing._views.findings._evidence import FIRST_STEP, Evidence, evidence_of
-from deep500_timing._views.findings._find import RULES, find
-from deep500_timing._views.findings._finding import Finding
+from deep500_timing._views.findings._finding import Finding, Rule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from deep500_timing._summary.tree import Tree
+    from deep500_timing.runs import Run
 
 __all__ = [
     "CALM",
@@ -24,3 +44,169 @@ __all__ = [
     "summary_of",
     "verdict",
 ]
+
+ENVIRONMENT = "DEEP500_TIMING_FINDINGS"
+MOST = 5
+"""Findings that are shown."""
+SHORT_S = 60.0
+"""A shorter run is a trial."""
+_PARTS = "time its parts as regions"
+_TABLE = {
+    "lost": Rule(_whole.lost, 0, 1, "not-measured", "the end of the report says what is missing", needs=""),
+    "late-rank": Rule(_ranks.late_rank, _ranks.LATE_SHARE, 16, "stragglers", needs="run"),
+    "waits-for-data": Rule(
+        _data.waits_for_data, 0.10, 20, "tree", "more workers (num_workers), prefetch, pin_memory", "", on_cpu=True
+    ),
+    "between-epochs": Rule(
+        _data.between_epochs, 0.05, 3, "over-the-run", "longer epochs, or do it in the background", "run", on_cpu=True
+    ),
+    "waits-for-ranks": Rule(_ranks.waits_for_ranks, 0.20, 20, "communication"),
+    "exposed-communication": Rule(
+        _ranks.exposed_communication,
+        0.10,
+        20,
+        "communication",
+        "overlap it with the backward pass, larger buckets, fewer bytes",
+    ),
+    "launch-bound": Rule(
+        _devices.launch_bound, 0.20, 20, "tree", "larger batches, CUDA graphs, torch.compile", "", on_cpu=True
+    ),
+    "cpu-waits-for-gpu": Rule(
+        _devices.cpu_waits_for_gpu, 0.10, 20, "tree", "look for .item(), .cpu(), print of a tensor", on_cpu=True
+    ),
+    "copies": Rule(_devices.copies, 0.10, 20, "tree", "pin_memory=True and non_blocking=True"),
+    "throttled": Rule(_devices.throttled, 0.05, 20, "devices", "cooling, power limit", "samples"),
+    "memory-grows": Rule(
+        _devices.memory_grows, 0.05, 20, "memory", "keep numbers, not tensors: loss.item(), .detach()", "samples"
+    ),
+    "spikes": Rule(_steps.spikes, 0.01, 20, "over-the-run", needs="run"),
+    "level-shift": Rule(_steps.level_shift, 0.15, 60, "over-the-run", needs="run"),
+    "drift": Rule(_steps.drift, 0.05, 60, "over-the-run", "look for lists that grow", "run"),
+    "warm-up": Rule(
+        _steps.warm_up, 0.10, 10, "over-the-run", "cache compilation; leave the first steps out of comparisons", ""
+    ),
+    "recompilation": Rule(
+        _steps.recompilation, 0.02, 3, "tree", "pad inputs to few shapes; in torch, mark_dynamic or dynamic=True", "run"
+    ),
+    "goodput": Rule(
+        _whole.low_goodput,
+        0.10,
+        2,
+        "goodput",
+        "save checkpoints at the interval that the command names; start faster",
+        "run",
+    ),
+    "outside-steps": Rule(_whole.outside_steps, 0.10, 10, "tree", "do it less often, or in the background"),
+    "dominant-region": Rule(_whole.dominant_region, 0.40, 20, "tree", _PARTS, on_cpu=True),
+    "unnamed": Rule(_whole.unnamed, _whole.UNNAMED, 20, "tree", _PARTS, "", on_cpu=True),
+}
+RULES = {name: replace(rule, name=name) for name, rule in _TABLE.items()}
+"""Every rule, by its name. Of equal costs, the earlier one comes first."""
+
+
+def find(
+    source: Run | Tree | Evidence, *, rank: int | None = None, session: int | None = None, off: Iterable[str] = ()
+) -> list[Finding]:
+    """What stands out, the most costly first; lost data come before all.
+
+    A rule that fails is left out: ``Evidence.failed`` has its error.
+
+    Args:
+        source: A run, or a tree alone, for which only some rules can speak; or the evidence of either.
+        rank: Take the tree of this rank; the lowest rank if None. Rules about steps and ranks look at all ranks.
+        session: Of this session only; all if None.
+        off: Names of rules to leave out, in addition to ``DEEP500_TIMING_FINDINGS`` (``-spikes,-drift``).
+
+    Raises:
+        ValueError: No rule has such a name.
+    """
+    silent = set(off)
+    unknown = sorted(silent - RULES.keys())
+    if unknown:
+        raise ValueError(f"Switching off the finding {unknown[0]!r}: there are {', '.join(RULES)}.")
+    silent |= _off_by_environment()
+    evidence = source if isinstance(source, Evidence) else evidence_of(source, rank, session)
+    step = evidence.step_node
+    found: dict[str, list[Finding]] = {}
+    for name, rule in RULES.items():
+        if rule.needs == "steps":
+            can_judge = step is not None and step.count >= rule.least
+        else:
+            can_judge = evidence.run is not None or not rule.needs
+        if can_judge and name not in silent:
+            try:
+                found[name] = list(rule.judge(rule, evidence))
+            except Exception as error:
+                # One rule's fault must not cost the table.
+                evidence.failed[name] = f"{type(error).__name__}: {error}"
+                warn_once(f"The rule {name!r} of the findings failed: {evidence.failed[name]}. It is left out.")
+    kept = [_with_gain(finding, evidence) for finding in _each_once(found)]
+    # Sorting keeps the order of the table. Growing memory and throttling may have no cost in time; they come after the
+    # most costly finding. The warm-up of a short run is weighted as in a run of a minute, where the others cost more.
+    weights = {RULES["warm-up"].remedy: min(evidence.whole_s / SHORT_S, 1.0)}
+    kept.sort(key=lambda one: (not one.is_first, -(one.cost_s or 0.0) * weights.get(one.remedy, 1.0)))
+    timed = [finding for finding in kept if finding.is_first or finding.cost_s is not None]
+    untimed = [finding for finding in kept if finding not in timed]
+    lost = sum(finding.is_first for finding in timed)
+    return [*timed[: lost + 1], *untimed, *timed[lost + 1 :]][:MOST]
+
+
+def _with_gain(finding: Finding, evidence: Evidence) -> Finding:
+    # While the device is busy, less work of the CPU saves nothing.
+    gain_s = finding.cost_s if finding.gain_s is None else finding.gain_s
+    if gain_s is None or evidence.whole_s <= 0:
+        return finding
+    is_in_step = BATCH in finding.region
+    if RULES[finding.rule].on_cpu and is_in_step and evidence.idle_s is not None:
+        gain_s = min(gain_s, evidence.idle_s)
+    gain_s = min(max(gain_s, 0.0), evidence.whole_s)
+    return replace(finding, gain_s=gain_s, gain_share=gain_s / evidence.whole_s)
+
+
+def _each_once(found: dict[str, list[Finding]]) -> Iterator[Finding]:
+    # Seconds are counted once, by the rule that knows most.
+    spoken = {name for name, findings in found.items() if findings}
+    stalls = {step for finding in found.get("waits-for-data", ()) for step in finding.steps}
+    pauses = {finding.region for finding in found.get("outside-steps", ()) if finding.anchor == "over-the-run"}
+    in_spikes = {finding.cause: finding.cost_s or 0.0 for finding in found.get("spikes", ())}
+    between = next(iter(found.get("between-epochs", ())), None)
+    paused_s = max((one.cost_s or 0.0 for one in found.get("outside-steps", ()) if not one.cause), default=0.0)
+    if between is not None and (
+        (between.cause == IO and stalls) or (not between.cause and (between.cost_s or 0.0) < 0.5 * paused_s)
+    ):
+        between = None
+    for finding in (finding for findings in found.values() for finding in findings):
+        rule, steps = finding.rule, set(finding.steps)
+        is_between = between is not None and (between.cost_s or 0.0) >= 0.5 * (finding.cost_s or 0.0)
+        if not (
+            (rule == "between-epochs" and finding is not between)
+            or (rule == "spikes" and finding.cause in ("", IO) and stalls and stalls >= steps)
+            or (rule == "dominant-region" and (finding.cost_s or 0.0) <= 1.25 * in_spikes.get(finding.cause, 0.0))
+            or (finding.cause == "compile" and rule == "outside-steps" and "recompilation" in spoken)
+            or (finding.cause == START_UP and "goodput" in spoken)
+            or (rule == "unnamed" and finding.region in pauses and BATCH not in finding.region)
+            or (between is not None and is_between and _lies_between(finding, between))
+        ):
+            yield finding
+
+
+def _lies_between(finding: Finding, between: Finding) -> bool:
+    # Spikes in the first steps of epochs, time in no region, and the region that fills the time between epochs.
+    if finding.rule == "spikes":
+        return bool(finding.steps) and set(finding.steps) <= set(between.steps)
+    if finding.rule == "unnamed":
+        return between.cause == "" and BATCH not in finding.region
+    return finding.rule == "outside-steps" and finding.cause == between.cause
+
+
+def _off_by_environment() -> set[str]:
+    named = {word.strip() for word in setting("findings").split(",") if word.strip()}
+    known = {word.removeprefix("-") for word in named if word.startswith("-")} & RULES.keys()
+    for word in sorted(named):
+        if word.removeprefix("-") not in known:
+            warn_once(
+                f"{ENVIRONMENT} names {word!r}, which switches off nothing: write -RULE, with one of "
+                f"{', '.join(RULES)}.",
+                key=f"{ENVIRONMENT} {word}",
+            )
+    return known

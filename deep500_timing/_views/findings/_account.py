@@ -63,11 +63,7 @@ class Account(NamedTuple):
         return self.training_s + sum(entry.total_s for entry in self.entries if not entry.is_rest)
 
     def text(self, warm_up_s: float = 0.0) -> str:
-        """As ``"training 71 %, VALIDATION 18 %, warm-up 5 %"``; parts below 1 % are left out.
-
-        Args:
-            warm_up_s: The part of training that was warm-up.
-        """
+        """As ``"training 71 %, VALIDATION 18 %, warm-up 5 %"``; parts below 1 % are left out."""
         if not self.whole_s:
             return ""
         parts = [("training", self.training_s - warm_up_s)] if self.training_s else []
@@ -140,11 +136,7 @@ def is_overhead(name: str) -> bool:
 
 
 def verdict(evidence: Evidence) -> str:
-    """The sentence for a run without findings. :data:`CALM` needs regions that cover 70 % of the time.
-
-    Args:
-        evidence: Of a run, or of a tree.
-    """
+    """The sentence for a run without findings. :data:`CALM` needs regions that cover 70 % of the time."""
     tree, step = evidence.tree, evidence.step_node
     longest = step.count if step is not None else max((node.count for node in tree.walk()), default=0)
     if evidence.run is None and longest < LEAST_STEPS:

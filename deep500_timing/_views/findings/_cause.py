@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from deep500_timing._base.names import BATCH, IO
+from deep500_timing._base.names import BATCH
 from deep500_timing._base.sql import literal
 from deep500_timing._summary.nesting import path_text, split_path
 from deep500_timing._views.findings._finding import name_of
+from deep500_timing.runs._parts import Parts, parts_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from deep500_timing._views.findings._evidence import Evidence, Steps
-    from deep500_timing.runs._parts import Parts
 
 _MOST = 0.9
 """Share of the steps that must have something in common for it to be said."""
@@ -37,8 +37,6 @@ class Cause(NamedTuple):
     """Its name as a sentence can hold it."""
     rank: int | None
     """The rank on which it does, if it is one of several."""
-    is_wait: bool
-    """Whether it is the wait for data."""
     usual_s: float
     """Its median in usual steps."""
     slow_s: float
@@ -55,19 +53,11 @@ class Cause(NamedTuple):
 def cause_of(
     evidence: Evidence, steps: Steps, slow: NDArray[Any], usual: NDArray[Any], *, typical: bool = False
 ) -> Cause | None:
-    """The region that explains most of what slow steps take beyond usual ones, if one does.
+    """The region that explains most of what steps at slow places take beyond those at usual places, if one does.
 
-    Waiting for a rank explains nothing where that rank's own time does.
-
-    Args:
-        evidence: Of a run.
-        steps: The steps.
-        slow: The places of the slow ones.
-        usual: The places of those to compare with.
-        typical: Compare medians: a few outliers among many slow steps explain nothing then.
+    Waiting for a rank explains nothing where that rank's own time does. With ``typical``, medians are compared: a few
+    outliers among many slow steps explain nothing then.
     """
-    from deep500_timing.runs._parts import parts_of
-
     if evidence.run is None or not len(slow) or not len(usual):
         return None
     session = int(steps.sessions[slow[0]])
@@ -103,7 +93,7 @@ def cause_of(
     name = _name(path, parts)
     same = [other for other in ranks if over.get((other, path), 0.0) >= 0.5 * over.get((rank, path), 0.0)]
     is_one = len(ranks) > 1 and len(same) == 1
-    return Cause(name, rank if is_one else None, name == IO, usual_s, slow_s, path)
+    return Cause(name, rank if is_one else None, usual_s, slow_s, path)
 
 
 def _some(places: NDArray[Any], most: int) -> NDArray[Any]:
@@ -140,13 +130,7 @@ def _name(path: str, parts: Parts) -> str:
 
 
 def shared_by(evidence: Evidence, steps: Steps, places: NDArray[Any]) -> str:
-    """A clause on what slow steps have in common: what comes before each, or their period; empty if nothing.
-
-    Args:
-        evidence: Of a run.
-        steps: The steps.
-        places: The places of the slow ones.
-    """
+    """A clause on what the steps at some places have in common: what precedes each, or their period; may be empty."""
     before = _before_each(evidence, steps, places)
     usual = {name for name in before.pop("", set()) if name}
     counts: dict[str, int] = {}
@@ -163,9 +147,7 @@ def shared_by(evidence: Evidence, steps: Steps, places: NDArray[Any]) -> str:
 def period_of(numbers: list[int], last: int) -> str:
     """A clause on the period of some steps, empty without one: most of them lie on it, and it has few gaps.
 
-    Args:
-        numbers: The steps' numbers, rising.
-        last: The number of the last step of all.
+    The steps' numbers rise; ``last`` is the number of the last step of all.
     """
     if len(numbers) < 3:
         return ""
@@ -185,13 +167,13 @@ def period_of(numbers: list[int], last: int) -> str:
 def _before_each(evidence: Evidence, steps: Steps, places: NDArray[Any]) -> dict[Any, set[str]]:
     # Names of regions outside BATCH that ended between the start of the step before and this one's; with a plus those
     # around BATCH that began there. Under "" the ones that precede nearly every step.
-    run, node = evidence.run, evidence.step_node
-    if run is None or node is None:
+    node = evidence.step_node
+    if node is None:
         return {}
-    rows = run.sql(
-        f"select path, start_ns, dur_ns from intervals where rank = {evidence.rank} and device = 'CPU' {evidence.only}"
+    rows = evidence.rows(
+        f"select path, start_ns, dur_ns from intervals where {evidence.mine}"
         f"and depth < {len(node.path)} and region <> {literal(BATCH)}"
-    ).rows()
+    )
     starts: dict[str, list[float]] = {}
     for row in rows:
         path = tuple(split_path(row["path"]))

@@ -1,7 +1,11 @@
-"""waits-for-data, between-epochs: the loop waits for its input, or stands still where an epoch begins."""
+"""waits-for-data, between-epochs: the loop waits for its input, or stands still where an epoch begins.
+
+The workers of a data loader say why they do not keep up, by the times that they take themselves.
+"""
 
 from __future__ import annotations
 
+from math import ceil
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -12,10 +16,11 @@ from deep500_timing._views.findings._cause import shared_by
 from deep500_timing._views.findings._evidence import FIRST_STEP
 from deep500_timing._views.findings._finding import name_of, percent, took
 from deep500_timing._views.findings._statistics import CHANCE, LEAST_OF_TREND, trend_of
-from deep500_timing._views.findings._workers import KEEP_WORKERS, has_workers, start_of_workers_s, why_of_workers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
 
     from deep500_timing._summary.tree import Node
     from deep500_timing._views.findings._evidence import Evidence
@@ -40,6 +45,13 @@ _ALONE = 0.9
 _OF_KERAS = "dataset.prefetch(tf.data.AUTOTUNE); workers= and use_multiprocessing= of a PyDataset"
 _MANY = 100_000
 """Intervals of a region from which on it is not looked for between epochs."""
+KEEP_WORKERS = "keep the workers (persistent_workers=True), fill a smaller shuffle buffer"
+_BUSY, _IDLE = 0.75, 0.5
+"""A worker is busy if it works for this share of the steps, and idle if it works for less than the other."""
+_LEAST_BATCHES = 20
+"""Batches of a loader that are judged by."""
+_MOST_WORKERS = 64
+"""More workers than that are no remedy."""
 
 
 def waiting_node(evidence: Evidence) -> Node | None:
@@ -70,12 +82,6 @@ def waits_for_data(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         yield found
 
 
-class _Wait(NamedTuple):
-    steady_s: float
-    each_s: float
-    of_step: str
-
-
 def _judge(rule: Rule, evidence: Evidence, node: Node, shares: dict[int, float]) -> Finding | None:
     step, above = evidence.step_node, evidence.tree.parent_of(node)
     if node.count < rule.least or node.total_s is None or node.median_s is None:
@@ -103,15 +109,15 @@ def _judge(rule: Rule, evidence: Evidence, node: Node, shares: dict[int, float])
         where = f"{percent(float(np.median(others)))} on the {'other' if len(others) == 1 else 'median of the others'}"
     elif shares:
         where = _how_many(sum(share >= rule.share for share in shares.values()), len(evidence.ranks))
-    few = _few_long_waits(evidence, node, _Wait(steady_s, each_s, of_step))
+    few = _few_long_waits(evidence, node, steady_s, each_s)
     remedy = {"remedy": KEEP_WORKERS} if few is not None and few[2] else {}
     if few is None:
-        workers = None if step is None else why_of_workers(evidence, node, step)
+        workers = None if step is None else _why_of_workers(evidence, node, step)
         if workers is not None:
-            remedy = {"remedy": workers.remedy}
+            remedy = {"remedy": workers[1]}
         elif evidence.run is not None and not {"keras", "tensorflow"}.isdisjoint(evidence.about.versions):
             remedy = {"remedy": _OF_KERAS}
-        why = "; ".join(filter(None, (workers.text if workers is not None else "", _growth(evidence, node))))
+        why = "; ".join(filter(None, (workers[0] if workers is not None else "", _growth(evidence, node))))
         few = f"the loop waits for data, {took(each_s)}{of_step} a step{usual}", where, why, ()
     fact, where, why, steps = few
     on = f" on rank {evidence.rank}" if is_uneven else ""
@@ -135,14 +141,16 @@ def _how_many(count: int, total: int) -> str:
     return f"on {count} of {total} ranks"
 
 
-def _few_long_waits(evidence: Evidence, node: Node, wait: _Wait) -> tuple[str, str, str, tuple[int, ...]] | None:
+def _few_long_waits(
+    evidence: Evidence, node: Node, steady_s: float, each_s: float
+) -> tuple[str, str, str, tuple[int, ...]] | None:
     # A stall has another remedy than a slow pipeline: a mean per step would hide it.
     waits = evidence.series(node.path)
     if waits is None:
         median_s = node.median_s or 0.0
-        if (node.count - 1) * median_s > 0.5 * wait.steady_s:
+        if (node.count - 1) * median_s > 0.5 * steady_s:
             return None
-        return f"the loop waits {took(wait.each_s)} a step on average, {took(median_s)} in the median", "", "", ()
+        return f"the loop waits {took(each_s)} a step on average, {took(median_s)} in the median", "", "", ()
     slow = _long_ones(waits.durations_s)
     if slow is None:
         return None
@@ -159,8 +167,8 @@ def _few_long_waits(evidence: Evidence, node: Node, wait: _Wait) -> tuple[str, s
 
 
 def _each(evidence: Evidence) -> str:
-    start_s = start_of_workers_s(evidence)
-    return f", which takes {took(start_s)}" if start_s else ""
+    found = _workers_of(evidence)
+    return f", which takes {took(found.start_s)}" if found is not None and found.start_s else ""
 
 
 def _long_ones(waits: Any) -> Any:
@@ -259,3 +267,109 @@ def between_epochs(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
         cause=name,
         remedy=remedy,
     )
+
+
+class _Workers(NamedTuple):
+    """The workers of one loader, in seconds, each over all iterations."""
+
+    parts_s: dict[str, NDArray[np.float64]]
+    """Of their work: fetch, collate, put."""
+    idle_s: NDArray[np.float64]
+    batches: NDArray[np.float64]
+    samples: NDArray[np.float64]
+    start_s: float
+    """The median of one start."""
+    cpus: int
+
+
+def has_workers(evidence: Evidence) -> bool:
+    """Whether workers load the data of the training."""
+    found = _workers_of(evidence)
+    return found is not None and len(found.batches) > 0
+
+
+def _why_of_workers(evidence: Evidence, io: Node, step: Node) -> tuple[str, str] | None:
+    # Why the loop waits for data in most steps, and the remedy; None if the workers do not say.
+    found = _workers_of(evidence)
+    if found is None or not io.count or step.total_s is None or io.total_s is None:
+        return None
+    work_s = step.total_s - (io.total_s if step.path == io.parent else 0.0)
+    whole_s, between_s = work_s + io.total_s, work_s / io.count
+    if not len(found.batches):
+        enough = _enough(io.total_s / io.count, between_s, 0, found.cpus)
+        return f"the loop loads the data itself (num_workers=0){enough}", "num_workers above 0"
+    total = float(found.batches.sum())
+    if total < _LEAST_BATCHES:
+        return None
+    # Each is too low for a reason of its own: workers are idle while the loop validates, and start while it waits.
+    count, worked_s = len(found.batches), np.sum([*found.parts_s.values()], axis=0)
+    busy = np.maximum(worked_s / whole_s, worked_s / np.maximum(worked_s + found.idle_s, 1e-9))
+    idle = int((busy < _IDLE).sum())
+    if idle == count:
+        return (
+            f"{'the worker is' if count == 1 else f'all {count} workers are'} idle for {percent(1 - busy.mean())} of "
+            "the time, so the main process is the limit",
+            "a faster sampler, smaller objects in a batch, pin_memory",
+        )
+    each_s = worked_s / np.maximum(found.batches, 1)
+    slowest = int(busy.argmax())
+    if idle and busy[slowest] >= _BUSY:
+        others = np.delete(each_s, slowest)[np.delete(found.batches, slowest) > 0]
+        than = f", the others {took(float(np.median(others)))}" if len(others) else ""
+        return (
+            f"{idle} of {count} workers are idle: they wait for worker {slowest}, which takes {took(each_s[slowest])} "
+            f"a batch{than}, as batches keep their order",
+            "give each worker the same amount of work",
+        )
+    if busy.mean() < _BUSY:
+        return None
+    totals_s = {name: float(of.sum()) for name, of in found.parts_s.items()}
+    part = max(totals_s, key=lambda name: totals_s[name])
+    per = ("sample", float(found.samples.sum())) if part == "fetch" else ("batch", total)
+    enough = _enough(float(worked_s.sum()) / total, between_s, count, found.cpus)
+    slow = f"{part} takes {took(totals_s[part] / per[1])} a {per[0]}{enough}"
+    return slow, "more workers (num_workers)"
+
+
+def _enough(work_s: float, between_s: float, count: int, cpus: int) -> str:
+    # The workers that make a batch in the time that the loop takes for one.
+    needed = ceil(work_s / between_s) if between_s > 0 else _MOST_WORKERS + 1
+    if needed > _MOST_WORKERS:
+        return f"; more than {_MOST_WORKERS} workers would be needed"
+    if needed <= count:
+        return ""
+    there = f", {count} {'is' if count == 1 else 'are'} there" if count else ""
+    cores = f", on {cpus} {'core' if cpus == 1 else 'cores'}" if 0 < cpus < needed else ""
+    return f"; {needed} {'worker' if needed == 1 else 'workers'} would keep up{there}{cores}"
+
+
+def rows_of_workers(evidence: Evidence) -> Sequence[dict[str, Any]]:
+    """What each worker did, in us over all iterations of the loader that training takes most batches from.
+
+    ``start`` is the median of one start, ``started`` the sum of all. Worker -1 stands for a loader without workers.
+    """
+    if evidence.run is None or "loader_workers" not in evidence.run.tables:
+        return ()
+    return evidence.rows(
+        f"with last as (select * from loader_workers where rank = {evidence.rank} and is_training = 1 {evidence.only}"
+        "qualify row_number() over (partition by session, loader, iteration, worker order by time_ns desc) = 1), "
+        "chosen as (select loader from last group by loader order by sum(batches) desc, loader limit 1) "
+        "select worker, sum(fetch_us) as fetch, sum(collate_us) as collate, sum(put_us) as put, "
+        "sum(batches) as batches, sum(samples) as samples, sum(idle_us) as idle, median(start_us) as start, "
+        "sum(start_us) as started, any_value(cpus) as cpus from last semi join chosen using (loader) "
+        "group by worker order by worker"
+    )
+
+
+def _workers_of(evidence: Evidence) -> _Workers | None:
+    rows = rows_of_workers(evidence)
+    if not rows:
+        return None
+    own = [row for row in rows if row["worker"] >= 0]
+    start_s = float(np.median([row["start"] for row in own])) / 1e6 if own else 0.0
+
+    def column(name: str) -> NDArray[np.float64]:
+        return np.array([float(row[name]) for row in own])
+
+    parts_s = {name: column(name) / 1e6 for name in ("fetch", "collate", "put")}
+    return _Workers(parts_s, column("idle") / 1e6, column("batches"), column("samples"), start_s, int(rows[0]["cpus"]))

@@ -9,9 +9,9 @@ import numpy as np
 
 from deep500_timing._base.names import IO
 from deep500_timing._summary.text import format_bytes, safe_name, shorten
+from deep500_timing._views.columns import AHEAD, ALIKE
 from deep500_timing._views.findings._finding import joined, name_of, percent, took
 from deep500_timing._views.findings._statistics import CHANCE, trend_of
-from deep500_timing._views.notes import AHEAD, ALIKE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -122,13 +122,11 @@ def _lines_that_wait(evidence: Evidence) -> str:
     # Of all regions, from the steps in which PyTorch told; see the torch adapter's `_syncs`.
     if evidence.run is None or _SYNCS not in evidence.run.tables:
         return ""
-    rows = evidence.run.sql(
-        f"select line, expression, sum(count) as n from {_SYNCS} where rank = {evidence.rank} {evidence.only}"
-        "group by line, expression order by n desc, line"
-    ).rows()
-    steps = evidence.run.sql(
-        f"select count(*) as n from {_SYNCS} where rank = {evidence.rank} {evidence.only}and count = 0"
-    ).rows()[0]["n"]
+    of_rank = f"from {_SYNCS} where rank = {evidence.rank} {evidence.only}"
+    rows = evidence.rows(
+        f"select line, expression, sum(count) as n {of_rank}group by line, expression order by n desc, line"
+    )
+    steps = evidence.rows(f"select count(*) as n {of_rank}and count = 0")[0]["n"]
     lines = [row for row in rows if row["n"]]
     if not lines or not steps:
         return ""

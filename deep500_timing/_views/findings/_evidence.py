@@ -10,20 +10,23 @@ import numpy as np
 
 from deep500_timing._base.names import BATCH, COMM, IO
 from deep500_timing._base.sql import array_of, literal
+from deep500_timing._distributed.stragglers import NoStepsError, find_stragglers, steps_of_run
 from deep500_timing._summary.nesting import path_text, split_path
 from deep500_timing._summary.text import safe_name
-from deep500_timing._views.notes import busy_in
+from deep500_timing._summary.tree import Tree
+from deep500_timing._views.about import About, about_run
+from deep500_timing._views.columns import busy_in
 from deep500_timing._views.tree_of_run import tree_of_run
+from deep500_timing.runs._places import samples_between, samples_in, text_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
     from deep500_timing._distributed.late import Steps as RankSteps
     from deep500_timing._distributed.verdict import Stragglers
-    from deep500_timing._summary.tree import Node, Tree
-    from deep500_timing._views.about import About
+    from deep500_timing._summary.tree import Node
     from deep500_timing.runs import Run
 
     Floats = NDArray[np.float64]
@@ -73,16 +76,21 @@ class Evidence:
         """Rules that failed, with the error."""
         self.only = "" if session is None else f"and session = {session} "
         """A condition in SQL, behind others."""
+        self.mine = f"device = 'CPU' and rank = {rank} {self.only}"
+        """The condition for this rank's intervals on the CPU."""
+
+    def rows(self, query: str) -> Sequence[dict[str, Any]]:
+        """The rows of a query over the run's tables; none without a run."""
+        return () if self.run is None else self.run.sql(query).rows()
 
     @cached_property
     def whole_s(self) -> float:
         """The time from the first region's start to the last one's end, without the time between sessions."""
         total = sum(root.total_s or 0.0 for root in self.tree.roots)
-        if self.run is not None:
-            [row] = self.run.sql(
-                "select cast(sum(ended - begun) as double) as ns from (select min(first_unix_ns) as begun, "
-                f"max(last_unix_ns) as ended from logs where rank = {self.rank} {self.only}group by session) as each"
-            ).rows()
+        for row in self.rows(
+            "select cast(sum(ended - begun) as double) as ns from (select min(first_unix_ns) as begun, "
+            f"max(last_unix_ns) as ended from logs where rank = {self.rank} {self.only}group by session) as each"
+        ):
             if row["ns"] is not None:
                 return float(row["ns"]) / 1e9
         if self.tree.span_s is not None:
@@ -108,8 +116,6 @@ class Evidence:
     @cached_property
     def about(self) -> About:
         """The facts of the run."""
-        from deep500_timing._views.about import about_run
-
         assert self.run is not None
         return about_run(self.run)
 
@@ -122,7 +128,7 @@ class Evidence:
             rows = self.run.steps(rank=self.rank, session=self.session).arrow().to_pylist()
             return _steps([row for row in rows if row["dur_ns"] is not None])
         return _steps(
-            self.run.sql(
+            self.rows(
                 "select session, step, max(dur_ns) as dur_ns, "
                 f"coalesce(min(case when rank = {self.rank} then start_ns end), min(start_ns)) as start_ns from "
                 "(select rank, session, step, min(start_ns) as start_ns, "
@@ -130,18 +136,18 @@ class Evidence:
                 f"where path = {literal(path_text(self.step_node.path))} and device = 'CPU' "
                 f"and step is not null {self.only}group by rank, session, step) as of_rank "
                 "group by session, step order by session, start_ns"
-            ).rows()
+            )
         )
 
     @cached_property
     def thread(self) -> int:
         """The thread of this rank with most of the BATCHes; the main thread without any."""
-        if self.run is None or self.step_node is None:
+        if self.step_node is None:
             return 0
-        rows = self.run.sql(
-            f"select thread from intervals where path = {literal(path_text(self.step_node.path))} and device = 'CPU' "
-            f"and rank = {self.rank} {self.only}group by thread order by count(*) desc, thread limit 1"
-        ).rows()
+        rows = self.rows(
+            f"select thread from intervals where path = {literal(path_text(self.step_node.path))} and {self.mine}"
+            "group by thread order by count(*) desc, thread limit 1"
+        )
         return rows[0]["thread"] if rows else 0
 
     @cached_property
@@ -155,16 +161,15 @@ class Evidence:
             return found
         # The first step may be preceded by the wait for its data.
         firsts = ", ".join(literal(path_text((*self.step_node.parent, name))) for name in (BATCH, FIRST_STEP, IO))
-        mine = f"device = 'CPU' and rank = {self.rank} {self.only}"
-        here = f"thread = {self.thread}"
-        rows = self.run.sql(
+        mine, here = self.mine, f"thread = {self.thread}"
+        rows = self.rows(
             f"with firsts as (select session as own, min(start_ns) as first from intervals where path in ({firsts}) "
             f"and {here} and {mine}group by session) select session, path, cast(sum(case when {here} then "
             "least(dur_ns, first - start_ns) else dur_ns end) as double) as ns, cast(sum(case when "
             f"{here} and start_ns + dur_ns > first then 0 else 1 end) as bigint) as n, "
             f"max(case when {here} then first - start_ns else 0 end) as before from intervals "
             f"left join firsts on session = own where {mine}and (not {here} or start_ns < first) group by session, path"
-        ).rows()
+        )
         start_up: dict[int, int] = {}
         for row in rows:
             path = tuple(split_path(row["path"]))
@@ -176,14 +181,12 @@ class Evidence:
 
     def series(self, path: tuple[str, ...]) -> Steps | None:
         """A region's time in each step of this rank; None without a run."""
-        if self.run is None:
-            return None
         return _steps(
-            self.run.sql(
+            self.rows(
                 "select session, step, min(start_ns) as start_ns, cast(sum(dur_ns) as bigint) as dur_ns from intervals "
-                f"where path = {literal(path_text(path))} and device = 'CPU' and rank = {self.rank} "
-                f"and step is not null {self.only}group by session, step order by session, start_ns"
-            ).rows()
+                f"where path = {literal(path_text(path))} and step is not null and {self.mine}"
+                "group by session, step order by session, start_ns"
+            )
         )
 
     def spans(self, *paths: tuple[str, ...]) -> dict[tuple[str, ...], NDArray[np.int64]]:
@@ -195,8 +198,8 @@ class Evidence:
         texts = {path_text(path): path for path in paths}
         table = self.run.sql(
             "select path, session, coalesce(step, -1) as step, start_ns, start_ns + dur_ns as end_ns from intervals "
-            f"where rank = {self.rank} and device = 'CPU' and path in ({', '.join(map(literal, texts))}) "
-            f"and thread = {self.thread} {self.only}order by path, session, start_ns"
+            f"where path in ({', '.join(map(literal, texts))}) and thread = {self.thread} and {self.mine}"
+            "order by path, session, start_ns"
         ).arrow()
         names = ("session", "step", "start_ns", "end_ns")
         rows = np.stack([np.asarray(array_of(table[name]), np.int64) for name in names], axis=1)
@@ -231,32 +234,25 @@ class Evidence:
     @cached_property
     def ranks(self) -> list[int]:
         """The ranks with intervals, rising; none without a run."""
-        if self.run is None:
-            return []
-        rows = self.run.sql(f"select distinct rank from intervals where true {self.only}order by rank").rows()
+        rows = self.rows(f"select distinct rank from intervals where true {self.only}order by rank")
         return [row["rank"] for row in rows]
 
     def totals_s(self, path: tuple[str, ...]) -> dict[int, float]:
         """The time of a region on each rank."""
-        assert self.run is not None
-        rows = self.run.sql(
+        rows = self.rows(
             f"select rank, cast(sum(dur_ns) as double) as total from intervals where device = 'CPU' {self.only}"
             f"and path = {literal(path_text(path))} group by rank order by rank"
-        ).rows()
+        )
         return {row["rank"]: row["total"] / 1e9 for row in rows}
 
     @cached_property
     def stragglers(self) -> Stragglers | None:
         """The rank that the others wait for, and why; None without a run."""
-        from deep500_timing._distributed.stragglers import find_stragglers
-
         return None if self.run is None else find_stragglers(self.run, session=self.session)
 
     @cached_property
     def rank_steps(self) -> RankSteps | None:
         """How late each rank came and its own times, by step; None where the ranks do not meet."""
-        from deep500_timing._distributed.stragglers import NoStepsError, steps_of_run
-
         try:
             found = None if self.run is None else steps_of_run(self.run, session=self.session)
         except NoStepsError:
@@ -266,16 +262,14 @@ class Evidence:
     @cached_property
     def operations(self) -> dict[int, dict[str, Operation]]:
         """The recorded collective operations, by rank and name."""
-        if self.run is None:
-            return {}
         only = self.only.replace("and", "where", 1)
-        rows = self.run.sql(
+        rows = self.rows(
             "with each as (select rank, op, dur_ns, bytes, min(dur_ns) over same as low, count(*) over same as n, "
             f"sequence from collectives c {only}window same as (partition by session, c.group, op, sequence)) "
             "select rank, op, count(*) as n, cast(sum(dur_ns) as double) as total, cast(sum(case when n > 1 and "
             "sequence >= 0 then low else dur_ns end) as double) as transfer, max(case when sequence >= 0 then n else 1 "
             "end) as ranks, median(coalesce(bytes, -1)) as size from each where op is not null group by rank, op"
-        ).rows()
+        )
         found: dict[int, dict[str, Operation]] = {}
         for row in rows:
             found.setdefault(row["rank"], {})[row["op"]] = Operation(
@@ -306,7 +300,7 @@ class Evidence:
     def of_rank(self, rank: int) -> Evidence:
         """The same run, seen from another rank."""
         assert self.run is not None
-        return Evidence(tree_of_run(self.run, rank=rank, session=self.session), self.run, rank, self.session)
+        return evidence_of(self.run, rank, self.session)
 
     def on_rank(self, rank: int) -> str:
         """``" of rank 3"``; empty in a run of one rank."""
@@ -315,20 +309,14 @@ class Evidence:
     def lines_in(self, path: str, steps: Iterable[int] | None = None) -> str:
         """A clause on the lines of the program that a region's own time goes to; empty if too few samples say so.
 
-        Args:
-            path: The region's path; empty for the time in no region.
-            steps: In these steps only.
+        The empty path is the time in no region. With ``steps`` only samples in these count.
         """
-        from deep500_timing.runs._places import samples_in, text_of
-
         if self.run is None:
             return ""
         return text_of(samples_in(self.run, path, rank=self.rank, session=self.session, steps=steps), STACKS_LEAST)
 
     def lines_between(self, spans: Iterable[tuple[int, int, int]]) -> str:
         """The same of spans of time: session, start and end in ns of the clock of this rank."""
-        from deep500_timing.runs._places import samples_between, text_of
-
         return "" if self.run is None else text_of(samples_between(self.run, spans, rank=self.rank), STACKS_LEAST)
 
     def command(self, name: str, *more: object) -> str:
@@ -338,7 +326,7 @@ class Evidence:
         return " ".join(("deep500-timing", name, shlex.quote(safe_name(self.run.folders[0])), *map(str, more)))
 
 
-def _steps(rows: list[dict[str, Any]]) -> Steps | None:
+def _steps(rows: Sequence[dict[str, Any]]) -> Steps | None:
     if not rows:
         return None
     columns = (np.array([row[name] for row in rows]) for name in ("session", "step", "start_ns", "dur_ns"))
@@ -348,8 +336,6 @@ def _steps(rows: list[dict[str, Any]]) -> Steps | None:
 
 def evidence_of(source: Run | Tree, rank: int | None = None, session: int | None = None) -> Evidence:
     """The evidence of a run or of a tree."""
-    from deep500_timing._summary.tree import Tree
-
     if isinstance(source, Tree):
         return Evidence(source, None, source.rank, None)
     if rank is None:

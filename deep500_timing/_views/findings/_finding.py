@@ -9,7 +9,7 @@ from deep500_timing._summary.text import safe_name, shorten
 from deep500_timing._views.columns import times
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from deep500_timing._views.findings._evidence import Evidence
 
@@ -104,7 +104,7 @@ def took(seconds: float | None) -> str:
     return times([seconds or 0.0])[0]
 
 
-def listed(numbers: list[int], most: int = 3) -> str:
+def listed(numbers: Sequence[int], most: int = 3) -> str:
     """``"1, 2, 3 and 4 more"``."""
     more = f" and {len(numbers) - most} more" if len(numbers) > most else ""
     return ", ".join(map(str, numbers[:most])) + more

@@ -111,28 +111,27 @@ def _awaited_s(evidence: Evidence, nodes: list[Node]) -> float:
         return 0.0
     paths = ", ".join(literal(path_text(node.path)) for node in nodes)
     of_rank = f"where rank = {evidence.rank} {evidence.only}"
-    row = evidence.run.sql(
+    [row] = evidence.rows(
         "with passes as (select session, start_ns as began_ns, start_ns + dur_ns as ended_ns from intervals "
         f"{of_rank}and device = 'CPU' and path in ({paths})), operations as (select session as of_session, "
         f"start_ns as issued_ns, start_ns + dur_ns as done_ns from collectives {of_rank}) "
         "select cast(sum(awaited_ns) as double) as awaited_ns from (select least(max(done_ns), max(ended_ns)) "
         "- max(issued_ns) as awaited_ns from passes join operations on session = of_session "
         "and issued_ns >= began_ns and issued_ns < ended_ns group by session, began_ns) as each"
-    ).rows()[0]
+    )
     return float(row["awaited_ns"] or 0.0) / 1e9
 
 
 def _share_by_step(evidence: Evidence, nodes: list[Node]) -> float:
     # Without recorded operations: in each step the shortest communication over the ranks is the transfer.
-    assert evidence.run is not None
     paths = ", ".join(literal(path_text(node.path)) for node in nodes)
-    row = evidence.run.sql(
+    [row] = evidence.rows(
         "select cast(sum(low) as double) as low, cast(sum(own) as double) as own from (select min(total) as low, "
         f"max(case when rank = {evidence.rank} then total end) as own from (select session, step, rank, "
         f"sum(dur_ns) as total from intervals where device = 'CPU' and path in ({paths}) and step is not null "
         f"{evidence.only}group by session, step, rank) as each group by session, step "
         f"having count(*) = {len(evidence.ranks)}) as s"
-    ).rows()[0]
+    )
     return float(row["low"] / row["own"]) if row["own"] else 1.0
 
 

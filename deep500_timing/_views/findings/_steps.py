@@ -196,10 +196,10 @@ def _first_steps(evidence: Evidence) -> WarmUp | None:
 def _recompilations(evidence: Evidence) -> Sequence[dict[str, Any]]:
     if evidence.run is None or "compilations" not in evidence.run.tables:
         return ()
-    return evidence.run.sql(
+    return evidence.rows(
         f"select frame, reason, dur_us from compilations where rank = {evidence.rank} and reason <> '' {evidence.only}"
         "order by unix_us"
-    ).rows()
+    )
 
 
 def recompilation(rule: Rule, evidence: Evidence) -> Iterator[Finding]:

@@ -20,9 +20,9 @@ from deep500_timing._views.findings._account import (
     is_work,
 )
 from deep500_timing._views.findings._cause import period_of
+from deep500_timing._views.findings._data import KEEP_WORKERS, has_workers
 from deep500_timing._views.findings._evidence import FIRST_STEP
 from deep500_timing._views.findings._finding import listed, name_of, percent, took
-from deep500_timing._views.findings._workers import KEEP_WORKERS, has_workers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,16 +77,10 @@ def lost(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
     parts = []
     if evidence.run is not None:
         about = evidence.about
-        for number, what in (
-            (about.dropped, "intervals dropped"),
-            (about.damaged_bytes, "bytes of logs damaged"),
-            (about.missing_frames, "frames of logs missing"),
-        ):
-            if number:
-                parts.append(f"{number} {what}")
+        parts += [f"{number} {what}" for what, number in about.lost.items() if number]
         missing = about.missing_ranks
         if missing:
-            parts.append(f"nothing of rank{'s' if len(missing) > 1 else ''} {listed(list(missing), 6)}")
+            parts.append(f"nothing of rank{'s' if len(missing) > 1 else ''} {listed(missing, 6)}")
     counts: dict[str, dict[str, int]] = {}
     for (name, _), counted in evidence.tree.counters.items():
         for counter in ("failed", "discarded"):
@@ -146,10 +140,10 @@ def _where(evidence: Evidence, node: Node) -> str:
     if not len(chosen):
         return ""
     names = ", ".join(literal(path_text(child.path)) for child in node.children if not child.is_rest)
-    found = evidence.run.sql(
-        f"select region, start_ns, dur_ns from intervals where rank = {evidence.rank} and session = {chosen[0, 0]} and "
-        f"device = 'CPU' and path in ({names}) and start_ns between {chosen[0, 2]} and {chosen[:, 3].max()}"
-    ).rows()
+    found = evidence.rows(
+        f"select region, start_ns, dur_ns from intervals where session = {chosen[0, 0]} and path in ({names}) "
+        f"and start_ns between {chosen[0, 2]} and {chosen[:, 3].max()} and {evidence.mine}"
+    )
     spans = sorted((row["start_ns"], row["start_ns"] + row["dur_ns"], name_of(row["region"])) for row in found)
     gaps: dict[str, int] = {}
     for start, end in chosen[:, 2:].tolist():
@@ -205,11 +199,11 @@ def _spent_s(evidence: Evidence, node: Node) -> float:
     spent_s = (node.total_s or 0.0) - sum(child.total_s or 0.0 for child in node.children if child.name in others)
     if evidence.run is None or not evidence.operations or node.name not in BETWEEN:
         return spent_s
-    [row] = evidence.run.sql(
+    [row] = evidence.rows(
         "select cast(sum(c.dur_ns) as double) as ns from collectives c join intervals i on c.rank = i.rank and "
         "c.session = i.session and c.start_ns >= i.start_ns and c.start_ns < i.start_ns + i.dur_ns "
         f"where i.path = {literal(path_text(node.path))} and i.device = 'CPU' and i.rank = {evidence.rank}"
-    ).rows()
+    )
     return spent_s - (row["ns"] or 0.0) / 1e9
 
 

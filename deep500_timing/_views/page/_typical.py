@@ -7,14 +7,23 @@ from typing import TYPE_CHECKING, Any
 from deep500_timing._base.names import CPU
 from deep500_timing._base.sql import literal
 from deep500_timing._summary.text import format_time, safe_name
-from deep500_timing._views.page._colours import on
-from deep500_timing._views.page._context import shown
-from deep500_timing._views.page._parts import COLOUR, INK, ZOOM, data, fitting, quantity, rounded, time_axis, tooltip
-from deep500_timing._views.page._section import Content, Figure, Panel
-from deep500_timing._views.timeline._from_run import places_of
+from deep500_timing._views.page._charts import (
+    COLOUR,
+    INK,
+    ZOOM,
+    fitting,
+    layer,
+    on,
+    quantity,
+    rounded,
+    time_axis,
+    tooltip,
+)
+from deep500_timing._views.page._section import Content, Figure, Panel, shown
+from deep500_timing._views.timeline.write import places_of
 
 if TYPE_CHECKING:
-    from deep500_timing._views.page._context import Context
+    from deep500_timing._views.page._section import Context
 
 _RANKS = 8
 _BARS = 1500
@@ -138,31 +147,14 @@ def _lay(
 def _spec(bars: list[dict[str, Any]], labels: list[dict[str, Any]], height: int, end: float) -> dict[str, Any]:
     y = {"axis": None, "scale": {"domain": [0, max(height, 1)], "reverse": True}}
     x = quantity("start", scale={"domain": [0, end], "nice": False}, axis=time_axis(None))
-    bar = {
-        "data": data(bars),
-        "params": [ZOOM],
-        "mark": {"type": "rect", "clip": True, "stroke": "white", "strokeWidth": 0.5},
-        "encoding": {
-            "x": x,
-            "x2": {"field": "end"},
-            "y": quantity("y", **y),
-            "y2": {"field": "y2"},
-            "color": COLOUR,
-            "tooltip": tooltip(region="region", takes="takes", rank="rank", track="on"),
-        },
-    }
-    text = {
-        "data": data(bars),
-        "mark": fitting("start", "end") | {"dx": 3, "fontSize": 11, "clip": True},
-        "encoding": {"x": x, "y": quantity("middle", **y), "text": {"field": "region"}, "color": INK},
-    }
+    mark = {"type": "rect", "clip": True, "stroke": "white", "strokeWidth": 0.5}
+    tip = tooltip(region="region", takes="takes", rank="rank", track="on")
+    bar = layer(mark, bars, x=x, x2="end", y=quantity("y", **y), y2="y2", color=COLOUR, tooltip=tip)
+    fits = fitting("start", "end") | {"dx": 3, "fontSize": 11, "clip": True}
+    text = layer(fits, bars, x=x, y=quantity("middle", **y), text="region", color=INK)
     look = {"align": "right", "baseline": "middle", "fontSize": 11, "color": "currentColor", "clip": False}
-    names = {
-        "data": data(labels),
-        "mark": {"type": "text", **look},
-        "encoding": {"x": {"value": -6}, "y": quantity("y", **y), "text": {"field": "label"}},
-    }
+    names = layer({"type": "text", **look}, labels, x={"value": -6}, y=quantity("y", **y), text="label")
     # No axis makes room for the names: a name as an axis' label would be code.
     room = 14 + 7 * max((len(label["label"]) for label in labels), default=0)
     padding = {"left": room, "right": 8, "top": 4, "bottom": 4}
-    return {"height": max(height, 1) * _ROW, "padding": padding, "layer": [bar, text, names]}
+    return {"height": max(height, 1) * _ROW, "padding": padding, "layer": [bar | {"params": [ZOOM]}, text, names]}

@@ -12,17 +12,15 @@ from deep500_timing._summary.text import UNKNOWN, format_time
 from deep500_timing._views.columns import FEW
 from deep500_timing._views.findings import FIRST_STEP
 from deep500_timing._views.findings._evidence import STACKS_LEAST
-from deep500_timing._views.page._colours import GREY, on
-from deep500_timing._views.page._context import shown
-from deep500_timing._views.page._parts import COLOUR, INK, data, fitting, quantity, rounded, tooltip
-from deep500_timing._views.page._section import Content, Figure, Panel
+from deep500_timing._views.page._charts import COLOUR, GREY, INK, fitting, layer, on, quantity, rounded, tooltip
+from deep500_timing._views.page._section import Content, Figure, Panel, shown
 from deep500_timing.runs._places import places_of, samples_in
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from deep500_timing._summary.tree import Node, Tree
-    from deep500_timing._views.page._context import Context
+    from deep500_timing._views.page._section import Context
 
 _ROW = 30
 _REGIONS = 8
@@ -113,20 +111,11 @@ def _figure(context: Context, tree: Tree, device: str) -> Figure:
     percents = {"labelExpr": "format(100 * datum.value, 'd') + '\u00a0%'", "title": None, "grid": False, "tickCount": 5}
     x = quantity("x", scale={"domain": [0, 1], "nice": False}, axis=percents)
     y = {"axis": None, "scale": {"domain": [0, depth], "reverse": True}}
-    bar = {
-        "mark": {"type": "rect", "stroke": "white", "strokeWidth": 1},
-        "encoding": {
-            "x": x,
-            "x2": {"field": "x2"},
-            "y": quantity("depth", **y),
-            "y2": {"field": "below"},
-            "color": COLOUR,
-            "tooltip": tooltip(region="region", total="total", share="of its parent", median="median", p95="p95"),
-        },
-    }
-    text = {"x": quantity("x"), "y": quantity("middle", **y), "text": {"field": "label"}, "color": INK}
-    label = {"mark": fitting("x", "x2"), "encoding": text}
-    spec = {"height": depth * _ROW, "data": data(boxes), "layer": [bar, label]}
+    tip = tooltip(region="region", total="total", share="of its parent", median="median", p95="p95")
+    mark = {"type": "rect", "stroke": "white", "strokeWidth": 1}
+    bar = layer(mark, x=x, x2="x2", y=quantity("depth", **y), y2="below", color=COLOUR, tooltip=tip)
+    label = layer(fitting("x", "x2"), x=quantity("x"), y=quantity("middle", **y), text="label", color=INK)
+    spec = {"height": depth * _ROW, "data": {"values": boxes}, "layer": [bar, label]}
     nodes = [node for node in tree.walk() if _total(node)]
     overlaps = any(node.overlaps for node in nodes)
     first = max(tree.roots, key=_total)

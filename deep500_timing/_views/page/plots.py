@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from deep500_timing._base.files import whole_file
 from deep500_timing._base.require import require
 from deep500_timing._summary.text import width_of
-from deep500_timing._views.page._build import build
-from deep500_timing._views.page._parts import COLOUR, data, quantity, styled
+from deep500_timing._views.page._charts import COLOUR, layer, quantity, styled
+from deep500_timing._views.page._page import build
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -85,14 +85,14 @@ def write_plots(
 
 def _spec_of(figure: Figure) -> dict[str, Any]:
     title = {"text": figure.title, "anchor": "start", "fontSize": 14}
-    whole = styled({}, _SMALL)
     if len(figure.panels) == 1 and not figure.legend:
         return {**styled(figure.panels[0].spec, _WIDTH), "title": title}
+    whole = styled({}, _SMALL)
+    together = {"$schema": whole["$schema"], "config": whole["config"], "title": title}
     if len(figure.panels) == 1:
-        parts = [_legend_of(figure), {**figure.panels[0].spec, "width": _WIDTH}]
-        return {"$schema": whole["$schema"], "config": whole["config"], "title": title, "vconcat": parts}
+        return together | {"vconcat": [_legend_of(figure), {**figure.panels[0].spec, "width": _WIDTH}]}
     parts = [{**panel.spec, "width": _SMALL, "title": panel.title} for panel in figure.panels]
-    return {"$schema": whole["$schema"], "config": whole["config"], "title": title, "columns": 3, "concat": parts}
+    return together | {"columns": 3, "concat": parts}
 
 
 def _legend_of(figure: Figure) -> dict[str, Any]:
@@ -106,15 +106,8 @@ def _legend_of(figure: Figure) -> dict[str, Any]:
         at += wide
     x = quantity("x", axis=None, scale={"domain": [0, _WIDTH], "nice": False})
     y = quantity("y", axis=None, scale={"domain": [0, row + 1], "reverse": True})
-    square = {"mark": {"type": "square", "size": 110, "opacity": 1}, "encoding": {"color": COLOUR}}
-    text = {
-        "mark": {"type": "text", "align": "left", "baseline": "middle", "dx": 10, "fontSize": 12, "limit": _WIDTH},
-        "encoding": {"text": {"field": "name"}},
-    }
-    return {
-        "width": _WIDTH,
-        "height": 18 * (row + 1),
-        "data": data(marks),
-        "encoding": {"x": x, "y": y},
-        "layer": [square, text],
-    }
+    square = layer({"type": "square", "size": 110, "opacity": 1}, color=COLOUR)
+    look = {"align": "left", "baseline": "middle", "dx": 10, "fontSize": 12, "limit": _WIDTH}
+    parts = [square, layer({"type": "text", **look}, text="name")]
+    size = {"width": _WIDTH, "height": 18 * (row + 1)}
+    return {**size, "data": {"values": marks}, "encoding": {"x": x, "y": y}, "layer": parts}

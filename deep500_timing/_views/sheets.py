@@ -1,7 +1,8 @@
-"""The report of a snapshot: one process at one moment."""
+"""The reports: of a snapshot, one process at one moment; and of a run, findings about all ranks, the table of one."""
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from datetime import datetime
 from operator import attrgetter
@@ -12,17 +13,23 @@ from deep500_timing._base.names import CPU
 from deep500_timing._summary.snapshot import COUNTERS, counters_of
 from deep500_timing._summary.text import GAP, format_bytes, safe_name, shorten
 from deep500_timing._summary.tree import OnDevice, Tree, build_tree, node_of
-from deep500_timing._views.findings import CALM, evidence_of, find, verdict
-from deep500_timing._views.notes import device_note, first_note
+from deep500_timing._views.about import about_run, title_of
+from deep500_timing._views.columns import device_note, first_note
+from deep500_timing._views.findings import CALM, evidence_of, find, start_note, verdict
+from deep500_timing._views.findings._finding import listed
 from deep500_timing._views.table import LONGEST_NAME, Sheet
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Sequence
 
     from deep500_timing._summary.snapshot import RegionTimes, Snapshot
     from deep500_timing._summary.tree import Node
+    from deep500_timing._views.about import About
+    from deep500_timing.runs import Run
 
 _OF_A_RUN = "Which steps are slow, and whether they drift, only a run tells: Timer(run=FOLDER)."
+_NAMED = 6
+"""Most ranks that are listed."""
 
 
 def sheet_of(snapshot: Snapshot, step: int | None = None) -> Sheet:
@@ -67,7 +74,7 @@ def _notes(snapshot: Snapshot) -> list[tuple[str, str]]:
         if concerned:
             told.update((region.name, region.device) for region, _ in concerned)
             named = [
-                f"{f'{number} × ' if show_count else ''}{_named(region)} ({region.device})"
+                f"{f'{number} × ' if show_count else ''}{_named(region.name)} ({region.device})"
                 for region, number in concerned
             ]
             notes.append((label, f"{', '.join(named)}: {text}"))
@@ -99,7 +106,7 @@ def _notes(snapshot: Snapshot) -> list[tuple[str, str]]:
 def _of_tree(tree: Tree) -> list[tuple[str, str]]:
     # The intervals inside a region's warm-up are not warm-up themselves: the total exceeds the parent's share.
     partly = [
-        f"{shorten(safe_name(child.name), LONGEST_NAME)} (CPU)"
+        f"{_named(child.name)} (CPU)"
         for parent in tree.walk()
         for child in parent.children
         if parent.warm_up and not child.is_rest and _exceeds_its_share(child, parent)
@@ -132,11 +139,11 @@ def _memory(region: RegionTimes) -> str:
             most = getattr(memory, f"max_{name}", None)
             what = shown_as.format(device=memory.last.device or "device")
             parts.append(f"{format_bytes(now)} {what} (at most {format_bytes(now if most is None else most)})")
-    return f"{_named(region)} at its last end: {', '.join(parts)}" if parts else ""
+    return f"{_named(region.name)} at its last end: {', '.join(parts)}" if parts else ""
 
 
-def _named(region: RegionTimes) -> str:
-    return shorten(safe_name(region.name), LONGEST_NAME)
+def _named(name: str) -> str:
+    return shorten(safe_name(name), LONGEST_NAME)
 
 
 def tree_of_snapshot(snapshot: Snapshot) -> Tree:
@@ -154,3 +161,54 @@ def tree_of_snapshot(snapshot: Snapshot) -> Tree:
             gpu = OnDevice(stats.total, None, stats.count, stats.median, stats.p95)
             nodes[region.name] = replace(nodes.get(region.name) or node_of(path, None), gpu=gpu)
     return build_tree(nodes.values(), rank=snapshot.rank, is_nested=False, counters=counters_of(snapshot))
+
+
+def sheet_of_run(run: Run, *, rank: int | None = None, session: int | None = None, off: Iterable[str] = ()) -> Sheet:
+    about = about_run(run)
+    shown = about.ranks[0] if rank is None else rank
+    if shown not in about.ranks:
+        has = "rank" if len(about.ranks) == 1 else "ranks"
+        raise LookupError(f"Showing rank {rank}: the run has {has} {ranges(about.ranks)}.")
+    if session is not None and not 0 <= session < about.sessions:
+        raise LookupError(f"Showing session {session}: the run has sessions {ranges(range(about.sessions))}.")
+    evidence = evidence_of(run, shown, session)
+    tree = evidence.tree
+    findings = tuple(find(evidence, off=off))
+    said = "" if findings or not tree.roots else verdict(evidence)
+    failed = [("left out", f"the rule {rule}: {error}") for rule, error in evidence.failed.items()]
+    notes = (*failed, *start_note(evidence), *_notes_of_run(about, tree, shown))
+    return Sheet(title_of(about), " · ", tree, findings, said, notes)
+
+
+def _notes_of_run(about: About, tree: Tree, rank: int) -> list[tuple[str, str]]:
+    notes = []
+    if not tree.roots:
+        notes.append(("no times", "nothing is recorded yet"))
+    for counter, text in COUNTERS.items():
+        concerned = [(key, counts[counter]) for key, counts in sorted(tree.counters.items()) if counts.get(counter)]
+        if concerned:
+            named = [f"{number} × {_named(name)} ({device})" for (name, device), number in concerned]
+            notes.append((counter, f"{', '.join(named)}: {text}"))
+    notes += [*first_note(tree), *device_note(tree)]
+    return [*notes, ("", _closing(about, tree, rank, any_failed=bool(tree.counters)))]
+
+
+def _closing(about: About, tree: Tree, rank: int, *, any_failed: bool) -> str:
+    folder = shlex.quote(safe_name(about.folder))
+    on = "on the CPU and the GPU" if tree.has_device_times else "on the CPU"
+    losses = {"dropped": about.dropped, "bytes damaged": about.damaged_bytes, "frames missing": about.missing_frames}
+    lost = [f"{number} {what}" for what, number in losses.items() if number]
+    said = "Nothing dropped." if any_failed else "Nothing failed, nothing dropped."
+    sentences = [f"Times of rank {rank}, {on}.", f"Lost: {', '.join(lost)}." if lost else said]
+    others = [other for other in about.ranks if other != rank]
+    if others:
+        sentences.append(f"{'Rank' if len(others) == 1 else 'Ranks'} {ranges(others)}: --rank {others[0]}.")
+    sentences.append(f"Page: deep500-timing report {folder}")
+    return " ".join(sentences)
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Rising numbers as text: ``"0, 1, 4"``, ``"0 to 63"``."""
+    if len(numbers) > 2 and list(numbers) == list(range(numbers[0], numbers[-1] + 1)):
+        return f"{numbers[0]} to {numbers[-1]}"
+    return listed(numbers, _NAMED)

@@ -1,19 +1,70 @@
-"""Parts of several charts, in Vega-Lite, and their look. Colours of text and lines come from the page."""
+"""Parts of several charts, in Vega-Lite, and their colours. Colours of text and lines come from the page."""
 
 from __future__ import annotations
 
-from typing import Any
+from itertools import cycle
+from typing import TYPE_CHECKING, Any
 
+from deep500_timing._base.names import BACKWARD, BATCH, COMM, EPOCH, FORWARD, IO
 from deep500_timing._summary.text import SIZE_UNITS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+GREY = "#9a9a9a"
+"""Time in no region, or time that was not measured."""
+ACCENT = "#0072b2"
+ALARM = "#d55e00"
+# The colours of Okabe and Ito, which colour-blind readers can tell apart, and variants of the same hues.
+REGION_COLOURS = {
+    FORWARD: "#0072b2",
+    BACKWARD: "#009e73",
+    IO: "#e69f00",
+    COMM: "#cc79a7",
+    "optimizer": "#56b4e9",
+    "OPTIMIZER": "#56b4e9",
+    "VALIDATION": "#8f7fc9",
+    BATCH: "#7f97ad",
+    EPOCH: "#a9b8c6",
+    "FIT": "#c3ccd5",
+}
+_OTHERS = [
+    "#d55e00",
+    "#56b4e9",
+    "#b3a200",
+    "#8f7fc9",
+    "#117733",
+    "#aa4466",
+    "#44aa99",
+    "#7a5230",
+    "#6699cc",
+    "#dd7799",
+    "#999933",
+    "#4c6a92",
+]
+
+
+def colours_of(names: Iterable[str]) -> dict[str, str]:
+    """The colour of each region in every chart: fixed for those of nearly every run, by order for the others."""
+    names = list(dict.fromkeys(names))
+    taken = {REGION_COLOURS[name] for name in names if name in REGION_COLOURS}
+    free = cycle(colour for colour in _OTHERS if colour not in taken)
+    return {name: REGION_COLOURS.get(name) or next(free) for name in names}
+
+
+def on(colour: str) -> str:
+    """Black or white, whichever is easier to read on a colour."""
+    red, green, blue = (int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5))
+    linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in (red, green, blue)]
+    return "#000000" if 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] > 0.179 else "#ffffff"
+
 
 TIME_LABELS = r"replace(format(datum.value, '~s'), /([a-zµ]?)$/, '\u00a0$1s')"
 """Seconds with their prefix: 20 ms, 500 µs."""
-BYTE_LABELS = (
-    "".join(
-        f"datum.value >= {scale} ? format(datum.value / {scale}, '.4~r') + ' {unit}' : " for scale, unit in SIZE_UNITS
-    )
-    + "datum.value + ' B'"
+BYTE_LABELS = "".join(
+    f"datum.value >= {scale} ? format(datum.value / {scale}, '.4~r') + ' {unit}' : " for scale, unit in SIZE_UNITS
 )
+BYTE_LABELS += "datum.value + ' B'"
 WHOLE_LABELS = "datum.value == floor(datum.value) ? format(datum.value, '{}') : ''"
 """Whole numbers: Vega sets ticks between them on short axes in spite of ``tickMinStep``."""
 ZOOM = {
@@ -22,8 +73,6 @@ ZOOM = {
     "bind": "scales",
 }
 """Drag to move, Ctrl and the wheel to zoom: the wheel alone goes on scrolling the page."""
-
-
 COLOUR: dict[str, Any] = {"field": "colour", "type": "nominal", "scale": None, "legend": None}
 """Take colours from the data: names stay data, and colours cannot run out."""
 INK = COLOUR | {"field": "ink"}
@@ -32,6 +81,13 @@ INK = COLOUR | {"field": "ink"}
 
 def quantity(field: str, **more: Any) -> dict[str, Any]:
     return {"field": field, "type": "quantitative", **more}
+
+
+def layer(mark: str | dict[str, Any], rows: list[dict[str, Any]] | None = None, **channels: Any) -> dict[str, Any]:
+    """A mark with its channels. A channel that is a text is the field of that name; ``rows`` are the layer's data."""
+    encoding = {name: {"field": channel} if isinstance(channel, str) else channel for name, channel in channels.items()}
+    marked = {"mark": {"type": mark} if isinstance(mark, str) else mark, "encoding": encoding}
+    return marked if rows is None else {"data": {"values": rows}, **marked}
 
 
 def fitting(start: str, end: str) -> dict[str, Any]:
@@ -43,8 +99,8 @@ def fitting(start: str, end: str) -> dict[str, Any]:
 
 def bars(rows: list[dict[str, Any]], name: str, x: dict[str, Any], **titles: str) -> dict[str, Any]:
     y = {"field": name, "type": "nominal", "sort": None, "axis": {"title": None, "labelLimit": 240}}
-    encoding = {"y": y, "x": x, "color": COLOUR, "tooltip": tooltip(**titles)}
-    return {"height": max(22 * len(rows), 40), "data": data(rows), "mark": {"type": "bar"}, "encoding": encoding}
+    height = max(22 * len(rows), 40)
+    return {"height": height, **layer("bar", rows, y=y, x=x, color=COLOUR, tooltip=tooltip(**titles))}
 
 
 def tooltip(**titles: str) -> list[dict[str, Any]]:
@@ -64,20 +120,15 @@ def by_step() -> dict[str, Any]:
     return {"x": quantity("step", bin={"binned": True}, scale=scale, axis=axis), "x2": {"field": "end"}}
 
 
-def data(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"values": rows}
-
-
 def rounded(value: float | None, digits: int = 4) -> float | None:
     """Rounded to significant digits, which saves bytes."""
     return None if value is None else float(f"{value:.{digits}g}")
 
 
-FONT = "system-ui, -apple-system, 'Segoe UI', 'Noto Sans', sans-serif"
 _CONFIG: dict[str, Any] = {
     "aria": False,  # The page has a caption and a table for each chart.
     "background": None,
-    "font": FONT,
+    "font": "system-ui, -apple-system, 'Segoe UI', 'Noto Sans', sans-serif",
     "view": {"stroke": None},
     "axis": {"labelFontSize": 11, "titleFontSize": 11, "titleFontWeight": "normal", "domain": False, "ticks": False},
     "axisX": {"labelPadding": 4},

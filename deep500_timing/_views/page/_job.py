@@ -1,0 +1,213 @@
+"""The whole job: goodput, the workers of the data loader, samples of the machine, missing data and environment."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from deep500_timing._base.sql import literal
+from deep500_timing._summary.text import UNKNOWN, format_bytes, format_time, safe_name
+from deep500_timing._views.findings._data import rows_of_workers
+from deep500_timing._views.page._charts import ACCENT, BYTE_LABELS, bars, layer, quantity, rounded, tooltip
+from deep500_timing._views.page._section import Content, Figure, Panel, shown
+from deep500_timing.runs._goodput import advice, gain, sentence
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from deep500_timing._views.page._section import Context
+
+_PARTS = {
+    "productive": "#009e73",
+    "communication": "#0072b2",
+    "stragglers": "#d55e00",
+    "data": "#e69f00",
+    "lost": "#cc79a7",
+    "unknown": "#7f8a93",
+}
+"""Colours of the parts of the wall clock; the others share one."""
+_OTHER = "#56b4e9"
+_POINTS = 150
+"""Of a line of samples."""
+_FINITE = "value is not null and isfinite(value)"
+_LINES = 9
+"""Metrics of a family that are drawn."""
+_TIMES = (("h", "hours", 3600), ("min", "minutes", 60), ("s", "seconds", 1))
+"""Units of the time axis; the first of which three fit is taken."""
+_FAMILIES = (
+    ("Memory", ("_bytes",)),
+    ("Throughput and MFU", ("throughput.", "mfu", "flops")),
+    ("Device and machine", ("gpu", "system.", "process.")),
+)
+_MOST = 200
+_READING = (
+    "Times are CPU times of regions unless a chart says GPU. A share is of the region around it; “the rest” is what no "
+    "region inside covers. Counts, totals and extremes are exact; medians and percentiles are right within 1 %. A dash "
+    "is a number that is not known, or that would stand on too few values; it is never 0."
+)
+_NOTHING_LOST = "Nothing was lost: no interval was dropped, no byte of a log is damaged, and no part of one is missing."
+
+
+def goodput(context: Context) -> Content | None:
+    """The account of the wall clock, restarts included; a job that was never restarted lacks nothing."""
+    if context.about.sessions < 2:
+        return None
+    account = context.goodput
+    rows, drawn = [], []
+    for bucket in account.buckets:
+        for part, indent in [(bucket, ""), *((part, "\u2003") for part in bucket.parts if part.seconds)]:
+            time = "not measured" if part.seconds is None else format_time(part.seconds)
+            share = UNKNOWN if part.share is None else f"{100 * part.share:.2f} %"
+            rows.append((indent + part.title, time, share, gain(part)))
+            if part is bucket and bucket.seconds:
+                colour = _PARTS.get(bucket.name, _OTHER)
+                drawn.append({"part": bucket.title, "share": rounded(bucket.share), "shown": share, "colour": colour})
+    x = quantity("share", axis={"title": "of the wall clock", "format": "%"})
+    figure = Figure(
+        "The wall clock of the job",
+        sentence(account),
+        (Panel(bars(drawn, "part", x, part="part", shown="share")),),
+        ("part", "time", "share", "if halved"),
+        rows,
+        note="The parts add up to the wall clock. In each step, the slowest rank decides.",
+    )
+    return Content((figure,), text=(*advice(account), *account.notes))
+
+
+def workers(context: Context) -> Content | None:
+    rows = [row for row in rows_of_workers(context.evidence) if row["worker"] >= 0]
+    if not rows:
+        return None
+    table = [
+        (
+            row["worker"],
+            *(format_time(float(row[part]) / 1e6) for part in ("fetch", "collate", "put", "idle", "started")),
+            *(int(row[number]) for number in ("batches", "samples")),
+        )
+        for row in rows
+    ]
+    heads = ("worker", "fetch", "collate", "put", "idle", "start-up", "batches", "samples")
+    text = f"Rank {context.evidence.rank}, the loader with the most training batches. Idle is the wait for a task."
+    return Content(text=(text,), tables=(("Time of each worker over all epochs", heads, table),))
+
+
+def samples(context: Context) -> Content | None:
+    metrics = context.rows(
+        f"select coalesce(metric, '') as name, count(*) filter ({_FINITE}) as n, "
+        f"count(*) filter (not ({_FINITE})) as unreal, min(value) filter ({_FINITE}) as low, "
+        f"avg(value) filter ({_FINITE}) as mean, max(value) filter ({_FINITE}) as high, "
+        "min(unix_ns) as first, max(unix_ns) as last from samples group by 1 order by 1"
+    )
+    if not metrics:
+        return None
+    families: dict[str, list[dict[str, Any]]] = {}
+    for row in metrics:
+        families.setdefault(_family(row["name"]), []).append(row)
+    order = [name for name, _ in _FAMILIES] + ["Other samples"]
+    return Content(tuple(_figure(context, name, families[name]) for name in order if name in families))
+
+
+def _family(metric: str) -> str:
+    for name, marks in _FAMILIES:
+        if any(metric.endswith(mark) if mark.startswith("_") else metric.startswith(mark) for mark in marks):
+            return name
+    return "Other samples"
+
+
+def _figure(context: Context, name: str, metrics: list[dict[str, Any]]) -> Figure:
+    begin = min((row["first"] for row in metrics if row["first"] is not None), default=0)
+    # A capacity is constant: the table is enough.
+    lines = [row for row in metrics if row["n"]]
+    drawn = [row for row in lines if not row["name"].endswith("_total_bytes")][:_LINES]
+    span_s = (max((row["last"] for row in metrics if row["last"] is not None), default=0) - begin) / 1e9
+    time = next((unit for unit in _TIMES if span_s >= 3 * unit[2]), _TIMES[-1])
+    panels = tuple(Panel(_spec(context, row, begin, time), shown(row["name"])) for row in drawn)
+    said = "; ".join(f"{shown(row['name'])} {_value(row, 'low')} to {_value(row, 'high')}" for row in drawn)
+    heads = ["metric", "samples", "lowest", "mean", "highest"]
+    note = "The line is the mean of all ranks, the band from the lowest to the highest."
+    if len(metrics) > len(drawn):
+        note += f" {len(drawn)} of {len(metrics)} are drawn; all are in the table."
+    has_unreal = any(row["unreal"] for row in metrics)
+    if has_unreal:
+        heads.append("NaN or infinite")
+        named = ", ".join(f"{row['unreal']} of {shown(row['name'])}" for row in metrics if row["unreal"])
+        note += f" NaN or infinite, and not drawn: {named}."
+    rows = [
+        (shown(row["name"]), row["n"], *(_value(row, what) for what in ("low", "mean", "high")))
+        + ((row["unreal"],) if has_unreal else ())
+        for row in metrics
+    ]
+    return Figure(name, f"{said}." if said else "No value is finite.", panels, tuple(heads), rows, note=note)
+
+
+def _value(row: dict[str, Any], what: str) -> str:
+    value = row[what]
+    if value is None:
+        return UNKNOWN
+    return format_bytes(value) if row["name"].endswith("_bytes") else f"{value:.4g}"
+
+
+def _spec(context: Context, metric: dict[str, Any], begin: int, time: tuple[str, str, int]) -> dict[str, Any]:
+    abbreviation, plural, length_s = time
+    width = max(((metric["last"] or 0) - (metric["first"] or 0)) // _POINTS + 1, 1)
+    rows = context.rows(
+        f"select (coalesce(unix_ns, time_ns) - {begin}) // {width} as part, avg(value) as mean, min(value) as low, "
+        f"max(value) as high from samples where metric = {literal(metric['name'])} and {_FINITE} "
+        "group by 1 order by 1"
+    )
+    in_bytes = metric["name"].endswith("_bytes")
+    values = [
+        {"t": rounded(row["part"] * width / (length_s * 1e9), 5)}
+        | {name: rounded(row[name], 6) for name in ("mean", "low", "high")}
+        | {"said": format_bytes(row["mean"]) if in_bytes else f"{row['mean']:.4g}"}
+        for row in rows
+    ]
+    axis: dict[str, Any] = {"title": None, "grid": False, "tickCount": 4, "labelOverlap": True}
+    axis["labelExpr"] = f"datum.value + ' {abbreviation}'"
+    y_axis = {"title": None, "tickCount": 4, **({"labelExpr": BYTE_LABELS} if in_bytes else {"format": "~s"})}
+    x, scale = quantity("t", scale={"nice": False, "zero": False}, axis=axis), {"zero": False}
+    band = layer(
+        {"type": "area", "opacity": 0.25, "color": ACCENT}, x=x, y=quantity("low", scale=scale, axis=y_axis), y2="high"
+    )
+    mark, y = {"type": "line", "color": ACCENT, "point": len(values) < 30}, quantity("mean", scale=scale, axis=y_axis)
+    line = layer(mark, x=x, y=y, tooltip=tooltip(t=plural, said="mean"))
+    return {"height": 120, "data": {"values": values}, "layer": [band, line]}
+
+
+def not_measured(context: Context) -> Content:
+    about = context.about
+    missing = [*context.missing]
+    if not about.has_device_times:
+        missing.append(("GPU", "No region has times on a device."))
+    if about.missing_ranks:
+        ranks = ", ".join(map(str, about.missing_ranks[:20]))
+        missing.append(("Ranks", f"Of {about.world_size} ranks these wrote nothing: {ranks}."))
+    counters = [
+        (safe_name(region), device, what, number)
+        for (region, device), found in sorted(context.tree.counters.items())
+        for what, number in sorted(found.items())
+    ]
+    [most] = context.rows("select max(value) as bytes from samples where metric like '%_bytes' and isfinite(value)")
+    traces = context.rows("select file from slow_steps order by file") if "slow_steps" in context.run.tables else []
+    environment = [
+        ("ranks", len(about.ranks)),
+        ("hosts", ", ".join(map(safe_name, about.hosts)) or None),
+        ("started", f"{about.sessions} times" if about.sessions > 1 else "once"),
+        ("ended", ", ".join(map(safe_name, about.ends)) if about.ended else "not: killed, or running"),
+        ("earlier starts ended", ", ".join(map(safe_name, about.earlier_ends)) or None),
+        ("platform", safe_name(about.platform) or None),
+        *((safe_name(name), safe_name(version)) for name, version in about.versions.items()),
+        *((f"device {place}", safe_name(name)) for place, name in enumerate(about.devices)),
+        ("memory that samples reached", None if most["bytes"] is None else format_bytes(most["bytes"])),
+        ("traces of slow steps", ", ".join(safe_name(trace["file"]) for trace in traces) or None),
+        *((safe_name(name), safe_name(json.dumps(value))) for name, value in about.attributes.items()),
+    ]
+    tables: list[tuple[str, tuple[str, ...], Sequence[Sequence[object]]]] = [
+        ("Left out of this page", ("what", "why"), missing),
+        ("Lost", ("what", "how much"), [*about.lost.items()] if any(about.lost.values()) else []),
+        ("In no time", ("region", "device", "what", "how often"), counters[:_MOST]),
+        ("Environment", ("what", "value"), [row for row in environment if row[1] is not None]),
+    ]
+    made_by = f"Made by: deep500-timing report {safe_name(about.folder)}"
+    text = (_READING, made_by) if any(about.lost.values()) else (_READING, _NOTHING_LOST, made_by)
+    return Content(text=text, tables=tuple(table for table in tables if table[2]))
