@@ -12,10 +12,14 @@ pipelines; ``instrument_deepspeed`` and ``time_engine`` time the engine of an in
 
 from __future__ import annotations
 
+from importlib import import_module
+
 from deep500_timing.adapters import lazy_names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from deep500_timing_deepspeed import comm
     from deep500_timing_deepspeed.comm import init_distributed
     from deep500_timing_deepspeed.pipe import (
@@ -40,28 +44,13 @@ __all__ = [
     "time_engine",
 ]
 
-_PIPE, _WALLCLOCK = "deep500_timing_deepspeed.pipe", "deep500_timing_deepspeed.wallclock"
+_PIPE = ("PipelineEngine", "PipelineModule", "add_config_arguments", "initialize", "instrument_deepspeed")
+_WALLCLOCK = ("SynchronizedWallClockTimer", "ThroughputTimer", "time_engine")
+_HOMES: dict[str, str | Callable[[], object]] = {
+    **dict.fromkeys(_PIPE, "deep500_timing_deepspeed.pipe"),
+    **dict.fromkeys(_WALLCLOCK, "deep500_timing_deepspeed.wallclock"),
+    "comm": lambda: import_module("deep500_timing_deepspeed.comm"),
+    "init_distributed": "deep500_timing_deepspeed.comm",
+}
 
-
-def _comm() -> object:
-    from importlib import import_module
-
-    return import_module("deep500_timing_deepspeed.comm")
-
-
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    __all__,
-    {
-        "PipelineEngine": _PIPE,
-        "PipelineModule": _PIPE,
-        "SynchronizedWallClockTimer": _WALLCLOCK,
-        "ThroughputTimer": _WALLCLOCK,
-        "add_config_arguments": _PIPE,
-        "comm": _comm,
-        "init_distributed": "deep500_timing_deepspeed.comm",
-        "initialize": _PIPE,
-        "instrument_deepspeed": _PIPE,
-        "time_engine": _WALLCLOCK,
-    },
-)
+__getattr__, __dir__ = lazy_names(__name__, __all__, _HOMES)

@@ -188,30 +188,26 @@ def time_engine(engine: Any, timers: _core.SynchronizedWallClockTimer | None = N
         if holder is not None and getattr(holder, "timers", None) is own:
             holder.timers = timers
     if hasattr(engine, "_exec_reduce_grads"):
-        _time_reduction(engine, timers)
+        # A pipeline's schedule looks its instructions up in a table of the class's functions.
+        engine._INSTRUCTION_MAP = {
+            instruction: _timed_reduction(function, timers)
+            if getattr(function, "__name__", "") == "_exec_reduce_grads"
+            else function
+            for instruction, function in engine._INSTRUCTION_MAP.items()
+        }
     return timers
 
 
-def _time_reduction(engine: Any, timers: _core.SynchronizedWallClockTimer) -> None:
-    # A pipeline's schedule looks its instructions up in a table of the class's functions.
-    table = dict(engine._INSTRUCTION_MAP)
-    names = (BACKWARD_REDUCE_MICRO_TIMER, BACKWARD_REDUCE_GLOBAL_TIMER)
-    for instruction, function in table.items():
-        if getattr(function, "__name__", "") == "_exec_reduce_grads":
-            table[instruction] = _timed_instruction(function, timers, names)
-    engine._INSTRUCTION_MAP = table
-
-
-def _timed_instruction(function: Any, timers: _core.SynchronizedWallClockTimer, names: tuple[str, ...]) -> Any:
+def _timed_reduction(function: Any, timers: _core.SynchronizedWallClockTimer) -> Any:
     @wraps(function)
     def timed(engine: Any, *args: Any, **kwargs: Any) -> Any:
-        on = engine.wall_clock_breakdown()
-        for name in names if on else ():
+        names = (BACKWARD_REDUCE_MICRO_TIMER, BACKWARD_REDUCE_GLOBAL_TIMER) if engine.wall_clock_breakdown() else ()
+        for name in names:
             timers(name).start()
         try:
             return function(engine, *args, **kwargs)
         finally:
-            for name in names if on else ():
+            for name in names:
                 timers(name).stop()
 
     return timed

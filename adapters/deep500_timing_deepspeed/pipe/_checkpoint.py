@@ -16,22 +16,24 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from torch import nn
+    from deep500_timing_deepspeed.pipe._module import PipelineModule
 
 
-def save(path: Path, module: nn.Module, optimizer: Any, state: Mapping[str, Any], group: Any) -> None:
+def save(path: Path, module: PipelineModule, optimizer: Any, state: Mapping[str, Any], group: Any) -> None:
     """Write the parameters, the optimizer's state, this rank's random state, and plain data."""
     found: dict[str, Any] = {f"model.{name}": tensor for name, tensor in module.state_dict().items()}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         for key, value in ({} if optimizer is None else optimizer.state.get(parameter, {})).items():
             found[f"optimizer.{name}.{key}"] = value
-    found |= {f"random.{dist.get_rank()}.{name}": value for name, value in _random_state(module).items()}
+    found[f"random.{dist.get_rank()}.cpu"] = torch.get_rng_state()
+    if module.device.type == "cuda":
+        found[f"random.{dist.get_rank()}.cuda"] = torch.cuda.get_rng_state(module.device)
     if dist.get_rank() == 0:
         found["engine"] = _packed(dict(state))
     state_dict_saver.save(found, checkpoint_id=str(path), process_group=group)
 
 
-def load(path: Path, module: nn.Module, optimizer: Any, group: Any) -> dict[str, Any]:
+def load(path: Path, module: PipelineModule, optimizer: Any, group: Any) -> dict[str, Any]:
     """Read what :func:`save` wrote, by any cut of the model, and give back the plain data."""
     try:
         stored = filesystem.FileSystemReader(str(path)).read_metadata().state_dict_metadata
@@ -59,7 +61,11 @@ def load(path: Path, module: nn.Module, optimizer: Any, group: Any) -> dict[str,
         if optimizer is not None and parameter in states:
             kept = states[parameter]
             optimizer.state[parameter] = {key: wanted[f"optimizer.{name}.{key}"] for key in kept}
-    _set_random_state({name.split(".")[2]: wanted[name] for name in random}, module)
+    for name in random:
+        if name.endswith("cpu"):
+            torch.set_rng_state(wanted[name])
+        elif module.device.type == "cuda":
+            torch.cuda.set_rng_state(wanted[name], module.device)
     found: dict[str, Any] = torch.load(io.BytesIO(wanted["engine"].numpy().tobytes()), weights_only=True)
     return found
 
@@ -77,20 +83,6 @@ def _room_for(about: Any, parameter: Any = None) -> Any:
     # Steps are counted on the host, also for parameters on a device.
     device = "cpu" if parameter is None or len(about.size) == 0 else parameter.device
     return torch.empty(about.size, dtype=about.properties.dtype, device=device)
-
-
-def _random_state(module: Any) -> dict[str, torch.Tensor]:
-    found = {"cpu": torch.get_rng_state()}
-    if module.device.type == "cuda":
-        found["cuda"] = torch.cuda.get_rng_state(module.device)
-    return found
-
-
-def _set_random_state(found: Mapping[str, torch.Tensor], module: Any) -> None:
-    if "cpu" in found:
-        torch.set_rng_state(found["cpu"])
-    if "cuda" in found and module.device.type == "cuda":
-        torch.cuda.set_rng_state(found["cuda"], module.device)
 
 
 def plain(state: Mapping[str, Any]) -> dict[str, Any]:

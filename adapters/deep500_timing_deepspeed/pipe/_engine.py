@@ -93,7 +93,7 @@ class PipelineEngine(TimedPipeline):
         self._evaluations = Recorder(timer, None, module.pipe_rank, **settings, evaluation=True)
         self.faults = Faults(_made)
         self._exchange = Exchange(f"pipeline engine {_made}")
-        self._runners: dict[bool, tuple[tuple[int, int], Runner]] = {}
+        self._runners: dict[bool, Runner] = {}
         self._at_boundary = False
         self._timers: dict[str, NamedTimes] = {}
         self._microbatch = -1
@@ -149,7 +149,7 @@ class PipelineEngine(TimedPipeline):
 
         Never needed: the engine notices a change of the inputs' shape.
         """
-        for _, runner in self._runners.values():
+        for runner in self._runners.values():
             runner.close()
         self._runners = {}
 
@@ -396,15 +396,15 @@ class PipelineEngine(TimedPipeline):
     # --- parts of a batch ---------------------------------------------------------------------------------------------
 
     def _runner(self, key: tuple[int, int], *, backward: bool) -> Runner:
-        known = self._runners.get(backward)
-        if known is not None and known[0] == key:
-            return known[1]
-        if known is not None:
-            known[1].close()
-        loss = self.module.loss_fn if backward else None
-        recorder = self.recorder if backward else self._evaluations
-        runner = Runner(self.module, self.grid.pipe, key[0], loss, recorder, backward=backward)
-        self._runners[backward] = (key, runner)
+        runner = self._runners.get(backward)
+        if runner is None or runner.key != key:
+            if runner is not None:
+                runner.close()
+            loss = self.module.loss_fn if backward else None
+            recorder = self.recorder if backward else self._evaluations
+            runner = self._runners[backward] = Runner(
+                self.module, self.grid.pipe, key, loss, recorder, backward=backward
+            )
         return runner
 
     def _shared_loss(
@@ -414,9 +414,7 @@ class PipelineEngine(TimedPipeline):
         if self.is_last_stage():
             total = torch.stack([one.float() for one in losses]).sum().to(self.module.device)
             value = total.reshape(()) / microbatches
-            if self.grid.data is not None:
-                dist.all_reduce(value, group=self.grid.data)
-                value /= self.grid.replicas
+            self._average(value)
         if broadcast and self.num_stages > 1:
             last = rank_of_stage(self.module.schedule, self.module.total_stages - 1, self.num_stages)
             dist.broadcast(value, src=self.grid.pipe_ranks[last], group=self.grid.pipe)
@@ -425,11 +423,14 @@ class PipelineEngine(TimedPipeline):
     def _mean_output(self, outputs: Sequence[Any]) -> Any:
         if not isinstance(outputs[0], torch.Tensor):
             return tuple(self._mean_output(parts) for parts in zip(*outputs, strict=True))
-        mean = torch.stack(list(outputs)).mean(0)
+        return self._average(torch.stack(list(outputs)).mean(0))
+
+    def _average(self, value: torch.Tensor) -> torch.Tensor:
+        # Over the replicas, in place.
         if self.grid.data is not None:
-            dist.all_reduce(mean, group=self.grid.data)
-            mean /= self.grid.replicas
-        return mean
+            dist.all_reduce(value, group=self.grid.data)
+            value /= self.grid.replicas
+        return value
 
     def _autocast(self) -> Any:
         kind = self.config.autocast

@@ -9,12 +9,11 @@ from deep500_timing.adapters import Exchange, Replaced
 from deep500_timing_deepspeed.wallclock import SynchronizedWallClockTimer
 from deep500_timing_torch._timer import CPUGPUTimer
 from deep500_timing_torch.pipeline._actions import Kind
-from deep500_timing_torch.pipeline._pipeline_timer import TimedPipeline
+from deep500_timing_torch.pipeline._pipeline_timer import AttachedPipeline
 from deep500_timing_torch.pipeline._recorder import Recorder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Self
 
     from deep500_timing import Timer
 
@@ -51,7 +50,7 @@ def instrument_deepspeed(engine: Any, timer: Timer | None = None, *, keep: int =
     return DeepSpeedPipelineTimer(engine, timer, keep=keep).attach()
 
 
-class DeepSpeedPipelineTimer(TimedPipeline):
+class DeepSpeedPipelineTimer(AttachedPipeline):
     """Times DeepSpeed's engine from :meth:`attach` to :meth:`detach`; see :func:`instrument_deepspeed`."""
 
     def __init__(self, engine: Any, timer: Timer | None = None, *, keep: int = 64) -> None:
@@ -68,30 +67,19 @@ class DeepSpeedPipelineTimer(TimedPipeline):
             self.timer, "1f1b", engine.stage_id, replica=engine.grid.data_parallel_id, keep=keep, gpu=on_device
         )
         self._counts: dict[str, int] = {}
-        self._replaced = Replaced()
         self._exchange = Exchange("deepspeed pipeline")
 
-    def attach(self) -> Self:
-        """Begin to time.
-
-        Raises:
-            RuntimeError: The engine is being timed by this already.
-        """
-        if self._replaced:
-            raise RuntimeError("Attaching to DeepSpeed's engine: it is attached already. Call detach() first.")
+    def _time(self) -> Callable[[], object]:
         instructions = {kind: self._timed(kind.__name__, work) for kind, work in self.engine._INSTRUCTION_MAP.items()}
         device = None if self.recorder.gpu else "cpu"
         named = SynchronizedWallClockTimer(self.timer if device is None else None, device=device, reentrant=True)
-        self._replaced.put(self.engine, "_INSTRUCTION_MAP", instructions)
-        self._replaced.put(self.engine, "train_batch", self._batch(self.engine.train_batch))
-        self._replaced.put(self.engine, "timers", named)
+        replaced = Replaced()
+        replaced.put(self.engine, "_INSTRUCTION_MAP", instructions)
+        replaced.put(self.engine, "train_batch", self._batch(self.engine.train_batch))
+        replaced.put(self.engine, "timers", named)
         self.named = named
         """What stands in for the engine's ``timers``."""
-        return self
-
-    def detach(self) -> None:
-        """The engine is as it was; the times stay."""
-        self._replaced.undo()
+        return replaced.undo
 
     def _batch(self, original: Callable[..., Any]) -> Callable[..., Any]:
         recorder = self.recorder
@@ -136,9 +124,3 @@ class DeepSpeedPipelineTimer(TimedPipeline):
 
     def _group_and_exchange(self) -> tuple[Any, Exchange]:
         return self.engine.mpu.get_pipe_parallel_group(), self._exchange
-
-    def __enter__(self) -> Self:
-        return self if self._replaced else self.attach()
-
-    def __exit__(self, kind: object, error: object, traceback: object) -> None:
-        self.detach()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from itertools import accumulate
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -84,7 +86,7 @@ class StageModule(nn.Module):
         for number, layer, forward_fn in layers:
             if isinstance(layer, nn.Module):
                 self.add_module(str(number), layer)
-            self._calls.append(layer if forward_fn is None else _bound(forward_fn, layer))
+            self._calls.append(layer if forward_fn is None else partial(forward_fn, layer))
 
     def forward(self, *inputs: Any) -> Any:
         """Several inputs are handed to the first layer as a tuple, as it would get them from the layer before it."""
@@ -102,10 +104,6 @@ def _not_a_leaf(value: Any) -> Any:
     if isinstance(value, torch.Tensor) and value.is_leaf and value.requires_grad and torch.is_grad_enabled():
         return value.clone()
     return value
-
-
-def _bound(forward_fn: Callable[[Any, Any], Any], layer: Any) -> Callable[[Any], Any]:
-    return lambda value: forward_fn(layer, value)
 
 
 def _run(calls: Sequence[Callable[[Any], Any]], value: Any) -> Any:
@@ -233,7 +231,7 @@ class PipelineModule(nn.Module):
     def tied_weights(self) -> dict[str, list[nn.Parameter]]:
         """The shared parameters that this rank has, by key."""
         return {
-            key: [_reach(self._built_by_key[key], name) for name in self._specs[numbers[0]].tied_weight_attr]
+            key: [attrgetter(name)(self._built_by_key[key]) for name in self._specs[numbers[0]].tied_weight_attr]
             for key, numbers in self.tied_keys.items()
             if key in self._built_by_key
         }
@@ -277,12 +275,6 @@ class PipelineModule(nn.Module):
             f"<PipelineModule: {len(self._specs)} layers in {self.total_stages} stages on {self.num_stages} ranks for "
             f"{NAMES[self.schedule]}, {self.replicas} replicas>"
         )
-
-
-def _reach(layer: Any, name: str) -> Any:
-    for part in name.split("."):
-        layer = getattr(layer, part)
-    return layer
 
 
 def _default_device() -> torch.device:

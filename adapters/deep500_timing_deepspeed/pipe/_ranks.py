@@ -27,52 +27,45 @@ class Runner:
         self,
         module: PipelineModule,
         group: Any,
-        microbatches: int,
+        key: tuple[int, int],
         loss_fn: Callable[[Any, Any], Any] | None,
         recorder: Recorder,
         *,
         backward: bool,
     ) -> None:
+        self.key = key
+        """The number of micro-batches, and what tells the shapes of their inputs apart."""
         self.stages = [
             PipelineStage(stage, number, module.total_stages, module.device, group=group)
             for number, stage in zip(module.stage_numbers, module.stages, strict=True)
         ]
         self._backward = backward
-        self._schedule: Any = self._make(module, microbatches, loss_fn)
+        self._schedule: Any = self._make(module, key[0], loss_fn)
         self._schedule._has_backward = backward
         self._schedule._initialize_pp_stages = self._with_buffers_kept(self._schedule._initialize_pp_stages)
         self.close = time_schedule(self._schedule, recorder)
 
     def _make(self, module: PipelineModule, microbatches: int, loss_fn: Any) -> Any:
-        loss = _no_loss if loss_fn is None else loss_fn
         if self._backward:
             kind = _schedules.get_schedule_class(NAMES[module.schedule])
             stages: Any = self.stages[0] if module.schedule in SINGLE else self.stages
-            return kind(stages, microbatches, loss_fn=loss)
+            return kind(stages, microbatches, loss_fn=loss_fn or (lambda output, _: output))
         # Forward passes in the order in which the training schedule begins its stages: breadth first.
         runtime: Any = _schedules._PipelineScheduleRuntime
         schedule: Any = runtime(self.stages, microbatches, loss_fn=loss_fn)
-        order = {
-            rank: [
-                _schedules._Action(stage, _schedules.FORWARD, one)
-                for stage in range(module.total_stages)
-                if rank_of_stage(module.schedule, stage, module.num_stages) == rank
-                for one in range(microbatches)
-            ]
-            for rank in range(module.num_stages)
-        }
         # A multi-stage schedule takes stages to lie in turn, until its order of training says otherwise.
-        schedule.stage_index_to_group_rank = {
+        rank_of = {
             stage: rank_of_stage(module.schedule, stage, module.num_stages) for stage in range(module.total_stages)
         }
+        order: dict[int, list[Any]] = {rank: [] for rank in range(module.num_stages)}
+        for stage, rank in rank_of.items():
+            order[rank] += [_schedules._Action(stage, _schedules.FORWARD, one) for one in range(microbatches)]
         # What _prepare_schedule_with_comms does, which asks for backward passes.
         schedule.pipeline_order_with_comms = _schedules._add_send_recv(
-            order,
-            stage_to_rank=lambda stage: schedule.stage_index_to_group_rank[stage],
-            num_stages=module.total_stages,
+            order, stage_to_rank=rank_of.__getitem__, num_stages=module.total_stages
         )
-        for stage in self.stages:
-            stage.stage_index_to_group_rank = schedule.stage_index_to_group_rank
+        for one in (schedule, *self.stages):
+            one.stage_index_to_group_rank = rank_of
         return schedule
 
     def run(self, inputs: Sequence[Any] | None, labels: Sequence[Any] | None, *, outputs: bool) -> list[Any]:
@@ -109,10 +102,6 @@ def check_order(module: PipelineModule, microbatches: int) -> None:
     """Whether the module's schedule can have so many micro-batches."""
     require_private_names("Pipeline engine", (_schedules, ("_PipelineScheduleRuntime", "_Action", "_add_send_recv")))
     order_of(module.schedule, module.num_stages, microbatches, module.stages_per_rank)
-
-
-def _no_loss(output: Any, _: Any) -> Any:
-    return output
 
 
 class Grid:

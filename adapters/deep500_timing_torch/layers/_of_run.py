@@ -29,8 +29,6 @@ from deep500_timing_torch.layers._times import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from numpy.typing import NDArray
-
     from deep500_timing.report import Content, Context, Figure
     from deep500_timing.runs import Run, RunLog
     from deep500_timing_torch.layers._table import Row
@@ -113,13 +111,15 @@ def layers_of_rows(
         for row in rows(_STATISTICS.format(of=intervals, shares=list(QUANTILES.values())))
     }
     on_device = any(device == "GPU" for _, device in stats)
-    newest = _by_region(
-        rows(
-            f"select region, start_ns, start_ns + dur_ns as end_ns {intervals} "
-            f"and device = '{'GPU' if on_device else 'CPU'}' order by start_ns desc limit {_NEWEST}"
-        )
+    newest: dict[str, list[tuple[int, int]]] = {}
+    for row in rows(
+        f"select region, start_ns, start_ns + dur_ns as end_ns {intervals} "
+        f"and device = '{'GPU' if on_device else 'CPU'}' order by start_ns desc limit {_NEWEST}"
+    ):
+        newest.setdefault(str(row["region"]), []).append((int(row["start_ns"]), int(row["end_ns"])))
+    timed = add_times(
+        layers, stats, lambda region, _: np.array(newest.get(region, [])[::-1], dtype=np.int64).reshape(-1, 2)
     )
-    timed = add_times(layers, stats, lambda region, _: newest.get(region, np.empty((0, 2), np.int64)))
     return ModelTimes(tuple(timed), peak_flops_per_s=_known(written[0]["peak_flops_per_s"]))
 
 
@@ -161,13 +161,6 @@ def _layer_of(row: Mapping[str, Any]) -> LayerTimes:
         flops=None if flops is None else round(flops),
         memory=read,
     )
-
-
-def _by_region(rows: Sequence[Mapping[str, Any]]) -> dict[str, NDArray[np.int64]]:
-    found: dict[str, list[tuple[int, int]]] = {}
-    for row in rows:
-        found.setdefault(str(row["region"]), []).append((int(row["start_ns"]), int(row["end_ns"])))
-    return {region: np.array(pairs[::-1], dtype=np.int64) for region, pairs in found.items()}
 
 
 def _known(value: float | None) -> float | None:

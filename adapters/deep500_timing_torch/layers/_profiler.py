@@ -123,9 +123,9 @@ class ProfilerWrapper:
 
     def __enter__(self) -> Self:
         for path, module in self._blocks:
-            ranges: list[Any] = []
-            self._hooks.append(module.register_forward_pre_hook(_opener(path, ranges), prepend=True))
-            self._hooks.append(module.register_forward_hook(_closer(self, path, ranges), always_call=True))
+            before, after = _range_hooks(path, self._read_memory)
+            self._hooks.append(module.register_forward_pre_hook(before, prepend=True))
+            self._hooks.append(module.register_forward_hook(after, always_call=True))
         if self._snapshot:
             torch.cuda.memory._record_memory_history(max_entries=_SNAPSHOT_EVENTS)
         self._profile.start()
@@ -274,19 +274,17 @@ def _innermost(model: nn.Module, traceback: TracebackType | None) -> str | None:
 _CALL = torch.nn.Module._call_impl.__code__
 
 
-def _opener(path: str, ranges: list[Any]) -> Callable[..., None]:
+def _range_hooks(path: str, done: Callable[[str], None]) -> tuple[Callable[..., None], Callable[..., None]]:
+    ranges: list[Any] = []
+
     def before(_module: nn.Module, _args: object) -> None:
         opened: Any = torch.profiler.record_function(path)
         opened.__enter__()
         ranges.append(opened)
 
-    return before
-
-
-def _closer(owner: ProfilerWrapper, path: str, ranges: list[Any]) -> Callable[..., None]:
     def after(_module: nn.Module, _args: object, _output: object) -> None:
         if ranges:
             ranges.pop().__exit__(None, None, None)
-            owner._read_memory(path)
+            done(path)
 
-    return after
+    return before, after

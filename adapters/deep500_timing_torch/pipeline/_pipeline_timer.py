@@ -111,7 +111,44 @@ class TimedPipeline:
         return bubble_of(self.gather(deadline_s=deadline_s), self.recorder.schedule)
 
 
-class PipelineTimer(TimedPipeline):
+class AttachedPipeline(TimedPipeline):
+    """A pipeline of other code, timed from :meth:`attach` (or the ``with`` block's begin) to :meth:`detach`."""
+
+    _undo: Callable[[], object] | None = None
+
+    def _time(self) -> Callable[[], object]:
+        # Replaces what is timed, and returns what puts it back.
+        raise NotImplementedError
+
+    @property
+    def attached(self) -> bool:
+        return self._undo is not None
+
+    def attach(self) -> Self:
+        """Begin to time.
+
+        Raises:
+            RuntimeError: It is attached already.
+        """
+        if self.attached:
+            raise RuntimeError(f"Attaching a {type(self).__name__}: it is attached already. Call detach() first.")
+        self._undo = self._time()
+        return self
+
+    def detach(self) -> None:
+        """Restore what is timed; the times stay."""
+        undo, self._undo = self._undo, None
+        if undo is not None:
+            undo()
+
+    def __enter__(self) -> Self:
+        return self if self.attached else self.attach()
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        self.detach()
+
+
+class PipelineTimer(AttachedPipeline):
     """Times a schedule from :meth:`attach` (or the ``with`` block's begin) to :meth:`detach`.
 
     ``docs/pipeline.md`` names its regions. If the timer writes a run, each action is a row of its table ``pipeline``.
@@ -133,40 +170,15 @@ class PipelineTimer(TimedPipeline):
             keep=keep,
             gpu=device not in ("cpu", "meta") if gpu is None else gpu,
         )
-        self._undo: Callable[[], None] | None = None
         self._exchange: Exchange | None = None
 
-    def attach(self) -> Self:
-        """Begin to time.
-
-        Raises:
-            RuntimeError: The schedule is being timed by this already.
-        """
-        if self.attached:
-            raise RuntimeError("Attaching a pipeline timer: it is attached already. Call detach() first.")
-        self._undo = time_schedule(self.schedule, self.recorder)
-        return self
-
-    def detach(self) -> None:
-        """The schedule and its stages are as they were; the times stay."""
-        undo, self._undo = self._undo, None
-        if undo is not None:
-            undo()
-
-    @property
-    def attached(self) -> bool:
-        return self._undo is not None
+    def _time(self) -> Callable[[], object]:
+        return time_schedule(self.schedule, self.recorder)
 
     @property
     def faults(self) -> int:
         """Measurements that failed and are missing; training continued."""
         return self.recorder.faults
-
-    def __enter__(self) -> Self:
-        return self if self.attached else self.attach()
-
-    def __exit__(self, kind: object, error: object, traceback: object) -> None:
-        self.detach()
 
     def _group_and_exchange(self) -> tuple[Any, Exchange]:
         if self._exchange is None:
