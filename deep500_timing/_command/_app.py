@@ -28,10 +28,10 @@ INTERRUPTED = 130
 COMMANDS = {
     "run": ("runs", "Time a training program without editing it."),
     "show": ("runs", "Show where the time of a run went."),
-    "top": ("top", "Show a run while it is being written."),
+    "top": ("runs", "Show a run while it is being written."),
     "why": ("runs", "Say why a step was slow."),
     "compare": ("compare", "Say whether runs are slower than others, and in which region."),
-    "ab": ("ab", "Run two commands in turn and say whether one is slower."),
+    "ab": ("compare", "Run two commands in turn and say whether one is slower."),
     "history": ("compare", "Say which of the last runs made it slower."),
     "report": ("runs", "Write a run as one HTML page that works offline."),
     "stragglers": ("runs", "Say which rank the others wait for, and why."),
@@ -40,7 +40,7 @@ COMMANDS = {
     "plot": ("runs", "Draw the charts of the report as pictures."),
     "compact": ("runs", "Convert a run's logs to Parquet."),
     "doctor": ("doctor", "List installed and missing packages."),
-    "bench": ("bench", "Measure the cost of timing on this machine."),
+    "bench": ("doctor", "Measure the cost of timing on this machine."),
 }
 """The module and the help of each subcommand, a function of its name, in the order in which they are listed."""
 

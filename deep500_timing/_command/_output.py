@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from deep500_timing._command._app import click
 from deep500_timing._summary.text import fit_encoding, wrap
-from deep500_timing._views.table import width_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,6 +29,8 @@ def print_json(data: Any) -> None:
 
 def say(what: object) -> None:
     """Print a text. On a terminal, sentences longer than a line are broken between words; rows of a table are not."""
+    from deep500_timing._views.table import width_for
+
     text, width = str(what), width_for(sys.stdout)
     if width is not None:
         indents = [(line, len(line) - len(line.lstrip())) for line in text.split("\n")]

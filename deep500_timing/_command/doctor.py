@@ -1,4 +1,4 @@
-"""``deep500-timing doctor``: installed and missing packages, and how to install them."""
+"""``deep500-timing doctor`` and ``bench``: what this machine has, and what timing costs on it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,19 @@ import platform
 import re
 import sys
 import time
+import timeit
 from importlib import metadata
 from typing import Any
 
 from deep500_timing._command._app import click
+from deep500_timing._command._output import busy, print_json
+from deep500_timing._summary.text import fit_encoding, format_time, lines_of, safe_name
 
 _DISTRIBUTION = "deep500-timing"
 _REQUIREMENT = re.compile(r"^([A-Za-z0-9._-]+).*?;.*extra == ['\"]([^'\"]+)['\"]")
 _ENVIRONMENT = "DEEP500_TIMING_"
+_ROUNDS = 7
+_CALLS = 2_000
 
 
 @click.command()
@@ -24,8 +29,6 @@ def doctor(as_json: bool) -> None:
 
     Looks for devices, so it may take seconds where a framework is installed. Changes nothing.
     """
-    from deep500_timing._command._output import busy, print_json
-
     with busy("Looking for devices"):
         found = examine()
     if as_json:
@@ -118,7 +121,6 @@ def _version_of_other(package: str) -> str | None:
 
 def _lines(found: dict[str, Any]) -> list[str]:
     from deep500_timing._base.require import remedy
-    from deep500_timing._summary.text import fit_encoding, format_time, lines_of, safe_name
 
     versions, clock = found["versions"], found["clock"]
     compiled = "compiled" if found["compiled"] else "plain Python: a C compiler makes it five times as fast"
@@ -164,3 +166,49 @@ def _lines(found: dict[str, Any]) -> list[str]:
     lines += [f"  {line}" for line in lines_of(rows)] if rows else ["  unknown: the package is not installed"]
     encoding = getattr(sys.stdout, "encoding", None)
     return [fit_encoding(safe_name(line), encoding) for line in lines]
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead.")
+def bench(as_json: bool) -> None:
+    """Measure the cost of timing an empty region, compared with two reads of the clock.
+
+    Takes about a second. Each figure is the minimum of several rounds, since other processes use the machine too.
+    """
+    from deep500_timing._recording.recorder import COMPILED
+
+    costs = _costs_ns()
+    if as_json:
+        print_json({"compiled": COMPILED, "ns": costs})
+        return
+    base = costs["two clock reads"]
+    rows = [("what", "cost", "clock pairs")]
+    rows += [(name, f"{cost:.0f} ns", f"{cost / base:.2f} ×") for name, cost in costs.items()]
+    form = "compiled" if COMPILED else "plain Python"
+    click.echo(f"The hot path is {form}.\n")
+    for line in lines_of(rows, left=1):
+        click.echo(line)
+
+
+def _costs_ns() -> dict[str, float]:
+    from deep500_timing.timer import Timer
+
+    # Bounded, so that the memory of the measurement itself does not grow.
+    kept, bounded, off = Timer(), Timer(keep_last=1000), Timer(enabled=False)
+    pair = 'start("region"); end("region")'
+    measured = {
+        "two clock reads": ("now(); now()", {"now": time.perf_counter_ns}),
+        "start and end": (pair, {"start": kept.start, "end": kept.end}),
+        "with, the region kept": ("with region: pass", {"region": kept.region("with")}),
+        "start and end, keep_last=1000": (pair, {"start": bounded.start, "end": bounded.end}),
+        "start and end, gpu=True without a device": (
+            'start("region", gpu=True); end("region", gpu=True)',
+            {"start": kept.start, "end": kept.end},
+        ),
+        "start and end, enabled=False": (pair, {"start": off.start, "end": off.end}),
+    }
+    # Other processes make a round longer, never shorter.
+    return {
+        name: 1e9 * min(timeit.repeat(code, repeat=_ROUNDS, number=_CALLS, globals=names)) / _CALLS
+        for name, (code, names) in measured.items()
+    }

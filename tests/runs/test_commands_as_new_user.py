@@ -487,7 +487,7 @@ def test_completion_for_the_shell():
 
 def test_top_draws_until_the_run_has_ended(folders, monkeypatch):
     """On a terminal it draws over what is there, reads again what was written since, and ends with the run."""
-    from deep500_timing._command import top
+    from deep500_timing._command import runs
 
     folder = folders / "live"
     terminal = Terminal()
@@ -499,7 +499,7 @@ def test_top_draws_until_the_run_has_ended(folders, monkeypatch):
             made.spend("BATCH", 1.0)
             made.log.close()
 
-        monkeypatch.setattr(top.time, "sleep", a_while)
+        monkeypatch.setattr(runs.time, "sleep", a_while)
         monkeypatch.setattr(sys, "stdout", terminal)
         monkeypatch.setenv("TERM", "xterm")
         monkeypatch.setenv("COLUMNS", "100")
