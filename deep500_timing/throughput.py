@@ -155,15 +155,12 @@ class ThroughputTimer:
         """
         if self._pauses:
             return
-        self._init_timer()
+        self.initialized = True
         self._core.forget_running()
         self._core.take()  # A pause may have split the forgotten micro-step.
         self._started = True
         if self._seen_steps >= self.start_step:
             self._core.start()
-
-    def _init_timer(self) -> None:
-        self.initialized = True
 
     def stop(
         self,

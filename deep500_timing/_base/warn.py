@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import sys
 import warnings
-from typing import TYPE_CHECKING
 
 from deep500_timing.exceptions import TimingWarning
-
-if TYPE_CHECKING:
-    from types import FrameType
 
 _said: set[str] = set()
 
@@ -28,14 +24,10 @@ def stacklevel_of_user() -> int:
     The line is the user's, however deep inside this package and its adapters the fault came up.
     """
     level, frame = 1, sys._getframe(1)
-    while _is_ours(frame) and frame.f_back is not None:
+    # The adapters are separate packages with the same prefix.
+    while str(frame.f_globals.get("__name__", "")).startswith("deep500_timing") and frame.f_back is not None:
         level, frame = level + 1, frame.f_back
     return level
-
-
-def _is_ours(frame: FrameType) -> bool:
-    # The adapters are separate packages with the same prefix.
-    return str(frame.f_globals.get("__name__", "")).startswith("deep500_timing")
 
 
 def forget_warnings() -> None:

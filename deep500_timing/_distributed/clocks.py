@@ -296,14 +296,13 @@ def clocks_of(run: Run, *, session: int | None = None) -> Clocks:
         try:
             fits[rank] = fit_clock(readings.get(rank, ()))
         except UncalibratedError as error:
-            # Another rank of the same host has the same clock.
             unknown[rank] = str(error)
     for rank in list(unknown):
-        for other, fit in fits.items():
-            if is_one(rank, other):
-                fits[rank] = fit
-                del unknown[rank]
-                break
+        # Another rank of the same host has the same clock.
+        same = next((fit for other, fit in fits.items() if is_one(rank, other)), None)
+        if same is not None:
+            fits[rank] = same
+            del unknown[rank]
     return Clocks(reference, last, dict(sorted(fits.items())), unknown)
 
 

@@ -129,13 +129,10 @@ class SharedFile:
             locked = lock(descriptor)
             # The file may have been moved between open and lock.
             with suppress(OSError):
-                if not locked or self._is_at_path(descriptor):
+                if not locked or os.path.samestat(os.fstat(descriptor), os.stat(self.path)):
                     return descriptor
             os.close(descriptor)
         return self._open()
-
-    def _is_at_path(self, descriptor: int) -> bool:
-        return os.path.samestat(os.fstat(descriptor), os.stat(self.path))
 
     def _size(self, descriptor: int) -> int:
         status = os.fstat(descriptor)

@@ -60,21 +60,19 @@ class TerminalExporter(BaseExporter):
                 return  # As print() does in a program that has no standard output.
             stream = sys.stdout
         try:
-            self._show(stream, snapshot, step)
+            show(stream, sheet_of(snapshot, step))
         except BrokenPipeError:
             # The reader, such as head, has closed the pipe.
             if self._strict:
                 raise
-
-    def _show(self, stream: Any, snapshot: Snapshot, step: int | None) -> None:
-        show(stream, sheet_of(snapshot, step))
 
 
 class TextExporter(BaseExporter):
     """Write the table to a new file, in UTF-8: the first export creates it, later ones append.
 
     An existing file is left unchanged: the table goes to ``times-2.txt`` and so on, with a warning, and ``path`` has
-    the name. The file is closed between exports. A partial report is removed.
+    the name. The file is closed between exports. A partial report is removed. The first ``export`` raises ``OSError``
+    if the file cannot be made, for the reason that the system gives.
     """
 
     shows_places = True
@@ -106,15 +104,6 @@ class TextExporter(BaseExporter):
 
     def _where(self) -> str:
         return self.path
-
-    def export(self, snapshot: Snapshot, *, step: int | None = None) -> None:
-        """Write one table.
-
-        Raises:
-            OSError: At the first table: the file cannot be made, for the reason that the system gives.
-            ExportError: It could not be written and the exporter is strict.
-        """
-        super().export(snapshot, step=step)
 
     def _open(self) -> None:
         if self._file is None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from deep500_timing._base.names import BATCH, CPU, GPU
 from deep500_timing.runs._format import EVENT, NO_STEP, TABLES, Frame, read_frames, unpack
-from deep500_timing.runs._source import Open, Source, Taken, Threads
+from deep500_timing.runs._source import Source, Taken, Threads
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -53,7 +53,7 @@ class Collector:
         self._fresh: list[Taken] = []
         self._taken: list[tuple[Taken, Int64Array, Int64Array | None]] = []
         """With steps, and for device intervals the starts of their host intervals."""
-        self._open: list[Open] = []
+        self._open: list[tuple[int, str, int]] = []
         self._waiting: dict[str, list[tuple[Any, ...]]] = {}
         self._said: list[dict[str, Any]] = []
 
@@ -81,14 +81,14 @@ class Collector:
 
         The clock was read for the cut before the first store is read, so all intervals up to the cut are in the stores.
         """
-        self._open = [entry for source in self.sources for entry in source.open_regions(cut_ns)]
+        self._open = [row for source in self.sources for row in source.open_regions(cut_ns)]
         # One by one, so that an error in one source loses nothing of the others.
+        until_ns = None if final else cut_ns
         for source in self.sources:
-            for part in source.take(None if final else cut_ns):
+            for part in source.take(until_ns):
                 self._fresh.append(part)
         if self.gc_times is not None:
-            for ident, pairs in self.gc_times.take(None if final else cut_ns).items():
-                self._fresh.append(self._of_collector(ident, pairs))
+            self._fresh += [self._of_collector(*found) for found in self.gc_times.take(until_ns).items()]
         taken, self._fresh = self._fresh, []
         for part in taken:
             self._of_regions[part.store] = (part.region, part.thread, part.device, part.counters)
@@ -136,8 +136,7 @@ class Collector:
         yield from encoder.tuples("threads", list(enumerate(names))[self._threads_written :])
         self._threads_written = len(names)
         yield from self._intervals(encoder)
-        rows = [(entry.start_ns, entry.region, entry.thread) for entry in self._open]
-        yield from encoder.tuples("open", sorted(rows))
+        yield from encoder.tuples("open", sorted(self._open))
         for table, waiting in self._waiting.items():
             yield from encoder.tuples(table, waiting)
         yield from encoder.tuples("counters", self._changed_counters(everything=is_last))

@@ -14,7 +14,7 @@ import tempfile
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from deep500_timing._base.files import lock
+from deep500_timing._base.files import lock, whole_file
 from deep500_timing._base.require import require
 from deep500_timing._base.warn import warn_once
 from deep500_timing.runs._format import NOT_READ, SUFFIX, TABLES, parse_name
@@ -90,10 +90,15 @@ def _compact_to(target: str, folder: str) -> dict[str, list[str]]:
         for group in _groups(find_logs(folder), manifest):
             part = known.get(json.dumps([log.key for log in group]))
             parts.append(part if part is not None and _is_there(target, part) else _make_part(folder, group, target))
-        _replace(os.path.join(target, MANIFEST), json.dumps({"version": VERSION, "parts": parts}).encode())
+        with whole_file(os.path.join(target, MANIFEST)) as file:
+            file.write(json.dumps({"version": VERSION, "parts": parts}).encode())
         # Another reader may use the parts before these. When they are removed, it reads the run again.
         kept = [*parts, *manifest["parts"]]
-        _remove_others(target, {name for part in kept for names in part["files"].values() for name in names})
+        named = {name for part in kept for names in part["files"].values() for name in names}
+        for name in os.listdir(target):
+            if name.endswith(".parquet") and name not in named:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(os.path.join(target, name))
     files: dict[str, list[str]] = {}
     for part in parts:
         for table, names in part["files"].items():
@@ -243,33 +248,16 @@ def _tables_of(group: list[LogFile]) -> Iterator[tuple[str, Any]]:
                 warn_once(f"Reading {log.path}: {error}. The other logs of the run are read.")
 
 
-def _replace(path: str, data: bytes) -> None:
-    handle, scratch = tempfile.mkstemp(dir=os.path.dirname(path))
-    with os.fdopen(handle, "wb") as file:
-        file.write(data)
-    os.replace(scratch, path)
-
-
-def _remove_others(target: str, kept: set[str]) -> None:
-    with os.scandir(target) as entries:
-        for entry in list(entries):
-            if entry.name.endswith(".parquet") and entry.name not in kept:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(entry.path)
-
-
 def _empty_file(target: str, table: str) -> str:
     # For a table without rows, so that queries of it work.
-    pa: Any = require("pyarrow", extra="runs", caller="Reading a run")
     parquet: Any = require("pyarrow.parquet", extra="runs", caller="Reading a run")
     folder = os.path.join(target, "empty")
     os.makedirs(folder, exist_ok=True)
     path = os.path.join(folder, table + ".parquet")
     if not os.path.exists(path):
         schema = schema_of(columns_of(table))
-        scratch = f"{path}.{os.getpid()}"
-        parquet.write_table(pa.table([pa.array([], field.type) for field in schema], names=schema.names), scratch)
-        os.replace(scratch, path)
+        with whole_file(path) as file:
+            parquet.write_table(schema.empty_table(), file)
     return path
 
 

@@ -51,14 +51,6 @@ class Taken(NamedTuple):
     the host."""
 
 
-class Open(NamedTuple):
-    """An open region at the cut."""
-
-    region: str
-    thread: int
-    start_ns: int
-
-
 class _Cursor:
     """The position up to which a store was read."""
 
@@ -113,7 +105,7 @@ class Threads:
         number = None if ident is None else self._by_ident.get(ident)
         if number is None:
             number = len(self.names)
-            self.names.append(_name_of_thread(ident))
+            self.names.append(next((one.name for one in threading.enumerate() if one.ident == ident), ""))
             if ident:
                 self._by_ident[ident] = number
         return number
@@ -174,8 +166,8 @@ class Source:
             cursor.renew(store)
         yield self._read(region, device, cursor, cut_ns)
 
-    def open_regions(self, cut_ns: int) -> Iterator[Open]:
-        """The open regions at the cut. Call it before :meth:`take`."""
+    def open_regions(self, cut_ns: int) -> Iterator[tuple[int, str, int]]:
+        """Start in ns, region and thread of the open regions at the cut. Call it before :meth:`take`."""
         for region in self.timer._regions():
             if not region.is_open:
                 continue
@@ -183,7 +175,7 @@ class Source:
             known = self._cursors.get((id(region), CPU))
             # A region that opens just now may still have the former start.
             if start_ns <= cut_ns and (known is None or start_ns >= known[1].last_end_ns):
-                yield Open(region.name, self._threads.number_of(region._thread), start_ns)
+                yield start_ns, region.name, self._threads.number_of(region._thread)
 
     def _read(self, region: Region, device: str, cursor: _Cursor, cut_ns: int | None) -> Taken:
         first = cursor.counters()[0]
@@ -244,10 +236,3 @@ def read_since(cursor: _Cursor, cut_ns: int | None) -> tuple[Int64Array, int]:
     store.took(recorded)
     cursor.seen = recorded
     return pairs, dropped
-
-
-def _name_of_thread(ident: int | None) -> str:
-    for thread in threading.enumerate():
-        if thread.ident == ident:
-            return thread.name
-    return ""

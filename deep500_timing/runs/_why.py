@@ -103,29 +103,21 @@ class Why:
     """The trace that ``trace_slow_steps`` kept of the step, on the rank of the main cause."""
 
     def __str__(self) -> str:
-        lines = [
-            f"Step {_number(self.step)} took {_time(self.dur_ns)}; its neighbours take {_time(self.typical_ns)} "
-            f"(median of {self.neighbours})."
-        ]
+        took = f"Step {_number(self.step)} took {_time(self.dur_ns)}"
         if self.neighbours == 0:
-            return f"Step {_number(self.step)} took {_time(self.dur_ns)}; there is no other step to compare it with."
+            return f"{took}; there is no other step to compare it with."
+        lines = [f"{took}; its neighbours take {_time(self.typical_ns)} (median of {self.neighbours})."]
         if not self.causes:
-            lines.append("  It is not slower than they are.")
-            return "\n".join(lines)
-        on = f" on rank {self.rank}" if self.ranks > 1 else ""
+            return f"{lines[0]}\n  It is not slower than they are."
         for place, cause in enumerate(self.causes):
-            waiting = cause.is_waiting and self.late is not None and place == 0
-            where = (
-                f" on {self.waited} of {self.ranks} ranks: they waited for rank {self.late.rank}"
-                if waiting and self.late
-                else on
-            )
+            where = f" on rank {self.rank}" if self.ranks > 1 else ""
+            if self.late is not None and cause.is_waiting and place == 0:
+                where = f" on {self.waited} of {self.ranks} ranks: they waited for rank {self.late.rank}"
             lines.append(f"  + {_time(cause.excess_ns)}  {cause.name}{where}")
         source = self.late or self.causes[0]
-        if self.late is not None:
-            lines.append(f"  on rank {source.rank}: {self._took(source)}{_recurrence(self.step, source.steps)}")
-        else:
-            lines.append(f"  {self._took(source)}{_recurrence(self.step, source.steps)}")
+        there = "" if self.late is None else f"on rank {source.rank}: "
+        times = f"{_time(source.dur_ns)} ({_time(source.typical_ns)} as a rule)"
+        lines.append(f"  {there}{source.name} took {times}{_recurrence(self.step, source.steps)}")
         if self.lines:
             lines.append(f"  {self.lines}")
         if self.trace is not None:
@@ -135,10 +127,6 @@ class Why:
         if abs(left) > _LEAST_SHARE * (self.dur_ns - self.typical_ns):
             lines.append(f"  everything else: {'+' if left > 0 else '-'} {_time(abs(left))}")
         return "\n".join(lines)
-
-    @staticmethod
-    def _took(cause: Cause) -> str:
-        return f"{cause.name} took {_time(cause.dur_ns)} ({_time(cause.typical_ns)} as a rule)"
 
 
 def why(run: Any, step: int | None, session: int | None, neighbours: int) -> Why:
