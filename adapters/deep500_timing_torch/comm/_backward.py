@@ -114,7 +114,7 @@ class DeviceOverlap:
                 op.untimed()
             else:
                 ahead.end(functools.partial(self._issued, index))
-            op.join(self, index)
+            op.tell_duration(functools.partial(self._took, index))
         last = ops[-1][0]
         self.stood = Stretch(last.pool, last.record.label, start_ns)
         """The time that the stream stands still for all of them, to be ended behind the wait."""
@@ -123,8 +123,7 @@ class DeviceOverlap:
         self._ahead_ns[index] = None if end_ns is None else end_ns - start_ns
         self._piece()
 
-    def took(self, index: int, duration_ns: int | None) -> None:
-        """An operation took so long; None if unknown."""
+    def _took(self, index: int, duration_ns: int | None) -> None:
         if index in self._expected:
             self._expected.discard(index)
             self._duration_ns[index] = duration_ns

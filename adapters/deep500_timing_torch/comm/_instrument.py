@@ -193,20 +193,15 @@ def _load_kernel(kernel: bool | None) -> ModuleType | None:
 
 def _patch_all(names: Iterable[str]) -> None:
     for name in names:
-        _patch(dist, name)
-        if name not in ("isend", "irecv"):
-            _patch(c10d, name)
+        for module in (dist,) if name in ("isend", "irecv") else (dist, c10d):
+            now = vars(module).get(name)
+            ours = _timed.OPERATIONS.get(name)
+            if now is None or ours is None or original_of(now) is not now:
+                continue
+            if original_of(ours) is not now:
+                # Another library has patched it since: time the present function.
+                ours = timed_operation(name, now)
+            _patched.put(module, name, ours)
     # Its arguments are compared with the originals of isend and irecv, also by code that runs outside the block.
     _patched.put(c10d.P2POp, "__new__", _timed.new_p2p_op)
     _patched.put(c10d.P2POp, "__init__", _timed.init_p2p_op)
-
-
-def _patch(module: Any, name: str) -> None:
-    now = vars(module).get(name)
-    if now is None or original_of(now) is not now or name not in _timed.OPERATIONS:
-        return
-    ours = _timed.OPERATIONS[name]
-    if original_of(ours) is not now:
-        # Another library has patched it since: time the present function.
-        ours = timed_operation(name, now)
-    _patched.put(module, name, ours)

@@ -40,7 +40,7 @@ from deep500_timing_torch.comm._settings import SETTINGS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from typing import Any
 
     from deep500_timing_torch.comm._ops import Op
@@ -80,10 +80,10 @@ class PendingOp:
         self._exposed_ns = 0
         self._before: int | None = None
         self._blocking = False
-        self._overlap: tuple[Any, int] | None = None
+        self._tell_duration: Callable[[int | None], None] | None = None
         self._started = False
         self._stretch: Stretch | None = None
-        self._halves: Iterator[bool] | None = None
+        self._halves: Any = None
         self._here = ref(self)
         LOG.under_way[self._here] = None
         try:
@@ -213,14 +213,14 @@ class PendingOp:
             start_ns = self.start_ns if start_ns is None else start_ns
             store.append(start_ns, start_ns + duration_ns)
         self.done(self.start_ns, self.start_ns + duration_ns)
-        if self._overlap is not None:
-            self._overlap[0].took(self._overlap[1], duration_ns)
+        if self._tell_duration is not None:
+            self._tell_duration(duration_ns)
 
     def untimed(self) -> None:
         """Its time will not be known, as of an operation that is launched later, with others."""
         self._give_up(UNTIMED)
-        if self._overlap is not None:
-            self._overlap[0].took(self._overlap[1], None)
+        if self._tell_duration is not None:
+            self._tell_duration(None)
 
     def _give_up(self, kind: int) -> None:
         stretch, self._stretch = self._stretch, None
@@ -349,16 +349,15 @@ class PendingOp:
 
     def _second(self) -> None:
         # Counts the pair when both its time and its exposed time are known.
-        if not self.asynchronous or self._overlap is not None or self._halves is None:
-            return
-        if next(self._halves, False):  # Taking one is atomic: both may come at once.
+        if self.asynchronous and self._tell_duration is None and next(self._halves, False):
+            # Taking a half is atomic: both may come at once.
             LOG.put(self.record, PAIR, self._exposed_ns, self.done_ns - self.start_ns)
 
-    def join(self, overlap: Any, index: int) -> None:
-        """Report the duration to the overlap of a backward pass, in which it has that index."""
-        self._overlap = overlap, index
+    def tell_duration(self, tell: Callable[[int | None], None]) -> None:
+        """Call this with its duration when that is known, or with None; its exposed time is then counted elsewhere."""
+        self._tell_duration = tell
         if self._here not in LOG.under_way:
-            overlap.took(index, self.done_ns - self.start_ns if self.done_ns else None)
+            tell(self.done_ns - self.start_ns if self.done_ns else None)
 
 
 # --- at PyTorch's dispatcher ------------------------------------------------------------------------------------------

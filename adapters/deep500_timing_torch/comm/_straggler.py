@@ -90,10 +90,7 @@ def compare(
 ) -> Comparison:
     """Compare the operations of several ranks, each with the same one elsewhere.
 
-    Args:
-        reports: For each rank its operations by group.
-        groups: The ranks of each group.
-        synchronizing: The names of those that no rank leaves before every rank has come; None if all are such.
+    ``synchronizing`` are the names of those that no rank leaves before every rank has come; None if all are such.
     """
     result = Comparison()
     gathered: dict[tuple[str, str, int], list[dict[int, int]]] = {}
