@@ -66,8 +66,7 @@ def _queue(callback: Callable[[], None]) -> None:
 
 def _waited(ops: list[Any], start_ns: int, overlap: DeviceOverlap | None) -> None:
     try:
-        if SETTINGS.timer is not None:
-            SETTINGS.region("the wait at the end of a backward pass", start_ns, SETTINGS.now_ns())
+        SETTINGS.region("the wait at the end of a backward pass", start_ns, SETTINGS.now_ns())
         if overlap is not None:
             overlap.stood.end(overlap.waited)
             return

@@ -9,8 +9,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 
-from deep500_timing_torch.comm._log import LOG, fault
-from deep500_timing_torch.comm._operation import PendingOp, inside, launched
+from deep500_timing_torch.comm._operation import dispatched, inside, launched
 from deep500_timing_torch.comm._ops import Op, both_ways, unknown
 from deep500_timing_torch.comm._settings import SETTINGS
 from deep500_timing_torch.comm._timed import original_of
@@ -74,35 +73,25 @@ class _Buckets:
         return value if self._hook is not None else value[0]
 
     def send(self, bucket: GradBucket) -> Any:
-        op = self._begin(bucket)
-        if op is None:
+        op = _BUCKET if self._hook is None else _HOOKED
+        pending = None
+        if SETTINGS.by_functions and SETTINGS.wants(op.name):
+            buffer = bucket.buffer()
+            pending = dispatched(op, buffer.nbytes, self._process_group, buffer)
+        if pending is None:
             return self._launch(bucket).then(self._result)
         thread = get_ident()
-        nested = thread in inside
         inside.add(thread)  # Operations of a hook are part of the bucket.
         try:
             future = self._launch(bucket)
         except BaseException as error:
-            op.failed(error)
+            pending.failed(error)
             raise
         finally:
-            if not nested:
-                inside.discard(thread)
-        if launched(op):
-            op.follow(future)
+            inside.discard(thread)
+        if launched(pending):
+            pending.follow(future)
         return future.then(self._result)
-
-    def _begin(self, bucket: GradBucket) -> PendingOp | None:
-        try:
-            op = _BUCKET if self._hook is None else _HOOKED
-            if SETTINGS.by_functions and SETTINGS.wants(op.name):
-                group = LOG.group_of(self._process_group)
-                if group is not None:
-                    buffer = bucket.buffer()
-                    return PendingOp(group.record(op, op.name, buffer.nbytes), self._process_group, buffer)
-        except Exception as error:
-            fault("DDP's buckets", error)
-        return None
 
 
 # DDP compares the annotations with the classes, so they must not be strings.

@@ -48,34 +48,28 @@ its events on the group's stream, also for a blocking call, which runs on the ca
 _pools: dict[torch.device, EventPool | None] = {}
 
 
-def pool_for(tensor: torch.Tensor | None) -> EventPool | None:
+def pool_for(tensor: torch.Tensor) -> EventPool | None:
     """The events of the tensor's device; None for the CPU and for a device that cannot be timed.
 
     An operation is ordered with the current stream of its tensor's device, whichever device is current.
     """
-    if tensor is None or tensor.is_cpu:
-        return None
     device = tensor.device
-    try:
-        return _pools[device]
-    except KeyError:
-        pass
-    kind = device.type
-    found = None
-    if kind != "meta":
-        from deep500_timing_torch import CudaEventClock
+    if device not in _pools:
+        found = None
+        if device.type not in ("cpu", "meta"):
+            from deep500_timing_torch import CudaEventClock
 
-        try:
-            clock: Any = CudaEventClock(str(device))
-            found = pool_of(clock)
-        except Exception as error:
-            warn_once(
-                f"Timing communication on {kind!r}: it has no events that can be timed, so times are the host's, "
-                f"which end when the operation is queued: {error}",
-                key=f"comm on {kind}",
-            )
-    _pools[device] = found
-    return found
+            try:
+                clock: Any = CudaEventClock(str(device))
+                found = pool_of(clock)
+            except Exception as error:
+                warn_once(
+                    f"Timing communication on {device.type!r}: it has no events that can be timed, so times are the "
+                    f"host's, which end when the operation is queued: {error}",
+                    key=f"comm on {device.type}",
+                )
+        _pools[device] = found
+    return _pools[device]
 
 
 def is_captured(pool: EventPool, tensor: torch.Tensor) -> bool:
@@ -158,13 +152,13 @@ class FlightRecorder:
         """Let a group time its operations from now on, if that is wanted and possible; it is asked once."""
         if group.recorded is None:
             group.recorded = False
-            if process_group is not None and why_not() is None and not self.is_empty:
+            if why_not() is None and not self.is_empty:
                 try:
                     if type(process_group._get_backend(device)).__name__ == "ProcessGroupNCCL":
                         # A method of the group; its backend does not have it.
                         process_group._enable_collectives_timing()
                         self.used = group.recorded = True
-                except Exception:  # A group without a backend for that device, or of another library.
+                except Exception:  # No group, one without a backend for that device, or one of another library.
                     group.recorded = False
         return group.recorded and not self.is_empty
 

@@ -118,8 +118,7 @@ class PendingOp:
         """
         try:
             end_ns: int = SETTINGS.now_ns()
-            if SETTINGS.timer is not None:
-                SETTINGS.region(self.record.label, self.start_ns, end_ns)
+            SETTINGS.region(self.record.label, self.start_ns, end_ns)
             self.sequence = self.record.group.count(self._before)
             self.waits_left = self._exposures_left = handles
             self._blocking = blocking
@@ -299,8 +298,7 @@ class PendingOp:
             self._fault(fault_of_ours)
 
     def _wait_over(self, start_ns: int, stretch: Stretch | None, end_ns: int) -> None:
-        if SETTINGS.timer is not None:
-            SETTINGS.region(self.record.label, start_ns, end_ns)
+        SETTINGS.region(self.record.label, start_ns, end_ns)
         self.waits_left -= 1
         if self._blocking:
             self._call_over(end_ns)
@@ -364,13 +362,13 @@ class PendingOp:
 
 
 def dispatched(op: Op, nbytes: int, process_group: Any, tensor: Any) -> PendingOp | None:
-    """Time an operation that the kernel is about to hand to a process group."""
+    """Time an operation that the kernel or DDP's hook is about to hand to a process group; -1 bytes are unknown."""
     if get_ident() in _inside:
         return None
     try:
         group = LOG.group_of(process_group) or LOG.unregistered_group(process_group)
         label = f"{op.name} | {caller()}" if SETTINGS.debug else op.name
-        record = group.record(op, label, None if nbytes < 0 or op.factor is None else nbytes)
+        record = group.record(op, label, None if nbytes < 0 else nbytes)
         return PendingOp(record, process_group, tensor)
     except Exception as error:
         fault(op.name, error)

@@ -50,12 +50,12 @@ class Settings:
         return self.prof_all or not self.prof_ops.isdisjoint(ALIASES.get(name, (name,)))
 
     def region(self, name: str, start_ns: int, end_ns: int) -> None:
-        """Give the timer a stretch of communication; a timer that fails costs one warning."""
-        try:
-            if self.timer is not None:
+        """Give the timer, if there is one, a stretch of communication; a timer that fails costs one warning."""
+        if self.timer is not None:
+            try:
                 self.timer.record(TimeType.COMM, start_ns, end_ns)
-        except Exception as error:
-            fault(name, error)
+            except Exception as error:
+                fault(name, error)
 
     def device_store(self) -> Any:
         """Where the timer keeps the device times of communication, None if it has no device or there is no timer."""

@@ -195,20 +195,13 @@ class Timed final : public c10::OperatorKernel {
   Timed(size_t number, const Rule& rule, const c10::FunctionSchema& schema)
       : rule_(number), arguments_(schema.arguments().size()), op_(std::get<3>(rule)) {
     const auto& [operation, size, share, op] = rule;
-    for (size_t i = 0; i < arguments_; ++i) {
-      const std::string& name = schema.arguments()[i].name();
-      if (name == "process_group") {
-        group_ = int(i);
-      } else if (name == "async_op") {
-        async_ = int(i);
-      }
-      if (name == size) {
-        size_ = int(i);
-      }
-      if (name == share) {
-        share_ = int(i);
-      }
-    }
+    const auto place = [&schema](const std::string& name) {
+      return schema.argumentIndexWithName(name).value_or(-1);
+    };
+    group_ = place("process_group");
+    async_ = place("async_op");
+    size_ = place(size);
+    share_ = place(share);
     returns_ = !schema.returns().empty();
     coalesced_ = operation.find("coalesced") != std::string::npos;
   }
