@@ -36,7 +36,7 @@ class Backend:
 @pytest.fixture
 def log(monkeypatch):
     """An empty log, in which every group has the ranks 0 and 1."""
-    monkeypatch.setattr(plain, "get_process_group_ranks", lambda group: [0, 1])
+    monkeypatch.setattr(plain.distributed_c10d, "get_process_group_ranks", lambda group: [0, 1])
     return _log.CommLog()
 
 
@@ -46,7 +46,7 @@ def group(log):
     backend = Backend()
     group = log.group_of(backend)
     yield group
-    assert group.is_of(backend)
+    assert group.reference() is backend
 
 
 def _record(group, nbytes=8):

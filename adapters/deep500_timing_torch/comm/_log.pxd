@@ -31,7 +31,6 @@ cdef class Group:
     cdef bint _backend_counts
     cdef object _watched_from, _unseen_before
 
-    cpdef bint is_of(self, process_group) except -1
     cpdef number(self)
     cpdef count(self, before)
     @cython.locals(record=Record)
@@ -44,7 +43,6 @@ cdef class CommLog:
     cdef readonly dict known_groups, under_way
     cdef list _groups
     cdef readonly Group alone
-    cdef Group _latest
     cdef public object observer
     cdef bint _watching
 

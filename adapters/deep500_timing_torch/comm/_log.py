@@ -15,6 +15,8 @@ from _thread import allocate_lock
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from torch.distributed import distributed_c10d as c10d
+
 from deep500_timing._recording.intervals import Intervals
 from deep500_timing.adapters import warn_once
 from deep500_timing.runs import current
@@ -86,9 +88,7 @@ class Record:
 
     @property
     def message_bytes(self) -> float | None:
-        if self.size_is_mean:
-            return self.bytes_total / self.calls if self.calls else None
-        return self.nbytes
+        return self.bytes_total / self.calls if self.size_is_mean else self.nbytes
 
     def take(self, kind: int, start_ns: int, end_ns: int, sequence: int | None, run: Any) -> None:
         """Count one message; only for the thread that empties the queue."""
@@ -130,10 +130,6 @@ class Group:
         """Whether it times its operations for PyTorch's flight recorder, None until it was asked."""
         self._watched_from: int | None = None
         self._unseen_before = 0
-
-    def is_of(self, process_group: Any) -> bool:
-        """Whether this is the record of that group, and not of an earlier one at the same address."""
-        return self.reference() is process_group
 
     def number(self) -> int | None:
         """The group's sequence number, None if its backend does not count or the group is gone."""
@@ -223,8 +219,6 @@ class CommLog:
         """Each unfinished ``PendingOp``, in the order in which they were issued."""
         self.observer: Callable[[Record, int, int, int], None] | None = None
         """Called with every message as it is counted: record, kind, start and end in ns."""
-        self._latest = self.alone
-        """The group that :meth:`group_of` returned last."""
         self._watching = False
 
     def put(self, record: Record, kind: int, start_ns: int, end_ns: int, sequence: int | None = None) -> None:
@@ -245,24 +239,20 @@ class CommLog:
                     record.take(kind, start_ns, end_ns, sequence, run)
                 except Exception as error:
                     fault(record.label, error)
-                if self.observer is not None:
-                    self._tell(record, kind, start_ns, end_ns)
+                observer = self.observer
+                if observer is not None:
+                    try:
+                        observer(record, kind, start_ns, end_ns)
+                    except Exception as error:
+                        self.observer = None
+                        warn_once(
+                            f"Printing each operation (verbose=True) failed at {record.label} and is off from now on: "
+                            f"{type(error).__name__}: {error}. Operations are timed as before; "
+                            "comm.configure(verbose=True) switches it on again.",
+                            key="comm verbose",
+                        )
         finally:
             self._draining.release()
-
-    def _tell(self, record: Record, kind: int, start_ns: int, end_ns: int) -> None:
-        observer = self.observer
-        try:
-            if observer is not None:
-                observer(record, kind, start_ns, end_ns)
-        except Exception as error:
-            self.observer = None
-            warn_once(
-                f"Printing each operation (verbose=True) failed at {record.label} and is off from now on: "
-                f"{type(error).__name__}: {error}. Operations are timed as before; comm.configure(verbose=True) "
-                "switches it on again.",
-                key="comm verbose",
-            )
 
     # --- operations under way -------------------------------------------------------------------------------------
 
@@ -285,11 +275,10 @@ class CommLog:
     def await_callbacks(self) -> None:
         """Wait a little for asynchronous operations of the CPU: a caller goes on before the callback has run."""
         deadline = time.monotonic() + CALLBACK_S
-        while time.monotonic() < deadline:
-            ops = [reference() for reference in list(self.under_way)]
-            if not any(op is not None and op.asynchronous and op.pool is None for op in ops):
-                return
-            del ops
+        while time.monotonic() < deadline and any(
+            op is not None and op.asynchronous and op.pool is None
+            for op in (reference() for reference in list(self.under_way))
+        ):
             time.sleep(0.001)
 
     def report_time_out(self, op: Any, error: BaseException, clock: Callable[[], int]) -> None:
@@ -317,20 +306,16 @@ class CommLog:
         """The record of a process group (None: there is none yet), or None if this rank is not in it."""
         if process_group is None:
             return self.alone
-        if self._latest.is_of(process_group):
-            return self._latest
         group = self.known_groups.get(id(process_group))
-        if group is not None and group.is_of(process_group):
-            self._latest = group
+        # Another group may have been at that address.
+        if group is not None and group.reference() is process_group:
             return group
         return self._new_group(process_group)
 
     def _new_group(self, process_group: Any) -> Group | None:
-        from torch.distributed import get_process_group_ranks
-
         try:
             size, rank, name = process_group.size(), process_group.rank(), str(process_group.group_name)
-            ranks = list(get_process_group_ranks(process_group))
+            ranks = list(c10d.get_process_group_ranks(process_group))
             group = Group(process_group, name, size, rank, ranks)
         except Exception:  # The marker for "not a member", or a group that torch.distributed does not know.
             return None
@@ -370,11 +355,6 @@ class CommLog:
         self._watching = False
         for group in self.groups():
             group.unwatch()
-
-    @property
-    def has_groups(self) -> bool:
-        """Whether there was any process group."""
-        return bool(self._groups)
 
     def unseen(self) -> dict[str, int]:
         """For each group that issued operations unseen, how many; after emptying the queue."""
@@ -418,16 +398,12 @@ class CommLog:
         self.under_way.clear()
         self.known_groups.clear()
         self._groups.clear()
-        self.alone = self._latest = Group(None, "", 1, 0, [0])
+        self.alone = Group(None, "", 1, 0, [0])
 
 
 def _existing_groups() -> list[Any]:
-    try:
-        from torch.distributed import distributed_c10d
-
-        return list(distributed_c10d._world.pg_map)
-    except Exception:  # A PyTorch that keeps them elsewhere: groups are known from their first timed operation on.
-        return []
+    # In a PyTorch that keeps them elsewhere, groups are known from their first timed operation on.
+    return list(getattr(getattr(c10d, "_world", None), "pg_map", ()))
 
 
 LOG = CommLog()

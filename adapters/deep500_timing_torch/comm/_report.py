@@ -49,7 +49,7 @@ def _hints(found: CommSummary) -> Iterator[str]:
     elif found.ops:
         if by_functions:
             yield f"Timed by patched functions; the compiled kernel is not at work because {SETTINGS.why_no_kernel}."
-    elif not dist.is_initialized() and not LOG.has_groups:
+    elif not dist.is_initialized() and not LOG.known_groups:
         yield "There is no process group yet: nothing can have been communicated."
     elif SETTINGS.instruments:
         yield "comm.instrument() is in force, and no process group has issued an operation since."
