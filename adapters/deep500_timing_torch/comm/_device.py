@@ -152,14 +152,14 @@ class FlightRecorder:
         """Let a group time its operations from now on, if that is wanted and possible; it is asked once."""
         if group.recorded is None:
             group.recorded = False
-            if why_not() is None and not self.is_empty:
-                try:
-                    if type(process_group._get_backend(device)).__name__ == "ProcessGroupNCCL":
-                        # A method of the group; its backend does not have it.
-                        process_group._enable_collectives_timing()
-                        self.used = group.recorded = True
-                except Exception:  # No group, one without a backend for that device, or one of another library.
-                    group.recorded = False
+            try:
+                backend = type(process_group._get_backend(device)).__name__
+                if backend == "ProcessGroupNCCL" and why_not() is None and not self.is_empty:
+                    # A method of the group; its backend does not have it.
+                    process_group._enable_collectives_timing()
+                    self.used = group.recorded = True
+            except Exception:  # No group, one without a backend for that device, or one of another library.
+                group.recorded = False
         return group.recorded and not self.is_empty
 
     def expect(self, op: Any, sequence: int) -> None:

@@ -171,23 +171,20 @@ def _load_kernel(kernel: bool | None) -> ModuleType | None:
     if kernel is False:
         SETTINGS.why_no_kernel = "instrument(kernel=False) was asked for"
         return None
+    # Whatever fails, the program goes on with the patched functions.
     try:
-        return _build.load()
-    except _build.KernelUnavailableError as error:
-        SETTINGS.why_no_kernel = str(error)
-    except Exception as error:
-        # The program goes on with the patched functions.
-        SETTINGS.why_no_kernel = f"it cannot be loaded: {type(error).__name__}: {error}"
-        return None
-    try:
-        # For the next run.
-        if not _build.switched_off() and not _build.library_path().exists() and not _build.has_failed():
-            process = _build.start_build(quiet=True)
+        try:
+            return _build.load()
+        except _build.KernelNotBuiltError as error:
+            SETTINGS.why_no_kernel = str(error)
+            process = _build.start_build(quiet=True)  # for the next run
             if process is not None:
                 # Python warns of a child that is still running when its handle goes.
                 _building.append(process)
-    except Exception as error:
+    except _build.KernelUnavailableError as error:
         SETTINGS.why_no_kernel = str(error)
+    except Exception as error:
+        SETTINGS.why_no_kernel = f"it cannot be loaded: {type(error).__name__}: {error}"
     return None
 
 

@@ -34,7 +34,6 @@ cdef class PendingOp:
     cpdef ended(self, bint failed)
     cpdef start_wait(self)
     cpdef end_wait(self, token, error=*)
-    cdef _wait_over(self, start_ns, stretch, end_ns)
     cpdef exposed(self, start_ns, end_ns)
     cdef _second(self)
 

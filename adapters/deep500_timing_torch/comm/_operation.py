@@ -106,15 +106,10 @@ class PendingOp:
     # --- the call has returned ------------------------------------------------------------------------------------
 
     def called(self, handles: int, followed: bool = False, blocking: bool = False) -> bool:
-        """The call has returned so many handles, for which its callers will wait.
+        """The call has returned so many handles, for which its callers will wait, or the function itself if it blocks.
 
-        Args:
-            handles: 0 if the operation is over: on a device, when the current stream is there.
-            followed: :meth:`ended` can be called at its end.
-            blocking: The function that called it waits for the handle.
-
-        Returns:
-            Whether :meth:`ended` shall be called.
+        Without a handle the operation is over: on a device, when the current stream is there. Returns whether
+        :meth:`ended` shall be called at its end, which only happens if it can be (``followed``).
         """
         try:
             end_ns: int = SETTINGS.now_ns()
@@ -293,23 +288,21 @@ class PendingOp:
                 if self._blocking or not self.asynchronous or self._stretch is not None:
                     self._give_up(FAILED)
             elif token is not None:
-                self._wait_over(token[0], token[1], SETTINGS.now_ns())
+                start_ns, stretch = token
+                end_ns: int = SETTINGS.now_ns()
+                SETTINGS.region(self.record.label, start_ns, end_ns)
+                self.waits_left -= 1
+                if self._blocking:
+                    self._call_over(end_ns)
+                elif stretch is None:
+                    self.exposed(start_ns, end_ns)
+                else:
+                    stretch.end(self.exposed)
+                    if self.waits_left == 0 and self._stretch is not None:
+                        self.record.upper_bound = True
+                        self._end_stretch()
         except Exception as fault_of_ours:
             self._fault(fault_of_ours)
-
-    def _wait_over(self, start_ns: int, stretch: Stretch | None, end_ns: int) -> None:
-        SETTINGS.region(self.record.label, start_ns, end_ns)
-        self.waits_left -= 1
-        if self._blocking:
-            self._call_over(end_ns)
-            return
-        if stretch is not None:
-            stretch.end(self.exposed)
-        else:
-            self.exposed(start_ns, end_ns)
-        if self.waits_left == 0 and self._stretch is not None:
-            self.record.upper_bound = True
-            self._end_stretch()
 
     def timed_wait(self, wait: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call ``wait``; how long that takes is exposed time."""

@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     group; the group; a tensor on the device that does the work."""
     Describe = Callable[..., Moved]
 
-GB = 1e9
-"""Bytes in a gigabyte: bandwidths are in 1e9 bytes per second, as in nccl-tests."""
-
 
 def both_ways(ranks: int) -> float:
     """The factor of a reduction whose result every rank gets: reduce-scatter and all-gather in one."""
@@ -54,7 +51,7 @@ def bandwidths(
     """
     if nbytes is None or seconds <= 0:
         return None, None
-    algbw = nbytes / seconds / GB
+    algbw = nbytes / seconds / 1e9
     return algbw, None if factor is None else algbw * factor(ranks)
 
 

@@ -43,7 +43,8 @@ class Settings:
     def changed(self) -> None:
         self.by_functions = self.enabled and self.kernel is None
         if self.kernel is not None:
-            self.kernel.configure(self.enabled, [self.wants(OPS[name].name) for name, _, _ in BY_OPERATOR.values()])
+            wanted = [self.enabled and self.wants(OPS[name].name) for name, _, _ in BY_OPERATOR.values()]
+            self.kernel.configure(wanted)
 
     def wants(self, name: str) -> bool:
         """Whether an operation of that name in the log is timed."""
@@ -98,10 +99,10 @@ def configure(
         TypeError: ``prof_ops`` is one string instead of several.
         ValueError: ``device_times`` is not one of the three.
     """
-    if enabled is not None:
-        SETTINGS.enabled = bool(enabled)
-    if prof_all is not None:
-        SETTINGS.prof_all = bool(prof_all)
+    switches = {"enabled": enabled, "prof_all": prof_all, "verbose": verbose, "debug": debug}
+    for name, value in switches.items():
+        if value is not None:
+            setattr(SETTINGS, name, bool(value))
     if prof_ops is not None:
         if isinstance(prof_ops, str):
             raise TypeError(
@@ -109,10 +110,7 @@ def configure(
             )
         SETTINGS.prof_ops = frozenset(prof_ops)
     if verbose is not None:
-        SETTINGS.verbose = bool(verbose)
         LOG.observer = _say if verbose else None
-    if debug is not None:
-        SETTINGS.debug = bool(debug)
     if device_times is not None:
         if device_times not in DEVICE_TIMES:
             raise ValueError(f"configure(device_times={device_times!r}): choose one of {', '.join(DEVICE_TIMES)}.")

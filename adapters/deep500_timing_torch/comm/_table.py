@@ -123,69 +123,60 @@ class CommSummary:
 _MOST_UNFINISHED = 8
 
 
-def _op_row(times: OpTimes) -> list[str]:
+def _op_row(times: OpTimes) -> dict[str, str]:
     upper, lower = ("<=", ">=") if times.upper_bound else ("", "")
-    return [
-        times.op,
-        ("~" if times.size_is_mean else "") + format_bytes(times.message_bytes),
-        str(times.group_size),
-        times.device,
-        str(times.count),
-        format_ms(times.total_s),
-        format_ms(times.mean_s, mark=upper),
-        format_ms(times.p50_s),
-        format_ms(times.p95_s),
-        format_number(times.algbw_gb_per_s, mark=lower),
-        format_number(times.busbw_gb_per_s, mark=lower),
-        format_ms(times.exposed_s),
-        format_share(times.overlap),
-    ]
+    return {
+        "operation": times.op,
+        "message": ("~" if times.size_is_mean else "") + format_bytes(times.message_bytes),
+        "ranks": str(times.group_size),
+        "on": times.device,
+        "count": str(times.count),
+        "total": format_ms(times.total_s),
+        "mean": format_ms(times.mean_s, mark=upper),
+        "p50": format_ms(times.p50_s),
+        "p95": format_ms(times.p95_s),
+        "algbw": format_number(times.algbw_gb_per_s, mark=lower),
+        "busbw": format_number(times.busbw_gb_per_s, mark=lower),
+        "exposed": format_ms(times.exposed_s),
+        "overlap": format_share(times.overlap),
+    }
 
 
-def _skew_row(skew: Skew) -> list[str]:
-    others = len(skew.ranks) - 1
+def _skew_row(skew: Skew) -> dict[str, str]:
     late = UNKNOWN
     if skew.late_rank is not None:
-        late = (
-            f"rank {skew.late_rank}, last in {skew.late_count}, {format_ms(skew.late_s / max(skew.count, 1))} ms each"
-        )
-    return [
-        skew.op,
-        format_bytes(skew.message_bytes or None),
-        str(others + 1),
-        str(skew.count),
-        format_ms(None if skew.transfer_s is None else skew.transfer_s / skew.count),
-        format_ms(sum(skew.skew_s.values()) / skew.count / len(skew.ranks)),
-        late,
-    ]
+        late = f"rank {skew.late_rank}, last in {skew.late_count}, {format_ms(skew.late_s / skew.count)} ms each"
+    return {
+        "operation": skew.op,
+        "message": format_bytes(skew.message_bytes or None),
+        "ranks": str(len(skew.ranks)),
+        "count": str(skew.count),
+        "transfer": format_ms(None if skew.transfer_s is None else skew.transfer_s / skew.count),
+        "skew": format_ms(sum(skew.skew_s.values()) / skew.count / len(skew.ranks)),
+        "the others waited for": late,
+    }
+
+
+def _table_of(rows: list[dict[str, str]], empty: str) -> list[str]:
+    return lines_of([list(rows[0]), *(list(row.values()) for row in rows)], left=1) if rows else [empty]
 
 
 def _lines(summary: CommSummary) -> list[str]:
     lines = [f"Communication, rank {summary.rank} of {summary.world_size} (times in ms, bandwidths in GB/s = 1e9 B/s)"]
-    header = [
-        "operation", "message", "ranks", "on", "count", "total", "mean", "p50", "p95", "algbw", "busbw", "exposed",
-        "overlap",
-    ]  # fmt: skip
-    rows = [_op_row(times) for times in summary.ops]
-    lines += lines_of([header, *rows], left=1) if rows else ["nothing recorded"]
+    lines += _table_of([_op_row(times) for times in summary.ops], "nothing recorded")
     if any(times.upper_bound for times in summary.ops):
         lines.append("<=, >=: bounds: the time from the call to the end of the wait, within which it ended.")
     if any(times.size_is_mean for times in summary.ops):
         lines.append("~: messages of several sizes, within a power of two; the size is their mean.")
     for times in summary.ops:
-        counts = {
-            "pending": times.pending,
-            "failed": times.failed,
-            "not timed": times.untimed,
-            "captured": times.captured,
-        }
-        said = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+        counts = (times.pending, times.failed, times.untimed, times.captured)
+        kinds = ("pending", "failed", "not timed", "captured")
+        said = ", ".join(f"{count} {kind}" for count, kind in zip(counts, kinds, strict=True) if count)
         if said:
             lines.append(f"{times.op}, {format_bytes(times.message_bytes)}: {said}")
     if summary.device_times is not None:
         lines.append(f"GPU times: {summary.device_times}.")
-    for operation in summary.unfinished[:_MOST_UNFINISHED]:
-        lines.append(f"Not finished: {operation}.")
+    lines += [f"Not finished: {operation}." for operation in summary.unfinished[:_MOST_UNFINISHED]]
     if len(summary.unfinished) > _MOST_UNFINISHED:
         lines.append(f"Not finished: {len(summary.unfinished) - _MOST_UNFINISHED} more.")
     for group, count in summary.unseen.items():
@@ -219,8 +210,7 @@ def _lateness_line(found: Lateness, *, several: bool) -> str:
 def straggler_lines(skews: list[Skew], lateness: list[Lateness]) -> list[str]:
     """The table of a comparison across ranks, and a sentence for each group."""
     lines = ["", "Waiting for each other (mean per operation, in ms; skew: own time less the shortest of any rank)"]
-    header: list[str] = ["operation", "message", "ranks", "count", "transfer", "skew", "the others waited for"]
-    lines += lines_of([header, *(_skew_row(skew) for skew in skews)], left=1) if skews else ["nothing to compare"]
+    lines += _table_of([_skew_row(skew) for skew in skews], "nothing to compare")
     return lines + [_lateness_line(found, several=len(lateness) > 1) for found in lateness]
 
 

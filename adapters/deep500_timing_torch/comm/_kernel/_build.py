@@ -45,6 +45,10 @@ class KernelUnavailableError(Exception):
     """There is no kernel; the text says why and what to do."""
 
 
+class KernelNotBuiltError(KernelUnavailableError):
+    """There is no kernel yet; no build of it was tried, or none has ended."""
+
+
 def switched_off() -> bool:
     """Whether the environment says that there shall be no kernel."""
     return os.environ.get(SWITCH, "").strip().lower() in ("off", "0", "no", "false")
@@ -78,11 +82,10 @@ def load() -> ModuleType:
     if library not in _loaded:
         if not library.exists():
             command = "`python -m deep500_timing_torch.comm build`"
-            if has_failed():
-                raise KernelUnavailableError(
-                    f"its build failed ({_failure_note()}); mend what that says, then {command}"
-                )
-            raise KernelUnavailableError(f"it has not been built; {command} does, once")
+            note = _failure_note()
+            if note.exists():
+                raise KernelUnavailableError(f"its build failed ({note}); mend what that says, then {command}")
+            raise KernelNotBuiltError(f"it has not been built; {command} does, once")
         _check(library)
         _loaded[library] = _import(library)
     return _loaded[library]
@@ -161,11 +164,6 @@ def build(*, limit_s: float = BUILD_LIMIT_S) -> ModuleType:
         if running.returncode:
             raise KernelUnavailableError(f"its build failed: {' / '.join(output.strip().splitlines()[-6:])[-1500:]}")
     return load()
-
-
-def has_failed() -> bool:
-    """Whether a build of this one was tried and failed; it is not tried again in the background."""
-    return _failure_note().exists()
 
 
 def _failure_note() -> Path:

@@ -37,7 +37,6 @@ using Work = c10d::Work;
 using Rule = std::tuple<std::string, std::string, std::string, py::object>;
 constexpr size_t MOST_RULES = 32;
 
-std::atomic<bool> enabled{false};
 std::array<std::atomic<bool>, MOST_RULES> wanted{};
 // Never destroyed: threads of the backends and of autograd outlive the interpreter.
 py::object* dispatched = new py::object;  // Python's dispatched(op, nbytes, group, tensor): a PendingOp or None
@@ -210,8 +209,7 @@ class Timed final : public c10::OperatorKernel {
     const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::BackendSelect);
     std::shared_ptr<Held> op;
     bool blocking = false;
-    if (enabled.load(std::memory_order_relaxed) && wanted[rule_].load(std::memory_order_relaxed) && group_ >= 0 &&
-        !keys.has(c10::DispatchKey::Meta)) {
+    if (wanted[rule_].load(std::memory_order_relaxed) && group_ >= 0 && !keys.has(c10::DispatchKey::Meta)) {
       try {
         blocking = async_ >= 0 && !argument(stack, async_).toBool();
         op = start(stack);
@@ -351,7 +349,9 @@ void install(const py::object& when_dispatched, const py::object& when_launched,
 }
 
 void uninstall() {
-  enabled = false;
+  for (auto& rule : wanted) {
+    rule = false;
+  }
   installed->library.reset();
 }
 
@@ -360,10 +360,9 @@ void uninstall() {
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("install", &install);
   module.def("uninstall", &uninstall);
-  module.def("configure", [](bool on, const std::vector<bool>& mask) {
+  module.def("configure", [](const std::vector<bool>& mask) {
     for (size_t i = 0; i < MOST_RULES && i < mask.size(); ++i) {
       wanted[i] = mask[i];
     }
-    enabled = on;
   });
 }
