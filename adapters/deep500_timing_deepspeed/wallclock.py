@@ -94,12 +94,8 @@ class _CurrentMemory:
 class SynchronizedWallClockTimer(_core.SynchronizedWallClockTimer):
     """The core's :class:`deep500_timing.wallclock.SynchronizedWallClockTimer`, on the accelerator where there is one.
 
-    Args:
-        timer: Your timer, which records the times as regions; a new one if None.
-        device: Which device; None for the accelerator that is there, ``"cpu"`` for the host's clock.
-        clock: The host clock of a new timer.
-        device_clock: Your device clock, instead of ``device``.
-        **settings: As for the core's.
+    ``device`` names it: None for the accelerator that is there, ``"cpu"`` for the host's clock. ``clock`` is the host
+    clock of a new timer, and ``device_clock`` a device clock in place of ``device``. The rest is the core's.
 
     Raises:
         DeviceUnavailableError: The device that was named is not there.

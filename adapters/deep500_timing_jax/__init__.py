@@ -18,9 +18,8 @@ from __future__ import annotations
 
 import deep500_timing as _core
 from deep500_timing.adapters import lazy_names as _lazy_names
-from deep500_timing_jax._clock import OutputClock
 from deep500_timing_jax._compilations import Compilations
-from deep500_timing_jax._timer import CPUGPUTimer, TimedStep, timed_step
+from deep500_timing_jax._timer import CPUGPUTimer, OutputClock, TimedStep, timed_step
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -149,7 +149,7 @@ class TimerHooks:
         super().__init__()
         self.timer = timer
         self._settings: dict[str, Any] = {"gpu": bool(gpu), "io": io, "phases": bool(phases), "log_prefix": log_prefix}
-        self._options = CallbackOptions(timer, gpu=bool(gpu), io=io, phases=bool(phases), log_prefix=log_prefix)
+        self._options = CallbackOptions(timer, **self._settings)
         # For a loop that has no list of callbacks and calls the hooks itself.
         self._own_place: tuple[Sentinel, Sentinel] | None = None
 

@@ -121,7 +121,6 @@ class TimedBatches:
         return _TimedIterator(iter(self._batches), self._listener)
 
     def __getattr__(self, name: str) -> Any:
-        """Any other attribute of the batches."""
         return getattr(self._batches, name)
 
 

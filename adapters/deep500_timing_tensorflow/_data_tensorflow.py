@@ -128,7 +128,6 @@ class TimedDataset:
         return iterator
 
     def __getattr__(self, name: str) -> Any:
-        """Any other attribute of the data set."""
         return getattr(self._dataset, name)
 
     def _iterator_of(self, dataset: Any) -> Any:

@@ -52,81 +52,67 @@ def timed_step(step: Callable[..., Any], timer: Timer, *, gpu: bool = False) -> 
         raise TypeError(f"timed_step({step!r}): pass a function, or the result of tf.function.")
     if not isinstance(timer, Timer):
         raise TypeError(f"timed_step(step, {timer!r}): pass the timer that keeps the times, such as CPUGPUTimer().")
-    timed = _TimedStep(step, timer, gpu=gpu)
+    import tensorflow as tf
 
-    @functools.wraps(getattr(step, "python_function", step))
+    reason = _why_no_phases(step)
+    if reason is not None:
+        warn_once(f"timed_step: FORWARD and BACKWARD are not timed, BATCH is. {reason}", key=f"timed_step {reason}")
+    function: Callable[..., Any] = getattr(step, "python_function", step)
+    is_compiled = function is not step
+    is_traced = False
+    regions = FitRegions(timer)
+
+    @functools.wraps(function)
+    def stamped(*args: Any, **kwargs: Any) -> Any:
+        nonlocal is_traced
+        is_traced = is_compiled
+        stamps = StepStamps(tf)
+        with stamping(stamps):
+            args, kwargs = stamps.data((args, kwargs))
+            outputs = function(*args, **kwargs)
+        return outputs, stamps.row()
+
+    stamped_step: Any = stamped
+    if is_compiled and reason is None:
+        traceable: Any = step
+        stamped_step = traceable._clone(stamped)
+
+    def keep(row: Any, execution: Execution) -> None:
+        if row is not None and not isinstance(row, tuple):
+            row = tuple(map(float, row.numpy()))  # On the CPU: it was there when the function returned.
+        execution.ended_unix_ns, execution.steady = time.time_ns(), not is_traced
+        execution.took_ns = regions.end(BATCH, BATCH_FIRST if is_traced else BATCH) or 0
+        if row is not None:
+            record_phases(regions, execution, [Stamps(0, *row)])
+
+    @functools.wraps(function)
     def timed_training_step(*args: Any, **kwargs: Any) -> Any:
-        return timed(*args, **kwargs)
-
-    return timed_training_step
-
-
-class _TimedStep:
-    def __init__(self, step: Callable[..., Any], timer: Timer, *, gpu: bool) -> None:
-        import tensorflow as tf
-
-        self._timer = timer
-        self._tf: Any = tf
-        self._gpu = gpu
-        self._regions = FitRegions(timer)
-        self._traced = False
-        self._compiled = hasattr(step, "python_function")
-        self._stamps = True
-        reason = _why_no_phases(step)
-        if reason is not None:
-            warn_once(f"timed_step: FORWARD and BACKWARD are not timed, BATCH is. {reason}", key=f"timed_step {reason}")
-            self._stamps = False
-        self._step = self._stamped(step) if self._stamps else step
-
-    def _stamped(self, step: Any) -> Callable[..., Any]:
-        tf = self._tf
-        function: Callable[..., Any] = getattr(step, "python_function", step)
-
-        @functools.wraps(function)
-        def stamped(*args: Any, **kwargs: Any) -> Any:
-            self._traced = self._compiled
-            stamps = StepStamps(tf)
-            with stamping(stamps):
-                args, kwargs = stamps.data((args, kwargs))
-                outputs = function(*args, **kwargs)
-            return outputs, stamps.row()
-
-        if not self._compiled:
-            return stamped
-        made: Callable[..., Any] = step._clone(stamped)
-        return made
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not self._tf.executing_eagerly():
+        nonlocal is_traced
+        if not tf.executing_eagerly():
             raise TimingError(
                 "Calling a timed step inside a tf.function: it would be timed when the graph is traced. Pass the "
                 "tf.function to timed_step, not the result of timed_step to tf.function."
             )
-        self._traced = False
-        execution = Execution(0)
-        execution.began_ns, execution.began_unix_ns = self._regions.start(BATCH, self._gpu), time.time_ns()
+        is_traced = False
+        execution = Execution()
+        execution.began_ns, execution.began_unix_ns = regions.start(BATCH, gpu), time.time_ns()
+        row = None
         try:
-            if self._stamps:
+            if reason is None:
                 with WATCHED_TAPES:
-                    outputs, row = self._step(*args, **kwargs)
+                    outputs, row = stamped_step(*args, **kwargs)
             else:
-                outputs, row = self._step(*args, **kwargs), None
+                outputs = step(*args, **kwargs)
         except BaseException:
-            self._regions.fail_all()
+            regions.fail_all()
             raise
         try:
-            self._keep(row, execution)
+            keep(row, execution)
         except Exception as error:
             warn_fault("timed_step", error)
         return outputs
 
-    def _keep(self, row: Any, execution: Execution) -> None:
-        if row is not None and not isinstance(row, tuple):
-            row = tuple(map(float, row.numpy()))  # On the CPU: it was there when the function returned.
-        execution.ended_unix_ns, execution.steady = time.time_ns(), not self._traced
-        execution.took_ns = self._regions.end(BATCH, BATCH_FIRST if self._traced else BATCH) or 0
-        if row is not None:
-            record_phases(self._regions, execution, [Stamps(0, *row)])
+    return timed_training_step
 
 
 def _why_no_phases(step: Any) -> str | None:

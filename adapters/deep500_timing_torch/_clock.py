@@ -142,9 +142,9 @@ class CudaEventClock:
             record_handle=torch.Event.record,
             is_done=torch.Event.query,
             wait=torch.Event.synchronize,
-            handle_of=_same,
-            device_of=_index_of,
-            device_now=_nowhere,
+            handle_of=lambda stream: stream,
+            device_of=lambda stream: int(stream.device_index),
+            device_now=lambda: None,  # CUDA events do not change the current device.
             back_to=torch.accelerator.set_device_index,
             _new_event=torch.Event,
             elapsed_ms=torch.Event.elapsed_time,
@@ -239,15 +239,3 @@ def _resolve(device: torch.device | str | None) -> torch.device:
             "the number out to time on whichever is current."
         )
     return found
-
-
-def _same(stream: Hashable) -> Hashable:
-    return stream
-
-
-def _nowhere() -> None:
-    """CUDA events do not change the current device."""
-
-
-def _index_of(stream: Any) -> int:
-    return int(stream.device_index)

@@ -67,13 +67,10 @@ def trace_slow_steps(timer: Timer, k: int = 3, *, budget: float = BUDGET) -> Slo
 
 
 class SlowSteps:
-    """Traces slow steps until :meth:`close`. Made by :func:`trace_slow_steps`.
+    """Traces slow steps until :meth:`close`. Made by :func:`trace_slow_steps`, whose arguments it has.
 
-    Args:
-        timer: As there; it may get its run later.
-        k: As there.
-        budget: As there.
-        batch_ns: The length of the step that has just ended; by the timer's BATCH if None.
+    The timer may get its run later. ``batch_ns`` gives the length of the step that has just ended; the timer's BATCH
+    does if it is None.
     """
 
     def __init__(self, timer: Timer, k: int, budget: float = BUDGET, batch_ns: Callable[[], int] | None = None) -> None:

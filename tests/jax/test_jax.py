@@ -90,7 +90,7 @@ def test_a_donated_output_costs_its_time_only():
 
 def test_watch_keeps_one_small_array():
     """Of a whole result the loss is kept, not the parameters."""
-    from deep500_timing_jax._clock import smallest_of
+    from deep500_timing_jax._timer import smallest_of
 
     loss = jnp.zeros(())
     assert loss is smallest_of(({"w": jnp.ones((9, 9))}, loss, 3))

@@ -9,20 +9,20 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-import torch
 import torch.distributed as dist
 
 from deep500_timing.adapters import Launch, discover_launch
 from deep500_timing_deepspeed.comm._logger import comms_logger, log_summary_as
 from deep500_timing_deepspeed.comm._operations import configure
 from deep500_timing_deepspeed.wallclock import SynchronizedWallClockTimer
+from deep500_timing_torch._clock import accelerator
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import timedelta
 
-_logger = logging.getLogger("deep500_timing_deepspeed.comm")
 _COMM = "deep500_timing_deepspeed.comm"
+_logger = logging.getLogger(_COMM)
 NCCL_BACKEND, GLOO_BACKEND, MPI_BACKEND = "nccl", "gloo", "mpi"
 CCL_BACKEND, HCCL_BACKEND, SCCL_BACKEND = "ccl", "hccl", "sccl"
 TORCH_DISTRIBUTED_DEFAULT_PORT = 29500
@@ -43,11 +43,8 @@ def _master_by_mpi() -> str | None:
 
 def default_backend() -> str:
     """The backend for the accelerator that is there, gloo without one."""
-    if torch.accelerator.is_available():
-        found = torch.accelerator.current_accelerator()
-        if found is not None:
-            return str(dist.get_default_backend_for_device(found.type))
-    return "gloo"
+    kind = accelerator()
+    return "gloo" if kind is None else str(dist.get_default_backend_for_device(kind))
 
 
 def init_distributed(
@@ -188,7 +185,6 @@ class ReduceOp(metaclass=_LikeTorchs):
     UNUSED = "UNUSED"
 
     def __new__(cls, *args: Any) -> Any:
-        """As PyTorch's."""
         return dist.ReduceOp(*args)
 
 
@@ -205,7 +201,6 @@ class Backend:
         return bool(dist.is_initialized())
 
     def __getattr__(self, name: str) -> Any:
-        """Every operation of :mod:`deep500_timing_deepspeed.comm`."""
         return getattr(sys.modules[_COMM], name)
 
 

@@ -277,15 +277,8 @@ class PipelineEngine(TimedPipeline):
         if data_iter is not None:
             self.set_dataiterator(data_iter)
         self.module.train()
-        recorder = self.recorder
-        recorder.begin()
-        try:
-            with self.timer.region(TimeType.BATCH, gpu=recorder.gpu):
-                loss = self._train()
-        except BaseException:
-            recorder.drop()
-            raise
-        recorder.commit()
+        with self.recorder.batch(), self.timer.region(TimeType.BATCH, gpu=self.recorder.gpu):
+            loss = self._train()
         self.global_steps += 1
         self.global_samples += self.train_batch_size()
         self._samples.append(self.train_batch_size())

@@ -86,16 +86,11 @@ class DeepSpeedPipelineTimer(AttachedPipeline):
 
         def train_batch(*args: Any, **kwargs: Any) -> Any:
             self._counts = {}
-            recorder.begin()
-            try:
+            with recorder.batch():
                 with self.timer.region(TimeType.BATCH, gpu=recorder.gpu):
                     result = original(*args, **kwargs)
-            except BaseException:
-                recorder.drop()
-                raise
-            if recorder.begun == 0:
-                recorder.mark_warm_up()  # It tells the shapes of its messages with the first of them.
-            recorder.commit()
+                if recorder.begun == 0:
+                    recorder.mark_warm_up()  # It tells the shapes of its messages with the first of them.
             return result
 
         return train_batch

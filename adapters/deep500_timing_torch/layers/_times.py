@@ -152,22 +152,19 @@ def describe(layers: Sequence[Layer], flops: Mapping[str, int] | None = None) ->
     positions = {name: position for position, layer in enumerate(layers) for name in layer.names}
     found: list[LayerTimes] = []
     for layer in layers:
-        parent = None if layer is layers[0] or len(layer.names) > 1 else _parent_of(layer.names[0], positions)
+        shared = len(layer.names) > 1
+        around = None if layer is layers[0] else _parent_of(layer.names[0], positions)
         found.append(
             LayerTimes(
                 layer.path,
                 layer.kind,
-                0 if parent is None else found[parent].depth + 1,
-                parent,
-                shared=len(layer.names) > 1,
+                0 if around is None else found[around].depth + 1,
+                None if shared else around,
+                shared=shared,
                 parameters=layer.parameters,
                 flops=None if flops is None else flops.get(layer.path, 0),
             )
         )
-    for position, layer in enumerate(layers):
-        if found[position].shared:
-            depth = 1 + found[_parent_of(layer.names[0], positions)].depth
-            found[position] = replace(found[position], depth=depth)
     return found
 
 

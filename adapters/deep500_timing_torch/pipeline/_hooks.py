@@ -7,6 +7,7 @@ message are replaced while any schedule is timed; they pass calls outside of a t
 from __future__ import annotations
 
 import functools
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -96,23 +97,17 @@ def time_schedule(schedule: Any, recorder: Recorder) -> Callable[[], None]:
 
 def _time_batch(function: Any, stages: list[Any], recorder: Recorder) -> Any:
     def step_microbatches(*args: Any, **kwargs: Any) -> Any:
-        # The engine opens a batch around more than the schedule, and closes it.
-        own = not recorder.is_open
-        if own:
-            recorder.begin()
-        recorder.active = True
-        try:
-            result = function(*args, **kwargs)
-        except BaseException:
-            recorder.settle()
-            if own:
-                recorder.drop()
-            raise
-        # A schedule calls the backward pass of its stages without training too, where it does nothing.
-        without = [stage.stage_index for stage in stages if not stage.has_backward]
-        recorder.settle({(kind, index) for index in without for kind in _BACKWARD})
-        if own:
-            recorder.commit()
+        # The engine opens a batch around more than the schedule.
+        with nullcontext() if recorder.is_open else recorder.batch():
+            recorder.active = True
+            try:
+                result = function(*args, **kwargs)
+            except BaseException:
+                recorder.settle()
+                raise
+            # A schedule calls the backward pass of its stages without training too, where it does nothing.
+            without = [stage.stage_index for stage in stages if not stage.has_backward]
+            recorder.settle({(kind, index) for index in without for kind in _BACKWARD})
         return result
 
     return step_microbatches

@@ -7,6 +7,7 @@ Regions and actions are made of the notes once for a batch.
 from __future__ import annotations
 
 from collections import deque
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,7 +18,7 @@ from deep500_timing.adapters import warn_once
 from deep500_timing_torch.pipeline._actions import Action, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 TABLE = "pipeline"
 """The table of a run that has a row for each action."""
@@ -208,10 +209,18 @@ class Recorder:
         """Shapes are exchanged in this batch."""
         self._warm_up = True
 
-    def drop(self) -> None:
-        """The batch has failed: nothing of it is kept but its regions."""
-        self._notes, self.is_open = [], False
-        self.begun += 1
+    @contextmanager
+    def batch(self) -> Iterator[None]:
+        """A batch, which is kept when it ends; of one that fails only the regions are."""
+        self.begin()
+        try:
+            yield
+        except BaseException:
+            self.settle()
+            self._notes, self.is_open = [], False
+            self.begun += 1
+            raise
+        self.commit()
 
     def commit(self) -> None:
         """The batch is over. A failure costs a warning."""
