@@ -9,7 +9,7 @@ import json
 import os
 import threading
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from deep500_timing._base.fork import after_fork
 from deep500_timing._base.settings import setting
@@ -227,7 +227,10 @@ class LiveReport:
             return
         if self._folder is not None:
             os.makedirs(self._folder, exist_ok=True)
-            line = json.dumps(plain_line(report), separators=(",", ":"))
+            plain = report.to_dict()
+            for region in plain["regions"]:
+                del region["distribution"]  # A line of a file has no histograms.
+            line = json.dumps(plain, separators=(",", ":"))
             path = os.path.join(self._folder, FILE.format(gatherer.root))
             with open(path, "a", encoding="utf-8") as file:
                 file.write(line + "\n")
@@ -243,14 +246,6 @@ class LiveReport:
         if transport is None:
             raise RuntimeError("nothing connects the ranks; pass transport=")
         return Gatherer(transport, "live", ranks=self._ranks)
-
-
-def plain_line(report: Gathered) -> dict[str, Any]:
-    """A report without histograms, for a line of a file."""
-    plain = report.to_dict()
-    for region in plain["regions"]:
-        del region["distribution"]
-    return plain
 
 
 def ranks_of_node() -> list[int]:

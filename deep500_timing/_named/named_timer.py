@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from deep500_timing._base.protocols import Clock, DeviceClock
-    from deep500_timing._recording.recorder import Region
     from deep500_timing.memory import MemoryReader
     from deep500_timing.timer import Timer
 
@@ -63,9 +62,13 @@ class NamedTimer:
         self._timer = timer = timer_for(timer, None, None)
         self._now = perf_counter_ns if timer._clock is None else timer.now_ns
         self._number = 0
-        while not _claim(self, timer._shared_region(name, self._number)):
+        region = timer._shared_region(name, 0)
+        # Two named timers of one name over one timer have a region each, so they may run at the same time. A new one
+        # reuses the region of a dropped one.
+        while _users.setdefault(id(region), self) is not self:
             self._number += 1
-        self._region = timer._shared_region(name, self._number)
+            region = timer._shared_region(name, self._number)
+        self._region = region
         # Depends on whether the timer below is enabled; updated when its generation changes.
         self._generation = timer._generation
         self._reentrant = reentrant
@@ -238,12 +241,6 @@ class NamedTimer:
 
 _users: WeakValueDictionary[int, NamedTimer] = WeakValueDictionary()
 """Which named timer uses a region, by its ``id``. The timer below keeps the region for good."""
-
-
-def _claim(user: NamedTimer, region: Region) -> bool:
-    # Two named timers of one name over one timer have a region each, so they may run at the same time. A new one reuses
-    # the region of a dropped one.
-    return _users.setdefault(id(region), user) is user
 
 
 class ElapsedTime:

@@ -22,9 +22,8 @@ if TYPE_CHECKING:
     from deep500_timing.exporters._csv import CsvExporter
     from deep500_timing.exporters._jsonl import JsonLinesExporter, read_json_lines
     from deep500_timing.exporters._mlflow import MlflowExporter
-    from deep500_timing.exporters._opentelemetry import OpenTelemetryExporter
+    from deep500_timing.exporters._opentelemetry import OpenTelemetryExporter, send_spans
     from deep500_timing.exporters._prometheus import PrometheusExporter, grafana_dashboard
-    from deep500_timing.exporters._spans import send_spans
     from deep500_timing.exporters._table import TerminalExporter, TextExporter
     from deep500_timing.exporters._tensorboard import TensorBoardExporter
     from deep500_timing.exporters._trackio import TrackioExporter
@@ -72,7 +71,7 @@ _LAZY = {
     "WandbExporter": "deep500_timing.exporters._wandb",
     "grafana_dashboard": "deep500_timing.exporters._prometheus",
     "read_json_lines": "deep500_timing.exporters._jsonl",
-    "send_spans": "deep500_timing.exporters._spans",
+    "send_spans": "deep500_timing.exporters._opentelemetry",
 }
 
 

@@ -19,8 +19,8 @@ from deep500_timing._base.lazy import lazy_names as _lazy_names
 if TYPE_CHECKING:
     from deep500_timing.runs._current import current, feeders, logs
     from deep500_timing.runs._log import RunLog, attach
-    from deep500_timing.runs._read import NewerSchemaError
     from deep500_timing.runs._run import Relation, Run
+    from deep500_timing.runs._tables import NewerSchemaError
     from deep500_timing.runs._why import Cause, Why
 
 __all__ = ["Cause", "NewerSchemaError", "Relation", "Run", "RunLog", "Why", "attach", "current", "feeders", "logs"]
@@ -31,7 +31,7 @@ __getattr__, __dir__ = _lazy_names(
     __all__,
     {
         "Cause": "deep500_timing.runs._why",
-        "NewerSchemaError": "deep500_timing.runs._read",
+        "NewerSchemaError": "deep500_timing.runs._tables",
         "Relation": "deep500_timing.runs._run",
         "Run": "deep500_timing.runs._run",
         "RunLog": "deep500_timing.runs._log",

@@ -18,8 +18,7 @@ from deep500_timing._base.files import lock, whole_file
 from deep500_timing._base.require import require
 from deep500_timing._base.warn import warn_once
 from deep500_timing.runs._format import NOT_READ, SUFFIX, TABLES, parse_name
-from deep500_timing.runs._read import CHUNK_ROWS, NewerSchemaError
-from deep500_timing.runs._tables import COLUMNS, LogTables, columns_of, peek, schema_of
+from deep500_timing.runs._tables import CHUNK_ROWS, COLUMNS, LogTables, NewerSchemaError, columns_of, peek, schema_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -178,9 +178,7 @@ def _job() -> dict[str, float | None]:
 def _devices() -> list[str]:
     # Only if the program uses CUDA already: the query would create a context on each device.
     torch = sys.modules.get("torch")
-    try:
+    with suppress(Exception):
         if torch is not None and torch.cuda.is_initialized():
             return [str(torch.cuda.get_device_name(index)) for index in range(torch.cuda.device_count())]
-    except Exception:
-        return []
     return []

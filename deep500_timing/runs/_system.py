@@ -6,6 +6,7 @@ import gc
 import os
 from _thread import get_ident
 from collections import deque
+from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -74,39 +75,29 @@ class ResidentMemory:
         self._last_ns: int | None = None
 
     def due(self, now_ns: int) -> Iterator[tuple[str, float]]:
-        """The metric and its value; nothing if the period has not passed."""
-        if self._last_ns is None or now_ns - self._last_ns >= self._period_ns:
+        """Metrics and values; nothing if the period has not passed."""
+        last_ns = self._last_ns
+        if last_ns is None or now_ns - last_ns >= self._period_ns:
             self._last_ns = now_ns
-            try:
-                with open("/proc/self/statm", "rb") as file:
-                    pages = int(file.read().split()[1])
-                yield "process.rss_bytes", float(pages * os.sysconf("SC_PAGE_SIZE"))
-            except (OSError, ValueError, IndexError, AttributeError):
-                return
+            yield from self._read(None if last_ns is None else (now_ns - last_ns) / 1e9)
+
+    def _read(self, passed_s: float | None) -> Iterator[tuple[str, float]]:
+        with suppress(OSError, ValueError, IndexError, AttributeError), open("/proc/self/statm", "rb") as file:
+            yield "process.rss_bytes", float(int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
 
 
-class SystemSampler:
-    """Reads the machine's state once in a period, on the calling thread."""
+class SystemSampler(ResidentMemory):
+    """Reads the machine's state once in a period, on the calling thread. A rate needs two samples."""
 
     def __init__(self, period_s: float) -> None:
+        super().__init__(period_s)
         self._psutil = require("psutil", extra="system", caller="RunLog(system_s=...)")
-        self._period_ns = round(period_s * 1e9)
-        self._last_ns: int | None = None
         self._process = self._psutil.Process(os.getpid())
         self._rates: dict[str, int] = {}
         self._gpus: list[Any] | None = None
         self._nvml: Any = None
 
-    def due(self, now_ns: int) -> Iterator[tuple[str, float]]:
-        """Metrics and values; nothing if the period has not passed.
-
-        A rate needs two samples, so the first has none.
-        """
-        if self._last_ns is not None and now_ns - self._last_ns < self._period_ns:
-            return
-        passed_s = None if self._last_ns is None else (now_ns - self._last_ns) / 1e9
-        first = self._last_ns is None
-        self._last_ns = now_ns
+    def _read(self, passed_s: float | None) -> Iterator[tuple[str, float]]:
         for read in (self._processor, self._memory, self._traffic, self._read_gpus):
             try:
                 for metric, value, is_rate in read():
@@ -115,7 +106,7 @@ class SystemSampler:
                         self._rates[metric] = int(value)
                         if before is not None and passed_s:
                             yield metric, (value - before) / passed_s
-                    elif not (first and is_rate == "since"):
+                    elif not (passed_s is None and is_rate == "since"):
                         yield metric, float(value)
             except Exception:
                 # A container may refuse one reading; the others continue.

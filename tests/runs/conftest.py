@@ -13,7 +13,7 @@ import pytest
 from deep500_timing import Timer
 from deep500_timing.runs import RunLog
 from deep500_timing.runs._format import Frame, read_frames
-from deep500_timing.runs._read import open_log, read_log
+from deep500_timing.runs._tables import open_log, read_log
 from deep500_timing.testing import ManualClock
 
 

@@ -13,7 +13,7 @@ import pytest
 from deep500_timing import Timer, TimeType
 from deep500_timing.runs import RunLog
 from deep500_timing.runs._format import encode
-from deep500_timing.runs._read import NewerSchemaError, open_log, read_log
+from deep500_timing.runs._tables import NewerSchemaError, open_log, read_log
 from deep500_timing.testing import ManualClock
 
 TRIES = 200
