@@ -10,7 +10,7 @@ Biometrika 61, 1974), times the autocorrelation time. How much ranks differ, rel
 
 The test is a likelihood ratio: how much better a delay of one rank, in one region or in none, explains the typical
 values than no delay does, averaged over delays and spreads (a Bayes factor; Kass and Raftery, JASA 90, 1995). A rank
-is named if that exceeds :data:`THRESHOLD`. Ranks are removed one by one, latest first, so that two late ranks do not
+is named if that exceeds a threshold. Ranks are removed one by one, latest first, so that two late ranks do not
 hide each other. Hosts are compared before ranks, and ranks with the others of their host. A named rank must also be
 late by :data:`LEAST_SHARE` of a step, come last no less often than chance, and be late in most parts of the run.
 
@@ -46,6 +46,9 @@ SPREADS, SPREAD_WEIGHTS = (0.005, 0.01, 0.02, 0.03, 0.05), (0.15, 0.45, 0.15, 0.
 """Lasting differences between ranks, as shares of a region's time, and how likely they are."""
 DELAYS = (0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.4, 1.0)
 """Delays of a late rank, as shares of a step."""
+DELAYS_OF_FEW, THRESHOLD_OF_FEW = (0.045, 0.07, 0.1, 0.2, 0.4, 1.0), 3.9
+"""The same below :data:`FEW_RANKS` ranks. They show little of how much ranks differ, and a small delay looks the same.
+A test that considers one as well finds fewer of the ranks that are late by 5 %."""
 OPERATION_SPREADS, OPERATION_WEIGHTS = (0.1, 0.2, 0.4, 0.8, 1.6), (0.2, 0.2, 0.25, 0.25, 0.1)
 """Lasting differences in operations alone, in units of the jitter from operation to operation."""
 OPERATION_DELAYS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 64.0)
@@ -362,14 +365,16 @@ def _late_ranks(steps: Steps, first: int, margin: float, series: Floats) -> _Fou
     typical, noise = _typical(series)
     found = _Found([], first=first, independent=len(series) / correlated_steps(series[:, :, 0]))
     found.bound = least = _least(steps, first)
+    few = ranks < FEW_RANKS and bool(steps.regions)
     if steps.regions:
         fields, base = slice(1, None), _base(steps, steps.own[first:])
-        delays, spreads, known = steps.step_s * np.array(DELAYS), SPREADS, np.log(SPREAD_WEIGHTS)
+        delays = steps.step_s * np.array(DELAYS_OF_FEW if few else DELAYS)
+        spreads, known = SPREADS, np.log(SPREAD_WEIGHTS)
     else:
         jitter = max(_jitter(series[:, :, 0]), 1e-12)
         fields, base = slice(0, 1), np.array([jitter])
         delays, spreads, known = jitter * np.array(OPERATION_DELAYS), OPERATION_SPREADS, np.log(OPERATION_WEIGHTS)
-    margin += _size_margin(ranks)
+    margin += THRESHOLD_OF_FEW - THRESHOLD if few else _size_margin(ranks)
     remaining = list(range(ranks))
     removed: list[int] = []
     cells: list[Floats] = []
