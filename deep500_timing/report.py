@@ -14,9 +14,8 @@ The commands ``deep500-timing report``, ``timeline`` and ``plot`` do the same. `
 
 from __future__ import annotations
 
-from deep500_timing._views.page._page import write_report
+from deep500_timing._views.page._page import write_plots, write_report
 from deep500_timing._views.page._section import Content, Context, Figure, Panel, Section
-from deep500_timing._views.page.plots import write_plots
 from deep500_timing._views.timeline.write import write_timeline
 
 __all__ = ["Content", "Context", "Figure", "Panel", "Section", "write_plots", "write_report", "write_timeline"]

@@ -7,7 +7,7 @@ from made_runs import made_rank
 
 from deep500_timing import Timer
 from deep500_timing._views import columns
-from deep500_timing._views.tree_of_run import tree_of_run
+from deep500_timing._views.about import tree_of_run
 from deep500_timing.runs import Run, RunLog
 from deep500_timing.testing import ManualClock
 

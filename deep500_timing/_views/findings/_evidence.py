@@ -14,9 +14,8 @@ from deep500_timing._distributed.stragglers import NoStepsError, find_stragglers
 from deep500_timing._summary.nesting import path_text, split_path
 from deep500_timing._summary.text import safe_name
 from deep500_timing._summary.tree import Tree
-from deep500_timing._views.about import About, about_run
+from deep500_timing._views.about import About, about_run, tree_of_run
 from deep500_timing._views.columns import busy_in
-from deep500_timing._views.tree_of_run import tree_of_run
 from deep500_timing.runs._places import samples_between, samples_in, text_of
 
 if TYPE_CHECKING:
