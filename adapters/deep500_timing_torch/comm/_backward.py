@@ -1,6 +1,6 @@
 """The wait at the end of a backward pass, which DDP does from C++, and what of each operation the computing hid.
 
-Each ``op`` is a ``PendingOp``, whose module imports this one.
+Each ``op`` is a ``PendingOp`` of the module ``_operation``, which imports this one.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ def _waited(ops: list[Any], start_ns: int, overlap: DeviceOverlap | None) -> Non
                 continue
             # They are waited for in this order: an operation that ends during an earlier wait exposes nothing.
             exposed_ns = max(op.done_ns - reached_ns, 0)
-            op.exposed_at_end(reached_ns, reached_ns + exposed_ns)
+            op.waits_left = 0
+            op.exposed(reached_ns, reached_ns + exposed_ns)
             reached_ns += exposed_ns
     except Exception as error:
         fault("the wait at the end of a backward pass", error)
@@ -93,12 +94,7 @@ class DeviceOverlap:
     """
 
     def __init__(self, ops: Sequence[tuple[Any, Stretch | None]], start_ns: int) -> None:
-        """The computing is over, and the stream is about to wait.
-
-        Args:
-            ops: Each, and the device's time since its issue; None if its own duration will not be known.
-            start_ns: The time on the host's clock.
-        """
+        """The computing is over, at this time on the host's clock; each operation comes as from :data:`_passes`."""
         self._records: list[Record] = [op.record for op, _ in ops]
         self._start_ns = start_ns
         self._ahead_ns: dict[int, int | None] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ class TimedWork(dist.Work):
     __slots__ = ("_op", "_work")
     _work: dist.Work
     _op: Any
-    """The ``PendingOp``, whose module imports this one; None after the first wait."""
+    """The ``PendingOp`` of the module ``_operation``, which imports this one; None after the first wait."""
 
     def wait(self, *args: Any, **kwargs: Any) -> Any:
         """Wait as the original does; how long that takes is the operation's exposed time."""
@@ -37,12 +38,10 @@ def timed_work(work: dist.Work, op: Any) -> TimedWork:
 
 
 def _delegate(name: str) -> Any:
+    @functools.wraps(getattr(dist.Work, name))
     def method(self: TimedWork, *args: Any, **kwargs: Any) -> Any:
         return getattr(self._work, name)(*args, **kwargs)
 
-    method.__name__ = name
-    method.__qualname__ = f"TimedWork.{name}"
-    method.__doc__ = f"``{name}`` of the original."
     return method
 
 

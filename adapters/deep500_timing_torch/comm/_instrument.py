@@ -61,7 +61,7 @@ def instrument(*, kernel: bool | None = None) -> Instrument:
         Several may be in force; the last one to be undone takes everything out.
 
     Raises:
-        RuntimeError: ``kernel=True``, and it cannot be had, or the patched functions are in force already.
+        RuntimeError: ``kernel=True``, and there is none, or the patched functions are in force already.
     """
     return Instrument(kernel)
 
@@ -171,7 +171,7 @@ def _load_kernel(kernel: bool | None) -> ModuleType | None:
     if kernel is False:
         SETTINGS.why_no_kernel = "instrument(kernel=False) was asked for"
         return None
-    # Whatever fails, the program goes on with the patched functions.
+    # After a failure the program goes on with the patched functions.
     try:
         try:
             return _build.load()

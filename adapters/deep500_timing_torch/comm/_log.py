@@ -1,4 +1,4 @@
-"""What is kept of operations: the times of each by message size and group, and the queue in front of them.
+"""The times of operations by message size and group, and the queue in front of them.
 
 A finished operation costs the thread that finishes it one append to a queue: the training thread, autograd's, or the
 backend's own, which runs the callbacks of asynchronous operations. Whichever thread gets the lock without waiting
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 BATCH = 32
 """Messages that wait at most. More of them would leave the processor's caches before they are read."""
 CALLBACK_S = 0.5
-"""Seconds that a reader who waits gives the callbacks of finished operations, which run on the backend's thread."""
+"""Seconds that ``summary(wait=True)`` gives the callbacks of finished operations, which run on the backend's thread."""
 KEEP_LAST = 256
 """Intervals kept one by one for each record. Aggregates and a histogram of the rest stay exact."""
 MAX_SIZES = 256
@@ -81,10 +81,10 @@ class Record:
         self.counts = [0] * _KINDS
         """Messages by kind."""
         self.sums_ns = [0] * _KINDS
-        """The times of the messages by kind, for ``PAIR`` those that no caller waited for."""
+        """The times of the messages by kind; of ``PAIR``, the part that no caller waited for."""
         self.paired_ns = 0
         self.given_up = 0
-        """Operations that failed or have no time, of those whose call was counted."""
+        """Operations with an ``ISSUE`` that failed or have no time."""
 
     @property
     def message_bytes(self) -> float | None:

@@ -18,7 +18,7 @@ cdef class PendingOp:
     cdef readonly Record record
     cdef readonly object start_ns, done_ns, pool, sequence
     cdef readonly bint captured, asynchronous, recorded
-    cdef readonly int waits_left
+    cdef public int waits_left
     cdef object _before, _exposed_ns, _halves, _here, _stretch, _tell_duration
     cdef bint _blocking, _started
     cdef int _exposures_left

@@ -316,7 +316,7 @@ class PendingOp:
         return result
 
     def exposed(self, start_ns: int, end_ns: int | None) -> None:
-        """Count a wait for it, of which the end is None if it is unknown."""
+        """Count a wait for it, by a caller or at the end of a backward pass; its end is None if it is unknown."""
         if end_ns is None:
             LOG.put(self.record, UNTIMED, 0, 0)
             return
@@ -331,12 +331,6 @@ class PendingOp:
                 self.record.upper_bound = True
             self.done(self.start_ns, end_ns)
         self._second()
-
-    def exposed_at_end(self, start_ns: int, end_ns: int) -> None:
-        """Count the wait for it at the end of a backward pass, which no handle shows."""
-        self.waits_left = 0
-        self._exposures_left = 1
-        self.exposed(start_ns, end_ns)
 
     def _second(self) -> None:
         # Counts the pair when both its time and its exposed time are known.

@@ -90,7 +90,7 @@ def compare(
 ) -> Comparison:
     """Compare the operations of several ranks, each with the same one elsewhere.
 
-    ``synchronizing`` are the names of those that no rank leaves before every rank has come; None if all are such.
+    No rank leaves an operation named in ``synchronizing`` before every rank has come; None stands for all operations.
     """
     result = Comparison()
     gathered: dict[tuple[str, str, int], list[dict[int, int]]] = {}

@@ -108,10 +108,8 @@ class CommSummary:
 
     def find(self, op: str, message_bytes: float | None = None) -> OpTimes | None:
         """The times of an operation, at the message size if one is given; the first if there are several."""
-        for times in self.ops:
-            if times.op == op and (message_bytes is None or times.message_bytes == message_bytes):
-                return times
-        return None
+        found = (times for times in self.ops if times.op == op and message_bytes in (None, times.message_bytes))
+        return next(found, None)
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "late_rank": self.late_rank}

@@ -138,20 +138,13 @@ def measure_as(operation: Callable[..., Any], options: CallOptions, args: Any, k
 
 # PyTorch 2.13 renamed all_gather_into_tensor and reduce_scatter_tensor to *_single; older ones have the old names
 # only, and newer ones may drop them. Both are here in either case.
-_gather_single: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_scatter_single: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-
-_RENAMED: dict[str, Any] = {
-    "all_gather_single": _gather_single,
-    "all_gather_into_tensor": _gather_single,
-    "reduce_scatter_single": _scatter_single,
-    "reduce_scatter_tensor": _scatter_single,
-}
+_RENAMED = {"all_gather_single": "all_gather_into_tensor", "reduce_scatter_single": "reduce_scatter_tensor"}
+_RENAMED |= {old: new for new, old in _RENAMED.items()}
 
 OPERATIONS: dict[str, Any] = {
     name: timed_operation(name, function)
     for name in OPS
-    if (function := getattr(dist, name, None) or _RENAMED.get(name)) is not None
+    if (function := getattr(dist, name, None) or getattr(dist, _RENAMED.get(name, name), None)) is not None
 }
 """Every timed operation that this PyTorch has, by name."""
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import importlib.machinery
 import importlib.util
 import os
 import shutil
@@ -35,7 +34,7 @@ SWITCH = "DEEP500_TIMING_COMM_KERNEL"
 CACHE = "DEEP500_TIMING_CACHE"
 """Environment variable: the folder of the library; the user's cache folder if unset."""
 BUILD_LIMIT_S = 300.0
-_FLAGS = ("-O2",)
+_FLAG = "-O2"
 _DIGEST = "digest.txt"
 _REBUILD = "delete its folder, then `python -m deep500_timing_torch.comm build`"
 _loaded: dict[Path, ModuleType] = {}
@@ -59,7 +58,7 @@ def library_path() -> Path:
     import torch
 
     suffix = sysconfig.get_config_var("EXT_SUFFIX") or ".so"
-    parts = (torch.__version__, str(torch.version.git_version), suffix, " ".join(_FLAGS), SOURCE.read_text())
+    parts = (torch.__version__, str(torch.version.git_version), suffix, _FLAG, SOURCE.read_text())
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
     return _cache_root() / "comm-kernel" / f"torch-{torch.__version__}-{digest}" / f"{NAME}{suffix}"
 
@@ -117,12 +116,12 @@ def _check(library: Path) -> None:
 def _import(library: Path) -> ModuleType:
     import torch.distributed  # noqa: F401 (brings the libraries that the kernel is linked with)
 
-    loader = importlib.machinery.ExtensionFileLoader(NAME, str(library))
-    spec = importlib.util.spec_from_file_location(NAME, library, loader=loader)
+    spec = importlib.util.spec_from_file_location(NAME, library)
     assert spec is not None
+    assert spec.loader is not None
     try:
         module = importlib.util.module_from_spec(spec)
-        loader.exec_module(module)
+        spec.loader.exec_module(module)
     except ImportError as error:
         raise KernelUnavailableError(f"{library} cannot be loaded: {error}; {_REBUILD}") from error
     return module
@@ -220,7 +219,7 @@ def _compile(folder: Path) -> None:
     scratch = tempfile.mkdtemp(prefix="tmp", dir=folder)
     try:
         module: Any = cpp_extension.load(
-            NAME, [str(SOURCE)], extra_cflags=list(_FLAGS), build_directory=scratch, with_cuda=False
+            NAME, [str(SOURCE)], extra_cflags=[_FLAG], build_directory=scratch, with_cuda=False
         )
         content = Path(str(module.__file__)).read_bytes()
         _put(Path(scratch, "digest"), library.with_name(_DIGEST), _digest_of(content).encode(), 0o600)
