@@ -1,15 +1,15 @@
-"""What the trainers' callbacks cost, beside SimpleProfiler and TraceML: ``python -m benchmarks.bench_trainers``.
+"""What trainers' callbacks add to a step, beside SimpleProfiler and TraceML: ``python -m benchmarks.bench_trainers``.
 
-Fits of one model with steps of about 10 ms, in turns, in one process. Of each the steady steps count: the time from the
-end of a step to the end of the next, in the median. A ratio is to the plain fit of the same round. TraceML cannot be
-undone and needs an aggregator, so each of its rounds is a process that fits plain and then with its callback.
+One training, whose epochs are blocks of steps: a contender is switched on at the end of an epoch, and off at the end of
+the next. A sample is the median step of its block less that of the plain blocks before and after it, in CPU time of the
+thread that trains, so that other programs and slow changes of the machine's speed fall out. "Nothing" is switched on
+too, and shows what is left. TraceML cannot be switched off and needs an aggregator: it has a process, and comes last.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import logging
 import os
 import socket
@@ -18,34 +18,93 @@ import subprocess
 import sys
 import tempfile
 import warnings
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from time import perf_counter
+from time import thread_time_ns
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-WIDTH, ROWS, STEPS, SETTLE = 1024, 64, 60, 10
+from benchmarks._summary import Interval
+
+ROWS, STEPS, SETTLE, NOTHING, TRACEML = 64, 30, 5, "nothing", "TraceML"
+Switch = Callable[[], Any]
+"""Switches a contender on, and returns what switches it off."""
 
 
-def network() -> nn.Module:
-    """Steps of it take about 10 ms on one core."""
-    torch.manual_seed(0)
-    layers = (nn.Linear(64, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 4))
+class Blocks:
+    """Switches contenders between epochs, and clocks the steps."""
+
+    def __init__(self, rounds: int, *, stays_on: bool = False) -> None:
+        self.rounds = rounds
+        self.stays_on = stays_on
+        self.contenders: dict[str, Switch] = {NOTHING: lambda: bool}
+        self.medians: list[float] = []
+        self._ends: list[int] = []
+        self._off: Callable[[], object] = bool
+
+    @property
+    def epochs(self) -> int:
+        """The number of blocks."""
+        return 2 * self.rounds * len(self.contenders) + 1
+
+    def end_step(self) -> None:
+        """A step ends now."""
+        self._ends.append(thread_time_ns())
+
+    def end_block(self) -> None:
+        """An epoch ends: switch."""
+        steps = [later - sooner for sooner, later in zip(self._ends[SETTLE:], self._ends[SETTLE + 1 :], strict=False)]
+        self.medians.append(statistics.median(steps) / 1e3)
+        self._ends = []
+        self._off()
+        self._off, number = bool, len(self.medians)
+        if self.stays_on:
+            if number == self.epochs // 2:
+                self.contenders[TRACEML]()
+        elif number % 2:
+            self._off = list(self.contenders.values())[number // 2 % len(self.contenders)]()
+
+    def print_added(self, framework: str) -> None:
+        """Print a line for each contender."""
+        samples: dict[str, list[float]] = {name: [] for name in self.contenders}
+        for number in range(1, len(self.medians) - 1, 2):
+            before, with_it, after = self.medians[number - 1 : number + 2]
+            samples[list(samples)[number // 2 % len(samples)]].append(with_it - (before + after) / 2)
+        plain = statistics.median(self.medians[::2])
+        if self.stays_on:
+            half = self.epochs // 2
+            plain = statistics.median(self.medians[:half])
+            samples = {TRACEML: [one - plain for one in self.medians[half + 1 :]]}
+        for name, found in samples.items():
+            added = Interval.of(found)
+            print(
+                f"{framework}, {name}: {added.median:+.0f} µs a step of {plain / 1e3:.2f} ms "
+                f"({added.low:+.0f} to {added.high:+.0f} with 95 %; {added.median / plain:+.2%}), {added.rounds} blocks"
+            )
+
+
+def network(width: int) -> nn.Module:
+    """Steps of 1024 take about 10 ms on one core."""
+    layers = (nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 4))
     return nn.Sequential(*layers)
 
 
-def fit_lightning(*, callbacks: list[Any], profiler: Any = None) -> float:
-    """The median step of a fit of Lightning, in seconds."""
+def fit_lightning(blocks: Blocks, width: int) -> None:
+    """Train with Lightning."""
     from lightning.pytorch import Callback, LightningModule, Trainer
     from lightning.pytorch.plugins.environments import LightningEnvironment
+    from lightning.pytorch.profilers import SimpleProfiler
+
+    from deep500_timing_torch.trainers.lightning import TimerCallback, TimerProfiler
 
     class Module(LightningModule):
         def __init__(self) -> None:
             super().__init__()
-            self.net = network()
+            self.net = network(width)
 
         def training_step(self, batch: Any, index: int) -> torch.Tensor:
             return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
@@ -53,61 +112,109 @@ def fit_lightning(*, callbacks: list[Any], profiler: Any = None) -> float:
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.SGD(self.parameters(), 0.01)
 
-    ends: list[float] = []
-
     class Clock(Callback):
         def on_train_batch_end(self, *_: Any, **__: Any) -> None:
-            ends.append(perf_counter())
+            blocks.end_step()
 
+        def on_train_epoch_end(self, *_: Any, **__: Any) -> None:
+            blocks.end_block()
+
+    module = Module()
+
+    def callback() -> Callable[[], object]:
+        ours = TimerCallback()
+        trainer.callbacks.append(ours)
+        ours.on_fit_start(trainer, module)
+
+        def off() -> None:
+            ours.on_fit_end(trainer, module)
+            trainer.callbacks.remove(ours)
+
+        return off
+
+    def profiler(make: Callable[[], Any]) -> Callable[[], object]:
+        before, trainer.profiler = trainer.profiler, make()
+        return lambda: setattr(trainer, "profiler", before)
+
+    def timer_profiler() -> Callable[[], object]:
+        both = callback(), profiler(TimerProfiler)
+        return lambda: [off() for off in both]
+
+    if blocks.stays_on:
+        blocks.contenders = {TRACEML: lambda: trainer.callbacks.append(_traceml("lightning", "TraceMLCallback"))}
+    else:
+        blocks.contenders |= {"TimerCallback": callback, "TimerProfiler": timer_profiler}
+        blocks.contenders |= {"SimpleProfiler": lambda: profiler(SimpleProfiler)}
     data = TensorDataset(torch.randn(ROWS * STEPS, 64), torch.randint(4, (ROWS * STEPS,)))
-    settings: dict[str, Any] = {"max_epochs": 1, "accelerator": "cpu", "devices": 1, "logger": False}
-    settings |= {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(
-            callbacks=[*callbacks, Clock()], profiler=profiler, plugins=LightningEnvironment(),
-            default_root_dir=folder, **settings,
+            max_epochs=blocks.epochs, accelerator="cpu", devices=1, logger=False, enable_progress_bar=False,
+            enable_model_summary=False, enable_checkpointing=False, callbacks=[Clock()],
+            plugins=LightningEnvironment(), default_root_dir=folder,
         )  # fmt: skip
-        trainer.fit(Module(), DataLoader(data, ROWS))
-    return _median_step(ends)
+        trainer.fit(module, DataLoader(data, ROWS))
 
 
-def fit_transformers(*, callbacks: list[Any]) -> float:
-    """The median step of a training of transformers, in seconds."""
+def fit_transformers(blocks: Blocks, width: int) -> None:
+    """Train with transformers."""
     from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+
+    from deep500_timing_torch.trainers.huggingface import TimerCallback
 
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.net = network()
+            self.net = network(width)
 
         def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
             return {"loss": nn.functional.cross_entropy(self.net(x), labels)}
 
-    ends: list[float] = []
-
     class Clock(TrainerCallback):  # type: ignore[misc, unused-ignore]
         def on_step_end(self, *_: Any, **__: Any) -> None:
-            ends.append(perf_counter())
+            blocks.end_step()
 
+        def on_epoch_end(self, *given: Any, **_: Any) -> None:
+            nonlocal hook
+            hook = given
+            blocks.end_block()
+
+    hook: tuple[Any, ...] = ()
+
+    def callback() -> Callable[[], object]:
+        ours = TimerCallback()
+        trainer.add_callback(ours)
+        ours.on_train_begin(*hook)
+
+        def off() -> None:
+            ours.on_train_end(*hook)
+            trainer.remove_callback(ours)
+
+        return off
+
+    if blocks.stays_on:
+        blocks.contenders = {TRACEML: lambda: trainer.add_callback(_traceml("huggingface", "TraceMLTrainerCallback"))}
+    else:
+        blocks.contenders |= {"TimerCallback": callback}
     data: Any = [{"x": torch.randn(64), "labels": n % 4} for n in range(ROWS * STEPS)]
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
-            folder, num_train_epochs=1, per_device_train_batch_size=ROWS, use_cpu=True, report_to=[],
+            folder, num_train_epochs=blocks.epochs, per_device_train_batch_size=ROWS, use_cpu=True, report_to=[],
             save_strategy="no", logging_strategy="no", disable_tqdm=True, remove_unused_columns=False,
         )  # fmt: skip
-        trainer = Trainer(Model(), arguments, train_dataset=data, callbacks=[*callbacks, Clock()])
+        trainer = Trainer(Model(), arguments, train_dataset=data, callbacks=[Clock()])
         trainer.remove_callback(PrinterCallback)
         trainer.train()
-    return _median_step(ends)
 
 
-def _median_step(ends: list[float]) -> float:
-    steps = [later - sooner for sooner, later in zip(ends[SETTLE:], ends[SETTLE + 1 :], strict=False)]
-    return statistics.median(steps)
+def _traceml(module: str, name: str) -> Any:
+    traceml = import_module(f"traceml_ai.integrations.{module}")
+    if traceml.init().disabled:
+        raise SystemExit("TraceML found no aggregator.")
+    return getattr(traceml, name)()
 
 
-def beside_traceml(framework: str) -> list[float]:
-    """The median step of a plain fit and of one with TraceML's callback, in a process with an aggregator."""
+def beside_traceml(framework: str, *arguments: str) -> None:
+    """Measure TraceML's callback, in a process with an aggregator."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -117,72 +224,35 @@ def beside_traceml(framework: str) -> list[float]:
         command = [sys.executable, "-c", serve, "serve", "--logs-dir", folder, "--aggregator-port", port]
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, **quiet) as aggregator:
             try:
-                done = subprocess.run(
-                    [sys.executable, "-m", "benchmarks.bench_trainers", "--beside-traceml", framework],
+                subprocess.run(
+                    [sys.executable, "-m", "benchmarks.bench_trainers", *arguments, "--beside-traceml", framework],
                     env={**os.environ, "TRACEML_AGGREGATOR_PORT": port, "TRACEML_LOGS_DIR": folder},
-                    stdout=subprocess.PIPE, text=True, check=True, timeout=300, **quiet,
+                    check=True, timeout=600, **quiet,
                 )  # fmt: skip
             finally:
                 aggregator.kill()
-    found: list[float] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
-def _plain_and_traceml(framework: str) -> list[float]:
-    fit, module, callback = {
-        "Lightning": (fit_lightning, "lightning", "TraceMLCallback"),
-        "transformers": (fit_transformers, "huggingface", "TraceMLTrainerCallback"),
-    }[framework]
-    fit(callbacks=[])
-    plain = fit(callbacks=[])
-    traceml = import_module(f"traceml_ai.integrations.{module}")
-    if traceml.init().disabled:
-        raise SystemExit("TraceML found no aggregator.")
-    return [plain, fit(callbacks=[getattr(traceml, callback)()])]
 
 
 def main() -> None:
-    """Run the rounds and print a line for each contender."""
+    """Train and print a line for each contender."""
+    fits = {"Lightning": fit_lightning, "transformers": fit_transformers}
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=20, help="blocks of each contender")
+    parser.add_argument("--width", type=int, default=1024, help="of the network: 1024 takes some 10 ms a step")
+    parser.add_argument("--only", choices=fits, action="append")
     parser.add_argument("--beside-traceml", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
-    if arguments.beside_traceml:
-        print(json.dumps(_plain_and_traceml(arguments.beside_traceml)))
-        return
-    from lightning.pytorch.profilers import SimpleProfiler
-
-    from deep500_timing_torch.trainers import huggingface, lightning
-
-    contenders = {
-        "Lightning, plain": lambda: fit_lightning(callbacks=[]),
-        "Lightning, TimerCallback": lambda: fit_lightning(callbacks=[lightning.TimerCallback()]),
-        "Lightning, TimerProfiler": lambda: fit_lightning(callbacks=[], profiler=lightning.TimerProfiler()),
-        "Lightning, SimpleProfiler": lambda: fit_lightning(callbacks=[], profiler=SimpleProfiler()),
-        "transformers, plain": lambda: fit_transformers(callbacks=[]),
-        "transformers, TimerCallback": lambda: fit_transformers(callbacks=[huggingface.TimerCallback()]),
-    }
-    names = list(contenders)
-    found: dict[str, list[tuple[float, float]]] = {}
-    for number in range(arguments.rounds):
-        steps = {name: contenders[name]() for name in (names if number % 2 else names[::-1])}
-        for name in names:
-            found.setdefault(name, []).append((steps[f"{name.partition(',')[0]}, plain"], steps[name]))
-        if importlib.util.find_spec("traceml_ai") is not None:
-            for framework in ("Lightning", "transformers"):
-                plain, timed = beside_traceml(framework)
-                found.setdefault(f"{framework}, TraceML", []).append((plain, timed))
-    for name, pairs in sorted(found.items()):
-        ratios = sorted(timed / plain for plain, timed in pairs)
-        print(
-            f"{name:28} {statistics.median(timed for _, timed in pairs) * 1e3:7.3f} ms a step, "
-            f"{statistics.median(ratios):.3f} × plain ({ratios[0]:.3f} to {ratios[-1]:.3f} in {len(pairs)} rounds)"
-        )
-    if "Lightning, TraceML" not in found:
-        print("TraceML was not measured: `traceml-ai` is not installed.")
+    for framework in [arguments.beside_traceml] if arguments.beside_traceml else arguments.only or fits:
+        blocks = Blocks(arguments.rounds, stays_on=bool(arguments.beside_traceml))
+        fits[framework](blocks, arguments.width)
+        blocks.print_added(framework)
+        if importlib.util.find_spec("traceml_ai") is None:
+            print("TraceML was not measured: `traceml-ai` is not installed.")
+        elif not arguments.beside_traceml:
+            beside_traceml(framework, "--rounds", str(arguments.rounds), "--width", str(arguments.width))
 
 
 if __name__ == "__main__":

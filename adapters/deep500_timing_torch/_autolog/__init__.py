@@ -43,17 +43,21 @@ def install(log: Autolog) -> Callable[[], None]:
         What undoes it.
     """
     steps = Steps(log, log.timer(CPUGPUTimer), torch.is_grad_enabled)
-    feeders.append(steps.drain)
     roots = Roots(steps)
     parts: list[Any] = [roots]
-    if log.layers:
+    feeds = [steps.drain]
+    if log.layers:  # before `Patches`: it runs a backward pass
         from deep500_timing_torch._autolog._layers import Layers
 
         layers = Layers(steps)
         roots.when_found = layers.add
         parts.append(layers)
+        feeds.append(layers.feed)
     patches = Patches(steps)
-    parts += [Workers(steps, patches), patches, Compilations(steps), Syncs(steps)]
+    workers, compilations, syncs = Workers(steps, patches), Compilations(steps), Syncs(steps)
+    parts += [patches, compilations, syncs]
+    feeds += [workers.feed, compilations.feed, syncs.feed]
+    feeders.extend(feeds)
     if log.slow_steps:
         from deep500_timing_torch.slow_steps import SlowSteps
 
@@ -61,8 +65,10 @@ def install(log: Autolog) -> Callable[[], None]:
 
     def undo() -> None:
         steps.finish()
-        feeders.remove(steps.drain)
         for part in parts:
             part.undo()
+        for feed in feeds:
+            feed()
+            feeders.remove(feed)
 
     return undo

@@ -6,12 +6,12 @@ Dynamo is imported, which is watched for.
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing.adapters import after_import, warn_once
-from deep500_timing.runs import feeders
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,21 +26,17 @@ class Compilations:
 
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
-        self._undo: list[Callable[[], object]] = []
         self._seen: list[Any] = []
         self._rows: list[tuple[Any, ...]] = []
         self._count = self._again = 0
         self._took_s = 0.0
         self._last = ("", "")
+        self._undo: list[Callable[[], object]] = []
         self._undo.append(after_import("torch._dynamo", self._begin))
-        feeders.append(self._feed)
         steps.log.before_report(self._note)
 
     def undo(self) -> None:
         """Record no more."""
-        self._feed()
-        if self._feed in feeders:
-            feeders.remove(self._feed)
         while self._undo:
             self._undo.pop()()
 
@@ -57,18 +53,16 @@ class Compilations:
 
     def _start(self, _about: Any) -> None:
         region = self._steps.regions["compile"]
-        if not getattr(region, "is_open", False):
+        if not region.is_open:
             region.start()
 
     def _end(self, _about: Any) -> None:
         region = self._steps.regions["compile"]
-        if getattr(region, "is_open", True):
+        if region.is_open:
             region.end()
 
-    def _feed(self) -> None:
-        # On the log's thread. Dynamo keeps the newest 64 metrics.
-        import sys
-
+    def feed(self) -> None:
+        """Read the newest metrics, of which Dynamo keeps 64, on the log's thread."""
         utils = sys.modules.get("torch._dynamo.utils")
         if utils is None or not hasattr(utils, "get_compilation_metrics"):
             return
@@ -98,7 +92,7 @@ class Compilations:
             self._last = frame, " ".join(reason.split())[:200]
 
     def _note(self) -> None:
-        self._feed()
+        self.feed()
         if self._again:
             frame, reason = self._last
             self._steps.log.note(

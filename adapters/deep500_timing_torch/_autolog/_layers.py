@@ -7,7 +7,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing.adapters import warn_once
-from deep500_timing.runs import feeders
 from deep500_timing_torch.layers import LayerTimer
 from deep500_timing_torch.layers._private import check
 
@@ -22,7 +21,6 @@ class Layers:
         self._steps = steps
         self._timers: list[LayerTimer] = []
         steps.log.before_report(self._report)
-        feeders.append(self._write)
         with suppress(RuntimeError):  # which attaching raises too
             check()  # now: it runs a backward pass, which is timed later
 
@@ -40,11 +38,9 @@ class Layers:
         """Restore the models."""
         for timer in self._timers:
             timer.detach()
-        if self._write in feeders:
-            feeders.remove(self._write)
 
-    def _write(self) -> None:
-        # The log begins after the first call of a model.
+    def feed(self) -> None:
+        """Write the layers once there is a log, which begins after the first call of a model."""
         for layers in self._timers:
             if not layers._written:
                 layers._write()

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from deep500_timing.adapters import warn_once
-from deep500_timing.runs import feeders
 
 if TYPE_CHECKING:
     from types import CodeType
@@ -46,14 +45,11 @@ class Syncs:
         """The list that holds the filter while the mode is on."""
         self._hook, self._shown = self._show, warnings.showwarning
         steps.when_stepped = self._stepped
-        feeders.append(self._feed)
 
     def undo(self) -> None:
         """Count no more."""
         self._steps.when_stepped = None
         self._disarm()
-        self._feed()
-        feeders.remove(self._feed)
 
     def _stepped(self, step: int) -> None:
         # On the thread that trains, after the optimizer's step of that number.
@@ -105,8 +101,8 @@ class Syncs:
         if frame is not None:
             self._counts[frame.f_code, frame.f_lineno] += 1
 
-    def _feed(self) -> None:
-        # On the log's thread, which may read source files.
+    def feed(self) -> None:
+        """Write the counts, on the log's thread, which may read source files."""
         run = self._steps.log.run
         if run is None or not self._sampled:
             return

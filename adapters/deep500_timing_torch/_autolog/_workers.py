@@ -17,7 +17,6 @@ from torch.utils.data import dataloader
 from torch.utils.data._utils import worker as worker_module
 
 from deep500_timing.adapters import WORKER_PARTS, TimedLoop, WorkerTimes, warn_once
-from deep500_timing.runs import feeders
 from deep500_timing_torch._autolog._patches import hide
 
 if TYPE_CHECKING:
@@ -109,12 +108,6 @@ class Workers:
             patches.put(dataloader._SingleProcessDataLoaderIter, "__init__", self._init)
         except AttributeError as error:
             warn_once(f"This PyTorch has other data loading workers, so their times are not taken: {error}.")
-        feeders.append(self._feed)
-
-    def undo(self) -> None:
-        """Write the last times."""
-        self._feed()
-        feeders.remove(self._feed)
 
     def _timed_loop(self, original: Callable[..., Any]) -> Any:
         self._loop = _Loop(original)
@@ -123,7 +116,12 @@ class Workers:
     def _init(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def init(iterator: Any, loader: Any) -> None:
             workers = getattr(loader, "num_workers", 0)
-            times = self._prepared(workers)
+            times = None
+            if workers and not self._steps.log.closed:
+                try:
+                    times = WorkerTimes(workers)
+                except Exception as error:  # no shared memory
+                    warn_once(f"The times of data loading workers are not taken: {type(error).__name__}: {error}.")
             self._loop.making.times = times
             try:
                 original(iterator, loader)
@@ -136,15 +134,6 @@ class Workers:
 
         return init
 
-    def _prepared(self, workers: int) -> WorkerTimes | None:
-        if not workers or self._steps.log.closed:
-            return None
-        try:
-            return WorkerTimes(workers)
-        except Exception as error:  # no shared memory
-            warn_once(f"The times of data loading workers are not taken: {type(error).__name__}: {error}.")
-            return None
-
     def _add(self, iterator: Any, loader: Any, workers: int, times: WorkerTimes | None) -> None:
         if workers and times is None:
             return
@@ -156,8 +145,8 @@ class Workers:
         is_training = not self._steps.evaluates
         self._iterators.append(_Iterator(iterator, times, (number, next(iterations), workers, is_training, self._cpus)))
 
-    def _feed(self) -> None:
-        # On the log's thread.
+    def feed(self) -> None:
+        """Write the times so far, on the log's thread."""
         run = self._steps.log.run
         if run is None or not self._iterators:
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from deep500_timing.adapters import Replaced, warn_once
@@ -16,47 +17,31 @@ if TYPE_CHECKING:
     from deep500_timing import Autolog
 
 
-def install_transformers(log: Autolog) -> Callable[[], None]:
-    """Add the callback to each ``transformers.Trainer`` from now on. The Trainer's log stays unchanged."""
+def _add_to_transformers(log: Autolog, trainer: Any) -> None:
+    # The Trainer's own log stays unchanged.
+    from deep500_timing_torch.trainers.huggingface import TimerCallback
 
-    def add(trainer: Any) -> None:
-        from deep500_timing_torch.trainers.huggingface import TimerCallback
-
-        if not any(isinstance(one, TimerCallback) for one in trainer.callback_handler.callbacks):
-            callback = TimerCallback(log.timer(CPUGPUTimer), prefix=None)
-            trainer.add_callback(callback)
-            callback.on_init_end(trainer.args, trainer.state, trainer.control)
-
-    return _after_init(log, sys.modules["transformers.trainer"].Trainer, add)
+    if not any(isinstance(one, TimerCallback) for one in trainer.callback_handler.callbacks):
+        callback = TimerCallback(log.timer(CPUGPUTimer), prefix=None)
+        trainer.add_callback(callback)
+        callback.on_init_end(trainer.args, trainer.state, trainer.control)
 
 
-def install_lightning(log: Autolog) -> Callable[[], None]:
-    """Add the callback to each ``lightning.Trainer`` from now on."""
-    return _install_lightning(log, "lightning.pytorch.trainer.trainer")
+def _add_to_lightning(log: Autolog, trainer: Any) -> None:
+    from deep500_timing_torch.trainers.lightning import TimerCallback, TimerProfiler
+
+    if not any(isinstance(one, (TimerCallback, TimerProfiler)) for one in (*trainer.callbacks, trainer.profiler)):
+        trainer.callbacks.insert(0, TimerCallback(log.timer(CPUGPUTimer)))
 
 
-def install_pytorch_lightning(log: Autolog) -> Callable[[], None]:
-    """As :func:`install_lightning`, for ``pytorch_lightning``."""
-    return _install_lightning(log, "pytorch_lightning.trainer.trainer")
+def _install(module: str, add: Callable[[Autolog, Any], None], log: Autolog) -> Callable[[], None]:
+    kind: Any = sys.modules[module].Trainer
 
-
-def _install_lightning(log: Autolog, module: str) -> Callable[[], None]:
-    def add(trainer: Any) -> None:
-        from deep500_timing_torch.trainers.lightning import TimerCallback, TimerProfiler
-
-        given = [*trainer.callbacks, trainer.profiler]
-        if not any(isinstance(one, (TimerCallback, TimerProfiler)) for one in given):
-            trainer.callbacks.insert(0, TimerCallback(log.timer(CPUGPUTimer)))
-
-    return _after_init(log, sys.modules[module].Trainer, add)
-
-
-def _after_init(log: Autolog, kind: Any, add: Callable[[Any], None]) -> Callable[[], None]:
     def made(_result: None, _start_ns: int, trainer: Any, *_: Any) -> None:
         if log.closed:
             return
         try:
-            add(trainer)
+            add(log, trainer)
         except Exception as error:
             warn_once(
                 f"Adding the timer's callback to {kind.__name__} failed: {type(error).__name__}: {error}. Its training "
@@ -72,3 +57,8 @@ def _after_init(log: Autolog, kind: Any, add: Callable[[Any], None]) -> Callable
         replaced.undo()
 
     return undo
+
+
+install_transformers = partial(_install, "transformers.trainer", _add_to_transformers)
+install_lightning = partial(_install, "lightning.pytorch.trainer.trainer", _add_to_lightning)
+install_pytorch_lightning = partial(_install, "pytorch_lightning.trainer.trainer", _add_to_lightning)

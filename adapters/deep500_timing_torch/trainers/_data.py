@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from math import nan
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,62 +13,46 @@ from torch.utils.data import dataloader
 from deep500_timing_torch.trainers._fit import COPY, IO
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from deep500_timing_torch.trainers._fit import Fit
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Amounts:
-    """The contents of one batch or of several. A number is None if it is unknown."""
+    """The contents of one batch or of several. NaN is unknown, and makes a sum unknown."""
 
-    samples: int | None = 0
-    tokens: int | None = 0
+    samples: float = 0
+    tokens: float = 0
     """Tokens that are no padding."""
-    trained_tokens: int | None = 0
+    trained_tokens: float = 0
     """Tokens with a label, which is not -100."""
-    lengths: int = 0
+    lengths: float = 0
     """For each token the length of its padded sequence, added up."""
 
-    def __add__(self, other: Amounts) -> Amounts:
-        """Add them up. An unknown summand makes an unknown sum."""
-
-        def total(one: int | None, two: int | None) -> int | None:
-            return None if one is None or two is None else one + two
-
-        return Amounts(
-            total(self.samples, other.samples),
-            total(self.tokens, other.tokens),
-            total(self.trained_tokens, other.trained_tokens),
-            self.lengths + other.lengths,
-        )
+    def add(self, other: Amounts) -> None:
+        """Add another's."""
+        self.samples += other.samples
+        self.tokens += other.tokens
+        self.trained_tokens += other.trained_tokens
+        self.lengths += other.lengths
 
 
 def amounts_of(batch: Any) -> Amounts:
     """Count a batch. Waits for no device: what only the device could count is unknown."""
-    if not hasattr(batch, "get") or not hasattr(batch, "values"):
-        tensors = batch if isinstance(batch, (list, tuple)) else [batch]
-        return Amounts(next((len(one) for one in tensors if _is_array(one)), None), None, None)
-    ids, labels = batch.get("input_ids"), batch.get("labels")
-    samples = next((len(one) for one in batch.values() if _is_array(one)), None)
+    has_names = hasattr(batch, "get") and hasattr(batch, "values")
+    parts = batch.values() if has_names else batch if isinstance(batch, (list, tuple)) else [batch]
+    samples = next((one.shape[0] for one in parts if isinstance(one, torch.Tensor) and one.shape), nan)
+    ids, labels, mask = (batch.get(name) if has_names else None for name in ("input_ids", "labels", "attention_mask"))
     if not isinstance(ids, torch.Tensor):
-        return Amounts(samples, None, None)
-    trained = None
+        return Amounts(samples, nan, nan, nan)
+    tokens: float = ids.numel()
+    trained = nan
     if isinstance(labels, torch.Tensor) and labels.shape == ids.shape and labels.device.type == "cpu":
         trained = int((labels != -100).sum())
-    tokens = _tokens_of(batch, ids)
-    return Amounts(samples, tokens, trained, (tokens or 0) * ids.shape[-1])
-
-
-def _is_array(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.dim() > 0
-
-
-def _tokens_of(batch: Mapping[str, Any], ids: torch.Tensor) -> int | None:
-    mask = batch.get("attention_mask")
-    if not isinstance(mask, torch.Tensor) or mask.shape != ids.shape:
-        return ids.numel()
-    return int(mask.sum()) if mask.device.type == "cpu" else None
+    if isinstance(mask, torch.Tensor) and mask.shape == ids.shape:
+        tokens = int(mask.sum()) if mask.device.type == "cpu" else nan
+    return Amounts(samples, tokens, trained, tokens * ids.shape[-1])
 
 
 class Data:
@@ -91,12 +76,11 @@ class Data:
         self._each = each
         self._known: dict[int, Amounts] = {}
         self._begun_ns = 0
-        fit.wrap(
-            dataloader._BaseDataLoaderIter, "__next__", before=self._begin, after=self._fetched, failed=self._failed
-        )
+        loaders = dataloader._BaseDataLoaderIter
+        fit.wrap(loaders, "__next__", before=self._begin, gets=self._fetched, failed=self._failed)
         accelerate = sys.modules.get("accelerate.data_loader")
         if accelerate is not None:
-            fit.wrap(accelerate, "send_to_device", COPY, after=self._copied)
+            fit.wrap(accelerate, "send_to_device", COPY, gets=self._copied)
 
     def look(self) -> None:
         """Forget which waits have been seen."""
@@ -108,7 +92,7 @@ class Data:
         known = self._known.pop(id(batch), None)
         return amounts_of(batch) if known is None else known
 
-    def _begin(self, iterator: Any) -> None:
+    def _begin(self) -> None:
         if self.waits is None:
             self._fit.begins(IO)
         self._each()

@@ -20,43 +20,45 @@ if TYPE_CHECKING:
     F = TypeVar("F", bound=Callable[..., Any])
 
 FIT, EPOCH, EPOCH_START, BATCH, IO, COPY = "FIT", "EPOCH", "EPOCH (start)", "BATCH", "IO", "copy"
-FORWARD, BACKWARD, CLIP, OPTIMIZER, CHECKPOINT = "FORWARD", "BACKWARD", "clip", "optimizer", "CHECKPOINT"
+FORWARD, BACKWARD, CLIP, OPTIMIZER = "FORWARD", "BACKWARD", "clip", "optimizer"
+CHECKPOINT, VALIDATION = "CHECKPOINT", "VALIDATION"
 PREPARE, LOSS, GRADIENTS, NEXT, OTHER = BETWEEN
 BETWEEN_BATCHES = "between batches"
 """The region between two regions inside an EPOCH, outside of each BATCH."""
-_CLAIMED = {*NAMES, FIT, EPOCH, EPOCH_START, BATCH, CHECKPOINT, "VALIDATION"}
+_CLAIMED = {*NAMES, FIT, EPOCH, EPOCH_START, BATCH, CHECKPOINT, VALIDATION}
 """The regions that the plug-in of PyTorch leaves to a trainer's callback."""
+_AROUND = frozenset({FIT, EPOCH})
+"""The regions whose parts have names, as those of a BATCH have."""
 _ON_DEVICE = frozenset({COPY, FORWARD, BACKWARD, CLIP, OPTIMIZER})
 _logs: list[Autolog] = []
 """The log of the process under ``deep500-timing run`` or ``autolog()``."""
 
 
+_GAPS = {IO: PREPARE, COPY: PREPARE, OPTIMIZER: NEXT, (FORWARD, BACKWARD): LOSS}
+_GAPS |= {(one, two): GRADIENTS for one in (BACKWARD, CLIP) for two in (CLIP, OPTIMIZER)}
+"""The region between two regions inside a BATCH, by both or by the first alone; those of ``deep500-timing run``."""
+
+
+def _warn(name: str, error: Exception) -> None:
+    warn_once(
+        f"Timing the training failed in {name}: {type(error).__name__}: {error}. The training goes on; its times are "
+        "incomplete.",
+        key=f"trainer {name} {type(error).__name__}",
+    )
+
+
 def guarded(method: F) -> F:
     """Make a hook harmless: an exception in it costs a warning, never the training."""
-    name = getattr(method, "__qualname__", repr(method))
 
     @functools.wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
             return method(*args, **kwargs)
         except Exception as error:
-            warn_once(
-                f"Timing the training failed in {name}: {type(error).__name__}: {error}. The training goes on; its "
-                "times are incomplete.",
-                key=f"trainer {name} {type(error).__name__}",
-            )
+            _warn(method.__qualname__, error)
             return None
 
     return call  # type: ignore[return-value]
-
-
-def _between(last: str, name: str) -> str:
-    # The regions are those of `deep500-timing run`.
-    if last == FORWARD and name == BACKWARD:
-        return LOSS
-    if last in (BACKWARD, CLIP) and name in (CLIP, OPTIMIZER):
-        return GRADIENTS
-    return {OPTIMIZER: NEXT, IO: PREPARE, COPY: PREPARE}.get(last, OTHER)
 
 
 class TrainerTimer:
@@ -99,10 +101,12 @@ class Means(BaseExporter):
 class Fit:
     """The regions of one training: which are open, and where the current BATCH began.
 
+    Its methods may raise. The wrappers of :meth:`wrap` and hooks that are :func:`guarded` turn that into a warning.
+
     Args:
         timer: Records the regions.
         device: The type of the model's device. An accelerator times its regions too.
-        evaluates: Returns whether an evaluation runs, in addition to ``paused``.
+        evaluates: Returns whether an evaluation runs; one that :meth:`wrap_evaluation` has wrapped is known.
     """
 
     def __init__(self, timer: Timer, device: str, evaluates: Callable[[], bool] = bool) -> None:
@@ -115,18 +119,20 @@ class Fit:
         """The number and the total time of the recorded BATCHes."""
         self.open: dict[str, bool] = {}
         """The open regions in order, with whether the device times them."""
-        self.paused = False
-        """Whether an evaluation runs. Its data and calls are no part of the training."""
-        self.closed = False
-        self._evaluates = evaluates
-        self._step = self._trained_step = -1
         self.epoch_ns = 0
         """When the EPOCH began, until its first BATCH begins; then 0."""
+        self._evaluates = evaluates
+        self._paused = False
+        """Whether an evaluation runs. Its data and calls are no part of the training."""
+        self._step = self._trained_step = -1
         self._checkpoint_ns = 0
         self._last, self._last_ns = "", 0
-        """The last region inside the EPOCH, and when it ended; 0 if that is unknown."""
+        """The last region inside the EPOCH, and when it ended; 0 if that is unknown, or another is open."""
+        self._begun_ns = 0
+        """When the region that followed it began."""
         self._fetches = False
         self._thread = get_ident()
+        """The thread that trains; 0 when the training has ended."""
         self._replaced = Replaced()
         self._log = _logs[-1] if _logs else None
         if self._log is not None:
@@ -136,114 +142,106 @@ class Fit:
     @property
     def is_here(self) -> bool:
         """Whether the calling thread trains, and no evaluation runs."""
-        return not (self.paused or self.closed) and self._thread == get_ident() and not self._evaluates()
+        return self._thread == get_ident() and not (self._paused or self._evaluates())
 
     def _is_taken(self, name: str) -> bool:
         # Another timer of the program records it, and this one is that of `deep500-timing run`.
         log = self._log
         return log is not None and name in log.taken and log.timer() is self.timer
 
-    def pause(self, *args: Any, **kwargs: Any) -> None:
-        """An evaluation begins; it has the signature of any hook."""
-        self.paused = True
-
-    def go_on(self, *args: Any, **kwargs: Any) -> None:
-        """It ends."""
-        self.paused = False
-
     # --- regions -----------------------------------------------------------------------------------------------------
 
-    @guarded
-    def start(self, name: str) -> None:
-        """Open a region, unless it is open or another timer records it."""
-        if name in self.open or self._thread != get_ident() or self._is_taken(name):
-            return
+    def start(self, name: str) -> bool:
+        """Open a region and return True, unless it is open or another timer records it."""
+        if name in self.open or (self._log is not None and self._is_taken(name)):
+            return False
         on_device = self.on_device and name in _ON_DEVICE
         self.begins(name)
         self.timer.start(name, on_device)
         self.open[name] = on_device
+        return True
 
-    @guarded
     def end(self, name: str) -> None:
         """Close a region, if it is open."""
-        if name in self.open and self._thread == get_ident():
+        on_device = self.open.get(name)
+        if on_device is not None:
             if name == EPOCH:
                 self.begins(name)
-            self.timer.end(name, self.open.pop(name))
+            del self.open[name]
+            self.timer.end(name, on_device)
             self.ended(name, self.timer.now_ns())
 
-    @guarded
     def fail(self, name: str) -> None:
         """Close a region because of an exception: it is counted as failed."""
         if self.open.pop(name, None) is not None:
             self.timer.fail(name)
             self._last_ns = 0
 
-    @guarded
     def cancel(self, name: str) -> None:
         """Forget an open region: there was nothing to time."""
         if self.open.pop(name, None) is not None:
             self.timer.cancel(name)
+            if self.open.keys() <= _AROUND:
+                self._last_ns = self._begun_ns
 
-    @guarded
     def record(self, name: str, start_ns: int, end_ns: int) -> None:
         """Keep a region that lies in the past, unless another timer records it."""
-        if end_ns > start_ns > 0 and not self._is_taken(name):
+        if end_ns > start_ns > 0 and (self._log is None or not self._is_taken(name)):
             self.timer.record(name, start_ns, end_ns)
 
     def ended(self, name: str, now_ns: int) -> None:
         """A region ended, inside no other but EPOCH and BATCH: what follows it is a region up to the next."""
-        if not self.open.keys() - {FIT, EPOCH}:
+        if self.open.keys() <= _AROUND:
             self._last, self._last_ns = name, now_ns
 
     def begins(self, name: str) -> None:
-        """A region begins: what lies between the last one and this is a region too."""
-        in_batch = self.batch_ns or self._fetches
-        if self._last_ns and not self.open.keys() - {FIT, EPOCH}:
-            if in_batch:
-                self.record(_between(self._last, name), self._last_ns, self.timer.now_ns())
-            elif EPOCH in self.open and not self.epoch_ns:
-                self.record(BETWEEN_BATCHES, self._last_ns, self.timer.now_ns())
+        """A region begins: the time between the last one and this is a region too."""
+        last_ns, self._last_ns, self._begun_ns = self._last_ns, 0, 0
+        if not last_ns:
+            return
+        if self.batch_ns or self._fetches:
+            gap = _GAPS.get((self._last, name)) or _GAPS.get(self._last, OTHER)
+        elif EPOCH in self.open and not self.epoch_ns:
+            gap = BETWEEN_BATCHES
+        else:
+            return
+        self._begun_ns = self.timer.now_ns()
+        self.record(gap, last_ns, self._begun_ns)
 
     # --- steps -------------------------------------------------------------------------------------------------------
 
-    @guarded
     def begin_epoch(self) -> None:
         """An EPOCH begins."""
         self.start(EPOCH)
         self._last_ns, self.epoch_ns = 0, self.timer.now_ns()
 
-    def end_epoch(self, *args: Any, **kwargs: Any) -> None:
-        """It ends; it has the signature of any hook."""
+    def end_epoch(self) -> None:
+        """The EPOCH ends."""
         self.end(EPOCH)
 
-    @guarded
     def begin_fetch(self) -> None:
         """The trainer begins to fetch data, for the next BATCH if there is some."""
         self.begins(IO)
         self._last_ns, self._fetches = 0, True
 
-    @guarded
     def end_fetch(self) -> None:
-        """It has the data."""
+        """The trainer has the data."""
         self._fetches = False
         if not self._last_ns:
             self.ended(IO, self.timer.now_ns())
 
-    @guarded
     def begin_data(self, start_ns: int) -> None:
         """The EPOCH's data began to come at that time: what lies before it is the start of the EPOCH."""
-        self.record(EPOCH_START, self.epoch_ns, start_ns)
-        self.epoch_ns = 0
+        if self.epoch_ns:
+            self.record(EPOCH_START, self.epoch_ns, start_ns)
+            self.epoch_ns = 0
 
-    @guarded
     def begin_batch(self, start_ns: int, step: int) -> None:
         """A BATCH began at that time. One that did not end with an optimizer step is no BATCH."""
         self.begin_data(start_ns)
         self.batch_ns, self._step = start_ns, step
         self.timer.step(step, time_ns=start_ns)
 
-    @guarded
     def end_batch(self) -> None:
         """The BATCH ends now."""
         if self.batch_ns:
@@ -255,20 +253,27 @@ class Fit:
             self.batch_ns, self._trained_step = 0, self._step
             self.ended(BATCH, now)
 
-    @guarded
     def restored(self, steps: int) -> None:
         """A training continues after this number of steps."""
         self._trained_step = steps - 1
         if self.timer.run is not None:
             self.timer.run.mark("checkpoint_restored", step=steps - 1)
 
+    def wrap_evaluation(self, owner: Any, name: str, region: str = VALIDATION) -> None:
+        """Time the function that evaluates. Nothing inside a call is timed, checkpoints excepted."""
+
+        def pauses(value: bool) -> Callable[..., None]:
+            return lambda _error=None: setattr(self, "_paused", value)
+
+        self.wrap(owner, name, region, before=pauses(True), after=pauses(False), failed=pauses(False))
+
     def wrap_checkpoint(self, owner: Any, name: str) -> None:
         """Time the function that saves a checkpoint, also during an evaluation, and mark each in the run."""
 
-        def before(*args: Any, **kwargs: Any) -> None:
+        def before() -> None:
             self._checkpoint_ns = self.timer.now_ns()
 
-        def saved(*args: Any, **kwargs: Any) -> None:
+        def saved() -> None:
             if self.timer.run is not None:
                 waited_s = (self.timer.now_ns() - self._checkpoint_ns) / 1e9
                 self.timer.run.mark("checkpoint_saved", step=self._trained_step, dur_s=waited_s)
@@ -278,19 +283,16 @@ class Fit:
     @guarded
     def close(self, *, failed: bool = False) -> None:
         """The training has ended: close the open regions, as failed if an exception ended it, and undo the wrappers."""
-        self.closed = True
+        self._thread = 0
         self._replaced.undo()
+        if self._log is not None:
+            self._log.release(*_CLAIMED)
         if self.batch_ns and failed and not self._is_taken(BATCH):
             self.timer.start(BATCH)
             self.timer.fail(BATCH)
         self.batch_ns = self._last_ns = 0
         for name in reversed(list(self.open)):
-            if failed:
-                self.fail(name)
-            else:
-                self.end(name)
-        if self._log is not None:
-            self._log.release(*_CLAIMED)
+            guarded(self.fail if failed else self.end)(name)
 
     # --- wrappers ----------------------------------------------------------------------------------------------------
 
@@ -300,19 +302,25 @@ class Fit:
         name: str,
         region: str = "",
         *,
-        before: Callable[..., object] | None = None,
-        after: Callable[..., object] | None = None,
+        before: Callable[[], object] | None = None,
+        sees: Callable[..., object] | None = None,
+        after: Callable[[], object] | None = None,
+        gets: Callable[..., object] | None = None,
         failed: Callable[[BaseException], object] | None = None,
         while_paused: bool = False,
     ) -> None:
         """Time the calls of a function of an object, a class or a module until :meth:`close`.
 
+        No exception of a hook reaches the training.
+
         Args:
             owner: The owner of the function, or an object without it, which stays as it is.
             name: The function's name.
             region: The region of a call.
-            before: Called before the region starts, with the arguments. No exception of a hook reaches the training.
-            after: Called after the region ended, with the result and the arguments.
+            before: Called before the region starts, as is ``sees`` with the arguments.
+            sees: See ``before``.
+            after: Called after the region ended, as is ``gets`` with the result and the arguments.
+            gets: See ``after``.
             failed: Called with the exception that ends a call.
             while_paused: Whether to time it during an evaluation too.
         """
@@ -320,30 +328,42 @@ class Fit:
         if original is None:
             return
         fit = self
-        before, after, failed = (hook and guarded(hook) for hook in (before, after, failed))
 
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if not (fit.is_here or (while_paused and not fit.closed and fit._thread == get_ident())):
+            if not (fit.is_here or (while_paused and fit._thread == get_ident())):
                 return original(*args, **kwargs)
-            if before is not None:
-                before(*args, **kwargs)
-            if region:
-                mine = region not in fit.open
-                fit.start(region)
+            is_ours = False
+            try:
+                if before is not None:
+                    before()
+                if sees is not None:
+                    sees(*args, **kwargs)
+                if region:
+                    is_ours = fit.start(region)
+            except Exception as error:
+                _warn(name, error)
             try:
                 result = original(*args, **kwargs)
             except BaseException as error:
                 hide(error)
-                if region and mine:
-                    fit.fail(region)
-                if failed is not None:
-                    failed(error)
+                try:
+                    if is_ours:
+                        fit.fail(region)
+                    if failed is not None:
+                        failed(error)
+                except Exception as ours:
+                    _warn(name, ours)
                 raise
-            if region and mine:
-                fit.end(region)
-            if after is not None:
-                after(result, *args, **kwargs)
+            try:
+                if is_ours:
+                    fit.end(region)
+                if after is not None:
+                    after()
+                if gets is not None:
+                    gets(result, *args, **kwargs)
+            except Exception as error:
+                _warn(name, error)
             return result
 
         call._torchdynamo_inline = original  # type: ignore[attr-defined]

@@ -10,7 +10,11 @@ import torch
 from deep500_timing.flops import ModelFlops, Peak, Utilization, given_flops, peak_flops, utilization
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from deep500_timing_torch.trainers._data import Amounts
+
+    TokenFlops = Callable[[float], ModelFlops]
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
@@ -38,82 +42,54 @@ class Throughput:
         return {name: value for name, value in values.items() if value is not None}
 
 
-@dataclass(frozen=True, slots=True)
-class Model:
-    """The numbers that determine the FLOPs of a token: 4·N + 2·(trained N) + 12·L·H·Q·T.
-
-    Source: PaLM, arXiv 2204.02311, appendix B, where all parameters are trained. A frozen parameter has no gradient of
-    its own, which is a third of the work.
-    """
-
-    parameters: int
-    trained: int
-    """How many of the parameters are trained."""
-    layers: int
-    heads: int
-    head_dim: int
-
-    def flops(self, length: float) -> ModelFlops:
-        """The FLOPs of a token in sequences of this mean length."""
-        flops = 4.0 * self.parameters + 2.0 * self.trained + 12.0 * self.layers * self.heads * self.head_dim * length
-        formula = (
-            f"4·N + 2·M + 12·L·H·Q·T, N={self.parameters}, trained M={self.trained}, L={self.layers}, H={self.heads}, "
-            f"Q={self.head_dim}, mean T={length:.6g} (PaLM, appendix B)"
-        )
-        return given_flops(flops, formula=formula)
-
-
 def throughput_of(
-    amounts: Amounts, time_s: float, model: Model | ModelFlops | None, peak: Peak | None, devices: int, shared_by: int
+    amounts: Amounts, time_s: float, model: TokenFlops | None, peak: Peak | None, devices: int, shared_by: int
 ) -> Throughput:
-    """The rates of a rank.
+    """The rates of a rank with its devices. Under tensor parallelism ranks share a batch, and each counts its part."""
 
-    Args:
-        amounts: The contents of its batches.
-        time_s: In how many seconds.
-        model: The FLOPs of a token, or the numbers that determine them.
-        peak: The peak of one device.
-        devices: How many devices the rank has.
-        shared_by: How many ranks share one batch, as under tensor parallelism. Each counts its part.
-    """
-
-    def rate(amount: int | None) -> float | None:
-        return amount / shared_by / time_s if amount and time_s > 0 else None
+    def rate(amount: float) -> float | None:
+        return amount / shared_by / time_s if amount > 0 and time_s > 0 else None
 
     tokens = rate(amounts.tokens)
-    if isinstance(model, Model):
-        model = model.flops(amounts.lengths / amounts.tokens) if amounts.tokens else None
-    used = utilization(tokens, model, peak, devices=devices)
+    flops = model(amounts.lengths / amounts.tokens) if model is not None and amounts.tokens > 0 else None
+    used = utilization(tokens, flops, peak, devices=devices)
     return Throughput(rate(amounts.samples), tokens, rate(amounts.trained_tokens), used)
 
 
-def model_of(model: Any, args: Any, given: float | None) -> Model | ModelFlops | None:
-    """The FLOPs of a token; None if the model's config does not tell.
+def model_of(model: Any, args: Any, given: float | None) -> TokenFlops | None:
+    """The FLOPs of a token by the mean length of its sequence; None if the model's config does not tell.
 
-    It does not for encoder-decoders and mixtures of experts, nor where a rank sees only its shard of the parameters.
+    They are 4·N + 2·(trained N) + 12·L·H·Q·T. Source: PaLM, arXiv 2204.02311, appendix B, where all parameters are
+    trained. A frozen parameter has no gradient, which is a third of the work.
+
+    The config does not tell for encoder-decoders and mixtures of experts, nor where a rank sees only its shard of the
+    parameters.
     """
     if given is not None:
-        return given_flops(given)
-    config = getattr(model, "config", None)
-    if config is None:
-        return None
+        return lambda _length: given_flops(given)
+    config: Any = getattr(model, "config", None)
     config = config.get_text_config() if hasattr(config, "get_text_config") else config
     if any((getattr(config, name, None) or 0) > 1 for name in _EXPERTS) or getattr(config, "is_encoder_decoder", False):
         return None
     layers, heads = getattr(config, "num_hidden_layers", None), getattr(config, "num_attention_heads", None)
     hidden = getattr(config, "hidden_size", None)
-    if not (layers and heads and hidden) or _is_sharded(args):
+    # FSDP 1 flattens parameters and leaves each rank its shard; FSDP 2 keeps their global shapes.
+    fsdp = getattr(args, "fsdp_config", None) or {}
+    is_sharded = bool(getattr(args, "fsdp", None)) and str(fsdp.get("version", fsdp.get("fsdp_version", 1))) == "1"
+    if not (layers and heads and hidden) or is_sharded:
         return None
     sizes = [(getattr(one, "ds_numel", one.numel()), one.requires_grad) for one in model.parameters()]
-    trained = sum(size for size, is_trained in sizes if is_trained)
+    count, trained = sum(size for size, _ in sizes), sum(size for size, is_trained in sizes if is_trained)
     head_dim = getattr(config, "head_dim", None) or hidden // heads
-    return Model(sum(size for size, _ in sizes), trained, layers, heads, head_dim)
 
+    def flops_of(length: float) -> ModelFlops:
+        formula = (
+            f"4·N + 2·M + 12·L·H·Q·T, N={count}, trained M={trained}, L={layers}, H={heads}, Q={head_dim}, "
+            f"mean T={length:.6g} (PaLM, appendix B)"
+        )
+        return given_flops(4.0 * count + 2.0 * trained + 12.0 * layers * heads * head_dim * length, formula=formula)
 
-def _is_sharded(args: Any) -> bool:
-    # FSDP 1 flattens parameters and leaves each rank its shard; FSDP 2 keeps their global shapes.
-    settings = getattr(args, "fsdp_config", None) or {}
-    return bool(getattr(args, "fsdp", None)) and str(settings.get("version", settings.get("fsdp_version", 1))) == "1"
+    return flops_of
 
 
 def peak_of(args: Any, model: Any, given: float | None) -> Peak | None:

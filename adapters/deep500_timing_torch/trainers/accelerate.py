@@ -76,7 +76,7 @@ class Instrumented:
             fit.wrap(accelerator, name, CLIP)
         for optimizer in accelerator._optimizers:
             after = functools.partial(self._end_step, id(optimizer))
-            fit.wrap(optimizer, "step", before=self._begin_step, after=after, failed=self._fail_step)
+            fit.wrap(optimizer, "step", before=self._begin_step, after=after, failed=lambda _: fit.fail(OPTIMIZER))
         fit.wrap_checkpoint(accelerator, "save_state")
 
     def values(self) -> dict[str, float]:
@@ -106,7 +106,6 @@ class Instrumented:
         models = self._accelerator._models
         return bool(models) and not any(model.training for model in models)
 
-    @guarded
     def _waits(self) -> None:
         if not self._fit.batch_ns:
             self._fit.begin_fetch()
@@ -118,13 +117,14 @@ class Instrumented:
             self._fit.start(FORWARD)
 
     def _end_forward(self) -> None:
-        self._fit.end(FORWARD)
+        if self._fit.is_here:
+            self._fit.end(FORWARD)
 
-    def _begin_step(self, *args: Any, **kwargs: Any) -> None:
+    def _begin_step(self) -> None:
         if self._accelerator.sync_gradients:
             self._fit.start(OPTIMIZER)
 
-    def _end_step(self, optimizer: int, *args: Any, **kwargs: Any) -> None:
+    def _end_step(self, optimizer: int) -> None:
         self._fit.end(OPTIMIZER)
         if self._accelerator.sync_gradients:
             self._stepped.add(optimizer)
@@ -133,15 +133,12 @@ class Instrumented:
                 self._steps += 1
                 self._fit.end_batch()
 
-    def _fail_step(self, error: BaseException) -> None:
-        self._fit.fail(OPTIMIZER)
-
 
 class _Hook:
     """A hook of a module that is none in a copy of the module."""
 
     def __init__(self, call: Callable[[], None]) -> None:
-        self._call = call
+        self._call = guarded(call)
 
     def __call__(self, *args: Any) -> None:
         self._call()

@@ -17,7 +17,7 @@ from transformers import Trainer, TrainerCallback
 
 from deep500_timing_torch._autolog._patches import hide
 from deep500_timing_torch.trainers._data import Amounts, Data
-from deep500_timing_torch.trainers._fit import FIT, IO, Fit, Means, TrainerTimer, guarded
+from deep500_timing_torch.trainers._fit import FIT, FORWARD, IO, OPTIMIZER, Fit, Means, TrainerTimer, guarded
 from deep500_timing_torch.trainers._throughput import Throughput, model_of, peak_of, throughput_of
 
 if TYPE_CHECKING:
@@ -84,24 +84,6 @@ class TimerCallback(TrainerTimer, TrainerCallback):  # type: ignore[misc, unused
             self._training.begin(state)
 
     @guarded
-    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """An epoch begins."""
-        if self._training is not None:
-            self._training.fit.begin_epoch()
-
-    @guarded
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """A BATCH ends."""
-        if self._training is not None:
-            self._training.fit.end_batch()
-
-    @guarded
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """An epoch ends."""
-        if self._training is not None:
-            self._training.fit.end_epoch()
-
-    @guarded
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The training has ended."""
         self._end(failed=False)
@@ -150,16 +132,21 @@ class _Training:
         args = trainer.args
         fit = self.fit = Fit(callback.timer, args.device.type)
         self.data = Data(fit, counts=True)
-        fit.wrap(trainer, "get_batch_samples", before=self._ask, after=self._got)
-        fit.wrap(trainer, "training_step", before=self._step)
-        fit.wrap(trainer, "_prepare_inputs", "copy" if fit.on_device else "")
-        fit.wrap(trainer, "compute_loss", "FORWARD")
+        hooks = trainer.callback_handler
+        fit.wrap(hooks, "on_epoch_begin", before=fit.begin_epoch)
+        fit.wrap(hooks, "on_step_end", before=fit.end_batch)
+        fit.wrap(hooks, "on_epoch_end", after=fit.end_epoch)
+        fit.wrap(trainer, "get_batch_samples", before=self._ask, gets=self._got)
+        fit.wrap(trainer, "training_step", sees=self._step)
+        if fit.on_device:
+            fit.wrap(trainer, "_prepare_inputs", "copy")
+        fit.wrap(trainer, "compute_loss", FORWARD)
         fit.wrap(trainer.accelerator, "backward", "BACKWARD")
         fit.wrap(trainer.accelerator, "clip_grad_norm_", "clip")
-        fit.wrap(trainer.optimizer, "step", "optimizer")
-        fit.wrap(trainer, "log", "logging", before=self._log)
+        fit.wrap(trainer.optimizer, "step", OPTIMIZER)
+        fit.wrap(trainer, "log", "logging", sees=self._log)
         fit.wrap_checkpoint(trainer, "_save_checkpoint")
-        fit.wrap(trainer, "evaluate", "VALIDATION", before=fit.pause, after=fit.go_on, failed=fit.go_on)
+        fit.wrap_evaluation(trainer, "evaluate")
         for name, region in _OF_TRL:
             fit.wrap(trainer, name, region)
         fit.wrap(getattr(trainer, "vllm_generation", None), "sync_weights", "weight sync")
@@ -189,7 +176,7 @@ class _Training:
 
     # --- data --------------------------------------------------------------------------------------------------------
 
-    def _ask(self, *args: Any, **kwargs: Any) -> None:
+    def _ask(self) -> None:
         self.begun_ns = self.fit.timer.now_ns()
         self.fit.begin_fetch()
         self.data.look()
@@ -222,8 +209,8 @@ class _Training:
 
     def _step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> None:
         amounts = self.data.take(inputs)
-        self.total += amounts
-        self.unlogged += amounts
+        self.total.add(amounts)
+        self.unlogged.add(amounts)
 
     # --- logging -----------------------------------------------------------------------------------------------------
 

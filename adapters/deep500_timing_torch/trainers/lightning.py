@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing_torch.trainers._fit import FIT, FORWARD, IO, OPTIMIZER, Fit, TrainerTimer, guarded
+from deep500_timing_torch.trainers._fit import BACKWARD, FIT, FORWARD, IO, OPTIMIZER, Fit, TrainerTimer, guarded
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback
@@ -135,44 +135,39 @@ class _Training:
         self.tentative = False
         """Whether FORWARD is open, and is none unless a backward pass follows."""
         strategy, loop = trainer.strategy, trainer.fit_loop
-        epoch = loop.epoch_loop
-        manual = not trainer.lightning_module.automatic_optimization
+        epoch, precision = loop.epoch_loop, strategy.precision_plugin
         fit = self.fit = Fit(timer, strategy.root_device.type)
-        for owner, name, region in (
-            (trainer, "_run_sanity_check", "sanity check"),
-            (epoch.val_loop, "run", "VALIDATION"),
-        ):
-            fit.wrap(owner, name, region, before=fit.pause, after=fit.go_on, failed=fit.go_on)
-        fit.wrap(loop, "on_advance_start", before=self._begin_epoch)
-        fit.wrap(loop, "on_advance_end", after=fit.end_epoch, failed=fit.end_epoch)
+        fit.wrap_evaluation(trainer, "_run_sanity_check", "sanity check")
+        fit.wrap_evaluation(epoch.val_loop, "run")
+        fit.wrap(loop, "on_advance_start", before=fit.begin_epoch)
+        fit.wrap(loop, "on_advance_end", after=fit.end_epoch, failed=lambda _error: fit.end_epoch())
         fit.wrap(epoch, "advance", before=self._ask, failed=self._no_batch)
         fit.wrap(epoch, "_broadcast_sigterm_tensor", "signal check")
-        fit.wrap(epoch, "_on_before_fetch", after=self._fetch)
+        fit.wrap(epoch, "_on_before_fetch", after=lambda: fit.start(IO))
         fit.wrap(epoch, "_on_after_fetch", before=self._fetched)
-        fit.wrap(strategy, "batch_to_device", "copy" if fit.on_device else "")
-        for optimization in (epoch.automatic_optimization, epoch.manual_optimization):
-            fit.wrap(optimization, "run", before=self._begin, after=self._stepped)
-        if manual:
-            fit.wrap(strategy, "training_step", before=self._begin_forward, after=self._end_of_step)
-            fit.wrap(strategy, "backward", "BACKWARD", before=self._end_forward, after=self._begin_tentative)
-        else:
-            fit.wrap(strategy, "training_step", FORWARD, before=self._end_optimizer)
-            fit.wrap(strategy, "backward", "BACKWARD")
-        for name in ("clip_grad_by_norm", "clip_grad_by_value"):
-            fit.wrap(strategy.precision_plugin, name, "clip")
+        if fit.on_device:
+            fit.wrap(strategy, "batch_to_device", "copy")
         # An optimizer calls what computes the gradients: its own time begins after that.
-        fit.wrap(strategy.precision_plugin, "_after_closure", after=self._begin_optimizer)
-        fit.wrap(strategy, "optimizer_step", after=self._begin_tentative if manual else self._end_optimizer)
+        fit.wrap(precision, "_after_closure", after=self._begin_optimizer)
+        if trainer.lightning_module.automatic_optimization:
+            fit.wrap(epoch.automatic_optimization, "run", before=self._begin, after=self._stepped)
+            fit.wrap(strategy, "training_step", FORWARD, before=lambda: fit.end(OPTIMIZER))
+            fit.wrap(strategy, "backward", BACKWARD)
+            fit.wrap(strategy, "optimizer_step", after=lambda: fit.end(OPTIMIZER))
+        else:
+            fit.wrap(epoch.manual_optimization, "run", before=self._begin, after=self._stepped)
+            fit.wrap(strategy, "training_step", before=lambda: fit.start(FORWARD), after=self._end_of_step)
+            fit.wrap(strategy, "backward", BACKWARD, before=self._end_forward, after=self._begin_tentative)
+            fit.wrap(strategy, "optimizer_step", after=self._begin_tentative)
+        for name in ("clip_grad_by_norm", "clip_grad_by_value"):
+            fit.wrap(precision, name, "clip")
         fit.wrap(trainer._logger_connector, "log_metrics", "logging")
         fit.wrap_checkpoint(trainer, "save_checkpoint")
         fit.start(FIT)
 
-    # --- epochs and batches ------------------------------------------------------------------------------------------
+    # --- batches -----------------------------------------------------------------------------------------------------
 
-    def _begin_epoch(self, *args: Any, **kwargs: Any) -> None:
-        self.fit.begin_epoch()
-
-    def _ask(self, *args: Any, **kwargs: Any) -> None:
+    def _ask(self) -> None:
         self.begun_ns = self.fit.timer.now_ns()
         self.fit.begin_data(self.begun_ns)
         self.fit.begin_fetch()
@@ -182,10 +177,7 @@ class _Training:
             self.fit.end_fetch()
             self.fit.batch_ns = 0
 
-    def _fetch(self, *args: Any, **kwargs: Any) -> None:
-        self.fit.start(IO)
-
-    def _fetched(self, *args: Any, **kwargs: Any) -> None:
+    def _fetched(self) -> None:
         # Called in a `finally` clause: there may be no data.
         error = sys.exc_info()[1]
         if error is None:
@@ -195,7 +187,7 @@ class _Training:
         else:
             self.fit.fail(IO)
 
-    def _begin(self, *args: Any, **kwargs: Any) -> None:
+    def _begin(self) -> None:
         if not self.fit.batch_ns:
             step = self.trainer.fit_loop.epoch_loop._batches_that_stepped
             if step and not self.fit.batches:
@@ -203,30 +195,23 @@ class _Training:
             self.fit.begin_batch(self.begun_ns, step)
         self.fit.end_fetch()
 
-    def _stepped(self, *args: Any, **kwargs: Any) -> None:
+    def _stepped(self) -> None:
         if not self.trainer.fit_loop._should_accumulate():
             self.fit.end_batch()
 
     # --- steps -------------------------------------------------------------------------------------------------------
 
-    def _begin_optimizer(self, *args: Any, **kwargs: Any) -> None:
+    def _begin_optimizer(self) -> None:
         self._drop_tentative()
         self.fit.start(OPTIMIZER)
 
-    def _end_optimizer(self, *args: Any, **kwargs: Any) -> None:
-        self.fit.end(OPTIMIZER)
-
-    def _begin_forward(self, *args: Any, **kwargs: Any) -> None:
-        self.tentative = False
-        self.fit.start(FORWARD)
-
-    def _begin_tentative(self, *args: Any, **kwargs: Any) -> None:
+    def _begin_tentative(self) -> None:
         # Under manual optimization, what follows may be the forward pass of another loss.
         self.fit.end(OPTIMIZER)
         self.fit.start(FORWARD)
         self.tentative = True
 
-    def _end_forward(self, *args: Any, **kwargs: Any) -> None:
+    def _end_forward(self) -> None:
         self.tentative = False
         self.fit.end(OPTIMIZER)  # one that computes its gradients again
         self.fit.end(FORWARD)
@@ -236,6 +221,6 @@ class _Training:
             self.fit.cancel(FORWARD)
             self.tentative = False
 
-    def _end_of_step(self, *args: Any, **kwargs: Any) -> None:
+    def _end_of_step(self) -> None:
         self._drop_tentative()
         self.fit.end(FORWARD)
