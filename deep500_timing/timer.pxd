@@ -28,7 +28,6 @@ cdef class Timer(Recorder):
     cpdef _start_on_device(self, Region region)
     @cython.locals(start_ns=int64_t, pair=EventPair, intervals=Intervals, store=Intervals)
     cdef _end_on_device(self, Region region, object gpu, int64_t now_ns)
-    cdef _end_pair(self, Region region, object pair, int64_t start_ns, int64_t end_ns)
     cpdef _take_back(self, Region region, object pair)
 
 

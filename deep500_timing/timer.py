@@ -224,7 +224,9 @@ class Timer(Recorder):
             intervals = region._intervals
             intervals.append(start_ns, now_ns)
             self._resume(region)
-            self._end_pair(region, pair, start_ns, now_ns)
+            if not self._device.is_null:
+                self._device.end(pair, region._device_store(), start_ns, now_ns)
+            region._pair = pair
         except BaseException:
             if pair.start is not None:  # Else the pool has counted it, and takes its events back.
                 store = region._device_store()
@@ -235,11 +237,6 @@ class Timer(Recorder):
             raise
         if region._end_has_more:
             self._call_watcher(region)
-
-    def _end_pair(self, region: Region, pair: Any, start_ns: int, end_ns: int) -> None:
-        if not self._device.is_null:
-            self._device.end(pair, region._device_store(), start_ns, end_ns)
-        region._pair = pair
 
     def _take_back(self, region: Region, pair: Any) -> None:
         self._device.drop(pair)

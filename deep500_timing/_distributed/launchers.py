@@ -153,13 +153,10 @@ def rank_and_world() -> tuple[int, int]:
 def known_rank_and_world() -> tuple[int, int] | tuple[None, None]:
     """The rank of this process and the number of processes; None for both where nothing tells. Never raises."""
     try:
-        dist = distributed()
-        if dist is not None:
-            return int(dist.get_rank()), int(dist.get_world_size())
-        found = discover_launch()
+        is_known = distributed() is not None or discover_launch().launcher != "none"
+        return rank_and_world() if is_known else (None, None)
     except Exception:
         return None, None
-    return (None, None) if found.launcher == "none" else (found.rank, found.world_size)
 
 
 def wait_for_ranks(group: Any = None) -> None:

@@ -112,7 +112,6 @@ def error_of_closed(name: str, key: TimeType | str, ident: int, open_on: list[in
 
 
 def error_of_mismatch(name: str, ident: int, gpu: bool) -> RegionMismatchError:
-    """The error of ending a region with another ``gpu`` than it was started with."""
     return RegionMismatchError(
         f"Ending region {name!r} on {thread_name(ident)} with gpu={gpu}: it was started with "
         f"gpu={not gpu}, and is still open. Pass the same gpu argument to start and end."
@@ -132,12 +131,10 @@ def error_of_key(doing: str, key: object) -> InvalidKeyError:
 
 
 def error_of_handle(name: str) -> TypeError:
-    """The error of copying or pickling a handle."""
     return TypeError(f"A region handle ({name!r}) cannot be copied or pickled; ask a timer for region(key).")
 
 
 def error_of_clock(clock: object, now: object) -> TypeError:
-    """The error of a host clock that does not return an integer."""
     return TypeError(
         f"Reading the timer's clock {clock!r}: its now_ns() gave {now!r}, not an integer. Return whole nanoseconds, as "
         "time.perf_counter_ns() does: round(seconds * 1e9)."

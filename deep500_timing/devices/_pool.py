@@ -532,11 +532,7 @@ def _owner_of(sink: Any) -> Any:
 
 def _count_to(queue: StreamQueue, sink: Any) -> int:
     # The number of pairs up to the last one for that sink; 0 without one.
-    pairs = list(queue.pending)
-    count = len(pairs)
-    while count and _owner_of(pairs[count - 1][2]) is not sink:
-        count -= 1
-    return count
+    return max((n for n, pair in enumerate(list(queue.pending), 1) if _owner_of(pair[2]) is sink), default=0)
 
 
 _pools: dict[DeviceClock, EventPool] = {}
