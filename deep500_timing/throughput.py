@@ -155,12 +155,15 @@ class ThroughputTimer:
         """
         if self._pauses:
             return
-        self.initialized = True
+        self._init_timer()
         self._core.forget_running()
         self._core.take()  # A pause may have split the forgotten micro-step.
         self._started = True
         if self._seen_steps >= self.start_step:
             self._core.start()
+
+    def _init_timer(self) -> None:  # DeepSpeed's has it.
+        self.initialized = True
 
     def stop(
         self,

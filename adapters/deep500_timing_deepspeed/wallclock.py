@@ -14,7 +14,7 @@ from functools import wraps
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing import trim_mean
+from deep500_timing import trim_mean  # noqa: F401 (public here too)
 from deep500_timing import wallclock as _core
 from deep500_timing.adapters import NamedTimer
 from deep500_timing.throughput import ThroughputTimer as _CoreThroughputTimer
@@ -29,7 +29,7 @@ from deep500_timing.wallclock import (
     FORWARD_MICRO_TIMER,
     STEP_GLOBAL_TIMER,
     STEP_MICRO_TIMER,
-    NoopTimer,
+    NoopTimer,  # noqa: F401 (public here too)
 )
 from deep500_timing_torch._timer import timer_for
 from deep500_timing_torch.event_timer import CudaEventTimer
@@ -42,28 +42,15 @@ if TYPE_CHECKING:
     from deep500_timing.memory import MemoryReader, MemoryUsage
 
 __all__ = [
-    "BACKWARD_GLOBAL_TIMER",
-    "BACKWARD_INNER_GLOBAL_TIMER",
-    "BACKWARD_INNER_MICRO_TIMER",
-    "BACKWARD_MICRO_TIMER",
-    "BACKWARD_REDUCE_GLOBAL_TIMER",
-    "BACKWARD_REDUCE_MICRO_TIMER",
     "BACKWARD_TIMERS",
-    "FORWARD_GLOBAL_TIMER",
-    "FORWARD_MICRO_TIMER",
     "FORWARD_TIMERS",
     "PSUTILS_INSTALLED",
-    "STEP_GLOBAL_TIMER",
-    "STEP_MICRO_TIMER",
     "STEP_TIMERS",
     "TIME_EPSILON",
     "CudaEventTimer",
-    "NoopTimer",
-    "SynchronizedWallClockTimer",
-    "ThroughputTimer",
     "time_engine",
-    "trim_mean",
 ]
+__all__ += _core.__all__
 
 FORWARD_TIMERS = [FORWARD_MICRO_TIMER, FORWARD_GLOBAL_TIMER]
 BACKWARD_TIMERS = [

@@ -21,17 +21,8 @@ if TYPE_CHECKING:
 
 # The timer's callback may stand anywhere in its user's list, so the hooks of others would be in its times. When it is
 # given a model, two callbacks that only take times are put into the list of that fit: one in front, one at the end.
-HOOKS = (
-    "on_train_begin",
-    "on_train_end",
-    "on_epoch_begin",
-    "on_epoch_end",
-    "on_train_batch_begin",
-    "on_train_batch_end",
-    "on_test_begin",
-    "on_test_end",
-    "on_predict_begin",
-    "on_predict_end",
+HOOKS = tuple(
+    f"on_{part}_{end}" for part in ("train", "epoch", "train_batch", "test", "predict") for end in ("begin", "end")
 )
 
 

@@ -183,13 +183,6 @@ class CupyEventClock:
         return type(self), (self._synchronize,)
 
 
-def local_gpus(tf: Any) -> list[str]:
-    """The names of the GPUs that TensorFlow uses in this process; asking makes it claim them."""
-    if not _gpus:
-        _gpus.extend(device.name for device in tf.config.list_logical_devices("GPU"))
-    return _gpus
-
-
 def synchronize_tensorflow() -> None:
     """Wait until TensorFlow's local GPUs are idle; returns at once if TensorFlow is not imported.
 
@@ -203,12 +196,13 @@ def synchronize_tensorflow() -> None:
             "Timing a region on the GPU inside a tf.function: it runs when the graph is traced, not when it executes. "
             "Time the call of the function from outside, or wrap the step with timed_step."
         )
-    gpus = local_gpus(tf)
-    if not gpus:
+    if not _gpus:  # Asking makes TensorFlow claim them.
+        _gpus.extend(device.name for device in tf.config.list_logical_devices("GPU"))
+    if not _gpus:
         raise DeviceUnavailableError(
             "CuPy finds a GPU and TensorFlow does not, so TensorFlow's work runs on the CPU and has no GPU times. "
             "Install TensorFlow with its GPU libraries: pip install 'tensorflow[and-cuda]'."
         )
-    for gpu in gpus:
+    for gpu in _gpus:
         with tf.device(gpu):
             tf.raw_ops.SyncDevice()

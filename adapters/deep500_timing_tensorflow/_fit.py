@@ -107,7 +107,6 @@ class FitTimer:
         self.regions.abort()  # The list may be its user's, and have had another fit.
         self._reset()
         options, model, regions = self.options, self._model, self.regions
-        self._end_checkpoints()
         self._end_checkpoints = time_checkpoints(self.timer, regions.callbacks)
         backend = _keras.backend_of(model)
         regions.begin(FIT)

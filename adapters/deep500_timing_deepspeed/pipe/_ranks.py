@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining import schedules as _schedules
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from deep500_timing_torch.pipeline._hooks import require_private_names, time_schedule
 from deep500_timing_torch.pipeline._schedules import NAMES, SINGLE, order_of, rank_of_stage
@@ -196,14 +197,9 @@ def clip(module: PipelineModule, grid: Grid, most: float) -> torch.Tensor:
         if key in grid.tied and dist.get_rank(grid.tied[key]) != 0
         for weight in weights
     }
-    gradients: list[Any] = [one.grad for one in module.parameters() if one.grad is not None]
-    counted: list[Any] = [one.grad for one in module.parameters() if one.grad is not None and id(one) not in elsewhere]
-    square = torch.zeros((), dtype=torch.float64, device=module.device)
-    for gradient in counted:
-        square += torch.linalg.vector_norm(gradient).double() ** 2
+    counted = [one.grad for one in module.parameters() if one.grad is not None and id(one) not in elsewhere]
+    square = get_total_norm(counted).to(module.device, torch.float64) ** 2
     dist.all_reduce(square, group=grid.pipe)
     norm = square.sqrt().float()
-    factor = torch.clamp(most / (norm + 1e-6), max=1.0)
-    for gradient in gradients:
-        gradient.mul_(factor)
+    clip_grads_with_norm_(module.parameters(), most, norm)
     return norm

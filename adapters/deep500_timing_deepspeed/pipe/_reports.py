@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-DEEPSPEED_NAMES: dict[str, tuple[str, ...]] = {
-    "fwd_microstep": ("forward", "pipeline loss"),
+_BACKWARD = ("backward", "backward input", "backward weight")
+_OF_A_STEP = {
     "fwd": ("forward", "pipeline loss"),
-    "bwd_microstep": ("backward", "backward input", "backward weight"),
-    "bwd": ("backward", "backward input", "backward weight"),
-    "bwd_inner_microstep": ("backward", "backward input", "backward weight"),
-    "bwd_inner": ("backward", "backward input", "backward weight"),
-    "bwd_allreduce_microstep": ("pipeline reduce",),
+    "bwd": _BACKWARD,
+    "bwd_inner": _BACKWARD,
     "bwd_allreduce": ("pipeline reduce",),
-    "step_microstep": ("pipeline step",),
     "step": ("pipeline step",),
+}
+DEEPSPEED_NAMES: dict[str, tuple[str, ...]] = {
+    **{name + end: regions for name, regions in _OF_A_STEP.items() for end in ("_microstep", "")},
     "batch_input": ("pipeline load",),
     "train_batch": ("BATCH",),
     "pipe_send_output": ("pipeline send activation",),

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from _thread import get_ident
 from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,18 +37,16 @@ _PLAIN = frozenset((bool, int, float, str, type(None)))
 _CONTAINERS = frozenset((list, tuple, dict))
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class _NodeMarks:
     """The prehook of a node: the passes that begin there, and the number that ends others."""
 
-    __slots__ = ("begin", "caller", "number", "owner")
-
-    def __init__(self, owner: BackwardMarks, number: int, caller: int) -> None:
-        self.owner = owner
-        self.number = number
-        self.caller = caller
-        """The thread that numbered it."""
-        self.begin: tuple[Call, ...] = ()
-        """Outer layers first."""
+    owner: BackwardMarks
+    number: int
+    caller: int
+    """The thread that numbered it."""
+    begin: tuple[Call, ...] = ()
+    """Outer layers first."""
 
     def __call__(self, _gradients: object) -> None:
         """The engine has reached the node."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
 
@@ -296,16 +297,14 @@ class _FlopCounter:
         return sum(region.total for region in found if region is not None)
 
 
+@dataclass(slots=True)
 class _CountedRegion:
     """Operations between start and end, added up."""
 
-    __slots__ = ("_began", "_counter", "is_open", "total")
-
-    def __init__(self, counter: FlopCounterMode) -> None:
-        self._counter = counter
-        self._began = 0
-        self.is_open = False
-        self.total = 0
+    _counter: FlopCounterMode
+    _began: int = 0
+    is_open: bool = False
+    total: int = 0
 
     def start(self) -> None:
         self.is_open = True

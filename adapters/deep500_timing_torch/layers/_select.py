@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
@@ -61,53 +62,36 @@ class Layer:
         return f"<layer {self.path!r}: {self.kind}>"
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Call:
     """One call of a layer that is under way, or whose backward pass may still come."""
 
-    __slots__ = (
-        "begin",
-        "caller",
-        "children",
-        "end",
-        "inputs",
-        "layer",
-        "memory",
-        "of_root",
-        "outputs",
-        "parent",
-        "region",
-        "task",
-        "thread",
-    )
-
-    # Set only in the pass that needs it, as a call of every layer makes one of these.
-    memory: MemoryUsage | None
+    layer: Layer
+    parent: Call | None
+    """The call that made it, while that is under way."""
+    of_root: bool
+    """Whether the model itself was called, and not a part of it."""
+    caller: int
+    """The thread that made it, which numbers its nodes."""
+    children: list[Call] | None = None
+    """The timed calls directly within it that have a backward pass, until it has returned."""
+    region: Any = None
+    """Its open region, of the forward pass and later of the backward pass; None while neither runs, and for a
+    module that calls itself."""
+    # These are set only in the pass that needs them, as a call of every layer makes one of these.
+    memory: MemoryUsage | None = field(init=False)
     """The memory in use as the pass that is under way began, if it is read."""
-    begin: int
-    end: int
+    begin: int = field(init=False)
+    end: int = field(init=False)
     """The number of the first node made after it."""
-    inputs: dict[Any, None]
+    inputs: dict[Any, None] = field(init=False)
     """The autograd nodes of its inputs, until its caller has returned."""
-    outputs: list[int]
+    outputs: list[int] = field(init=False)
     """The numbers of the nodes of its outputs."""
-    thread: int
+    thread: int = field(init=False)
     """The thread that began its backward pass."""
-    task: int
+    task: int = field(init=False)
     """The engine's task that its backward pass is part of."""
-
-    def __init__(self, layer: Layer, parent: Call | None, of_root: bool, caller: int) -> None:
-        self.layer = layer
-        self.parent = parent
-        """The call that made it, while that is under way."""
-        self.caller = caller
-        """The thread that made it, which numbers its nodes."""
-        self.of_root = of_root
-        """Whether the model itself was called, and not a part of it."""
-        self.children: list[Call] | None = None
-        """The timed calls directly within it that have a backward pass, until it has returned."""
-        self.region: Any = None
-        """Its open region, of the forward pass and later of the backward pass; None while neither runs, and for a
-        module that calls itself."""
 
     def is_repeated(self) -> bool:
         """Whether the same layer is under way further out: the module calls itself."""
