@@ -167,6 +167,7 @@ def _make_part(folder: str, group: list[LogFile], target: str) -> dict[str, Any]
     wanted = [log.key for log in group]
     name = hashlib.sha256(json.dumps(wanted).encode()).hexdigest()[:16]
     tables: dict[str, _TableWriter] = {}
+    files: dict[str, list[str]] = {}
     with tempfile.TemporaryDirectory(prefix=".new-", dir=target, ignore_cleanup_errors=True) as scratch:
         for table, batch in _tables_of(group):
             # Logs may declare the same table with different columns: a file for each.
@@ -178,9 +179,7 @@ def _make_part(folder: str, group: list[LogFile], target: str) -> dict[str, Any]
             writer.close()
         for key in tables:
             os.replace(os.path.join(scratch, key + ".parquet"), os.path.join(target, key + ".parquet"))
-    files: dict[str, list[str]] = {}
-    for key in tables:
-        files.setdefault(key.split("-")[0], []).append(key + ".parquet")
+            files.setdefault(key.split("-")[0], []).append(key + ".parquet")
     return {"logs": wanted, "files": files}
 
 

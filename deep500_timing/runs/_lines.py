@@ -53,7 +53,8 @@ class Line(NamedTuple):
 def write_line(line: Line) -> str:
     start, end, cpu = (f"{_micro(value) // 10**6}.{_micro(value) % 10**6:06}" for value in line[2:5])
     cuda = "missing" if line.cuda_ns is None else f"{_micro(line.cuda_ns) // 1000}.{_micro(line.cuda_ns) % 1000:03}ms"
-    return f"[RANK {line.rank}] {_one_line(line.name)}, start={start}, end={end}, cpu_dur={cpu}s, cuda_dur={cuda}\n"
+    name = line.name if line.name.isprintable() else line.name.encode("unicode_escape").decode("ascii")
+    return f"[RANK {line.rank}] {name}, start={start}, end={end}, cpu_dur={cpu}s, cuda_dur={cuda}\n"
 
 
 def read_line(text: str) -> Line | None:
@@ -98,10 +99,6 @@ def _micro(nanoseconds: int) -> int:
 
 def _nanoseconds(whole: str, fraction: str, digits: int) -> int:
     return int(whole + fraction[:digits].ljust(digits, "0"))
-
-
-def _one_line(name: str) -> str:
-    return name if name.isprintable() else name.encode("unicode_escape").decode("ascii")
 
 
 class _LineWriter(Writer):
