@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import KW_ONLY, InitVar, dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -101,30 +101,24 @@ def events_of(notes: Iterable[Note]) -> list[Event]:
     return found
 
 
+@dataclass(eq=False, repr=False)
 class Recorder:
     """One rank's times."""
 
-    def __init__(
-        self,
-        timer: Timer,
-        schedule: str | None,
-        rank: int,
-        *,
-        replica: int = 0,
-        keep: int = 64,
-        gpu: bool = False,
-        evaluation: bool = False,
-    ) -> None:
-        self.timer = timer
-        self.schedule = schedule
-        self.rank = rank
-        self.replica = replica
-        self.gpu = gpu
-        self.evaluation = evaluation
+    timer: Timer
+    schedule: str | None
+    rank: int
+    _: KW_ONLY
+    replica: int = 0
+    keep: InitVar[int] = 64
+    gpu: bool = False
+    evaluation: bool = False
+
+    def __post_init__(self, keep: int) -> None:
         self.faults = 0
         self.batches: deque[Batch] = deque(maxlen=keep)
         self.begun = 0
-        self.now_ns = self._clock_of(timer)
+        self.now_ns = self._clock_of(self.timer)
         """The timer's clock; -1 and a warning if it fails. Actions with such a time are dropped."""
         self.active = False
         """Whether hooks take notes: a schedule is running a batch."""
