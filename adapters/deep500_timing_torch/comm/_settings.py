@@ -60,9 +60,7 @@ class Settings:
 
     def device_store(self) -> Any:
         """Where the timer keeps the device times of communication, None if it has no device or there is no timer."""
-        if isinstance(self.timer, CPUGPUTimer):
-            return self.timer.device_sink(TimeType.COMM)
-        return None
+        return self.timer.device_sink(TimeType.COMM) if isinstance(self.timer, CPUGPUTimer) else None
 
 
 SETTINGS = Settings()

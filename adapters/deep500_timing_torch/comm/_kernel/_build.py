@@ -33,7 +33,6 @@ SWITCH = "DEEP500_TIMING_COMM_KERNEL"
 """Environment variable: ``off`` for no kernel; with any other value, or unset, the kernel is used where it can be."""
 CACHE = "DEEP500_TIMING_CACHE"
 """Environment variable: the folder of the library; the user's cache folder if unset."""
-BUILD_LIMIT_S = 300.0
 _FLAG = "-O2"
 _DIGEST = "digest.txt"
 _REBUILD = "delete its folder, then `python -m deep500_timing_torch.comm build`"
@@ -143,7 +142,7 @@ def why_not_buildable() -> str | None:
     return None
 
 
-def build(*, limit_s: float = BUILD_LIMIT_S) -> ModuleType:
+def build(*, limit_s: float = 300.0) -> ModuleType:
     """The kernel, built now if it has not been, which takes half a minute."""
     until = time.monotonic() + limit_s
     while not library_path().exists() and not switched_off():
