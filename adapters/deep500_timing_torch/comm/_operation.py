@@ -383,13 +383,18 @@ def measure(func: Callable[..., Any], op: Op, args: Any, kwargs: Any, options: A
     pending = None if thread in _inside else _begin(op, args, kwargs, options)
     if pending is None:
         return func(*args, **kwargs)
+    kernel = SETTINGS.kernel
     _inside.add(thread)
+    if kernel is not None:
+        kernel.mute(1)
     try:
         result = func(*args, **kwargs)
     except BaseException as error:
         pending.failed(error)
         raise
     finally:
+        if kernel is not None:
+            kernel.mute(-1)
         _inside.discard(thread)
     try:
         return _replace_handles(pending, result)

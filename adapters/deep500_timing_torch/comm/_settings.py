@@ -43,8 +43,7 @@ class Settings:
     def changed(self) -> None:
         self.by_functions = self.enabled and self.kernel is None
         if self.kernel is not None:
-            wanted = [self.enabled and self.wants(OPS[name].name) for name, _, _ in BY_OPERATOR.values()]
-            self.kernel.configure(wanted)
+            self.kernel.configure(self.enabled, [self.wants(OPS[name].name) for name, _, _ in BY_OPERATOR.values()])
 
     def wants(self, name: str) -> bool:
         """Whether an operation of that name in the log is timed."""

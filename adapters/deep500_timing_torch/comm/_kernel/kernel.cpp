@@ -37,10 +37,13 @@ using Work = c10d::Work;
 using Rule = std::tuple<std::string, std::string, std::string, py::object>;
 constexpr size_t MOST_RULES = 32;
 
+std::atomic<bool> enabled{false};
 std::array<std::atomic<bool>, MOST_RULES> wanted{};
+thread_local int muted = 0;
 // Never destroyed: threads of the backends and of autograd outlive the interpreter.
 py::object* dispatched = new py::object;  // Python's dispatched(op, nbytes, group, tensor): a PendingOp or None
 py::object* launched = new py::object;    // Python's launched(pending): whether to tell it of the future's end
+py::object* ended = new py::object;       // Python's ended(pending, failed)
 
 // Calls a method of a PendingOp. None of them raises; should one, the operation goes on.
 template <class... Arguments>
@@ -73,9 +76,19 @@ class Held {
   py::object object_;
 };
 
+std::string message_of(const std::exception_ptr& failure) {
+  try {
+    std::rethrow_exception(failure);
+  } catch (const std::exception& error) {
+    return error.what();
+  } catch (...) {
+    return "unknown exception";
+  }
+}
+
 // What Python is told of a C++ exception: a RuntimeError, as it will see it.
-py::object error_of(const std::exception& failure) {
-  return py::reinterpret_borrow<py::object>(PyExc_RuntimeError)(failure.what());
+py::object error_of(const std::exception_ptr& failure) {
+  return py::reinterpret_borrow<py::object>(PyExc_RuntimeError)(message_of(failure));
 }
 
 // --- the handle -------------------------------------------------------------------------------------------------------
@@ -124,9 +137,9 @@ class TimedWork final : public Work {
     bool result = false;
     try {
       result = work_->wait(timeout);
-    } catch (const std::exception& error) {
+    } catch (...) {
       py::gil_scoped_acquire lock;
-      tell(**op_, "end_wait", **token, error_of(error));
+      tell(**op_, "end_wait", **token, error_of(std::current_exception()));
       throw;
     }
     py::gil_scoped_acquire lock;
@@ -194,13 +207,20 @@ class Timed final : public c10::OperatorKernel {
   Timed(size_t number, const Rule& rule, const c10::FunctionSchema& schema)
       : rule_(number), arguments_(schema.arguments().size()), op_(std::get<3>(rule)) {
     const auto& [operation, size, share, op] = rule;
-    const auto place = [&schema](const std::string& name) {
-      return schema.argumentIndexWithName(name).value_or(-1);
-    };
-    group_ = place("process_group");
-    async_ = place("async_op");
-    size_ = place(size);
-    share_ = place(share);
+    for (size_t i = 0; i < arguments_; ++i) {
+      const std::string& name = schema.arguments()[i].name();
+      if (name == "process_group") {
+        group_ = int(i);
+      } else if (name == "async_op") {
+        async_ = int(i);
+      }
+      if (name == size) {
+        size_ = int(i);
+      }
+      if (name == share) {
+        share_ = int(i);
+      }
+    }
     returns_ = !schema.returns().empty();
     coalesced_ = operation.find("coalesced") != std::string::npos;
   }
@@ -209,7 +229,8 @@ class Timed final : public c10::OperatorKernel {
     const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::BackendSelect);
     std::shared_ptr<Held> op;
     bool blocking = false;
-    if (wanted[rule_].load(std::memory_order_relaxed) && group_ >= 0 && !keys.has(c10::DispatchKey::Meta)) {
+    if (enabled.load(std::memory_order_relaxed) && wanted[rule_].load(std::memory_order_relaxed) && !muted &&
+        group_ >= 0 && !keys.has(c10::DispatchKey::Meta)) {
       try {
         blocking = async_ >= 0 && !argument(stack, async_).toBool();
         op = start(stack);
@@ -223,10 +244,10 @@ class Timed final : public c10::OperatorKernel {
     }
     try {
       operation.redispatchBoxed(below, stack);
-    } catch (const std::exception& error) {
+    } catch (...) {
       py::gil_scoped_acquire lock;
       py::error_scope kept;
-      tell(**op, "failed", error_of(error));
+      tell(**op, "failed", error_of(std::current_exception()));
       throw;
     }
     end(op, blocking, stack);
@@ -285,7 +306,11 @@ class Timed final : public c10::OperatorKernel {
     future->addCallback([op](c10::ivalue::Future& done) {
       if (Py_IsInitialized()) {
         py::gil_scoped_acquire lock;
-        tell(**op, "ended", done.hasError());
+        try {
+          (*ended)(**op, done.hasError());
+        } catch (py::error_already_set& error) {
+          error.discard_as_unraisable("deep500_timing_torch.comm");
+        }
       }
     });
   }
@@ -331,9 +356,11 @@ struct Installed {
 };
 Installed* installed = new Installed;
 
-void install(const py::object& when_dispatched, const py::object& when_launched, const std::vector<Rule>& rules) {
+void install(const py::object& when_dispatched, const py::object& when_launched, const py::object& when_ended,
+             const std::vector<Rule>& rules) {
   *dispatched = when_dispatched;
   *launched = when_launched;
+  *ended = when_ended;
   auto library = std::make_unique<torch::Library>(
       torch::Library::IMPL, "c10d", c10::DispatchKey::BackendSelect, __FILE__, __LINE__);
   for (size_t i = 0; i < rules.size() && i < MOST_RULES; ++i) {
@@ -349,9 +376,7 @@ void install(const py::object& when_dispatched, const py::object& when_launched,
 }
 
 void uninstall() {
-  for (auto& rule : wanted) {
-    rule = false;
-  }
+  enabled = false;
   installed->library.reset();
 }
 
@@ -360,9 +385,11 @@ void uninstall() {
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("install", &install);
   module.def("uninstall", &uninstall);
-  module.def("configure", [](const std::vector<bool>& mask) {
+  module.def("configure", [](bool on, const std::vector<bool>& mask) {
     for (size_t i = 0; i < MOST_RULES && i < mask.size(); ++i) {
       wanted[i] = mask[i];
     }
+    enabled = on;
   });
+  module.def("mute", [](int by) { muted += by; });
 }
