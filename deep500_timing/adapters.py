@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         lines_of,
         pad,
         safe_name,
+        shorten,
         width_of,
     )
     from deep500_timing._views.page._charts import REGION_COLOURS
@@ -81,6 +82,7 @@ __all__ = [
     "rank_and_world",
     "require",
     "safe_name",
+    "shorten",
     "steps_of_operations",
     "store_connection",
     "summarize",
@@ -105,7 +107,7 @@ _HOMES = {
     "_summary.snapshot": "take_anchor",
     "_summary.stats": "QUANTILES TRIM",
     "_summary.text": "UNKNOWN fit_encoding format_bytes format_ms format_number format_share format_time "
-    "format_utilization lines_of pad safe_name width_of",
+    "format_utilization lines_of pad safe_name shorten width_of",
     "_views.page._charts": "REGION_COLOURS",
 }
 _LAZY = {name: f"{__package__}.{module}" for module, names in _HOMES.items() for name in names.split()}

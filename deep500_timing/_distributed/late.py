@@ -347,7 +347,7 @@ def _late_host(steps: Steps, first: int, margin: float, groups: list[list[int]],
     place = int(by_host.argmax())
     over = typical[place] - _centre(np.delete(typical, place, axis=0), len(groups))
     late = float(over[0])
-    if by_host[place] <= margin + _size_margin(len(groups)) or late <= LEAST_SHARE * steps.step_s:
+    if by_host[place] <= margin + _OF_EACH * math.log(len(groups)) or late <= LEAST_SHARE * steps.step_s:
         return _Found([], first=first)
     # Most ranks of the host are late, so that it is the host and not one of its ranks.
     others = np.median(np.delete(of_host, place, axis=1), axis=1, keepdims=True)
@@ -374,7 +374,7 @@ def _late_ranks(steps: Steps, first: int, margin: float, series: Floats) -> _Fou
         jitter = max(_jitter(series[:, :, 0]), 1e-12)
         fields, base = slice(0, 1), np.array([jitter])
         delays, spreads, known = jitter * np.array(OPERATION_DELAYS), OPERATION_SPREADS, np.log(OPERATION_WEIGHTS)
-    margin += THRESHOLD_OF_FEW - THRESHOLD if few else _size_margin(ranks)
+    margin += THRESHOLD_OF_FEW - THRESHOLD if few else _OF_EACH * math.log(ranks)
     remaining = list(range(ranks))
     removed: list[int] = []
     cells: list[Floats] = []
@@ -428,10 +428,6 @@ def _base(steps: Steps, own: Floats) -> Floats:
 
 def _centre(typical: Floats, ranks: int) -> Floats:
     return np.asarray((np.median if ranks >= FEW_RANKS else np.mean)(typical, axis=0))
-
-
-def _size_margin(units: int) -> float:
-    return _OF_EACH * math.log(units)
 
 
 def _cause(steps: Steps, excess: Floats, evidence: Floats, lateness: float) -> tuple[str | None, float]:
@@ -547,8 +543,7 @@ def _scores(steps: Steps, over: Floats) -> tuple[ByRegion, ByRegion, ByRegion]:
     relative: ByRegion = {}
     individual: ByRegion = {}
     excess: ByRegion = {}
-    parts = np.array_split(steps.own, min(WINDOWS, len(steps.own)))
-    windows = np.array([np.median(part, axis=0) for part in parts])
+    windows = _windows(steps.own)
     for place, region in enumerate(steps.regions):
         excess[region] = dict(zip(steps.ranks, typical[:, place].tolist(), strict=True))
         column = medians[:, place]

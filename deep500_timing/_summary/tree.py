@@ -111,10 +111,6 @@ class Node:
         for child in self.children:
             yield from child.walk()
 
-    def child(self, name: str) -> Node | None:
-        """The region of that name directly inside it."""
-        return next((node for node in self.children if node.name == name and not node.is_rest), None)
-
 
 @dataclass(frozen=True, slots=True)
 class Tree:

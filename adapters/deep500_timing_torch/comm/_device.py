@@ -256,7 +256,7 @@ def why_not() -> str | None:
 
 
 def _dump_function() -> Callable[[bool, bool, bool], bytes] | Any:
-    return getattr(torch._C._distributed_c10d, "_dump_nccl_trace", None)
+    return getattr(getattr(torch._C, "_distributed_c10d", None), "_dump_nccl_trace", None)
 
 
 RECORDER = FlightRecorder()

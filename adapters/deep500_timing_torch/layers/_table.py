@@ -14,6 +14,7 @@ from deep500_timing.adapters import (
     format_utilization,
     pad,
     safe_name,
+    shorten,
     width_of,
 )
 from deep500_timing_torch.layers._times import BACKWARD, EVALUATION, FORWARD, RECOMPUTED, sum_known
@@ -158,14 +159,6 @@ def notes_of(times: ModelTimes) -> list[str]:
     if times.faults or times.untimed:
         notes.append(f"Not timed: {times.untimed} backward passes, {times.faults} hooks that failed.")
     return notes
-
-
-def shorten(text: str, width: int) -> str:
-    """A text of at most that many columns, its middle left out."""
-    if width_of(text) <= width:
-        return text
-    head = (width - 1) // 2
-    return f"{text[:head]}…{text[len(text) - (width - 1 - head) :]}"
 
 
 def _line(row: Sequence[str], widths: Sequence[int]) -> str:
