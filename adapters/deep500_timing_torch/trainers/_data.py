@@ -41,9 +41,10 @@ class Amounts:
 def amounts_of(batch: Any) -> Amounts:
     """Count a batch. Waits for no device: what only the device could count is unknown."""
     has_names = hasattr(batch, "get") and hasattr(batch, "values")
-    parts = batch.values() if has_names else batch if isinstance(batch, (list, tuple)) else [batch]
+    named: Any = batch if has_names else {}
+    parts = named.values() if has_names else batch if isinstance(batch, (list, tuple)) else [batch]
     samples = next((one.shape[0] for one in parts if isinstance(one, torch.Tensor) and one.shape), nan)
-    ids, labels, mask = (batch.get(name) if has_names else None for name in ("input_ids", "labels", "attention_mask"))
+    ids, labels, mask = (named.get(name) for name in ("input_ids", "labels", "attention_mask"))
     if not isinstance(ids, torch.Tensor):
         return Amounts(samples, nan, nan, nan)
     tokens: float = ids.numel()
