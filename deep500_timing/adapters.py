@@ -15,10 +15,15 @@ is imported at its first use.
 
 from __future__ import annotations
 
+from importlib import import_module as _import_module
+
 from deep500_timing._base.lazy import lazy_names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
     from deep500_timing._base.patches import Replaced, Watch, after_import
     from deep500_timing._base.require import missing_package, require
     from deep500_timing._base.warn import warn_once
@@ -47,6 +52,7 @@ if TYPE_CHECKING:
         shorten,
         width_of,
     )
+    from deep500_timing._views.page import _charts as charts
     from deep500_timing._views.page._charts import REGION_COLOURS
 
 __all__ = [
@@ -66,6 +72,7 @@ __all__ = [
     "WorkerTimes",
     "after_import",
     "begin_recomputation",
+    "charts",
     "discover_launch",
     "end_recomputation",
     "fit_encoding",
@@ -110,6 +117,9 @@ _HOMES = {
     "format_utilization lines_of pad safe_name shorten width_of",
     "_views.page._charts": "REGION_COLOURS",
 }
-_LAZY = {name: f"{__package__}.{module}" for module, names in _HOMES.items() for name in names.split()}
+_LAZY: dict[str, str | Callable[[], Any]] = {
+    name: f"{__package__}.{module}" for module, names in _HOMES.items() for name in names.split()
+}
+_LAZY["charts"] = lambda: _import_module("deep500_timing._views.page._charts")
 
 __getattr__, __dir__ = lazy_names(__name__, __all__, _LAZY)

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import threading
+import time
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from deep500_timing._command._app import click
 from deep500_timing._summary.text import fit_encoding, wrap
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from deep500_timing._views.table import Sheet
     from deep500_timing.runs import Run
@@ -68,32 +69,41 @@ def print_sheet(run: Run, sheet: Sheet) -> None:
 
 
 @contextmanager
-def busy(what: str) -> Iterator[None]:
-    """Show a message on the terminal after one second, and remove it at the end."""
-    stream: Any = sys.stderr
-    if stream is None or not stream.isatty() or os.environ.get("TERM") == "dumb":
-        yield
-        return
-    said: list[str] = []
-    lock = threading.Lock()
-    over = False
+def busy(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Show a message on the terminal after one second, and remove it at the end.
 
-    def say() -> None:
+    What it gives may be called with the done and the total number of parts; they are shown then.
+    """
+    stream: Any = sys.stderr
+    # A dumb terminal would show each state of the message behind the one before.
+    if stream is None or not stream.isatty() or os.environ.get("TERM") == "dumb":
+        yield lambda done, of: None
+        return
+    began = time.monotonic()
+    lock = threading.Lock()
+    shown = over = False
+
+    def show(state: str) -> None:
+        nonlocal shown
         with lock:
             if not over:
-                said.append(what)
-                stream.write(f"{what} …")
+                shown = True
+                stream.write(f"\r\x1b[K{what} {state}")
                 stream.flush()
 
-    timer = threading.Timer(_PATIENCE_S, say)
+    def on_progress(done: int, of: int) -> None:
+        if time.monotonic() - began > _PATIENCE_S:
+            show(f"{done} of {of}")
+
+    timer = threading.Timer(_PATIENCE_S, show, ("…",))
     timer.daemon = True
     timer.start()
     try:
-        yield
+        yield on_progress
     finally:
         timer.cancel()
         with lock:
             over = True
-            if said:
+            if shown:
                 stream.write("\r\x1b[K")
                 stream.flush()

@@ -127,8 +127,7 @@ def show(
     if as_json:
         print_json(asdict(found) | {"slower": found.slower, "gate": judged})
     else:
-        text = draw(found, width=width_for(sys.stdout)) + ("" if judged is None else f"\n\n{judged.text}")
-        say(text)
+        say(draw(found, width=width_for(sys.stdout)) + ("" if judged is None else f"\n\n{judged.text}"))
     if benchmark_json:
         with open(benchmark_json, "w", encoding="utf-8") as file:
             json.dump(benchmarks(found), file, indent=1)
@@ -320,5 +319,4 @@ def history(folder: str, region: str, as_json: bool) -> None:
         text = "No run made it slower."
     note = f"Method: E-divisive with a permutation test at 5 %; a point is a {unit}."
     note += f" Left out: {left_out} without enough steps." if left_out else ""
-    lines = "\n".join([text, "", *lines_of(rows, left=2), "", note])
-    say(lines)
+    say("\n".join([text, "", *lines_of(rows, left=2), "", note]))

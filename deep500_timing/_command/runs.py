@@ -1,4 +1,4 @@
-"""The subcommands that read one run, the arguments that several of them take, and the bar that they show."""
+"""The subcommands that read one run, and the arguments that several of them take."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from deep500_timing._command._app import click
 from deep500_timing._command._output import busy, print_json, print_sheet, say, say_written
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from deep500_timing._views.table import Line
     from deep500_timing.runs import Run
 
-_BAR_AFTER_S = 1.0
 _SHARE = 0.2
 """The share of the time that `top` may read: a run that is slow to read is read less often."""
 _NO_PAGES = (".json", ".pdf", ".pftrace", ".png", ".svg")
@@ -63,31 +62,6 @@ def default_path(folder: str, ending: str) -> str:
     if os.path.basename(path) in (os.curdir, os.pardir):
         path = os.path.abspath(path)
     return path + ending
-
-
-@contextmanager
-def drawing(folder: str, what: str) -> Iterator[tuple[Run, Callable[[int, int], None]]]:
-    """A run, and what to call with the done and the total number: a bar on terminals, after one second."""
-    from deep500_timing.runs import Run
-
-    began = time.monotonic()
-    bars: list[Any] = []
-    # A dumb terminal would show each state of the bar behind the one before.
-    draws = sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
-
-    def on_progress(done: int, of: int) -> None:
-        if not bars and draws and time.monotonic() - began > _BAR_AFTER_S:
-            bars.append(click.progressbar(length=of, label=what, file=sys.stderr, width=0))
-            bars[0].__enter__()
-        if bars:
-            bars[0].update(done - bars[0].pos)
-
-    try:
-        with Run.open(folder) as run:
-            yield run, on_progress
-    finally:
-        for bar in bars:
-            bar.__exit__(None, None, None)
 
 
 @click.command(
@@ -248,8 +222,7 @@ def goodput(folder: str, chosen: tuple[str, ...], mfu: float | None, ranks: bool
         rates = {"goodput": found.goodput, "ettr": found.ettr, "mfu_goodput": found.mfu_goodput}
         print_json(asdict(found) | rates)
         return
-    text = "\n".join([str(found), *(["", *rank_lines(found)] if ranks else [])])
-    say(text)
+    say("\n".join([str(found), *(["", *rank_lines(found)] if ranks else [])]))
 
 
 @click.command()
@@ -260,6 +233,7 @@ def goodput(folder: str, chosen: tuple[str, ...], mfu: float | None, ranks: bool
 def report(folder: str, file: str | None, output: str | None, as_json: bool) -> None:
     """Write a run as one HTML page that works offline (default: FOLDER.html)."""
     from deep500_timing.report import write_report
+    from deep500_timing.runs import Run
 
     if file is not None and output is not None:
         raise click.UsageError("The file is named twice: give it as FILE or by -o.")
@@ -267,7 +241,7 @@ def report(folder: str, file: str | None, output: str | None, as_json: bool) -> 
     if path.lower().endswith(_NO_PAGES):
         remedy = "deep500-timing plot writes pictures" if path.lower().endswith((".png", ".svg")) else "name it .html"
         raise click.UsageError(f"The report is an HTML page, and {path!r} does not end in .html: {remedy}.")
-    with drawing(folder, "report") as (run, on_progress):
+    with busy("Writing the report") as on_progress, Run.open(folder) as run:
         write_report(run, path, on_progress=on_progress)
     say_written([path], as_json=as_json)
 
@@ -282,9 +256,10 @@ def plot(folder: str, to: str | None, kind: str, only: tuple[str, ...], as_json:
     """Draw the charts of the report as pictures into the folder TO (default: FOLDER-plots)."""
     from deep500_timing._summary.text import fit_encoding
     from deep500_timing.report import write_plots
+    from deep500_timing.runs import Run
 
     target = to or default_path(folder, "-plots")
-    with drawing(folder, "plot") as (run, on_progress):
+    with busy("Drawing the charts") as on_progress, Run.open(folder) as run:
         paths = write_plots(run, target, format=kind, only=only or None, on_progress=on_progress)  # type: ignore[arg-type]
     if not paths:
         raise click.ClickException(f"Drawing {fit_encoding(folder, 'ascii')!r}: the run has nothing to draw yet.")
@@ -311,10 +286,11 @@ def timeline(
     FILE is FOLDER.json if not given. It has Chrome's trace format.
     """
     from deep500_timing._views.timeline.write import write_timeline
+    from deep500_timing.runs import Run
 
     wanted_steps, wanted_ranks = steps_of(steps), ranks_of(ranks)
     path = file or default_path(folder, ".json")
-    with drawing(folder, "timeline") as (run, on_progress):
+    with busy("Writing the timeline") as on_progress, Run.open(folder) as run:
         write_timeline(run, path, steps=wanted_steps, ranks=wanted_ranks, profiles=profile, on_progress=on_progress)
     say_written([path], as_json=as_json)
 

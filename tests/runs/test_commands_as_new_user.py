@@ -419,9 +419,9 @@ def test_any_width_and_any_terminal(folders, monkeypatch, width, kind):
 
 
 @pytest.mark.parametrize(("kind", "width"), [("xterm-256color", 40), ("xterm-256color", 200), ("dumb", 80)])
-def test_a_bar_for_who_waits(one, monkeypatch, capsys, kind, width):
-    """As wide as the terminal at most; a dumb one gets none. It is of the error stream: the output is the path."""
-    monkeypatch.setattr("deep500_timing._command.runs._BAR_AFTER_S", -1.0)
+def test_progress_is_shown_to_those_who_wait(one, monkeypatch, capsys, kind, width):
+    """No wider than the terminal; a dumb one gets none. It is of the error stream: the output is the path."""
+    monkeypatch.setattr("deep500_timing._command._output._PATIENCE_S", -1.0)
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setenv("TERM", kind)
     terminal = Terminal()

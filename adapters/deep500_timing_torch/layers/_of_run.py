@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from deep500_timing import TimeStats
-from deep500_timing.adapters import QUANTILES, REGION_COLOURS, format_share, format_time, safe_name
+from deep500_timing.adapters import QUANTILES, charts, format_share, format_time, safe_name
 from deep500_timing_torch.layers._memory import LayerMemory
 from deep500_timing_torch.layers._table import cells_of, headline, notes_of, tree_of
 from deep500_timing_torch.layers._times import (
@@ -48,7 +48,7 @@ _NEWEST = 200_000
 _NONE = float("nan")
 _MOST_BARS = 30
 _MOST_LINES = 400
-_COLOURS = {"forward": REGION_COLOURS["FORWARD"], "backward": REGION_COLOURS["BACKWARD"]}
+_COLOURS = {"forward": charts.REGION_COLOURS["FORWARD"], "backward": charts.REGION_COLOURS["BACKWARD"]}
 
 
 def write_layers(
@@ -210,32 +210,13 @@ def _figure(times: ModelTimes) -> Figure:
     else:
         took = sum(slowest[1].values())
         alt = f"{slowest[0]} takes {format_time(took)} of a step, {format_share(took / whole)} of the bars."
-    spec: dict[str, Any] = {
+    y = {"field": "layer", "type": "nominal", "sort": {"field": "order"}, "title": None, "axis": {"labelLimit": 320}}
+    x = charts.quantity("ms", stack="zero", title="time of a training step (ms)")
+    order = {"field": "pass", "sort": "descending"}
+    tip = [*charts.tooltip(layer="layer", **{"pass": "pass"}), charts.quantity("ms", format=".4~g")]
+    spec = {
         "height": {"step": 20},
-        "data": {"values": values},
-        "mark": {"type": "bar"},
-        "encoding": {
-            "y": {
-                "field": "layer",
-                "type": "nominal",
-                "sort": {"field": "order"},
-                "title": None,
-                "axis": {"labelLimit": 320},
-            },
-            "x": {"field": "ms", "type": "quantitative", "stack": "zero", "title": "time of a training step (ms)"},
-            "color": {
-                "field": "pass",
-                "type": "nominal",
-                "title": None,
-                "scale": {"domain": list(_COLOURS), "range": list(_COLOURS.values())},
-            },
-            "order": {"field": "pass", "sort": "descending"},
-            "tooltip": [
-                {"field": "layer", "type": "nominal"},
-                {"field": "pass", "type": "nominal"},
-                {"field": "ms", "type": "quantitative", "format": ".4~g"},
-            ],
-        },
+        **charts.layer("bar", values, y=y, x=x, color=charts.coloured("pass", _COLOURS), order=order, tooltip=tip),
     }
     note = (
         "In the order in which the model names them; a layer's own operations are those outside the layers within it."

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing.adapters import require
+from deep500_timing.adapters import charts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -154,39 +154,16 @@ def plot_memory(path: Path, samples: Sequence[MemorySample], title: str) -> None
 
 
 def _draw(path: Path, mark: str, title: str, what: str, series: dict[str, tuple[str, list[tuple[str, float]]]]) -> None:
-    convert: Any = require("vl_convert", extra="report", caller="Drawing a profile")
     values = [
         {"name": name, "place": place, "value": value, "series": label}
         for label, (_, points) in series.items()
         for place, (name, value) in enumerate(points)
     ]
-    colours = {"domain": [*series], "range": [colour for colour, _ in series.values()]}
     axis = {"title": "in the order of the calls", "labelAngle": -60, "labelLimit": 160, "labelOverlap": True}
-    names = {"field": "name", "type": "nominal", "sort": {"field": "place"}, "axis": axis}
-    spec = {
-        "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
-        "background": "white",
-        "title": {"text": title, "anchor": "start"},
-        "width": min(max(700, 14 * len({value["name"] for value in values})), 1600),
-        "height": 300,
-        "data": {"values": values},
-        "mark": {"type": mark},
-        "encoding": {
-            "x": names,
-            "y": {
-                "field": "value",
-                "type": "quantitative",
-                "stack": None,
-                "title": what,
-                "scale": {"zero": mark == "bar"},
-            },
-            "color": {
-                "field": "series",
-                "type": "nominal",
-                "title": None,
-                "scale": colours,
-                "legend": {"orient": "top"},
-            },
-        },
-    }
-    path.write_bytes(convert.vegalite_to_png(spec, scale=1.5))
+    x = {"field": "name", "type": "nominal", "sort": {"field": "place"}, "axis": axis}
+    y = charts.quantity("value", stack=None, title=what, scale={"zero": mark == "bar"})
+    colours = {label: colour for label, (colour, _) in series.items()}
+    spec = charts.layer(mark, values, x=x, y=y, color=charts.coloured("series", colours, legend={"orient": "top"}))
+    spec |= {"title": {"text": title, "anchor": "start"}, "height": 300}
+    width = min(max(700, 14 * len({value["name"] for value in values})), 1600)
+    charts.save_picture(charts.styled(spec, width), path, caller="Drawing a profile")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deep500_timing.adapters import REGION_COLOURS, format_share, format_time, require
+from deep500_timing.adapters import charts, format_share, format_time
 from deep500_timing_torch.pipeline._actions import COMPUTE, Action, Kind
 from deep500_timing_torch.pipeline._bubble import account
 from deep500_timing_torch.pipeline._pipeline_timer import bubble_of
@@ -88,11 +88,11 @@ def read_batches(run: Run, *, replica: int = 0, last: int = 16) -> RunBatches:
 
 
 COLOURS = {
-    "forward": REGION_COLOURS["FORWARD"],
-    "backward": REGION_COLOURS["BACKWARD"],
+    "forward": charts.REGION_COLOURS["FORWARD"],
+    "backward": charts.REGION_COLOURS["BACKWARD"],
     "backward, input": "#00664b",
     "backward, weight": "#7fceb9",
-    "communication": REGION_COLOURS["COMM"],
+    "communication": charts.REGION_COLOURS["COMM"],
     "idle": "#EEEEEE",
 }
 """The colours of the regions on the whole page; the two parts of a backward pass are of its hue."""
@@ -125,20 +125,11 @@ def draw_schedule(actions: Sequence[Action], path: str | PathLike[str], *, title
         MissingPackageError: vl-convert is not installed.
         ValueError: There is no computation among the actions.
     """
-    convert: Any = require("vl_convert", extra="report", caller="Drawing a schedule")
-    bubble = account(actions)
-    spec = _spec(actions) | {
-        "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
-        "background": "white",
-        "width": 900,
-        "title": {"text": title or f"Bubble {100 * bubble.bubble:.1f} % of the batch", "anchor": "start"},
-    }
+    heading = title or f"Bubble {100 * account(actions).bubble:.1f} % of the batch"
+    spec = _spec(actions) | {"title": {"text": heading, "anchor": "start"}}
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    if target.suffix == ".svg":
-        target.write_text(convert.vegalite_to_svg(spec), encoding="utf-8")
-    else:
-        target.write_bytes(convert.vegalite_to_png(spec, scale=2.0))
+    charts.save_picture(charts.styled(spec, 900), target, caller="Drawing a schedule")
     return target
 
 
@@ -209,38 +200,19 @@ def _spec(batch: Sequence[Action]) -> dict[str, Any]:
         {"rank": rank, "what": "idle", "start": 0, "end": (last_ns - first_ns) / 1e6, "opacity": 1} for rank in ranks
     ]
     shown = {"idle", *(value["what"] for value in values)}
-    names = [name for name in COLOURS if name in shown]
-    fields = ("what", "stage", "microbatch", "start", "end")
+    colour = charts.coloured("what", {name: colour for name, colour in COLOURS.items() if name in shown})
+    x = charts.quantity("start", title="time in the batch (ms)")
+    tip = charts.tooltip(what="what", stage="stage", microbatch="micro-batch", start="start", end="end")
+    mark = {"type": "bar", "clip": True, "strokeWidth": 0.3, "stroke": "#ffffff"}
+    opacity = charts.quantity("opacity", scale=None)
+    bar = charts.layer(mark, x=x, x2="end", color=colour, opacity=opacity, tooltip=tip)
+    look = {"type": "text", "clip": True, "fontSize": 10, "color": "#000000"}
+    text = charts.layer(look, x=charts.quantity("middle"), text={"field": "microbatch", "type": "nominal"})
     return {
         "height": 34 * len(ranks) + 10,
         "data": {"values": idle + values},
         "encoding": {"y": {"field": "rank", "type": "ordinal", "title": "rank"}},
-        "layer": [
-            {
-                "mark": {"type": "bar", "clip": True, "strokeWidth": 0.3, "stroke": "#ffffff"},
-                "encoding": {
-                    "x": {"field": "start", "type": "quantitative", "title": "time in the batch (ms)"},
-                    "x2": {"field": "end"},
-                    "color": {
-                        "field": "what",
-                        "type": "nominal",
-                        "title": None,
-                        "scale": {"domain": names, "range": [COLOURS[name] for name in names]},
-                    },
-                    "opacity": {"field": "opacity", "type": "quantitative", "scale": None},
-                    "tooltip": [{"field": name, "type": "nominal"} for name in fields],
-                },
-                "params": [{"name": "zoom", "select": {"type": "interval", "encodings": ["x"]}, "bind": "scales"}],
-            },
-            {
-                "mark": {"type": "text", "clip": True, "fontSize": 10, "color": "#000000"},
-                "transform": [{"filter": "datum.thick == 1"}],
-                "encoding": {
-                    "x": {"field": "middle", "type": "quantitative"},
-                    "text": {"field": "microbatch", "type": "nominal"},
-                },
-            },
-        ],
+        "layer": [bar | {"params": [charts.ZOOM]}, text | {"transform": [{"filter": "datum.thick == 1"}]}],
     }
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
+from deep500_timing._base.files import whole_file
 from deep500_timing._base.names import BACKWARD, BATCH, COMM, EPOCH, FORWARD, IO
+from deep500_timing._base.require import require
 from deep500_timing._summary.text import SIZE_UNITS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
+    from os import PathLike
 
 GREY = "#9a9a9a"
 """Time in no region, or time that was not measured."""
@@ -83,6 +87,12 @@ def quantity(field: str, **more: Any) -> dict[str, Any]:
     return {"field": field, "type": "quantitative", **more}
 
 
+def coloured(field: str, colours: Mapping[str, str], **more: Any) -> dict[str, Any]:
+    """Colours by the values of a field, which are the program's own words, with a legend."""
+    scale = {"domain": [*colours], "range": [*colours.values()]}
+    return {"field": field, "type": "nominal", "title": None, "scale": scale, **more}
+
+
 def layer(mark: str | dict[str, Any], rows: list[dict[str, Any]] | None = None, **channels: Any) -> dict[str, Any]:
     """A mark with its channels. A channel that is a text is the field of that name; ``rows`` are the layer's data."""
     encoding = {name: {"field": channel} if isinstance(channel, str) else channel for name, channel in channels.items()}
@@ -149,3 +159,12 @@ def styled(spec: dict[str, Any], width: int | None = None) -> dict[str, Any]:
         whole["width"] = width
         whole["config"] = _CONFIG | {"background": "white"}
     return whole
+
+
+def save_picture(spec: dict[str, Any], path: str | PathLike[str], *, caller: str) -> None:
+    """Write a chart that is :func:`styled` to a file: an SVG if its name says so, else a PNG of twice the size."""
+    convert: Any = require("vl_convert", extra="report", caller=caller)
+    is_svg = os.fspath(path).endswith(".svg")
+    drawn: bytes = convert.vegalite_to_svg(spec).encode() if is_svg else convert.vegalite_to_png(spec, scale=2.0)
+    with whole_file(os.fspath(path)) as file:
+        file.write(drawn)

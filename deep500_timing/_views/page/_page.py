@@ -20,7 +20,7 @@ from deep500_timing._summary.text import UNKNOWN, width_of
 from deep500_timing._views.about import title_of
 from deep500_timing._views.findings import verdict
 from deep500_timing._views.findings._finding import percent
-from deep500_timing._views.page._charts import COLOUR, layer, quantity, styled
+from deep500_timing._views.page._charts import COLOUR, layer, quantity, save_picture, styled
 from deep500_timing._views.page._job import goodput, not_measured, samples, workers
 from deep500_timing._views.page._lengths import over, spread
 from deep500_timing._views.page._ranks import communication, ranks_over_run, stragglers
@@ -39,8 +39,6 @@ _MOST_ROWS = 400
 """Rows of a table that are shown."""
 _WIDTH, _SMALL = 900, 270
 """Of a picture with one chart, and of each of several in one."""
-_SCALE = 2.0
-"""Pixels of a PNG for each pixel of the chart."""
 
 
 class _BuiltIn(NamedTuple):
@@ -268,7 +266,7 @@ def write_plots(
     """
     if format not in ("png", "svg"):
         raise ValueError(f"Drawing plots as {format!r}: use 'png' or 'svg'.")
-    convert: Any = require("vl_convert", extra="report", caller="Drawing plots")
+    require("vl_convert", extra="report", caller="Drawing plots")
     _, built = build(run, sections, on_progress)
     with_charts = [section for section in built if any(figure.panels for figure in section.content.figures)]
     wanted = None if only is None else set(only)
@@ -285,15 +283,8 @@ def write_plots(
         for number, figure in enumerate(section.content.figures, 1):
             if not figure.panels:  # The page has a table of numbers that cannot be drawn.
                 continue
-            spec = _spec_of(figure)
             path = os.path.join(os.fspath(folder), f"{section.name}-{number}.{format}")
-            drawn: bytes = (
-                convert.vegalite_to_png(spec, scale=_SCALE)
-                if format == "png"
-                else convert.vegalite_to_svg(spec).encode("utf-8")
-            )
-            with whole_file(path) as file:
-                file.write(drawn)
+            save_picture(_spec_of(figure), path, caller="Drawing plots")
             paths.append(path)
     return paths
 
